@@ -1,0 +1,41 @@
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+py := $(VENV)/bin/python
+# -qq leaves errors only. The versions come from constraints.txt, the build backend's too: hence no isolation.
+pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
+
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help test demo format clean
+
+help:  ## list these commands
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+
+test: $(VENV)/.installed-dev  ## lint, type-check and run every test
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
+	$(py) -m mypy --strict sparsefn
+	$(py) -m pytest tests property_tests
+
+demo: $(VENV)/.installed-demo  ## train a small sparse network; options in ARGS="..."
+	$(py) examples/digits.py $(ARGS)
+
+format: $(VENV)/.installed-dev  ## rewrite the code in the house format
+	$(py) -m ruff check --fix .
+	$(py) -m ruff format .
+
+clean:  ## remove the virtual environment, caches and build output
+	@if [ -f "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(py):
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(py)
+	@echo "installing sparsefn[$*] into $(VENV), a few minutes the first time"
+	@$(pip) setuptools
+	@$(pip) --no-build-isolation -e '.[$*]'
+	@touch $@

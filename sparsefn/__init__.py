@@ -1,0 +1,66 @@
+"""Sparse training and pruning as pure functions, on torch.func."""
+
+from importlib.metadata import version as _version
+
+from sparsefn import budgets as budgets
+from sparsefn import checkpoint as checkpoint
+from sparsefn import ensemble as ensemble
+from sparsefn import masks as masks
+from sparsefn import modules as modules
+from sparsefn import optimizers as optimizers
+from sparsefn import patterns as patterns
+from sparsefn import random as random
+from sparsefn import reparam as reparam
+from sparsefn import report as report
+from sparsefn import schedules as schedules
+from sparsefn import scores as scores
+from sparsefn import terms as terms
+from sparsefn import triggers as triggers
+
+# Algorithms: init(params) -> state, update(state, grads, step) -> state
+from sparsefn.algorithms import dense as dense
+from sparsefn.algorithms import drop_grow as drop_grow
+from sparsefn.algorithms import from_masks as from_masks
+from sparsefn.algorithms import gmp as gmp
+from sparsefn.algorithms import iterative as iterative
+from sparsefn.algorithms import one_shot as one_shot
+from sparsefn.algorithms import reparametrised as reparametrised
+from sparsefn.algorithms import rigl as rigl
+from sparsefn.algorithms import set as set
+from sparsefn.algorithms import snfs as snfs
+from sparsefn.algorithms import static as static
+from sparsefn.algorithms import ste as ste
+
+# Composition
+from sparsefn.compose import chain as chain
+from sparsefn.compose import partition as partition
+from sparsefn.compose import with_terms as with_terms
+from sparsefn.optim import with_optimizer as with_optimizer
+
+# Primitives
+from sparsefn.select import bernoulli_mask as bernoulli_mask
+from sparsefn.select import drop_lowest as drop_lowest
+from sparsefn.select import grow_highest as grow_highest
+from sparsefn.select import straight_through as straight_through
+from sparsefn.select import threshold_mask as threshold_mask
+from sparsefn.select import topk_mask as topk_mask
+from sparsefn.select import topk_masks as topk_masks
+from sparsefn.timing import phases as phases
+from sparsefn.timing import sequence as sequence
+from sparsefn.triggers import always as always
+from sparsefn.triggers import at as at
+from sparsefn.triggers import every as every
+from sparsefn.triggers import never as never
+
+# Vocabulary
+from sparsefn.types import Accumulated as Accumulated
+from sparsefn.types import Algorithm as Algorithm
+from sparsefn.types import State as State
+from sparsefn.types import TrainView as TrainView
+from sparsefn.types import apply_masks as apply_masks
+from sparsefn.types import effective as effective
+from sparsefn.types import masked_view as masked_view
+from sparsefn.types import with_params as with_params
+from sparsefn.where import default_where as default_where
+
+__version__ = _version("sparsefn")

@@ -1,0 +1,264 @@
+"""Dynamic sparse training: drop some weights, grow as many elsewhere. Presets set, rigl, snfs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.algorithms.core import (
+    Count,
+    Init,
+    Leaves,
+    Memory,
+    Rule,
+    as_level,
+    check_pruned,
+    check_update,
+    detached,
+    full,
+    level_at,
+    masks_tree,
+    narrowed,
+    pick,
+    settle,
+    sparse_leaves,
+    start_masks,
+)
+from sparsefn.budgets import Distribution, apportion, rounded, uniform
+from sparsefn.patterns import Pattern, unstructured
+from sparsefn.scores import gradient, magnitude, momentum
+from sparsefn.scores import random as random_score
+from sparsefn.tree import Tree, choose, flatten
+from sparsefn.triggers import always
+from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks
+from sparsefn.where import default_where
+
+# (growth scores, masks before, masks after the drop), by path -> share of the regrowth, by path
+Redistribute = Callable[[Leaves, Leaves, Leaves], Leaves]
+# (state, newly grown masks, step) -> values of the grown weights
+Grown = Callable[[State, Tree, Step], Tree]
+
+
+def zeros(state: State, grown: Tree, step: Step) -> Tree:
+    """Grown weights start at zero.
+
+    >>> zeros(sf.State({"w": torch.ones(2)}, ()), (), 0)
+    {'w': tensor([0., 0.])}
+    """
+    del grown, step
+    return optree.tree_map(torch.zeros_like, state.params)
+
+
+def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
+    """A leaf's share of the regrowth: the mean growth score over its active weights.
+
+    >>> mask = torch.tensor([True, False])
+    >>> mean_active({"w": torch.tensor([3.0, 9.0])}, {"w": mask}, {"w": mask})
+    {'w': tensor(3., dtype=torch.float64)}
+
+    Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
+    """
+    del after
+    return {
+        path: _stable_sum(torch.where(mask, scores[path].double(), 0.0)) / mask.sum() for path, mask in before.items()
+    }
+
+
+def _stable_sum(x: Tensor) -> Tensor:
+    # Rows of a fixed length: a sum over everything would depend on the number of threads.
+    x = x.reshape(-1)
+    while x.shape[0] > 1:
+        x = torch.nn.functional.pad(x, (0, -x.shape[0] % 1024)).reshape(-1, 1024).sum(-1)
+    return x.sum()
+
+
+def drop_grow(
+    sparsity: Any,
+    *,
+    drop: Score,
+    grow: Score,
+    drop_fraction: Any = 0.3,
+    count: Callable[[Any, Tensor], Tensor] = rounded,
+    grown: Grown = zeros,
+    exclude_dropped: bool = False,
+    redistribute: Redistribute | None = None,
+    when: Trigger = always(),
+    where: Where = default_where,
+    pattern: Pattern = unstructured(),
+    distribution: Distribution = uniform(),
+    key: Tensor | None = None,
+    init: Init = "random",
+    pruned: str = "zero",
+) -> Algorithm:
+    """Drop the worst of the kept weights, then grow the best of the pruned ones, back to the target.
+
+    >>> algorithm = sf.drop_grow(0.5, drop=sf.scores.magnitude, grow=sf.scores.gradient, drop_fraction=0.5,
+    ...                          init="magnitude")
+    >>> state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+    >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 0).masks
+    {'w': tensor([[ True, False, False,  True]])}
+
+    At each trigger, `count(drop_fraction, active)` weights are dropped (round half even) and as many
+    grown as the sparsity asks for, so that exactly n_kept are active afterwards; where too many are
+    active (a dense start) more are dropped. `sparsity` is a float, a Schedule, a 0-d tensor, or
+    "current" to grow back what was dropped; `drop_fraction` a float, a Schedule or a 0-d tensor.
+    Just-dropped weights may grow back unless `exclude_dropped`; one that does keeps its value. Newly
+    grown weights start at `grown(state, grown_masks, step)`. `redistribute` moves regrowth between
+    leaves (sum exact, none above its size). The drop reads the weights as they are, the growth the
+    gradient of the same step.
+    """
+    check_pruned(pruned)
+    current = isinstance(sparsity, str)
+    if current and sparsity != "current":
+        raise ValueError(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
+    rule, level = Rule(pattern, distribution), None if current else as_level(sparsity)
+    if redistribute is not None and (rule.joint or pattern != unstructured()):
+        raise ValueError("redistribute moves elements between leaves: it needs an unstructured pattern and no global_()")
+    if pattern.fixed is not None and redistribute is None and not current and level is None:
+        raise ValueError(f"drop_grow: {pattern} needs its sparsity")
+    fraction = as_level(drop_fraction)
+    if fraction is None:
+        raise TypeError("expected drop_fraction to be a float in [0, 1], a schedule or a 0-d tensor, got None")
+    if current and isinstance(init, str) and init in ("random", "magnitude"):
+        init = "dense"
+    seed = random.key(0) if key is None else key
+    memory = Memory({"drop": drop, "grow": grow}, pruned)
+
+    def targets(leaves: Leaves, active: list[Tensor], step: Step) -> list[Count]:
+        if level is None:
+            return [rows.sum(-1) for rows in active]
+        return rule.targets(leaves, level_at(level, step))
+
+    def build(allowed: Leaves | None) -> Algorithm:
+        def start(params: Tree) -> State:
+            params = detached(params)
+            masks = start_masks(params, rule, where, init, level, seed, allowed)
+            kept = apply_masks(params, masks) if pruned == "zero" else params
+            return State(kept, masks, memory.init(params), seed)
+
+        def cycle(state: State, grads: Tree, step: Step) -> State:
+            leaves, masks = sparse_leaves(state)
+            fields = rule.fields(leaves)
+            drops = memory.read("drop", state, grads, step, leaves)
+            grows = memory.read("grow", state, grads, step, leaves)
+            active = [rule.active(field, masks) for field in fields]
+            open_ = [
+                torch.ones_like(rows) if allowed is None else rule.active(field, full(allowed, leaves, field))
+                for field, rows in zip(fields, active, strict=True)
+            ]
+            active = [rows & free for rows, free in zip(active, open_, strict=True)]
+            target = [torch.as_tensor(n, device=a.device) for n, a in zip(targets(leaves, active, step), active, strict=True)]
+            kept: list[Tensor] = []
+            room: list[Tensor] = []
+            for field, rows, free, goal in zip(fields, active, open_, target, strict=True):
+                had = rows.sum(-1)
+                lost = count(level_at(fraction, step), had).clamp(min=0)
+                if exclude_dropped:
+                    lost = torch.minimum(lost, (free.sum(-1) - goal).clamp(min=0))
+                lost = torch.minimum(torch.maximum(lost, had - goal), had)
+                stay = rule.win(field, drops, rows, had - lost)
+                kept.append(stay)
+                room.append(free & ~(rows if exclude_dropped else stay))
+            if redistribute is not None:
+                target = _moved(redistribute, grows, masks, [f[0] for f in fields], kept, room, target)
+            new: Leaves = {}
+            for field, stay, free, goal in zip(fields, kept, room, target, strict=True):
+                more = (goal - stay.sum(-1)).clamp(min=0)
+                rows = stay | rule.win(field, grows, free, more, held=stay)
+                new |= rule.masks(field, rows, leaves)
+            if allowed is not None:
+                new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
+            fresh = {path: new[path] & ~masks[path] for path in new}
+            return _planted(settle(state, new, pruned), fresh, grown, step)
+
+        def update(state: State, grads: Tree, step: Step) -> State:
+            step = check_update(state, grads, step)
+            state = memory.accumulate(state, grads, step)
+            return choose(when(step), lambda now: cycle(now, grads, step), state)  # type: ignore[no-any-return]
+
+        return Algorithm(start, update, within=lambda masks: build(narrowed(allowed, masks)))
+
+    return build(None)
+
+
+def _moved(
+    redistribute: Redistribute,
+    grows: Leaves,
+    masks: Leaves,
+    paths: list[str],
+    kept: list[Tensor],
+    room: list[Tensor],
+    target: list[Tensor],
+) -> list[Tensor]:
+    # The total regrowth is what all leaves lost; each leaf's part follows its share, up to its room.
+    left = {path: stay.reshape(masks[path].shape) for path, stay in zip(paths, kept, strict=True)}
+    shares = redistribute({path: grows[path] for path in paths}, masks, left)
+    stay = {path: rows.sum() for path, rows in zip(paths, kept, strict=True)}
+    total = sum(goal.sum() for goal in target) - sum(stay.values())
+    caps = {path: free.sum() for path, free in zip(paths, room, strict=True)}
+    regrown = apportion(shares, total.clamp(min=0), caps)
+    return [(stay[path] + regrown[path]).reshape(1) for path in paths]
+
+
+def _planted(state: State, fresh: Leaves, grown: Grown, step: Step) -> State:
+    if grown is zeros:
+        values: Leaves = {}
+    else:
+        values = pick(grown(state, masks_tree(state.params, fresh), step), fresh)
+    leaves, rebuild = flatten(state.params)
+    planted = [
+        torch.where(fresh[path], values.get(path, torch.zeros_like(leaf)), leaf) if path in fresh else leaf
+        for path, leaf in leaves.items()
+    ]
+    return state._replace(params=rebuild(planted))
+
+
+def set(sparsity: Any, **options: Any) -> Algorithm:
+    """Sparse evolutionary training: drop the smallest weights, grow at random.
+
+    >>> algorithm = sf.set(0.5, drop_fraction=0.5, key=sf.random.key(0))
+    >>> state = algorithm.init({"w": torch.randn(4, 4)})
+    >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
+    8
+
+    `drop_grow` with drop=magnitude and grow=random; takes its keywords. Mocanu et al. 2018,
+    arXiv 1707.04780, without the split by sign of the original.
+    """
+    return drop_grow(sparsity, **{"drop": magnitude, "grow": random_score, **options})
+
+
+def rigl(sparsity: Any, **options: Any) -> Algorithm:
+    """RigL: drop the smallest weights, grow where the dense gradient is largest.
+
+    >>> algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude")
+    >>> state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+    >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 5.0, 9.0]])}, 0).masks
+    {'w': tensor([[ True, False, False,  True]])}
+
+    `drop_grow` with drop=magnitude and grow=gradient; takes its keywords. Evci et al. 2020,
+    arXiv 1911.11134, algorithm 1.
+    """
+    return drop_grow(sparsity, **{"drop": magnitude, "grow": gradient, **options})
+
+
+def snfs(sparsity: Any, *, decay: float = 0.9, **options: Any) -> Algorithm:
+    """Sparse networks from scratch: grow where the gradient's moving average is largest, across leaves.
+
+    >>> algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5, key=sf.random.key(0))
+    >>> state = algorithm.init({"a": torch.randn(4, 4), "b": torch.randn(4, 4)})
+    >>> grads = {"a": torch.ones(4, 4), "b": 3 * torch.ones(4, 4)}
+    >>> masks = algorithm.update(state, grads, 0).masks
+    >>> int(masks["a"].sum()), int(masks["b"].sum())
+    (6, 10)
+
+    `drop_grow` with drop=magnitude, grow=momentum(decay) and redistribution of the regrowth by mean
+    momentum over the active weights; takes its keywords. The total is exact, a leaf's count is free
+    after the first update. Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
+    """
+    defaults = {"drop": magnitude, "grow": momentum(decay), "redistribute": mean_active}
+    return drop_grow(sparsity, **{**defaults, **options})

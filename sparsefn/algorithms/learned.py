@@ -1,0 +1,134 @@
+"""Weights that are a function of latents: the latents train, through the function's vjp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.algorithms.core import check_update, detached
+from sparsefn.algorithms.static import dense
+from sparsefn.masks import intersect
+from sparsefn.tree import Tree, flatten, is_sparse
+from sparsefn.types import Algorithm, State, Step, TrainView, Where, apply_masks, masked_view
+from sparsefn.where import default_where, select_leaves
+
+
+class Reparametrisation(NamedTuple):
+    """A differentiable map from latents to weights and masks.
+
+    >>> sf.reparam.power(2.0).init({"w": torch.tensor([4.0])}, sf.random.key(0))
+    {'latent': {'w': tensor([2.])}}
+
+    `init(leaves, key)` makes a dict of trees by name from the chosen leaves, `{path: tensor}`;
+    `apply(latents, step, key)` gives `({path: weights}, {path: masks})`: the weights are differentiable
+    in the latents, a mask is bool of the leaf's shape or 0-d True.
+    """
+
+    init: Callable[[dict[str, Tensor], Tensor], Tree]
+    apply: Callable[[Tree, Step, Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]]
+
+
+def reparametrised(
+    reparam: Reparametrisation,
+    inner: Algorithm | None = None,
+    *,
+    where: Where = default_where,
+    key: Tensor | None = None,
+) -> Algorithm:
+    """The chosen leaves are made from latents, which an optimizer trains; `inner` masks the result.
+
+    >>> algorithm = sf.with_optimizer(sf.reparametrised(sf.reparam.power(2.0)), sf.optimizers.sgd(0.1))
+    >>> state = algorithm.init({"w": torch.tensor([[4.0]])})
+    >>> algorithm.update(state, {"w": torch.tensor([[1.0]])}, 0).scores["latent"]
+    {'latent': {'w': tensor([[1.6000]])}}
+
+    `state.scores` holds "latent", the masks and scores of `inner` (default `dense()`), and "step", the
+    step that random or scheduled maps are drawn at. `state.params` are the weights made from the
+    latents, so `sf.effective` is as everywhere. Every update makes them anew, on skipped optimizer
+    steps too: `update(step)` draws for step + 1. Leaves that are not chosen train directly. A weight
+    that `inner` grows back resumes from its latent.
+    """
+    inside = dense() if inner is None else inner
+    if inside.view is not masked_view:
+        raise ValueError("reparametrised: expected an inner algorithm that trains params; only one can train latents")
+    seed = random.key(0) if key is None else key
+
+    def made(latents: Tree, params: Tree, step: Step) -> tuple[Tree, Tree]:
+        weights, masks = reparam.apply(latents, step, seed)
+        leaves, rebuild = flatten(params)
+        true = torch.ones((), dtype=torch.bool)
+        return (
+            rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]),
+            rebuild([masks.get(path, true.to(leaf.device)) for path, leaf in leaves.items()]),
+        )
+
+    def finish(part: State, masks: Tree, latents: Tree, step: Tensor) -> State:
+        both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, masks)
+        scores = {"latent": latents, "inner": {"masks": part.masks, "scores": part.scores}, "step": step}
+        return State(apply_masks(part.params, both), both, scores, part.key)
+
+    def init(params: Tree) -> State:
+        params = detached(params)
+        chosen = select_leaves(params, where)
+        latents = reparam.init(chosen, seed)
+        step = torch.zeros((), dtype=torch.int64, device=next((p.device for p in chosen.values()), None))
+        weights, masks = made(latents, params, step)
+        part = inside.init(weights)
+        if part.opt != ():
+            raise ValueError("reparametrised: the inner algorithm has an optimizer; put with_optimizer outermost")
+        return finish(part, masks, latents, step)
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        latents, own = state.scores["latent"], state.scores["inner"]
+        following = torch.zeros_like(state.scores["step"]) + step + 1
+        weights, masks = made(latents, state.params, following)
+        part = State(apply_masks(weights, own["masks"]), own["masks"], own["scores"], state.key)
+        return finish(inside.update(part, grads, step), masks, latents, following)
+
+    def rest(state: State, tree: Tree) -> dict[str, Tensor]:
+        chosen = _latent_paths(state)
+        return {path: leaf for path, leaf in flatten(tree)[0].items() if path not in chosen}
+
+    def get(state: State) -> Tree:
+        return {"latent": state.scores["latent"], "rest": rest(state, state.params)}
+
+    def put(state: State, tree: Tree) -> State:
+        leaves, rebuild = flatten(state.params)
+        params = rebuild([tree["rest"].get(path, leaf) for path, leaf in leaves.items()])
+        return state._replace(params=params, scores={**state.scores, "latent": tree["latent"]})
+
+    def grads_of(state: State, grads: Tree, step: Step) -> Tree:
+        del step  # the stored step is the one that the weights were drawn at
+        own = state.scores["inner"]["masks"]
+        inner_state = State(state.params, own, state.scores["inner"]["scores"], state.key)
+        leaves = flatten(inside.view.grads(inner_state, grads, 0))[0]
+        latents = state.scores["latent"]
+        weights, pull = torch.func.vjp(lambda tree: reparam.apply(tree, state.scores["step"], seed)[0], latents)
+        (pulled,) = pull({path: leaves[path] for path in weights})
+        return {"latent": pulled, "rest": rest(state, optree.tree_unflatten(optree.tree_structure(grads), list(leaves.values())))}
+
+    def support(state: State) -> Tree:
+        masks, shapes = flatten(state.scores["inner"]["masks"])[0], flatten(state.params)[0]
+        true = torch.ones((), dtype=torch.bool, device=state.scores["step"].device)
+
+        def where_moves(path: str, latent: Tensor) -> Tensor:
+            fits = latent.shape == shapes[path].shape and is_sparse(masks[path], shapes[path])
+            return masks[path] if fits else true
+
+        latents = {
+            name: {path: where_moves(path, leaf) for path, leaf in tree.items()}
+            for name, tree in state.scores["latent"].items()
+        }
+        return {"latent": latents, "rest": rest(state, state.masks)}
+
+    return Algorithm(init, update, TrainView(get, put, grads_of, support))
+
+
+def _latent_paths(state: State) -> set[str]:
+    return {path for tree in state.scores["latent"].values() for path in tree}

@@ -1,0 +1,227 @@
+"""Pruning by score: one_shot, gmp, iterative, ste. Masks shrink, or are chosen afresh with regrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.algorithms.core import (
+    Count,
+    Init,
+    Leaves,
+    Memory,
+    Rule,
+    as_level,
+    check_pruned,
+    check_update,
+    detached,
+    full,
+    level_at,
+    narrowed,
+    settle,
+    sparse_leaves,
+    start_masks,
+)
+from sparsefn.budgets import Distribution, per_leaf, rounded, uniform
+from sparsefn.patterns import Pattern, unstructured
+from sparsefn.scores import magnitude
+from sparsefn.tree import Tree, choose
+from sparsefn.triggers import always, at
+from sparsefn.types import Algorithm, Schedule, Score, State, Step, Trigger, Where, apply_masks
+from sparsefn.where import default_where
+
+# (masks of the sparsified leaves, step) -> kept count of each field
+Counts = Callable[[Leaves, Step], list[Count]]
+
+
+def _pruner(
+    rule: Rule,
+    counts: Counts,
+    level: Schedule | None,
+    score: Score,
+    when: Trigger,
+    where: Where,
+    key: Tensor | None,
+    init: Init,
+    pruned: str,
+    regrow: bool,
+) -> Algorithm:
+    check_pruned(pruned)
+    seed = random.key(0) if key is None else key
+    memory = Memory({"score": score}, pruned)
+
+    def build(allowed: Leaves | None) -> Algorithm:
+        def start(params: Tree) -> State:
+            params = detached(params)
+            masks = start_masks(params, rule, where, init, level, seed, allowed)
+            kept = apply_masks(params, masks) if pruned == "zero" else params
+            return State(kept, masks, memory.init(params), seed)
+
+        def prune(state: State, grads: Tree, step: Step) -> State:
+            leaves, masks = sparse_leaves(state)
+            scores = memory.read("score", state, grads, step, leaves)
+            open_ = allowed if regrow else masks
+            new: Leaves = {}
+            for field, count in zip(rule.fields(leaves), counts(masks, step), strict=True):
+                flags = None if open_ is None else rule.active(field, full(open_, leaves, field))
+                won = rule.masks(field, rule.win(field, scores, flags, count), leaves)
+                new |= {p: m if open_ is None else m & full(open_, leaves, [p])[p] for p, m in won.items()}
+            return settle(state, new, pruned)
+
+        def update(state: State, grads: Tree, step: Step) -> State:
+            step = check_update(state, grads, step)
+            state = memory.accumulate(state, grads, step)
+            return choose(when(step), lambda now: prune(now, grads, step), state)  # type: ignore[no-any-return]
+
+        return Algorithm(start, update, within=lambda masks: build(narrowed(allowed, masks)))
+
+    return build(None)
+
+
+def gmp(
+    sparsity: Any,
+    *,
+    score: Score = magnitude,
+    when: Trigger = always(),
+    where: Where = default_where,
+    pattern: Pattern = unstructured(),
+    distribution: Distribution = uniform(),
+    key: Tensor | None = None,
+    init: Init = "magnitude",
+    pruned: str = "zero",
+    regrow: bool = False,
+) -> Algorithm:
+    """Gradual magnitude pruning: at each trigger the best by score are kept, as many as the schedule says.
+
+    >>> algorithm = sf.gmp(sf.schedules.polynomial(0.0, 0.5, begin=0, end=10))
+    >>> params = {"w": torch.tensor([[4.0, 3.0], [2.0, 1.0]])}
+    >>> state = algorithm.update(algorithm.init(params), params, 10)
+    >>> state.params
+    {'w': tensor([[4., 3.],
+            [0., 0.]])}
+
+    The initial mask keeps the largest by `sparsity(0)`. Masks only ever shrink, so where the schedule
+    falls the mask stays; with `regrow=True` every weight competes each time. `score` is any Score;
+    `sparsity` a float, a Schedule or a 0-d tensor. Zhu & Gupta 2017, arXiv 1710.01878.
+    """
+    rule, level = Rule(pattern, distribution), as_level(sparsity)
+    if level is None:
+        raise TypeError("expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None")
+
+    def counts(masks: Leaves, step: Step) -> list[Count]:
+        return rule.targets(masks, level_at(level, step))
+
+    return _pruner(rule, counts, level, score, when, where, key, init, pruned, regrow)
+
+
+def one_shot(
+    sparsity: Any,
+    score: Score = magnitude,
+    *,
+    when: Trigger = at([0]),
+    where: Where = default_where,
+    pattern: Pattern = unstructured(),
+    distribution: Distribution = uniform(),
+    key: Tensor | None = None,
+    pruned: str = "zero",
+    regrow: bool = False,
+) -> Algorithm:
+    """Dense until its trigger, then pruned by any score; the score may use gradients.
+
+    >>> algorithm = sf.one_shot(0.5, score=sf.scores.saliency)
+    >>> state = algorithm.init({"w": torch.tensor([[2.0, -1.0, 0.5, 3.0]])})
+    >>> algorithm.update(state, {"w": torch.tensor([[0.1, -0.4, 1.0, -0.05]])}, 0).masks
+    {'w': tensor([[False,  True,  True, False]])}
+
+    With saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340.
+    """
+    return gmp(
+        sparsity,
+        score=score,
+        when=when,
+        where=where,
+        pattern=pattern,
+        distribution=distribution,
+        key=key,
+        init="dense",
+        pruned=pruned,
+        regrow=regrow,
+    )
+
+
+def iterative(
+    fraction: float | Tensor,
+    *,
+    when: Trigger,
+    score: Score = magnitude,
+    where: Where = default_where,
+    pattern: Pattern = unstructured(),
+    distribution: Distribution = uniform(),
+    key: Tensor | None = None,
+    init: Init = "dense",
+    pruned: str = "zero",
+) -> Algorithm:
+    """At each trigger, prune a fraction of what REMAINS.
+
+    >>> algorithm = sf.iterative(0.2, when=sf.always())
+    >>> state = algorithm.init({"w": torch.arange(100.0).reshape(10, 10)})
+    >>> counts = []
+    >>> for step in range(5):
+    ...     state = algorithm.update(state, state.params, step)
+    ...     counts.append(int(state.masks["w"].sum()))
+    >>> counts
+    [80, 64, 51, 41, 33]
+
+    pruned = round_half_even(fraction * active), per leaf, or in total with `global_()`; a distribution
+    other than these two would need a total and is a ValueError. Frankle & Carbin 2019, arXiv 1803.03635.
+    """
+    rule, level = Rule(pattern, distribution), as_level(fraction)
+    if level is None or pattern.fixed is not None:
+        raise ValueError(f"iterative: expected a fraction and a pattern that leaves the count open, got {pattern}")
+    if not (rule.joint or distribution is per_leaf):
+        raise ValueError("iterative: expected distribution to be uniform() or global_(), whose totals follow what remains")
+
+    def counts(masks: Leaves, step: Step) -> list[Count]:
+        active = [rule.active(field, masks).sum(-1) for field in rule.fields(masks)]
+        return [n - rounded(level_at(level, step), n) for n in active]
+
+    return _pruner(rule, counts, None, score, when, where, key, init, pruned, regrow=False)
+
+
+def ste(
+    sparsity: Any,
+    *,
+    score: Score = magnitude,
+    when: Trigger = always(),
+    where: Where = default_where,
+    pattern: Pattern = unstructured(),
+    distribution: Distribution = uniform(),
+    key: Tensor | None = None,
+    init: Init = "magnitude",
+) -> Algorithm:
+    """Straight-through magnitude masks: dense weights train on, the forward pass sees the best of them.
+
+    >>> algorithm = sf.with_optimizer(sf.ste(0.5), sf.optimizers.sgd(0.2))
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 0.9]])})
+    >>> state = algorithm.update(state, {"w": torch.tensor([[0.0, -1.0]])}, 0)
+    >>> state.params, state.masks
+    ({'w': tensor([[1.0000, 1.1000]])}, {'w': tensor([[False,  True]])})
+
+    The same as `gmp(sparsity, pruned="train", regrow=True, when=always())`: every weight gets the dense
+    gradient. Wortsman et al. 2019, arXiv 1906.00586; with pattern=nm(n, m), Zhou et al. 2021, arXiv 2102.04010.
+    """
+    return gmp(
+        sparsity,
+        score=score,
+        when=when,
+        where=where,
+        pattern=pattern,
+        distribution=distribution,
+        key=key,
+        init=init,
+        pruned="train",
+        regrow=True,
+    )

@@ -1,0 +1,292 @@
+"""Distributions: (shapes, sparsity) -> how many units each leaf keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsefn.select import rank_keys, top
+from sparsefn.tree import check_globs, concrete, glob_match
+
+Shapes = Mapping[str, tuple[int, ...]]
+Sparsity = float | Tensor
+Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
+Distribution = Callable[[Shapes, Sparsity], Counts]
+
+
+def check_sparsity(sparsity: Sparsity, what: str = "sparsity") -> Sparsity:
+    """Raise unless it is a float in [0, 1] or a 0-d floating-point tensor.
+
+    >>> check_sparsity(1)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected sparsity to be a float in [0, 1], got the int 1; a fraction is written 1.0
+
+    The value of a tensor is not looked at.
+    """
+    if isinstance(sparsity, Tensor):
+        if not sparsity.is_floating_point() or sparsity.ndim:
+            got = f"{sparsity.dtype} of shape {tuple(sparsity.shape)}"
+            raise TypeError(f"expected {what} to be a 0-d floating-point tensor, got {got}")
+        return sparsity
+    if isinstance(sparsity, int):
+        hint = "" if isinstance(sparsity, bool) else f"; a fraction is written {float(sparsity)}"
+        kind = type(sparsity).__name__
+        raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
+    if not isinstance(sparsity, float):
+        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}")
+    if not 0.0 <= sparsity <= 1.0:
+        raise ValueError(f"expected {what} in [0, 1], got {sparsity}")
+    return sparsity
+
+
+def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
+    """round_half_even(fraction * n) in float64: the one rounding rule of the library.
+
+    >>> rounded(0.5, 5), rounded(0.5, torch.tensor([5, 7]))
+    (2, tensor([2, 4]))
+    """
+    if isinstance(fraction, Tensor) or isinstance(n, Tensor):
+        product = fraction.double() * n if isinstance(fraction, Tensor) else n * torch.full((), fraction, dtype=torch.float64)
+        return torch.round(product).to(torch.int64)
+    return round(fraction * n)
+
+
+def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
+    """How many of n units are kept at a sparsity: n - round_half_even(sparsity * n).
+
+    >>> sf.budgets.n_kept(10, 0.9), sf.budgets.n_kept(5, 0.5)
+    (1, 3)
+
+    An int for a float, a 0-d int64 tensor for a 0-d tensor. Errors as in the argument's description:
+    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN.
+    """
+    return n - rounded(check_sparsity(sparsity), n)
+
+
+def uniform() -> Distribution:
+    """The same sparsity in every leaf.
+
+    >>> sf.budgets.uniform()({"a": (4, 4), "b": (10,)}, 0.5)
+    {'a': 8, 'b': 5}
+    """
+    return per_leaf
+
+
+def per_leaf(shapes: Shapes, sparsity: Sparsity) -> Counts:
+    """The counts of `uniform`.
+
+    >>> per_leaf({"a": (4, 4)}, 0.5)
+    {'a': 8}
+    """
+    return {path: n_kept(math.prod(shape), sparsity) for path, shape in shapes.items()}
+
+
+def _by_share(shapes: Shapes, sparsity: Sparsity, density: Callable[[tuple[int, ...]], float]) -> Counts:
+    sizes = {path: math.prod(shape) for path, shape in shapes.items()}
+    for path, shape in shapes.items():
+        if len(shape) < 2:
+            raise ValueError(f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {tuple(shape)} at {path!r}")
+    shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
+    return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
+
+
+def erdos_renyi() -> Distribution:
+    """Density of a leaf in proportion to (out + in) / (out * in); the total is exact.
+
+    >>> sf.budgets.erdos_renyi()({"a": (100, 100), "b": (10, 100)}, 0.9)
+    {'a': 709, 'b': 391}
+
+    A leaf that would need more than it has is dense and the rest share what is left. Leaves of fewer
+    than 2 dimensions are a ValueError. Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
+    """
+    return lambda shapes, sparsity: _by_share(shapes, sparsity, lambda s: (s[0] + s[1]) / (s[0] * s[1]))
+
+
+def erk(power: float = 1.0) -> Distribution:
+    """Erdos-Renyi-Kernel: density in proportion to (sum of dims / product of dims) ** power.
+
+    >>> sf.budgets.erk()({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9)
+    {'a': 1555, 'b': 352}
+
+    The total is exact; a leaf that would need more than it has is dense and the rest share what is
+    left. Leaves of fewer than 2 dimensions are a ValueError. Evci et al. 2020, arXiv 1911.11134, sec. 3.
+    """
+    if not math.isfinite(power):
+        raise ValueError(f"expected a finite power, got {power}")
+    return lambda shapes, sparsity: _by_share(shapes, sparsity, lambda s: (sum(s) / math.prod(s)) ** power)
+
+
+def by_path(table: Mapping[str, float]) -> Distribution:
+    """A sparsity for the leaves of each glob, first match first; others get the algorithm's own.
+
+    >>> sf.budgets.by_path({"head.*": 0.0})({"head.weight": (2, 5), "body.weight": (2, 5)}, 0.9)
+    {'head.weight': 10, 'body.weight': 1}
+
+    A glob that matches no leaf is a ValueError.
+    """
+    for glob, sparsity in table.items():
+        check_sparsity(sparsity, f"the sparsity of {glob!r}")
+
+    def counts(shapes: Shapes, sparsity: Sparsity) -> Counts:
+        check_globs("by_path", list(table), list(shapes))
+        own = {p: next((s for g, s in table.items() if glob_match(p, g)), sparsity) for p in shapes}
+        return {path: n_kept(math.prod(shape), own[path]) for path, shape in shapes.items()}
+
+    return counts
+
+
+class Global(NamedTuple):
+    """One competition over all leaves, each within its bounds (made by `global_`).
+
+    >>> sf.budgets.global_(floor=0.1)
+    Global(floor=0.1, ceiling=1.0)
+    """
+
+    floor: float
+    ceiling: float
+
+    def bounds(self, shapes: Shapes, total: int | Tensor) -> dict[str, tuple[int, int]]:
+        """Least and most kept units of each leaf; raises if the total cannot meet them.
+
+        >>> sf.budgets.global_(floor=0.25, ceiling=0.5).bounds({"a": (8,)}, 4)
+        {'a': (2, 4)}
+        """
+        sizes = {path: math.prod(shape) for path, shape in shapes.items()}
+        limits = {p: (math.ceil(self.floor * n), math.floor(self.ceiling * n)) for p, n in sizes.items()}
+        least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
+        if isinstance(total, int) and not least <= total <= most:
+            raise ValueError(
+                f"global_(floor={self.floor}, ceiling={self.ceiling}) keeps between {least} and {most} units, "
+                f"but the sparsity asks for {total} over {', '.join(map(repr, shapes))}"
+            )
+        return limits
+
+    def __call__(self, shapes: Shapes, sparsity: Sparsity) -> Counts:
+        """Refuses: counts of a global budget come out of the competition, not out of shapes.
+
+        >>> sf.budgets.global_()({"a": (8,)}, 0.5)
+        Traceback (most recent call last):
+            ...
+        TypeError: a global_ budget needs scores: its counts come out of one competition over all leaves
+        """
+        raise TypeError("a global_ budget needs scores: its counts come out of one competition over all leaves")
+
+
+def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
+    """One competition over all leaves; the total is exact, the leaves' shares follow the scores.
+
+    >>> algorithm = sf.one_shot(0.5, distribution=sf.budgets.global_())
+    >>> state = algorithm.init({"a": torch.tensor([[4.0, 3.0]]), "b": torch.tensor([[1.0, 2.0]])})
+    >>> algorithm.update(state, state.params, 0).masks
+    {'a': tensor([[True, True]]), 'b': tensor([[False, False]])}
+
+    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n units. Bounds
+    that the total cannot meet are a ValueError.
+    """
+    for name, value in (("floor", floor), ("ceiling", ceiling)):
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"global_: expected {name} in [0, 1], got {value}")
+    if floor > ceiling:
+        raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
+    return Global(floor, ceiling)
+
+
+def apportion(
+    shares: Mapping[str, float | Tensor],
+    total: int | Tensor,
+    caps: Mapping[str, int | Tensor] | None = None,
+) -> Counts:
+    """Split a total into integers in proportion to shares, by largest remainder; the sum is exact.
+
+    >>> sf.budgets.apportion({"a": 2.0, "b": 1.0, "c": 1.0}, 10)
+    {'a': 5, 'b': 3, 'c': 2}
+    >>> sf.budgets.apportion({"a": 8.0, "b": 1.0, "c": 1.0}, 10, {"a": 4, "b": 9, "c": 9})
+    {'a': 4, 'b': 3, 'c': 3}
+
+    What a capped one cannot take goes to the rest by share; equal remainders go to the name that
+    sorts first, so that the order of the dict is irrelevant. NaN counts as 0; those of share 0 get
+    something only when all others are full. Ints in, ints out; with any tensor the counts are 0-d
+    int64 tensors. A total above the sum of caps, or a negative or infinite share, is a ValueError
+    (where the values are known).
+    """
+    names = sorted(shares)
+    for name in names:
+        share = shares[name]
+        if not isinstance(share, Tensor) and (share < 0 or math.isinf(share)):
+            raise ValueError(f"expected finite shares >= 0, got {share} at {name!r}")
+    room = {name: total for name in names} if caps is None else caps
+    plain = not any(isinstance(x, Tensor) for x in (total, *shares.values(), *room.values()))
+    if plain and total > sum(room.values()):
+        raise ValueError(f"cannot hand out {total} among caps that sum to {sum(room.values())}")
+    device = next((x.device for x in (total, *shares.values(), *room.values()) if isinstance(x, Tensor)), None)
+    s = torch.nan_to_num(_vector([shares[name] for name in names], device), nan=0.0)
+    c = _vector([room[name] for name in names], device)
+    t = _vector([total], device)[0]
+    first = torch.where(s > 0, c, 0.0)
+    given = torch.minimum(t, first.sum())
+    parts = _hand_out(s, given, first) + _hand_out(torch.where(s > 0, 0.0, c), t - given, c - first)
+    counts = parts.to(torch.int64)
+    known = None if not plain or torch.compiler.is_compiling() else counts.tolist()
+    placed = dict(zip(names, counts.unbind() if known is None else known, strict=True))
+    return {name: placed[name] for name in shares}
+
+
+def _vector(values: Sequence[float | Tensor], device: torch.device | None) -> Tensor:
+    if not values:
+        return torch.zeros(0, dtype=torch.float64, device=device)
+    cells = [v if isinstance(v, Tensor) else torch.full((), v, dtype=torch.float64, device=device) for v in values]
+    return torch.stack([cell.double() for cell in cells])
+
+
+def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
+    # Leaves fill up in the order of caps/shares; the level is what the others get for a share of 1.
+    if not shares.shape[0]:
+        return shares
+    fills_at = torch.where(shares > 0, caps / shares, torch.inf)
+    order = torch.argsort(fills_at, stable=True)
+    s, c = shares[order], caps[order]
+    rest = s.flip(0).cumsum(0).flip(0)
+    left = total - (c.cumsum(0) - c)
+    level = torch.where(rest > 0, left / rest, torch.inf)
+    open_ = (fills_at[order] > level) | (rest <= 0)
+    at = torch.where(open_, torch.arange(len(s), device=s.device), len(s) - 1).amin()
+    water = torch.where(open_.any(), level.gather(0, at.reshape(1))[0], torch.inf)
+    quota = torch.where(shares > 0, torch.minimum(shares * water, caps), 0.0)
+    quota = torch.where(fills_at <= water, torch.where(shares > 0, caps, 0.0), quota)
+    whole = quota.floor()
+    missing = (total - whole.sum()).to(torch.int64)
+    keys = rank_keys(quota - whole, (whole < caps) & (shares > 0))
+    return whole + top(keys.reshape(1, -1), missing.clamp(min=0))[0]
+
+
+def spread(count: int | Tensor, groups: int) -> int | Tensor:
+    """A leaf's count split over its competing groups; the first groups take the remainder.
+
+    >>> spread(6, 3), spread(7, 3)
+    (2, tensor([3, 2, 2]))
+    """
+    if groups <= 1:
+        return count
+    if isinstance(count, int) and count % groups == 0:
+        return count // groups
+    extra = count % groups
+    device = count.device if isinstance(count, Tensor) else None
+    return count // groups + (torch.arange(groups, device=device) < extra)
+
+
+def check_fixed(sparsity: Sparsity, density: float, name: str) -> None:
+    """Raise ValueError if a pattern that fixes its own sparsity is asked for another one.
+
+    >>> check_fixed(0.9, 0.5, "nm(2, 4)")
+    Traceback (most recent call last):
+        ...
+    ValueError: nm(2, 4) fixes the sparsity at 0.5, got 0.9
+    """
+    known = concrete(sparsity)
+    if known is not None and not math.isclose(known, 1 - density, abs_tol=1e-6):
+        raise ValueError(f"{name} fixes the sparsity at {1 - density:g}, got {known:g}")

@@ -1,0 +1,241 @@
+"""Algorithms out of algorithms: partition over leaves, chain at one time, terms in the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import optree
+import torch
+
+from sparsefn.algorithms.core import check_update, detached
+from sparsefn.algorithms.static import dense
+from sparsefn.masks import intersect
+from sparsefn.tree import Tree, check_globs, check_like, flatten, glob_match, is_sparse
+from sparsefn.types import Algorithm, State, Step, Term, TrainView, Where, masked_view, support_of
+
+
+def has_own_support(state: State) -> bool:
+    """Whether weights of a state move elsewhere than on its masks.
+
+    >>> has_own_support(sf.ste(0.5).init({"w": torch.ones(2, 2)}))
+    True
+    """
+    return support_of(state) is not state.masks
+
+
+def pack(parts: Sequence[State], params: Tree, masks: Tree, extra: Sequence[Any]) -> State:
+    """One state of several: scores and keys by the part's number; common support if a part has its own.
+
+    >>> state = sf.dense().init({"w": torch.ones(1)})
+    >>> pack([state], state.params, state.masks, [{}]).scores
+    {'0': {'scores': ()}}
+    """
+    scores = {str(i): {"scores": part.scores, **more} for i, (part, more) in enumerate(zip(parts, extra, strict=True))}
+    if any(has_own_support(part) for part in parts):
+        scores["support"] = reduce(intersect, (support_of(part) for part in parts))
+    return State(params, masks, scores, {str(i): part.key for i, part in enumerate(parts)})
+
+
+def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
+    """Raise unless every algorithm trains params: one that trains latents goes outermost.
+
+    >>> check_plain("chain", [sf.dense()])
+    """
+    if not algorithms:
+        raise ValueError(f"{name}: expected at least one algorithm, got none")
+    for i, algorithm in enumerate(algorithms):
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(f"{name}: expected an Algorithm at position {i}, got {type(algorithm).__name__}")
+        if algorithm.view is not masked_view:
+            raise ValueError(
+                f"{name}: the algorithm at position {i} trains something else than params; "
+                f"put it outermost: reparametrised(..., inner={name}(...))"
+            )
+
+
+def no_optimizer(name: str, states: Sequence[State]) -> None:
+    """Raise for a part with an optimizer of its own.
+
+    >>> no_optimizer("chain", [sf.dense().init({"w": torch.ones(1)})])
+    """
+    for i, state in enumerate(states):
+        if state.opt != ():
+            raise ValueError(f"{name}: the algorithm at position {i} has an optimizer; put with_optimizer outermost")
+
+
+def _owner(parts: Sequence[tuple[Where, Algorithm]], leaves: dict[str, Any]) -> dict[str, int]:
+    owner: dict[str, int] = {}
+    for i, (where, _) in enumerate(parts):
+        globs = None if callable(where) else [where] if isinstance(where, str) else list(where)
+        if globs is not None:
+            check_globs("partition", globs, list(leaves))
+        for path, leaf in leaves.items():
+            hit = where(path, leaf) if callable(where) else any(glob_match(path, glob) for glob in globs or ())
+            if hit:
+                owner.setdefault(path, i)
+    return {path: owner.get(path, len(parts)) for path in leaves}
+
+
+def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
+    """Different algorithms for different leaves: the first match wins, the rest stays dense.
+
+    >>> algorithm = sf.partition([("head.*", sf.dense()), ("*", sf.static(0.5))])
+    >>> state = algorithm.init({"head": {"w": torch.ones(2, 2)}, "body": {"w": torch.ones(2, 2)}})
+    >>> state.masks["head"]["w"], int(state.masks["body"]["w"].sum())
+    (tensor(True), 2)
+
+    Each part sees its leaves as a flat dict by dotted path and applies its own `where` to them, so
+    random draws are the same as without a partition. An optimizer may be inside a part or around the
+    whole. A glob that matches no leaf is a ValueError.
+    """
+    rules = list(parts)
+    if not rules:
+        raise ValueError("partition: expected at least one (where, algorithm) pair, got none")
+    for i, (_, algorithm) in enumerate(rules):
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(f"partition: expected an Algorithm at position {i}, got {type(algorithm).__name__}")
+    algorithms = [algorithm for _, algorithm in rules] + [dense()]
+    count = range(len(algorithms))
+
+    def shares(tree: Tree, like: Tree) -> list[dict[str, Any]]:
+        leaves, owner = flatten(tree)[0], _owner(rules, flatten(like)[0])
+        return [{path: leaf for path, leaf in leaves.items() if owner[path] == i} for i in count]
+
+    def split(state: State) -> list[State]:
+        rows = zip(shares(state.params, state.params), shares(state.masks, state.params), strict=True)
+        opts = [state.opt[str(i)] if state.opt != () else () for i in count]
+        return [
+            State(params, masks, state.scores[str(i)]["scores"], state.key[str(i)], opts[i])
+            for i, (params, masks) in enumerate(rows)
+        ]
+
+    def merge(trees: Sequence[dict[str, Any]], like: Tree) -> Tree:
+        leaves, rebuild = flatten(like)
+        joined = reduce(lambda a, b: a | b, (flatten(tree)[0] for tree in trees), {})
+        return rebuild([joined[path] for path in leaves])
+
+    def join(states: Sequence[State], like: Tree) -> State:
+        params, masks = (merge([state[i] for state in states], like) for i in (0, 1))
+        scores: dict[str, Any] = {str(i): {"scores": state.scores} for i, state in enumerate(states)}
+        if any(has_own_support(state) for state in states):
+            scores["support"] = merge([support_of(state) for state in states], like)
+        opts = {str(i): state.opt for i, state in enumerate(states)}
+        keys = {str(i): state.key for i, state in enumerate(states)}
+        return State(params, masks, scores, keys, opts if any(opt != () for opt in opts.values()) else ())
+
+    def init(params: Tree) -> State:
+        params = detached(params)
+        rows = shares(params, params)
+        return join([algorithm.init(row) for algorithm, row in zip(algorithms, rows, strict=True)], params)
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        rows = zip(algorithms, split(state), shares(grads, state.params), strict=True)
+        return join([algorithm.update(part, row, step) for algorithm, part, row in rows], state.params)
+
+    def each(fn: Callable[[TrainView, State], Tree]) -> Callable[[State], Tree]:
+        return lambda state: {
+            str(i): fn(algorithm.view, part)
+            for i, (algorithm, part) in enumerate(zip(algorithms, split(state), strict=True))
+        }
+
+    def put(state: State, tree: Tree) -> State:
+        rows = enumerate(zip(algorithms, split(state), strict=True))
+        return join([algorithm.view.put(part, tree[str(i)]) for i, (algorithm, part) in rows], state.params)
+
+    def grads_of(state: State, grads: Tree, step: Step) -> Tree:
+        rows = enumerate(zip(algorithms, split(state), shares(grads, state.params), strict=True))
+        return {str(i): algorithm.view.grads(part, row, step) for i, (algorithm, part, row) in rows}
+
+    plain = all(algorithm.view is masked_view for algorithm in algorithms)
+    view = TrainView(each(lambda v, s: v.get(s)), put, grads_of, each(lambda v, s: v.support(s)))
+    return Algorithm(init, update, masked_view if plain else view)
+
+
+def chain(*algorithms: Algorithm) -> Algorithm:
+    """Masks intersect at one time: each algorithm selects among what those before it kept.
+
+    >>> rows = sf.one_shot(0.5, pattern=sf.patterns.channel(0))
+    >>> algorithm = sf.chain(rows, sf.one_shot(0.75))
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
+    >>> algorithm.update(state, state.params, 0).masks
+    {'w': tensor([[False, False],
+            [False,  True]])}
+
+    Counts of every part are of the whole leaf; where fewer are left than a part asks for, all of them
+    are kept. Not `sequence`, where the state passes through and a later part may regrow.
+    """
+    check_plain("chain", algorithms)
+    last = len(algorithms) - 1
+
+    def run(states: list[State | None], params: Tree, step: Callable[[Algorithm, State | None, Tree], State]) -> State:
+        done: list[State] = []
+        allowed: Tree | None = None
+        for algorithm, state in zip(algorithms, states, strict=True):
+            inside = algorithm
+            if allowed is not None and algorithm.within is not None:
+                inside = algorithm.within(allowed)
+            if state is not None:
+                masks = state.masks if allowed is None else intersect(state.masks, allowed)
+                state = state._replace(params=params, masks=masks)
+            new = step(inside, state, params)
+            if allowed is not None:
+                new = new._replace(masks=intersect(new.masks, allowed))
+            allowed, params = new.masks, new.params
+            done.append(new)
+        no_optimizer("chain", done)
+        extra = [{"masks": part.masks} if i < last else {} for i, part in enumerate(done)]
+        return pack(done, params, done[-1].masks, extra)
+
+    def init(params: Tree) -> State:
+        return run([None] * len(algorithms), detached(params), lambda algorithm, state, tree: algorithm.init(tree))
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        parts: list[State | None] = [
+            State(state.params, own.get("masks", state.masks), own["scores"], state.key[str(i)])
+            for i, own in ((i, state.scores[str(i)]) for i in range(len(algorithms)))
+        ]
+
+        def move(algorithm: Algorithm, part: State | None, params: Tree) -> State:
+            del params
+            assert part is not None
+            return algorithm.update(part, grads, step)
+
+        return run(parts, state.params, move)
+
+    return Algorithm(init, update)
+
+
+def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
+    """The algorithm whose gradients get more terms: decay, l1, penalties, noise.
+
+    >>> algorithm = sf.with_terms(sf.dense(), sf.terms.l2(0.1))
+    >>> state = algorithm.init({"w": torch.tensor([1.0, -2.0])})
+    >>> algorithm.view.grads(state, {"w": torch.zeros(2)}, 0)
+    {'w': tensor([ 0.1000, -0.2000])}
+
+    Each `term(state, step)` is a tree like `view.get(state)`, read before the optimizer's step and
+    added where the support lets weights move. Another structure or shape is a ValueError.
+    """
+    view = algorithm.view
+
+    def grads_of(state: State, grads: Tree, step: Step) -> Tree:
+        total, support = view.grads(state, grads, step), view.support(state)
+        for term in terms:
+            extra = term(state, step)
+            check_like("a term", extra, total, dtype=False)
+            total = optree.tree_map(
+                lambda g, x, s: g + (torch.where(s, x, 0.0) if is_sparse(s, g) else x).to(g.dtype), total, extra, support
+            )
+        return total
+
+    def within(masks: Tree) -> Algorithm:
+        assert algorithm.within is not None
+        return with_terms(algorithm.within(masks), *terms)
+
+    return algorithm._replace(
+        view=view._replace(grads=grads_of), within=within if algorithm.within is not None else None
+    )

@@ -1,0 +1,136 @@
+"""Any TorchOpt- or optax-shaped optimizer inside an algorithm, its moments kept in step with the masks."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.algorithms.core import check_update
+from sparsefn.tree import Tree, choose, is_sparse
+from sparsefn.triggers import never
+from sparsefn.types import Algorithm, State, Step, Trigger
+
+
+class Optimizer(Protocol):
+    """What `with_optimizer` takes: a pair init, update in the shape of TorchOpt and optax.
+
+    >>> isinstance(sf.optimizers.sgd(0.1), tuple)
+    True
+
+    `init(params) -> state`; `update(grads, state, *, params, inplace=False) -> (updates, state)`,
+    where updates are added to the params.
+    """
+
+    def init(self, params: Any) -> Any:
+        """Make the optimizer's state."""
+
+    def update(self, updates: Any, state: Any, *, params: Any, inplace: bool) -> Any:
+        """Turn gradients into updates."""
+
+
+_PROBE = 1_000_003  # no real leaf of the state has one dimension of this size and up
+
+
+def _moments(optimizer: Optimizer, trained: Tree) -> Tree:
+    # Which leaf of the optimizer's state belongs to which trained leaf: seen from shapes alone, so that
+    # it holds for every optimizer (TorchOpt keeps moments as flat lists that no treedef matches).
+    leaves, treedef = optree.tree_flatten(trained)
+    probes = [torch.empty(_PROBE + i, device="meta") for i in range(len(leaves))]
+    state = optimizer.init(optree.tree_unflatten(treedef, probes))
+
+    def owner(leaf: Any) -> int:
+        ours = isinstance(leaf, Tensor) and leaf.ndim == 1 and leaf.shape[0] >= _PROBE
+        return leaf.shape[0] - _PROBE if ours else -1
+
+    return optree.tree_map(owner, state)
+
+
+def with_optimizer(
+    algorithm: Algorithm,
+    optimizer: Optimizer,
+    *,
+    skip: Trigger = never(),
+    reset: Trigger = never(),
+    reset_grown: bool = True,
+    mask_moments: bool = True,
+) -> Algorithm:
+    """Train what the algorithm's view shows with an optimizer, then update the masks.
+
+    >>> algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), sf.optimizers.sgd(0.5))
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
+    >>> algorithm.update(state, {"w": torch.ones(1, 2)}, 0).params
+    {'w': tensor([[0.0000, 1.5000]])}
+
+    Order in one update: gradient terms -> optimizer (not when `skip` fires) -> masks -> moments. So
+    drop scores see the stepped weights and grow scores the gradient of the same step. Moments are zero
+    outside the view's support (`mask_moments`) and start from zero where it turns on again
+    (`reset_grown`); `reset` starts the whole optimizer afresh. Moments are found by the shapes that
+    `optimizer.init` gives, for any optimizer. The optimizer must be pure and is called with
+    `inplace=False`. TypeError for something without init and update; ValueError for an algorithm that
+    has an optimizer already.
+    """
+    for name in ("init", "update"):
+        if not callable(getattr(optimizer, name, None)):
+            raise TypeError(f"expected an optimizer with init and update, got {type(optimizer).__name__} without {name}")
+    view = algorithm.view
+    owners: dict[Any, Tree] = {}  # by the structure of the trained tree
+    primed = False
+
+    def prime(trained: Tree, opt: Tree) -> None:
+        # TorchOpt's sgd treats the first call of its update apart. That call is spent here, on zeros, so
+        # that a run resumed in a new process equals an uninterrupted one.
+        nonlocal primed
+        if not primed and not torch.compiler.is_compiling():
+            optimizer.update(optree.tree_map(torch.zeros_like, trained), opt, params=trained, inplace=False)
+            primed = True
+
+    def init(params: Tree) -> State:
+        state = algorithm.init(params)
+        if state.opt != ():
+            raise ValueError("with_optimizer: the algorithm has an optimizer already")
+        trained = view.get(state)
+        prime(trained, optimizer.init(trained))
+        return state._replace(opt=optimizer.init(trained))
+
+    def descend(state: State, grads: Tree, step: Step) -> State:
+        trained = view.get(state)
+        prime(trained, state.opt)
+        gradient = view.grads(state, grads, step)
+        updates, opt = optimizer.update(gradient, state.opt, params=trained, inplace=False)
+        return view.put(state, optree.tree_map(lambda p, u: p + u, trained, updates))._replace(opt=opt)
+
+    def tidy(state: State, before: Tree) -> State:
+        trained, treedef = optree.tree_flatten(view.get(state))
+        rows = list(zip(optree.tree_leaves(view.support(state)), optree.tree_leaves(before), trained, strict=True))
+        if torch.compiler.is_compiling():
+            owner_of = _moments(optimizer, view.get(state))
+        else:
+            owner_of = owners[treedef] = owners.get(treedef) or _moments(optimizer, view.get(state))
+
+        def leaf(moment: Any, owner: int) -> Any:
+            if owner < 0 or moment.shape != rows[owner][2].shape or not is_sparse(*rows[owner][::2]):
+                return moment
+            now, old, _ = rows[owner]
+            if mask_moments:
+                live = now & old if reset_grown else now
+            else:
+                live = ~(now & ~old)
+            return torch.where(live, moment, moment.new_zeros(()))
+
+        if not (mask_moments or reset_grown):
+            return state
+        return state._replace(opt=optree.tree_map(leaf, state.opt, owner_of))
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        before, skipped = view.support(state), skip(step)
+        goes = ~skipped if isinstance(skipped, Tensor) else not skipped
+        state = choose(goes, lambda now: descend(now, grads, step), state)
+        state = algorithm.update(state._replace(opt=()), grads, step)._replace(opt=state.opt)
+        state = tidy(state, before)
+        return choose(reset(step), lambda now: now._replace(opt=optimizer.init(view.get(now))), state)  # type: ignore[no-any-return]
+
+    return algorithm._replace(init=init, update=update, within=None)

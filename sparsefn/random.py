@@ -1,0 +1,252 @@
+"""Counter-based random numbers: a key and a global element index give a draw, and nothing else does.
+
+The generator is Threefry-2x32 with 20 rounds: Salmon, Moraes, Dror and Shaw, "Parallel random
+numbers: as easy as 1, 2, 3", SC 2011, doi 10.1145/2063384.2063405. Element i of a draw is the block
+of counter (i >> 32, i & 0xffffffff), so a shard that knows its global indices draws its own part.
+Draws land on the device of the key. No global generator is read or advanced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparsefn.threefry import DIGITS, MASK32, draw
+from sparsefn.tree import Tree, map_with_path
+
+
+def _check_key(key: Tensor) -> None:
+    if not isinstance(key, Tensor):
+        raise TypeError(f"expected a key from sf.random.key(seed), got {type(key).__name__}")
+    if key.dtype != torch.int64:
+        raise TypeError(f"expected a key of dtype torch.int64, got {key.dtype}; make one by sf.random.key(seed)")
+    if key.ndim == 0 or key.shape[-1] != 2:
+        raise ValueError(f"expected a key of shape (2,) or (..., 2), got {tuple(key.shape)}")
+
+
+def _drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, law: str, dtype: torch.dtype) -> Tensor:
+    _check_key(key)
+    if isinstance(shape, int):
+        raise TypeError(f"expected shape to be a sequence of ints, got {shape}; write ({shape},)")
+    shape = tuple(shape)
+    if any(size < 0 for size in shape):
+        raise ValueError(f"expected a shape without negative sizes, got {shape}")
+    if index is not None:
+        if not isinstance(index, Tensor) or index.dtype != torch.int64:
+            got = index.dtype if isinstance(index, Tensor) else type(index).__name__
+            raise TypeError(f"expected index to be an int64 tensor of global element indices, got {got}")
+        if tuple(index.shape) != shape:
+            raise ValueError(f"expected index of the draw's shape {shape}, got {tuple(index.shape)}")
+        index = index.reshape(-1)
+    drawn: Tensor = draw(key, index, math.prod(shape), law, dtype)
+    return drawn.reshape(*key.shape[:-1], *shape)
+
+
+def _check_count(call: str, n: int) -> None:
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"{call}: expected n to be an int, got {type(n).__name__}")
+    if n < 0:
+        raise ValueError(f"{call}: expected n >= 0, got {n}")
+
+
+def _check_float(dtype: torch.dtype) -> None:
+    if dtype not in DIGITS:
+        raise TypeError(f"expected dtype float16, bfloat16, float32 or float64, got {dtype}")
+
+
+def _as_keys(pairs: Tensor) -> Tensor:
+    return torch.stack(((pairs >> 32) & MASK32, pairs & MASK32), -1)
+
+
+def key(seed: int) -> Tensor:
+    """The key of a seed: int64 of shape (2,), words in [0, 2^32).
+
+    >>> sf.random.key(7)
+    tensor([0, 7])
+
+    `seed` is an int in [0, 2^64); its high word comes first. The key lies on the CPU; move it with
+    `.to(device)` to draw elsewhere, bits are the same. Raises TypeError for a seed that is no int,
+    ValueError for one out of range.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"expected seed to be an int, got {type(seed).__name__}")
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"expected 0 <= seed < 2**64, got {seed}")
+    return torch.tensor([seed >> 32, seed & MASK32], dtype=torch.int64, device="cpu")
+
+
+def split(key: Tensor, n: int) -> Tensor:
+    """`n` new keys, of shape (n, 2).
+
+    >>> sf.random.split(sf.random.key(0), 2).shape
+    torch.Size([2, 2])
+
+    Key i does not depend on `n`. Keys of shape (..., 2) give (..., n, 2).
+    """
+    _check_key(key)
+    _check_count("split(key, n)", n)
+    return _as_keys(draw(key, None, n, "split", torch.int64))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _digest(text: str) -> int:
+    # Not hash(): that one changes with PYTHONHASHSEED.
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
+    """The key that belongs to `key` and a number or a name.
+
+    >>> key = sf.random.key(0)
+    >>> bool((sf.random.fold_in(key, 3) == sf.random.fold_in(key, torch.tensor(3))).all())
+    True
+
+    `data` is an int in [-2^63, 2^63), a 0-d int64 tensor (the same key as its int) or a str (taken by
+    its BLAKE2b digest). Numbers and names never meet: `3` and `"3"` give unrelated keys. Keys of shape
+    (..., 2) are each folded. Raises TypeError for other data, ValueError for an int out of range or a
+    tensor that is not 0-d.
+    """
+    _check_key(key)
+    if isinstance(data, Tensor):
+        if data.dtype != torch.int64:
+            raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got a tensor of {data.dtype}")
+        if data.ndim:
+            raise ValueError(f"expected data to be a 0-d tensor, got shape {tuple(data.shape)}")
+        return _as_keys(draw(key, data.to(key.device).reshape(1), 1, "fold int", torch.int64)[..., 0])
+    law = "fold str" if isinstance(data, str) else "fold int"
+    if isinstance(data, str):
+        data = _digest(data)
+    if isinstance(data, bool) or not isinstance(data, int):
+        raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got {type(data).__name__}")
+    if not -(1 << 63) <= data < 1 << 63:
+        raise ValueError(f"expected data in [-2**63, 2**63), got {data}")
+    index = torch.full((1,), data, dtype=torch.int64, device=key.device)
+    return _as_keys(draw(key, index, 1, law, torch.int64)[..., 0])
+
+
+def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor:
+    """The key of one leaf at one step: `fold_in(fold_in(key, path), step)`.
+
+    >>> sf.random.leaf_key(sf.random.key(0), "0.weight", 5).shape
+    torch.Size([2])
+
+    It depends on the key, the dotted path and the step, and not on where the leaf stands in its tree.
+    """
+    folded = fold_in(key, path)
+    return folded if step is None else fold_in(folded, step)
+
+
+def leaf_keys(key: Tensor, tree: Tree, step: int | Tensor | None = None) -> Tree:
+    """A tree like `tree` with the `leaf_key` of every leaf.
+
+    >>> keys = sf.random.leaf_keys(sf.random.key(0), {"a": torch.zeros(3)})
+    >>> bool((keys["a"] == sf.random.leaf_key(sf.random.key(0), "a")).all())
+    True
+    """
+    return map_with_path(lambda path, _: leaf_key(key, path, step), tree)
+
+
+def threefry2x32(key: Tensor, counter: Tensor) -> Tensor:
+    """The bare block function: key words and counter words to two random words.
+
+    >>> threefry2x32 = sf.random.threefry2x32
+    >>> [hex(word) for word in threefry2x32(torch.tensor([0, 0]), torch.tensor([0, 0])).tolist()]
+    ['0x6b200159', '0x99ba4efe']
+
+    `key` and `counter` are int64 of shape (..., 2) that broadcast; words are in [0, 2^32) and stand in
+    the order of Random123 (its known answers hold). Element i of a draw has the counter
+    (i >> 32, i & 0xffffffff).
+    """
+    _check_key(key)
+    if not isinstance(counter, Tensor) or counter.dtype != torch.int64 or counter.ndim == 0 or counter.shape[-1] != 2:
+        got = f"{counter.dtype} {tuple(counter.shape)}" if isinstance(counter, Tensor) else type(counter).__name__
+        raise ValueError(f"expected counter to be an int64 tensor of shape (..., 2), got {got}")
+    index = ((counter[..., 0] << 32) | (counter[..., 1] & MASK32)).unsqueeze(-1)
+    return _as_keys(draw(key, index, 1, "pairs", torch.int64)[..., 0])
+
+
+def bits(key: Tensor, shape: Sequence[int], *, index: Tensor | None = None) -> Tensor:
+    """Random 32-bit words: int64 in [0, 2^32).
+
+    >>> sf.random.bits(sf.random.key(0), (2,)).tolist()
+    [1797259609, 4070143207]
+
+    Element i in row-major order is the first word of block i. `index`, an int64 tensor of that
+    shape, draws those global elements instead. Keys of shape (..., 2) give (..., *shape). Raises
+    TypeError or ValueError for a bad key, shape or index.
+    """
+    return _drawn(key, shape, index, "words", torch.int64)
+
+
+def uniform(
+    key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, index: Tensor | None = None
+) -> Tensor:
+    """Uniform numbers in [0, 1), never 1.0.
+
+    >>> sf.random.uniform(sf.random.key(0), (3,))
+    tensor([0.4185, 0.9477, 0.8012])
+
+    As many leading bits of a block as `dtype` holds exactly: float32 is `(word >> 8) * 2**-24`,
+    float16 has 11 bits, bfloat16 8, float64 53 (of both words). `key`, `shape` and `index` as in
+    `bits`. Raises TypeError for another dtype.
+    """
+    _check_float(dtype)
+    return _drawn(key, shape, index, "uniform", dtype)
+
+
+def normal(
+    key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32, *, index: Tensor | None = None
+) -> Tensor:
+    """Standard normal numbers.
+
+    >>> sf.random.normal(sf.random.key(0), (3,))
+    tensor([-1.0672,  0.1895, -0.3893])
+
+    Box and Muller (1958) on the two words of a block, in float64 by IEEE-exact operations, then
+    rounded to `dtype`. Magnitudes end at 6.67. `key`, `shape` and `index` as in `bits`. Raises
+    TypeError for a dtype that `uniform` does not take.
+    """
+    _check_float(dtype)
+    return _drawn(key, shape, index, "normal", dtype)
+
+
+def bernoulli(
+    key: Tensor, p: float | Tensor, shape: Sequence[int] | None = None, *, index: Tensor | None = None
+) -> Tensor:
+    """Coin flips: bool, True with probability `p`.
+
+    >>> sf.random.bernoulli(sf.random.key(0), torch.tensor([0.0, 0.5, 1.0]))
+    tensor([False, False,  True])
+
+    `p` is a number in [0, 1], or a tensor of probabilities that broadcasts to `shape` (default: the
+    shape of `p`). True where the 32-bit word is below `p * 2**32`, computed in float64: 0 never
+    fires, 1 always; in a tensor what is above 1 always fires, below 0 or NaN never. `key` and `index`
+    as in `bits`. Raises ValueError for a number outside [0, 1].
+    """
+    if isinstance(p, Tensor):
+        if not p.is_floating_point():
+            raise TypeError(f"expected p to be a float tensor, got {p.dtype}")
+        shape = tuple(p.shape) if shape is None else shape
+        scaled = (p.to(torch.float64) * 2.0**32).ceil().nan_to_num(0.0).clamp(0.0, 2.0**32)
+        return bits(key, shape, index=index) < scaled.to(torch.int64)
+    if isinstance(p, bool) or not isinstance(p, (int, float)):
+        raise TypeError(f"expected p to be a number or a float tensor, got {type(p).__name__}")
+    if not 0 <= p <= 1:
+        raise ValueError(f"expected 0 <= p <= 1, got {p}")
+    return bits(key, () if shape is None else shape, index=index) < math.ceil(p * 2.0**32)
+
+
+def permutation(key: Tensor, n: int) -> Tensor:
+    """A random order of 0..n-1: int64 of shape (n,).
+
+    >>> sf.random.permutation(sf.random.key(0), 5)
+    tensor([0, 3, 2, 1, 4])
+
+    Sorts n draws of 64 bits; the lower index goes first among equals. Raises ValueError for n < 0.
+    """
+    _check_count("permutation(key, n)", n)
+    return _drawn(key, (n,), None, "pairs", torch.int64).sort(dim=-1, stable=True).indices

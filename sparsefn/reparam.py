@@ -1,0 +1,81 @@
+"""Maps from latents to weights, for `reparametrised`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparsefn.algorithms.learned import Reparametrisation
+from sparsefn.tree import Tree
+from sparsefn.types import Step
+
+Leaves = dict[str, Tensor]
+
+
+def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = -3200.0) -> Reparametrisation:
+    """w = sign(v) * relu(|v| - f(s)), with one learned threshold s for each leaf.
+
+    >>> map_ = sf.reparam.soft_threshold(torch.sigmoid, init=0.0)
+    >>> latents = map_.init({"w": torch.tensor([0.75, -0.25, -1.5])}, sf.random.key(0))
+    >>> map_.apply(latents, 0, sf.random.key(0))
+    ({'w': tensor([ 0.2500, -0.0000, -1.0000])}, {'w': tensor([ True, False,  True])})
+
+    The latents are `{"latent": {path: v}, "threshold": {path: s}}`. No sparsity is asked for: train s with
+    the optimizer's weight decay. At init=-3200 sigmoid and its slope are exactly 0 in float32, so at
+    first only weight decay moves s. Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
+    """
+
+    def start(leaves: Leaves, key: Tensor) -> Tree:
+        del key
+        return {
+            "latent": dict(leaves),
+            "threshold": {path: torch.full((), init, dtype=leaf.dtype, device=leaf.device) for path, leaf in leaves.items()},
+        }
+
+    def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
+        del step, key
+        weights, masks = {}, {}
+        for path, v in latents["latent"].items():
+            excess = v.abs() - f(latents["threshold"][path])
+            weights[path] = torch.sign(v) * torch.relu(excess)
+            masks[path] = (excess > 0).detach()
+        return weights, masks
+
+    return Reparametrisation(start, apply)
+
+
+def power(alpha: float) -> Reparametrisation:
+    """w = v * |v|^(alpha - 1), started so that the weights stay what they were.
+
+    >>> map_ = sf.reparam.power(2.0)
+    >>> map_.apply({"latent": {"w": torch.tensor([0.5, -2.0, 0.0])}}, 0, sf.random.key(0))[0]
+    {'w': tensor([ 0.2500, -4.0000,  0.0000])}
+
+    alpha = 1 is the identity; alpha < 1 is a ValueError. The gradient at v = 0 is 0 for alpha > 1.
+    Schwarz et al. 2021, arXiv 2110.00296, eq. 1.
+    """
+    if not alpha >= 1:
+        raise ValueError(f"power: expected alpha >= 1, got {alpha}")
+
+    def start(leaves: Leaves, key: Tensor) -> Tree:
+        del key
+        return {"latent": {path: torch.sign(u) * u.abs() ** (1 / alpha) for path, u in leaves.items()}}
+
+    def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
+        del step, key
+        values = latents["latent"]
+        true = {path: torch.ones((), dtype=torch.bool, device=v.device) for path, v in values.items()}
+        return {path: _signed_power(v, alpha) for path, v in values.items()}, true
+
+    return Reparametrisation(start, apply)
+
+
+def _signed_power(v: Tensor, alpha: float) -> Tensor:
+    if alpha == 1:
+        return v
+    # The slope of |v|^(alpha - 1) is infinite at 0 for alpha < 2; the product's is 0.
+    nonzero = v != 0
+    size = torch.where(nonzero, v.abs(), 1.0)
+    return torch.where(nonzero, v * size ** (alpha - 1), v * 0.0)

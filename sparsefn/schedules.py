@@ -1,0 +1,301 @@
+"""Schedules: pure functions from a step to a number, the same bits for an int and a tensor step.
+
+An int step gives a Python float, a 0-d int64 tensor a 0-d float64 tensor; inside `torch.compile` every
+result is a tensor. Every hyper-parameter called a number is an int, a float or a 0-d float tensor
+(then every result is a float64 tensor), so that an ensemble can have one per member.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefn import numerics
+from sparsefn.numerics import Real, divide, like, number, positive, where
+from sparsefn.triggers import check_int, check_kind
+from sparsefn.types import Schedule, Step, Trigger
+
+
+def _numbers(name: str, values: Sequence[Any]) -> list[Real]:
+    # One tensor makes them all tensors: the kind of a result must not depend on the step.
+    numbers = [number(f"{name}[{i}]", value) for i, value in enumerate(values)]
+    model = next((x for x in numbers if isinstance(x, Tensor)), None)
+    return numbers if model is None else [like(model, x) for x in numbers]
+
+
+def _time(step: Step) -> Real:
+    check_kind(step)
+    if not isinstance(step, Tensor):
+        if not torch.compiler.is_compiling():
+            return float(step)
+        step = torch.full((), step, dtype=torch.int64)  # a graph for every step
+    return step.to(torch.float64)
+
+
+def _held(t: Real, begin: Real, end: Real) -> Real:
+    return where(t < begin, begin, where(t > end, end, t))
+
+
+def _between(first: Real, last: Real, share: Real) -> Real:
+    # Monotone in `share`, exactly `first` at 1, exactly `last` at 0, and never an ulp outside of the two.
+    value = last + (first - last) * share
+    low, high = where(first < last, first, last), where(first < last, last, first)
+    return where(share >= 1.0, first, where(value < low, low, where(value > high, high, value)))
+
+
+def constant(value: Real) -> Schedule:
+    """The same number at every step.
+
+    >>> sf.schedules.constant(0.9)(100)
+    0.9
+    """
+    held = number("value", value)
+
+    def schedule(step: Step) -> Real:
+        t = _time(step)
+        return like(t, held) if isinstance(t, Tensor) else held
+
+    return schedule
+
+
+def linear(init: Real, slope: Real) -> Schedule:
+    """`init + slope * step`, without an end; `linear_decay` and `polynomial(power=1)` have one.
+
+    >>> sf.schedules.linear(0.5, 0.25)(2)
+    1.0
+    """
+    a, b = number("init", init), number("slope", slope)
+    return lambda step: a + _time(step) * b
+
+
+def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
+    """`final - (final - init) * exp(gamma * step)`: from `init` towards `final` for gamma < 0.
+
+    >>> sf.schedules.exponential(0.0, gamma=-0.5)(0)
+    0.0
+    """
+    a, b, rate = number("init", init), number("final", final), number("gamma", gamma)
+
+    def schedule(step: Step) -> Real:
+        t = _time(step)
+        return where(t == 0.0, a, b - (b - a) * numerics.exp(rate * t))
+
+    return schedule
+
+
+def power(init: Real, beta: Real) -> Schedule:
+    """`init * beta ** step`, for beta >= 0.
+
+    >>> sf.schedules.power(0.8, 0.5)(2)
+    0.2
+
+    Raises ValueError for a negative beta.
+    """
+    a, b = number("init", init), number("beta", beta)
+    if not isinstance(b, Tensor) and b < 0:
+        raise ValueError(f"expected beta >= 0, got {beta}")
+    return lambda step: a * numerics.power(b, _time(step))
+
+
+def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
+    """A wave: `init` at step 0, `minimum` at `half_period`, `init` again at twice that, and so on.
+
+    >>> [sf.schedules.cosine(1.0, 2)(step) for step in range(5)]
+    [1.0, 0.5, 0.0, 0.5, 1.0]
+
+    `minimum + (init - minimum) * (1 + cos(pi * step / half_period)) / 2`. Raises ValueError for a
+    half_period that is not positive. `cosine_decay` stays at the bottom.
+    """
+    a, b, half = number("init", init), number("minimum", minimum), positive("half_period", half_period)
+    period = 2.0 * half
+
+    def schedule(step: Step) -> Real:
+        t = _time(step)
+        t = t - period * numerics.floor(divide(t, period))  # exact for a whole half_period: bits repeat
+        return _between(a, b, (1.0 + numerics.cospi(divide(t, half))) * 0.5)
+
+    return schedule
+
+
+def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
+    """Half a cosine wave from `init` at step 0 down to `final` at `steps`, and `final` from there on.
+
+    >>> [sf.schedules.cosine_decay(0.5, 2)(step) for step in (0, 1, 2, 3)]
+    [0.5, 0.25, 0.0, 0.0]
+
+    Raises ValueError for steps that are not positive. The drop fraction of Evci, Gale, Menick, Castro
+    and Elsen, "Rigging the lottery", 2020, arXiv 1911.11134, section 3(2).
+    """
+    a, b, end = number("init", init), number("final", final), positive("steps", steps)
+
+    def schedule(step: Step) -> Real:
+        t = _held(_time(step), 0.0, end)
+        return _between(a, b, (1.0 + numerics.cospi(divide(t, end))) * 0.5)
+
+    return schedule
+
+
+def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
+    """A straight line from `init` at step 0 to `final` at `steps`, and `final` from there on.
+
+    >>> [sf.schedules.linear_decay(0.5, 2)(step) for step in (0, 1, 2, 3)]
+    [0.5, 0.25, 0.0, 0.0]
+
+    Raises ValueError for steps that are not positive.
+    """
+    a, b, end = number("init", init), number("final", final), positive("steps", steps)
+    return lambda step: _between(a, b, divide(end - _held(_time(step), 0.0, end), end))
+
+
+def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3) -> Schedule:
+    """From `init` at step `begin` to `final` at `end`, fast first and slow at last; held outside.
+
+    >>> schedule = sf.schedules.polynomial(0.0, 0.8, begin=100, end=300)
+    >>> [schedule(step) for step in (0, 100, 200, 300, 400)]
+    [0.0, 0.0, 0.7000000000000001, 0.8, 0.8]
+
+    `final + (init - final) * (1 - (step - begin) / (end - begin)) ** power`. Raises ValueError for
+    end <= begin or a power that is not positive. With power 3 the sparsity of Zhu and Gupta, "To prune,
+    or not to prune", 2017, arXiv 1710.01878, equation 1.
+    """
+    a, b, exponent = number("init", init), number("final", final), positive("power", power)
+    start, stop = number("begin", begin), number("end", end)
+    if not isinstance(start, Tensor) and not isinstance(stop, Tensor) and stop <= start:
+        raise ValueError(f"expected end > begin, got begin={begin}, end={end}")
+
+    def schedule(step: Step) -> Real:
+        left = divide(stop - _held(_time(step), start, stop), stop - start)
+        return _between(a, b, numerics.power(left, exponent))
+
+    return schedule
+
+
+def _pick(values: list[Real], holds: list[Any], t: Real) -> Real:
+    """The last of `values` whose condition holds; the first if none does."""
+    value = like(t, values[0]) if isinstance(t, Tensor) else values[0]
+    for condition, other in zip(holds[1:], values[1:], strict=True):
+        value = where(condition, other, value)
+    return value
+
+
+def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
+    """The values in turn, going on whenever the trigger fires.
+
+    >>> schedule = sf.schedules.cycling([0.5, 0.8], sf.triggers.every(10, start=10))
+    >>> [schedule(step) for step in (0, 10, 19, 20, 30)]
+    [0.5, 0.5, 0.5, 0.8, 0.5]
+
+    `values[j % len(values)]` from the j-th firing on, j = 0, 1, ...: the first firing sees `values[0]`,
+    and so does every step before it. `when` is a trigger that counts: `every`, `at`, `always`, `never`, or
+    a callable with a method `count(step)`, the number of firings at steps up to and including `step`.
+    Raises TypeError for a trigger without one, ValueError for no values.
+    """
+    count = getattr(when, "count", None)
+    if not callable(count):
+        raise TypeError(
+            "expected when to be a trigger with count(step), such as every, at, always or never, "
+            f"got {type(when).__name__}"
+        )
+    numbers = _numbers("values", list(values))
+    if not numbers:
+        raise ValueError("expected at least one of values, got none")
+
+    def schedule(step: Step) -> Real:
+        t = _time(step)
+        if isinstance(t, Tensor):
+            step = t.to(torch.int64)
+        fired = count(step) - 1
+        index = where(fired < 0, 0, fired) % len(numbers)
+        return _pick(numbers, [index == i for i in range(len(numbers))], t)
+
+    return schedule
+
+
+def piecewise(values: Mapping[int, Real] | Iterable[tuple[int, Real]]) -> Schedule:
+    """Steps: each value holds from its step on; the first also before.
+
+    >>> schedule = sf.schedules.piecewise({0: 0.5, 100: 0.8})
+    >>> [schedule(step) for step in (0, 99, 100)]
+    [0.5, 0.5, 0.8]
+
+    `values` is `{begin: value}` or pairs of the two; order does not matter. Raises TypeError for a begin
+    that is no int, ValueError for one that is negative or given twice and for no values.
+    """
+    pairs = list(values.items() if isinstance(values, Mapping) else values)
+    for begin, _ in pairs:
+        check_int("piecewise(values)", "every begin", begin, 0)
+    pairs.sort(key=lambda pair: pair[0])
+    begins = [begin for begin, _ in pairs]
+    for begin, following in itertools.pairwise(begins):
+        if begin == following:
+            raise ValueError(f"expected one value for a begin, got two for {begin}")
+    numbers = _numbers("values", [value for _, value in pairs])
+    if not numbers:
+        raise ValueError("expected at least one of values, got none")
+
+    def schedule(step: Step) -> Real:
+        t = _time(step)
+        return _pick(numbers, [t >= begin for begin in begins], t)
+
+    return schedule
+
+
+def as_schedule(value: Any) -> Schedule:
+    """What is a schedule stays one; a float or a 0-d float tensor becomes a constant.
+
+    >>> sf.schedules.as_schedule(0.9)(0)
+    0.9
+
+    Raises TypeError for an int (write 1.0 for all), ValueError for a list (see `cycling`) or a dict (see
+    `piecewise`).
+    """
+    if isinstance(value, (float, Tensor)):
+        return constant(value)
+    if isinstance(value, (list, tuple)):
+        raise ValueError("expected a float or a schedule, got a list; write cycling(values, when) with its trigger")
+    if isinstance(value, Mapping):
+        raise ValueError("expected a float or a schedule, got a mapping; write piecewise({begin: value})")
+    if isinstance(value, int):
+        raise TypeError(f"expected a float or a schedule, got the {type(value).__name__} {value}; write {float(value)}")
+    if not callable(value):
+        raise TypeError(f"expected a float or a schedule, got {type(value).__name__}")
+    return value  # type: ignore[no-any-return]
+
+
+def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, Real]:
+    """The least and the largest value over steps begin..end, both included, and the value at `end`.
+
+    >>> sf.schedules.min_max_end(sf.schedules.cosine(1.0, 2), 0, 3)
+    (0.0, 1.0, 0.5)
+
+    Every step is looked at, so the result is exact and the time is linear in `end - begin`. A schedule
+    of your own that cannot be vmapped is called step by step. Raises ValueError for end < begin.
+    """
+    check_int("min_max_end", "begin", begin, 0)
+    check_int("min_max_end", "end", end, begin)
+    last = schedule(end)
+    low = high = last
+    chunk = 1 << 16
+    for first in range(begin, end + 1, chunk):
+        values = _values(schedule, first, min(end + 1, first + chunk))
+        least, most = values.min(), values.max()
+        low, high = where(least < low, least, low), where(most > high, most, high)
+    if isinstance(last, Tensor):
+        return low, high, last
+    return float(low), float(high), float(last)
+
+
+def _values(schedule: Schedule, start: int, stop: int) -> Tensor:
+    def one(step: Tensor) -> Tensor:
+        value = schedule(step)
+        return value.to(torch.float64) if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+
+    try:
+        values: Tensor = torch.func.vmap(one)(torch.arange(start, stop, dtype=torch.int64))
+    except RuntimeError:  # it branches on the value of the step
+        values = torch.stack([one(step) for step in range(start, stop)])  # type: ignore[arg-type]
+    return values

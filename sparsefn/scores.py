@@ -1,0 +1,197 @@
+"""Scores: (state, grads, step) -> a tree of floats, larger = more important; some with memory.
+
+`grads` is the dense gradient at the effective weights, so every score here sees pruned positions too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn import random as _random
+from sparsefn.tree import Tree, map_with_path
+from sparsefn.triggers import never
+from sparsefn.types import Accumulated, Score, State, Step, Trigger
+
+
+def magnitude(state: State, grads: Tree, step: Step) -> Tree:
+    """Absolute value of the weights.
+
+    >>> sf.scores.magnitude(sf.State({"w": torch.tensor([-2.0, 1.0])}, {"w": torch.tensor(True)}), (), 0)
+    {'w': tensor([2., 1.])}
+    """
+    del grads, step
+    return optree.tree_map(torch.abs, state.params)
+
+
+def gradient(state: State, grads: Tree, step: Step) -> Tree:
+    """Absolute value of the gradient.
+
+    >>> sf.scores.gradient(sf.State((), ()), {"w": torch.tensor([-2.0, 1.0])}, 0)
+    {'w': tensor([2., 1.])}
+
+    Evci et al. 2020, arXiv 1911.11134 (growth in RigL).
+    """
+    del state, step
+    return optree.tree_map(torch.abs, grads)
+
+
+def saliency(state: State, grads: Tree, step: Step) -> Tree:
+    """|weight * gradient|: to first order, how much the loss changes without the weight.
+
+    >>> state = sf.State({"w": torch.tensor([2.0, -1.0, 0.5])}, {"w": torch.tensor(True)})
+    >>> sf.scores.saliency(state, {"w": torch.tensor([0.5, 3.0, 1.0])}, 0)
+    {'w': tensor([1.0000, 3.0000, 0.5000])}
+
+    Lee et al. 2019, arXiv 1810.02340, eq. 5.
+    """
+    del step
+    return optree.tree_map(lambda w, g: (w * g).abs(), state.params, grads)
+
+
+def movement(state: State, grads: Tree, step: Step) -> Tree:
+    """-weight * gradient: positive where gradient descent moves the weight away from zero.
+
+    >>> state = sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor(True)})
+    >>> sf.scores.movement(state, {"w": torch.tensor([-0.5, -3.0])}, 0)
+    {'w': tensor([ 1., -3.])}
+
+    Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020, arXiv 2005.07683, eq. 3.
+    """
+    del step
+    return optree.tree_map(lambda w, g: -(w * g), state.params, grads)
+
+
+def random(state: State, grads: Tree, step: Step) -> Tree:
+    """Uniform draws in [0, 1) of the state's key, the leaf's path, the step and the element's index.
+
+    >>> state = sf.State({"w": torch.zeros(2)}, {"w": torch.tensor(True)}, key=sf.random.key(0))
+    >>> draws = sf.scores.random(state, (), 7)["w"]
+    >>> torch.equal(draws, sf.scores.random(state, (), torch.tensor(7))["w"])
+    True
+
+    ValueError for a state without a key.
+    """
+    del grads
+    if not isinstance(state.key, Tensor):
+        raise ValueError("expected a state with a PRNG key for random scores, got none; pass key=sf.random.key(seed)")
+    return map_with_path(
+        lambda path, leaf: _random.uniform(_random.leaf_key(state.key, path, step), leaf.shape), state.params
+    )
+
+
+def _memory(leaf: Tensor) -> Tensor:
+    # 16-bit sums would stop growing; the memory is at least float32.
+    return torch.zeros_like(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))
+
+
+def _zeros(params: Tree) -> Tree:
+    return optree.tree_map(_memory, params)
+
+
+def _plain(score: Score) -> Any:
+    if isinstance(score, Accumulated) or not callable(score):
+        raise TypeError(f"expected a score function of (state, grads, step), got {type(score).__name__}")
+    return score
+
+
+def _blend(decay: float, memory: Tree, new: Tree) -> Tree:
+    return optree.tree_map(lambda m, x: decay * m + (1 - decay) * x, memory, new)
+
+
+def _check_decay(decay: float) -> None:
+    if not 0.0 <= decay < 1.0:
+        raise ValueError(f"expected decay in [0, 1), got {decay}")
+
+
+def momentum(decay: float) -> Accumulated:
+    """Absolute value of a moving average of the dense gradient.
+
+    >>> score = sf.scores.momentum(0.5)
+    >>> memory = score.accumulate({"w": torch.zeros(1)}, sf.State((), ()), {"w": torch.ones(1)}, 0)
+    >>> memory, score.value(memory, sf.State((), ()), (), 0)
+    ({'w': tensor([0.5000])}, {'w': tensor([0.5000])})
+
+    memory <- decay * memory + (1 - decay) * grad, from zero, without bias correction.
+    Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
+    """
+    _check_decay(decay)
+    return Accumulated(
+        init=_zeros,
+        accumulate=lambda memory, state, grads, step: _blend(decay, memory, grads),
+        value=lambda memory, state, grads, step: optree.tree_map(torch.abs, memory),
+    )
+
+
+def ema(score: Score, decay: float) -> Accumulated:
+    """Moving average of a score.
+
+    >>> average = sf.scores.ema(sf.scores.gradient, 0.5)
+    >>> average.accumulate({"w": torch.zeros(1)}, sf.State((), ()), {"w": -torch.ones(1)}, 0)
+    {'w': tensor([0.5000])}
+
+    memory <- decay * memory + (1 - decay) * score, from zero, without bias correction.
+    """
+    _check_decay(decay)
+    fn = _plain(score)
+    return Accumulated(
+        init=_zeros,
+        accumulate=lambda memory, state, grads, step: _blend(decay, memory, fn(state, grads, step)),
+        value=lambda memory, state, grads, step: memory,
+    )
+
+
+def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
+    """Sum of a score since `reset` last fired.
+
+    >>> total = sf.scores.sum(sf.scores.gradient, reset=sf.every(2))
+    >>> memory = total.init({"w": torch.zeros(1)})
+    >>> for step in range(4):
+    ...     memory = total.accumulate(memory, sf.State((), ()), {"w": torch.ones(1)}, step)
+    ...     print(step, total.value(memory, sf.State((), ()), (), step)["w"].item())
+    0 1.0
+    1 1.0
+    2 2.0
+    3 1.0
+
+    A step at which `reset` fires still belongs to the sum that is read at it; the next one starts
+    afresh. So `reset` may be the very trigger of the algorithm. Without `reset`: since step 0.
+    """
+    fn, fires = _plain(score), reset or never()
+
+    def accumulate(memory: Tree, state: State, grads: Tree, step: Step) -> Tree:
+        total, fresh = memory["sum"], memory["fresh"]
+        new = optree.tree_map(lambda m, x: torch.where(fresh, 0.0, m) + x, total, fn(state, grads, step))
+        return {"sum": new, "count": torch.where(fresh, 0, memory["count"]) + 1, "fresh": _flag(fires(step), fresh)}
+
+    def init(params: Tree) -> Tree:
+        device = next((leaf.device for leaf in optree.tree_leaves(params)), None)
+        count = torch.zeros((), dtype=torch.int64, device=device)
+        return {"sum": _zeros(params), "count": count, "fresh": count > 0}
+
+    return Accumulated(init, accumulate, lambda memory, state, grads, step: memory["sum"])
+
+
+def mean(score: Score, reset: Trigger | None = None) -> Accumulated:
+    """Mean of a score since `reset` last fired (see `sum`).
+
+    >>> average = sf.scores.mean(sf.scores.gradient)
+    >>> memory = average.init({"w": torch.zeros(1)})
+    >>> for value in (1.0, 3.0):
+    ...     memory = average.accumulate(memory, sf.State((), ()), {"w": torch.tensor([value])}, 0)
+    >>> average.value(memory, sf.State((), ()), (), 0)
+    {'w': tensor([2.])}
+    """
+    total = sum(score, reset)
+
+    def value(memory: Tree, state: State, grads: Tree, step: Step) -> Tree:
+        return optree.tree_map(lambda m: m / memory["count"].clamp(min=1), memory["sum"])
+
+    return Accumulated(total.init, total.accumulate, value)
+
+
+def _flag(fired: bool | Tensor, like: Tensor) -> Tensor:
+    return fired if isinstance(fired, Tensor) else torch.full_like(like, fired)

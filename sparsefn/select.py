@@ -1,0 +1,227 @@
+"""Exact selection: one tensor of scores -> one mask, ties to the lowest index, NaN last.
+
+A competition is ordered by score (larger first), then by lower row-major index. NaN ranks below
+-inf, -0.0 equals 0.0. Scores are mapped to integers with that order, so that selection is exact on
+every dtype and the same bits under every transform. `_top` is the only engine: a faster one takes
+its place without a change elsewhere.
+"""
+
+from __future__ import annotations
+
+from sparsefn import random
+from sparsefn.patterns import Pattern, from_rows, to_rows, unstructured
+from sparsefn.tree import Tree, concrete, flatten
+
+import torch
+from torch import Tensor
+
+Count = int | Tensor | None
+
+_BARRED = {torch.int32: torch.iinfo(torch.int32).min, torch.int64: torch.iinfo(torch.int64).min}
+
+
+def rank_keys(scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Integers in the order of the competition; the least integer bars an entry from it.
+
+    >>> keys = rank_keys(torch.tensor([0.0, -0.0, float("nan"), -float("inf"), 1.0]))
+    >>> bool(keys[0] == keys[1]), (keys.argsort()).tolist()
+    (True, [2, 3, 0, 1, 4])
+
+    float32 and narrower give int32, float64 gives int64; `dtype` asks for the wider.
+    """
+    if not scores.is_floating_point():
+        raise TypeError(f"expected floating-point scores, got {scores.dtype}")
+    wide = torch.promote_types(scores.dtype, dtype or torch.float32)
+    x = scores.detach().to(wide)
+    kind = torch.int64 if wide == torch.float64 else torch.int32
+    least = _BARRED[kind]
+    raw = x.view(kind)
+    keys = torch.where(torch.isnan(x), least + 1, torch.where(raw >= 0, raw, least - raw))
+    return keys if eligible is None else torch.where(eligible, keys, least)
+
+
+def _top(keys: Tensor, k: int | Tensor) -> Tensor:
+    """Bool mask of the k largest keys of each row; barred entries never win, so k is an upper bound."""
+    size = keys.shape[-1]
+    open_ = keys > _BARRED[keys.dtype]
+    if size == 0 or (isinstance(k, int) and k == 0):
+        return torch.zeros_like(open_)
+    if isinstance(k, int):
+        if k >= size:
+            return open_
+        threshold = torch.kthvalue(keys, size - k + 1, dim=-1, keepdim=True).values
+    else:
+        k = k.reshape(-1, 1).clamp(0, size)
+        order = torch.sort(keys, dim=-1, descending=True).values
+        at = (k - 1).clamp(min=0).expand(keys.shape[0], 1)
+        threshold = order.gather(-1, at)
+    above, equal = keys > threshold, keys == threshold
+    missing = k - above.sum(-1, keepdim=True)
+    return (above | (equal & (equal.cumsum(-1) <= missing))) & open_
+
+
+def top(keys: Tensor, count: int | Tensor) -> Tensor:
+    """Exact winners of each row of keys, (groups, units); a count that a tensor hides is clamped.
+
+    >>> top(torch.tensor([[3, 1, 2]], dtype=torch.int32), 2)
+    tensor([[ True, False,  True]])
+    """
+    if isinstance(count, Tensor) and (count.ndim == 0 or count.shape == (1,)):
+        known = concrete(count)
+        count = count if known is None else max(0, min(int(known), keys.shape[-1]))
+    return _top(keys, count)
+
+
+def _check_count(name: str, count: Count, groups: int, available: int) -> int | Tensor:
+    if isinstance(count, Tensor):
+        if count.is_floating_point() or count.dtype == torch.bool:
+            raise TypeError(f"expected {name} of an integer dtype, got {count.dtype}")
+        if count.ndim and tuple(count.shape) != (groups,):
+            raise ValueError(f"expected {name} of shape () or ({groups},), got {tuple(count.shape)}")
+        return count.to(torch.int64)
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"expected {name} to be an int or an integer tensor, got {count!r}")
+    if not 0 <= count <= available:
+        raise ValueError(f"expected 0 <= {name} <= {available}, got {count}")
+    return count
+
+
+def _fixed_count(pattern: Pattern, name: str, count: Count) -> Count:
+    if pattern.fixed is None:
+        return count
+    if count is not None and (isinstance(count, Tensor) or count != pattern.fixed):
+        raise ValueError(f"{pattern} fixes {name} at {pattern.fixed}, got {count}")
+    return pattern.fixed
+
+
+def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured()) -> Tensor:
+    """Keep exactly the n_keep best units of each competing group.
+
+    >>> sf.topk_mask(torch.tensor([1.0, 3.0, 3.0, 2.0]), 1)
+    tensor([False,  True, False, False])
+
+    `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern; `nm` fixes it
+    (pass None). An int outside [0, units of a group] is a ValueError, a tensor is clamped. Returns a
+    bool mask of the shape of `scores`.
+    """
+    keys = rank_keys(to_rows(pattern, scores))
+    count = _check_count("n_keep", _fixed_count(pattern, "n_keep", n_keep), *keys.shape)
+    return from_rows(pattern, top(keys, count), tuple(scores.shape))
+
+
+def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) -> Tensor:
+    """Keep the scores above tau, and at least the min_keep best.
+
+    >>> sf.threshold_mask(torch.tensor([1.0, 3.0, 2.0]), 5.0, min_keep=1)
+    tensor([False,  True, False])
+
+    The count depends on the data. NaN is above nothing.
+    """
+    floor = _check_count("min_keep", min_keep, 1, scores.numel())
+    above = scores.detach() > tau
+    return above | top(rank_keys(scores).reshape(1, -1), floor).reshape(scores.shape) if min_keep else above
+
+
+def _mask_rows(pattern: Pattern, scores: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool or mask.shape != scores.shape:
+        raise ValueError(f"expected a bool mask of shape {tuple(scores.shape)}, got {mask.dtype} {tuple(mask.shape)}")
+    return to_rows(pattern, mask, lambda unit: unit.any(-1))
+
+
+def _check_available(name: str, count: int | Tensor, eligible: Tensor) -> None:
+    if isinstance(count, int):
+        least = concrete(eligible.sum(-1).amin()) if eligible.shape[0] else count
+        if least is not None and count > least:
+            raise ValueError(f"expected 0 <= {name} <= {least}, got {count}")
+
+
+def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern = unstructured()) -> Tensor:
+    """Clear the n_drop worst kept units of each group; pruned units do not compete.
+
+    >>> sf.drop_lowest(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, True, False]), 1)
+    tensor([False,  True, False])
+
+    Among ties the higher index goes first, NaN before all. A unit is active if any element is kept.
+    An int above what is active is a ValueError, a tensor is clamped.
+    """
+    active = _mask_rows(pattern, scores, mask)
+    count = _check_count("n_drop", n_drop, *active.shape)
+    _check_available("n_drop", count, active)
+    keep = (active.sum(-1) - count).clamp(min=0)
+    kept = top(rank_keys(to_rows(pattern, scores), active), keep)
+    return mask & from_rows(pattern, kept, tuple(scores.shape))
+
+
+def grow_highest(
+    scores: Tensor,
+    mask: Tensor,
+    n_grow: Count,
+    *,
+    pattern: Pattern = unstructured(),
+    exclude: Tensor | None = None,
+) -> Tensor:
+    """Fill the n_grow best pruned units of each group; kept and excluded units do not compete.
+
+    >>> sf.grow_highest(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, False, False]), 1)
+    tensor([ True,  True, False])
+
+    An int above what is eligible is a ValueError, a tensor is clamped.
+    """
+    eligible = ~_mask_rows(pattern, scores, mask)
+    if exclude is not None:
+        eligible = eligible & ~_mask_rows(pattern, scores, exclude)
+    count = _check_count("n_grow", n_grow, *eligible.shape)
+    _check_available("n_grow", count, eligible)
+    grown = top(rank_keys(to_rows(pattern, scores), eligible), count)
+    return mask | from_rows(pattern, grown, tuple(scores.shape))
+
+
+def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
+    """One competition over all leaves: exactly n_keep elements are kept in total.
+
+    >>> sf.topk_masks({"a": torch.tensor([1.0, 4.0]), "b": torch.tensor([3.0, 2.0])}, 2)
+    {'a': tensor([False,  True]), 'b': tensor([ True, False])}
+
+    Ties go to the earlier leaf in optree's order, then to the lower index.
+    """
+    leaves, rebuild = flatten(scores)
+    if not leaves:
+        return scores
+    keys = joint_keys(list(leaves.values()))
+    count = _check_count("n_keep", n_keep, *keys.shape)
+    won = top(keys, count).reshape(-1).split([leaf.numel() for leaf in leaves.values()])
+    return rebuild([part.reshape(leaf.shape) for part, leaf in zip(won, leaves.values(), strict=True)])
+
+
+def joint_keys(scores: list[Tensor], eligible: list[Tensor] | None = None) -> Tensor:
+    """Keys of several score tensors laid end to end, as one row in one integer dtype.
+
+    >>> joint_keys([torch.ones(2), torch.zeros(1, 1, dtype=torch.float64)]).shape
+    torch.Size([1, 3])
+    """
+    wide = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
+    flags = [None] * len(scores) if eligible is None else eligible
+    rows = [rank_keys(s, e, wide).reshape(-1) for s, e in zip(scores, flags, strict=True)]
+    return torch.cat(rows).reshape(1, -1)
+
+
+def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:
+    """Keep each element with its own probability, drawn from an explicit key.
+
+    >>> sf.bernoulli_mask(torch.tensor([0.0, 1.0]), sf.random.key(0))
+    tensor([False,  True])
+    """
+    return random.bernoulli(key, probs)
+
+
+def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
+    """The value of `hard` with the gradient of `soft`.
+
+    >>> soft = torch.tensor([0.3, 0.8])
+    >>> torch.func.grad(lambda s: sf.straight_through((s > 0.5).float(), s).sum())(soft)
+    tensor([1., 1.])
+
+    The detach form, right under grad, vmap, jvp and compile (a custom autograd Function is silently
+    ignored by a compiled `torch.func.grad`). Bengio et al. 2013, arXiv 1308.3432.
+    """
+    return hard.detach().to(soft.dtype) + (soft - soft.detach())

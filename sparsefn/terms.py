@@ -1,0 +1,76 @@
+"""Terms that `with_terms` adds to the gradient: (state, step) -> a tree like the params."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.tree import Tree, is_sparse, map_with_path
+from sparsefn.types import State, Step, Term
+
+
+def l1(strength: float) -> Term:
+    """Gradient of strength * sum |w|.
+
+    >>> sf.terms.l1(0.5)(sf.State({"w": torch.tensor([2.0, 0.0, -1.0])}, {"w": torch.tensor(True)}), 0)
+    {'w': tensor([ 0.5000,  0.0000, -0.5000])}
+    """
+    return lambda state, step: optree.tree_map(lambda w: strength * torch.sign(w), state.params)
+
+
+def l2(strength: float) -> Term:
+    """Gradient of strength / 2 * sum w^2: weight decay inside the gradient.
+
+    >>> sf.terms.l2(0.5)(sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor(True)}), 0)
+    {'w': tensor([ 1.0000, -0.5000])}
+    """
+    return lambda state, step: optree.tree_map(lambda w: strength * w, state.params)
+
+
+def pruned_decay(strength: float) -> Term:
+    """strength * w off the mask: the regulariser of SR-STE.
+
+    >>> state = sf.State({"w": torch.tensor([3.0, -1.0])}, {"w": torch.tensor([True, False])})
+    >>> sf.terms.pruned_decay(0.1)(state, 0)
+    {'w': tensor([ 0.0000, -0.1000])}
+
+    For algorithms whose pruned weights train on (`ste`). Zhou et al. 2021, arXiv 2102.04010, eq. 8.
+    """
+
+    def leaf(w: Tensor, mask: Tensor) -> Tensor:
+        return torch.where(mask, 0.0, strength * w) if is_sparse(mask, w) else torch.zeros_like(w)
+
+    return lambda state, step: optree.tree_map(leaf, state.params, state.masks)
+
+
+def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
+    """Gradient of any scalar function of the params and the step.
+
+    >>> term = sf.terms.penalty(lambda params, step: (params["w"] ** 3).sum())
+    >>> term(sf.State({"w": torch.tensor([2.0])}, {"w": torch.tensor(True)}), 0)
+    {'w': tensor([12.])}
+    """
+
+    def term(state: State, step: Step) -> Tree:
+        leaves, treedef = optree.tree_flatten(state.params)
+        gradient = torch.func.grad(lambda values: fn(optree.tree_unflatten(treedef, values), step))
+        return optree.tree_unflatten(treedef, gradient(leaves))
+
+    return term
+
+
+def noise(std: float, key: Tensor) -> Term:
+    """Gaussian noise of a standard deviation, drawn from (key, path, step, index).
+
+    >>> sf.terms.noise(0.0, sf.random.key(0))(sf.State({"w": torch.ones(2)}, {"w": torch.tensor(True)}), 3)
+    {'w': tensor([0., 0.])}
+    """
+    if not std >= 0:
+        raise ValueError(f"expected std >= 0, got {std}")
+    return lambda state, step: map_with_path(
+        lambda path, w: std * random.normal(random.leaf_key(key, path, step), w.shape, w.dtype), state.params
+    )

@@ -1,0 +1,197 @@
+"""Maps over optree pytrees that know the dotted path of every leaf."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+Tree = Any  # any optree pytree of tensors
+
+
+def _render(tree: Tree, path: Sequence[Any]) -> str:
+    # optree's path of a named tuple holds the index; people write the field's name.
+    parts, node = [], tree
+    for entry in path:
+        fields = getattr(node, "_fields", None) if isinstance(node, tuple) else None
+        parts.append(str(fields[entry]) if fields is not None else str(entry))
+        try:
+            node = node[entry]
+        except (TypeError, KeyError, IndexError):
+            node = None
+    return ".".join(parts)
+
+
+def paths(tree: Tree) -> list[str]:
+    """Dotted paths of the leaves, in optree's order.
+
+    >>> paths({"layer": {"weight": torch.zeros(2), "bias": torch.zeros(2)}})
+    ['layer.bias', 'layer.weight']
+    """
+    return [_render(tree, path) for path in optree.tree_paths(tree)]
+
+
+def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Any]], Tree]]:
+    """`{path: leaf}` and the function that puts a sequence of leaves back in their place.
+
+    >>> leaves, rebuild = flatten([torch.zeros(1), (torch.ones(2),)])
+    >>> list(leaves)
+    ['0', '1.0']
+    >>> rebuild([1, 2])
+    [1, (2,)]
+
+    Raises ValueError where two leaves share a dotted path.
+    """
+    entries, leaves, treedef = optree.tree_flatten_with_path(tree)
+    named: dict[str, Tensor] = {}
+    for entry, leaf in zip(entries, leaves, strict=True):
+        name = _render(tree, entry)
+        if name in named:
+            raise ValueError(f"expected one leaf a path, but two leaves are at {name!r}; rename one")
+        named[name] = leaf
+    return named, lambda values: optree.tree_unflatten(treedef, values)
+
+
+def map_with_path(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """`optree.tree_map` whose function gets the dotted path first.
+
+    >>> map_with_path(lambda path, leaf: path, {"a": [0, 1]})
+    {'a': ['a.0', 'a.1']}
+    """
+    leaves, rebuild = flatten(tree)
+    others = [leaves_like(other, tree) for other in rest]
+    return rebuild([fn(*row) for row in zip(leaves, leaves.values(), *others, strict=True)])
+
+
+def leaves_like(tree: Tree, like: Tree) -> list[Any]:
+    """Leaves of `tree` in the order of `like`, whose structure it must have.
+
+    >>> leaves_like({"b": 1, "a": 2}, {"a": 0, "b": 0})
+    [2, 1]
+    """
+    leaves, treedef = optree.tree_flatten(tree)
+    if treedef != optree.tree_structure(like):
+        raise ValueError(structure_error("tree", tree, like))
+    return leaves
+
+
+def structure_error(what: str, tree: Tree, like: Tree) -> str:
+    """One sentence that says where the structure of `tree` departs from that of `like`.
+
+    >>> structure_error("grads", {"a": 0}, {"a": 0, "b": 0})
+    "expected grads with the structure of params, but there is no leaf at 'b'"
+    """
+    got, want = paths(tree), paths(like)
+    head = f"expected {what} with the structure of params, but "
+    for path in want:
+        if path not in got:
+            return head + f"there is no leaf at {path!r}"
+    for path in got:
+        if path not in want:
+            return head + f"there is an unknown leaf at {path!r}"
+    return head + f"the containers differ: {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
+
+
+def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True) -> None:
+    """Raise unless `tree` has the structure, shapes and (on demand) dtypes of `like`.
+
+    >>> check_like("grads", {"w": torch.zeros(2)}, {"w": torch.zeros(3)})
+    Traceback (most recent call last):
+        ...
+    ValueError: expected grads of shape (3,) at 'w', got (2,)
+    """
+    leaves, treedef = optree.tree_flatten(tree)
+    wanted, want_def = optree.tree_flatten(like)
+    if treedef != want_def:
+        raise ValueError(structure_error(what, tree, like))
+    for i, (leaf, want) in enumerate(zip(leaves, wanted, strict=True)):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"expected {what} to be tensors, got {type(leaf).__name__} at {paths(like)[i]!r}")
+        if leaf.shape != want.shape:
+            at = paths(like)[i]
+            raise ValueError(f"expected {what} of shape {tuple(want.shape)} at {at!r}, got {tuple(leaf.shape)}")
+        if dtype and leaf.dtype != want.dtype:
+            raise TypeError(f"expected {what} of dtype {want.dtype} at {paths(like)[i]!r}, got {leaf.dtype}")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def glob_match(path: str, glob: str) -> bool:
+    """Whether the whole dotted path matches the shell-style glob (`*` crosses dots).
+
+    >>> glob_match("encoder.0.weight", "*.weight")
+    True
+    """
+    return fnmatch.fnmatchcase(path, glob)
+
+
+def check_globs(what: str, globs: Sequence[str], names: Sequence[str]) -> None:
+    """Raise ValueError for a glob that matches none of the paths.
+
+    >>> check_globs("where", ["*.wieght"], ["0.weight", "0.bias"])
+    Traceback (most recent call last):
+        ...
+    ValueError: where: no path matches '*.wieght'; the paths are '0.weight', '0.bias'
+    """
+    for glob in globs:
+        if not any(glob_match(name, glob) for name in names):
+            known = ", ".join(map(repr, names))
+            raise ValueError(f"{what}: no path matches {glob!r}; the paths are {known}")
+
+
+def concrete(value: Any) -> Any:
+    """The Python number in a 0-d tensor, or None where a transform hides it.
+
+    >>> concrete(torch.tensor(3)), concrete(2.5)
+    (3, 2.5)
+    """
+    if not isinstance(value, Tensor):
+        return value
+    if torch.compiler.is_compiling():
+        return None
+    try:
+        return value.item()
+    except RuntimeError:  # batched by vmap, or fake
+        return None
+
+
+def choose(pred: Any, new: Callable[[Tree], Tree], old: Tree) -> Tree:
+    """`new(old)` where `pred` holds, else `old`: lazily if the truth is known, by `torch.where` if not.
+
+    >>> choose(False, lambda tree: 1 / 0, {"a": 1})
+    {'a': 1}
+    """
+    known = concrete(pred)
+    if known is not None:
+        return new(old) if known else old
+    return select(pred, new(old), old)
+
+
+def select(pred: Tensor, new: Tree, old: Tree) -> Tree:
+    """Leafwise `torch.where`; leaves that are the same object are passed on.
+
+    >>> select(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
+    {'a': tensor(1)}
+    """
+    return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, a, b), new, old)
+
+
+def is_sparse(mask: Tensor, leaf: Tensor) -> bool:
+    """Whether a leaf is sparsified, read off shapes alone (0-d True means dense).
+
+    >>> is_sparse(torch.tensor(True), torch.zeros(2, 2))
+    False
+    """
+    return mask.ndim == leaf.ndim and leaf.ndim > 0
+
+
+def as_mapping(tree: Mapping[str, Any] | Tree) -> dict[str, Any]:
+    """`{path: leaf}` of any tree.
+
+    >>> as_mapping((1, {"a": 2}))
+    {'0': 1, '1.a': 2}
+    """
+    return flatten(tree)[0]

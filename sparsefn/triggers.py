@@ -1,0 +1,174 @@
+"""Triggers say at which steps something happens; `check_step` says what a step is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparsefn.types import Step
+
+
+def check_kind(step: Step) -> None:
+    """Raise unless the step is an int, of any sign, or a 0-d int64 tensor.
+
+    >>> sf.triggers.check_kind(0.5)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected step to be an int or a 0-d int64 tensor, got float
+    """
+    if isinstance(step, Tensor):
+        if step.dtype != torch.int64:
+            raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got a tensor of {step.dtype}")
+        if step.ndim:
+            raise ValueError(f"expected step to be a 0-d tensor, got shape {tuple(step.shape)}")
+    elif isinstance(step, bool) or not isinstance(step, int):
+        raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got {type(step).__name__}")
+
+
+def check_step(step: Step) -> Step:
+    """The step itself, if it is one: an int >= 0 or a 0-d int64 tensor.
+
+    >>> sf.triggers.check_step(3)
+    3
+
+    Under `vmap` the tensor is 0-d per member. While compiling, an int comes back as a tensor: that
+    graph serves every step. Raises TypeError for another type or dtype, ValueError for a negative int
+    or a tensor that is not 0-d.
+    """
+    check_kind(step)
+    if isinstance(step, Tensor):
+        return step
+    if step < 0:
+        raise ValueError(f"expected step >= 0, got {step}")
+    if torch.compiler.is_compiling():
+        return torch.full((), step, dtype=torch.int64)  # as_tensor would compile anew for every step
+    return step
+
+
+@dataclass(frozen=True)
+class Every:
+    """What `every` returns."""
+
+    n: int
+    start: int = 0
+    stop: int | None = None
+
+    def __call__(self, step: Step) -> bool | Tensor:
+        """Whether it fires at this step."""
+        check_kind(step)
+        fires = (step >= self.start) & ((step - self.start) % self.n == 0)
+        return fires if self.stop is None else fires & (step < self.stop)
+
+    def count(self, step: Step) -> Step:
+        """How often it has fired at steps up to this one, itself included."""
+        check_kind(step)
+        if isinstance(step, Tensor):
+            last = step.clamp(max=self.stop - 1) if self.stop is not None else step
+            return ((last - self.start) // self.n + 1).clamp(min=0)
+        if self.stop is not None:
+            step = min(step, self.stop - 1)
+        return max(0, (step - self.start) // self.n + 1)
+
+
+@dataclass(frozen=True)
+class At:
+    """What `at` and `never` return."""
+
+    steps: tuple[int, ...]
+
+    def __call__(self, step: Step) -> bool | Tensor:
+        """Whether it fires at this step."""
+        check_kind(step)
+        if isinstance(step, Tensor):
+            return (step == self._tensor(step)).any(-1)
+        return step in self.steps
+
+    def count(self, step: Step) -> Step:
+        """How often it has fired at steps up to this one, itself included."""
+        check_kind(step)
+        if isinstance(step, Tensor):
+            return (step >= self._tensor(step)).sum(-1)
+        return sum(step >= fires for fires in self.steps)
+
+    def _tensor(self, like: Tensor) -> Tensor:
+        return torch.tensor(self.steps, dtype=torch.int64, device=like.device)
+
+
+def check_int(call: str, name: str, value: int, low: int) -> None:
+    """Raise unless the argument of that name is an int and at least `low`.
+
+    >>> sf.triggers.check_int("every(n)", "n", 0, 1)
+    Traceback (most recent call last):
+        ...
+    ValueError: every(n): expected n >= 1, got 0
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{call}: expected {name} to be an int, got {type(value).__name__}")
+    if value < low:
+        raise ValueError(f"{call}: expected {name} >= {low}, got {value}")
+
+
+def every(n: int, start: int = 0, stop: int | None = None) -> Every:
+    """Fires at start, start + n, start + 2n, ... below stop.
+
+    >>> when = sf.triggers.every(10, start=5, stop=25)
+    >>> [step for step in range(40) if when(step)]
+    [5, 15]
+    >>> when(torch.tensor(15))
+    tensor(True)
+
+    `start` is inclusive and sets the phase; `stop` is exclusive, None for no end. Called with an int
+    it gives a bool, with a 0-d int64 tensor a 0-d bool tensor. `.count(step)` is the number of firings
+    at steps up to and including `step`. Raises TypeError for what is no int, ValueError for n < 1,
+    start < 0, or stop <= start (that is `never()`).
+    """
+    call = "every(n, start, stop)"
+    check_int("every(n)", "n", n, 1)
+    check_int(call, "start", start, 0)
+    if stop is not None:
+        check_int(call, "stop", stop, 0)
+        if stop <= start:
+            raise ValueError(f"{call}: expected stop > start (stop is exclusive), got start={start}, stop={stop}")
+    return Every(n, start, stop)
+
+
+def at(steps: Iterable[int]) -> At:
+    """Fires at the steps listed; their order and duplicates do not matter.
+
+    >>> when = sf.triggers.at([3, 1])
+    >>> [step for step in range(5) if when(step)]
+    [1, 3]
+
+    Result and `.count` as for `every`. Raises TypeError for steps that are no ints, ValueError for a
+    negative step or an empty list (that is `never()`).
+    """
+    if not isinstance(steps, Iterable):
+        raise TypeError(f"at(steps): expected a list of ints, got {steps!r}; write at([{steps!r}])")
+    unique = set()
+    for step in steps:
+        check_int("at(steps)", "every step", step, 0)
+        unique.add(step)
+    if not unique:
+        raise ValueError("at(steps): expected at least one step, got none; never() fires at no step")
+    return At(tuple(sorted(unique)))
+
+
+def always() -> Every:
+    """Fires at every step.
+
+    >>> sf.triggers.always()(7)
+    True
+    """
+    return Every(1)
+
+
+def never() -> At:
+    """Fires at no step.
+
+    >>> sf.triggers.never()(7)
+    False
+    """
+    return At(())

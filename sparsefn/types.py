@@ -1,0 +1,198 @@
+"""The vocabulary: `State`, `Algorithm`, and how an optimizer sees a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.tree import Tree, check_like, is_sparse, paths, structure_error
+
+Step = int | Tensor
+Schedule = Callable[[Step], float | Tensor]
+Trigger = Callable[[Step], bool | Tensor]
+Where = Callable[[str, Tensor], bool] | str | Sequence[str]
+Term = Callable[["State", Step], Tree]
+
+
+class State(NamedTuple):
+    """Everything an algorithm knows, as one pytree of tensors.
+
+    >>> import sparsefn as sf
+    >>> state = sf.dense().init({"w": torch.ones(2, 2)})
+    >>> state.masks, state.scores
+    ({'w': tensor(True)}, ())
+
+    `params` are the weights before masks; run `sf.effective(state)`. `masks` has the treedef of
+    `params`: bool, True = kept, 0-d True for a leaf that is not sparsified. `scores` is what the
+    algorithm accumulates or learns: one tree with the treedef of `params`, or a dict of trees by
+    name. In a dict of trees, `"support"` is where weights move when that is not the mask.
+    `key` is the PRNG key, `opt` the inner optimizer's state. An unused field is `()`.
+    """
+
+    params: Tree
+    masks: Tree
+    scores: Tree = ()
+    key: Tree = ()
+    opt: Tree = ()
+
+
+class TrainView(NamedTuple):
+    """How an optimizer sees a state: which tree it trains, with which gradients, and where.
+
+    >>> import sparsefn as sf
+    >>> algorithm = sf.dense()
+    >>> state = algorithm.init({"w": torch.ones(2)})
+    >>> algorithm.view.get(state)
+    {'w': tensor([1., 1.])}
+
+    `get` reads the trained tree, `put` writes it back, `grads(state, grads, step)` turns the
+    gradient at the effective weights into the gradient of `get(state)`, and `support` is a bool
+    tree like `get(state)`: where it moves and keeps moments (0-d True = everywhere).
+    """
+
+    get: Callable[[State], Tree]
+    put: Callable[[State, Tree], State]
+    grads: Callable[[State, Tree, Step], Tree]
+    support: Callable[[State], Tree]
+
+
+class Accumulated(NamedTuple):
+    """A score with memory: its leaves live in `state.scores`.
+
+    >>> import sparsefn as sf
+    >>> ema = sf.scores.ema(sf.scores.gradient, decay=0.5)
+    >>> ema.init({"w": torch.ones(2)})
+    {'w': tensor([0., 0.])}
+
+    `init(params)` makes the memory, `accumulate(memory, state, grads, step)` advances it on every
+    step, `value(memory, state, grads, step)` reads the scores when a trigger fires.
+    """
+
+    init: Callable[[Tree], Tree]
+    accumulate: Callable[[Tree, State, Tree, Step], Tree]
+    value: Callable[[Tree, State, Tree, Step], Tree]
+
+
+Score = Callable[[State, Tree, Step], Tree] | Accumulated
+
+
+def _is_support(scores: Tree, params: Tree) -> bool:
+    # A params tree may itself have a leaf called "support": then scores has params' treedef.
+    return (
+        isinstance(scores, dict)
+        and "support" in scores
+        and optree.tree_structure(scores) != optree.tree_structure(params)
+    )
+
+
+def support_of(state: State) -> Tree:
+    """Where the weights of a state move: `scores["support"]` if there is one, else the masks.
+
+    >>> support_of(State({"w": torch.ones(1)}, {"w": torch.tensor([True])}))
+    {'w': tensor([True])}
+    """
+    return state.scores["support"] if _is_support(state.scores, state.params) else state.masks
+
+
+def _inside(support: Tree, new: Tree, old: Tree | float) -> Tree:
+    if isinstance(old, float):
+        return optree.tree_map(lambda s, a: torch.where(s, a, old) if is_sparse(s, a) else a, support, new)
+    return optree.tree_map(
+        lambda s, a, b: torch.where(s, a, b) if is_sparse(s, a) else a, support, new, old
+    )
+
+
+def apply_masks(tree: Tree, masks: Tree) -> Tree:
+    """The tree with +0.0 wherever its mask is False.
+
+    >>> apply_masks({"w": torch.tensor([1.0, -0.0, float("nan")])}, {"w": torch.tensor([True, False, False])})
+    {'w': tensor([1., 0., 0.])}
+
+    It selects and does not multiply: -0.0, NaN and inf off the mask become +0.0. A 0-d mask keeps
+    its leaf whole. Differentiable in `tree`. Raises ValueError for another structure or a mask of
+    another shape, TypeError for a mask that is not bool.
+    """
+    check_masks(masks, tree)
+    return _inside(masks, tree, 0.0)
+
+
+def check_masks(masks: Tree, params: Tree) -> None:
+    """Raise unless `masks` fits `params`: the same structure, bool, each of its leaf's shape or 0-d.
+
+    >>> check_masks({"w": torch.tensor([True])}, {"w": torch.zeros(2)})
+    Traceback (most recent call last):
+        ...
+    ValueError: expected a mask of shape (2,) or () at 'w', got (1,)
+    """
+    leaves, treedef = optree.tree_flatten(masks)
+    wanted, want_def = optree.tree_flatten(params)
+    if treedef != want_def:
+        raise ValueError(structure_error("masks", masks, params))
+    for i, (mask, leaf) in enumerate(zip(leaves, wanted, strict=True)):
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(f"expected a bool mask at {paths(params)[i]!r}, got {got}")
+        if mask.ndim and mask.shape != leaf.shape:
+            at = paths(params)[i]
+            raise ValueError(f"expected a mask of shape {tuple(leaf.shape)} or () at {at!r}, got {tuple(mask.shape)}")
+
+
+def effective(state: State) -> Tree:
+    """The weights to run the model with: `params` under `masks`. Right for every algorithm.
+
+    >>> effective(State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])}))
+    {'w': tensor([1., 0.])}
+    """
+    return apply_masks(state.params, state.masks)
+
+
+def _put(state: State, params: Tree) -> State:
+    return state._replace(params=_inside(support_of(state), params, state.params))
+
+
+def with_params(state: State, params: Tree) -> State:
+    """The state with an outside optimizer's weights put in, detached.
+
+    >>> state = State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
+    >>> with_params(state, {"w": torch.tensor([2.0, 3.0])}).params
+    {'w': tensor([2., 0.])}
+
+    Weights are taken where the state lets them move: on the mask, or everywhere under
+    `pruned="train"`; elsewhere the state keeps its own. For algorithms whose view trains params.
+    Raises ValueError or TypeError for another structure, shape or dtype, naming the path.
+    """
+    check_like("params", params, state.params)
+    return _put(state, optree.tree_map(lambda p: p.detach(), params))
+
+
+masked_view = TrainView(
+    get=lambda state: state.params,
+    put=_put,
+    grads=lambda state, grads, step: _inside(support_of(state), grads, 0.0),
+    support=support_of,
+)
+
+
+class Algorithm(NamedTuple):
+    """A pure pair `init(params) -> state`, `update(state, grads, step) -> state`.
+
+    >>> import sparsefn as sf
+    >>> algorithm = sf.gmp(sf.schedules.polynomial(0.0, 0.5, begin=0, end=2))
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
+    >>> algorithm.update(state, {"w": torch.zeros(2, 2)}, 2).masks
+    {'w': tensor([[False, False],
+            [ True,  True]])}
+
+    `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` is what an optimizer
+    trains. `within(masks)` is the same algorithm choosing only among what `masks` keep (used by
+    `sf.chain`); an algorithm without one is intersected.
+    """
+
+    init: Callable[[Tree], State]
+    update: Callable[[State, Tree, Step], State]
+    view: TrainView = masked_view
+    within: Callable[[Tree], Algorithm] | None = None

@@ -1,0 +1,147 @@
+"""README and docs: every Python block runs, every relative link leads somewhere."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+
+FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<info>[^`]*?)\s*$")
+NO_RUN = re.compile(r"<!--\s*no-run\b(?P<reason>.*?)-->")
+LINK = re.compile(r"(?:\]\(|^ {0,3}\[[^\]]+\]:)\s*<?([^)\s>]+)", re.MULTILINE)  # `[text](target)` or `[label]: target`
+
+
+class Block(NamedTuple):
+    line: int  # of its first line of code, from 1
+    language: str
+    code: str
+    before: str  # the nearest line above the fence that is not blank
+
+
+def split(text: str) -> tuple[str, list[Block]]:
+    """A page's prose, and its fenced blocks in order."""
+    prose: list[str] = []
+    found: list[Block] = []
+    fence, before, start, code = None, "", 0, []
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = FENCE.match(line)
+        if fence is None and match:
+            fence, start, code = match, number + 1, []
+        elif fence is not None and match and match["ticks"].startswith(fence["ticks"]) and not match["info"]:
+            language = (fence["info"].split() or [""])[0]
+            found.append(Block(start, language, "\n".join(code), before))
+            fence, before = None, ""
+        elif fence is not None:
+            code.append(line.removeprefix(fence["indent"]))
+        else:
+            prose.append(line)
+            before = line.strip() or before
+    if fence is not None:
+        raise ValueError(f"line {start - 1}: this block is never closed")
+    return "\n".join(prose), found
+
+
+def runnable(text: str) -> list[Block]:
+    """The Python blocks that a page promises to work."""
+    found = []
+    for block in split(text)[1]:
+        if block.language.lower().startswith("py") and block.language != "python":
+            raise ValueError(f"line {block.line - 1}: write ```python, not ```{block.language}, so that the block runs")
+        if block.language != "python":
+            continue
+        mark = NO_RUN.fullmatch(block.before)
+        if mark is None:
+            found.append(block)
+        elif not re.fullmatch(r":\s*\S.*", mark["reason"]):
+            raise ValueError(f"line {block.line - 1}: a block that does not run says why: <!-- no-run: reason -->")
+    return found
+
+
+def run(text: str, filename: str) -> None:
+    """Run the blocks of one page in order, in one namespace."""
+    namespace = {"__name__": "__main__"}
+    for block in runnable(text):
+        # Blank lines above the code make a traceback show the page's own line numbers.
+        exec(compile("\n" * (block.line - 1) + block.code, filename, "exec"), namespace)
+
+
+def links(text: str) -> list[str]:
+    """The relative links of a page, without anchors; code is not searched."""
+    prose = re.sub(r"`[^`\n]*`", "", split(text)[0])
+    return [target.split("#")[0] for target in LINK.findall(prose) if not re.match(r"[a-z][a-z0-9+.-]*:|#", target)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(page.read_text(encoding="utf-8"), str(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = [target for target in links(page.read_text(encoding="utf-8")) if not (page.parent / target).exists()]
+    assert not dead
+
+
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_the_readme_shows_the_two_commands(command: str) -> None:
+    shown = [line for block in split(PAGES[0].read_text(encoding="utf-8"))[1] for line in block.code.splitlines()]
+    commands = [line.split("#")[0].removeprefix("$ ").strip() for line in shown]
+    assert command in commands, f"no block of README.md has the line `{command}`"
+
+
+def page(*lines: str) -> str:
+    return "\n".join(lines)
+
+
+def test_blocks_share_a_namespace_and_run_in_order() -> None:
+    text = page(
+        "```python", "seen = [1]", "```", "- a list", "  ```python", "  if seen:", "      seen.append(2)", "  ```"
+    )
+    run(text + page("", "~~~python", "assert seen == [1, 2]", "~~~"), "page.md")
+
+
+def test_a_failing_block_names_the_page_and_its_line() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        run(page("# Title", "", "```python", "x = 1", "1 / 0", "```"), "page.md")
+    last = raised.traceback[-1]
+    assert (str(last.frame.code.raw.co_filename), last.lineno + 1) == ("page.md", 5)
+
+
+def test_a_marked_block_does_not_run() -> None:
+    run(page("<!-- no-run: needs two machines -->", "", "```python", "1 / 0", "```", "```sh", "rm x", "```"), "page.md")
+
+
+def test_a_mark_holds_for_the_next_block_only() -> None:
+    mark, block = "<!-- no-run: slow -->", ("```python", "1 / 0", "```")
+    assert len(runnable(page(mark, *block, *block))) == 1
+    assert len(runnable(page(mark, "Some text.", *block))) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("<!-- no-run -->", "```python", "1", "```"), "line 2: a block that does not run says why"),
+        (("<!-- no-run: -->", "```python", "1", "```"), "line 2: a block that does not run says why"),
+        (("```py", "1", "```"), "line 1: write ```python, not ```py, so that the block runs"),
+        (("```python", "1"), "line 1: this block is never closed"),
+    ],
+)
+def test_a_page_that_would_hide_a_block_is_refused(lines: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        runnable(page(*lines))
+
+
+def test_links_are_read_from_prose_alone() -> None:
+    text = page(
+        "[a](docs/a.md#top) [b](https://x.org/b.md) [c](#here) [![d](d.png 'title')](d.md) `[e](e.md)` [f][g]",
+        "[g]: ../g.md",
+        "```python",
+        "table[0](key)",
+        "```",
+    )
+    assert links(text) == ["docs/a.md", "d.png", "d.md", "../g.md"]

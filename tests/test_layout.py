@@ -1,0 +1,95 @@
+"""The shape of the repository: small files, nothing empty, a test file for every module."""
+
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparsefn
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "sparsefn"
+MODULES = [file.relative_to(PACKAGE) for file in sorted(PACKAGE.rglob("*.py"))]
+
+MOST_LINES = 300
+GENERATED = {"__pycache__", "build", "dist"}
+MAY_BE_EMPTY = {"py.typed"}  # its presence is its content
+# Spelled in parts, so that this file does not hold what it looks for.
+MACHINE_PATHS = [f"/{top}/".encode() for top in ("work", "tmp", "root")]
+
+
+def tree(root: Path) -> Iterator[Path]:
+    """The files a commit would hold: no hidden folder but .ci, nothing generated, no virtual environment."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [
+            name
+            for name in sorted(folders)
+            if (name == ".ci" or not name.startswith("."))
+            and name not in GENERATED
+            and not name.endswith(".egg-info")
+            and not (Path(folder, name) / "pyvenv.cfg").exists()
+        ]
+        yield from (Path(folder, name) for name in sorted(files))
+
+
+def faults(root: Path) -> list[str]:
+    """Empty files, and files that name a path of one machine."""
+    found = []
+    for file in tree(root):
+        content, name = file.read_bytes(), file.relative_to(root).as_posix()
+        if not content.strip() and file.name not in MAY_BE_EMPTY:
+            found.append(f"{name} is empty")
+        found += [f"{name} names {path.decode()}" for path in MACHINE_PATHS if path in content]
+    return found
+
+
+def test_nothing_is_empty_and_no_file_names_a_path_of_one_machine() -> None:
+    assert not faults(ROOT)
+
+
+def test_the_checker_finds_what_it_looks_for(tmp_path: Path) -> None:
+    for name, content in {
+        "kept.py": b"x = 1\n",
+        "py.typed": b"",
+        "blank.py": b" \n",
+        "sub/script": b"cd " + MACHINE_PATHS[1] + b"x",
+        ".ci/run": b"cd " + MACHINE_PATHS[0],
+        ".cache/blank": b"",
+        "env/pyvenv.cfg": b"",
+    }.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
+    paths = [path.decode() for path in MACHINE_PATHS]
+    assert sorted(faults(tmp_path)) == [
+        f".ci/run names {paths[0]}",
+        "blank.py is empty",
+        f"sub/script names {paths[1]}",
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_modules_are_short(module: Path) -> None:
+    lines = len((PACKAGE / module).read_text(encoding="utf-8").splitlines())
+    assert lines <= MOST_LINES, f"sparsefn/{module} has {lines} lines: split it"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.name != "__init__.py"], ids=str)
+def test_every_module_has_its_test_file(module: Path) -> None:
+    expected = Path("tests") / module.with_name(f"test_{module.name}")
+    assert (ROOT / expected).is_file(), f"sparsefn/{module} is tested nowhere: write {expected}"
+
+
+def test_the_package_ships_its_types_and_all_its_folders() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    assert (PACKAGE / "py.typed").is_file()
+    assert setuptools["package-data"]["sparsefn"] == ["py.typed"]
+    folders = {".".join(("sparsefn", *module.parent.parts)) for module in MODULES}
+    assert set(setuptools["packages"]) == folders
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert sparsefn.__version__ == project["version"]
