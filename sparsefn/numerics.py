@@ -198,13 +198,30 @@ def power(base: Real, exponent: Real) -> Real:
     (0.125, 0.0)
 
     Within 1 unit in the last place for results between 1e-40 and 1e40, and a few beyond. A negative
-    exponent needs a positive base.
+    exponent needs a positive base; a negative base gives NaN.
     """
     zero = base == 0.0
     high, low = _log_sum(where(zero, 1.0, base))
     p, p_low = _two_product(exponent, high)
     value = where(zero, 0.0, _exp_sum(p, p_low + exponent * low))
+    value = where(base >= 0.0, value, math.nan)
     return where(exponent == 0.0, 1.0, where(exponent == 1.0, base, value))
+
+
+def numbers(**values: Any) -> list[Real]:
+    """Finite hyper-parameters as floats; all as float64 tensors where one is a 0-d float tensor.
+
+    >>> from sparsefn import numerics
+    >>> numerics.numbers(init=0.5, final=1)
+    [0.5, 1.0]
+    >>> numerics.numbers(init=0.5, final=torch.tensor(1.0))
+    [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
+
+    Raises what `number` raises.
+    """
+    checked = [number(name, value) for name, value in values.items()]
+    model = next((x for x in checked if isinstance(x, Tensor)), None)
+    return checked if model is None else [like(model, x) for x in checked]
 
 
 def number(name: str, value: Any) -> Real:
@@ -229,34 +246,14 @@ def number(name: str, value: Any) -> Real:
     return float(value)
 
 
-def positive(name: str, value: Any) -> Real:
-    """What `number` gives, if it is above 0; the sign of a tensor is not looked at.
+def check_positive(name: str, value: Real) -> None:
+    """Raise for a float that is not above 0; the sign of a tensor is not looked at.
 
     >>> from sparsefn import numerics
-    >>> numerics.positive("steps", 0)
+    >>> numerics.check_positive("steps", 0.0)
     Traceback (most recent call last):
         ...
-    ValueError: expected steps > 0, got 0
+    ValueError: expected steps > 0, got 0.0
     """
-    checked = number(name, value)
-    if not isinstance(checked, Tensor) and checked <= 0:
+    if not isinstance(value, Tensor) and value <= 0:
         raise ValueError(f"expected {name} > 0, got {value}")
-    return checked
-
-
-def stable_sum(x: Tensor) -> Tensor:
-    """The sum of all elements in one fixed order, as a 0-d tensor.
-
-    >>> from sparsefn import numerics
-    >>> numerics.stable_sum(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
-    tensor(10.)
-
-    Adds halves elementwise, so bits do not depend on threads, `vmap` or the compiler, as those of
-    `Tensor.sum` do.
-    """
-    x = x.reshape(-1)
-    while x.numel() > 1:
-        half = (x.numel() + 1) // 2
-        pairs = x[: x.numel() - half] + x[half:]
-        x = torch.cat((pairs, x[x.numel() - half : half]))
-    return x.sum()  # of one element, or none

@@ -58,6 +58,11 @@ def _check_float(dtype: torch.dtype) -> None:
         raise TypeError(f"expected dtype float16, bfloat16, float32 or float64, got {dtype}")
 
 
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in pairs)
+
+
 def _as_keys(pairs: Tensor) -> Tensor:
     return torch.stack(((pairs >> 32) & MASK32, pairs & MASK32), -1)
 
@@ -173,7 +178,7 @@ def bits(key: Tensor, shape: Sequence[int], *, index: Tensor | None = None) -> T
     """Random 32-bit words: int64 in [0, 2^32).
 
     >>> sf.random.bits(sf.random.key(0), (2,)).tolist()
-    [1797259609, 4070143207]
+    [1797259609, 928981903]
 
     Element i in row-major order is the first word of block i. `index`, an int64 tensor of that
     shape, draws those global elements instead. Keys of shape (..., 2) give (..., *shape). Raises
@@ -188,7 +193,7 @@ def uniform(
     """Uniform numbers in [0, 1), never 1.0.
 
     >>> sf.random.uniform(sf.random.key(0), (3,))
-    tensor([0.4185, 0.9477, 0.8012])
+    tensor([0.4185, 0.2163, 0.9653])
 
     As many leading bits of a block as `dtype` holds exactly: float32 is `(word >> 8) * 2**-24`,
     float16 has 11 bits, bfloat16 8, float64 53 (of both words). `key`, `shape` and `index` as in
@@ -204,7 +209,7 @@ def normal(
     """Standard normal numbers.
 
     >>> sf.random.normal(sf.random.key(0), (3,))
-    tensor([-1.0672,  0.1895, -0.3893])
+    tensor([-1.0655,  0.5837, -0.1782])
 
     Box and Muller (1958) on the two words of a block, in float64 by IEEE-exact operations, then
     rounded to `dtype`. Magnitudes end at 6.67. `key`, `shape` and `index` as in `bits`. Raises
@@ -220,7 +225,7 @@ def bernoulli(
     """Coin flips: bool, True with probability `p`.
 
     >>> sf.random.bernoulli(sf.random.key(0), torch.tensor([0.0, 0.5, 1.0]))
-    tensor([False, False,  True])
+    tensor([False,  True,  True])
 
     `p` is a number in [0, 1], or a tensor of probabilities that broadcasts to `shape` (default: the
     shape of `p`). True where the 32-bit word is below `p * 2**32`, computed in float64: 0 never
@@ -231,6 +236,8 @@ def bernoulli(
         if not p.is_floating_point():
             raise TypeError(f"expected p to be a float tensor, got {p.dtype}")
         shape = tuple(p.shape) if shape is None else shape
+        if not _broadcasts(p.shape, shape):
+            raise ValueError(f"expected p to broadcast to shape {tuple(shape)}, got {tuple(p.shape)}")
         scaled = (p.to(torch.float64) * 2.0**32).ceil().nan_to_num(0.0).clamp(0.0, 2.0**32)
         return bits(key, shape, index=index) < scaled.to(torch.int64)
     if isinstance(p, bool) or not isinstance(p, (int, float)):

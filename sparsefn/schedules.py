@@ -15,25 +15,21 @@ import torch
 from torch import Tensor
 
 from sparsefn import numerics
-from sparsefn.numerics import Real, divide, like, number, positive, where
+from sparsefn.numerics import Real, check_positive, divide, like, numbers, where
 from sparsefn.triggers import check_int, check_kind
 from sparsefn.types import Schedule, Step, Trigger
 
 
-def _numbers(name: str, values: Sequence[Any]) -> list[Real]:
-    # One tensor makes them all tensors: the kind of a result must not depend on the step.
-    numbers = [number(f"{name}[{i}]", value) for i, value in enumerate(values)]
-    model = next((x for x in numbers if isinstance(x, Tensor)), None)
-    return numbers if model is None else [like(model, x) for x in numbers]
+def _step(step: Step) -> Step:
+    check_kind(step)
+    if torch.compiler.is_compiling() and not isinstance(step, Tensor):
+        return torch.full((), step, dtype=torch.int64, device="cpu")  # one graph for all steps
+    return step
 
 
 def _time(step: Step) -> Real:
-    check_kind(step)
-    if not isinstance(step, Tensor):
-        if not torch.compiler.is_compiling():
-            return float(step)
-        step = torch.full((), step, dtype=torch.int64)  # a graph for every step
-    return step.to(torch.float64)
+    step = _step(step)
+    return step.to(torch.float64) if isinstance(step, Tensor) else float(step)
 
 
 def _held(t: Real, begin: Real, end: Real) -> Real:
@@ -47,19 +43,22 @@ def _between(first: Real, last: Real, share: Real) -> Real:
     return where(share >= 1.0, first, where(value < low, low, where(value > high, high, value)))
 
 
+def _pick(values: list[Real], holds: list[Any], step: Step) -> Real:
+    """The last of `values` whose condition holds; the first if none does."""
+    value = like(step, values[0]) if isinstance(step, Tensor) else values[0]
+    for condition, other in zip(holds[1:], values[1:], strict=True):
+        value = where(condition, other, value)
+    return value
+
+
 def constant(value: Real) -> Schedule:
     """The same number at every step.
 
     >>> sf.schedules.constant(0.9)(100)
     0.9
     """
-    held = number("value", value)
-
-    def schedule(step: Step) -> Real:
-        t = _time(step)
-        return like(t, held) if isinstance(t, Tensor) else held
-
-    return schedule
+    held = numbers(value=value)
+    return lambda step: _pick(held, [True], _step(step))
 
 
 def linear(init: Real, slope: Real) -> Schedule:
@@ -68,7 +67,7 @@ def linear(init: Real, slope: Real) -> Schedule:
     >>> sf.schedules.linear(0.5, 0.25)(2)
     1.0
     """
-    a, b = number("init", init), number("slope", slope)
+    a, b = numbers(init=init, slope=slope)
     return lambda step: a + _time(step) * b
 
 
@@ -78,7 +77,7 @@ def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
     >>> sf.schedules.exponential(0.0, gamma=-0.5)(0)
     0.0
     """
-    a, b, rate = number("init", init), number("final", final), number("gamma", gamma)
+    a, b, rate = numbers(init=init, final=final, gamma=gamma)
 
     def schedule(step: Step) -> Real:
         t = _time(step)
@@ -95,7 +94,7 @@ def power(init: Real, beta: Real) -> Schedule:
 
     Raises ValueError for a negative beta.
     """
-    a, b = number("init", init), number("beta", beta)
+    a, b = numbers(init=init, beta=beta)
     if not isinstance(b, Tensor) and b < 0:
         raise ValueError(f"expected beta >= 0, got {beta}")
     return lambda step: a * numerics.power(b, _time(step))
@@ -110,7 +109,8 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
     `minimum + (init - minimum) * (1 + cos(pi * step / half_period)) / 2`. Raises ValueError for a
     half_period that is not positive. `cosine_decay` stays at the bottom.
     """
-    a, b, half = number("init", init), number("minimum", minimum), positive("half_period", half_period)
+    a, b, half = numbers(init=init, minimum=minimum, half_period=half_period)
+    check_positive("half_period", half)
     period = 2.0 * half
 
     def schedule(step: Step) -> Real:
@@ -130,7 +130,8 @@ def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
     Raises ValueError for steps that are not positive. The drop fraction of Evci, Gale, Menick, Castro
     and Elsen, "Rigging the lottery", 2020, arXiv 1911.11134, section 3(2).
     """
-    a, b, end = number("init", init), number("final", final), positive("steps", steps)
+    a, b, end = numbers(init=init, final=final, steps=steps)
+    check_positive("steps", end)
 
     def schedule(step: Step) -> Real:
         t = _held(_time(step), 0.0, end)
@@ -147,7 +148,8 @@ def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 
     Raises ValueError for steps that are not positive.
     """
-    a, b, end = number("init", init), number("final", final), positive("steps", steps)
+    a, b, end = numbers(init=init, final=final, steps=steps)
+    check_positive("steps", end)
     return lambda step: _between(a, b, divide(end - _held(_time(step), 0.0, end), end))
 
 
@@ -162,8 +164,8 @@ def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3)
     end <= begin or a power that is not positive. With power 3 the sparsity of Zhu and Gupta, "To prune,
     or not to prune", 2017, arXiv 1710.01878, equation 1.
     """
-    a, b, exponent = number("init", init), number("final", final), positive("power", power)
-    start, stop = number("begin", begin), number("end", end)
+    a, b, start, stop, exponent = numbers(init=init, final=final, begin=begin, end=end, power=power)
+    check_positive("power", exponent)
     if not isinstance(start, Tensor) and not isinstance(stop, Tensor) and stop <= start:
         raise ValueError(f"expected end > begin, got begin={begin}, end={end}")
 
@@ -174,12 +176,11 @@ def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3)
     return schedule
 
 
-def _pick(values: list[Real], holds: list[Any], t: Real) -> Real:
-    """The last of `values` whose condition holds; the first if none does."""
-    value = like(t, values[0]) if isinstance(t, Tensor) else values[0]
-    for condition, other in zip(holds[1:], values[1:], strict=True):
-        value = where(condition, other, value)
-    return value
+def _some(values: Iterable[Any]) -> list[Real]:
+    named = {f"values[{i}]": value for i, value in enumerate(values)}
+    if not named:
+        raise ValueError("expected at least one of values, got none")
+    return numbers(**named)
 
 
 def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
@@ -200,17 +201,13 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
             "expected when to be a trigger with count(step), such as every, at, always or never, "
             f"got {type(when).__name__}"
         )
-    numbers = _numbers("values", list(values))
-    if not numbers:
-        raise ValueError("expected at least one of values, got none")
+    turns = _some(values)
 
     def schedule(step: Step) -> Real:
-        t = _time(step)
-        if isinstance(t, Tensor):
-            step = t.to(torch.int64)
-        fired = count(step) - 1
-        index = where(fired < 0, 0, fired) % len(numbers)
-        return _pick(numbers, [index == i for i in range(len(numbers))], t)
+        step = _step(step)
+        latest = count(step) - 1
+        index = (latest + (latest < 0)) % len(turns)  # before the first firing: as from it on
+        return _pick(turns, [index == i for i in range(len(turns))], step)
 
     return schedule
 
@@ -233,13 +230,11 @@ def piecewise(values: Mapping[int, Real] | Iterable[tuple[int, Real]]) -> Schedu
     for begin, following in itertools.pairwise(begins):
         if begin == following:
             raise ValueError(f"expected one value for a begin, got two for {begin}")
-    numbers = _numbers("values", [value for _, value in pairs])
-    if not numbers:
-        raise ValueError("expected at least one of values, got none")
+    levels = _some(value for _, value in pairs)
 
     def schedule(step: Step) -> Real:
-        t = _time(step)
-        return _pick(numbers, [t >= begin for begin in begins], t)
+        step = _step(step)
+        return _pick(levels, [step >= begin for begin in begins], step)
 
     return schedule
 
@@ -279,9 +274,9 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
     check_int("min_max_end", "end", end, begin)
     last = schedule(end)
     low = high = last
-    chunk = 1 << 16
+    chunk = 1 << 16  # bounds memory
     for first in range(begin, end + 1, chunk):
-        values = _values(schedule, first, min(end + 1, first + chunk))
+        values = _values(schedule, range(first, min(end + 1, first + chunk)), last)
         least, most = values.min(), values.max()
         low, high = where(least < low, least, low), where(most > high, most, high)
     if isinstance(last, Tensor):
@@ -289,13 +284,15 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
     return float(low), float(high), float(last)
 
 
-def _values(schedule: Schedule, start: int, stop: int) -> Tensor:
-    def one(step: Tensor) -> Tensor:
-        value = schedule(step)
-        return value.to(torch.float64) if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+def _values(schedule: Schedule, steps: range, model: Real) -> Tensor:
+    device = model.device if isinstance(model, Tensor) else torch.device("cpu")
+    zero = torch.zeros((), dtype=torch.float64, device=device)
+
+    def one(step: Step) -> Tensor:
+        return like(zero, schedule(step)).to(torch.float64)
 
     try:
-        values: Tensor = torch.func.vmap(one)(torch.arange(start, stop, dtype=torch.int64))
+        values: Tensor = torch.func.vmap(one)(torch.tensor(steps, dtype=torch.int64, device=device))
     except RuntimeError:  # it branches on the value of the step
-        values = torch.stack([one(step) for step in range(start, stop)])  # type: ignore[arg-type]
+        values = torch.stack([one(step) for step in steps])
     return values

@@ -44,7 +44,7 @@ def check_step(step: Step) -> Step:
     if step < 0:
         raise ValueError(f"expected step >= 0, got {step}")
     if torch.compiler.is_compiling():
-        return torch.full((), step, dtype=torch.int64)  # as_tensor would compile anew for every step
+        return torch.full((), step, dtype=torch.int64, device="cpu")  # as_tensor would compile anew for every step
     return step
 
 

@@ -8,7 +8,8 @@ import inspect
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, get_origin
@@ -24,14 +25,16 @@ NAMES = {"torch": torch, "optree": optree, "math": math, "sf": sf}  # what an ex
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-def exported(source: str) -> list[str]:
-    """The public names that the text of a package's `__init__` binds, so not those that an import leaves behind."""
+def bound(module: ModuleType) -> list[str]:
+    """The public names that a module's text binds; those it imports count in a package's `__init__` alone."""
     names = []
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
+    for node in ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom) and hasattr(module, "__path__"):
             names += [alias.asname or alias.name for alias in node.names]
         elif isinstance(node, ast.Assign):
-            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+            names += [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.append(node.target.id)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.append(node.name)
     return [name for name in names if not name.startswith("_")]
@@ -41,29 +44,19 @@ def is_code(value: Any) -> bool:
     return inspect.isclass(value) or inspect.isroutine(value)
 
 
-def can_be_called(value: Any) -> bool:
-    return callable(value) and get_origin(value) is None  # so can an alias such as Callable[[int], float]
-
-
-def defined_in(value: Any, home: str) -> bool:
-    """Whether code comes from a module or, by the name of a package, from any of its modules."""
-    return f"{value.__module__}.".startswith(f"{home}.")
-
-
-def is_own(value: Any, module: ModuleType) -> bool:
-    return defined_in(value, module.__name__) if is_code(value) else can_be_called(value)
-
-
-def documented(module: ModuleType, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """`(dotted name, object)` for the functions, classes and objects that can be called among the
-    names of a package, and among all that its public submodules define."""
-    for name in names:
+def public(module: ModuleType, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """`(dotted name, object)` for what a package exports, and what the modules that it exports define:
+    the package's own functions and classes, and objects that can be called."""
+    package = module.__name__.split(".")[0]
+    for name in bound(module):
         value = getattr(module, name)
         if isinstance(value, ModuleType):
-            own = [key for key, member in vars(value).items() if not key.startswith("_") and is_own(member, value)]
-            yield from ((f"{name}.{key}", vars(value)[key]) for key in own)
-        elif is_own(value, module):
-            yield name, value
+            yield from public(value, f"{prefix}{name}.")
+        elif is_code(value):
+            if str(value.__module__).split(".")[0] == package:
+                yield prefix + name, value
+        elif callable(value) and get_origin(value) is None:  # an alias such as Callable[[int], float] can be called too
+            yield prefix + name, value
 
 
 def words(value: Any) -> str:
@@ -105,7 +98,7 @@ def run(test: doctest.DocTest) -> str:
     return "".join(report)
 
 
-PUBLIC = dict(documented(sf, exported(Path(str(sf.__file__)).read_text(encoding="utf-8"))))
+PUBLIC = dict(public(sf))
 EXAMPLES = {test.name: test for module in [sf, *MODULES] for test in examples(module)}
 # doctest looks at functions and classes; these are the objects of other kinds that can be called.
 EXAMPLES |= {f"sf.{name}": examples_of(value, f"sf.{name}") for name, value in PUBLIC.items() if not is_code(value)}
@@ -137,12 +130,23 @@ def test_examples_are_right(name: str) -> None:
 
 GOOD = "One sentence.\n\n>>> 1 + 1\n2"
 
+Made = Callable[..., ModuleType]
 
-def made(source: str, **names: Any) -> ModuleType:
-    module = ModuleType("made")
-    vars(module).update(names)
-    exec(source, vars(module))
-    return module
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """Makes a package of the sources given and imports it."""
+
+    def make(**sources: str) -> ModuleType:
+        (tmp_path / "made").mkdir()
+        for name, source in sources.items():
+            (tmp_path / "made" / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        return importlib.import_module("made")
+
+    yield make
+    for name in [name for name in sys.modules if name.split(".")[0] == "made"]:
+        del sys.modules[name]
 
 
 def function(doc: str | None) -> Callable[[], None]:
@@ -183,33 +187,38 @@ def test_the_checker_does_not_take_a_generated_docstring() -> None:
     assert lacks(functools.partial(int)) == ["a docstring"]
 
 
-def test_the_checker_finds_every_kind_of_public_name() -> None:
-    shapes = """
+def test_the_checker_finds_every_kind_of_public_name(made: Made) -> None:
+    shapes = f"""
 from collections.abc import Callable
+from made.round import ball, circle
 from torch import relu
 size, Alias = 3, Callable[[int], float]
-def area(): ...
+foreign = relu
+def area():
+    {GOOD!r}
 def _hidden(): ...
 """
-    source = """
-from functools import partial as _partial
-from torch import Tensor, nn as _nn
-import shapes as shapes
-class Kind: ...
-def make(): ...
-described = _partial(int)
-described.__doc__ = GOOD
-make.__doc__ = GOOD
-bare = _partial(int)
+    round_ = """
+from functools import partial
+circle = partial(int)
+def ball(): ...
 """
-    package = made(source.replace("import shapes as shapes", ""), shapes=made(shapes), GOOD=GOOD)
-    assert exported(source) == ["Tensor", "shapes", "Kind", "make", "described", "bare"]
-    found = dict(documented(package, exported(source)))
-    assert list(found) == ["shapes.area", "Kind", "make", "described", "bare"]
-    assert [name for name, value in found.items() if lacks(value)] == ["shapes.area", "Kind", "bare"]
+    package = f"""
+from functools import partial as _partial
+from made import shapes as shapes
+from made.round import ball as ball
+from torch import Tensor as Tensor
+class Kind: ...
+described, bare = _partial(int), _partial(int)
+described.__doc__ = {GOOD!r}
+typed: object = bare
+"""
+    found = dict(public(made(__init__=package, shapes=shapes, round=round_)))
+    assert list(found) == ["shapes.area", "ball", "Kind", "described", "bare", "typed"]
+    assert [name for name, value in found.items() if lacks(value)] == ["ball", "Kind", "bare", "typed"]
 
 
-def test_the_runner_reports_a_wrong_example() -> None:
+def test_the_runner_reports_a_wrong_example(made: Made) -> None:
     source = """
 size = 3
 def right():
@@ -217,7 +226,7 @@ def right():
 def wrong():
     '>>> size + 1\\n5'
 """
-    reports = {test.name: run(test) for test in examples(made(source))}
+    reports = {test.name: run(test) for test in examples(made(__init__=source))}
     assert list(reports) == ["made.right", "made.wrong"]
     assert reports["made.right"] == ""
     assert "Expected:\n    5\nGot:\n    4" in reports["made.wrong"]

@@ -1,0 +1,96 @@
+"""States as flat dicts of tensors, for `torch.save`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.tree import Tree, flatten
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def state_dict(state: Tree) -> dict[str, Tensor]:
+    """`{dotted path: tensor}` of any tree of tensors: a state, an optimizer's state, masks.
+
+    >>> state = sf.State({"w": torch.ones(2)}, {"w": torch.tensor(True)}, opt=sf.optimizers.sgd(0.1).init({}))
+    >>> list(sf.checkpoint.state_dict(state))
+    ['params.w', 'masks.w', 'opt.count']
+
+    The order is optree's, whatever the insertion order of dicts. `torch.save` and
+    `torch.load(weights_only=True)` take it. Tensors are detached and shared with the state, but for
+    views of another storage (a member of a stack), which are copied: `torch.save` would write the whole
+    storage. Raises ValueError for two leaves of one path, TypeError for a leaf that is no tensor.
+    """
+    return {path: _own(_tensor("the state", path, leaf)) for path, leaf in flatten(state)[0].items()}
+
+
+def _tensor(what: str, path: str, leaf: object) -> Tensor:
+    if not isinstance(leaf, Tensor):
+        raise TypeError(f"expected {what} to hold tensors, got {type(leaf).__name__} at {path!r}")
+    return leaf.detach()
+
+
+def _own(leaf: Tensor) -> Tensor:
+    whole = leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
+    return leaf if whole else leaf.clone(memory_format=torch.contiguous_format)
+
+
+def load_state_dict(template: Tree, sd: Mapping[str, Tensor]) -> Tree:
+    """A tree like the template, with the tensors of `sd`.
+
+    >>> state = sf.State({"w": torch.ones(2)}, {"w": torch.tensor(True)})
+    >>> saved = sf.checkpoint.state_dict(state._replace(params={"w": torch.tensor([3.0, 4.0])}))
+    >>> sf.checkpoint.load_state_dict(state, saved).params
+    {'w': tensor([3., 4.])}
+
+    The template, `algorithm.init(params)` for example, gives structure, shapes, dtypes and devices; its
+    values are not used. The result shares no memory with `sd` or the template. Raises ValueError for
+    paths that are missing or unexpected and for another shape, TypeError for another dtype.
+    """
+    leaves, rebuild = flatten(template)
+    if not isinstance(sd, Mapping):
+        raise TypeError(f"expected a dict of tensors by path, got {type(sd).__name__}")
+    missing, unexpected = [path for path in leaves if path not in sd], [path for path in sd if path not in leaves]
+    if missing or unexpected:
+        raise ValueError(f"expected the paths of the template, but missing are {missing} and unexpected {unexpected}")
+    return rebuild([_fitting(path, _tensor("the template", path, leaf), sd[path]) for path, leaf in leaves.items()])
+
+
+def _fitting(path: str, like: Tensor, value: object) -> Tensor:
+    found = _tensor("the saved dict", path, value)
+    if found.shape != like.shape:
+        raise ValueError(f"expected a tensor of shape {tuple(like.shape)} at {path!r}, got {tuple(found.shape)}")
+    if found.dtype != like.dtype:
+        raise TypeError(f"expected a tensor of dtype {like.dtype} at {path!r}, got {found.dtype}")
+    return found.to(like.device, copy=True)
+
+
+def tree_equal(a: Tree, b: Tree) -> bool:
+    """Whether two trees of tensors have one structure and the same bits in every leaf.
+
+    >>> nan = torch.tensor(float("nan"))
+    >>> sf.checkpoint.tree_equal({"w": nan}, {"w": nan.clone()})
+    True
+    >>> sf.checkpoint.tree_equal(torch.tensor(0.0), torch.tensor(-0.0))
+    False
+
+    Shapes and dtypes count, devices do not. A NaN equals a NaN of the same bits, and 0.0 is not -0.0.
+    Raises TypeError for a leaf that is no tensor.
+    """
+    if optree.tree_structure(a) != optree.tree_structure(b):
+        return False
+    left, right = flatten(a)[0], flatten(b)[0]
+    return all(_same_bits(_tensor("a", path, left[path]), _tensor("b", path, right[path])) for path in left)
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b).to(a.device))
+
+
+def _bits(leaf: Tensor) -> Tensor:
+    real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+    return real.view(_INTEGERS[real.element_size()])
