@@ -1,7 +1,5 @@
 """Sparse training and pruning as pure functions, on torch.func."""
 
-from importlib.metadata import version as _version
-
 from sparsefn import budgets as budgets
 from sparsefn import checkpoint as checkpoint
 from sparsefn import ensemble as ensemble
@@ -63,4 +61,4 @@ from sparsefn.types import masked_view as masked_view
 from sparsefn.types import with_params as with_params
 from sparsefn.where import default_where as default_where
 
-__version__ = _version("sparsefn")
+__version__ = "0.1.0"

@@ -51,7 +51,9 @@ def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
     (2, tensor([2, 4]))
     """
     if isinstance(fraction, Tensor) or isinstance(n, Tensor):
-        product = fraction.double() * n if isinstance(fraction, Tensor) else n * torch.full((), fraction, dtype=torch.float64)
+        product = (
+            fraction.double() * n if isinstance(fraction, Tensor) else n * torch.full((), fraction, dtype=torch.float64)
+        )
         return torch.round(product).to(torch.int64)
     return round(fraction * n)
 
@@ -90,7 +92,9 @@ def _by_share(shapes: Shapes, sparsity: Sparsity, density: Callable[[tuple[int, 
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
     for path, shape in shapes.items():
         if len(shape) < 2:
-            raise ValueError(f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {tuple(shape)} at {path!r}")
+            raise ValueError(
+                f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {tuple(shape)} at {path!r}"
+            )
     shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
     return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
 
@@ -219,7 +223,7 @@ def apportion(
         share = shares[name]
         if not isinstance(share, Tensor) and (share < 0 or math.isinf(share)):
             raise ValueError(f"expected finite shares >= 0, got {share} at {name!r}")
-    room = {name: total for name in names} if caps is None else caps
+    room = dict.fromkeys(names, total) if caps is None else caps
     plain = not any(isinstance(x, Tensor) for x in (total, *shares.values(), *room.values()))
     if plain and total > sum(room.values()):
         raise ValueError(f"cannot hand out {total} among caps that sum to {sum(room.values())}")

@@ -50,8 +50,8 @@ def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
             raise TypeError(f"{name}: expected an Algorithm at position {i}, got {type(algorithm).__name__}")
         if algorithm.view is not masked_view:
             raise ValueError(
-                f"{name}: the algorithm at position {i} trains something else than params; "
-                f"put it outermost: reparametrised(..., inner={name}(...))"
+                f"{name}: the algorithm at position {i} has a view of its own (latents or terms); put that outermost: "
+                f"reparametrised(..., inner={name}(...)) or with_terms({name}(...), ...)"
             )
 
 
@@ -113,7 +113,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
 
     def merge(trees: Sequence[dict[str, Any]], like: Tree) -> Tree:
         leaves, rebuild = flatten(like)
-        joined = reduce(lambda a, b: a | b, (flatten(tree)[0] for tree in trees), {})
+        joined = {path: leaf for tree in trees for path, leaf in flatten(tree)[0].items()}
         return rebuild([joined[path] for path in leaves])
 
     def join(states: Sequence[State], like: Tree) -> State:
@@ -228,7 +228,10 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
             extra = term(state, step)
             check_like("a term", extra, total, dtype=False)
             total = optree.tree_map(
-                lambda g, x, s: g + (torch.where(s, x, 0.0) if is_sparse(s, g) else x).to(g.dtype), total, extra, support
+                lambda g, x, s: g + (torch.where(s, x, 0.0) if is_sparse(s, g) else x).to(g.dtype),
+                total,
+                extra,
+                support,
             )
         return total
 

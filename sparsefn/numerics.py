@@ -9,6 +9,7 @@ products (Dekker 1971; Knuth, TAOCP vol. 2, 4.2.2).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -109,6 +110,11 @@ def cospi(x: Real) -> Real:
 
     For finite `x`; within 2 units in the last place.
     """
+    return _elementary("cospi", x, x) if isinstance(x, Tensor) else cospi_series(x)
+
+
+def cospi_series(x: Real) -> Real:
+    """`cospi` in the open, without the operator around it."""
     x = where(x < 0.0, -x, x)
     x = x - 2.0 * floor(x * 0.5)
     x = where(x > 1.0, 2.0 - x, x)  # cos is even around 1, then odd around 1/2; all of it exact
@@ -128,7 +134,7 @@ def exp(x: Real) -> Real:
 
     Within 1 unit in the last place; 0 below -708, inf above 709.78.
     """
-    return _exp_sum(x, 0.0)
+    return _elementary("exp", x, x) if isinstance(x, Tensor) else _exp_sum(x, 0.0)
 
 
 def _exp_sum(high: Real, low: Real) -> Real:
@@ -200,11 +206,16 @@ def power(base: Real, exponent: Real) -> Real:
     Within 1 unit in the last place for results between 1e-40 and 1e40, and a few beyond. A negative
     exponent needs a positive base; a negative base gives NaN.
     """
-    zero = base == 0.0
-    high, low = _log_sum(where(zero, 1.0, base))
+    if isinstance(base, Tensor) or isinstance(exponent, Tensor):
+        model = base if isinstance(base, Tensor) else exponent
+        return _elementary("power", like(model, base), like(model, exponent))
+    return _power(base, exponent)
+
+
+def _power(base: Real, exponent: Real) -> Real:
+    high, low = _log_sum(where(base > 0.0, base, 1.0))
     p, p_low = _two_product(exponent, high)
-    value = where(zero, 0.0, _exp_sum(p, p_low + exponent * low))
-    value = where(base >= 0.0, value, math.nan)
+    value = where(base > 0.0, _exp_sum(p, p_low + exponent * low), where(base == 0.0, 0.0, math.nan))
     return where(exponent == 0.0, 1.0, where(exponent == 1.0, base, value))
 
 
@@ -222,6 +233,53 @@ def numbers(**values: Any) -> list[Real]:
     checked = [number(name, value) for name, value in values.items()]
     model = next((x for x in checked if isinstance(x, Tensor)), None)
     return checked if model is None else [like(model, x) for x in checked]
+
+
+_ELEMENTARY: dict[str, Callable[[Real, Real], Real]] = {
+    "cospi": lambda x, _: cospi_series(x),
+    "exp": lambda x, _: _exp_sum(x, 0.0),
+    "power": _power,
+}
+
+
+# Opaque to the compiler: as a graph `power` takes half a minute to compile.
+@torch.library.custom_op("sparsefn::elementary", mutates_args=())
+def _elementary(name: str, x: Tensor, y: Tensor) -> Tensor:
+    """A function of float64 tensors that broadcast."""
+    out = _like_both(name, x, y)
+    if x.device.type == "cpu" and x.numel() == y.numel() == 1:
+        return out.fill_(_ELEMENTARY[name](x.item(), y.item()))  # the same operations, faster on floats
+    return out.copy_(_ELEMENTARY[name](x, y))
+
+
+@_elementary.register_fake
+def _like_both(name: str, x: Tensor, y: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
+    return torch.empty(shape, dtype=torch.float64, device=x.device)
+
+
+@_elementary.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], name: str, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+    return _elementary(name, *batch_first(in_dims[1:], x, y)), 0
+
+
+def batch_first(dims: Sequence[int | None], *tensors: Tensor | None) -> list[Tensor | None]:
+    """The arguments of a batching rule, the batch in front of those that have one, ready to broadcast.
+
+    >>> from sparsefn import numerics
+    >>> [x.shape for x in numerics.batch_first((1, None), torch.zeros(3, 5), torch.zeros(4, 3))]
+    [torch.Size([5, 1, 3]), torch.Size([4, 3])]
+    """
+    pairs = list(zip(tensors, dims, strict=False))
+    rank = max(x.ndim - (dim is not None) for x, dim in pairs if x is not None)
+
+    def lead(x: Tensor | None, dim: int | None) -> Tensor | None:
+        if x is None or dim is None:
+            return x
+        x = x.movedim(dim, 0)
+        return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.ndim), *x.shape[1:])
+
+    return [lead(x, dim) for x, dim in pairs]
 
 
 def number(name: str, value: Any) -> Real:

@@ -74,7 +74,9 @@ def with_optimizer(
     """
     for name in ("init", "update"):
         if not callable(getattr(optimizer, name, None)):
-            raise TypeError(f"expected an optimizer with init and update, got {type(optimizer).__name__} without {name}")
+            raise TypeError(
+                f"expected an optimizer with init and update, got {type(optimizer).__name__} without {name}"
+            )
     view = algorithm.view
     owners: dict[Any, Tree] = {}  # by the structure of the trained tree
     primed = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -123,7 +122,8 @@ def block(shape: Sequence[int], reduce: Reduce = "mean") -> Pattern:
     name = f"block({box}, reduce={reduce!r})"
 
     def unit(size: Box) -> Box:
-        if len(box) > len(size) or (math.prod(size) and any(b > s for b, s in zip(box[::-1], size[::-1], strict=False))):
+        larger = any(b > s for b, s in zip(box[::-1], size[::-1], strict=False))
+        if len(box) > len(size) or (larger and 0 not in size):
             raise ValueError(f"{name}: the block is larger than the tensor of shape {size}")
         return (1,) * (len(size) - len(box)) + box
 
@@ -211,89 +211,3 @@ def row_balanced() -> Pattern:
     An int count is a count of each row. Lasby et al. 2024, arXiv 2305.02299.
     """
     return Pattern("row_balanced()", _ones, lambda grid: tuple(1 if i == 0 else s for i, s in enumerate(grid)))
-
-
-# ---- boxes: the one mechanism behind every pattern ----------------------------------------------
-
-
-def _boxes(x: Tensor, box: Box) -> Tensor:
-    """View x, whose sizes are divisible by box, as (number of boxes, elements of a box)."""
-    split = [n for size, b in zip(x.shape, box, strict=True) for n in (size // b, b)]
-    order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
-    grid = math.prod(split[::2])
-    return x.reshape(split).permute(order).reshape(grid, math.prod(box))
-
-
-def _unboxes(rows: Tensor, box: Box, shape: Box) -> Tensor:
-    """Inverse of `_boxes`."""
-    grid = [size // b for size, b in zip(shape, box, strict=True)]
-    order = [i for d in range(len(box)) for i in (d, d + len(box))]
-    return rows.reshape([*grid, *box]).permute(order).reshape(shape)
-
-
-def _grid(shape: Box, box: Box) -> Box:
-    return tuple(-(-size // b) for size, b in zip(shape, box, strict=True))
-
-
-def reduce_units(x: Tensor, box: Box, reduce: Callable[[Tensor], Tensor], dim: int = 0) -> Tensor:
-    """Reduce each box of x to one number; boxes at the far borders may be partial.
-
-    >>> reduce_units(torch.ones(2, 3), (2, 2), lambda unit: unit.sum(-1))
-    tensor([[4., 2.]])
-    """
-    if dim == x.ndim:
-        return reduce(_boxes(x, box)).reshape(_grid(tuple(x.shape), box))
-    size, full = x.shape[dim], x.shape[dim] - x.shape[dim] % box[dim]
-    edge = (*box[:dim], size - full, *box[dim + 1 :])
-    parts = [
-        reduce_units(x.narrow(dim, start, length), part, reduce, dim + 1)
-        for start, length, part in ((0, full, box), (full, size - full, edge))
-        if length or (not start and full == size)
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-
-def unit_grid(pattern: Pattern, shape: Box) -> Box:
-    """Shape of the grid of units of a tensor, without the dimensions that a unit spans.
-
-    >>> unit_grid(sf.patterns.kernel(), (8, 4, 3, 3))
-    (8, 4)
-
-    Budgets see this shape.
-    """
-    box = pattern.unit(shape)
-    spanned = [b == max(s, 1) and s != 1 for b, s in zip(box, shape, strict=True)]
-    return tuple(n for n, gone in zip(_grid(shape, box), spanned, strict=True) if not gone)
-
-
-def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """Units of x as (groups, units of a group), reduced by the pattern or by `reduce`.
-
-    >>> to_rows(sf.patterns.nm(2, 4), torch.arange(8.0))
-    tensor([[0., 1., 2., 3.],
-            [4., 5., 6., 7.]])
-    """
-    shape = tuple(x.shape)
-    box = pattern.unit(shape)
-    if pattern.reduce is not None:
-        if x.dtype in (torch.float16, torch.bfloat16):
-            x = x.float()  # a mean rounded to 16 bits would make ties
-        x = reduce_units(x, box, reduce or pattern.reduce)
-    return _boxes(x, tuple(max(b, 1) for b in pattern.group(tuple(x.shape))))
-
-
-def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
-    """Spread rows of units over the elements of a tensor of this shape: the inverse of `to_rows`.
-
-    >>> from_rows(sf.patterns.block((2, 2)), torch.tensor([[True, False]]), (2, 3))
-    tensor([[ True,  True, False],
-            [ True,  True, False]])
-    """
-    box = pattern.unit(shape)
-    grid = _grid(shape, box)
-    x = _unboxes(rows, tuple(max(b, 1) for b in pattern.group(grid)), grid)
-    for dim, (b, size) in enumerate(zip(box, shape, strict=True)):
-        if b > 1:
-            x = x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], b, *x.shape[dim + 1 :])
-            x = x.flatten(dim, dim + 1).narrow(dim, 0, size)
-    return x

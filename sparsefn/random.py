@@ -43,7 +43,7 @@ def _drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, law: str, dt
             raise ValueError(f"expected index of the draw's shape {shape}, got {tuple(index.shape)}")
         index = index.reshape(-1)
     drawn: Tensor = draw(key, index, math.prod(shape), law, dtype)
-    return drawn.reshape(*key.shape[:-1], *shape)
+    return drawn.reshape((*key.shape[:-1], *shape))
 
 
 def _check_count(call: str, n: int) -> None:
@@ -250,8 +250,8 @@ def bernoulli(
 def permutation(key: Tensor, n: int) -> Tensor:
     """A random order of 0..n-1: int64 of shape (n,).
 
-    >>> sf.random.permutation(sf.random.key(0), 5)
-    tensor([0, 3, 2, 1, 4])
+    >>> sf.random.permutation(sf.random.key(1), 5)
+    tensor([2, 3, 0, 4, 1])
 
     Sorts n draws of 64 bits; the lower index goes first among equals. Raises ValueError for n < 0.
     """

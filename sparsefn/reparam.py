@@ -31,7 +31,9 @@ def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = 
         del key
         return {
             "latent": dict(leaves),
-            "threshold": {path: torch.full((), init, dtype=leaf.dtype, device=leaf.device) for path, leaf in leaves.items()},
+            "threshold": {
+                path: torch.full((), init, dtype=leaf.dtype, device=leaf.device) for path, leaf in leaves.items()
+            },
         }
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:

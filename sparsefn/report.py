@@ -133,13 +133,15 @@ def diff(old: State, new: State) -> Diff:
         check_masks(state.masks, state.params)
     check_like("the new params", new.params, old.params, dtype=False)
     rows = []
-    for path, leaf in flatten(old.params)[0].items():
-        before, after = (flatten(state.masks)[0][path] for state in (old, new))
+    masks = [leaves_like(state.masks, old.params) for state in (old, new)]
+    for (path, leaf), before, after in zip(flatten(old.params)[0].items(), *masks, strict=True):
         if is_sparse(before, leaf) or is_sparse(after, leaf):
             was, now = before.expand(leaf.shape), after.expand(leaf.shape)
             rows.append(_change(path, *(int(torch.count_nonzero(m)) for m in (was & now, now & ~was, was & ~now))))
-    kept, grown, dropped = (sum(row[i] for row in rows) for i in (1, 2, 3))
-    return Diff(tuple(rows), _change("total", kept, grown, dropped))
+    total = _change(
+        "total", sum(row.kept for row in rows), sum(row.grown for row in rows), sum(row.dropped for row in rows)
+    )
+    return Diff(tuple(rows), total)
 
 
 def _kept(mask: Tensor, leaf: Tensor) -> int:

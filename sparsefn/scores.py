@@ -83,6 +83,18 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
     )
 
 
+def check_score(name: str, score: object) -> None:
+    """Raise TypeError unless it is a score: a function of (state, grads, step), or one with memory.
+
+    >>> sf.scores.check_score("drop", "magnitude")
+    Traceback (most recent call last):
+        ...
+    TypeError: expected drop to be a score such as sf.scores.magnitude, got 'magnitude'
+    """
+    if not callable(score) and not isinstance(score, Accumulated):
+        raise TypeError(f"expected {name} to be a score such as sf.scores.magnitude, got {score!r}")
+
+
 def _memory(leaf: Tensor) -> Tensor:
     # 16-bit sums would stop growing; the memory is at least float32.
     return torch.zeros_like(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))

@@ -8,12 +8,13 @@ its place without a change elsewhere.
 
 from __future__ import annotations
 
-from sparsefn import random
-from sparsefn.patterns import Pattern, from_rows, to_rows, unstructured
-from sparsefn.tree import Tree, concrete, flatten
-
 import torch
 from torch import Tensor
+
+from sparsefn import random
+from sparsefn.boxes import from_rows, to_rows
+from sparsefn.patterns import Pattern, unstructured
+from sparsefn.tree import Tree, concrete, flatten
 
 Count = int | Tensor | None
 
@@ -189,7 +190,7 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
         return scores
     keys = joint_keys(list(leaves.values()))
     count = _check_count("n_keep", n_keep, *keys.shape)
-    won = top(keys, count).reshape(-1).split([leaf.numel() for leaf in leaves.values()])
+    won = torch.split(top(keys, count).reshape(-1), [leaf.numel() for leaf in leaves.values()])
     return rebuild([part.reshape(leaf.shape) for part, leaf in zip(won, leaves.values(), strict=True)])
 
 

@@ -42,7 +42,7 @@ def _uniforms(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
 def _normals(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
     squared = -2.0 * numerics.log((_unsigned(x0) + 1).to(torch.float64) * 2.0**-32)
     angle = _unsigned(x1).to(torch.float64).mul_(2.0**-31)
-    return (cast(Tensor, squared).sqrt() * numerics.cospi(angle)).to(dtype)
+    return (cast(Tensor, squared).sqrt() * numerics.cospi_series(angle)).to(dtype)
 
 
 # What becomes of the two words, and what the key is xored with first. Derived keys live in domains
@@ -120,15 +120,5 @@ def _(
     law: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, int]:
-    key_dim, index_dim = in_dims[:2]
-    rank = max(x.ndim - (dim is not None) for x, dim in ((key, key_dim), (index, index_dim)) if x is not None)
-
-    def lead(x: Tensor | None, dim: int | None) -> Tensor | None:
-        if x is None or dim is None:
-            return x
-        x = x.movedim(dim, 0)
-        return x.reshape(x.shape[0], *(1,) * (rank + 1 - x.ndim), *x.shape[1:])
-
-    batched = lead(key, key_dim)
-    assert batched is not None
-    return draw(batched, lead(index, index_dim), n, law, dtype), 0
+    batched = numerics.batch_first(in_dims, key, index)
+    return draw(*batched, n, law, dtype), 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import optree
@@ -27,7 +28,9 @@ def _field(states: Sequence[State], name: str) -> list[Tree]:
 
 def _only(masks: Tree, owns: dict[str, Any]) -> Tree:
     leaves, rebuild = flatten(masks)
-    whole = [m if p in owns or not m.ndim else torch.ones((), dtype=torch.bool, device=m.device) for p, m in leaves.items()]
+    whole = [
+        m if p in owns or not m.ndim else torch.ones((), dtype=torch.bool, device=m.device) for p, m in leaves.items()
+    ]
     return rebuild(whole)
 
 
@@ -68,7 +71,9 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     def init(params: Tree) -> State:
         parts = [algorithm.init(detached(params)) for algorithm in algorithms]
         no_optimizer("sequence", parts)
-        owner = optree.tree_map(lambda *masks: next((i for i, m in enumerate(masks) if m.ndim), 0), *_field(parts, "masks"))
+        owner = optree.tree_map(
+            lambda *masks: next((i for i, m in enumerate(masks) if m.ndim), 0), *_field(parts, "masks")
+        )
         masks, first = (
             optree.tree_map(lambda i, *leaves: leaves[i], owner, *_field(parts, name)) for name in ("masks", "params")
         )
@@ -110,7 +115,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     for begin in begins:
         if isinstance(begin, bool) or not isinstance(begin, int):
             raise TypeError(f"phases: expected begins to be ints, got {begin!r}")
-    if begins[0] != 0 or any(a >= b for a, b in zip(begins, begins[1:], strict=False)):
+    if begins[0] != 0 or any(a >= b for a, b in itertools.pairwise(begins)):
         raise ValueError(f"phases: expected begins that start at 0 and grow, got {begins}")
     ends = [*begins[1:], None]
 
@@ -147,8 +152,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
                     return run(state, grads, step, i)
                 continue
             inside = step >= begin if end is None else (step >= begin) & (step < end)
-            new = choose(inside, lambda old, i=i: run(old, grads, step, i), state)
-            state = new
+            state = choose(inside, partial(run, grads=grads, step=step, i=i), state)
         return state
 
     return Algorithm(init, update)

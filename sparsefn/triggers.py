@@ -48,6 +48,18 @@ def check_step(step: Step) -> Step:
     return step
 
 
+def check_trigger(name: str, trigger: object) -> None:
+    """Raise TypeError unless it can be called with a step.
+
+    >>> sf.triggers.check_trigger("when", 100)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected when to be a trigger such as every(100) or at([0]), got 100
+    """
+    if not callable(trigger):
+        raise TypeError(f"expected {name} to be a trigger such as every(100) or at([0]), got {trigger!r}")
+
+
 @dataclass(frozen=True)
 class Every:
     """What `every` returns."""

@@ -80,13 +80,10 @@ class Accumulated(NamedTuple):
 Score = Callable[[State, Tree, Step], Tree] | Accumulated
 
 
-def _is_support(scores: Tree, params: Tree) -> bool:
-    # A params tree may itself have a leaf called "support": then scores has params' treedef.
-    return (
-        isinstance(scores, dict)
-        and "support" in scores
-        and optree.tree_structure(scores) != optree.tree_structure(params)
-    )
+def _named(scores: Tree, name: str, params: Tree) -> bool:
+    # Params may have a leaf of that name themselves: then scores has params' treedef.
+    by_name = optree.tree_structure(scores) != optree.tree_structure(params)
+    return by_name and isinstance(scores, dict) and name in scores
 
 
 def support_of(state: State) -> Tree:
@@ -95,15 +92,13 @@ def support_of(state: State) -> Tree:
     >>> support_of(State({"w": torch.ones(1)}, {"w": torch.tensor([True])}))
     {'w': tensor([True])}
     """
-    return state.scores["support"] if _is_support(state.scores, state.params) else state.masks
+    return state.scores["support"] if _named(state.scores, "support", state.params) else state.masks
 
 
 def _inside(support: Tree, new: Tree, old: Tree | float) -> Tree:
     if isinstance(old, float):
         return optree.tree_map(lambda s, a: torch.where(s, a, old) if is_sparse(s, a) else a, support, new)
-    return optree.tree_map(
-        lambda s, a, b: torch.where(s, a, b) if is_sparse(s, a) else a, support, new, old
-    )
+    return optree.tree_map(lambda s, a, b: torch.where(s, a, b) if is_sparse(s, a) else a, support, new, old)
 
 
 def apply_masks(tree: Tree, masks: Tree) -> Tree:
@@ -163,8 +158,11 @@ def with_params(state: State, params: Tree) -> State:
 
     Weights are taken where the state lets them move: on the mask, or everywhere under
     `pruned="train"`; elsewhere the state keeps its own. For algorithms whose view trains params.
-    Raises ValueError or TypeError for another structure, shape or dtype, naming the path.
+    Raises ValueError or TypeError for another structure, shape or dtype, naming the path, and
+    ValueError for a state of `reparametrised`.
     """
+    if _named(state.scores, "latent", state.params):
+        raise ValueError("this state trains latents, which follow from no params; use with_optimizer")
     check_like("params", params, state.params)
     return _put(state, optree.tree_map(lambda p: p.detach(), params))
 

@@ -44,15 +44,11 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
     that matches no path, and TypeError for a leaf that is not a floating-point tensor or another
     kind of `where`.
     """
-    leaves = flatten(params)[0]
-    for path, leaf in leaves.items():
-        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-            got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise TypeError(f"expected floating-point params, got {got} at {path!r}")
+    leaves = float_leaves(params)
     if callable(where):
         chosen = {path: leaf for path, leaf in leaves.items() if leaf.ndim and where(path, leaf)}
     else:
-        globs = _globs(where)
+        globs = as_globs(where)
         check_globs("where", globs, list(leaves))
         chosen = {
             path: leaf for path, leaf in leaves.items() if leaf.ndim and any(glob_match(path, glob) for glob in globs)
@@ -63,7 +59,28 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
     return chosen
 
 
-def _globs(where: object) -> list[str]:
+def float_leaves(params: Tree) -> dict[str, Tensor]:
+    """`{path: leaf}` of params, all of which must be floating-point tensors.
+
+    >>> float_leaves({"w": torch.zeros(1, dtype=torch.int64)})
+    Traceback (most recent call last):
+        ...
+    TypeError: expected floating-point params, got torch.int64 at 'w'
+    """
+    leaves = flatten(params)[0]
+    for path, leaf in leaves.items():
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise TypeError(f"expected floating-point params, got {got} at {path!r}")
+    return leaves
+
+
+def as_globs(where: object) -> list[str]:
+    """One glob or a sequence of them as a list; TypeError for anything else.
+
+    >>> as_globs("head.*"), as_globs(("a", "b"))
+    (['head.*'], ['a', 'b'])
+    """
     if isinstance(where, str):
         return [where]
     if not isinstance(where, Sequence):

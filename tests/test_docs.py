@@ -26,7 +26,8 @@ def split(text: str) -> tuple[str, list[Block]]:
     """A page's prose, and its fenced blocks in order."""
     prose: list[str] = []
     found: list[Block] = []
-    fence, before, start, code = None, "", 0, []
+    code: list[str] = []
+    fence, before, start = None, "", 0
     for number, line in enumerate(text.splitlines(), start=1):
         match = FENCE.match(line)
         if fence is None and match:

@@ -102,14 +102,10 @@ def test_large_draws_do_not_depend_on_how_they_are_cut_into_blocks():
 
 
 def test_thread_count_does_not_matter():
-    threads = torch.get_num_threads()
-    want = everything(KEY, 1, 0.5), random.normal(KEY, (200_000,))
-    try:
-        torch.set_num_threads(3 if threads == 1 else 1)
-        got = everything(KEY, 1, 0.5), random.normal(KEY, (200_000,))
-    finally:
-        torch.set_num_threads(threads)
-    assert same(got[0], want[0]) and torch.equal(got[1], want[1])
+    torch.set_num_threads(1)
+    want = random.normal(KEY, (200_000,)), random.permutation(KEY, 50_000)
+    torch.set_num_threads(3)
+    assert same((random.normal(KEY, (200_000,)), random.permutation(KEY, 50_000)), want)
 
 
 def test_global_generators_are_neither_read_nor_advanced():
@@ -216,7 +212,7 @@ def test_uniform_is_the_leading_bits_and_never_one(dtype):
     got = random.uniform(KEY, (n,), dtype)
     assert got.dtype == dtype
     assert got.double().tolist() == [w * 2.0**-digits for w in whole]
-    assert max(whole) > 0.999 * 2**digits and float(got.max()) < 1
+    assert max(whole) > 0.99 * 2**digits and float(got.max()) < 1
 
 
 def test_uniform_numbers_are_uniform():
@@ -327,9 +323,9 @@ def test_draws_are_constants_under_grad():
     assert torch.equal(per_key, random.normal(KEYS, (3,)))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, when inductor is imported
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compiled_draws_have_the_same_bits(backend):
-    torch._dynamo.reset()
     compiled = torch.compile(everything, fullgraph=True, backend=backend)
     assert same(compiled(KEY, torch.tensor(5), 0.5), everything(KEY, 5, 0.5))
     if backend != "inductor":
@@ -338,7 +334,6 @@ def test_compiled_draws_have_the_same_bits(backend):
 
 
 def test_one_graph_serves_every_step():
-    torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()
     compiled = torch.compile(lambda key, step: random.leaf_key(key, "a", step), fullgraph=True, backend=counter)
     for step in range(6):

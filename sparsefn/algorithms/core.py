@@ -1,4 +1,4 @@
-"""What every mask algorithm shares: setting up, counting, competing, writing back."""
+"""What every mask algorithm shares: setting up, checking, writing back, remembering."""
 
 from __future__ import annotations
 
@@ -10,116 +10,16 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.budgets import Distribution, Global, Sparsity, check_fixed, check_sparsity, n_kept, spread
+from sparsefn.algorithms.rule import Leaves, Rule, best
+from sparsefn.budgets import Sparsity, check_sparsity
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.patterns import Pattern, from_rows, to_rows, unit_grid
-from sparsefn.select import rank_keys, top
 from sparsefn.tree import Tree, check_like, flatten, is_sparse
 from sparsefn.triggers import check_step
 from sparsefn.types import Accumulated, Schedule, Score, State, Step, Where, apply_masks, check_masks
 from sparsefn.where import select_leaves
 
-Leaves = dict[str, Tensor]
-Count = int | Tensor
 Pruned = str
 Init = str | Callable[[Tree], Tree] | Tree
-
-
-class Rule(NamedTuple):
-    """What competes with what: the pattern inside a leaf, the distribution among leaves."""
-
-    pattern: Pattern
-    distribution: Distribution
-
-    @property
-    def joint(self) -> bool:
-        """Whether all leaves meet in one competition."""
-        return isinstance(self.distribution, Global)
-
-    def fields(self, leaves: Mapping[str, Any]) -> list[list[str]]:
-        """Paths of the leaves that meet in each competition."""
-        return [list(leaves)] if self.joint and leaves else [[path] for path in leaves]
-
-    def grids(self, leaves: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the grids of units that budgets see; errors name the leaf."""
-        grids = {}
-        for path, leaf in leaves.items():
-            shape = tuple(leaf.shape)
-            try:
-                grids[path] = unit_grid(self.pattern, shape)
-                groups = to_rows(self.pattern, torch.empty(shape, device="meta")).shape[0]
-            except ValueError as error:
-                raise ValueError(f"{error} at {path!r}") from None
-            if self.joint and groups > 1:
-                raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
-        return grids
-
-    def rows(self, field: list[str], tensors: Leaves, reduce: Any = None) -> Tensor:
-        """The units of a field as (groups, units of a group)."""
-        parts = [to_rows(self.pattern, tensors[path], reduce) for path in field]
-        return parts[0] if len(parts) == 1 else torch.cat([part.reshape(1, -1) for part in parts], -1)
-
-    def active(self, field: list[str], masks: Leaves) -> Tensor:
-        """Which units have any kept element."""
-        return self.rows(field, masks, lambda unit: unit.any(-1))
-
-    def masks(self, field: list[str], rows: Tensor, like: Leaves) -> Leaves:
-        """Rows of units spread over the elements of their leaves."""
-        if len(field) == 1:
-            return {field[0]: from_rows(self.pattern, rows, tuple(like[field[0]].shape))}
-        sizes = [self._units(like[path]) for path in field]
-        parts = rows.split(sizes, -1)
-        return {p: from_rows(self.pattern, r, tuple(like[p].shape)) for p, r in zip(field, parts, strict=True)}
-
-    def _units(self, leaf: Tensor) -> int:
-        return to_rows(self.pattern, torch.empty(leaf.shape, device="meta")).numel()
-
-    def targets(self, leaves: Leaves, sparsity: Sparsity) -> list[Count]:
-        """Kept count of each field: an int, a 0-d tensor, or one a group."""
-        grids = self.grids(leaves)
-        if not leaves:
-            return []
-        groups = {p: to_rows(self.pattern, torch.empty(x.shape, device="meta")).shape for p, x in leaves.items()}
-        if self.pattern.fixed is not None:
-            for _, width in groups.values():
-                check_fixed(sparsity, self.pattern.fixed / width if width else 1.0, str(self.pattern))
-            return [self.pattern.fixed for _ in leaves]
-        if isinstance(self.distribution, Global):
-            total = n_kept(sum(self._units(leaf) for leaf in leaves.values()), sparsity)
-            self.distribution.bounds(grids, total)
-            return [total]
-        counts = self.distribution(grids, sparsity)
-        return [spread(counts[path], groups[path][0]) for path in leaves]
-
-    def win(
-        self, field: list[str], scores: Leaves, eligible: Tensor | None, count: Count, held: Tensor | None = None
-    ) -> Tensor:
-        """Rows of the winners among the eligible units; `held` are units kept already (for bounds)."""
-        if not isinstance(self.distribution, Global):
-            return top(rank_keys(self.rows(field, scores), eligible), count)
-        rows = [to_rows(self.pattern, scores[path]).reshape(1, -1) for path in field]
-        wide = torch.float64 if any(r.dtype == torch.float64 for r in rows) else torch.float32
-        sizes = [r.shape[-1] for r in rows]
-        flags = [None] * len(rows) if eligible is None else eligible.split(sizes, -1)
-        had = [None] * len(rows) if held is None else held.split(sizes, -1)
-        limits = self.distribution.bounds({path: (n,) for path, n in zip(field, sizes, strict=True)}, torch.zeros(()))
-        keys = [
-            _bounded(rank_keys(r, f, wide), h, *limits[path])
-            for path, r, f, h in zip(field, rows, flags, had, strict=True)
-        ]
-        return top(torch.cat(keys, -1), count)
-
-
-def _bounded(keys: Tensor, held: Tensor | None, least: int, most: int) -> Tensor:
-    # The best `least` of a leaf win before all others; those beyond `most` are barred.
-    size, info = keys.shape[-1], torch.iinfo(keys.dtype)
-    have: Any = 0 if held is None else held.sum()
-    if most < size:
-        keys = torch.where(top(keys, most - have), keys, info.min)
-    if least > 0:
-        need = least - have if isinstance(have, int) else (least - have).clamp(min=0)
-        keys = torch.where(top(keys, need) & (keys > info.min), info.max, keys)
-    return keys
 
 
 # ---- sparsity and its value at a step -----------------------------------------------------------
@@ -127,8 +27,11 @@ def _bounded(keys: Tensor, held: Tensor | None, least: int, most: int) -> Tensor
 
 def as_level(sparsity: Any) -> Schedule | None:
     """A checked float, 0-d tensor or Schedule as a Schedule; None stays None."""
-    if sparsity is None or callable(sparsity):
-        return sparsity
+    if sparsity is None:
+        return None
+    if callable(sparsity):
+        schedule: Schedule = sparsity
+        return schedule
     value = check_sparsity(sparsity)
     return lambda step: value
 
@@ -206,7 +109,9 @@ def start_masks(
     elif init in ("random", "magnitude"):
         draws = random.fold_in(key, "init")
         scores = {
-            path: leaf.detach().abs() if init == "magnitude" else random.uniform(random.leaf_key(draws, path), leaf.shape)
+            path: leaf.detach().abs()
+            if init == "magnitude"
+            else random.uniform(random.leaf_key(draws, path), leaf.shape)
             for path, leaf in leaves.items()
         }
         return masks_tree(params, best(rule, scores, leaves, level_at(level, 0), allowed))  # type: ignore[arg-type]
@@ -223,20 +128,6 @@ def _checkerboards(leaves: Leaves, rule: Rule, level: Schedule | None) -> Leaves
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
     del rule
     return {path: checkerboard(leaf.shape, sparsity).to(leaf.device) for path, leaf in leaves.items()}
-
-
-def best(rule: Rule, scores: Leaves, like: Leaves, sparsity: Sparsity, eligible: Leaves | None) -> Leaves:
-    """Masks of the winners at a sparsity, among the eligible elements."""
-    masks: Leaves = {}
-    for field, count in zip(rule.fields(like), rule.targets(like, sparsity), strict=True):
-        flags = None if eligible is None else rule.active(field, full(eligible, like, field))
-        masks |= rule.masks(field, rule.win(field, scores, flags, count), like)
-    return masks if eligible is None else {p: m & full(eligible, like, [p])[p] for p, m in masks.items()}
-
-
-def full(masks: Leaves, like: Leaves, paths: list[str]) -> Leaves:
-    """Masks of these leaves at full shape: a path that is missing is all True."""
-    return {p: masks[p] if p in masks else torch.ones_like(like[p], dtype=torch.bool) for p in paths}
 
 
 def narrowed(allowed: Leaves | None, masks: Tree) -> Leaves:

@@ -11,16 +11,12 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.algorithms.core import (
-    Count,
     Init,
-    Leaves,
     Memory,
-    Rule,
     as_level,
     check_pruned,
     check_update,
     detached,
-    full,
     level_at,
     masks_tree,
     narrowed,
@@ -29,6 +25,7 @@ from sparsefn.algorithms.core import (
     sparse_leaves,
     start_masks,
 )
+from sparsefn.algorithms.rule import Count, Leaves, Rule, full
 from sparsefn.budgets import Distribution, apportion, rounded, uniform
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.scores import gradient, magnitude, momentum
@@ -83,7 +80,7 @@ def drop_grow(
     drop: Score,
     grow: Score,
     drop_fraction: Any = 0.3,
-    count: Callable[[Any, Tensor], Tensor] = rounded,
+    count: Callable[[Any, Any], Any] = rounded,
     grown: Grown = zeros,
     exclude_dropped: bool = False,
     redistribute: Redistribute | None = None,
@@ -118,7 +115,9 @@ def drop_grow(
         raise ValueError(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
     rule, level = Rule(pattern, distribution), None if current else as_level(sparsity)
     if redistribute is not None and (rule.joint or pattern != unstructured()):
-        raise ValueError("redistribute moves elements between leaves: it needs an unstructured pattern and no global_()")
+        raise ValueError(
+            "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()"
+        )
     if pattern.fixed is not None and redistribute is None and not current and level is None:
         raise ValueError(f"drop_grow: {pattern} needs its sparsity")
     fraction = as_level(drop_fraction)
@@ -152,7 +151,9 @@ def drop_grow(
                 for field, rows in zip(fields, active, strict=True)
             ]
             active = [rows & free for rows, free in zip(active, open_, strict=True)]
-            target = [torch.as_tensor(n, device=a.device) for n, a in zip(targets(leaves, active, step), active, strict=True)]
+            target = [
+                torch.as_tensor(n, device=a.device) for n, a in zip(targets(leaves, active, step), active, strict=True)
+            ]
             kept: list[Tensor] = []
             room: list[Tensor] = []
             for field, rows, free, goal in zip(fields, active, open_, target, strict=True):
@@ -199,7 +200,7 @@ def _moved(
     left = {path: stay.reshape(masks[path].shape) for path, stay in zip(paths, kept, strict=True)}
     shares = redistribute({path: grows[path] for path in paths}, masks, left)
     stay = {path: rows.sum() for path, rows in zip(paths, kept, strict=True)}
-    total = sum(goal.sum() for goal in target) - sum(stay.values())
+    total = torch.stack([goal.sum() for goal in target]).sum() - torch.cat(kept, -1).sum()
     caps = {path: free.sum() for path, free in zip(paths, room, strict=True)}
     regrown = apportion(shares, total.clamp(min=0), caps)
     return [(stay[path] + regrown[path]).reshape(1) for path in paths]

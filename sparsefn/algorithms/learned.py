@@ -55,7 +55,7 @@ def reparametrised(
     """
     inside = dense() if inner is None else inner
     if inside.view is not masked_view:
-        raise ValueError("reparametrised: expected an inner algorithm that trains params; only one can train latents")
+        raise ValueError("reparametrised: expected an inner algorithm without a view of its own (latents or terms)")
     seed = random.key(0) if key is None else key
 
     def made(latents: Tree, params: Tree, step: Step) -> tuple[Tree, Tree]:
@@ -109,9 +109,10 @@ def reparametrised(
         inner_state = State(state.params, own, state.scores["inner"]["scores"], state.key)
         leaves = flatten(inside.view.grads(inner_state, grads, 0))[0]
         latents = state.scores["latent"]
-        weights, pull = torch.func.vjp(lambda tree: reparam.apply(tree, state.scores["step"], seed)[0], latents)
+        weights, pull = torch.func.vjp(lambda tree: reparam.apply(tree, state.scores["step"], seed)[0], latents)[:2]
         (pulled,) = pull({path: leaves[path] for path in weights})
-        return {"latent": pulled, "rest": rest(state, optree.tree_unflatten(optree.tree_structure(grads), list(leaves.values())))}
+        chosen = _latent_paths(state)
+        return {"latent": pulled, "rest": {path: leaf for path, leaf in leaves.items() if path not in chosen}}
 
     def support(state: State) -> Tree:
         masks, shapes = flatten(state.scores["inner"]["masks"])[0], flatten(state.params)[0]

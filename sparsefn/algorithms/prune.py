@@ -9,22 +9,19 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.algorithms.core import (
-    Count,
     Init,
-    Leaves,
     Memory,
-    Rule,
     as_level,
     check_pruned,
     check_update,
     detached,
-    full,
     level_at,
     narrowed,
     settle,
     sparse_leaves,
     start_masks,
 )
+from sparsefn.algorithms.rule import Count, Leaves, Rule, full
 from sparsefn.budgets import Distribution, per_leaf, rounded, uniform
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.scores import magnitude
@@ -182,7 +179,9 @@ def iterative(
     if level is None or pattern.fixed is not None:
         raise ValueError(f"iterative: expected a fraction and a pattern that leaves the count open, got {pattern}")
     if not (rule.joint or distribution is per_leaf):
-        raise ValueError("iterative: expected distribution to be uniform() or global_(), whose totals follow what remains")
+        raise ValueError(
+            "iterative: expected distribution to be uniform() or global_(), whose totals follow what remains"
+        )
 
     def counts(masks: Leaves, step: Step) -> list[Count]:
         active = [rule.active(field, masks).sum(-1) for field in rule.fields(masks)]

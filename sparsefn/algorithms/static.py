@@ -9,18 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.core import (
-    Init,
-    Leaves,
-    Memory,
-    Rule,
-    as_level,
-    check_pruned,
-    check_update,
-    detached,
-    narrowed,
-    start_masks,
-)
+from sparsefn.algorithms.core import Init, Memory, as_level, check_pruned, check_update, detached, narrowed, start_masks
+from sparsefn.algorithms.rule import Leaves, Rule
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.tree import Tree, concrete, flatten

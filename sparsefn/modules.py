@@ -1,0 +1,224 @@
+"""The edge to `torch.nn`: a module is read, and never written."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from sparsefn.tree import Tree, flatten
+from sparsefn.types import State, effective
+
+
+def params_of(module: nn.Module) -> dict[str, Tensor]:
+    """A module's parameters by name, as `init` takes them.
+
+    >>> list(sf.modules.params_of(torch.nn.Linear(3, 2)))
+    ['weight', 'bias']
+
+    Detached copies, in the order of `named_parameters`; tied weights appear once, under their first name.
+    """
+    return {name: param.detach().clone() for name, param in module.named_parameters()}
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """A module's buffers by name, for `call_with_buffers`.
+
+    >>> list(sf.modules.buffers_of(torch.nn.BatchNorm1d(2)))
+    ['running_mean', 'running_var', 'num_batches_tracked']
+
+    Detached copies, in the order of `named_buffers`; those that `state_dict` leaves out are in it.
+    """
+    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+
+
+def call(
+    module: nn.Module,
+    state_or_params: State | Tree,
+    *args: Any,
+    buffers: Mapping[str, Tensor] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Run the module with other weights: the effective ones of a state, or params as they are.
+
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> state = sf.State({"weight": torch.tensor([[3.0, 5.0]])}, {"weight": torch.tensor([[True, False]])})
+    >>> sf.modules.call(layer, state, torch.ones(2)), sf.modules.call(layer, state.params, torch.ones(2))
+    (tensor([3.]), tensor([8.]))
+
+    Params may be any tree whose dotted paths are the names of the module's parameters. Buffers are the
+    module's own, or those given; a forward that changes them (BatchNorm in train mode) changes copies,
+    which are dropped: `call_with_buffers` returns them. Works under `grad`, `vmap` and `torch.compile`.
+    Raises ValueError for names that are unknown or missing and for a tensor of another shape.
+    """
+    return _run(module, state_or_params, buffers, args, kwargs)[0]
+
+
+def call_with_buffers(
+    module: nn.Module, state_or_params: State | Tree, buffers: Mapping[str, Tensor], *args: Any, **kwargs: Any
+) -> tuple[Any, dict[str, Tensor]]:
+    """Run the module as `call` does, and return the buffers that the forward left.
+
+    >>> norm, x = torch.nn.BatchNorm1d(1, momentum=0.5), torch.tensor([[0.0], [4.0]])
+    >>> out, buffers = sf.modules.call_with_buffers(norm, sf.modules.params_of(norm), sf.modules.buffers_of(norm), x)
+    >>> buffers["running_mean"], buffers["num_batches_tracked"], norm.running_mean
+    (tensor([1.]), tensor(1), tensor([0.]))
+
+    The buffers given are not changed. Under `grad` return them as the auxiliary output. Under `vmap` over
+    members every member needs its own buffers: stack them (`sf.ensemble.stack([buffers] * B)`) and
+    map over them, as a batch of outcomes cannot be written into one unbatched buffer. Raises as `call` does.
+    """
+    return _run(module, state_or_params, buffers, args, kwargs)
+
+
+def _run(
+    module: nn.Module, state_or_params: State | Tree, buffers: Mapping[str, Tensor] | None, args: Any, kwargs: Any
+) -> tuple[Any, dict[str, Tensor]]:
+    weights = _weights(module, state_or_params)
+    own = dict(module.named_buffers())
+    if buffers is not None:
+        _check_names(module, "buffers", buffers, own, module.named_buffers(remove_duplicate=False))
+    copies = {name: buffer.clone() for name, buffer in (own if buffers is None else buffers).items()}
+    # functional_call writes buffers that the forward assigned anew back into the dict it was given.
+    tensors = {**weights, **copies}
+    out = torch.func.functional_call(module, tensors, args, kwargs)
+    return out, {name: tensors[name] for name in copies}
+
+
+def _weights(module: nn.Module, state_or_params: State | Tree) -> dict[str, Tensor]:
+    weights = flatten(effective(state_or_params) if isinstance(state_or_params, State) else state_or_params)[0]
+    _check_names(
+        module, "parameters", weights, dict(module.named_parameters()), module.named_parameters(remove_duplicate=False)
+    )
+    return weights
+
+
+def _check_names(
+    module: nn.Module,
+    what: str,
+    given: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    every_name: Iterable[tuple[str, Tensor]],
+) -> None:
+    missing, unknown = [name for name in own if name not in given], [name for name in given if name not in own]
+    if missing or unknown:
+        first = {id(tensor): name for name, tensor in own.items()}
+        tied = [f"{name!r} is tied to {first[id(tensor)]!r}" for name, tensor in every_name if name in unknown]
+        raise ValueError(
+            f"expected the {what} of the {type(module).__name__}, but missing are {missing} and unknown {unknown}"
+            + "".join(f"; {text}" for text in tied)
+        )
+    for name, tensor in own.items():
+        if given[name].shape != tensor.shape:
+            want, got = tuple(tensor.shape), tuple(given[name].shape)
+            raise ValueError(f"expected {what} of shape {want} at {name!r}, got {got}")
+
+
+def bake(module: nn.Module, state: State | Tree) -> nn.Module:
+    """A copy of the module that has the effective weights for its own.
+
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> state = sf.State({"weight": torch.tensor([[3.0, 5.0]])}, {"weight": torch.tensor([[True, False]])})
+    >>> sf.modules.bake(layer, state)(torch.ones(2))
+    tensor([3.], grad_fn=<SqueezeBackward4>)
+
+    The same outputs as `call`. `requires_grad`, hooks, buffers and modes are those of the module, tied
+    weights stay tied, and a dtype or device is that of the state. Raises as `call` does.
+    """
+    weights = _weights(module, state)
+    baked = copy.deepcopy(module)
+    for name, param in baked.named_parameters():
+        param.data = weights[name].detach().clone()
+    return baked
+
+
+def from_pruned(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Params and masks of a module pruned by `torch.nn.utils.prune`.
+
+    >>> from torch.nn.utils import prune
+    >>> layer = prune.l1_unstructured(torch.nn.Linear(2, 1, bias=False), "weight", amount=1)
+    >>> params, masks = sf.modules.from_pruned(layer)
+    >>> list(params), masks["weight"].sum()
+    (['weight'], tensor(1))
+
+    The names are those of the module without pruning, the params the unmasked `*_orig`; what is not
+    pruned has the 0-d mask True. Raises ValueError for a mask that holds anything but 0 and 1.
+    """
+    buffers = dict(module.named_buffers())
+    params: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
+    for name, param in params_of(module).items():
+        path = name.removesuffix("_orig")
+        mask = buffers.get(path + "_mask") if path != name else None
+        if mask is None:
+            params[name], masks[name] = param, torch.ones((), dtype=torch.bool, device=param.device)
+        elif not bool(((mask == 0) | (mask == 1)).all()):
+            raise ValueError(f"expected a mask of zeros and ones at {path + '_mask'!r}")
+        else:
+            params[path], masks[path] = param, mask != 0
+    return params, masks
+
+
+def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., tuple[Any, Tree]]:
+    """`f(params, ...) -> (value, gradient)` for `loss(params, ...)`.
+
+    >>> f = sf.modules.value_and_grad(lambda params, x: (params["w"] * x).sum())
+    >>> f({"w": torch.tensor([1.0, 2.0]), "unused": torch.ones(1)}, torch.tensor([3.0, 4.0]))
+    (tensor(11.), {'w': tensor([3., 4.]), 'unused': tensor([0.])})
+
+    The gradient has the structure of params, with zeros for what is not used. With `has_aux` the loss
+    returns `(value, aux)` and f `((value, aux), gradient)`; aux is a tree of tensors. Under a transform
+    or `torch.compile` this is `torch.func.grad_and_value`, else `torch.autograd.grad`, which is faster;
+    results are the same, detached from any graph outside `torch.func`, and no `.grad` is touched. Raises
+    TypeError for params that are not floating point, ValueError for a loss that is not 0-d.
+    """
+
+    def value_and_gradient(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+        named, rebuild = flatten(params)
+        for path, leaf in named.items():
+            if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
+                got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
+                raise TypeError(f"expected floating-point params, got {got} at {path!r}")
+
+        def run(leaves: list[Tensor]) -> tuple[Tensor, Tree]:
+            return _pair(loss(rebuild(leaves), *args, **kwargs), has_aux)
+
+        differentiate = torch.func.grad_and_value(run, has_aux=True) if _transformed() else _autograd(run)
+        grads, (value, aux) = differentiate(list(named.values()))
+        return (value, aux) if has_aux else value, rebuild(grads)
+
+    return value_and_gradient
+
+
+def _transformed() -> bool:
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _pair(result: Any, has_aux: bool) -> tuple[Tensor, Tree]:
+    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+        raise TypeError(f"expected the loss to return (value, aux), got {type(result).__name__}")
+    value, aux = result if has_aux else (result, ())
+    if not isinstance(value, Tensor) or value.ndim:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"expected the loss to be a 0-d tensor, got {got}")
+    return value, aux
+
+
+def _autograd(
+    run: Callable[[list[Tensor]], tuple[Tensor, Tree]],
+) -> Callable[[list[Tensor]], tuple[Sequence[Tensor], tuple[Tensor, Tree]]]:
+    def differentiate(leaves: list[Tensor]) -> tuple[Sequence[Tensor], tuple[Tensor, Tree]]:
+        with torch.enable_grad():
+            inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+            value, aux = run(inputs)
+        if value.requires_grad and inputs:
+            grads: Sequence[Tensor] = torch.autograd.grad(value, inputs, materialize_grads=True)
+        else:  # a loss that uses no param
+            grads = [torch.zeros_like(leaf) for leaf in leaves]
+        return grads, (value.detach(), optree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, aux))
+
+    return differentiate

@@ -1,0 +1,192 @@
+"""Counts: one rounding rule, exact totals."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+
+import sparsefn as sf
+
+B = sf.budgets
+SHAPES = {"a": (300, 64), "b": (100, 300), "c": (10, 100)}
+
+
+def test_n_kept_rounds_half_to_even():
+    assert [B.n_kept(n, 0.5) for n in (1, 2, 3, 5, 7)] == [1, 1, 1, 3, 3]
+    assert B.n_kept(10, 0.9) == 1 and B.n_kept(1000, 0.9) == 100 and B.n_kept(7, 0.9) == 1
+    assert B.n_kept(0, 0.3) == 0 and B.n_kept(9, 0.0) == 9 and B.n_kept(9, 1.0) == 0
+    for n in range(60):
+        for s in [i / 40 for i in range(41)]:
+            assert B.n_kept(n, s) == n - round(s * n)
+            assert int(B.n_kept(n, torch.tensor(s, dtype=torch.float64))) == n - round(s * n)
+
+
+def test_n_kept_of_a_tensor():
+    kept = torch.func.vmap(lambda s: B.n_kept(1000, s))(torch.tensor([0.9, 0.8]))
+    assert kept.tolist() == [100, 200] and kept.dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    "sparsity,error,text",
+    [
+        (1, TypeError, r"expected sparsity to be a float in \[0, 1\], got the int 1; a fraction is written 1.0"),
+        (True, TypeError, "got the bool True"),
+        ([0.5], TypeError, r"got \[0.5\]"),
+        (1.5, ValueError, r"expected sparsity in \[0, 1\], got 1.5"),
+        (-0.1, ValueError, "got -0.1"),
+        (math.nan, ValueError, "got nan"),
+        (torch.tensor(1), TypeError, "expected sparsity to be a 0-d floating-point tensor, got torch.int64"),
+        (torch.ones(2), TypeError, r"got torch.float32 of shape \(2,\)"),
+    ],
+)
+def test_bad_sparsity(sparsity, error, text):
+    for call in (lambda: B.n_kept(10, sparsity), lambda: B.uniform()(SHAPES, sparsity), lambda: sf.rigl(sparsity)):
+        with pytest.raises(error, match=text):
+            call()
+
+
+def test_uniform():
+    assert B.uniform()(SHAPES, 0.98) == {"a": 384, "b": 600, "c": 20}
+
+
+def closed_form_erk(shapes, sparsity):
+    """Densities by the usual loop over saturated layers, in exact fractions."""
+    n = {k: math.prod(s) for k, s in shapes.items()}
+    raw = {k: Fraction(sum(s), math.prod(s)) for k, s in shapes.items()}
+    total, full = sum(n.values()) - round(sparsity * sum(n.values())), set()
+    while True:
+        rest = [k for k in shapes if k not in full]
+        eps = (total - sum(n[k] for k in full)) / sum(n[k] * raw[k] for k in rest)
+        over = {k for k in rest if eps * raw[k] > 1}
+        if not over:
+            return {k: float(1 if k in full else eps * raw[k]) for k in shapes}
+        full |= over
+
+
+@pytest.mark.parametrize("sparsity", [0.0, 0.1, 0.5, 0.8, 0.9, 0.98, 1.0])
+@pytest.mark.parametrize(
+    "shapes", [SHAPES, {"x": (64, 3, 3, 3), "y": (128, 64, 3, 3), "z": (10, 128)}], ids=["mlp", "conv"]
+)
+def test_erk_is_the_closed_form_with_an_exact_total(shapes, sparsity):
+    counts = B.erk()(shapes, sparsity)
+    sizes = {k: math.prod(s) for k, s in shapes.items()}
+    assert sum(counts.values()) == B.n_kept(sum(sizes.values()), sparsity)
+    for path, density in closed_form_erk(shapes, sparsity).items():
+        assert abs(counts[path] - density * sizes[path]) < 1
+    tensors = torch.func.vmap(lambda s: B.erk()(shapes, s))(torch.tensor([sparsity], dtype=torch.float64))
+    assert {path: int(count) for path, count in tensors.items()} == counts
+    assert B.erk()(dict(reversed(shapes.items())), sparsity) == counts
+
+
+def test_erdos_renyi_reads_the_first_two_dimensions():
+    counts = B.erdos_renyi()({"x": (8, 4, 3, 3), "y": (8, 4)}, 0.5)
+    shares = {"x": 288 * 12 / 32, "y": 32 * 12 / 32}
+    assert counts == {"x": round(160 * shares["x"] / 120), "y": round(160 * shares["y"] / 120)}
+
+
+def test_erk_power_zero_is_uniform():
+    assert B.erk(power=0.0)({"a": (10, 10), "b": (20, 10)}, 0.9) == {"a": 10, "b": 20}
+
+
+@pytest.mark.parametrize("make", [B.erk, B.erdos_renyi])
+def test_erdos_renyi_needs_matrices(make):
+    with pytest.raises(ValueError, match=r"need leaves of 2 dimensions or more, got shape \(5,\) at 'b'"):
+        make()({"a": (5, 5), "b": (5,)}, 0.5)
+    with pytest.raises(ValueError, match="at 'bias'"):
+        sf.static(0.5, where="*", distribution=make()).init({"w": torch.ones(4, 4), "bias": torch.ones(4)})
+
+
+def test_by_path_takes_the_first_match_and_the_rest_the_default():
+    budget = B.by_path({"c": 0.0, "[bc]": 0.5})
+    assert budget(SHAPES, 0.98) == {"a": 384, "b": 15000, "c": 1000}
+    with pytest.raises(ValueError, match="by_path: no path matches 'd'; the paths are 'a', 'b', 'c'"):
+        B.by_path({"d": 0.5})(SHAPES, 0.9)
+    with pytest.raises(ValueError, match=r"expected the sparsity of 'c' in \[0, 1\], got 2.0"):
+        B.by_path({"c": 2.0})
+
+
+class TestApportion:
+    def test_largest_remainder(self):
+        assert B.apportion({"a": 1.0, "b": 1.0, "c": 1.0}, 2) == {"a": 1, "b": 1, "c": 0}
+        assert B.apportion({"a": 5.0, "b": 3.0, "c": 1.0}, 7) == {"a": 4, "b": 2, "c": 1}
+        assert B.apportion({}, 0) == {}
+
+    def test_the_example_of_a_float_loop(self):
+        # Shares .9/.05/.05 of 30 with 15, 110 and 110 places: 15 and the rest in equal parts, 8 and 7.
+        assert B.apportion({"a": 0.9, "b": 0.05, "c": 0.05}, 30, {"a": 15, "b": 110, "c": 110}) == {
+            "a": 15,
+            "b": 8,
+            "c": 7,
+        }
+
+    def test_overflow_cascades_by_share(self):
+        got = B.apportion({"a": 10.0, "b": 2.0, "c": 1.0, "d": 1.0}, 20, {"a": 2, "b": 3, "c": 50, "d": 50})
+        assert got == {"a": 2, "b": 3, "c": 8, "d": 7}
+
+    def test_zero_shares_come_last(self):
+        assert B.apportion({"a": 1.0, "b": 0.0}, 5, {"a": 9, "b": 9}) == {"a": 5, "b": 0}
+        assert B.apportion({"a": 1.0, "b": 0.0, "c": 0.0}, 7, {"a": 3, "b": 2, "c": 6}) == {"a": 3, "b": 1, "c": 3}
+        assert B.apportion({"a": 0.0, "b": 0.0}, 4, {"a": 4, "b": 4}) == {"a": 2, "b": 2}
+        assert B.apportion({"a": math.nan, "b": 1.0}, 4, {"a": 4, "b": 3}) == {"a": 1, "b": 3}
+
+    def test_all_full(self):
+        caps = {"a": 3, "b": 0, "c": 5}
+        assert B.apportion({"a": 0.1, "b": 9.0, "c": 0.2}, 8, caps) == caps
+
+    def test_tensors_give_what_numbers_give(self):
+        shares, caps = {"a": 0.7, "b": 0.2, "c": 0.1}, {"a": 4, "b": 9, "c": 9}
+        totals = torch.arange(23)
+        got = torch.func.vmap(lambda t: B.apportion(shares, t, caps))(totals)
+        for i, total in enumerate(totals.tolist()):
+            want = B.apportion(shares, total, caps)
+            assert {k: int(v[i]) for k, v in got.items()} == want and sum(want.values()) == total
+        compiled = torch.compile(lambda t: B.apportion(shares, t, caps), fullgraph=True, backend="aot_eager")
+        assert {k: int(v) for k, v in compiled(torch.tensor(17)).items()} == B.apportion(shares, 17, caps)
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match="cannot hand out 9 among caps that sum to 8"):
+            B.apportion({"a": 1.0}, 9, {"a": 8})
+        with pytest.raises(ValueError, match="expected finite shares >= 0, got -1.0 at 'a'"):
+            B.apportion({"a": -1.0}, 1)
+
+
+class TestGlobal:
+    params = {  # noqa: RUF012
+        "a": torch.tensor([[10.0, 9.0, 8.0, 7.0]]),
+        "b": torch.tensor([[0.4, 0.3, 0.2, 0.1]]),
+    }
+
+    def prune(self, sparsity, **bounds):
+        algorithm = sf.one_shot(sparsity, distribution=B.global_(**bounds))
+        masks = algorithm.update(algorithm.init(self.params), self.params, 0).masks
+        return masks["a"].int().tolist()[0], masks["b"].int().tolist()[0]
+
+    def test_one_competition(self):
+        assert self.prune(0.5) == ([1, 1, 1, 1], [0, 0, 0, 0])
+        assert self.prune(0.25) == ([1, 1, 1, 1], [1, 1, 0, 0])
+
+    def test_floor_and_ceiling(self):
+        assert self.prune(0.5, floor=0.25) == ([1, 1, 1, 0], [1, 0, 0, 0])
+        assert self.prune(0.5, ceiling=0.5) == ([1, 1, 0, 0], [1, 1, 0, 0])
+        assert self.prune(0.5, floor=0.25, ceiling=0.75) == ([1, 1, 1, 0], [1, 0, 0, 0])
+        assert self.prune(0.75, floor=0.25, ceiling=0.25) == ([1, 0, 0, 0], [1, 0, 0, 0])
+
+    def test_infeasible_bounds(self):
+        with pytest.raises(ValueError, match=r"keeps between 4 and 8 units, but the sparsity asks for 2 over 'a', 'b'"):
+            self.prune(0.75, floor=0.5)
+        with pytest.raises(ValueError, match="keeps between 0 and 4 units, but the sparsity asks for 6"):
+            self.prune(0.25, ceiling=0.5)
+
+    def test_arguments(self):
+        for bad, text in (({"floor": -0.1}, "floor"), ({"ceiling": 1.5}, "ceiling"), ({"floor": math.nan}, "floor")):
+            with pytest.raises(ValueError, match=rf"global_: expected {text} in \[0, 1\]"):
+                B.global_(**bad)
+        with pytest.raises(ValueError, match="expected floor <= ceiling, got 0.5 > 0.25"):
+            B.global_(floor=0.5, ceiling=0.25)
+        with pytest.raises(TypeError, match="a global_ budget needs scores"):
+            B.global_()(SHAPES, 0.5)
+        with pytest.raises(ValueError, match="global_ needs a pattern with one competing group a leaf"):
+            sf.static(0.5, pattern=sf.patterns.row_balanced(), distribution=B.global_()).init(
+                self.params | {"c": torch.ones(2, 2)}
+            )

@@ -1,0 +1,242 @@
+"""Exact selection against an oracle that sorts with Python."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import sparsefn as sf
+from sparsefn.boxes import from_rows, to_rows
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+KINDS = ["continuous", "ties", "zeros", "equal", "nan", "inf", "subnormal", "sorted", "reversed", "signed zeros"]
+
+
+def make(kind, n, dtype, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, generator=g, dtype=torch.float64)
+    if kind == "ties":
+        x = torch.randint(-2, 3, (n,), generator=g).double()
+    elif kind == "zeros":
+        x = torch.where(torch.rand(n, generator=g) < 0.9, 0.0, x)
+    elif kind == "equal":
+        x = torch.full((n,), 0.5, dtype=torch.float64)
+    elif kind == "nan":
+        x = torch.where(torch.rand(n, generator=g) < 0.4, math.nan, x)
+    elif kind == "inf":
+        x = torch.where(torch.rand(n, generator=g) < 0.3, math.inf, x)
+        x = torch.where(torch.rand(n, generator=g) < 0.3, -math.inf, x)
+    elif kind == "subnormal":
+        x = torch.randint(-3, 4, (n,), generator=g).double() * torch.finfo(dtype).smallest_normal / 4
+    elif kind in ("sorted", "reversed"):
+        x = x.sort(descending=kind == "reversed").values
+    elif kind == "signed zeros":
+        x = torch.where(torch.rand(n, generator=g) < 0.5, -0.0, 0.0).double()
+    return x.to(dtype)
+
+
+def order(values, indices):
+    """Indices from best to worst: score, NaN last, then lower index."""
+    return sorted(indices, key=lambda i: (math.isnan(values[i]), -values[i] if not math.isnan(values[i]) else 0, i))
+
+
+def as_mask(winners, n):
+    return torch.tensor([i in set(winners) for i in range(n)], dtype=torch.bool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 2, 7, 33])
+def test_topk_is_the_oracle_for_every_count(n, kind, dtype):
+    x = make(kind, n, dtype)
+    best = order(x.tolist(), range(n))
+    for k in range(n + 1):
+        want = as_mask(best[:k], n)
+        assert torch.equal(sf.topk_mask(x, k), want)
+        assert torch.equal(sf.topk_mask(x, torch.tensor(k)), want)
+        assert torch.equal(torch.func.vmap(lambda c: sf.topk_mask(x, c))(torch.tensor([k]))[0], want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 5, 24])
+def test_drop_and_grow_are_the_oracle_for_every_count(n, kind):
+    x = make(kind, n, torch.float32, seed=1)
+    mask = torch.rand(n, generator=torch.Generator().manual_seed(2)) < 0.5
+    exclude = torch.rand(n, generator=torch.Generator().manual_seed(3)) < 0.3
+    kept = [i for i in range(n) if mask[i]]
+    gone = [i for i in range(n) if not mask[i]]
+    free = [i for i in gone if not exclude[i]]
+    for k in range(len(kept) + 1):
+        best = order(x.tolist(), kept)
+        assert torch.equal(sf.drop_lowest(x, mask, k), as_mask(best[: len(kept) - k], n))
+        assert torch.equal(sf.drop_lowest(x, mask, torch.tensor(k)), as_mask(best[: len(kept) - k], n))
+    for k in range(len(gone) + 1):
+        assert torch.equal(sf.grow_highest(x, mask, k), mask | as_mask(order(x.tolist(), gone)[:k], n))
+    for k in range(len(free) + 1):
+        want = mask | as_mask(order(x.tolist(), free)[:k], n)
+        assert torch.equal(sf.grow_highest(x, mask, k, exclude=exclude), want)
+        assert torch.equal(sf.grow_highest(x, mask, torch.tensor(k), exclude=exclude), want)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (2, 0)])
+def test_empty_and_tiny_tensors(shape):
+    x = torch.ones(shape)
+    for k in range(x.numel() + 1):
+        mask = sf.topk_mask(x, k)
+        assert mask.shape == x.shape and int(mask.sum()) == k
+        assert torch.equal(sf.drop_lowest(x, mask, k), torch.zeros_like(mask))
+        assert int(sf.grow_highest(x, torch.zeros_like(mask), k).sum()) == k
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float64, torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("kind", ["continuous", "ties", "nan", "zeros"])
+def test_global_topk_is_one_competition_in_leaf_order(kind, dtypes):
+    tree = {
+        "b": [make(kind, 9, dtypes[0]).reshape(3, 3), make(kind, 0, dtypes[0])],
+        "a": make(kind, 7, dtypes[1], seed=5),
+    }
+    flat = [*tree["a"].double().tolist(), *tree["b"][0].double().flatten().tolist()]
+    for k in range(17):
+        masks = sf.topk_masks(tree, k)
+        got = torch.cat([masks["a"], masks["b"][0].flatten(), masks["b"][1]])
+        assert torch.equal(got, as_mask(order(flat, range(16))[:k], 16))
+        again = sf.topk_masks(tree, torch.tensor(k))
+        assert torch.equal(again["a"], masks["a"]) and torch.equal(again["b"][0], masks["b"][0])
+
+
+def test_global_topk_of_an_empty_tree():
+    assert sf.topk_masks({}, 0) == {}
+
+
+def test_counts_of_each_group():
+    scores = torch.tensor([[4.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
+    mask = sf.topk_mask(scores, torch.tensor([1, 3]), pattern=sf.patterns.row_balanced())
+    assert mask.tolist() == [[True, False, False, False], [False, True, True, True]]
+    fewer = sf.drop_lowest(scores, mask, torch.tensor([0, 2]), pattern=sf.patterns.row_balanced())
+    assert fewer.sum(1).tolist() == [1, 1]
+    more = sf.grow_highest(scores, fewer, torch.tensor([3, 0]), pattern=sf.patterns.row_balanced())
+    assert more.sum(1).tolist() == [4, 1]
+
+
+def test_tensor_counts_are_clamped():
+    x, mask = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([True, False, False])
+    for big in (4, 10**9):
+        assert sf.topk_mask(x, torch.tensor(big)).all()
+        assert not sf.drop_lowest(x, mask, torch.tensor(big)).any()
+        assert sf.grow_highest(x, mask, torch.tensor(big)).all()
+    assert not sf.topk_mask(x, torch.tensor(-2)).any()
+    assert torch.equal(
+        torch.func.vmap(lambda k: sf.topk_mask(x, k))(torch.tensor([-2, 9])).sum(1), torch.tensor([0, 3])
+    )
+
+
+UNITS = [
+    sf.patterns.block((2, 2)),
+    sf.patterns.block((2, 3), reduce="max"),
+    sf.patterns.channel(0),
+    sf.patterns.channel(1, norm=2),
+]
+
+
+@pytest.mark.parametrize("pattern", UNITS, ids=repr)
+def test_units_are_dropped_and_grown_whole(pattern):
+    scores = torch.rand(5, 6, generator=torch.Generator().manual_seed(0))
+    ids = from_rows(pattern, torch.arange(to_rows(pattern, scores).numel()).reshape(1, -1), (5, 6))
+    units = int(ids.max()) + 1
+    value = to_rows(pattern, scores)[0].tolist()
+    for k in range(units + 1):
+        mask = sf.topk_mask(scores, k, pattern=pattern)
+        won = order(value, range(units))[:k]
+        assert torch.equal(mask, torch.isin(ids, torch.tensor(won, dtype=ids.dtype)))
+        for j in range(k + 1):
+            dropped = sf.drop_lowest(scores, mask, j, pattern=pattern)
+            assert torch.equal(dropped, torch.isin(ids, torch.tensor(won[: k - j], dtype=ids.dtype)))
+    # A unit with one kept element is active; dropping clears it, growing passes it by.
+    one = torch.zeros(5, 6, dtype=torch.bool)
+    one[0, 0] = True
+    assert not sf.drop_lowest(scores, one, 1, pattern=pattern).any()
+    grown = sf.grow_highest(scores, one, units - 1, pattern=pattern)
+    assert torch.equal(grown, one | (ids != ids[0, 0]))
+
+
+def test_nm_fixes_its_count():
+    scores = torch.tensor([[0.0, 3.0, 2.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
+    pattern = sf.patterns.nm(2, 4)
+    want = [[False, True, True, False], [True, True, False, False]]
+    assert sf.topk_mask(scores, None, pattern=pattern).tolist() == want
+    assert sf.topk_mask(scores, 2, pattern=pattern).tolist() == want
+    columns = sf.topk_mask(scores, None, pattern=sf.patterns.nm(1, 2, axis=0))
+    assert columns.tolist() == [[False, True, True, True], [True, False, False, False]]
+    for n, m in itertools.product(range(3), [2]):
+        assert int(sf.topk_mask(scores, None, pattern=sf.patterns.nm(n, m)).sum()) == n * 4
+
+
+def test_threshold_mask():
+    x = torch.tensor([1.0, math.nan, 3.0, 2.0])
+    assert sf.threshold_mask(x, 1.5).tolist() == [False, False, True, True]
+    assert sf.threshold_mask(x, torch.tensor(9.0)).tolist() == [False] * 4
+    assert sf.threshold_mask(x, 9.0, min_keep=2).tolist() == [False, False, True, True]
+    assert sf.threshold_mask(x, 9.0, min_keep=4).all()
+
+
+def test_bernoulli_mask_takes_probabilities():
+    probs = torch.tensor([0.0, 1.0, 0.3]).expand(4096, 3)
+    mask = sf.bernoulli_mask(probs, sf.random.key(3))
+    assert not mask[:, 0].any() and mask[:, 1].all()
+    assert abs(mask[:, 2].double().mean() - 0.3) < 0.03
+
+
+def test_straight_through_under_transforms():
+    x = torch.tensor([0.2, 0.9, 0.5])
+
+    def loss(s):
+        return (sf.straight_through(s > 0.4, s) * torch.tensor([1.0, 2.0, 3.0])).sum()
+
+    want = torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(sf.straight_through(x > 0.4, x), torch.tensor([0.0, 1.0, 1.0]))
+    assert torch.equal(torch.func.grad(loss)(x), want)
+    assert torch.equal(torch.func.vmap(torch.func.grad(loss))(x.expand(2, 3)), want.expand(2, 3))
+    assert torch.equal(torch.compile(torch.func.grad(loss), fullgraph=True, backend="aot_eager")(x), want)
+    assert torch.equal(torch.func.jvp(loss, (x,), (torch.ones(3),))[1], want.sum())
+
+
+def test_selection_has_the_same_bits_under_every_transform():
+    scores = make("nan", 48, torch.float32).reshape(3, 16)
+    counts = torch.tensor([0, 5, 16])
+    want = torch.stack([sf.topk_mask(s, int(k)) for s, k in zip(scores, counts, strict=True)])
+    assert torch.equal(torch.func.vmap(sf.topk_mask)(scores, counts), want)
+    compiled = torch.compile(torch.func.vmap(sf.topk_mask), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(scores, counts), want)
+    nested = torch.func.vmap(torch.func.vmap(sf.topk_mask, in_dims=(None, 0)), in_dims=(0, None))(scores, counts)
+    assert torch.equal(nested.diagonal(dim1=0, dim2=1).T, want)
+
+
+@pytest.mark.parametrize("call", [sf.topk_mask, lambda x, k: sf.topk_masks([x], k)])
+@pytest.mark.parametrize("k", [-1, 4])
+def test_int_counts_out_of_range(call, k):
+    with pytest.raises(ValueError, match=f"expected 0 <= n_keep <= 3, got {k}"):
+        call(torch.ones(3), k)
+
+
+def test_counts_are_checked():
+    x, mask = torch.ones(3), torch.tensor([True, True, False])
+    with pytest.raises(ValueError, match="expected 0 <= n_drop <= 2, got 3"):
+        sf.drop_lowest(x, mask, 3)
+    with pytest.raises(ValueError, match="expected 0 <= n_grow <= 1, got 2"):
+        sf.grow_highest(x, mask, 2)
+    with pytest.raises(ValueError, match="expected 0 <= n_grow <= 0, got 1"):
+        sf.grow_highest(x, mask, 1, exclude=~mask)
+    for bad in (True, 1.0, "1", None):
+        with pytest.raises(TypeError, match="expected n_keep to be an int or an integer tensor, got"):
+            sf.topk_mask(x, bad)
+    with pytest.raises(TypeError, match="expected n_keep of an integer dtype, got torch.float32"):
+        sf.topk_mask(x, torch.tensor(1.0))
+    with pytest.raises(ValueError, match=r"expected n_keep of shape \(\) or \(1,\), got \(2,\)"):
+        sf.topk_mask(x, torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match=r"nm\(1, 3, axis=-1\) fixes n_keep at 1, got 2"):
+        sf.topk_mask(x, 2, pattern=sf.patterns.nm(1, 3))
+    with pytest.raises(TypeError, match="expected floating-point scores, got torch.int64"):
+        sf.topk_mask(torch.ones(3, dtype=torch.int64), 1)
+    with pytest.raises(ValueError, match=r"expected a bool mask of shape \(3,\), got torch.bool \(2,\)"):
+        sf.drop_lowest(x, mask[:2], 1)

@@ -1,0 +1,103 @@
+"""Paths, structure errors, and what a transform hides."""
+
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+
+from sparsefn import tree
+
+Pair = namedtuple("Pair", "left right")
+
+
+def test_paths_are_named_parameters_names():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ModuleDict({"x": torch.nn.Linear(2, 2)}))
+    params = dict(model.named_parameters())
+    assert tree.paths(params) == sorted(params)
+
+
+def test_paths_of_every_container():
+    nested = {"b": [0, (1, {"c": 2})], "a": Pair(3, OrderedDict([("z", 4), ("y", 5)]))}
+    assert tree.paths(nested) == ["a.left", "a.right.z", "a.right.y", "b.0", "b.1.0", "b.1.1.c"]
+    leaves, rebuild = tree.flatten(nested)
+    assert rebuild(list(leaves.values())) == nested
+    assert tree.paths(torch.ones(2)) == [""]
+
+
+def test_paths_do_not_depend_on_insertion_order():
+    assert tree.paths({"a": 0, "b": {"d": 1, "c": 2}}) == tree.paths({"b": {"c": 2, "d": 1}, "a": 0})
+
+
+def test_two_leaves_at_one_path():
+    with pytest.raises(ValueError, match=r"expected one leaf a path, but two leaves are at 'a.b'; rename one"):
+        tree.flatten({"a": {"b": 0}, "a.b": 1})
+
+
+def test_map_with_path_matches_by_key():
+    got = tree.map_with_path(lambda path, x, y: (path, x, y), {"a": 1, "b": 2}, {"b": 20, "a": 10})
+    assert got == {"a": ("a", 1, 10), "b": ("b", 2, 20)}
+
+
+@pytest.mark.parametrize(
+    "got,text",
+    [
+        ({"a": 0}, "there is no leaf at 'b.c'"),
+        ({"a": 0, "b": {"c": 0}, "d": 0}, "there is an unknown leaf at 'd'"),
+        ({"a": 0, "b": {"c": None}}, "there is no leaf at 'b.c'"),
+        (OrderedDict(a=0, b={"c": 0}), "the containers differ"),
+    ],
+)
+def test_structure_errors_name_the_path(got, text):
+    want = {"a": 0, "b": {"c": 0}}
+    with pytest.raises(ValueError, match="expected grads with the structure of params, but " + text):
+        tree.check_like("grads", got, want)
+    with pytest.raises(ValueError, match=text):
+        tree.leaves_like(got, want)
+
+
+def test_check_like_names_shape_dtype_and_kind():
+    want = {"w": torch.zeros(2, 3)}
+    tree.check_like("grads", {"w": torch.ones(2, 3)}, want)
+    tree.check_like("grads", {"w": torch.ones(2, 3).double()}, want, dtype=False)
+    with pytest.raises(ValueError, match=r"expected grads of shape \(2, 3\) at 'w', got \(3, 2\)"):
+        tree.check_like("grads", {"w": torch.ones(3, 2)}, want)
+    with pytest.raises(TypeError, match="expected grads of dtype torch.float32 at 'w', got torch.float64"):
+        tree.check_like("grads", {"w": torch.ones(2, 3).double()}, want)
+    with pytest.raises(TypeError, match="expected grads to be tensors, got float at 'w'"):
+        tree.check_like("grads", {"w": 1.0}, want)
+
+
+def test_check_globs():
+    tree.check_globs("where", ["a.*"], ["a.b.c", "d"])
+    with pytest.raises(ValueError, match="where: no path matches 'A.*'; the paths are 'a.b', 'd'"):
+        tree.check_globs("where", ["a*", "A.*"], ["a.b", "d"])
+
+
+def test_concrete_values_and_hidden_ones():
+    assert (
+        tree.concrete(3) == 3 and tree.concrete(torch.tensor(2.5)) == 2.5 and tree.concrete(torch.tensor(True)) is True
+    )
+    seen = []
+    torch.func.vmap(lambda x: (seen.append(tree.concrete(x)), x)[1])(torch.ones(2))
+    torch.func.grad(lambda x: (seen.append(tree.concrete(x)), x)[1])(torch.tensor(2.0))
+    assert seen == [None, 2.0]
+
+
+def test_choose_is_lazy_where_the_truth_is_known():
+    old = {"a": torch.zeros(2), "b": torch.ones(1)}
+
+    def new(state):
+        return {"a": state["a"] + 1, "b": state["b"]}
+
+    assert tree.choose(torch.tensor(False), lambda _: pytest.fail("computed"), old) is old
+    assert torch.equal(tree.choose(torch.tensor(True), new, old)["a"], torch.ones(2))
+    both = torch.func.vmap(lambda p: tree.choose(p, new, old), out_dims={"a": 0, "b": None})(
+        torch.tensor([True, False])
+    )
+    assert both["a"].tolist() == [[1, 1], [0, 0]] and both["b"] is old["b"]
+
+
+def test_sparse_is_read_off_shapes():
+    assert tree.is_sparse(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2))
+    assert not tree.is_sparse(torch.tensor(True), torch.ones(2, 2))
+    assert not tree.is_sparse(torch.tensor(True), torch.tensor(1.0))

@@ -1,0 +1,130 @@
+import pytest
+import torch
+import torch._dynamo.testing
+from torch.func import vmap
+
+from sparsefn import triggers
+
+KINDS = [
+    (triggers.every(1), range(60)),
+    (triggers.every(10), [0, 10, 20, 30, 40, 50]),
+    (triggers.every(10, start=5, stop=36), [5, 15, 25, 35]),
+    (triggers.every(10, start=5, stop=35), [5, 15, 25]),
+    (triggers.every(7, stop=28), [0, 7, 14, 21]),
+    (triggers.every(100, start=59), [59]),
+    (triggers.at([0, 59]), [0, 59]),
+    (triggers.at([7, 3, 7]), [3, 7]),
+    (triggers.always(), range(60)),
+    (triggers.never(), []),
+]
+
+
+@pytest.mark.parametrize("when, steps", KINDS)
+def test_it_fires_at_these_steps(when, steps):
+    fired = [when(step) for step in range(60)]
+    assert all(isinstance(fires, bool) for fires in fired)
+    assert [step for step, fires in enumerate(fired) if fires] == list(steps)
+    assert not when(-10)
+
+
+@pytest.mark.parametrize("when, steps", KINDS)
+def test_count_is_the_number_of_firings_so_far(when, steps):
+    assert [when.count(step) for step in range(-3, 60)] == [sum(s <= step for s in steps) for step in range(-3, 60)]
+
+
+@pytest.mark.parametrize("when, steps", KINDS)
+def test_a_tensor_step_gives_the_same_answers(when, steps):
+    batch = torch.arange(-3, 60)
+    fires, count = vmap(lambda step: (when(step), when.count(step)))(batch)
+    assert fires.dtype == torch.bool and count.dtype == torch.int64
+    assert fires.tolist() == [when(step) for step in range(-3, 60)]
+    assert count.tolist() == [when.count(step) for step in range(-3, 60)]
+    assert when(torch.tensor(7)).shape == when.count(torch.tensor(7)).shape == ()
+    assert torch.equal(when(torch.tensor(7)), torch.tensor(when(7)))
+
+
+@pytest.mark.parametrize("when", [triggers.every(10, start=5, stop=36), triggers.at([3, 7]), triggers.never()])
+def test_one_graph_serves_every_step(when):
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(lambda step: (when(step), when.count(step)), fullgraph=True, backend=counter)
+    for step in range(9):
+        fires, count = compiled(torch.tensor(step))
+        assert (fires.item(), count.item()) == (when(step), when.count(step))
+    assert counter.frame_count == 1
+
+
+def test_compiled_vmap_equals_a_loop():
+    when = triggers.at([3, 7])
+    compiled = torch.compile(vmap(lambda step: (when(step), when.count(step))), fullgraph=True, backend="aot_eager")
+    fires, count = compiled(torch.arange(9))
+    assert fires.tolist() == [when(step) for step in range(9)]
+    assert count.tolist() == [when.count(step) for step in range(9)]
+
+
+def test_triggers_compare_and_print_by_value():
+    assert triggers.every(3) == triggers.every(3, start=0, stop=None) != triggers.every(3, start=1)
+    assert triggers.at([2, 1]) == triggers.at((1, 2, 2))
+    assert repr(triggers.every(10, stop=30)) == "Every(n=10, start=0, stop=30)"
+
+
+def test_check_step_lets_steps_through():
+    step = torch.tensor(4)
+    assert triggers.check_step(0) == 0 and triggers.check_step(7) == 7
+    assert triggers.check_step(step) is step
+    assert vmap(triggers.check_step)(torch.arange(3)).tolist() == [0, 1, 2]
+
+
+def test_check_step_makes_one_graph_for_all_ints():
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(lambda step: triggers.check_step(step) * 2, fullgraph=True, backend=counter)
+    for step in range(8):
+        result = compiled(step)
+        assert result.dtype == torch.int64 and result.item() == 2 * step
+    assert counter.frame_count <= 3  # 0 and 1 are special to the compiler
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (lambda: triggers.every(0), ValueError, r"every\(n\): expected n >= 1, got 0"),
+        (lambda: triggers.every(-3), ValueError, r"every\(n\): expected n >= 1, got -3"),
+        (lambda: triggers.every(True), TypeError, r"every\(n\): expected n to be an int, got bool"),
+        (lambda: triggers.every(2.0), TypeError, r"every\(n\): expected n to be an int, got float"),
+        (lambda: triggers.every(2, start=-1), ValueError, r"expected start >= 0, got -1"),
+        (lambda: triggers.every(2, start=0.0), TypeError, r"expected start to be an int, got float"),
+        (lambda: triggers.every(2, stop=1.5), TypeError, r"expected stop to be an int, got float"),
+        (
+            lambda: triggers.every(2, start=5, stop=5),
+            ValueError,
+            r"expected stop > start \(stop is exclusive\), got start=5, stop=5",
+        ),
+        (
+            lambda: triggers.at([]),
+            ValueError,
+            r"at\(steps\): expected at least one step, got none; never\(\) fires at no",
+        ),
+        (lambda: triggers.at(5), TypeError, r"at\(steps\): expected a list of ints, got 5; write at\(\[5\]\)"),
+        (lambda: triggers.at([1, -2]), ValueError, r"at\(steps\): expected every step >= 0, got -2"),
+        (lambda: triggers.at([1, 2.0]), TypeError, r"at\(steps\): expected every step to be an int, got float"),
+        (lambda: triggers.check_step(-1), ValueError, "expected step >= 0, got -1"),
+    ],
+)
+def test_bad_input_is_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call()
+
+
+@pytest.mark.parametrize("use", [triggers.check_step, triggers.every(2), triggers.at([1]), triggers.at([1]).count])
+@pytest.mark.parametrize(
+    "step, error, text",
+    [
+        (True, TypeError, "expected step to be an int or a 0-d int64 tensor, got bool"),
+        (1.0, TypeError, "expected step to be an int or a 0-d int64 tensor, got float"),
+        (torch.tensor(1.0), TypeError, "expected step to be an int or .* tensor, got a tensor of torch.float32"),
+        (torch.tensor(1, dtype=torch.int32), TypeError, "expected step .*, got a tensor of torch.int32"),
+        (torch.tensor([1]), ValueError, r"expected step to be a 0-d tensor, got shape \(1,\)"),
+    ],
+)
+def test_what_is_no_step_is_named(use, step, error, text):
+    with pytest.raises(error, match=text):
+        use(step)
