@@ -13,6 +13,7 @@ from sparsefn import report as report
 from sparsefn import schedules as schedules
 from sparsefn import scores as scores
 from sparsefn import terms as terms
+from sparsefn import tree as tree
 from sparsefn import triggers as triggers
 
 # Algorithms: init(params) -> state, update(state, grads, step) -> state

@@ -55,7 +55,7 @@ def unit_grid(pattern: Pattern, shape: Box) -> Box:
     Budgets see this shape.
     """
     box = pattern.unit(shape)
-    spanned = [b == max(s, 1) and s != 1 for b, s in zip(box, shape, strict=True)]
+    spanned = [b == s != 1 for b, s in zip(box, shape, strict=True)]
     return tuple(n for n, gone in zip(_grid(shape, box), spanned, strict=True) if not gone)
 
 

@@ -14,6 +14,7 @@ from sparsefn.algorithms.static import dense
 from sparsefn.masks import intersect
 from sparsefn.tree import Tree, check_globs, check_like, flatten, glob_match, is_sparse
 from sparsefn.types import Algorithm, State, Step, Term, TrainView, Where, masked_view, support_of
+from sparsefn.where import as_globs
 
 
 def has_own_support(state: State) -> bool:
@@ -55,6 +56,16 @@ def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
             )
 
 
+def check_pairs(name: str, rules: Sequence[Any]) -> None:
+    """Raise TypeError unless every rule is a pair.
+
+    >>> check_pairs("phases", [(0, sf.dense())])
+    """
+    for i, rule in enumerate(rules):
+        if not isinstance(rule, tuple | list) or len(rule) != 2:
+            raise TypeError(f"{name}: expected a list of pairs, got {type(rule).__name__} at position {i}")
+
+
 def no_optimizer(name: str, states: Sequence[State]) -> None:
     """Raise for a part with an optimizer of its own.
 
@@ -68,7 +79,7 @@ def no_optimizer(name: str, states: Sequence[State]) -> None:
 def _owner(parts: Sequence[tuple[Where, Algorithm]], leaves: dict[str, Any]) -> dict[str, int]:
     owner: dict[str, int] = {}
     for i, (where, _) in enumerate(parts):
-        globs = None if callable(where) else [where] if isinstance(where, str) else list(where)
+        globs = None if callable(where) else as_globs(where)
         if globs is not None:
             check_globs("partition", globs, list(leaves))
         for path, leaf in leaves.items():
@@ -93,6 +104,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     rules = list(parts)
     if not rules:
         raise ValueError("partition: expected at least one (where, algorithm) pair, got none")
+    check_pairs("partition", rules)
     for i, (_, algorithm) in enumerate(rules):
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"partition: expected an Algorithm at position {i}, got {type(algorithm).__name__}")
@@ -110,6 +122,10 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
             State(params, masks, state.scores[str(i)]["scores"], state.key[str(i)], opts[i])
             for i, (params, masks) in enumerate(rows)
         ]
+
+    def bare(state: State) -> list[State]:
+        # What a view sees: the optimizer around the partition, whose state is no dict of parts, is not its matter.
+        return split(state._replace(opt=()))
 
     def merge(trees: Sequence[dict[str, Any]], like: Tree) -> Tree:
         leaves, rebuild = flatten(like)
@@ -138,15 +154,16 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     def each(fn: Callable[[TrainView, State], Tree]) -> Callable[[State], Tree]:
         return lambda state: {
             str(i): fn(algorithm.view, part)
-            for i, (algorithm, part) in enumerate(zip(algorithms, split(state), strict=True))
+            for i, (algorithm, part) in enumerate(zip(algorithms, bare(state), strict=True))
         }
 
     def put(state: State, tree: Tree) -> State:
-        rows = enumerate(zip(algorithms, split(state), strict=True))
-        return join([algorithm.view.put(part, tree[str(i)]) for i, (algorithm, part) in rows], state.params)
+        rows = enumerate(zip(algorithms, bare(state), strict=True))
+        parts = [algorithm.view.put(part, tree[str(i)]) for i, (algorithm, part) in rows]
+        return join(parts, state.params)._replace(opt=state.opt)
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
-        rows = enumerate(zip(algorithms, split(state), shares(grads, state.params), strict=True))
+        rows = enumerate(zip(algorithms, bare(state), shares(grads, state.params), strict=True))
         return {str(i): algorithm.view.grads(part, row, step) for i, (algorithm, part, row) in rows}
 
     plain = all(algorithm.view is masked_view for algorithm in algorithms)
@@ -218,8 +235,11 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     {'w': tensor([ 0.1000, -0.2000])}
 
     Each `term(state, step)` is a tree like `view.get(state)`, read before the optimizer's step and
-    added where the support lets weights move. Another structure or shape is a ValueError.
+    added where the support lets weights move. Another structure or shape is a ValueError, and so is an
+    algorithm that has its optimizer already: terms go inside `with_optimizer`.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"with_terms: expected an Algorithm, got {type(algorithm).__name__}")
     view = algorithm.view
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
@@ -239,6 +259,11 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
         assert algorithm.within is not None
         return with_terms(algorithm.within(masks), *terms)
 
+    def init(params: Tree) -> State:
+        state = algorithm.init(params)
+        no_optimizer("with_terms", [state])  # its gradients would never pass through the terms
+        return state
+
     return algorithm._replace(
-        view=view._replace(grads=grads_of), within=within if algorithm.within is not None else None
+        init=init, view=view._replace(grads=grads_of), within=within if algorithm.within is not None else None
     )

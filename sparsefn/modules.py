@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparsefn.tree import Tree, flatten
 from sparsefn.types import State, effective
+from sparsefn.where import float_leaves
 
 
 def params_of(module: nn.Module) -> dict[str, Tensor]:
@@ -52,7 +53,8 @@ def call(
 
     Params may be any tree whose dotted paths are the names of the module's parameters. Buffers are the
     module's own, or those given; a forward that changes them (BatchNorm in train mode) changes copies,
-    which are dropped: `call_with_buffers` returns them. Works under `grad`, `vmap` and `torch.compile`.
+    which are dropped: `call_with_buffers` returns them, and says what such buffers need under `vmap`.
+    Works under `grad`, `vmap` and `torch.compile`.
     Raises ValueError for names that are unknown or missing and for a tensor of another shape.
     """
     return _run(module, state_or_params, buffers, args, kwargs)[0]
@@ -123,8 +125,8 @@ def bake(module: nn.Module, state: State | Tree) -> nn.Module:
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> state = sf.State({"weight": torch.tensor([[3.0, 5.0]])}, {"weight": torch.tensor([[True, False]])})
-    >>> sf.modules.bake(layer, state)(torch.ones(2))
-    tensor([3.], grad_fn=<SqueezeBackward4>)
+    >>> sf.modules.bake(layer, state)(torch.ones(2)).detach()
+    tensor([3.])
 
     The same outputs as `call`. `requires_grad`, hooks, buffers and modes are those of the module, tied
     weights stay tied, and a dtype or device is that of the state. Raises as `call` does.
@@ -178,17 +180,13 @@ def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callab
     """
 
     def value_and_gradient(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
-        named, rebuild = flatten(params)
-        for path, leaf in named.items():
-            if not isinstance(leaf, Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
-                got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
-                raise TypeError(f"expected floating-point params, got {got} at {path!r}")
+        leaves, rebuild = list(float_leaves(params).values()), flatten(params)[1]
 
-        def run(leaves: list[Tensor]) -> tuple[Tensor, Tree]:
-            return _pair(loss(rebuild(leaves), *args, **kwargs), has_aux)
+        def run(inputs: list[Tensor]) -> tuple[Tensor, Tree]:
+            return _pair(loss(rebuild(inputs), *args, **kwargs), has_aux)
 
         differentiate = torch.func.grad_and_value(run, has_aux=True) if _transformed() else _autograd(run)
-        grads, (value, aux) = differentiate(list(named.values()))
+        grads, (value, aux) = differentiate(leaves)
         return (value, aux) if has_aux else value, rebuild(grads)
 
     return value_and_gradient

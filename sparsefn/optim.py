@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn.algorithms.core import check_update
 from sparsefn.tree import Tree, choose, is_sparse
-from sparsefn.triggers import never
+from sparsefn.triggers import check_trigger, never
 from sparsefn.types import Algorithm, State, Step, Trigger
 
 
@@ -72,6 +72,10 @@ def with_optimizer(
     `inplace=False`. TypeError for something without init and update; ValueError for an algorithm that
     has an optimizer already.
     """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"with_optimizer: expected an Algorithm, got {type(algorithm).__name__}")
+    for name, trigger in (("skip", skip), ("reset", reset)):
+        check_trigger(name, trigger)
     for name in ("init", "update"):
         if not callable(getattr(optimizer, name, None)):
             raise TypeError(

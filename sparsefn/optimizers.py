@@ -10,8 +10,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.numerics import _two_product as two_product
-from sparsefn.numerics import like, number
+from sparsefn.numerics import like, number, two_product
 from sparsefn.tree import Tree, check_like
 from sparsefn.types import Schedule
 

@@ -7,6 +7,7 @@ result is a tensor. Every hyper-parameter called a number is an int, a float or 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefn import numerics
-from sparsefn.numerics import Real, check_positive, divide, like, numbers, where
+from sparsefn import elementary
+from sparsefn.numerics import Real, check_positive, divide, floor, like, numbers, where
 from sparsefn.triggers import check_int, check_kind
 from sparsefn.types import Schedule, Step, Trigger
 
@@ -81,7 +82,7 @@ def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
 
     def schedule(step: Step) -> Real:
         t = _time(step)
-        return where(t == 0.0, a, b - (b - a) * numerics.exp(rate * t))
+        return where(t == 0.0, a, b - (b - a) * elementary.exp(rate * t))
 
     return schedule
 
@@ -97,7 +98,7 @@ def power(init: Real, beta: Real) -> Schedule:
     a, b = numbers(init=init, beta=beta)
     if not isinstance(b, Tensor) and b < 0:
         raise ValueError(f"expected beta >= 0, got {beta}")
-    return lambda step: a * numerics.power(b, _time(step))
+    return lambda step: a * elementary.power(b, _time(step))
 
 
 def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
@@ -115,8 +116,8 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
 
     def schedule(step: Step) -> Real:
         t = _time(step)
-        t = t - period * numerics.floor(divide(t, period))  # exact for a whole half_period: bits repeat
-        return _between(a, b, (1.0 + numerics.cospi(divide(t, half))) * 0.5)
+        t = t - period * floor(divide(t, period))  # exact for a whole half_period: bits repeat
+        return _between(a, b, (1.0 + elementary.cospi(divide(t, half))) * 0.5)
 
     return schedule
 
@@ -135,7 +136,7 @@ def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 
     def schedule(step: Step) -> Real:
         t = _held(_time(step), 0.0, end)
-        return _between(a, b, (1.0 + numerics.cospi(divide(t, end))) * 0.5)
+        return _between(a, b, (1.0 + elementary.cospi(divide(t, end))) * 0.5)
 
     return schedule
 
@@ -171,7 +172,7 @@ def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3)
 
     def schedule(step: Step) -> Real:
         left = divide(stop - _held(_time(step), start, stop), stop - start)
-        return _between(a, b, numerics.power(left, exponent))
+        return _between(a, b, elementary.power(left, exponent))
 
     return schedule
 
@@ -268,7 +269,7 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
     (0.0, 1.0, 0.5)
 
     Every step is looked at, so the result is exact and the time is linear in `end - begin`. A schedule
-    of your own that cannot be vmapped is called step by step. Raises ValueError for end < begin.
+    of your own that cannot be vmapped, or not in float64, is called step by step. Raises ValueError for end < begin.
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)
@@ -287,12 +288,9 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
 def _values(schedule: Schedule, steps: range, model: Real) -> Tensor:
     device = model.device if isinstance(model, Tensor) else torch.device("cpu")
     zero = torch.zeros((), dtype=torch.float64, device=device)
-
-    def one(step: Step) -> Tensor:
-        return like(zero, schedule(step)).to(torch.float64)
-
-    try:
-        values: Tensor = torch.func.vmap(one)(torch.tensor(steps, dtype=torch.int64, device=device))
-    except RuntimeError:  # it branches on the value of the step
-        values = torch.stack([one(step) for step in steps])
-    return values
+    with contextlib.suppress(RuntimeError):  # one of your own may branch on the value of the step
+        batch = torch.arange(steps.start, steps.stop, dtype=torch.int64, device=device)
+        values: Tensor = torch.func.vmap(lambda step: like(zero, schedule(step)))(batch)
+        if values.dtype == torch.float64:
+            return values
+    return torch.stack([like(zero, schedule(step)).double() for step in steps])

@@ -9,7 +9,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sparsefn import numerics
+from sparsefn import elementary
+from sparsefn.numerics import batch_first
 
 MASK32 = 0xFFFFFFFF
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
@@ -40,9 +41,9 @@ def _uniforms(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _normals(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
-    squared = -2.0 * numerics.log((_unsigned(x0) + 1).to(torch.float64) * 2.0**-32)
+    squared = -2.0 * elementary.log((_unsigned(x0) + 1).to(torch.float64) * 2.0**-32)
     angle = _unsigned(x1).to(torch.float64).mul_(2.0**-31)
-    return (cast(Tensor, squared).sqrt() * numerics.cospi_series(angle)).to(dtype)
+    return (cast(Tensor, squared).sqrt() * elementary.cospi(angle)).to(dtype)
 
 
 # What becomes of the two words, and what the key is xored with first. Derived keys live in domains
@@ -120,5 +121,5 @@ def _(
     law: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, int]:
-    batched = numerics.batch_first(in_dims, key, index)
+    batched = batch_first(in_dims, key, index)
     return draw(*batched, n, law, dtype), 0

@@ -11,7 +11,7 @@ import optree
 import torch
 
 from sparsefn.algorithms.core import check_update, detached
-from sparsefn.compose import check_plain, has_own_support, no_optimizer
+from sparsefn.compose import check_pairs, check_plain, has_own_support, no_optimizer
 from sparsefn.masks import intersect
 from sparsefn.tree import Tree, choose, concrete, flatten
 from sparsefn.types import Algorithm, State, Step, effective, support_of
@@ -110,6 +110,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     algorithm is initialised from the effective weights and then updated, so the update at that very
     step must be made. Masks of a leaf that any phase sparsifies have full shape throughout.
     """
+    check_pairs("phases", schedule)
     begins, algorithms = [begin for begin, _ in schedule], [algorithm for _, algorithm in schedule]
     check_plain("phases", algorithms)
     for begin in begins:

@@ -185,8 +185,7 @@ KNOWN = ("tree", "select", "masks", "scores", "algorithms", "algorithms.core", "
         ("algorithms.prune", "from sparsefn.algorithms.static import static", []),
         ("algorithms.prune", "from .core import init_masks\nfrom .. import scores", []),
         (
-            "algorithms.rule",
-    "algorithms.core",
+            "algorithms.core",
             "from . import static",
             ["sparsefn.algorithms.core imports sparsefn.algorithms.static, which is not below it"],
         ),

@@ -194,6 +194,7 @@ def test_checkerboard_without_density(sparsity):
 def test_checkerboard_of_empty_shapes():
     assert M.checkerboard((3, 0), 0.5).shape == (3, 0)
     assert M.checkerboard((0, 3), 0.5).shape == (0, 3)
+    assert M.checkerboard((2, 3), 0.5, device="meta").device.type == "meta"
 
 
 def test_checkerboard_of_a_tensor_sparsity_vmap_and_compile():

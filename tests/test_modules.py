@@ -137,8 +137,9 @@ def test_call_runs_on_effective_weights_and_bake_gives_the_same(name, train):
         assert_untouched(module, before)
         baked = M.bake(module, state)
         assert_untouched(module, before)
-        assert torch.equal(baked(x), out)
-        assert torch.equal(copy.deepcopy(module)(x), dense)
+        # Close, as torch.matmul folds its arguments one way or another by their requires_grad.
+        torch.testing.assert_close(baked(x), out)
+        torch.testing.assert_close(copy.deepcopy(module)(x), dense)
     for path, param in baked.named_parameters():
         assert torch.equal(param, effective(state)[path])
 
@@ -202,8 +203,8 @@ def test_keyword_arguments_reach_the_forward():
     mask = torch.full((3, 3), -1e9).triu(1)
     with torch.no_grad():
         out = M.call(module, M.params_of(module), x, src_mask=mask)
-        assert torch.equal(out, module(x, src_mask=mask))
-        assert not torch.equal(out, module(x))
+        torch.testing.assert_close(out, module(x, src_mask=mask))
+        assert (out - module(x)).abs().max() > 1e-3
 
 
 def test_an_exception_in_the_forward_leaves_the_module_untouched():
@@ -275,6 +276,10 @@ def test_batchnorm_in_train_mode_under_grad_vmap_and_compile():
         for a, b in zip(optree.tree_leaves(got), optree.tree_leaves(want), strict=True):
             assert a.dtype == b.dtype
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    outs = torch.vmap(lambda params, buffers: M.call(module, params, x, buffers=buffers))(
+        ensemble.stack(members), ensemble.stack([buffers] * 3)
+    )
+    torch.testing.assert_close(outs[2], M.call(module, members[2], x))
     # A plain call drops the buffers, also where autograd and grad would refuse to write them.
     gradient = torch.func.grad(lambda params: M.call(module, params, x).square().mean())(members[0])
     assert tree_equal(gradient, loop[0][0])
@@ -303,6 +308,7 @@ def test_value_and_grad_is_the_same_with_and_without_a_transform(name):
     assert_untouched(module, before)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's own attention under vmap
 @pytest.mark.parametrize("name", ["mlp", "encoder", "tied"])
 def test_value_and_grad_under_vmap_over_members(name):
     module, x = build(name)

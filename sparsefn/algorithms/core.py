@@ -13,10 +13,10 @@ from sparsefn import random
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Sparsity, check_sparsity
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.tree import Tree, check_like, flatten, is_sparse
+from sparsefn.tree import Tree, check_like, concrete, flatten, is_sparse
 from sparsefn.triggers import check_step
 from sparsefn.types import Accumulated, Schedule, Score, State, Step, Where, apply_masks, check_masks
-from sparsefn.where import select_leaves
+from sparsefn.where import float_leaves, select_leaves
 
 Pruned = str
 Init = str | Callable[[Tree], Tree] | Tree
@@ -25,14 +25,14 @@ Init = str | Callable[[Tree], Tree] | Tree
 # ---- sparsity and its value at a step -----------------------------------------------------------
 
 
-def as_level(sparsity: Any) -> Schedule | None:
+def as_level(sparsity: Any, what: str = "sparsity") -> Schedule | None:
     """A checked float, 0-d tensor or Schedule as a Schedule; None stays None."""
     if sparsity is None:
         return None
     if callable(sparsity):
         schedule: Schedule = sparsity
         return schedule
-    value = check_sparsity(sparsity)
+    value = check_sparsity(sparsity, what)
     return lambda step: value
 
 
@@ -50,7 +50,11 @@ def level_at(level: Schedule, step: Step) -> Sparsity:
 
 
 def detached(params: Tree) -> Tree:
-    """Params without the autograd history of nn.Parameters."""
+    """Checked params, nn.Parameters without their autograd history."""
+    for path, leaf in flatten(params)[0].items():
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise TypeError(f"expected floating-point params, got {got} at {path!r}")
     return optree.tree_map(lambda p: p.detach() if isinstance(p, torch.nn.Parameter) else p, params)
 
 
@@ -62,6 +66,8 @@ def check_pruned(pruned: str) -> None:
 
 def check_update(state: State, grads: Tree, step: Step) -> Step:
     """Checks at the start of every update, on structure alone; returns the step."""
+    if not isinstance(state, State):
+        raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
     check_like("grads", grads, state.params)
     return check_step(step)
 
@@ -87,15 +93,25 @@ def pick(tree: Tree, paths: Mapping[str, Any]) -> Leaves:
     return {path: leaves[path] for path in paths}
 
 
+def check_given(masks: Tree) -> None:
+    """Raise for a masks tree that would prune a whole leaf by one entry."""
+    for path, mask in flatten(masks)[0].items():
+        if isinstance(mask, Tensor) and mask.ndim == 0 and concrete(mask) is False:
+            raise ValueError(f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}")
+
+
 def start_masks(
     params: Tree, rule: Rule, where: Where, init: Init, level: Schedule | None, key: Tensor, allowed: Leaves | None
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
     leaves = select_leaves(params, where)
     rule.grids(leaves)
+    if level is not None:
+        rule.targets(leaves, level_at(level, 0))  # a budget that cannot be met is refused here
     if callable(init):
         init = init(params)
     if not isinstance(init, str):
+        check_given(init)
         check_masks(init, params)
         return init if allowed is None else optree.tree_map(torch.logical_and, init, masks_tree(params, allowed))
     if init in ("random", "magnitude", "checkerboard") and level is None:
@@ -105,7 +121,7 @@ def start_masks(
     elif init == "from_zeros":
         masks = pick(from_zeros(params, where=lambda path, leaf: path in leaves), leaves)
     elif init == "checkerboard":
-        masks = _checkerboards(leaves, rule, level)
+        masks = _checkerboards(leaves, level)
     elif init in ("random", "magnitude"):
         draws = random.fold_in(key, "init")
         scores = {
@@ -121,12 +137,11 @@ def start_masks(
     return masks_tree(params, {p: m & allowed[p] if allowed and p in allowed else m for p, m in masks.items()})
 
 
-def _checkerboards(leaves: Leaves, rule: Rule, level: Schedule | None) -> Leaves:
+def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     assert level is not None
     sparsity = level_at(level, 0)
     if isinstance(sparsity, Tensor):
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
-    del rule
     return {path: checkerboard(leaf.shape, sparsity).to(leaf.device) for path, leaf in leaves.items()}
 
 
@@ -193,4 +208,9 @@ class Memory(NamedTuple):
             values = score.value(self._unpack(state.scores)[role], state, grads, step)
         else:
             values = score(state, grads, step)
-        return pick(values, paths)
+        check_like("scores", values, state.params, dtype=False)
+        chosen = pick(values, paths)
+        for path, leaf in chosen.items():
+            if not leaf.is_floating_point():
+                raise TypeError(f"expected floating-point scores, got {leaf.dtype} at {path!r}")
+        return chosen

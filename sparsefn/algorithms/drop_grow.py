@@ -28,10 +28,10 @@ from sparsefn.algorithms.core import (
 from sparsefn.algorithms.rule import Count, Leaves, Rule, full
 from sparsefn.budgets import Distribution, apportion, rounded, uniform
 from sparsefn.patterns import Pattern, unstructured
-from sparsefn.scores import gradient, magnitude, momentum
+from sparsefn.scores import check_score, gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
-from sparsefn.tree import Tree, choose, flatten
-from sparsefn.triggers import always
+from sparsefn.tree import Tree, check_like, choose, flatten
+from sparsefn.triggers import always, check_trigger
 from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks
 from sparsefn.where import default_where
 
@@ -110,17 +110,19 @@ def drop_grow(
     gradient of the same step.
     """
     check_pruned(pruned)
+    check_trigger("when", when)
+    for name, score in (("drop", drop), ("grow", grow)):
+        check_score(name, score)
     current = isinstance(sparsity, str)
-    if current and sparsity != "current":
-        raise ValueError(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
-    rule, level = Rule(pattern, distribution), None if current else as_level(sparsity)
+    if sparsity is None or (current and sparsity != "current"):
+        wrong = ValueError if current else TypeError
+        raise wrong(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
+    rule, level = Rule(pattern, distribution).check(), None if current else as_level(sparsity)
     if redistribute is not None and (rule.joint or pattern != unstructured()):
         raise ValueError(
             "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()"
         )
-    if pattern.fixed is not None and redistribute is None and not current and level is None:
-        raise ValueError(f"drop_grow: {pattern} needs its sparsity")
-    fraction = as_level(drop_fraction)
+    fraction = as_level(drop_fraction, "drop_fraction")
     if fraction is None:
         raise TypeError("expected drop_fraction to be a float in [0, 1], a schedule or a 0-d tensor, got None")
     if current and isinstance(init, str) and init in ("random", "magnitude"):
@@ -154,9 +156,10 @@ def drop_grow(
             target = [
                 torch.as_tensor(n, device=a.device) for n, a in zip(targets(leaves, active, step), active, strict=True)
             ]
+            goals = target if redistribute is None else _loose(active, target)
             kept: list[Tensor] = []
             room: list[Tensor] = []
-            for field, rows, free, goal in zip(fields, active, open_, target, strict=True):
+            for field, rows, free, goal in zip(fields, active, open_, goals, strict=True):
                 had = rows.sum(-1)
                 lost = count(level_at(fraction, step), had).clamp(min=0)
                 if exclude_dropped:
@@ -187,6 +190,13 @@ def drop_grow(
     return build(None)
 
 
+def _loose(active: list[Tensor], target: list[Tensor]) -> list[Tensor]:
+    # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
+    had = [rows.sum(-1) for rows in active]
+    over = torch.cat(had).sum() > torch.stack([goal.sum() for goal in target]).sum()
+    return [torch.where(over, goal, n) for goal, n in zip(target, had, strict=True)]
+
+
 def _moved(
     redistribute: Redistribute,
     grows: Leaves,
@@ -210,7 +220,9 @@ def _planted(state: State, fresh: Leaves, grown: Grown, step: Step) -> State:
     if grown is zeros:
         values: Leaves = {}
     else:
-        values = pick(grown(state, masks_tree(state.params, fresh), step), fresh)
+        tree = grown(state, masks_tree(state.params, fresh), step)
+        check_like("grown values", tree, state.params)
+        values = pick(tree, fresh)
     leaves, rebuild = flatten(state.params)
     planted = [
         torch.where(fresh[path], values.get(path, torch.zeros_like(leaf)), leaf) if path in fresh else leaf

@@ -14,7 +14,7 @@ from sparsefn.algorithms.core import check_update, detached
 from sparsefn.algorithms.static import dense
 from sparsefn.masks import intersect
 from sparsefn.tree import Tree, flatten, is_sparse
-from sparsefn.types import Algorithm, State, Step, TrainView, Where, apply_masks, masked_view
+from sparsefn.types import Algorithm, State, Step, TrainView, Where, apply_masks, masked_view, support_of
 from sparsefn.where import default_where, select_leaves
 
 
@@ -70,7 +70,11 @@ def reparametrised(
     def finish(part: State, masks: Tree, latents: Tree, step: Tensor) -> State:
         both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, masks)
         scores = {"latent": latents, "inner": {"masks": part.masks, "scores": part.scores}, "step": step}
-        return State(apply_masks(part.params, both), both, scores, part.key)
+        return State(apply_masks(part.params, masks), both, scores, part.key)
+
+    def inner_of(state: State) -> State:
+        own = state.scores["inner"]
+        return State(state.params, own["masks"], own["scores"], state.key)
 
     def init(params: Tree) -> State:
         params = detached(params)
@@ -85,10 +89,11 @@ def reparametrised(
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)
-        latents, own = state.scores["latent"], state.scores["inner"]
+        latents = state.scores["latent"]
         following = torch.zeros_like(state.scores["step"]) + step + 1
         weights, masks = made(latents, state.params, following)
-        part = State(apply_masks(weights, own["masks"]), own["masks"], own["scores"], state.key)
+        # Off its support `inner` keeps what it has: zeros, or the weights that it holds still.
+        part = inside.view.put(inner_of(state), weights)
         return finish(inside.update(part, grads, step), masks, latents, following)
 
     def rest(state: State, tree: Tree) -> dict[str, Tensor]:
@@ -101,13 +106,18 @@ def reparametrised(
     def put(state: State, tree: Tree) -> State:
         leaves, rebuild = flatten(state.params)
         params = rebuild([tree["rest"].get(path, leaf) for path, leaf in leaves.items()])
-        return state._replace(params=params, scores={**state.scores, "latent": tree["latent"]})
+        params = inside.view.put(inner_of(state), params).params
+        latents = optree.tree_map(
+            lambda moves, new, old: torch.where(moves, new, old) if is_sparse(moves, new) else new,
+            support(state)["latent"],
+            tree["latent"],
+            state.scores["latent"],
+        )
+        return state._replace(params=params, scores={**state.scores, "latent": latents})
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step  # the stored step is the one that the weights were drawn at
-        own = state.scores["inner"]["masks"]
-        inner_state = State(state.params, own, state.scores["inner"]["scores"], state.key)
-        leaves = flatten(inside.view.grads(inner_state, grads, 0))[0]
+        leaves = flatten(inside.view.grads(inner_of(state), grads, 0))[0]
         latents = state.scores["latent"]
         weights, pull = torch.func.vjp(lambda tree: reparam.apply(tree, state.scores["step"], seed)[0], latents)[:2]
         (pulled,) = pull({path: leaves[path] for path in weights})
@@ -115,7 +125,8 @@ def reparametrised(
         return {"latent": pulled, "rest": {path: leaf for path, leaf in leaves.items() if path not in chosen}}
 
     def support(state: State) -> Tree:
-        masks, shapes = flatten(state.scores["inner"]["masks"])[0], flatten(state.params)[0]
+        moves = support_of(inner_of(state))
+        masks, shapes = flatten(moves)[0], flatten(state.params)[0]
         true = torch.ones((), dtype=torch.bool, device=state.scores["step"].device)
 
         def where_moves(path: str, latent: Tensor) -> Tensor:
@@ -126,7 +137,7 @@ def reparametrised(
             name: {path: where_moves(path, leaf) for path, leaf in tree.items()}
             for name, tree in state.scores["latent"].items()
         }
-        return {"latent": latents, "rest": rest(state, state.masks)}
+        return {"latent": latents, "rest": rest(state, moves)}
 
     return Algorithm(init, update, TrainView(get, put, grads_of, support))
 

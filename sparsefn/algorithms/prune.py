@@ -24,9 +24,9 @@ from sparsefn.algorithms.core import (
 from sparsefn.algorithms.rule import Count, Leaves, Rule, full
 from sparsefn.budgets import Distribution, per_leaf, rounded, uniform
 from sparsefn.patterns import Pattern, unstructured
-from sparsefn.scores import magnitude
+from sparsefn.scores import check_score, magnitude
 from sparsefn.tree import Tree, choose
-from sparsefn.triggers import always, at
+from sparsefn.triggers import always, at, check_trigger
 from sparsefn.types import Algorithm, Schedule, Score, State, Step, Trigger, Where, apply_masks
 from sparsefn.where import default_where
 
@@ -47,6 +47,8 @@ def _pruner(
     regrow: bool,
 ) -> Algorithm:
     check_pruned(pruned)
+    check_score("score", score)
+    check_trigger("when", when)
     seed = random.key(0) if key is None else key
     memory = Memory({"score": score}, pruned)
 
@@ -104,7 +106,7 @@ def gmp(
     falls the mask stays; with `regrow=True` every weight competes each time. `score` is any Score;
     `sparsity` a float, a Schedule or a 0-d tensor. Zhu & Gupta 2017, arXiv 1710.01878.
     """
-    rule, level = Rule(pattern, distribution), as_level(sparsity)
+    rule, level = Rule(pattern, distribution).check(), as_level(sparsity)
     if level is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None")
 
@@ -152,7 +154,7 @@ def one_shot(
 def iterative(
     fraction: float | Tensor,
     *,
-    when: Trigger,
+    when: Trigger = always(),
     score: Score = magnitude,
     where: Where = default_where,
     pattern: Pattern = unstructured(),
@@ -175,7 +177,7 @@ def iterative(
     pruned = round_half_even(fraction * active), per leaf, or in total with `global_()`; a distribution
     other than these two would need a total and is a ValueError. Frankle & Carbin 2019, arXiv 1803.03635.
     """
-    rule, level = Rule(pattern, distribution), as_level(fraction)
+    rule, level = Rule(pattern, distribution).check(), as_level(fraction, "fraction")
     if level is None or pattern.fixed is not None:
         raise ValueError(f"iterative: expected a fraction and a pattern that leaves the count open, got {pattern}")
     if not (rule.joint or distribution is per_leaf):

@@ -23,6 +23,14 @@ class Rule(NamedTuple):
     pattern: Pattern
     distribution: Distribution
 
+    def check(self) -> Rule:
+        """The rule itself, if its parts are a pattern and a distribution."""
+        if not isinstance(self.pattern, Pattern):
+            raise TypeError(f"expected pattern to be one such as sf.patterns.nm(2, 4), got {self.pattern!r}")
+        if not callable(self.distribution):
+            raise TypeError(f"expected distribution to be one such as sf.budgets.erk(), got {self.distribution!r}")
+        return self
+
     @property
     def joint(self) -> bool:
         """Whether all leaves meet in one competition."""

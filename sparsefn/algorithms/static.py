@@ -9,11 +9,21 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.core import Init, Memory, as_level, check_pruned, check_update, detached, narrowed, start_masks
+from sparsefn.algorithms.core import (
+    Init,
+    Memory,
+    as_level,
+    check_given,
+    check_pruned,
+    check_update,
+    detached,
+    narrowed,
+    start_masks,
+)
 from sparsefn.algorithms.rule import Leaves, Rule
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.patterns import Pattern, unstructured
-from sparsefn.tree import Tree, concrete, flatten
+from sparsefn.tree import Tree
 from sparsefn.types import Algorithm, State, Step, Where, apply_masks, check_masks
 from sparsefn.where import default_where
 
@@ -59,7 +69,7 @@ def static(
     `params`, frozen; "train" lets an optimizer move them.
     """
     check_pruned(pruned)
-    rule, level = Rule(pattern, distribution), as_level(sparsity)
+    rule, level = Rule(pattern, distribution).check(), as_level(sparsity)
     seed = random.key(0) if key is None else key
     memory = Memory({}, pruned)
 
@@ -83,9 +93,7 @@ def from_masks(masks: Tree) -> Algorithm:
 
     `masks` has the structure of params: bool, each of its leaf's shape, or 0-d True for a dense leaf.
     """
-    for path, mask in flatten(masks)[0].items():
-        if isinstance(mask, Tensor) and mask.ndim == 0 and concrete(mask) is False:
-            raise ValueError(f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}")
+    check_given(masks)
 
     def init(params: Tree) -> State:
         params = detached(params)

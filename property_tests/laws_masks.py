@@ -1,0 +1,310 @@
+"""Laws on which weights are kept: how many, which ones, and what may change from one update to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+import sparsefn as sf
+from property_tests import oracle
+from property_tests.harness import Work, assert_same, bits, leaves, sparse, updates
+from property_tests.registry import Meta, Row
+from property_tests.strategies import Case, large
+
+Counts = list[int]
+
+
+class Competition(NamedTuple):
+    """Units that compete, whether each is active, and the scores of a tree for them."""
+
+    units: list[oracle.Unit]
+    meta: Meta
+
+    def active(self, state: sf.State) -> list[bool]:
+        kept = {path: mask.reshape(-1).tolist() for path, mask in leaves(state.masks).items()}
+        return [any(kept[path][i] for i in unit) for path, unit in self.units]
+
+    def scores(self, tree: Any) -> list[float]:
+        values = {path: leaf.double().reshape(-1).tolist() for path, leaf in leaves(tree).items()}
+        return [oracle.score(self.meta.layout, values, unit) for unit in self.units]
+
+
+def competitions(meta: Meta, state: sf.State) -> list[Competition]:
+    shapes = {path: tuple(mask.shape) for path, mask in sparse(state).items()}
+    return [Competition(units, meta) for units in oracle.competitions(meta.layout, shapes, meta.joint)]
+
+
+def algorithm_of(row: Row, case: Case) -> sf.Algorithm:
+    return row.make(case.sparsity, sf.random.key(case.seed), case.params)
+
+
+def transitions(row: Row, case: Case) -> Iterator[tuple[int, sf.State, Any, sf.State]]:
+    """(step, state before, grads, state after) of every update."""
+    states = list(updates(algorithm_of(row, case), case))
+    for step, grads in enumerate(case.grads):
+        yield step, states[step], grads, states[step + 1]
+
+
+# ---- how many -------------------------------------------------------------------------------------
+
+
+def _goals(meta: Meta, state: sf.State, sparsity: float) -> Counts:
+    """The kept count of every competition at a sparsity; the total alone where that is what is promised."""
+    shapes = {path: tuple(mask.shape) for path, mask in sparse(state).items()}
+    groups = {path: oracle.groups(meta.layout, shape) for path, shape in shapes.items()}
+    sizes = {path: sum(map(len, found)) for path, found in groups.items()}
+    if meta.layout.fixed is not None:
+        return [meta.layout.fixed for found in groups.values() for _ in found]
+    if meta.counts == "total":
+        return [sum(sizes.values()) - oracle.rounded(sparsity, sum(sizes.values()))]
+    counts = meta.distribution({path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity)
+    return [n for path, found in groups.items() for n in oracle.spread(counts[path], len(found))]
+
+
+def _counted(meta: Meta, state: sf.State) -> Counts:
+    counts = [sum(field.active(state)) for field in competitions(meta, state)]
+    return [sum(counts)] if meta.counts == "total" else counts
+
+
+def counts_are_exact(row: Row, case: Case) -> None:
+    """Kept units are as many as the sparsity says, to the unit, after init and after every trigger."""
+    meta = row.meta
+    level = meta.level(case.sparsity)
+    states = list(updates(algorithm_of(row, case), case))
+    first = states[0]
+    sizes = [len(field.units) for field in competitions(meta, first)]
+    if meta.start == "dense":
+        expected = [sum(sizes)] if meta.counts == "total" else sizes
+    else:
+        expected = _goals(meta, first, level(0))
+    assert _counted(meta, first) == expected, f"after init: {_counted(meta, first)} kept, expected {expected}"
+    for step, state in enumerate(states[1:]):
+        if meta.when(step) and meta.relative:
+            expected = [n - oracle.rounded(level(step), n) for n in expected]
+        elif meta.when(step):
+            goals = _goals(meta, state, level(step))
+            # What shrinks cannot grow back where the rounding of a budget would have a leaf gain a unit.
+            expected = [min(n, m) for n, m in zip(goals, expected, strict=True)] if meta.monotone else goals
+        counted = _counted(meta, state)
+        assert counted == expected, f"after step {step}: {counted} kept, expected {expected}"
+
+
+def units_are_whole(row: Row, case: Case) -> None:
+    """A unit of the pattern is kept or pruned as one."""
+    for state in updates(algorithm_of(row, case), case):
+        kept = {path: mask.reshape(-1).tolist() for path, mask in sparse(state).items()}
+        for field in competitions(row.meta, state):
+            for path, unit in field.units:
+                assert len({kept[path][i] for i in unit}) == 1, f"a unit of {path} is kept in part"
+
+
+# ---- which ones -----------------------------------------------------------------------------------
+
+
+def _read(score: Any, before: sf.State, after: sf.State, grads: Any, step: int) -> Any:
+    """A score as the algorithm read it: what it accumulates has been advanced by then."""
+    if isinstance(score, sf.Accumulated):
+        return score.value(after.scores, before, grads, step)
+    return score(before, grads, step)
+
+
+def the_best_are_kept(row: Row, case: Case) -> None:
+    """No kept unit loses to a pruned one that could have been kept: by score, NaN last, then the lower index."""
+    meta = row.meta
+    states = list(updates(algorithm_of(row, case), case))
+    if meta.start == "magnitude":
+        _check_best(meta, states[0], optree.tree_map(torch.abs, case.params), None)
+    for step, grads in enumerate(case.grads):
+        before, after = states[step], states[step + 1]
+        if meta.choose is not None and meta.when(step):
+            scores = _read(meta.choose, before, after, grads, step)
+            _check_best(meta, after, scores, before if meta.monotone else None)
+
+
+def _check_best(meta: Meta, state: sf.State, scores: Any, among: sf.State | None) -> None:
+    for field in competitions(meta, state):
+        active = field.active(state)
+        eligible = [True] * len(active) if among is None else field.active(among)
+        wanted = oracle.winners(field.scores(scores), eligible, sum(active))
+        kept = {i for i, flag in enumerate(active) if flag}
+        assert kept == wanted, f"kept {sorted(kept)}, the best are {sorted(wanted)} by {field.scores(scores)}"
+
+
+def the_worst_are_exchanged(row: Row, case: Case) -> None:
+    """The worst kept units go, as many as the fraction says, and the best of the free ones come."""
+    meta = row.meta
+    for step, before, grads, after in transitions(row, case):
+        if not meta.when(step):
+            continue
+        drops = _read(meta.drop, before, after, grads, step)
+        grows = None if meta.grow is None else _read(meta.grow, before, after, grads, step)
+        for field in competitions(meta, before):
+            had, has = field.active(before), field.active(after)
+            lost = _lost(meta, step, sum(had), sum(has), len(had))
+            stay = oracle.winners(field.scores(drops), had, sum(had) - lost)
+            kept = {i for i, flag in enumerate(has) if flag}
+            assert stay <= kept, f"step {step}: {sorted(stay - kept)} had to stay"
+            if grows is None:
+                continue
+            free = [not (flag if meta.exclude else i in stay) for i, flag in enumerate(had)]
+            wanted = stay | oracle.winners(field.scores(grows), free, sum(has) - len(stay))
+            assert kept == wanted, f"step {step}: kept {sorted(kept)}, expected {sorted(wanted)}"
+
+
+def _lost(meta: Meta, step: int, had: int, goal: int, size: int) -> int:
+    lost = oracle.rounded(float(meta.fraction(step)), had)
+    if meta.counts == "total" and not meta.joint:
+        return lost  # what a leaf keeps in the end depends on its share of the regrowth
+    if meta.exclude:
+        lost = min(lost, max(size - goal, 0))
+    return min(max(lost, had - goal), had)
+
+
+# ---- from one update to the next --------------------------------------------------------------------
+
+
+def masks_only_shrink(row: Row, case: Case) -> None:
+    """Nothing comes back, not even where the weights off the mask have been tampered with."""
+    algorithm = algorithm_of(row, case)
+    state = algorithm.init(case.params)
+    for step, grads in enumerate(case.grads):
+        tampered = optree.tree_map(
+            lambda p, m, g: torch.where(m, p, 7 + g.abs()) if m.ndim else p, state.params, state.masks, grads
+        )
+        before, state = state, algorithm.update(state._replace(params=tampered), grads, step)
+        for path, mask in sparse(state).items():
+            back = mask & ~leaves(before.masks)[path]
+            assert not back.any(), f"step {step}: {path} gained {back.nonzero().tolist()}"
+
+
+def exchanges_conserve(row: Row, case: Case) -> None:
+    """As many come as go, no more than the fraction says; new weights start at zero, the others stay as they are."""
+    meta = row.meta
+    for step, before, _, after in transitions(row, case):
+        fraction = float(meta.fraction(step)) if meta.when(step) else 0.0
+        balance = []
+        for field in competitions(meta, before):
+            pairs = list(zip(field.active(before), field.active(after), strict=True))
+            gone, come = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
+            most = oracle.rounded(fraction, sum(a for a, _ in pairs))
+            assert gone <= most, f"step {step}: {gone} went, at most {most} may"
+            balance.append(come - gone)
+        balance = [sum(balance)] if meta.counts == "total" else balance
+        assert not any(balance), f"step {step}: more or fewer came than went: {balance}"
+        _check_values(before, after)
+
+
+def _check_values(before: sf.State, after: sf.State) -> None:
+    masks, old, new = leaves(before.masks), leaves(before.params), leaves(after.params)
+    for path, mask in sparse(after).items():
+        grown, stayed = mask & ~masks[path], mask & masks[path]
+        assert (bits(new[path])[_like(grown, new[path])] == 0).all(), f"{path}: a grown weight does not start at zero"
+        assert torch.equal(
+            bits(new[path])[_like(stayed, new[path])], bits(old[path])[_like(stayed, old[path])]
+        ), f"{path}: a weight that stayed has changed"
+
+
+def _like(mask: Tensor, leaf: Tensor) -> Tensor:
+    return mask.reshape(bits(leaf).shape)
+
+
+def nothing_happens_between_triggers(row: Row, case: Case) -> None:
+    """Masks change at triggers alone; where nothing is to be remembered, other steps cost no tensor work."""
+    algorithm = algorithm_of(row, case)
+    state = algorithm.init(case.params)
+    for step, grads in enumerate(case.grads):
+        with Work() as work:
+            after = algorithm.update(state, grads, step)
+        if not row.meta.when(step):
+            assert_same(f"masks at step {step}", state.masks, after.masks)
+            if row.meta.idle:
+                assert_same(f"state at step {step}", state, after)
+                assert not work.operations, f"step {step} ran {work.operations}"
+        state = after
+
+
+# ---- what masks may depend on -----------------------------------------------------------------------
+
+
+def _final_masks(row: Row, case: Case) -> Any:
+    return list(updates(algorithm_of(row, case), case))[-1].masks
+
+
+def gradients_matter_where_declared(row: Row, case: Case) -> None:
+    """Other gradients give the same masks, unless the row says that it needs them."""
+    other = case._replace(grads=tuple(optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, t) for t in case.grads[::-1]))
+    if not row.meta.needs_grads:
+        assert_same("masks", _final_masks(row, case), _final_masks(row, other))
+
+
+def keys_matter_where_declared(row: Row, case: Case) -> None:
+    """Another key gives the same masks, unless the row says that it draws."""
+    if not row.meta.stochastic:
+        assert_same("masks", _final_masks(row, case), _final_masks(row, case._replace(seed=case.seed + 1)))
+
+
+def _differ(a: Any, b: Any) -> bool:
+    left, right = leaves(a), leaves(b)
+    return any(not torch.equal(left[path], right[path]) for path in left)
+
+
+def declared_dependence_is_real(row: Row, case: Case) -> None:
+    """On large leaves another key, other gradients and another step give other masks, where the row says so."""
+    meta, run = row.meta, lambda case: _final_masks(row, case)
+    masks = run(case)
+    if meta.stochastic:
+        assert _differ(masks, run(case._replace(seed=case.seed + 1))), "the key does not matter"
+    if meta.needs_grads:
+        other = case._replace(grads=tuple(optree.tree_map(lambda g: g.flip(0), t) for t in case.grads))
+        assert _differ(masks, run(other)), "the gradients do not matter"
+    if meta.redraws:
+        algorithm = algorithm_of(row, case)
+        state = algorithm.init(case.params)
+        first, second = (algorithm.update(state, case.grads[0], step).masks for step in (0, 1))
+        fresh = [
+            {path: mask & ~leaves(state.masks)[path] for path, mask in leaves(masks).items() if mask.ndim}
+            for masks in (first, second)
+        ]
+        overlap = sum(int((fresh[0][path] & fresh[1][path]).sum()) for path in fresh[0])
+        grown = sum(int(mask.sum()) for mask in fresh[1].values())
+        assert overlap < grown, "every step draws the same"
+
+
+def leaves_are_independent(row: Row, case: Case) -> None:
+    """Another leaf in front changes nothing for the others."""
+
+    def masks(extra: bool) -> Any:
+        more = {"a": torch.ones((4, 4))} if extra else {}
+        run = Case({"t": case.params, **more}, tuple({"t": g, **more} for g in case.grads), case.sparsity, case.seed)
+        return _final_masks(row, run)["t"]
+
+    assert_same("masks", masks(False), masks(True))
+
+
+def scale_does_not_matter(row: Row, case: Case) -> None:
+    """Weights and gradients times a power of two give the same masks."""
+    scaled = case._replace(
+        params=optree.tree_map(lambda p: 4 * p, case.params),
+        grads=tuple(optree.tree_map(lambda g: 0.5 * g, tree) for tree in case.grads),
+    )
+    assert_same("masks", _final_masks(row, case), _final_masks(row, scaled))
+
+
+def names_do_not_matter(row: Row, case: Case) -> None:
+    """Where nothing is drawn, paths can be renamed."""
+    renamed = Case({"x": case.params}, tuple({"x": tree} for tree in case.grads), case.sparsity, case.seed)
+    assert_same("masks", _final_masks(row, case), _final_masks(row, renamed)["x"])
+
+
+def permutations_commute(row: Row, case: Case) -> None:
+    """Weights in another order have masks in that order (drawn without ties)."""
+
+    def flipped(tree: Any) -> Any:
+        return optree.tree_map(lambda x: x.flip(tuple(range(x.ndim))), tree)
+
+    other = case._replace(params=flipped(case.params), grads=tuple(flipped(tree) for tree in case.grads))
+    assert_same("masks", flipped(_final_masks(row, case)), _final_masks(row, other))

@@ -1,0 +1,363 @@
+"""One row per algorithm. The laws read the flags of a row and never its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import optree
+import torch
+import torchopt
+from torch import Tensor
+
+import sparsefn as sf
+from property_tests import oracle
+from property_tests.harness import leaves
+from property_tests.oracle import Layout
+from property_tests.strategies import Tree
+
+Schedule = Callable[[Any], Any]
+Distribution = Any
+
+
+class Meta(NamedTuple):
+    """What an algorithm promises.
+
+    counts       what is exact after init and at every trigger: each "leaf", the "total", or "" (nothing)
+    level        the sparsity asked for -> the schedule that the counts follow
+    relative     the sparsity is of what remains
+    when         the steps at which masks may change
+    start        how the initial mask comes about: "dense", "random", "magnitude" or "other"
+    choose       the score whose best make the mask at a trigger
+    drop, grow, fraction, exclude     the scores and the share of an exchange of weights
+    conserves    an exchange leaves the counts as they are
+    monotone     masks only shrink
+    needs_grads  masks depend on gradients
+    stochastic   masks depend on the key; redraws: at every trigger anew
+    pruned       what becomes of weights off the mask: "zero", "keep" or "train"
+    idle         a step without a trigger leaves the state alone and does no tensor work
+    trains       what an optimizer moves: "params", or something else
+    optimizer    it has one of its own
+    baseline     what it is at sparsity 0, bit for bit; None where the sparsity has no ends
+    tensor       the sparsity may be a tensor
+    independent  what happens to a leaf does not depend on other leaves
+    scale_free   masks do not depend on the scale of the weights or of the gradients
+    permutes     permuted weights have permuted masks
+    """
+
+    layout: Layout = oracle.ELEMENTS
+    distribution: Distribution = sf.budgets.uniform()
+    counts: str = "leaf"
+    level: Callable[[Any], Schedule] = sf.schedules.constant
+    relative: bool = False
+    when: Callable[[Any], Any] = sf.always()
+    start: str = "magnitude"
+    choose: Any = None
+    drop: Any = None
+    grow: Any = None
+    fraction: Schedule = sf.schedules.constant(0.0)
+    exclude: bool = False
+    conserves: bool = False
+    monotone: bool = False
+    needs_grads: bool = False
+    stochastic: bool = False
+    redraws: bool = False
+    pruned: str = "zero"
+    idle: bool = True
+    trains: str = "params"
+    optimizer: bool = False
+    baseline: Callable[[], sf.Algorithm] | None = sf.dense
+    tensor: bool = True
+    independent: bool = True
+    scale_free: bool = True
+    permutes: bool = True
+
+    @property
+    def joint(self) -> bool:
+        """Whether all leaves meet in one competition."""
+        return isinstance(self.distribution, sf.budgets.Global)
+
+
+class Row(NamedTuple):
+    """`make(sparsity, key, params)` gives the algorithm."""
+
+    name: str
+    make: Callable[[Any, Tensor, Tree], sf.Algorithm]
+    meta: Meta
+
+
+EVEN, ALWAYS, NEVER = sf.every(2), sf.always(), sf.never()
+FADING = sf.schedules.cosine_decay(0.6, 3)  # exactly 0 from step 3 on
+MAGNITUDE, GRADIENT, SALIENCY = sf.scores.magnitude, sf.scores.gradient, sf.scores.saliency
+RANDOM, MOVED = sf.scores.random, sf.scores.sum(sf.scores.movement)
+GLOBAL, ERK = sf.budgets.global_(), sf.budgets.erk()
+ELEMENTS, NM, BLOCK, CHANNEL = oracle.ELEMENTS, oracle.NM, oracle.BLOCK, oracle.CHANNEL
+KERNEL, OUT_GROUPS, ROW_BALANCED = oracle.KERNEL, oracle.OUT_GROUPS, oracle.ROW_BALANCED
+
+
+def ramp(sparsity: Any) -> Schedule:
+    return sf.schedules.polynomial(0.0, sparsity, begin=0, end=2)
+
+
+def wave(sparsity: Any) -> Schedule:
+    return sf.schedules.cosine(sparsity, 2)
+
+
+def then_dense(sparsity: Any) -> Schedule:
+    return sf.schedules.piecewise({0: sparsity, 2: 0.0})
+
+
+def chosen(params: Tree) -> list[str]:
+    return [path for path, leaf in leaves(params).items() if sf.default_where(path, leaf)]
+
+
+def checkerboards(sparsity: Any, params: Tree) -> sf.Algorithm:
+    paths, true = chosen(params), torch.ones((), dtype=torch.bool)
+    masks = [sf.masks.checkerboard(x.shape, sparsity) if p in paths else true for p, x in leaves(params).items()]
+    return sf.from_masks(optree.tree_unflatten(optree.tree_structure(params), masks))
+
+
+def split(params: Tree, first: sf.Algorithm, rest: sf.Algorithm) -> sf.Algorithm:
+    paths = chosen(params)
+    return sf.partition([(paths[:1], first), *([(paths[1:], rest)] if len(paths) > 1 else [])])
+
+
+def adam(algorithm: sf.Algorithm) -> sf.Algorithm:
+    return sf.with_optimizer(algorithm, sf.optimizers.adam(0.1))
+
+
+def sgd(algorithm: sf.Algorithm) -> sf.Algorithm:
+    return sf.with_optimizer(algorithm, sf.optimizers.sgd(0.25, momentum=0.5), skip=sf.at([1]), reset=sf.at([2]))
+
+
+def torchopt_sgd(algorithm: sf.Algorithm) -> sf.Algorithm:
+    return sf.with_optimizer(algorithm, torchopt.sgd(0.25, momentum=0.5))
+
+
+def decayed(algorithm: sf.Algorithm) -> sf.Algorithm:
+    return sf.with_terms(algorithm, sf.terms.l2(0.5))
+
+
+STATIC = Meta(when=NEVER, monotone=True)
+PRUNE = Meta(level=ramp, when=EVEN, choose=MAGNITUDE, monotone=True)
+SHOT = Meta(when=sf.at([1]), start="dense", choose=MAGNITUDE, monotone=True)
+# An exchange of weights that starts at random: permuted weights do not have permuted masks.
+SWAP = Meta(
+    when=ALWAYS, start="random", drop=MAGNITUDE, grow=GRADIENT, fraction=FADING, conserves=True,
+    needs_grads=True, stochastic=True, permutes=False,
+)  # fmt: skip
+swap: dict[str, Any] = {"when": ALWAYS, "drop_fraction": FADING}
+# The pattern says the sparsity: it has no ends, and may not be a tensor.
+FIXED: dict[str, Any] = {"layout": NM, "level": lambda s: lambda step: 0.5, "baseline": None, "tensor": False}
+# An optimizer of its own: weights are stepped before they are scored.
+OWN: dict[str, Any] = {
+    "optimizer": True, "idle": False, "scale_free": False, "permutes": False, "choose": None, "drop": None, "conserves": False,
+}  # fmt: skip
+LEARNED: dict[str, Any] = {"trains": "latents", "idle": False, "scale_free": False, "permutes": False}
+
+ROWS = [
+    # one mask for good
+    Row("dense", lambda s, key, _: sf.dense(), STATIC._replace(counts="", start="other", baseline=None)),
+    Row("static", lambda s, key, _: sf.static(s, key=key), STATIC._replace(start="random", stochastic=True, permutes=False)),
+    Row("static magnitude keep", lambda s, key, _: sf.static(s, init="magnitude", pruned="keep"), STATIC._replace(pruned="keep")),
+    Row(
+        "static erk",
+        lambda s, key, _: sf.static(s, key=key, distribution=ERK),
+        STATIC._replace(start="random", stochastic=True, permutes=False, distribution=ERK, independent=False),
+    ),
+    Row(
+        "static global",
+        lambda s, key, _: sf.static(s, init="magnitude", distribution=GLOBAL),
+        STATIC._replace(distribution=GLOBAL, counts="total", independent=False),
+    ),
+    Row(
+        "static channel random",
+        lambda s, key, _: sf.static(s, key=key, pattern=CHANNEL.pattern),
+        STATIC._replace(start="random", stochastic=True, permutes=False, layout=CHANNEL),
+    ),
+    Row(
+        "static checkerboard",
+        lambda s, key, _: sf.static(s, init="checkerboard"),
+        STATIC._replace(counts="", start="other", tensor=False, permutes=False),
+    ),
+    Row("from_masks", lambda s, key, params: checkerboards(s, params), STATIC._replace(counts="", start="other", permutes=False)),
+    # pruning once
+    Row("one_shot", lambda s, key, _: sf.one_shot(s, when=sf.at([1])), SHOT),
+    Row(
+        "one_shot saliency keep",
+        lambda s, key, _: sf.one_shot(s, SALIENCY, pruned="keep"),
+        SHOT._replace(when=sf.at([0]), choose=SALIENCY, needs_grads=True, pruned="keep"),
+    ),
+    Row(
+        "one_shot global saliency",
+        lambda s, key, _: sf.one_shot(s, SALIENCY, distribution=GLOBAL),
+        SHOT._replace(
+            when=sf.at([0]), choose=SALIENCY, needs_grads=True, distribution=GLOBAL, counts="total", independent=False
+        ),
+    ),
+    Row(
+        "one_shot summed movement",
+        lambda s, key, _: sf.one_shot(s, MOVED, when=sf.at([2])),
+        SHOT._replace(when=sf.at([2]), choose=MOVED, needs_grads=True, idle=False),
+    ),
+    Row(
+        "one_shot random",
+        lambda s, key, _: sf.one_shot(s, RANDOM, when=sf.at([1]), key=key),
+        SHOT._replace(choose=None, stochastic=True, permutes=False),
+    ),
+    # pruning by and by
+    Row("gmp", lambda s, key, _: sf.gmp(ramp(s), when=EVEN), PRUNE),
+    Row(
+        "gmp erk",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, distribution=ERK),
+        PRUNE._replace(distribution=ERK, independent=False),
+    ),
+    Row(
+        "gmp regrow keep",
+        lambda s, key, _: sf.gmp(wave(s), when=EVEN, regrow=True, pruned="keep"),
+        PRUNE._replace(level=wave, monotone=False, pruned="keep", baseline=None),
+    ),
+    Row("gmp nm", lambda s, key, _: sf.gmp(0.5, when=EVEN, pattern=NM.pattern), PRUNE._replace(**FIXED)),
+    Row(
+        "gmp block global",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=BLOCK.pattern, distribution=GLOBAL),
+        PRUNE._replace(layout=BLOCK, distribution=GLOBAL, counts="total", independent=False),
+    ),
+    Row(
+        "gmp channel",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern),
+        PRUNE._replace(layout=CHANNEL),
+    ),
+    Row(
+        "gmp out_groups",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=OUT_GROUPS.pattern),
+        PRUNE._replace(layout=OUT_GROUPS),
+    ),
+    Row(
+        "iterative",
+        lambda s, key, _: sf.iterative(s, when=EVEN),
+        PRUNE._replace(level=sf.schedules.constant, relative=True, start="dense"),
+    ),
+    Row(
+        "iterative global",
+        lambda s, key, _: sf.iterative(s, when=EVEN, distribution=GLOBAL),
+        PRUNE._replace(
+            level=sf.schedules.constant, relative=True, start="dense", distribution=GLOBAL, counts="total", independent=False
+        ),
+    ),
+    Row("ste", lambda s, key, _: sf.ste(s), Meta(choose=MAGNITUDE, pruned="train")),
+    Row("ste nm", lambda s, key, _: sf.ste(0.5, pattern=NM.pattern), Meta(choose=MAGNITUDE, pruned="train", **FIXED)),
+    # exchanging weights
+    Row(
+        "set",
+        lambda s, key, _: sf.set(s, key=key, **swap),
+        SWAP._replace(grow=None, needs_grads=False, redraws=True),
+    ),
+    Row("rigl", lambda s, key, _: sf.rigl(s, key=key, **swap), SWAP),
+    Row(
+        "rigl even magnitude",
+        lambda s, key, _: sf.rigl(s, init="magnitude", when=EVEN, drop_fraction=0.5),
+        SWAP._replace(start="magnitude", when=EVEN, fraction=lambda step: 0.5, stochastic=False, permutes=True),
+    ),
+    Row(
+        "rigl erk",
+        lambda s, key, _: sf.rigl(s, key=key, distribution=ERK, **swap),
+        SWAP._replace(distribution=ERK, independent=False),
+    ),
+    Row(
+        "rigl global",
+        lambda s, key, _: sf.rigl(s, key=key, distribution=GLOBAL, **swap),
+        SWAP._replace(distribution=GLOBAL, counts="total", independent=False),
+    ),
+    Row("rigl block", lambda s, key, _: sf.rigl(s, key=key, pattern=BLOCK.pattern, **swap), SWAP._replace(layout=BLOCK)),
+    Row("rigl kernel", lambda s, key, _: sf.rigl(s, key=key, pattern=KERNEL.pattern, **swap), SWAP._replace(layout=KERNEL)),
+    Row(
+        "rigl row_balanced",
+        lambda s, key, _: sf.rigl(s, key=key, pattern=ROW_BALANCED.pattern, **swap),
+        SWAP._replace(layout=ROW_BALANCED),
+    ),
+    Row("rigl nm", lambda s, key, _: sf.rigl(0.5, key=key, pattern=NM.pattern, **swap), SWAP._replace(**FIXED)),
+    Row(
+        "rigl from dense",
+        lambda s, key, _: sf.rigl(ramp(s), init="dense", **swap),
+        SWAP._replace(level=ramp, start="dense", stochastic=False, permutes=True, conserves=False),
+    ),
+    Row(
+        "drop_grow exclude keep",
+        lambda s, key, _: sf.drop_grow(
+            s, drop=SALIENCY, grow=GRADIENT, key=key, exclude_dropped=True, pruned="keep", **swap
+        ),
+        SWAP._replace(drop=SALIENCY, exclude=True, pruned="keep"),
+    ),
+    Row("snfs", lambda s, key, _: sf.snfs(s, decay=0.5, key=key, **swap), SWAP._replace(
+        grow=sf.scores.momentum(0.5), counts="total", independent=False, idle=False
+    )),
+    # learned
+    Row(
+        "power rigl",
+        lambda s, key, _: sf.reparametrised(sf.reparam.power(2.0), sf.rigl(s, key=key, **swap)),
+        SWAP._replace(drop=None, conserves=False, baseline=None, **LEARNED),
+    ),
+    Row(
+        "soft_threshold",
+        lambda s, key, _: sf.reparametrised(sf.reparam.soft_threshold(init=0.0)),
+        Meta(counts="", when=NEVER, start="other", baseline=None, **LEARNED),
+    ),
+    # made of others
+    Row(
+        "chain",
+        lambda s, key, _: sf.chain(sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern), sf.one_shot(s, when=sf.at([2]))),
+        PRUNE._replace(counts="", choose=None, start="other"),
+    ),
+    Row(
+        "sequence",
+        lambda s, key, _: sf.sequence(sf.gmp(ramp(s)), sf.rigl("current", **swap)),
+        SWAP._replace(level=ramp, start="magnitude", drop=None, conserves=False, stochastic=False, permutes=True),
+    ),
+    Row(
+        "phases to dense",
+        lambda s, key, _: sf.phases([(0, sf.static(s, init="magnitude")), (2, sf.dense())]),
+        Meta(level=then_dense, when=sf.at([2])),
+    ),
+    Row(
+        "phases to rigl",
+        lambda s, key, _: sf.phases([(0, sf.gmp(ramp(s), when=EVEN)), (2, sf.rigl(s, key=key, **swap))]),
+        PRUNE._replace(when=ALWAYS, counts="", choose=None, monotone=False, needs_grads=True, stochastic=True, permutes=False),
+    ),
+    Row(
+        "partition",
+        lambda s, key, params: split(params, sf.rigl(s, key=key, **swap), sf.static(s, key=key)),
+        SWAP._replace(drop=None, conserves=False, independent=False),
+    ),
+    Row(
+        "with_terms",
+        lambda s, key, _: decayed(sf.rigl(s, key=key, **swap)),
+        SWAP._replace(baseline=lambda: decayed(sf.dense())),
+    ),
+    # with an optimizer of their own
+    Row(
+        "adam rigl",
+        lambda s, key, _: adam(sf.rigl(s, key=key, **swap)),
+        SWAP._replace(**OWN, baseline=lambda: adam(sf.dense())),
+    ),
+    Row(
+        "sgd ste",
+        lambda s, key, _: sgd(sf.ste(s)),
+        Meta(pruned="train", needs_grads=True, baseline=lambda: sgd(sf.dense()), **OWN),
+    ),
+    Row(
+        "torchopt gmp",
+        lambda s, key, _: torchopt_sgd(sf.gmp(ramp(s), when=EVEN)),
+        PRUNE._replace(**OWN, needs_grads=True, baseline=lambda: torchopt_sgd(sf.dense())),
+    ),
+    Row(
+        "adam power",
+        lambda s, key, _: adam(sf.reparametrised(sf.reparam.power(2.0), sf.static(s, key=key))),
+        STATIC._replace(start="random", stochastic=True, baseline=None, trains="latents", **OWN),
+    ),
+    Row(
+        "partition of optimizers",
+        lambda s, key, params: split(params, adam(sf.snfs(s, key=key, **swap)), sgd(sf.static(s, key=key))),
+        SWAP._replace(**OWN, baseline=None, independent=False),
+    ),
+]

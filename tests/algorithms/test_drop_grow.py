@@ -1,0 +1,370 @@
+"""Dynamic sparse training: `drop_grow`, `set`, `rigl`, `snfs`, and rules of other papers."""
+
+import optree
+import pytest
+import torch
+
+import sparsefn as sf
+
+
+def row(*values):
+    return {"w": torch.tensor([values], dtype=torch.float32)}
+
+
+def kept(state, path="w"):
+    return frozenset(state.masks[path].flatten().nonzero().flatten().tolist())
+
+
+def count(state):
+    return int(sf.masks.n_kept(state.masks))
+
+
+# ---- rigl ---------------------------------------------------------------------------------------
+
+
+def test_rigl_drops_the_smallest_weights_and_grows_the_largest_gradients():
+    # 4 of 8 active, drop half: 2 and 3 go, 7 and 4 come.
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude")
+    state = algorithm.init(row(8, -7, 6, -5, 4, 3, 2, 1))
+    assert kept(state) == {0, 1, 2, 3}
+    state = algorithm.update(state, row(0, 0, 0, 0, -3, 2, 1, 4), 0)
+    assert kept(state) == {0, 1, 4, 7}
+    assert state.params["w"].tolist() == [[8.0, -7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+
+
+def test_ties_go_to_the_lower_index_in_both_directions():
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude")
+    state = algorithm.init(row(1, 1, 1, 1, 0, 0, 0, 0))
+    # Among equal weights the higher index is dropped, among equal gradients the lower one grows.
+    assert kept(algorithm.update(state, row(0, 0, 0, 0, 5, 5, 5, 5), 0)) == {0, 1, 4, 5}
+
+
+def test_a_weight_that_is_dropped_and_grows_back_keeps_its_value():
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude")
+    state = algorithm.init(row(4, 3, 2, 1))
+    state = algorithm.update(state, row(0, 9, 0, 0), 0)
+    assert state.params["w"].tolist() == [[4.0, 3.0, 0.0, 0.0]]
+
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", exclude_dropped=True)
+    state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(0, 9, 1, 0), 0)
+    assert kept(state) == {0, 2}
+    assert state.params["w"].tolist() == [[4.0, 0.0, 0.0, 0.0]]
+
+
+def test_excluding_the_dropped_drops_no_more_than_can_be_grown():
+    algorithm = sf.rigl(0.25, drop_fraction=1.0, init="magnitude", exclude_dropped=True)
+    state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(1, 1, 1, 1), 0)
+    assert kept(state) == {0, 1, 3}
+
+
+def test_the_dropped_are_a_rounded_fraction_of_the_active():
+    # 10 active: .25 drops round_half_even(2.5) = 2; peers that truncate or round up say so by `count`.
+    params = {"w": torch.arange(20.0, 0.0, -1.0).reshape(4, 5)}
+    grads = {"w": torch.arange(20.0).reshape(4, 5)}
+    rules = {
+        2: sf.rigl(0.5, drop_fraction=0.25, init="magnitude"),
+        3: sf.rigl(0.5, drop_fraction=0.25, init="magnitude", count=lambda f, n: torch.ceil(f * n).long()),
+        0: sf.rigl(0.5, drop_fraction=0.0, init="magnitude"),
+        10: sf.rigl(0.5, drop_fraction=1.0, init="magnitude"),
+    }
+    for dropped, algorithm in rules.items():
+        state = algorithm.init(params)
+        new = algorithm.update(state, grads, 0)
+        assert int((new.masks["w"] & ~state.masks["w"]).sum()) == dropped
+        assert count(new) == 10
+
+
+def test_the_drop_fraction_may_be_a_schedule_or_a_tensor():
+    params, grads = row(8, 7, 6, 5, 4, 3, 2, 1), row(0, 0, 0, 0, 4, 3, 2, 1)
+    decay = sf.rigl(0.5, drop_fraction=sf.schedules.cosine_decay(1.0, 2), init="magnitude")
+    for step, expected in ((0, {4, 5, 6, 7}), (1, {0, 1, 4, 5}), (2, {0, 1, 2, 3})):
+        assert kept(decay.update(decay.init(params), grads, step)) == expected
+    fixed = sf.rigl(0.5, drop_fraction=torch.tensor(0.5), init="magnitude")
+    assert kept(fixed.update(fixed.init(params), grads, 0)) == {0, 1, 4, 5}
+
+
+def test_between_triggers_nothing_is_done():
+    algorithm = sf.rigl(0.5, when=sf.every(10, start=10), init="magnitude")
+    state = algorithm.init(row(8, 7, 6, 5, 4, 3, 2, 1))
+    assert all(algorithm.update(state, state.params, step) is state for step in range(10))
+    assert kept(algorithm.update(state, row(*range(8)), 10)) != kept(state)
+
+
+def test_a_dense_start_is_brought_to_the_target_and_a_schedule_is_followed():
+    params = {"w": torch.randn(10, 10)}
+    algorithm = sf.rigl(0.8, init="dense")
+    state = algorithm.init(params)
+    assert count(state) == 100
+    assert count(algorithm.update(state, params, 0)) == 20
+
+    level = sf.schedules.piecewise({0: 0.5, 1: 0.9, 2: 0.3})
+    algorithm = sf.rigl(level, drop_fraction=0.1)
+    state, seen = algorithm.init(params), []
+    for step in range(3):
+        state = algorithm.update(state, params, step)
+        seen.append(count(state))
+    assert seen == [50, 10, 70]
+
+
+def test_current_grows_back_exactly_what_was_dropped():
+    algorithm = sf.rigl("current", drop_fraction=0.5, init=lambda params: {"w": params["w"] != 0})
+    state = algorithm.init(row(4, 3, 0, 0, 0, 0))
+    state = algorithm.update(state, row(0, 0, 0, 0, 0, 9), 0)
+    assert kept(state) == {0, 5}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        sf.patterns.nm(2, 4),
+        sf.patterns.block((2, 2)),
+        sf.patterns.block((3, 3)),
+        sf.patterns.channel(0),
+        sf.patterns.row_balanced(),
+        sf.patterns.in_groups(4),
+        sf.patterns.out_groups(2),
+    ],
+    ids=str,
+)
+def test_every_pattern_keeps_its_counts(pattern):
+    params = {"w": torch.randn(6, 8)}
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, pattern=pattern, key=sf.random.key(5))
+    state = algorithm.init(params)
+    first, moved = state.masks["w"], False
+    for step in range(3):
+        grads = {"w": torch.randn(6, 8)}
+        state = algorithm.update(sf.with_params(state, {"w": torch.randn(6, 8)}), grads, step)
+        mask = state.masks["w"]
+        moved = moved or not torch.equal(mask, first)
+        if "block" in str(pattern):
+            size = int(str(pattern)[7])
+            units = torch.nn.functional.max_pool2d(mask[None].float(), size, ceil_mode=True)[0]
+            assert int(units.sum()) == units.numel() // 2
+            whole = units.repeat_interleave(size, 0).repeat_interleave(size, 1)[:6, :8]
+            assert torch.equal(mask, whole.bool())
+        else:
+            assert int(mask.sum()) == 24
+            assert torch.equal(mask, sf.topk_mask(mask.float(), *wanted(pattern), pattern=pattern))
+    assert moved
+
+
+def wanted(pattern):
+    """The count of each group at half the sparsity."""
+    return {"n": (None,), "c": (3,), "r": (4,), "i": (6,), "o": (12,)}[str(pattern)[0]]
+
+
+def test_rows_drop_and_grow_inside_themselves():
+    # A constant fan-in of 2, Lasby et al. 2024: each row drops its smallest and grows its largest gradient.
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, pattern=sf.patterns.row_balanced(), init="magnitude")
+    state = algorithm.init({"w": torch.tensor([[5.0, 4.0, 0.0, 0.0], [0.0, 0.0, 0.1, 0.9]])})
+    state = algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 9.0, 8.0], [0.2, 0.7, 0.0, 0.0]])}, 0)
+    assert kept(state) == {0, 2, 5, 7}
+
+
+def test_one_competition_over_all_leaves_moves_counts_between_them():
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", distribution=sf.budgets.global_())
+    params = {"a": torch.tensor([[4.0, 3.0, 0.0, 0.0]]), "b": torch.tensor([[2.0, 1.0, 0.0, 0.0]])}
+    grads = {"a": torch.tensor([[0.0, 0.0, 0.1, 0.1]]), "b": torch.tensor([[0.0, 0.0, 5.0, 6.0]])}
+    state = algorithm.init(params)
+    state = algorithm.update(state, grads, 0)
+    assert (kept(state, "a"), kept(state, "b")) == ({0, 1}, {2, 3})
+    params["b"] = -params["b"]
+    floored = sf.rigl(0.5, drop_fraction=0.75, init="magnitude", distribution=sf.budgets.global_(floor=0.5))
+    state = floored.update(floored.init(params), grads, 0)
+    assert (len(kept(state, "a")), len(kept(state, "b"))) == (2, 2)
+
+
+# ---- set ----------------------------------------------------------------------------------------
+
+
+def test_set_grows_at_random_by_key_path_and_step():
+    params = {"w": torch.randn(8, 8)}
+
+    def grown(step=0, seed=0, tree=params):
+        algorithm = sf.set(0.5, drop_fraction=0.5, init="magnitude", key=sf.random.key(seed))
+        state = algorithm.init(tree)
+        new = algorithm.update(state, tree, step)
+        assert int(new.masks["w"].sum()) == 32
+        lowest = state.params["w"].abs().masked_fill(~state.masks["w"], torch.inf).flatten().argsort()[:16]
+        stayed = state.masks["w"].flatten().index_fill(0, lowest, False)
+        assert (new.masks["w"].flatten() | ~stayed).all()
+        return kept(new)
+
+    assert grown() == grown()
+    assert grown() == grown(tree={"0": torch.ones(3, 3), **params})
+    assert len({grown(), grown(step=1), grown(seed=1)}) == 3
+
+
+def test_random_drop_and_random_growth_draw_apart():
+    # The same draws for both would bring back exactly what was dropped last.
+    algorithm = sf.set(0.5, drop=sf.scores.random, drop_fraction=0.5)
+    state = algorithm.init({"w": torch.ones(8, 8)})
+    new = algorithm.update(state, state.params, 0)
+    assert 0 < int((new.masks["w"] & ~state.masks["w"]).sum()) < 16
+
+
+# ---- snfs ---------------------------------------------------------------------------------------
+
+
+def test_snfs_keeps_a_moving_average_of_the_dense_gradient():
+    # Decay .5, gradients 1 then 0: .5, .25, without bias correction, and through a save in between.
+    algorithm = sf.snfs(0.5, decay=0.5, when=sf.at([9]))
+    state = algorithm.update(algorithm.init(row(1, 2)), row(1, 1), 0)
+    assert state.scores["w"].tolist() == [[0.5, 0.5]]
+    state = sf.checkpoint.load_state_dict(algorithm.init(row(0, 0)), sf.checkpoint.state_dict(state))
+    assert algorithm.update(state, row(0, 0), 1).scores["w"].tolist() == [[0.25, 0.25]]
+
+
+def test_snfs_moves_regrowth_to_leaves_of_large_momentum():
+    # 2 dropped in each leaf; means over the active are 1 and 3, so of the 4 one goes to a and three to b.
+    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5, init="magnitude")
+    w = torch.tensor([[8.0, 7.0, 6.0, 5.0, 0.0, 0.0, 0.0, 0.0]])
+    state = algorithm.init({"a": w, "b": w})
+    grads = {"a": 1 + torch.arange(8.0)[None] / 100, "b": 3 + torch.arange(8.0)[None] / 100}
+    state = algorithm.update(state, grads, 0)
+    assert (kept(state, "a"), kept(state, "b")) == ({0, 1, 7}, {0, 1, 5, 6, 7})
+
+
+def test_counts_that_have_moved_stay_moved():
+    # With nothing to drop the next update changes nothing, though no leaf has the uniform count of 4.
+    fraction = sf.schedules.piecewise({0: 0.5, 1: 0.0})
+    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=fraction, init="magnitude")
+    w = torch.tensor([[8.0, 7.0, 6.0, 5.0, 0.0, 0.0, 0.0, 0.0]])
+    grads = {"a": torch.ones(1, 8), "b": torch.full((1, 8), 3.0)}
+    state = algorithm.update(algorithm.init({"a": w, "b": w}), grads, 0)
+    assert (len(kept(state, "a")), len(kept(state, "b"))) == (3, 5)
+    assert sf.checkpoint.tree_equal(algorithm.update(state, grads, 1).masks, state.masks)
+
+
+def test_redistribution_brings_a_dense_start_to_the_total():
+    algorithm = sf.snfs(0.75, drop_fraction=0.1, init="dense")
+    params = {"a": torch.randn(4, 10), "b": torch.randn(4, 40)}
+    state = algorithm.update(algorithm.init(params), params, 0)
+    assert count(state) == 50
+
+
+def test_redistribution_never_overfills_a_leaf_and_keeps_the_total():
+    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5)
+    params = {"a": torch.randn(2, 3), "b": torch.randn(20, 20)}
+    state = algorithm.init(params)
+    total = count(state)
+    for step in range(4):
+        state = algorithm.update(state, {"a": torch.full((2, 3), 100.0), "b": torch.ones(20, 20)}, step)
+        assert count(state) == total
+    assert state.masks["a"].all()
+
+
+def test_survivors_share_the_regrowth_of_dsr():
+    # Mostafa & Wang 2019: survivors 30 and 10, 8 removed: 6 and 2 grow.
+    def survivors(scores, before, after):
+        return {path: mask.sum() for path, mask in after.items()}
+
+    masks = {"a": torch.arange(50).reshape(5, 10) < 34, "b": torch.arange(50).reshape(5, 10) < 14}
+    algorithm = sf.set(
+        0.52,
+        drop_fraction=0.0,
+        count=lambda fraction, active: torch.full_like(active, 4),
+        redistribute=survivors,
+        exclude_dropped=True,
+        init=masks,
+    )
+    params = {path: torch.arange(50.0, 0.0, -1.0).reshape(5, 10) for path in masks}
+    algorithm_state = algorithm.init(params)
+    state = algorithm.update(algorithm_state, params, 0)
+    assert {path: int(mask.sum()) for path, mask in state.masks.items()} == {"a": 36, "b": 12}
+    for path, survived in (("a", 30), ("b", 10)):
+        assert state.masks[path].flatten()[:survived].all()
+        assert not state.masks[path].flatten()[survived : survived + 4].any()
+
+
+# ---- scores and values of other papers ----------------------------------------------------------
+
+
+def test_mest_drops_by_weight_and_gradient_and_goes_down_and_up():
+    # Yuan et al. 2021, lambda 1: |w| + |g| of w = [.1, .2], g = [.5, 0] drops index 1.
+    def mest(state, grads, step):
+        return optree.tree_map(lambda w, g: w.abs() + g.abs(), state.params, grads)
+
+    algorithm = sf.drop_grow(
+        0.5, drop=mest, grow=sf.scores.random, drop_fraction=0.5, exclude_dropped=True, init="magnitude"
+    )
+    state = algorithm.update(algorithm.init(row(0.1, 0.2, 0, 0)), row(0.5, 0, 0, 0), 0)
+    assert 0 in kept(state)
+    assert 1 not in kept(state)
+
+    # 100 weights: 10 -> 8 -> 10; at a fraction of 0 the update changes nothing.
+    params = {"w": torch.randn(10, 10)}
+    for fraction, new_ones in ((0.2, 2), (0.0, 0)):
+        options = {"drop": mest, "grow": sf.scores.random, "exclude_dropped": True}
+        algorithm = sf.drop_grow(0.9, drop_fraction=fraction, **options)
+        state = algorithm.init(params)
+        new = algorithm.update(state, params, 0)
+        assert count(new) == 10
+        assert int((new.masks["w"] & ~state.masks["w"]).sum()) == new_ones
+
+
+def test_fired_weights_are_a_score_with_memory():
+    # Liu et al. 2021 (ITOP): masks {0, 1} then {1, 2} of 4: the explored share is .75, and 3 grows first.
+    fired = sf.Accumulated(
+        init=lambda params: optree.tree_map(lambda p: torch.zeros_like(p, dtype=torch.bool), params),
+        accumulate=lambda memory, state, grads, step: optree.tree_map(torch.logical_or, memory, state.masks),
+        value=lambda memory, state, grads, step: optree.tree_map(lambda m: (~m).float(), memory),
+    )
+    algorithm = sf.drop_grow(
+        0.5, drop=sf.scores.gradient, grow=fired, drop_fraction=0.5, exclude_dropped=True, init="magnitude"
+    )
+    state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(1, 2, 0, 0), 0)
+    assert (kept(state), state.scores["w"].tolist()) == ({1, 2}, [[True, True, False, False]])
+    state = algorithm.update(state, row(0, 1, 2, 0), 1)
+    assert state.scores["w"].float().mean() == 0.75
+    assert kept(state) == {2, 3}
+
+
+def test_grown_weights_start_where_they_are_told():
+    # Deep rewiring (Bellec et al. 2018) starts them at a sign times epsilon.
+    seen = []
+
+    def epsilon(state, grown, step):
+        seen.append((grown["w"].tolist(), grown["b"].tolist(), step))
+        return optree.tree_map(lambda p: torch.full_like(p, -1e-12), state.params)
+
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", grown=epsilon)
+    state = algorithm.init({**row(4, 3, 2, 1), "b": torch.ones(2)})
+    state = algorithm.update(state, {**row(0, 0, 9, 1), "b": torch.ones(2)}, 5)
+    torch.testing.assert_close(state.params["w"], torch.tensor([[4.0, 0.0, -1e-12, 0.0]]), rtol=0, atol=0)
+    assert state.params["b"].tolist() == [1.0, 1.0]
+    assert seen == [([[False, False, True, False]], True, 5)]
+
+
+def test_two_scores_with_memory_lie_by_their_roles():
+    algorithm = sf.drop_grow(
+        0.5,
+        drop=sf.scores.ema(sf.scores.magnitude, 0.5),
+        grow=sf.scores.momentum(0.5),
+        init="magnitude",
+        drop_fraction=0.5,
+        when=sf.at([1]),
+    )
+    state = algorithm.update(algorithm.init(row(4, 2, 0, 0)), row(0, 0, 1, 2), 0)
+    assert state.scores["drop"]["w"].tolist() == [[2.0, 1.0, 0.0, 0.0]]
+    assert state.scores["grow"]["w"].tolist() == [[0.0, 0.0, 0.5, 1.0]]
+    # The averages are 2.25 and 1.5 against weights of 2.5 and 2: it is the average that competes.
+    state = algorithm.update(sf.with_params(state, row(0.1, 4, 0, 0)), row(0, 0, 0, 0), 1)
+    assert state.scores["drop"]["w"].tolist() == [[pytest.approx(1.05), 2.5, 0.0, 0.0]]
+    assert kept(state) == {1, 3}
+
+
+@pytest.mark.parametrize("pruned", ["keep", "train"])
+def test_pruned_weights_may_stay_in_the_state(pruned):
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", pruned=pruned)
+    state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(0, 0, 0, 9), 0)
+    assert state.params["w"].tolist() == [[4.0, 3.0, 2.0, 0.0]]
+    assert sf.effective(state)["w"].tolist() == [[4.0, 0.0, 0.0, 0.0]]
+
+
+def test_gradients_that_are_not_numbers_grow_last():
+    nan, inf = float("nan"), float("inf")
+    algorithm = sf.rigl(0.5, drop_fraction=1.0, init="magnitude")
+    state = algorithm.init(row(4, 3, 2, 1))
+    assert kept(algorithm.update(state, row(nan, 0, -inf, 0.1), 0)) == {2, 3}
+    assert kept(algorithm.update(state, row(nan, nan, nan, nan), 0)) == {0, 1}

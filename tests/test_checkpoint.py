@@ -1,0 +1,174 @@
+"""Checkpoints: flat dicts of tensors that torch.save takes, and trees compared bit by bit."""
+
+import io
+from collections import OrderedDict
+
+import optree
+import pytest
+import torch
+
+from sparsefn import ensemble
+from sparsefn import optimizers as O
+from sparsefn.checkpoint import load_state_dict, state_dict, tree_equal
+from sparsefn.types import State
+
+
+def make_state(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    params = {"0": {"weight": torch.randn(3, 2, generator=generator), "bias": torch.randn(3, generator=generator)}}
+    masks = {"0": {"weight": params["0"]["weight"] > 0, "bias": torch.tensor(True)}}
+    optimizer = O.adam(0.1)
+    _, opt = optimizer.update(params, optimizer.init(params), params=params)
+    return State(params, masks, key=torch.tensor([seed, 2]), opt=opt)
+
+
+def through_a_file(tensors):
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+PATHS = [
+    "params.0.bias",
+    "params.0.weight",
+    "masks.0.bias",
+    "masks.0.weight",
+    "key",
+    "opt.count",
+    "opt.mu.0.bias",
+    "opt.mu.0.weight",
+    "opt.nu.0.bias",
+    "opt.nu.0.weight",
+    "opt.decay1",
+    "opt.decay2",
+]
+
+
+def test_paths_are_dotted_names_in_optrees_order():
+    state = make_state()
+    assert list(state_dict(state)) == PATHS
+    turned = state._replace(params={"0": dict(reversed(state.params["0"].items()))})
+    assert list(state_dict(turned)) == PATHS
+    assert state_dict(torch.ones(2)).keys() == {""}
+    assert state_dict(()) == {}
+
+
+def test_round_trip_through_a_weights_only_file():
+    state = make_state()
+    loaded = load_state_dict(make_state(seed=1), through_a_file(state_dict(state)))
+    assert tree_equal(loaded, state)
+    assert type(loaded) is State
+    assert type(loaded.opt) is O.AdamState
+
+
+@pytest.mark.parametrize("make", [lambda: O.sgd(0.05, 0.9, True, 0.1), lambda: O.adam(0.05), lambda: O.adamw(0.05)])
+def test_resume_equals_an_uninterrupted_run(make):
+    def steps(params, opt, n):
+        optimizer = make()
+        for _ in range(n):
+            updates, opt = optimizer.update(optree.tree_map(torch.sin, params), opt, params=params)
+            params = optree.tree_map(torch.add, params, updates)
+        return params, opt
+
+    params = make_state().params
+    want = steps(params, make().init(params), 7)
+    half = steps(params, make().init(params), 3)
+    template = (params, make().init(params))
+    assert tree_equal(steps(*load_state_dict(template, through_a_file(state_dict(half))), 4), want)
+
+
+def test_a_member_of_a_stack_and_an_expanded_leaf_are_saved_at_their_own_size():
+    stacked = torch.randn(1000, 3)
+    view, wide = {"w": stacked[5]}, {"m": torch.tensor(True).expand(8)}
+    for tree in (view, wide):
+        (saved,) = state_dict(tree).values()
+        (leaf,) = tree.values()
+        assert saved.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
+        assert tree_equal(load_state_dict(tree, through_a_file(state_dict(tree))), tree)
+    states = [make_state(seed) for seed in range(2)]
+    stack = ensemble.stack(states)
+    assert tree_equal(load_state_dict(stack, through_a_file(state_dict(stack))), stack)
+
+
+def test_nothing_is_mutated_and_the_result_shares_no_memory():
+    state, template = make_state(), make_state(seed=1)
+    sd = state_dict(state)
+    kept = {path: leaf.clone() for path, leaf in sd.items()}
+    loaded = load_state_dict(template, sd)
+    for leaf in optree.tree_leaves(loaded):
+        leaf.zero_()
+    assert list(sd) == PATHS
+    assert tree_equal(sd, kept)
+    assert tree_equal(state, make_state())
+    assert tree_equal(template, make_state(seed=1))
+
+
+def test_what_is_saved_carries_no_graph():
+    weight = torch.nn.Parameter(torch.ones(2))
+    sd = state_dict({"w": weight, "twice": weight * 2})
+    assert not any(leaf.requires_grad for leaf in sd.values())
+    assert type(sd["w"]) is torch.Tensor
+
+
+def test_state_dict_refuses():
+    with pytest.raises(TypeError, match="expected the state to hold tensors, got float at 'opt.0'"):
+        state_dict({"opt": [1.0]})
+    with pytest.raises(ValueError, match=r"expected one leaf a path, but two leaves are at 'a.b'"):
+        state_dict({"a.b": torch.ones(1), "a": {"b": torch.ones(1)}})
+
+
+def test_load_state_dict_refuses():
+    template = {"w": torch.ones(2), "b": torch.ones(1)}
+    with pytest.raises(
+        ValueError, match=r"expected the paths of the template, but missing are \['b'\] and unexpected \['c'\]"
+    ):
+        load_state_dict(template, {"w": torch.ones(2), "c": torch.ones(1)})
+    with pytest.raises(ValueError, match=r"expected a tensor of shape \(2,\) at 'w', got \(3,\)"):
+        load_state_dict(template, {"w": torch.ones(3), "b": torch.ones(1)})
+    with pytest.raises(TypeError, match=r"expected a tensor of dtype torch.float32 at 'w', got torch.float64"):
+        load_state_dict(template, {"w": torch.ones(2).double(), "b": torch.ones(1)})
+    with pytest.raises(TypeError, match="expected the saved dict to hold tensors, got list at 'w'"):
+        load_state_dict(template, {"w": [1.0, 1.0], "b": torch.ones(1)})
+    with pytest.raises(TypeError, match="expected the template to hold tensors, got int at 'w'"):
+        load_state_dict({"w": 1}, {"w": torch.ones(1)})
+    with pytest.raises(TypeError, match="expected a dict of tensors by path, got list"):
+        load_state_dict(template, [torch.ones(2)])
+
+
+def test_tree_equal_compares_bits():
+    nan = torch.tensor([float("nan"), 1.0])
+    other_nan = torch.tensor([0x7FC00001, 0x3F800000], dtype=torch.int32).view(torch.float32)
+    assert tree_equal(nan, nan.clone())
+    assert other_nan[0].isnan()
+    assert not tree_equal(nan, other_nan)
+    assert not tree_equal(torch.tensor([0.0]), torch.tensor([-0.0]))
+
+
+NUMBERS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, *NUMBERS])
+def test_tree_equal_of_every_dtype(dtype):
+    a = torch.tensor([0, 1, 1]).to(dtype)
+    assert tree_equal([a, a[0]], [a.clone(), a[0].clone()])
+    assert not tree_equal([a, a[0]], [a, a[1]])
+    strided = torch.stack([a, a], 1)[:, 0]
+    assert tree_equal(strided, a)
+    assert not tree_equal(a, torch.tensor([0, 1, 1], dtype=torch.int32))
+    assert not tree_equal(a, a[None])
+    assert tree_equal(a[:0], a[:0].clone())
+
+
+def test_tree_equal_compares_structures():
+    one = torch.ones(1)
+    assert tree_equal({"a": one, "b": one}, {"b": one, "a": one})
+    assert not tree_equal({"a": one}, {"b": one})
+    assert not tree_equal([one], (one,))
+    assert not tree_equal({"a": one}, OrderedDict(a=one))
+    assert not tree_equal(State(one, one), State(one, one, one))
+    assert tree_equal((), ())
+    with pytest.raises(TypeError, match="expected b to hold tensors, got float at '0'"):
+        tree_equal([one], [1.0])
+    with pytest.raises(TypeError, match="expected a to hold tensors, got float at '0'"):
+        tree_equal([1.0], [one])
