@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsefn.select import rank_keys, top
+from sparsefn.shares import Counts
+from sparsefn.shares import apportion as apportion
 from sparsefn.tree import check_globs, concrete, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
 Sparsity = float | Tensor
-Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 Distribution = Callable[[Shapes, Sparsity], Counts]
 
 
@@ -198,74 +198,6 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
     if floor > ceiling:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
     return Global(floor, ceiling)
-
-
-def apportion(
-    shares: Mapping[str, float | Tensor],
-    total: int | Tensor,
-    caps: Mapping[str, int | Tensor] | None = None,
-) -> Counts:
-    """Split a total into integers in proportion to shares, by largest remainder; the sum is exact.
-
-    >>> sf.budgets.apportion({"a": 2.0, "b": 1.0, "c": 1.0}, 10)
-    {'a': 5, 'b': 3, 'c': 2}
-    >>> sf.budgets.apportion({"a": 8.0, "b": 1.0, "c": 1.0}, 10, {"a": 4, "b": 9, "c": 9})
-    {'a': 4, 'b': 3, 'c': 3}
-
-    What a capped one cannot take goes to the rest by share; equal remainders go to the name that
-    sorts first, so that the order of the dict is irrelevant. NaN counts as 0; those of share 0 get
-    something only when all others are full. Ints in, ints out; with any tensor the counts are 0-d
-    int64 tensors. A total above the sum of caps, or a negative or infinite share, is a ValueError
-    (where the values are known).
-    """
-    names = sorted(shares)
-    for name in names:
-        share = shares[name]
-        if not isinstance(share, Tensor) and (share < 0 or math.isinf(share)):
-            raise ValueError(f"expected finite shares >= 0, got {share} at {name!r}")
-    room = dict.fromkeys(names, total) if caps is None else caps
-    plain = not any(isinstance(x, Tensor) for x in (total, *shares.values(), *room.values()))
-    if plain and total > sum(room.values()):
-        raise ValueError(f"cannot hand out {total} among caps that sum to {sum(room.values())}")
-    device = next((x.device for x in (total, *shares.values(), *room.values()) if isinstance(x, Tensor)), None)
-    s = torch.nan_to_num(_vector([shares[name] for name in names], device), nan=0.0)
-    c = _vector([room[name] for name in names], device)
-    t = _vector([total], device)[0]
-    first = torch.where(s > 0, c, 0.0)
-    given = torch.minimum(t, first.sum())
-    parts = _hand_out(s, given, first) + _hand_out(torch.where(s > 0, 0.0, c), t - given, c - first)
-    counts = parts.to(torch.int64)
-    known = None if not plain or torch.compiler.is_compiling() else counts.tolist()
-    placed = dict(zip(names, counts.unbind() if known is None else known, strict=True))
-    return {name: placed[name] for name in shares}
-
-
-def _vector(values: Sequence[float | Tensor], device: torch.device | None) -> Tensor:
-    if not values:
-        return torch.zeros(0, dtype=torch.float64, device=device)
-    cells = [v if isinstance(v, Tensor) else torch.full((), v, dtype=torch.float64, device=device) for v in values]
-    return torch.stack([cell.double() for cell in cells])
-
-
-def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
-    # Leaves fill up in the order of caps/shares; the level is what the others get for a share of 1.
-    if not shares.shape[0]:
-        return shares
-    fills_at = torch.where(shares > 0, caps / shares, torch.inf)
-    order = torch.argsort(fills_at, stable=True)
-    s, c = shares[order], caps[order]
-    rest = s.flip(0).cumsum(0).flip(0)
-    left = total - (c.cumsum(0) - c)
-    level = torch.where(rest > 0, left / rest, torch.inf)
-    open_ = (fills_at[order] > level) | (rest <= 0)
-    at = torch.where(open_, torch.arange(len(s), device=s.device), len(s) - 1).amin()
-    water = torch.where(open_.any(), level.gather(0, at.reshape(1))[0], torch.inf)
-    quota = torch.where(shares > 0, torch.minimum(shares * water, caps), 0.0)
-    quota = torch.where(fills_at <= water, torch.where(shares > 0, caps, 0.0), quota)
-    whole = quota.floor()
-    missing = (total - whole.sum()).to(torch.int64)
-    keys = rank_keys(quota - whole, (whole < caps) & (shares > 0))
-    return whole + top(keys.reshape(1, -1), missing.clamp(min=0))[0]
 
 
 def spread(count: int | Tensor, groups: int) -> int | Tensor:

@@ -18,9 +18,9 @@ from sparsefn.where import default_where, select_leaves
 
 def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
     # Each mask with the number of weights one of its entries stands for.
-    like = masks if params is None else params
-    check_masks(masks, like)
-    rows = zip(flatten(masks)[0].values(), leaves_like(like, masks), strict=True)
+    shapes = masks if params is None else params
+    check_masks(masks, shapes)
+    rows = zip(flatten(masks)[0].values(), leaves_like(shapes, masks), strict=True)
     return [(mask, 1 if mask.ndim else 0 if params is None else leaf.numel()) for mask, leaf in rows]
 
 

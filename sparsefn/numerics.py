@@ -94,9 +94,6 @@ def _halves(a: Real) -> tuple[Real, Real]:
     return high, a - high
 
 
-_two_product = two_product
-
-
 def numbers(**values: Any) -> list[Real]:
     """Finite hyper-parameters as floats; all as float64 tensors where one is a 0-d float tensor.
 

@@ -10,7 +10,8 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.numerics import like, number, two_product
+from sparsefn.elementary import sqrt
+from sparsefn.numerics import like, number
 from sparsefn.tree import Tree, check_like
 from sparsefn.types import Schedule
 
@@ -162,11 +163,11 @@ def _adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float,
         _check_update(grads, params, state.mu, weight_decay, inplace)
         rate = _rate_at(lr, state.count)
         decay1, decay2 = state.decay1 * beta1, state.decay2 * beta2
-        size, scale = rate / (1 - decay1), _sqrt(1 - decay2)
+        size, scale = rate / (1 - decay1), sqrt(1 - decay2)
         wide = _with_decay(optree.tree_map(_widen, grads), params, 0.0 if decoupled else weight_decay)
         mu = optree.tree_map(lambda m, g: _widen(m) + (g - _widen(m)) * (1 - beta1), state.mu, wide)
         nu = optree.tree_map(lambda v, g: _widen(v) * beta2 + g * g * (1 - beta2), state.nu, wide)
-        updates = optree.tree_map(lambda m, v: -_like(size, m) * (m / (_sqrt(v) / _like(scale, v) + eps)), mu, nu)
+        updates = optree.tree_map(lambda m, v: -_like(size, m) * (m / (sqrt(v) / _like(scale, v) + eps)), mu, nu)
         if decoupled and weight_decay:
             shrink = rate * weight_decay
             updates = optree.tree_map(lambda u, p: u - _like(shrink, u) * _widen(p), updates, params)
@@ -196,16 +197,6 @@ def _narrow(leaf: Tensor, like: Tensor) -> Tensor:
 def _like(scalar: Tensor, leaf: Tensor) -> Tensor:
     # Rounded by hand: left to type promotion, a batched 0-d tensor rounds elsewhere than a single one.
     return scalar.to(device=leaf.device, dtype=leaf.dtype)
-
-
-def _sqrt(x: Tensor) -> Tensor:
-    # Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not: this one is exact in both.
-    if x.dtype != torch.float64:
-        return x.double().sqrt().to(x.dtype)
-    root = x.sqrt()
-    square, rest = two_product(root, root)
-    step = ((x - square) - rest) / (2 * root)
-    return torch.where(step.isfinite(), root + step, root)
 
 
 def _rate_at(lr: Rate, count: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsefn.elementary import sqrt
+
 Box = tuple[int, ...]
 Reduce = str | Callable[[Tensor], Tensor]
 
@@ -16,7 +18,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(-1),
     "max": lambda x: x.amax(-1),
     "min": lambda x: x.amin(-1),
-    "l2": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "l2": lambda x: _norm(x, 2),
 }
 
 
@@ -42,6 +44,10 @@ class Pattern:
 
     def __repr__(self) -> str:
         return self.name
+
+
+def _norm(x: Tensor, order: float) -> Tensor:
+    return sqrt((x * x).sum(-1)) if order == 2 else torch.linalg.vector_norm(x, order, dim=-1)
 
 
 def _ones(shape: Box) -> Box:
@@ -146,7 +152,7 @@ def channel(axis: int = 0, norm: float = 1) -> Pattern:
         at = _axis(name, axis, size)
         return tuple(1 if i == at else max(s, 1) for i, s in enumerate(size))
 
-    return Pattern(name, unit, lambda grid: grid, lambda x: torch.linalg.vector_norm(x, norm, dim=-1))
+    return Pattern(name, unit, lambda grid: grid, lambda x: _norm(x, norm))
 
 
 def kernel(reduce: Reduce = "mean") -> Pattern:

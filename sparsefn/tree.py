@@ -67,33 +67,49 @@ def map_with_path(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     return rebuild([fn(*row) for row in zip(leaves, leaves.values(), *others, strict=True)])
 
 
+def same_structure(tree: Tree, like: Tree) -> bool:
+    """Whether two trees have one structure; the order in which dicts were filled does not matter.
+
+    >>> same_structure({"a": 0, "b": 0}, {"b": 1, "a": 1})
+    True
+    """
+    if torch.compiler.is_compiling():  # a traced treedef remembers the insertion order of dicts
+        return paths(tree) == paths(like)
+    return optree.tree_structure(tree) == optree.tree_structure(like)
+
+
 def leaves_like(tree: Tree, like: Tree) -> list[Any]:
     """Leaves of `tree` in the order of `like`, whose structure it must have.
 
     >>> leaves_like({"b": 1, "a": 2}, {"a": 0, "b": 0})
     [2, 1]
     """
-    leaves, treedef = optree.tree_flatten(tree)
-    if treedef != optree.tree_structure(like):
-        raise ValueError(structure_error("tree", tree, like))
-    return leaves
+    if not same_structure(tree, like):
+        raise ValueError(structure_error("tree", tree, like, "its model"))
+    return optree.tree_leaves(tree)
 
 
-def structure_error(what: str, tree: Tree, like: Tree) -> str:
+def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") -> str:
     """One sentence that says where the structure of `tree` departs from that of `like`.
 
     >>> structure_error("grads", {"a": 0}, {"a": 0, "b": 0})
     "expected grads with the structure of params, but there is no leaf at 'b'"
     """
     got, want = paths(tree), paths(like)
-    head = f"expected {what} with the structure of params, but "
+    head = f"expected {what} with the structure of {model}, but "
     for path in want:
         if path not in got:
             return head + f"there is no leaf at {path!r}"
     for path in got:
         if path not in want:
             return head + f"there is an unknown leaf at {path!r}"
-    return head + f"the containers differ: {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
+    return head + "the containers differ" + _containers(tree, like)
+
+
+def _containers(tree: Tree, like: Tree) -> str:
+    if torch.compiler.is_compiling():
+        return ""
+    return f": {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
 
 
 def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True) -> None:
@@ -104,10 +120,9 @@ def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True) -> None
         ...
     ValueError: expected grads of shape (3,) at 'w', got (2,)
     """
-    leaves, treedef = optree.tree_flatten(tree)
-    wanted, want_def = optree.tree_flatten(like)
-    if treedef != want_def:
+    if not same_structure(tree, like):
         raise ValueError(structure_error(what, tree, like))
+    leaves, wanted = optree.tree_leaves(tree), optree.tree_leaves(like)
     for i, (leaf, want) in enumerate(zip(leaves, wanted, strict=True)):
         if not isinstance(leaf, Tensor):
             raise TypeError(f"expected {what} to be tensors, got {type(leaf).__name__} at {paths(like)[i]!r}")

@@ -62,7 +62,14 @@ def check_trigger(name: str, trigger: object) -> None:
 
 @dataclass(frozen=True)
 class Every:
-    """What `every` returns."""
+    """The trigger that `every` and `always` return, compared by value.
+
+    >>> sf.triggers.Every(10, start=5).count(25)
+    3
+
+    Called with a step it says whether it fires; `count(step)` is how often it has fired up to that
+    step, itself included. Its arguments are not checked: use `every`.
+    """
 
     n: int
     start: int = 0
@@ -87,7 +94,13 @@ class Every:
 
 @dataclass(frozen=True)
 class At:
-    """What `at` and `never` return."""
+    """The trigger that `at` and `never` return, compared by value.
+
+    >>> sf.triggers.At((1, 3)).count(3)
+    2
+
+    Called and counted like `Every`. Its arguments are not checked: use `at`.
+    """
 
     steps: tuple[int, ...]
 

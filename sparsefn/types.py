@@ -9,7 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.tree import Tree, check_like, is_sparse, paths, structure_error
+from sparsefn.tree import Tree, check_like, is_sparse, paths, same_structure, structure_error
 
 Step = int | Tensor
 Schedule = Callable[[Step], float | Tensor]
@@ -82,8 +82,7 @@ Score = Callable[[State, Tree, Step], Tree] | Accumulated
 
 def _named(scores: Tree, name: str, params: Tree) -> bool:
     # Params may have a leaf of that name themselves: then scores has params' treedef.
-    by_name = optree.tree_structure(scores) != optree.tree_structure(params)
-    return by_name and isinstance(scores, dict) and name in scores
+    return isinstance(scores, dict) and name in scores and not same_structure(scores, params)
 
 
 def support_of(state: State) -> Tree:
@@ -123,10 +122,9 @@ def check_masks(masks: Tree, params: Tree) -> None:
         ...
     ValueError: expected a mask of shape (2,) or () at 'w', got (1,)
     """
-    leaves, treedef = optree.tree_flatten(masks)
-    wanted, want_def = optree.tree_flatten(params)
-    if treedef != want_def:
+    if not same_structure(masks, params):
         raise ValueError(structure_error("masks", masks, params))
+    leaves, wanted = optree.tree_leaves(masks), optree.tree_leaves(params)
     for i, (mask, leaf) in enumerate(zip(leaves, wanted, strict=True)):
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -137,7 +135,7 @@ def check_masks(masks: Tree, params: Tree) -> None:
 
 
 def effective(state: State) -> Tree:
-    """The weights to run the model with: `params` under `masks`. Right for every algorithm.
+    """The weights to run the model with: `params` under `masks`, right for every algorithm.
 
     >>> effective(State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])}))
     {'w': tensor([1., 0.])}

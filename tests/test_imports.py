@@ -17,6 +17,7 @@ ORDER = (
     "tree",
     "types",
     "numerics",
+    "elementary",
     "threefry",
     "random",
     "triggers",
@@ -25,6 +26,7 @@ ORDER = (
     "patterns",
     "boxes",
     "select",
+    "shares",
     "budgets",
     "masks",
     "scores",
@@ -42,9 +44,6 @@ ORDER = (
     "modules",
     "checkpoint",
     "report",
-    "config",
-    "testing",
-    "distributed",
 )
 FAMILIES = ORDER.index("algorithms.*")
 

@@ -242,9 +242,9 @@ def test_normal_is_box_muller_on_the_two_words():
 
 
 def test_normal_numbers_have_the_moments_of_a_normal():
-    x = random.normal(KEY, (200_000,), torch.float64)
+    x = random.normal(KEY, (50_000,), torch.float64)
     for power, want, spread in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
-        assert abs(float((x**power).mean()) - want) < 5 * math.sqrt(spread / 200_000)
+        assert abs(float((x**power).mean()) - want) < 5 * math.sqrt(spread / 50_000)
 
 
 def test_bernoulli_compares_the_word_with_p():

@@ -5,6 +5,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
+import sparsefn as sf
 from sparsefn import tree
 
 Pair = namedtuple("Pair", "left right")
@@ -53,6 +54,13 @@ def test_structure_errors_name_the_path(got, text):
         tree.check_like("grads", got, want)
     with pytest.raises(ValueError, match=text):
         tree.leaves_like(got, want)
+
+
+def test_a_compiled_check_does_not_see_insertion_order():
+    params, masks = {"b": torch.ones(2), "a": torch.ones(2)}, {"a": torch.ones(2) > 0, "b": torch.ones(2) < 0}
+    out = torch.compile(sf.apply_masks, fullgraph=True, backend="eager")(params, masks)
+    assert out["a"].tolist() == [1, 1] and out["b"].tolist() == [0, 0]
+    assert tree.same_structure(params, masks) and not tree.same_structure(params, {"a": 0})
 
 
 def test_check_like_names_shape_dtype_and_kind():

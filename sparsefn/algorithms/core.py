@@ -51,10 +51,7 @@ def level_at(level: Schedule, step: Step) -> Sparsity:
 
 def detached(params: Tree) -> Tree:
     """Checked params, nn.Parameters without their autograd history."""
-    for path, leaf in flatten(params)[0].items():
-        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-            got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise TypeError(f"expected floating-point params, got {got} at {path!r}")
+    float_leaves(params)
     return optree.tree_map(lambda p: p.detach() if isinstance(p, torch.nn.Parameter) else p, params)
 
 

@@ -1,0 +1,179 @@
+"""Scores, plain and with memory."""
+
+import math
+
+import optree
+import pytest
+import torch
+
+import sparsefn as sf
+
+S = sf.scores
+NONE = sf.State((), ())
+
+
+def vector(*values, dtype=torch.float32):
+    return {"w": torch.tensor(values, dtype=dtype)}
+
+
+def state_of(*values, **fields):
+    return sf.State(vector(*values), {"w": torch.tensor(True)}, **fields)
+
+
+def over(score, grads, state=None):
+    """Values of a score with memory after each of several gradients."""
+    state = state_of(*grads[0]) if state is None else state
+    memory, seen = score.init(state.params), []
+    for step, values in enumerate(grads):
+        memory = score.accumulate(memory, state, vector(*values), step)
+        seen.append(score.value(memory, state, vector(*values), step)["w"].tolist())
+    return seen
+
+
+def test_plain_scores():
+    state, grads = state_of(2.0, -1.0, 0.5, -0.0), vector(-0.5, 3.0, -1.0, 4.0)
+    for score, expected in (
+        (S.magnitude, [2.0, 1.0, 0.5, 0.0]),
+        (S.gradient, [0.5, 3.0, 1.0, 4.0]),
+        (S.saliency, [1.0, 3.0, 0.5, 0.0]),
+        (S.movement, [1.0, 3.0, 0.5, 0.0]),
+    ):
+        assert score(state, grads, 0)["w"].tolist() == expected
+    assert S.movement(state, vector(1.0, 1.0, 1.0, 1.0), 0)["w"].tolist() == [-2.0, 1.0, -0.5, 0.0]
+
+
+def test_gradients_are_scored_off_the_mask_too():
+    masks = {"w": torch.tensor([True, False])}
+    state = sf.State(vector(1.0, 0.0), masks)
+    assert S.gradient(state, vector(1.0, -7.0), 0)["w"].tolist() == [1.0, 7.0]
+
+
+def test_values_that_are_not_numbers_pass_through():
+    nan, inf = math.nan, math.inf
+    scores = S.gradient(NONE, vector(nan, -inf, 0.0), 0)["w"]
+    assert math.isnan(scores[0])
+    assert scores[1:].tolist() == [inf, 0.0]
+
+
+def test_random_scores_depend_on_key_path_step_and_index_alone():
+    tree = {"a": torch.zeros(50), "b": torch.zeros(50)}
+    state = sf.State(tree, {}, key=sf.random.key(0))
+    draws = S.random(state, (), 3)
+    assert not torch.equal(draws["a"], draws["b"])
+    reordered = state._replace(params={"b": tree["b"], "a": tree["a"]})
+    assert sf.checkpoint.tree_equal(S.random(reordered, (), torch.tensor(3)), draws)
+    longer = S.random(state._replace(params={"a": torch.zeros(90)}), (), 3)
+    assert torch.equal(longer["a"][:50], draws["a"])
+    for other in (S.random(state, (), 4), S.random(state._replace(key=sf.random.key(1)), (), 3)):
+        assert not torch.equal(other["a"], draws["a"])
+    assert 0.3 < float(draws["a"].mean()) < 0.7
+
+
+def test_random_scores_need_a_key():
+    with pytest.raises(ValueError, match=r"expected a state with a PRNG key for random scores, got none; pass key="):
+        S.random(state_of(1.0), (), 0)
+
+
+def test_momentum_is_the_size_of_a_moving_average():
+    # By hand: .5, .25, then .5 * .25 - .5 = -.375.
+    assert over(S.momentum(0.5), [(1.0,), (0.0,), (-1.0,)]) == [[0.5], [0.25], [0.375]]
+    assert over(S.momentum(0.0), [(1.0,), (-3.0,)]) == [[1.0], [3.0]]
+
+
+def test_ema_averages_the_score_and_not_the_gradient():
+    assert over(S.ema(S.gradient, 0.5), [(1.0,), (0.0,), (-1.0,)]) == [[0.5], [0.25], [0.625]]
+
+
+def test_sum_and_mean_without_a_reset():
+    assert over(S.sum(S.gradient), [(1.0,), (-2.0,), (6.0,)]) == [[1.0], [3.0], [9.0]]
+    assert over(S.mean(S.gradient), [(1.0,), (-2.0,), (6.0,)]) == [[1.0], [1.5], [3.0]]
+
+
+def test_sum_and_mean_start_afresh_after_a_reset():
+    # Steps 1 and 3 fire: they end a sum, which is read there, and the next step begins one.
+    grads = [(1.0,), (2.0,), (3.0,), (5.0,), (7.0,)]
+    assert over(S.sum(S.gradient, reset=sf.every(2, start=1)), grads) == [[1.0], [3.0], [3.0], [8.0], [7.0]]
+    assert over(S.mean(S.gradient, reset=sf.every(2, start=1)), grads) == [[1.0], [1.5], [3.0], [4.0], [7.0]]
+
+
+def test_a_sum_may_reset_where_the_algorithm_reads_it():
+    algorithm = sf.one_shot(
+        sf.schedules.piecewise({0: 0.0, 1: 0.5}),
+        score=S.sum(S.gradient, reset=sf.every(2, start=1)),
+        when=sf.every(2, start=1),
+        regrow=True,
+    )
+    state = algorithm.init({"w": torch.ones(1, 2)})
+    kept = []
+    for step, grads in enumerate(([3.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0])):
+        state = algorithm.update(state, {"w": torch.tensor([grads])}, step)
+        kept.append(state.masks["w"].tolist()[0])
+    assert kept == [[True, True], [True, False], [True, False], [False, True]]
+
+
+def test_infinities_leave_a_sum_with_its_reset():
+    assert over(S.sum(S.gradient, reset=sf.always()), [(math.inf,), (2.0,)]) == [[math.inf], [2.0]]
+
+
+@pytest.mark.parametrize("score", [S.momentum(0.9), S.ema(S.gradient, 0.9), S.sum(S.gradient), S.mean(S.gradient)])
+def test_memories_of_16_bit_leaves_are_float32_and_those_of_float64_are_float64(score):
+    for dtype, expected in (
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float64, torch.float64),
+    ):
+        params = vector(1.0, dtype=dtype)
+        memory = score.init(params)
+        memory = score.accumulate(memory, sf.State(params, ()), params, 0)
+        assert score.value(memory, sf.State(params, ()), params, 0)["w"].dtype == expected
+    ones = vector(1.0, dtype=torch.bfloat16)
+    memory = S.sum(S.gradient).init(ones)
+    for step in range(300):  # a bfloat16 sum of ones stops at 256
+        memory = S.sum(S.gradient).accumulate(memory, sf.State(ones, ()), ones, step)
+    assert S.sum(S.gradient).value(memory, NONE, (), 0)["w"].item() == 300.0
+
+
+def test_memories_give_the_same_bits_for_tensor_steps_and_under_vmap():
+    score = S.mean(S.gradient, reset=sf.every(3))
+    grads = torch.randn(4, 2, 5)
+
+    def run(rows, tensor_steps):
+        memory = score.init({"w": rows[0]})
+        for step in range(4):
+            at = torch.tensor(step) if tensor_steps else step
+            memory = score.accumulate(memory, NONE, {"w": rows[step]}, at)
+        return score.value(memory, NONE, (), 3)["w"]
+
+    loop = torch.stack([run(grads[:, i], False) for i in range(2)])
+    assert torch.equal(run(grads[:, 0], True), loop[0])
+    assert torch.equal(torch.func.vmap(lambda rows: run(rows, False), in_dims=1)(grads), loop)
+
+
+def test_memory_makes_no_leaf_of_another_structure_than_its_params():
+    params = {"a": [torch.ones(2), (torch.ones(3),)]}
+    memory = S.momentum(0.5).init(params)
+    assert optree.tree_structure(memory) == optree.tree_structure(params)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: S.momentum(1.0), ValueError, r"expected decay in \[0, 1\), got 1.0"),
+        (lambda: S.ema(S.gradient, -0.1), ValueError, r"expected decay in \[0, 1\), got -0.1"),
+        (lambda: S.momentum(math.nan), ValueError, r"expected decay in \[0, 1\), got nan"),
+        (
+            lambda: S.ema(S.momentum(0.5), 0.5),
+            TypeError,
+            r"expected a score function of \(state, grads, step\), got Accumulated",
+        ),
+        (lambda: S.sum("gradient"), TypeError, r"expected a score function of \(state, grads, step\), got str"),
+        (
+            lambda: S.check_score("grow", 3),
+            TypeError,
+            r"expected grow to be a score such as sf.scores.magnitude, got 3",
+        ),
+    ],
+)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
