@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -64,9 +65,14 @@ class Work(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def hold(name: str, law: Callable[[Any], None], examples: Any) -> None:
-    """Try a law on drawn examples: always the same ones for a name, unless the profile searches."""
+def hold(name: str, law: Callable[[Any], None], examples: Any, share: float = 1.0) -> None:
+    """Try a law on drawn examples: always the same ones for a name, unless the profile searches.
+
+    `share` is the part of the profile's examples that are drawn.
+    """
     tried = given(examples)(lambda example: law(example))
     if settings.default.derandomize:
         tried = seed(zlib.crc32(name.encode()))(tried)
-    settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], database=None)(tried)()
+    count = math.ceil(share * settings.default.max_examples)
+    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings(max_examples=count, suppress_health_check=quiet, database=None)(tried)()

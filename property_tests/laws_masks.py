@@ -13,7 +13,7 @@ import sparsefn as sf
 from property_tests import oracle
 from property_tests.harness import Work, assert_same, bits, leaves, sparse, updates
 from property_tests.registry import Meta, Row
-from property_tests.strategies import Case, large
+from property_tests.strategies import Case
 
 Counts = list[int]
 
@@ -59,10 +59,11 @@ def _goals(meta: Meta, state: sf.State, sparsity: float) -> Counts:
     sizes = {path: sum(map(len, found)) for path, found in groups.items()}
     if meta.layout.fixed is not None:
         return [meta.layout.fixed for found in groups.values() for _ in found]
-    if meta.counts == "total":
+    if meta.joint:
         return [sum(sizes.values()) - oracle.rounded(sparsity, sum(sizes.values()))]
     counts = meta.distribution({path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity)
-    return [n for path, found in groups.items() for n in oracle.spread(counts[path], len(found))]
+    goals = [n for path, found in groups.items() for n in oracle.spread(counts[path], len(found))]
+    return [sum(goals)] if meta.counts == "total" else goals
 
 
 def _counted(meta: Meta, state: sf.State) -> Counts:
@@ -301,10 +302,16 @@ def names_do_not_matter(row: Row, case: Case) -> None:
 
 
 def permutations_commute(row: Row, case: Case) -> None:
-    """Weights in another order have masks in that order (drawn without ties)."""
+    """Weights in another order have masks in that order (drawn without ties, and weights move at every step)."""
 
     def flipped(tree: Any) -> Any:
         return optree.tree_map(lambda x: x.flip(tuple(range(x.ndim))), tree)
 
-    other = case._replace(params=flipped(case.params), grads=tuple(flipped(tree) for tree in case.grads))
-    assert_same("masks", flipped(_final_masks(row, case)), _final_masks(row, other))
+    def masks(turn: Callable[[Any], Any]) -> Any:
+        algorithm = algorithm_of(row, case)
+        state = algorithm.init(turn(case.params))
+        for step, grads in enumerate(case.grads):
+            state = sf.with_params(algorithm.update(state, turn(grads), step), turn(grads))
+        return state.masks
+
+    assert_same("masks", flipped(masks(lambda tree: tree)), masks(flipped))

@@ -59,7 +59,7 @@ def _positive(box: Box) -> Box:
 
 
 def _boxes(shape: Box, box: Box) -> list[list[Box]]:
-    starts = product(*(range(0, size, step) for size, step in zip(shape, box, strict=True)))
+    starts = product(*(range(0, size, step) if step else [0] for size, step in zip(shape, box, strict=True)))
     return [
         list(product(*(range(i, min(i + step, size)) for i, step, size in zip(start, box, shape, strict=True))))
         for start in starts
@@ -91,7 +91,7 @@ def groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
     units = [[_flat(place, shape) for place in box] for box in _boxes(shape, _positive(layout.unit(shape)))]
     cells = grid(layout, shape)
     return [
-        [units[_flat(place, cells)] for place in box] for box in _boxes(cells, _positive(layout.group(cells)))
+        [units[_flat(place, cells)] for place in box] for box in _boxes(cells, layout.group(cells))
     ]
 
 

@@ -87,7 +87,7 @@ class Row(NamedTuple):
 
 
 EVEN, ALWAYS, NEVER = sf.every(2), sf.always(), sf.never()
-FADING = sf.schedules.cosine_decay(0.6, 3)  # exactly 0 from step 3 on
+FADING = sf.schedules.cosine_decay(0.6, 2)  # exactly 0 from step 2 on
 MAGNITUDE, GRADIENT, SALIENCY = sf.scores.magnitude, sf.scores.gradient, sf.scores.saliency
 RANDOM, MOVED = sf.scores.random, sf.scores.sum(sf.scores.movement)
 GLOBAL, ERK = sf.budgets.global_(), sf.budgets.erk()
@@ -279,8 +279,8 @@ ROWS = [
     Row("rigl nm", lambda s, key, _: sf.rigl(0.5, key=key, pattern=NM.pattern, **swap), SWAP._replace(**FIXED)),
     Row(
         "rigl from dense",
-        lambda s, key, _: sf.rigl(ramp(s), init="dense", **swap),
-        SWAP._replace(level=ramp, start="dense", stochastic=False, permutes=True, conserves=False),
+        lambda s, key, _: sf.rigl(ramp(s), init="dense", drop_fraction=0.6),
+        SWAP._replace(level=ramp, start="dense", fraction=lambda step: 0.6, stochastic=False, permutes=True, conserves=False),
     ),
     Row(
         "drop_grow exclude keep",
@@ -321,7 +321,7 @@ ROWS = [
     ),
     Row(
         "phases to rigl",
-        lambda s, key, _: sf.phases([(0, sf.gmp(ramp(s), when=EVEN)), (2, sf.rigl(s, key=key, **swap))]),
+        lambda s, key, _: sf.phases([(0, sf.gmp(ramp(s), when=EVEN)), (2, sf.rigl(s, key=key, drop_fraction=0.5))]),
         PRUNE._replace(when=ALWAYS, counts="", choose=None, monotone=False, needs_grads=True, stochastic=True, permutes=False),
     ),
     Row(

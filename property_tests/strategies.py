@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 Tree = Any
+STEPS = 3  # updates in a run
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
@@ -88,15 +90,29 @@ def _distinct(data: bytes, start: int, stride: int, leaf: Tensor) -> Tensor:
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
-def _layers(draw: Draw, form: Form) -> list[tuple[tuple[int, ...], torch.dtype, bool]]:
-    layers = []
-    count = draw(st.integers(1, 3))
-    for _ in range(count):
-        rows = form.rows * draw(st.sampled_from([n for n in (2, 1, 3, 4, 0) if n >= form.least]))
-        columns = form.columns * draw(st.sampled_from([n for n in (3, 1, 2, 5, 0) if n >= form.least]))
-        shape = draw(st.sampled_from([(rows, columns), (rows, 2, columns), (rows, 2, 2, columns)]))
-        layers.append((shape, draw(st.sampled_from(DTYPES)), draw(st.booleans())))
-    return layers
+@st.composite
+def shapes(draw: Draw, form: Form = Form()) -> tuple[int, ...]:
+    """Shapes of two to four dimensions that fit a form; empty ones and single elements where it allows them."""
+    rows = form.rows * draw(st.sampled_from([n for n in (2, 1, 3, 4, 0) if n >= form.least]))
+    columns = form.columns * draw(st.sampled_from([n for n in (3, 1, 2, 5, 0) if n >= form.least]))
+    return draw(st.sampled_from([(rows, columns), (rows, 2, columns), (rows, 2, 2, columns)]))  # type: ignore[no-any-return]
+
+
+@st.composite
+def tensors(draw: Draw, shape: tuple[int, ...], palettes: Sequence[str] = tuple(PALETTES)) -> Tensor:
+    """Floating-point tensors of a shape."""
+    n = math.prod(shape)
+    data = draw(st.binary(min_size=n, max_size=n))
+    like = torch.empty(shape, dtype=draw(st.sampled_from(DTYPES)), device="meta")
+    return _filled(data, draw(st.sampled_from(palettes)), like)
+
+
+@st.composite
+def masks(draw: Draw, shape: tuple[int, ...]) -> Tensor:
+    """Bool tensors of a shape."""
+    n = math.prod(shape)
+    data = draw(st.binary(min_size=n, max_size=n))
+    return torch.tensor([byte % 2 == 1 for byte in data], dtype=torch.bool).reshape(shape)
 
 
 def _wrapped(draw: Draw, layers: Sequence[Any]) -> Tree:
@@ -116,7 +132,8 @@ def _wrapped(draw: Draw, layers: Sequence[Any]) -> Tree:
 def _skeleton(draw: Draw, form: Form) -> Tree:
     """A tree of meta tensors; at least one leaf is one that `default_where` chooses."""
     layers: list[Any] = []
-    for shape, dtype, biased in _layers(draw, form):
+    for _ in range(draw(st.integers(1, 3))):
+        shape, dtype, biased = draw(shapes(form)), draw(st.sampled_from(DTYPES)), draw(st.booleans())
         weight = torch.empty(shape, dtype=dtype, device="meta")
         bias = torch.empty(shape[:1], dtype=dtype, device="meta")
         kind = draw(st.sampled_from(["dict", "named", "tuple", "bare"]))
@@ -135,7 +152,7 @@ def cases(
     draw: Draw,
     form: Form = Form(),
     palettes: Sequence[str] = tuple(PALETTES),
-    steps: int = 4,
+    steps: int = STEPS,
     distinct: bool = False,
 ) -> Case:
     """Runs of `steps` updates over trees whose leaves fit `form`; `distinct` for trees without ties."""
@@ -164,15 +181,16 @@ def sparsities(n: int) -> st.SearchStrategy[float]:
     return st.one_of(st.sampled_from([0.5, 0.0, 1.0, 0.9, 0.25, 1 / 3]), halves, st.floats(0.0, 1.0))
 
 
-def large(form: Form = Form(), steps: int = 4, size: int = 12) -> Case:
-    """One fixed run over leaves large enough for two random masks never to agree by chance."""
+def large(form: Form = Form(), elements: int = 150) -> Case:
+    """One fixed run over leaves of at least so many elements, where two masks do not agree by chance."""
     generator = torch.Generator().manual_seed(7)
+    size = math.isqrt(elements // (form.rows * form.columns)) + 1
 
     def leaf(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
     def tree() -> Tree:
-        shape = (size * form.rows, size * form.columns)
-        return {"a": leaf(*shape), "b": Layer(leaf(*shape), leaf(shape[0])), "norm": leaf(*shape)}
+        weight = leaf(size * form.rows, size * form.columns)
+        return {"a": weight, "b": Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)), "norm": leaf(3, 3)}
 
-    return Case(tree(), tuple(tree() for _ in range(steps)), 0.5, 3)
+    return Case(tree(), tuple(tree() for _ in range(STEPS)), 0.5, 3)

@@ -11,7 +11,7 @@ BOUND = [pytest.param(law, row, id=f"{law.name}-{row.name}") for law in LAWS for
 
 @pytest.mark.parametrize(("law", "row"), BOUND)
 def test_laws_hold(law: Law, row: Row) -> None:
-    hold(f"{law.name} {row.name}", lambda case: law.check(row, case), law.examples(row.meta))
+    hold(f"{law.name} {row.name}", lambda case: law.check(row, case), law.examples(row.meta), law.share)
 
 
 def test_every_law_binds_a_row_and_every_row_is_bound_by_many() -> None:

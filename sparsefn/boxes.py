@@ -12,8 +12,8 @@ from sparsefn.patterns import Box, Pattern
 
 
 def _boxes(x: Tensor, box: Box) -> Tensor:
-    """View x, whose sizes are divisible by box, as (number of boxes, elements of a box)."""
-    split = [n for size, b in zip(x.shape, box, strict=True) for n in (size // b, b)]
+    """View x, whose sizes are divisible by box, as (number of boxes, elements of a box): one box where it is empty."""
+    split = [n for size, b in zip(x.shape, box, strict=True) for n in (size // b if b else 1, b)]
     order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
     grid = math.prod(split[::2])
     return x.reshape(split).permute(order).reshape(grid, math.prod(box))
@@ -21,7 +21,7 @@ def _boxes(x: Tensor, box: Box) -> Tensor:
 
 def _unboxes(rows: Tensor, box: Box, shape: Box) -> Tensor:
     """Inverse of `_boxes`."""
-    grid = [size // b for size, b in zip(shape, box, strict=True)]
+    grid = [size // b if b else 1 for size, b in zip(shape, box, strict=True)]
     order = [i for d in range(len(box)) for i in (d, d + len(box))]
     return rows.reshape([*grid, *box]).permute(order).reshape(shape)
 
@@ -72,7 +72,7 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
         if x.dtype in (torch.float16, torch.bfloat16):
             x = x.float()  # a mean rounded to 16 bits would make ties
         x = reduce_units(x, box, reduce or pattern.reduce)
-    return _boxes(x, tuple(max(b, 1) for b in pattern.group(tuple(x.shape))))
+    return _boxes(x, pattern.group(tuple(x.shape)))
 
 
 def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
@@ -84,7 +84,7 @@ def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
     """
     box = pattern.unit(shape)
     grid = _grid(shape, box)
-    x = _unboxes(rows, tuple(max(b, 1) for b in pattern.group(grid)), grid)
+    x = _unboxes(rows, pattern.group(grid), grid)
     for dim, (b, size) in enumerate(zip(box, shape, strict=True)):
         if b > 1:
             x = x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], b, *x.shape[dim + 1 :])

@@ -190,15 +190,16 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     def run(states: list[State | None], params: Tree, step: Callable[[Algorithm, State | None, Tree], State]) -> State:
         done: list[State] = []
         allowed: Tree | None = None
+        moved = False  # masks of a state are nested already, so as long as no part moves there is nothing to do
         for algorithm, state in zip(algorithms, states, strict=True):
             inside = algorithm
             if allowed is not None and algorithm.within is not None:
                 inside = algorithm.within(allowed)
-            if state is not None:
-                masks = state.masks if allowed is None else intersect(state.masks, allowed)
-                state = state._replace(params=params, masks=masks)
+            if state is not None and moved:
+                state = state._replace(params=params, masks=intersect(state.masks, allowed))
             new = step(inside, state, params)
-            if allowed is not None:
+            moved = moved or new is not state
+            if allowed is not None and moved:
                 new = new._replace(masks=intersect(new.masks, allowed))
             allowed, params = new.masks, new.params
             done.append(new)

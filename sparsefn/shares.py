@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsefn.numerics import where
 from sparsefn.select import rank_keys, top
 
 Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
@@ -28,7 +29,7 @@ def apportion(
 
     What a capped one cannot take goes to the rest by share; equal remainders go to the name that
     sorts first, so that the order of the dict is irrelevant. NaN counts as 0; those of share 0 get
-    something only when all others are full. Ints in, ints out; with any tensor the counts are 0-d
+    something only when all others are full. A positive share below 2**-400 of the largest counts as that. Ints in, ints out; with any tensor the counts are 0-d
     int64 tensors. A total above the sum of caps, or a negative or infinite share, is a ValueError
     (where the values are known).
     """
@@ -57,12 +58,21 @@ def _numbers(shares: tuple[Any, ...], total: Any, caps: tuple[Any, ...]) -> tupl
 
 def _fill(shares: Sequence[float | Tensor], caps: Sequence[int | Tensor], total: int | Tensor) -> Tensor:
     device = next((x.device for x in (total, *shares, *caps) if isinstance(x, Tensor)), None)
-    s = torch.nan_to_num(_vector(shares, device), nan=0.0)
+    s = _scaled(torch.nan_to_num(_vector(shares, device), nan=0.0))
     c, t = _vector(caps, device), _vector([total], device)[0]
     first = torch.where(s > 0, c, 0.0)
     given = torch.minimum(t, first.sum())
     parts = _hand_out(s, given, first) + _hand_out(torch.where(s > 0, 0.0, c), t - given, c - first)
     return parts.to(torch.int64)
+
+
+def _scaled(shares: Tensor) -> Tensor:
+    # By a power of two, and not too far apart, so that no quotient or sum overflows.
+    if not shares.shape[0]:
+        return shares
+    peak = shares.amax()
+    factor = where(peak > 2.0**400, 2.0**-600, where(peak < 2.0**-400, 2.0**600, 1.0))
+    return torch.where(shares > 0, torch.maximum(shares, peak * 2.0**-400), shares) * factor
 
 
 def _vector(values: Sequence[float | Tensor], device: torch.device | None) -> Tensor:
@@ -84,7 +94,9 @@ def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
     level = torch.where(rest > 0, left / rest, torch.inf)
     open_ = (fills_at[order] > level) | (rest <= 0)
     at = torch.where(open_, torch.arange(len(s), device=s.device), len(s) - 1).amin()
-    water = torch.where(open_.any(), level.gather(0, at.reshape(1))[0], torch.inf)
+    # Where a small share was lost in `rest`, the level falls below what the full ones needed.
+    needed = torch.where(torch.arange(len(s), device=s.device) < at, fills_at[order], 0.0).amax()
+    water = torch.where(open_.any(), torch.maximum(level.gather(0, at.reshape(1))[0], needed), torch.inf)
     quota = torch.where(shares > 0, torch.minimum(shares * water, caps), 0.0)
     quota = torch.where(fills_at <= water, torch.where(shares > 0, caps, 0.0), quota)
     whole = quota.floor()

@@ -17,6 +17,9 @@ from sparsefn.tree import Tree, choose, concrete, flatten
 from sparsefn.types import Algorithm, State, Step, effective, support_of
 
 
+_TRUE = torch.ones((), dtype=torch.bool, device="cpu")  # made once: a step that changes nothing does no tensor work
+
+
 def _owns(state: State) -> dict[str, Any]:
     # Which leaves a part sparsifies, as structure without tensors.
     return {path: () for path, mask in flatten(state.masks)[0].items() if mask.ndim}
@@ -28,10 +31,7 @@ def _field(states: Sequence[State], name: str) -> list[Tree]:
 
 def _only(masks: Tree, owns: dict[str, Any]) -> Tree:
     leaves, rebuild = flatten(masks)
-    whole = [
-        m if p in owns or not m.ndim else torch.ones((), dtype=torch.bool, device=m.device) for p, m in leaves.items()
-    ]
-    return rebuild(whole)
+    return rebuild([m if p in owns or not m.ndim else _TRUE.to(m.device) for p, m in leaves.items()])
 
 
 def _expand(masks: Tree, params: Tree, owned: set[str]) -> Tree:
@@ -142,7 +142,8 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         old = State(state.params, _only(state.masks, own["owns"]), own["scores"], state.key[str(i)])
         # A phase that begins starts over from the effective weights.
         part = choose(step == begins[i], lambda _: algorithms[i].init(effective(state)), old) if i else old
-        return join(state, algorithms[i].update(part, grads, step), i)
+        part = algorithms[i].update(part, grads, step)
+        return state if part is old else join(state, part, i)
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)

@@ -81,8 +81,11 @@ Score = Callable[[State, Tree, Step], Tree] | Accumulated
 
 
 def _named(scores: Tree, name: str, params: Tree) -> bool:
-    # Params may have a leaf of that name themselves: then scores has params' treedef.
-    return isinstance(scores, dict) and name in scores and not same_structure(scores, params)
+    # Params may have a leaf of that name themselves: then scores has params' treedef. Without one nothing is
+    # compared, as compiled code cannot flatten a dict that holds nothing but empty tuples.
+    if not isinstance(scores, dict) or name not in scores:
+        return False
+    return not (isinstance(params, dict) and name in params and same_structure(scores, params))
 
 
 def support_of(state: State) -> Tree:

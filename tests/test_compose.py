@@ -6,7 +6,8 @@ import torch
 
 import sparsefn as sf
 
-RANDOM = {"a": torch.randn(6, 8), "b": torch.randn(8, 4), "c": torch.randn(5)}
+MAKE = torch.Generator().manual_seed(0)
+RANDOM = {path: torch.randn(shape, generator=MAKE) for path, shape in (("a", (6, 8)), ("b", (8, 4)), ("c", (5,)))}
 
 
 def slopes(params):
@@ -69,13 +70,16 @@ def test_parts_may_have_optimizers_of_their_own_and_some_none():
 
 
 def test_the_first_match_wins_and_the_rest_stays_dense():
-    params = {"head": {"w": torch.ones(2, 2)}, "body": {"w": torch.ones(2, 2)}, "tail": torch.ones(2, 2)}
-    algorithm = sf.partition(
-        [("head.*", sf.static(1.0)), (["*.w"], sf.static(0.5)), (lambda path, leaf: path == "head.w", sf.static(0.0))]
-    )
-    state = algorithm.init(params)
+    params = {"head": {"w": torch.ones(2, 2)}, "body": {"w": torch.ones(2, 2)}, "neck": torch.ones(2, 2)}
+    parts = [
+        ("head.*", sf.static(1.0)),
+        (["*.w"], sf.static(0.5)),
+        (lambda path, leaf: path != "tail", sf.static(0.25)),
+    ]
+    state = sf.partition(parts).init({**params, "tail": torch.ones(2, 2)})
     assert int(state.masks["head"]["w"].sum()) == 0
     assert int(state.masks["body"]["w"].sum()) == 2
+    assert int(state.masks["neck"].sum()) == 3
     assert state.masks["tail"].ndim == 0
 
 
@@ -179,15 +183,32 @@ def test_a_chain_of_one_is_the_algorithm():
 def test_dense_in_a_chain_changes_nothing():
     optimizer = sf.optimizers.sgd(0.1, momentum=0.9)
     alone = run(sf.with_optimizer(PARTS["rigl"](), optimizer))
-    for parts in ((sf.dense(), PARTS["rigl"]()), (PARTS["rigl"](), sf.dense())):
+    every = sf.from_masks(
+        optree.tree_map(lambda p: torch.ones_like(p, dtype=torch.bool) if p.ndim > 1 else p[0] == p[0], RANDOM)
+    )
+    for parts in ((sf.dense(), PARTS["rigl"]()), (PARTS["rigl"](), sf.dense()), (PARTS["rigl"](), every)):
         state = run(sf.with_optimizer(sf.chain(*parts), optimizer))
         assert sf.checkpoint.tree_equal((state.params, state.masks), (alone.params, alone.masks))
+
+
+def test_given_masks_hold_while_the_part_before_moves():
+    given = {path: torch.ones((), dtype=torch.bool) for path in RANDOM} | {"a": RANDOM["b"].reshape(4, 8) > 0}
+    given["a"] = torch.cat([given["a"], given["a"][:2]])
+    algorithm = sf.chain(PARTS["rigl"](), sf.from_masks(given))
+    state, rigl = algorithm.init(RANDOM), PARTS["rigl"]().init(RANDOM)
+    masks = set()
+    for step in range(6):
+        rigl = PARTS["rigl"]().update(sf.with_params(rigl, state.params), slopes(RANDOM), step)
+        state = algorithm.update(state, slopes(RANDOM), step)
+        assert torch.equal(state.masks["a"], rigl.masks["a"] & given["a"])
+        masks.add(frozenset(kept(state, "a")))
+    assert len(masks) > 1
 
 
 def test_algorithms_that_cannot_be_narrowed_are_intersected():
     # `phases` and `sequence` choose among all weights; the chain then intersects.
     params = {"w": torch.tensor([[9.0, 1.0, 8.0, 7.0], [4.0, 5.0, 6.0, 0.5]])}
-    rows = sf.static(0.5, pattern=sf.patterns.channel(0), init="magnitude")
+    rows = sf.static(0.5, pattern=sf.patterns.channel(0), init="magnitude", pruned="keep")
     for second in (sf.phases([(0, sf.gmp(0.5))]), sf.sequence(sf.gmp(0.5))):
         state = sf.chain(rows, second).init(params)
         assert kept(state) == {0, 2, 3}

@@ -156,7 +156,7 @@ def drop_grow(
             target = [
                 torch.as_tensor(n, device=a.device) for n, a in zip(targets(leaves, active, step), active, strict=True)
             ]
-            goals = target if redistribute is None else _loose(active, target)
+            goals = target if redistribute is None or not fields else _loose(active, target)
             kept: list[Tensor] = []
             room: list[Tensor] = []
             for field, rows, free, goal in zip(fields, active, open_, goals, strict=True):
@@ -168,7 +168,7 @@ def drop_grow(
                 stay = rule.win(field, drops, rows, had - lost)
                 kept.append(stay)
                 room.append(free & ~(rows if exclude_dropped else stay))
-            if redistribute is not None:
+            if redistribute is not None and fields:
                 target = _moved(redistribute, grows, masks, [f[0] for f in fields], kept, room, target)
             new: Leaves = {}
             for field, stay, free, goal in zip(fields, kept, room, target, strict=True):

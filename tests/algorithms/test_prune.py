@@ -403,9 +403,7 @@ def test_geometric_median_removes_the_filter_nearest_to_all_others():
         return {"w": torch.cdist(state.params["w"], state.params["w"]).sum(1, keepdim=True)}
 
     assert distances(sf.State(params, {}), (), 0)["w"].flatten().tolist() == [26.0, 20.0, 19.0, 26.0, 29.0]
-    algorithm = sf.gmp(
-        0.2, score=distances, pattern=sf.patterns.channel(0), init="dense", pruned="train", regrow=True
-    )
+    algorithm = sf.gmp(0.2, score=distances, pattern=sf.patterns.channel(0), init="dense", pruned="train", regrow=True)
     state = algorithm.update(algorithm.init(params), params, 0)
     assert kept(state) == {0, 1, 3, 4}
     assert sf.checkpoint.tree_equal(state.params, params)

@@ -1,0 +1,306 @@
+"""Sparse training on scikit-learn's digits, all seeds of a method as one vmapped ensemble.
+
+    python examples/digits.py
+    python examples/digits.py --seeds 3 --steps 300 --sparsity 0.95 --methods set rigl
+
+A table comes out, and in `out/` a figure and every number as JSON. Needs the `demo` extra.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torchopt
+from _digits_plot import draw
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional
+from tqdm import tqdm
+
+import sparsefn as sf
+
+SIZES = (64, 300, 100, 10)
+TRAIN, BATCH = 1437, 64
+METHODS = {"static": "static", "set": "SET", "rigl": "RigL", "gmp": "GMP", "one-shot": "one-shot"}
+DISTRIBUTIONS = {"uniform": sf.budgets.uniform(), "ERK": sf.budgets.erk()}
+
+Params = list[dict[str, Tensor]]
+
+
+class Data(NamedTuple):
+    """Images with 64 numbers in [0, 1] each, and the digits they show."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Run(NamedTuple):
+    """A trained ensemble: its state before and after, and every connection it ever had."""
+
+    first: sf.State
+    last: sf.State
+    seen: Any
+    seconds: float
+
+
+# ---- data and model ------------------------------------------------------------------------------
+
+
+def load() -> tuple[Data, Data]:
+    """The same train and test images in every run."""
+    digits = load_digits()
+    x, y = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
+    order = sf.random.permutation(sf.random.key(0), len(y))
+    train, test = order[:TRAIN], order[TRAIN:]
+    return Data(x[train], y[train]), Data(x[test], y[test])
+
+
+def he_init(key: Tensor) -> Params:
+    """One member's weights."""
+    return [
+        {
+            "weight": sf.random.normal(sf.random.fold_in(key, i), (n_out, n_in)) * math.sqrt(2 / n_in),
+            "bias": torch.zeros(n_out),
+        }
+        for i, (n_in, n_out) in enumerate(zip(SIZES, SIZES[1:], strict=False))
+    ]
+
+
+def forward(params: Params, x: Tensor) -> Tensor:
+    *hidden, last = params
+    for layer in hidden:
+        x = functional.linear(x, **layer).relu()
+    return functional.linear(x, **last)
+
+
+def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
+    return functional.cross_entropy(forward(params, x), y)
+
+
+# ---- methods -------------------------------------------------------------------------------------
+
+
+def method(name: str, sparsity: float, distribution: str, steps: int) -> Callable[[Tensor], sf.Algorithm]:
+    """The algorithm of a member, as a function of the member's key."""
+    every = max(1, steps // 50)
+    stop = max(1, 3 * steps // 4 // every) * every  # the last quarter trains a fixed mask
+    budget = DISTRIBUTIONS[distribution]
+    moves: dict[str, Any] = {
+        "when": sf.every(every, start=every, stop=stop),
+        "drop_fraction": sf.schedules.cosine_decay(0.3, stop),
+    }
+    cubic = sf.schedules.polynomial(0.0, sparsity, begin=0, end=stop)
+    return {
+        "static": lambda key: sf.static(sparsity, distribution=budget, key=key),
+        "set": lambda key: sf.set(sparsity, distribution=budget, key=key, **moves),
+        "rigl": lambda key: sf.rigl(sparsity, distribution=budget, key=key, **moves),
+        "gmp": lambda key: sf.gmp(cubic, when=sf.every(every, stop=stop + 1), distribution=budget, key=key),
+    }[name]
+
+
+def sgd(steps: int) -> torchopt.base.GradientTransformation:
+    """TorchOpt's SGD with momentum and a cosine rate."""
+    # TorchOpt asks for the rate once for each parameter: a look-up is cheaper there than a cosine.
+    rates = vmap(sf.schedules.cosine_decay(0.1, steps))(torch.arange(steps)).float()
+    return torchopt.sgd(lr=lambda count: rates[count[None]][0], momentum=0.9)
+
+
+# ---- training: the first dimension of everything is the seed -------------------------------------
+
+
+def batches(keys: Tensor, steps: int) -> Iterator[Tensor]:
+    """For each step the images that each member sees: every member shuffles for itself."""
+    per_epoch = TRAIN // BATCH
+    for step in range(steps):
+        epoch, i = divmod(step, per_epoch)
+        if i == 0:
+            order = sf.random.permutation(sf.random.fold_in(keys, epoch), TRAIN)
+        yield order[:, i * BATCH : (i + 1) * BATCH]
+
+
+def train(make: Callable[[Tensor], sf.Algorithm], data: Data, keys: Tensor, steps: int, bar: Any) -> Run:
+    """Train one member for each key, all of them at once."""
+    begin = time.perf_counter()
+    optimizer = sgd(steps)
+    params = vmap(he_init)(sf.random.fold_in(keys, "weights"))
+
+    def init(key: Tensor, params: Params) -> sf.State:
+        return sf.with_optimizer(make(key), optimizer).init(params)
+
+    first = state = vmap(init)(sf.random.fold_in(keys, "masks"), params)
+    # From here on each member's key is in its state.
+    algorithm = sf.with_optimizer(make(keys[0]), optimizer)
+
+    seen = state.masks
+    for step, batch in enumerate(batches(sf.random.fold_in(keys, "batches"), steps)):
+
+        def update(state: sf.State, seen: Any, x: Tensor, y: Tensor, step: int = step) -> tuple[sf.State, Any]:
+            grads = grad(loss)(sf.effective(state), x, y)
+            state = algorithm.update(state, grads, step)
+            return state, sf.masks.union(seen, state.masks)
+
+        state, seen = vmap(update)(state, seen, data.x[batch], data.y[batch])
+        bar.update()
+    return Run(first, state, seen, time.perf_counter() - begin)
+
+
+def prune(dense: Run, sparsity: float, distribution: str) -> Run:
+    """One-shot magnitude pruning of the dense run's weights, without any training after it."""
+    begin = time.perf_counter()
+    algorithm = sf.one_shot(sparsity, distribution=DISTRIBUTIONS[distribution])
+    first = vmap(algorithm.init)(dense.last.params)
+    # Magnitude reads no gradients, so the weights may stand in for them.
+    last = vmap(lambda state: algorithm.update(state, state.params, 0))(first)
+    return Run(first, last, first.masks, dense.seconds + time.perf_counter() - begin)
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+def measure(run: Run, test: Data) -> dict[str, Any]:
+    """What the table, the figure and the JSON file need to know of a run."""
+    predicted = vmap(lambda state: forward(sf.effective(state), test.x).argmax(-1))(run.last)
+    accuracy = 100 * (predicted == test.y).double().mean(-1)
+    error = accuracy.std() / math.sqrt(len(accuracy)) if len(accuracy) > 1 else None
+    return {
+        "reached": float(vmap(sf.masks.sparsity)(run.last.masks).mean()),
+        "accuracy": accuracy.tolist(),
+        "mean": float(accuracy.mean()),
+        "standard_error": None if error is None else float(error),
+        "exploration": float(1 - vmap(sf.masks.sparsity)(run.seen).mean()),
+        "seconds": run.seconds,
+        "connections_before": connections(run.first),
+        "connections_after": connections(run.last),
+    }
+
+
+def connections(state: sf.State) -> list[list[float]]:
+    """First-layer connections of each of the 8x8 pixels, the mean over seeds."""
+    mask, weight = state.masks[0]["weight"], state.params[0]["weight"]
+    if mask.ndim != weight.ndim:  # 0-d for each member: dense
+        mask = torch.ones_like(weight, dtype=torch.bool)
+    return mask.sum(1).double().mean(0).reshape(8, 8).tolist()
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    head = ("method", "distribution", "sparsity", "accuracy", "std. err.", "exploration", "seconds")
+    rows = [
+        (
+            r["method"],
+            r["distribution"] or "-",
+            f"{r['reached']:.4f}",
+            f"{r['mean']:.2f}",
+            "-" if r["standard_error"] is None else f"{r['standard_error']:.2f}",
+            f"{r['exploration']:.3f}",
+            f"{r['seconds']:.1f}",
+        )
+        for r in results
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    aligned = [
+        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in (head, *rows)
+    ]
+    return "\n".join([aligned[0], "-" * len(aligned[0]), *aligned[1:]])
+
+
+def orderings(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """In how many seeds one run is better than another; members of one seed share weights and batches."""
+    runs = {(r["sparsity"], r["distribution"], r["method"]): r["accuracy"] for r in results}
+    found = []
+    for sparsity in sorted({r["sparsity"] for r in results if r["distribution"]}):
+        pairs = [(d, better, d, worse) for d in DISTRIBUTIONS for better, worse in (("RigL", "SET"), ("SET", "static"))]
+        pairs += [("ERK", name, "uniform", name) for name in ("static", "SET", "RigL")]
+        for d1, m1, d2, m2 in pairs:
+            a, b = runs.get((sparsity, d1, m1)), runs.get((sparsity, d2, m2))
+            if a is not None and b is not None:
+                wins = sum(x > y for x, y in zip(a, b, strict=True))
+                ties = sum(x == y for x, y in zip(a, b, strict=True))
+                claim = f"{m1} > {m2} ({d1})" if d1 == d2 else f"{d1} > {d2} ({m1})"
+                found.append({"sparsity": sparsity, "claim": claim, "wins": wins, "ties": ties, "seeds": len(a)})
+    return found
+
+
+# ---- command line --------------------------------------------------------------------------------
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
+        return int(text)
+
+    return integer
+
+
+def fraction(text: str) -> float:
+    if not 0 < float(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a fraction of zeros between 0 and 1, got {text}")
+    return float(text)
+
+
+def options(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train sparse networks on scikit-learn's digits.")
+    add = parser.add_argument
+    add("--seeds", type=at_least(1), default=6, help="members of each ensemble (default: 6)")
+    add("--steps", type=at_least(2), default=1000, help="training steps (default: 1000)")
+    add("--sparsity", type=fraction, nargs="+", default=[0.9, 0.98], help="fractions of zeros (default: 0.9 0.98)")
+    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all; dense is always trained")
+    add("--out", type=Path, default=Path("out"), help="folder for digits.png and digits.json (default: out)")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    chosen = options()
+    chosen.sparsity = sorted(set(chosen.sparsity))
+    torch.set_num_threads(1)  # the matrices are small: more threads wait for each other
+    train_data, test_data = load()
+    keys = sf.random.split(sf.random.key(1), chosen.seeds)
+
+    names = [name for name in METHODS if name in chosen.methods]
+    grid = [(name, s, d) for s in chosen.sparsity for name in names for d in DISTRIBUTIONS]
+    trained = 1 + sum(name != "one-shot" for name, _, _ in grid)
+    results = []
+    with tqdm(total=trained * chosen.steps, unit="step", smoothing=0.05) as bar:
+        bar.set_description("dense")
+        dense = train(lambda key: sf.dense(), train_data, keys, chosen.steps, bar)
+        results.append({"method": "dense", "distribution": None, "sparsity": 0.0, **measure(dense, test_data)})
+        for name, sparsity, distribution in grid:
+            bar.set_description(f"{METHODS[name]} {distribution} {sparsity}")
+            if name == "one-shot":
+                run = prune(dense, sparsity, distribution)
+            else:
+                make = method(name, sparsity, distribution, chosen.steps)
+                run = train(make, train_data, keys, chosen.steps, bar)
+            about = {"method": METHODS[name], "distribution": distribution, "sparsity": sparsity}
+            results.append({**about, **measure(run, test_data)})
+
+    ordered = orderings(results)
+    print(f"\nTest accuracy in per cent over {chosen.seeds} seeds, {chosen.steps} steps\n\n{table(results)}\n")
+    for o in ordered:
+        ties = f", {o['ties']} equal" if o["ties"] else ""
+        print(f"{o['sparsity']:g}: {o['claim']} in {o['wins']} of {o['seeds']} seeds{ties}")
+
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    report = {
+        "seeds": chosen.seeds,
+        "steps": chosen.steps,
+        "train_images": TRAIN,
+        "test_images": len(test_data.y),
+        "mean_image": train_data.x.double().mean(0).reshape(8, 8).tolist(),
+        "results": results,
+        "orderings": ordered,
+    }
+    (chosen.out / "digits.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    draw(report, chosen.out / "digits.png")
+    print(f"\nwrote {chosen.out / 'digits.png'} and {chosen.out / 'digits.json'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,539 @@
+"""Bad input: one clear error each, that names the value, what was expected and the path; nothing is changed."""
+
+import math
+import re
+
+import optree
+import pytest
+import torch
+
+import sparsefn as sf
+
+W = torch.tensor([[4.0, 3.0, 2.0, 1.0], [0.5, 0.6, 0.7, 0.8]])
+PARAMS = {"w": W, "b": torch.ones(2)}
+NAN = math.nan
+
+
+def init(algorithm, params=PARAMS):
+    return algorithm.init(params)
+
+
+def update(algorithm, params=PARAMS, grads=None, step=0):
+    return algorithm.update(algorithm.init(params), params if grads is None else grads, step)
+
+
+def opt(algorithm):
+    return sf.with_optimizer(algorithm, sf.optimizers.sgd(0.1, momentum=0.9))
+
+
+SPARSITY = [
+    (1.5, ValueError, "expected {} in [0, 1], got 1.5"),
+    (-0.1, ValueError, "expected {} in [0, 1], got -0.1"),
+    (NAN, ValueError, "expected {} in [0, 1], got nan"),
+    (1, TypeError, "expected {} to be a float in [0, 1], got the int 1; a fraction is written 1.0"),
+    (True, TypeError, "expected {} to be a float in [0, 1], got the bool True"),
+    ("half", TypeError, "expected {} to be a float in [0, 1], got 'half'"),
+    ([0.5], TypeError, "expected {} to be a float in [0, 1], got [0.5]"),
+    (torch.tensor(1), TypeError, "expected {} to be a 0-d floating-point tensor, got torch.int64 of shape ()"),
+    (torch.ones(2), TypeError, "expected {} to be a 0-d floating-point tensor, got torch.float32 of shape (2,)"),
+]
+TAKES_SPARSITY = {
+    "static": sf.static,
+    "one_shot": sf.one_shot,
+    "gmp": sf.gmp,
+    "ste": sf.ste,
+    "set": sf.set,
+    "rigl": sf.rigl,
+    "snfs": sf.snfs,
+}
+TAKES_FRACTION = {
+    "fraction": lambda value: sf.iterative(value, when=sf.always()),
+    "drop_fraction": lambda value: sf.rigl(0.5, drop_fraction=value),
+}
+
+
+@pytest.mark.parametrize(("value", "error", "message"), SPARSITY, ids=[str(row[0]) for row in SPARSITY])
+@pytest.mark.parametrize("name", [*TAKES_SPARSITY, *TAKES_FRACTION])
+def test_sparsities_and_fractions(name, value, error, message):
+    make = TAKES_SPARSITY.get(name) or TAKES_FRACTION[name]
+    message = message.format(name if name in TAKES_FRACTION else "sparsity")
+    if isinstance(value, str) and name in ("set", "rigl", "snfs"):
+        error, message = (
+            ValueError,
+            "expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got 'half'",
+        )
+    with pytest.raises(error, match=re.escape(message)):
+        make(value)
+
+
+TABLE = {
+    # sparsity that is no number
+    "gmp None": (
+        lambda: sf.gmp(None),
+        TypeError,
+        "expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None",
+    ),
+    "rigl None": (
+        lambda: sf.rigl(None),
+        TypeError,
+        "expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got None",
+    ),
+    "drop_fraction None": (
+        lambda: sf.rigl(0.5, drop_fraction=None),
+        TypeError,
+        "expected drop_fraction to be a float in [0, 1], a schedule or a 0-d tensor, got None",
+    ),
+    "static None": (lambda: init(sf.static(None)), ValueError, "init='random' needs a sparsity, got None"),
+    "schedule of nan": (
+        lambda: init(sf.gmp(lambda step: NAN)),
+        ValueError,
+        "expected a sparsity schedule to give numbers, got nan at step 0",
+    ),
+    # patterns
+    "n > m": (lambda: sf.patterns.nm(5, 4), ValueError, "nm: expected n <= m, got n=5, m=4"),
+    "axis not divisible": (
+        lambda: init(sf.gmp(1 / 3, pattern=sf.patterns.nm(2, 3))),
+        ValueError,
+        "nm(2, 3, axis=-1): expected axis -1 divisible by 3, got shape (2, 4) at 'w'",
+    ),
+    "no such axis": (
+        lambda: init(sf.gmp(0.5, pattern=sf.patterns.nm(2, 4, axis=2))),
+        ValueError,
+        "nm(2, 4, axis=2): no axis 2 in shape (2, 4) at 'w'",
+    ),
+    "n:m of another sparsity": (
+        lambda: init(sf.gmp(0.9, pattern=sf.patterns.nm(2, 4))),
+        ValueError,
+        "nm(2, 4, axis=-1) fixes the sparsity at 0.5, got 0.9",
+    ),
+    "block too large": (
+        lambda: init(sf.rigl(0.5, pattern=sf.patterns.block((4, 4)))),
+        ValueError,
+        "block((4, 4), reduce='mean'): the block is larger than the tensor of shape (2, 4) at 'w'",
+    ),
+    "unknown reduce": (
+        lambda: sf.patterns.block((2, 2), reduce="median"),
+        ValueError,
+        "expected reduce to be one of 'mean', 'sum', 'max', 'min', 'l2' or a callable, got 'median'",
+    ),
+    "no pattern": (
+        lambda: sf.gmp(0.5, pattern="2:4"),
+        TypeError,
+        "expected pattern to be one such as sf.patterns.nm(2, 4), got '2:4'",
+    ),
+    # distributions
+    "no distribution": (
+        lambda: sf.static(0.5, distribution="erk"),
+        TypeError,
+        "expected distribution to be one such as sf.budgets.erk(), got 'erk'",
+    ),
+    "1-D erdos_renyi": (
+        lambda: init(sf.rigl(0.5, where="*", distribution=sf.budgets.erdos_renyi())),
+        ValueError,
+        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'b'",
+    ),
+    "1-D erk": (
+        lambda: init(sf.static(0.5, where="*", distribution=sf.budgets.erk())),
+        ValueError,
+        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'b'",
+    ),
+    "floor too high": (
+        lambda: init(sf.gmp(0.9, distribution=sf.budgets.global_(floor=0.5))),
+        ValueError,
+        "global_(floor=0.5, ceiling=1.0) keeps between 4 and 8 units, but the sparsity asks for 1 over 'w'",
+    ),
+    "ceiling too low": (
+        lambda: update(sf.one_shot(0.1, distribution=sf.budgets.global_(ceiling=0.5))),
+        ValueError,
+        "global_(floor=0.0, ceiling=0.5) keeps between 0 and 4 units, but the sparsity asks for 7 over 'w'",
+    ),
+    "floor above ceiling": (
+        lambda: sf.budgets.global_(0.5, 0.25),
+        ValueError,
+        "global_: expected floor <= ceiling, got 0.5 > 0.25",
+    ),
+    "global_ over groups": (
+        lambda: init(sf.gmp(0.5, pattern=sf.patterns.nm(2, 4), distribution=sf.budgets.global_())),
+        ValueError,
+        "global_ needs a pattern with one competing group a leaf, got nm(2, 4, axis=-1)",
+    ),
+    "by_path unknown": (
+        lambda: init(sf.gmp(0.5, distribution=sf.budgets.by_path({"v": 0.5}))),
+        ValueError,
+        "by_path: no path matches 'v'; the paths are 'w'",
+    ),
+    # where
+    "where unknown": (
+        lambda: init(sf.gmp(0.5, where=["w", "*.weight"])),
+        ValueError,
+        "where: no path matches '*.weight'; the paths are 'b', 'w'",
+    ),
+    "where of another kind": (
+        lambda: init(sf.gmp(0.5, where=3)),
+        TypeError,
+        "expected where to be a function, a glob or a sequence of globs, got int",
+    ),
+    # options
+    "unknown init": (
+        lambda: init(sf.static(0.5, init="ones")),
+        ValueError,
+        "expected init to be 'dense', 'random', 'magnitude', 'from_zeros', 'checkerboard', a function of params "
+        "or a masks tree, got 'ones'",
+    ),
+    "unknown pruned": (
+        lambda: sf.rigl(0.5, pruned="freeze"),
+        ValueError,
+        "expected pruned to be 'zero', 'keep' or 'train', got 'freeze'",
+    ),
+    "when is a number": (
+        lambda: sf.rigl(0.5, when=100),
+        TypeError,
+        "expected when to be a trigger such as every(100) or at([0]), got 100",
+    ),
+    "reset is a number": (
+        lambda: sf.with_optimizer(sf.dense(), sf.optimizers.sgd(0.1), reset=5),
+        TypeError,
+        "expected reset to be a trigger such as every(100) or at([0]), got 5",
+    ),
+    "every(0)": (lambda: sf.every(0), ValueError, "every(n): expected n >= 1, got 0"),
+    "key is a number": (
+        lambda: init(sf.rigl(0.5, key=3)),
+        TypeError,
+        "expected a key from sf.random.key(seed), got int",
+    ),
+    "checkerboard of a tensor": (
+        lambda: init(sf.static(torch.tensor(0.5), init="checkerboard")),
+        TypeError,
+        "init='checkerboard' needs a float sparsity, got a tensor",
+    ),
+    "iterative budgets": (
+        lambda: sf.iterative(0.2, when=sf.always(), distribution=sf.budgets.erk()),
+        ValueError,
+        "iterative: expected distribution to be uniform() or global_(), whose totals follow what remains",
+    ),
+    "iterative n:m": (
+        lambda: sf.iterative(0.2, when=sf.always(), pattern=sf.patterns.nm(2, 4)),
+        ValueError,
+        "iterative: expected a fraction and a pattern that leaves the count open, got nm(2, 4, axis=-1)",
+    ),
+    "snfs with a pattern": (
+        lambda: sf.snfs(0.5, pattern=sf.patterns.channel(0)),
+        ValueError,
+        "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()",
+    ),
+    # params
+    "integer params": (
+        lambda: init(sf.rigl(0.5), {"deep": [torch.ones(2, 2, dtype=torch.int32)]}),
+        TypeError,
+        "expected floating-point params, got torch.int32 at 'deep.0'",
+    ),
+    "integer dense params": (
+        lambda: init(sf.dense(), {"b": torch.ones(2, dtype=torch.bool)}),
+        TypeError,
+        "expected floating-point params, got torch.bool at 'b'",
+    ),
+    "params that are no tensors": (
+        lambda: init(sf.from_masks({"w": torch.tensor(True)}), {"w": 3.0}),
+        TypeError,
+        "expected floating-point params, got float at 'w'",
+    ),
+    "duplicate paths": (
+        lambda: init(sf.dense(), {"a.b": W, "a": {"b": W}}),
+        ValueError,
+        "expected one leaf a path, but two leaves are at 'a.b'; rename one",
+    ),
+    # masks
+    "mask of another shape": (
+        lambda: init(sf.from_masks({"w": torch.ones(4, 2) > 0, "b": torch.tensor(True)})),
+        ValueError,
+        "expected a mask of shape (2, 4) or () at 'w', got (4, 2)",
+    ),
+    "init of another shape": (
+        lambda: init(sf.gmp(0.5, init={"w": torch.ones(2) > 0, "b": torch.tensor(True)})),
+        ValueError,
+        "expected a mask of shape (2, 4) or () at 'w', got (2,)",
+    ),
+    "mask of numbers": (
+        lambda: init(sf.from_masks({"w": torch.ones(2, 4), "b": torch.tensor(True)})),
+        TypeError,
+        "expected a bool mask at 'w', got torch.float32",
+    ),
+    "masks of another structure": (
+        lambda: init(sf.static(None, init=lambda params: {"w": W > 0})),
+        ValueError,
+        "expected masks with the structure of params, but there is no leaf at 'b'",
+    ),
+    "0-d False": (
+        lambda: sf.from_masks({"w": torch.tensor(False)}),
+        ValueError,
+        "expected a mask of full shape or 0-d True, got 0-d False at 'w'",
+    ),
+    "init with 0-d False": (
+        lambda: init(sf.static(None, init={"w": torch.tensor(False), "b": torch.tensor(True)})),
+        ValueError,
+        "expected a mask of full shape or 0-d True, got 0-d False at 'w'",
+    ),
+    # scores
+    "no score": (
+        lambda: sf.rigl(0.5, grow="gradient"),
+        TypeError,
+        "expected grow to be a score such as sf.scores.magnitude, got 'gradient'",
+    ),
+    "score of another structure": (
+        lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W})),
+        ValueError,
+        "expected scores with the structure of params, but there is no leaf at 'b'",
+    ),
+    "score of another shape": (
+        lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W.T, "b": W})),
+        ValueError,
+        "expected scores of shape (2,) at 'b', got (2, 4)",
+    ),
+    "score of integers": (
+        lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W.long(), "b": torch.ones(2)})),
+        TypeError,
+        "expected floating-point scores, got torch.int64 at 'w'",
+    ),
+    "grown of another structure": (
+        lambda: update(sf.rigl(0.5, grown=lambda state, grown, step: {"w": W})),
+        ValueError,
+        "expected grown values with the structure of params, but there is no leaf at 'b'",
+    ),
+    "grown of another dtype": (
+        lambda: update(sf.rigl(0.5, grown=lambda state, grown, step: {**PARAMS, "w": W.double()})),
+        TypeError,
+        "expected grown values of dtype torch.float32 at 'w', got torch.float64",
+    ),
+    # states
+    "no state": (
+        lambda: sf.rigl(0.5).update(PARAMS, PARAMS, 0),
+        TypeError,
+        "expected state to be a State from init, got dict",
+    ),
+    "load another structure": (
+        lambda: sf.checkpoint.load_state_dict(init(sf.gmp(0.5)), sf.checkpoint.state_dict(init(opt(sf.gmp(0.5))))),
+        ValueError,
+        "expected the paths of the template, but missing are [] and unexpected ['opt.count', 'opt.momentum.b', "
+        "'opt.momentum.w']",
+    ),
+    "load another shape": (
+        lambda: sf.checkpoint.load_state_dict(
+            init(sf.dense()), sf.checkpoint.state_dict(init(sf.dense(), {**PARAMS, "w": W.T}))
+        ),
+        ValueError,
+        "expected a tensor of shape (2, 4) at 'params.w', got (4, 2)",
+    ),
+    "with_params of another dtype": (
+        lambda: sf.with_params(init(sf.gmp(0.5)), {**PARAMS, "w": W.double()}),
+        TypeError,
+        "expected params of dtype torch.float32 at 'w', got torch.float64",
+    ),
+    # optimizers
+    "a torch optimizer": (
+        lambda: sf.with_optimizer(sf.dense(), torch.optim.SGD([W], lr=0.1)),
+        TypeError,
+        "expected an optimizer with init and update, got SGD without init",
+    ),
+    "an optimizer twice": (
+        lambda: init(opt(opt(sf.dense()))),
+        ValueError,
+        "with_optimizer: the algorithm has an optimizer already",
+    ),
+    "an optimizer for nothing": (
+        lambda: sf.with_optimizer("rigl", sf.optimizers.sgd(0.1)),
+        TypeError,
+        "with_optimizer: expected an Algorithm, got str",
+    ),
+    # composition
+    "partition of nothing": (
+        lambda: sf.partition([]),
+        ValueError,
+        "partition: expected at least one (where, algorithm) pair, got none",
+    ),
+    "partition without pairs": (
+        lambda: sf.partition([sf.dense()]),
+        TypeError,
+        "partition: expected a list of pairs, got Algorithm at position 0",
+    ),
+    "partition of a dict": (
+        lambda: sf.partition({"w": sf.dense()}),
+        TypeError,
+        "partition: expected a list of pairs, got str at position 0",
+    ),
+    "partition without algorithms": (
+        lambda: sf.partition([("w", sf.dense()), ("b", sf.dense)]),
+        TypeError,
+        "partition: expected an Algorithm at position 1, got function",
+    ),
+    "partition unknown": (
+        lambda: init(sf.partition([("v", sf.dense())])),
+        ValueError,
+        "partition: no path matches 'v'; the paths are 'b', 'w'",
+    ),
+    "partition by a number": (
+        lambda: init(sf.partition([(3, sf.dense())])),
+        TypeError,
+        "expected where to be a function, a glob or a sequence of globs, got int",
+    ),
+    "chain of nothing": (lambda: sf.chain(), ValueError, "chain: expected at least one algorithm, got none"),
+    "chain of a list": (
+        lambda: sf.chain([sf.dense(), sf.dense()]),
+        TypeError,
+        "chain: expected an Algorithm at position 0, got list",
+    ),
+    "sequence of optimizers": (
+        lambda: init(sf.sequence(sf.dense(), opt(sf.dense()))),
+        ValueError,
+        "sequence: the algorithm at position 1 has an optimizer; put with_optimizer outermost",
+    ),
+    "chain of optimizers": (
+        lambda: init(sf.chain(opt(sf.dense()))),
+        ValueError,
+        "chain: the algorithm at position 0 has an optimizer; put with_optimizer outermost",
+    ),
+    "chain of latents": (
+        lambda: sf.chain(sf.dense(), sf.reparametrised(sf.reparam.power(2.0))),
+        ValueError,
+        "chain: the algorithm at position 1 has a view of its own (latents or terms); put that outermost: "
+        "reparametrised(..., inner=chain(...)) or with_terms(chain(...), ...)",
+    ),
+    "phases of nothing": (lambda: sf.phases([]), ValueError, "phases: expected at least one algorithm, got none"),
+    "phases without pairs": (
+        lambda: sf.phases([sf.dense()]),
+        TypeError,
+        "phases: expected a list of pairs, got Algorithm at position 0",
+    ),
+    "phases that begin late": (
+        lambda: sf.phases([(1, sf.dense())]),
+        ValueError,
+        "phases: expected begins that start at 0 and grow, got [1]",
+    ),
+    "phases out of order": (
+        lambda: sf.phases([(0, sf.dense()), (5, sf.dense()), (5, sf.dense())]),
+        ValueError,
+        "phases: expected begins that start at 0 and grow, got [0, 5, 5]",
+    ),
+    "phases with a float": (
+        lambda: sf.phases([(0, sf.dense()), (5.0, sf.dense())]),
+        TypeError,
+        "phases: expected begins to be ints, got 5.0",
+    ),
+    "phases of optimizers": (
+        lambda: init(sf.phases([(0, sf.dense()), (1, opt(sf.dense()))])),
+        ValueError,
+        "phases: the algorithm at position 1 has an optimizer; put with_optimizer outermost",
+    ),
+    "latents of latents": (
+        lambda: sf.reparametrised(sf.reparam.power(2.0), sf.reparametrised(sf.reparam.power(2.0))),
+        ValueError,
+        "reparametrised: expected an inner algorithm without a view of its own (latents or terms)",
+    ),
+    "latents of an optimizer": (
+        lambda: init(sf.reparametrised(sf.reparam.power(2.0), opt(sf.dense()))),
+        ValueError,
+        "reparametrised: the inner algorithm has an optimizer; put with_optimizer outermost",
+    ),
+    "terms around an optimizer": (
+        lambda: init(sf.with_terms(opt(sf.dense()), sf.terms.l1(0.1))),
+        ValueError,
+        "with_terms: the algorithm at position 0 has an optimizer; put with_optimizer outermost",
+    ),
+    "terms for nothing": (
+        lambda: sf.with_terms(sf.terms.l1(0.1)),
+        TypeError,
+        "with_terms: expected an Algorithm, got function",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_message(name):
+    act, error, message = TABLE[name]
+    with pytest.raises(error) as caught:
+        act()
+    assert str(caught.value) == message
+    assert type(caught.value) is error
+
+
+# ---- every update checks its arguments first ----------------------------------------------------
+
+ALGORITHMS = {
+    "dense": sf.dense,
+    "static": lambda: sf.static(0.5),
+    "from_masks": lambda: sf.from_masks({"w": W > 1, "b": torch.tensor(True)}),
+    "one_shot": lambda: sf.one_shot(0.5, score=sf.scores.sum(sf.scores.saliency)),
+    "gmp": lambda: sf.gmp(0.5),
+    "iterative": lambda: sf.iterative(0.5, when=sf.always()),
+    "ste": lambda: sf.ste(0.5),
+    "set": lambda: sf.set(0.5),
+    "rigl": lambda: sf.rigl(0.5),
+    "snfs": lambda: sf.snfs(0.5),
+    "reparametrised": lambda: sf.reparametrised(sf.reparam.soft_threshold(init=0.0), sf.rigl(0.5)),
+    "partition": lambda: sf.partition([("w", sf.rigl(0.5))]),
+    "chain": lambda: sf.chain(sf.static(0.25), sf.rigl(0.5)),
+    "sequence": lambda: sf.sequence(sf.gmp(0.5), sf.rigl("current")),
+    "phases": lambda: sf.phases([(0, sf.static(0.5)), (5, sf.dense())]),
+    "with_terms": lambda: sf.with_terms(sf.gmp(0.5), sf.terms.l1(0.1)),
+    "with_optimizer": lambda: opt(sf.rigl(0.5)),
+}
+BAD = {
+    "no leaf": (
+        {"b": PARAMS["b"]},
+        0,
+        ValueError,
+        "expected grads with the structure of params, but there is no leaf at 'w'",
+    ),
+    "unknown leaf": (
+        {**PARAMS, "v": W},
+        0,
+        ValueError,
+        "expected grads with the structure of params, but there is an unknown leaf at 'v'",
+    ),
+    "a list": (
+        [W, PARAMS["b"]],
+        0,
+        ValueError,
+        "expected grads with the structure of params, but there is no leaf at 'b'",
+    ),
+    "shape": ({**PARAMS, "w": W.T}, 0, ValueError, "expected grads of shape (2, 4) at 'w', got (4, 2)"),
+    "dense shape": ({**PARAMS, "b": torch.ones(1)}, 0, ValueError, "expected grads of shape (2,) at 'b', got (1,)"),
+    "dtype": (
+        {**PARAMS, "w": W.double()},
+        0,
+        TypeError,
+        "expected grads of dtype torch.float32 at 'w', got torch.float64",
+    ),
+    "no tensor": ({**PARAMS, "b": 1.0}, 0, TypeError, "expected grads to be tensors, got float at 'b'"),
+    "negative step": (PARAMS, -1, ValueError, "expected step >= 0, got -1"),
+    "bool step": (PARAMS, True, TypeError, "expected step to be an int or a 0-d int64 tensor, got bool"),
+    "float step": (PARAMS, 1.0, TypeError, "expected step to be an int or a 0-d int64 tensor, got float"),
+    "float tensor step": (
+        PARAMS,
+        torch.tensor(1.0),
+        TypeError,
+        "expected step to be an int or a 0-d int64 tensor, got a tensor of torch.float32",
+    ),
+    "int32 step": (
+        PARAMS,
+        torch.tensor(1, dtype=torch.int32),
+        TypeError,
+        "expected step to be an int or a 0-d int64 tensor, got a tensor of torch.int32",
+    ),
+    "1-d step": (PARAMS, torch.tensor([1]), ValueError, "expected step to be a 0-d tensor, got shape (1,)"),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_refused_update_changes_nothing(name):
+    algorithm = ALGORITHMS[name]()
+    state = algorithm.init(PARAMS)
+    for grads, step, error, message in BAD.values():
+        inputs = [leaf for leaf in optree.tree_leaves((state, grads, step)) if isinstance(leaf, torch.Tensor)]
+        copies, versions = [leaf.clone() for leaf in inputs], [leaf._version for leaf in inputs]
+        with pytest.raises(error) as caught:
+            algorithm.update(state, grads, step)
+        assert str(caught.value) == message
+        assert [leaf._version for leaf in inputs] == versions
+        assert sf.checkpoint.tree_equal(inputs, copies)
+    fresh = ALGORITHMS[name]()
+    assert sf.checkpoint.tree_equal(algorithm.update(state, PARAMS, 0), fresh.update(fresh.init(PARAMS), PARAMS, 0))

@@ -1,0 +1,316 @@
+"""`with_optimizer`: any optimizer, its weights and moments kept in step with the masks."""
+
+import itertools
+import math
+
+import optree
+import pytest
+import torch
+import torchopt
+
+import sparsefn as sf
+
+MAKE = torch.Generator().manual_seed(0)
+# Every leaf has a shape of its own, so that moments can be told apart without the library.
+PARAMS = {path: torch.randn(shape, generator=MAKE) for path, shape in (("w", (6, 8)), ("v", (5, 4)), ("b", (5,)))}
+
+OPTIMIZERS = {
+    "sgd": lambda: torchopt.sgd(0.05, weight_decay=0.1),
+    "momentum": lambda: torchopt.sgd(0.05, momentum=0.9, weight_decay=0.1),
+    "dampened": lambda: torchopt.sgd(0.05, momentum=0.9, dampening=0.5),
+    "nesterov": lambda: torchopt.sgd(0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": lambda: torchopt.adam(0.02, weight_decay=0.1),
+    "adamw": lambda: torchopt.adamw(0.02, weight_decay=0.1),
+    "rmsprop": lambda: torchopt.rmsprop(0.01, momentum=0.9, centered=True, weight_decay=0.1),
+    "adagrad": lambda: torchopt.adagrad(0.05, weight_decay=0.1),
+    "clipped": lambda: torchopt.chain(torchopt.clip.clip_grad_norm(0.5), torchopt.adamw(0.02, weight_decay=0.1)),
+    "scheduled": lambda: torchopt.adam(torchopt.schedule.linear_schedule(0.05, 0.001, 80, 10), weight_decay=0.1),
+    "own sgd": lambda: sf.optimizers.sgd(lambda step: 0.1 / (1 + step), momentum=0.9, weight_decay=0.1),
+    "own adamw": lambda: sf.optimizers.adamw(0.02, weight_decay=0.1),
+}
+ALGORITHMS = {
+    "rigl": lambda: sf.rigl(0.6, when=sf.every(7, stop=80), drop_fraction=sf.schedules.cosine_decay(0.5, 80)),
+    "gmp": lambda: sf.gmp(sf.schedules.polynomial(0.0, 0.9, 10, 70), when=sf.every(10)),
+}
+
+
+def slopes(params):
+    """The gradient of a bumpy bowl: dense, also where a weight is pruned."""
+    return optree.tree_map(lambda p: 0.5 * p + torch.sin(5 * p) + 0.1, params)
+
+
+def zero_moments(opt, live):
+    """Zero the moments of an optimizer's state where `live` (by shape) is False."""
+    by_shape = {tuple(PARAMS[path].shape): mask for path, mask in live.items()}
+    fits = lambda x: torch.where(by_shape[tuple(x.shape)], x, 0.0) if tuple(x.shape) in by_shape else x  # noqa: E731
+    return optree.tree_map(fits, opt)
+
+
+def prune_by_hand(algorithm, optimizer, steps):
+    """A masked training loop without `with_optimizer`."""
+    state = algorithm.init(PARAMS)
+    opt = optimizer.init(state.params)
+    # TorchOpt's sgd treats its very first call apart; a resumed run could not repeat that.
+    optimizer.update(optree.tree_map(torch.zeros_like, PARAMS), opt, params=state.params, inplace=False)
+    for step in range(steps):
+        params, masks = state.params, state.masks
+        grads = slopes(params)
+        masked = optree.tree_map(lambda g, m: torch.where(m, g, 0.0), grads, masks)
+        updates, opt = optimizer.update(masked, opt, params=params, inplace=False)
+        params = optree.tree_map(lambda p, u, m: torch.where(m, p + u, 0.0), params, updates, masks)
+        state = algorithm.update(state._replace(params=params), grads, step)
+        opt = zero_moments(opt, {path: state.masks[path] & masks[path] for path in ("w", "v")})
+    return state._replace(opt=opt)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_pruned_weights_and_moments_are_zero_for_100_steps_as_in_a_loop_by_hand(name, optimizer):
+    algorithm = sf.with_optimizer(ALGORITHMS[name](), OPTIMIZERS[optimizer]())
+    state = algorithm.init(PARAMS)
+    shapes = {tuple(PARAMS[path].shape): path for path in ("w", "v")}
+    for step in range(100):
+        state = algorithm.update(state, slopes(sf.effective(state)), step)
+        for path in ("w", "v"):
+            assert not state.params[path][~state.masks[path]].any(), step
+        for leaf in optree.tree_leaves(state.opt):
+            if tuple(leaf.shape) in shapes:
+                assert not leaf[~state.masks[shapes[tuple(leaf.shape)]]].any(), step
+    expected = prune_by_hand(ALGORITHMS[name](), OPTIMIZERS[optimizer](), 100)
+    assert sf.checkpoint.tree_equal(state, expected)
+    assert sf.masks.sparsity(state.masks) > 0.55
+
+
+def test_moments_are_found_in_every_optimizer_that_has_them():
+    for name, make in OPTIMIZERS.items():
+        algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), make())
+        state = algorithm.init(PARAMS)
+        for step in range(3):
+            state = algorithm.update(state, slopes(sf.effective(state)), step)
+        shaped = [leaf for leaf in optree.tree_leaves(state.opt) if leaf.shape == PARAMS["w"].shape]
+        assert len(shaped) == {"sgd": 0, "momentum": 1, "dampened": 1, "nesterov": 1, "own sgd": 1, "adagrad": 1}.get(
+            name, 3 if name == "rmsprop" else 2
+        )
+        assert all(torch.equal(leaf != 0, state.masks["w"]) for leaf in shaped), name
+
+
+def test_leaves_of_one_shape_keep_their_own_moments():
+    params = {"a": torch.tensor([[4.0, 3.0, 2.0, 1.0]]), "b": torch.tensor([[1.0, 2.0, 3.0, 4.0]])}
+    algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), torchopt.adam(0.1))
+    state = algorithm.update(algorithm.init(params), optree.tree_map(torch.ones_like, params), 0)
+    moments = [leaf for leaf in optree.tree_leaves(state.opt) if leaf.shape == (1, 4)]
+    assert [(leaf != 0).tolist() for leaf in moments] == [
+        [[True, True, False, False]],
+        [[False, False, True, True]],
+    ] * 2
+
+
+# ---- order in one update ------------------------------------------------------------------------
+
+
+def test_drop_sees_stepped_weights_and_growth_the_gradient_of_that_step():
+    # The step turns [3, 2] into [.5, 2]: index 0 is dropped, though it was the larger before.
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", exclude_dropped=True)
+    algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(1.0))
+    state = algorithm.init({"w": torch.tensor([[3.0, 2.0, 0.0, 0.0]])})
+    state = algorithm.update(state, {"w": torch.tensor([[2.5, 0.0, 1.0, 9.0]])}, 0)
+    assert state.masks["w"].tolist() == [[False, True, False, True]]
+    assert state.params["w"].tolist() == [[0.0, 2.0, 0.0, 0.0]]
+
+
+def test_grown_weights_start_with_zero_moments_and_survivors_keep_theirs():
+    inner = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", when=sf.at([1]))
+    algorithm = sf.with_optimizer(inner, sf.optimizers.sgd(0.1, momentum=0.5))
+    state = algorithm.init({"w": torch.tensor([[9.0, 1.0, 0.0, 0.0]])})
+    state = algorithm.update(state, {"w": torch.tensor([[1.0, 1.0, 1.0, 1.0]])}, 0)
+    assert state.opt.momentum["w"].tolist() == [[1.0, 1.0, 0.0, 0.0]]
+    state = algorithm.update(state, {"w": torch.tensor([[1.0, 1.0, 5.0, 1.0]])}, 1)
+    assert state.opt.momentum["w"].tolist() == [[1.5, 0.0, 0.0, 0.0]]
+    state = algorithm.update(state, {"w": torch.tensor([[1.0, 1.0, 5.0, 1.0]])}, 2)
+    assert state.opt.momentum["w"].tolist() == [[1.75, 0.0, 5.0, 0.0]]
+
+
+def test_a_weight_that_grows_back_at_once_keeps_weight_and_moments():
+    inner = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", when=sf.at([1]))
+    algorithm = sf.with_optimizer(inner, sf.optimizers.sgd(0.1, momentum=0.5))
+    state = algorithm.init({"w": torch.tensor([[9.0, 1.0, 0.0, 0.0]])})
+    for step in range(2):
+        state = algorithm.update(state, {"w": torch.tensor([[1.0, 9.0, 1.0, 1.0]])}, step)
+    assert state.masks["w"].tolist() == [[True, True, False, False]]
+    assert state.opt.momentum["w"].tolist() == [[1.5, 13.5, 0.0, 0.0]]
+
+
+# ---- what becomes of pruned weights -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pruned", ["keep", "train"])
+@pytest.mark.parametrize("algorithm", ["gmp", "static"])
+def test_latents_equal_a_loop_by_hand_across_mask_flips(algorithm, pruned):
+    make = {
+        "gmp": lambda: sf.gmp(0.5, pruned=pruned, regrow=True, when=sf.every(2)),
+        "static": lambda: sf.static(0.5, pruned=pruned, init="magnitude"),
+    }[algorithm]
+    wrapped = sf.with_optimizer(make(), sf.optimizers.sgd(0.3, momentum=0.9, weight_decay=0.01))
+    state = wrapped.init({"w": PARAMS["w"]})
+    w, buffer = PARAMS["w"], torch.zeros(6, 8)
+    mask = sf.topk_mask(w.abs(), 24)
+    flips = 0
+    for step in range(20):
+        grads = slopes(torch.where(mask, w, 0.0))
+        state = wrapped.update(state, {"w": grads}, step)
+        moves = torch.ones_like(mask) if pruned == "train" else mask
+        buffer = 0.9 * buffer + (torch.where(moves, grads, 0.0) + 0.01 * w)
+        w = torch.where(moves, w + -0.3 * buffer, w)
+        if algorithm == "gmp" and step % 2 == 0:
+            new = sf.topk_mask(w.abs(), 24)
+            flips += int((new != mask).sum())
+            mask = new
+        if pruned == "keep":
+            buffer = torch.where(mask & moves, buffer, 0.0)
+        assert torch.equal(state.masks["w"], mask)
+        assert torch.equal(state.params["w"], w)
+        assert torch.equal(state.opt.momentum["w"], buffer)
+        assert torch.equal(sf.effective(state)["w"], torch.where(mask, w, 0.0))
+    assert flips > 0 or algorithm == "static"
+
+
+def test_straight_through_with_momentum_equals_a_loop_by_hand():
+    algorithm = sf.with_optimizer(sf.ste(0.5), torchopt.sgd(0.3, momentum=0.9, weight_decay=0.01))
+    state = algorithm.init({"w": PARAMS["w"]})
+    w, buffer, masks = PARAMS["w"], torch.zeros(6, 8), []
+    for step in range(30):
+        mask = sf.topk_mask(w.abs(), 24)
+        masks.append(mask)
+        grads = slopes(torch.where(mask, w, 0.0))
+        assert torch.equal(state.masks["w"], mask)
+        state = algorithm.update(state, {"w": grads}, step)
+        # TorchOpt steps along -(g + decay * w).
+        buffer = 0.9 * buffer + grads.add(w, alpha=0.01).neg()
+        w = w + buffer * 0.3
+        assert torch.equal(state.params["w"], w)
+    assert sum(int((a != b).sum()) for a, b in itertools.pairwise(masks)) > 10
+
+
+# ---- options ------------------------------------------------------------------------------------
+
+
+def test_skip_leaves_weights_and_optimizer_and_still_updates_the_masks():
+    # Lee et al. 2019: at the step of SNIP the gradient prunes and does not train.
+    inner = sf.one_shot(0.5, score=sf.scores.saliency)
+    algorithm = sf.with_optimizer(inner, sf.optimizers.sgd(0.1, momentum=0.9), skip=sf.at([0]))
+    params, grads = {"w": torch.tensor([[2.0, -1.0, 0.5, 3.0]])}, {"w": torch.tensor([[0.1, -0.4, 1.0, -0.05]])}
+    state = algorithm.update(algorithm.init(params), grads, 0)
+    assert state.params["w"].tolist() == [[0.0, -1.0, 0.5, 0.0]]
+    assert (int(state.opt.count), state.opt.momentum["w"].any().item()) == (0, False)
+    state = algorithm.update(state, grads, 1)
+    assert state.params["w"].tolist() == [[0.0, pytest.approx(-0.96), pytest.approx(0.4), 0.0]]
+
+
+def test_reset_starts_the_whole_optimizer_afresh():
+    for optimizer in (sf.optimizers.adam(0.1), torchopt.adam(0.1)):
+        algorithm = sf.with_optimizer(sf.static(0.5), optimizer, reset=sf.at([2]))
+        state = algorithm.init(PARAMS)
+        for step in range(3):
+            assert sf.checkpoint.tree_equal(state.opt, optimizer.init(state.params)) == (step == 0)
+            state = algorithm.update(state, slopes(sf.effective(state)), step)
+        assert sf.checkpoint.tree_equal(state.opt, optimizer.init(state.params))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # Momentum after the update that moves the mask from {0, 1} to {0, 2}: before it was [1, 1, 0, 0];
+        # outside the support the optimizer itself still multiplies by .5.
+        ({}, [1.5, 0.0, 0.0, 0.0]),
+        ({"reset_grown": False}, [1.5, 0.0, 0.0, 0.0]),
+        ({"mask_moments": False}, [1.5, 1.5, 0.0, 0.0]),
+        ({"mask_moments": False, "reset_grown": False}, [1.5, 1.5, 0.0, 0.0]),
+    ],
+)
+def test_moments_of_dropped_weights(options, expected):
+    inner = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", when=sf.at([1]))
+    algorithm = sf.with_optimizer(inner, sf.optimizers.sgd(0.1, momentum=0.5), **options)
+    state = algorithm.init({"w": torch.tensor([[9.0, 1.0, 0.0, 0.0]])})
+    for step in range(2):
+        state = algorithm.update(state, {"w": torch.tensor([[1.0, 1.0, 5.0, 1.0]])}, step)
+    assert state.opt.momentum["w"].tolist() == [expected]
+
+
+def test_without_masks_on_moments_a_grown_weight_may_resume_its_own():
+    # The momentum of index 1 fades while it is pruned, and is there again when it grows: unless reset.
+    for reset_grown, expected in ((True, 0.0), (False, 0.25)):
+        inner = sf.gmp(sf.schedules.piecewise({0: 0.0, 1: 0.5, 2: 0.0}), regrow=True, pruned="keep", when=sf.at([1, 2]))
+        optimizer = sf.optimizers.sgd(0.1, momentum=0.5)
+        algorithm = sf.with_optimizer(inner, optimizer, mask_moments=False, reset_grown=reset_grown)
+        state = algorithm.init({"w": torch.tensor([[9.0, 1.0]])})
+        state = algorithm.update(state, {"w": torch.ones(1, 2)}, 0)
+        for step in (1, 2):
+            state = algorithm.update(state, {"w": torch.zeros(1, 2)}, step)
+        assert state.opt.momentum["w"][0, 1] == expected
+
+
+# ---- robustness ---------------------------------------------------------------------------------
+
+
+def test_gradients_that_are_not_numbers_stay_out_of_pruned_weights():
+    for make in OPTIMIZERS.values():
+        algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), make())
+        state = algorithm.init({"w": PARAMS["w"]})
+        bad = torch.where(state.masks["w"], 1.0, math.nan)
+        bad[~state.masks["w"]] = torch.tensor([math.nan, math.inf, -math.inf]).repeat(8)
+        for step in range(3):
+            state = algorithm.update(state, {"w": bad}, step)
+        assert all(leaf.isfinite().all() for leaf in optree.tree_leaves(state))
+        assert not state.params["w"][~state.masks["w"]].any()
+
+
+def test_a_fresh_torchopt_optimizer_resumes_the_run():
+    # TorchOpt's sgd skips the momentum factor at the first call of a closure.
+    make = lambda: sf.with_optimizer(sf.rigl(0.5, when=sf.every(3)), torchopt.sgd(0.05, momentum=0.9))  # noqa: E731
+    algorithm = make()
+    state = algorithm.init(PARAMS)
+    for step in range(8):
+        state = algorithm.update(state, slopes(sf.effective(state)), step)
+        if step == 3:
+            saved = sf.checkpoint.state_dict(state)
+    resumed = make()
+    again = sf.checkpoint.load_state_dict(resumed.init(optree.tree_map(torch.zeros_like, PARAMS)), saved)
+    fresh = make()  # not even `init` was called on this one
+    third = sf.checkpoint.load_state_dict(again, saved)
+    for step in range(4, 8):
+        again = resumed.update(again, slopes(sf.effective(again)), step)
+        third = fresh.update(third, slopes(sf.effective(third)), step)
+    assert sf.checkpoint.tree_equal(again, state)
+    assert sf.checkpoint.tree_equal(third, state)
+
+
+def test_one_optimizer_may_serve_trees_of_different_structures():
+    optimizer = torchopt.adam(0.1)
+    algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), optimizer)
+    for params in (PARAMS, {"w": PARAMS["w"]}, [PARAMS["v"], {"x": PARAMS["w"]}], PARAMS):
+        state = algorithm.update(algorithm.init(params), params, 0)
+        moments = [leaf for leaf in optree.tree_leaves(state.opt) if leaf.shape == (6, 8)]
+        mask = next(mask for mask in optree.tree_leaves(state.masks) if mask.shape == (6, 8))
+        assert all(torch.equal(moment != 0, mask) for moment in moments)
+
+
+def test_any_pure_pair_in_the_shape_of_optax_is_an_optimizer():
+    class Signed:
+        """A sign descent that remembers the last gradient, in a state of plain dicts."""
+
+        @staticmethod
+        def init(params):
+            return {"last": optree.tree_map(torch.zeros_like, params), "count": torch.zeros(())}
+
+        @staticmethod
+        def update(grads, state, *, params, inplace):
+            assert not inplace
+            return optree.tree_map(lambda g: -0.5 * g.sign(), grads), {"last": grads, "count": state["count"] + 1}
+
+    algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), Signed)
+    state = algorithm.init({"w": torch.tensor([[2.0, 1.0]])})
+    for step in range(2):
+        state = algorithm.update(state, {"w": torch.tensor([[3.0, 4.0]])}, step)
+    assert state.params["w"].tolist() == [[1.0, 0.0]]
+    assert state.opt["last"]["w"].tolist() == [[3.0, 0.0]]
+    assert state.opt["count"] == 2.0
