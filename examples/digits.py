@@ -3,20 +3,21 @@
     python examples/digits.py
     python examples/digits.py --seeds 3 --steps 300 --sparsity 0.95 --methods set rigl
 
-A table comes out, and in `out/` a figure and every number as JSON. Needs the `demo` extra.
+It prints a table and writes `out/digits.png` and `out/digits.json`, which holds every number. Needs the `demo` extra.
 """
 
 import argparse
+import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torchopt
-from _digits_plot import draw
+from _digits_report import draw, orderings, table
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.func import grad, vmap
@@ -26,7 +27,7 @@ from tqdm import tqdm
 import sparsefn as sf
 
 SIZES = (64, 300, 100, 10)
-TRAIN, BATCH = 1437, 64
+TRAIN, BATCH = 1200, 64
 METHODS = {"static": "static", "set": "SET", "rigl": "RigL", "gmp": "GMP", "one-shot": "one-shot"}
 DISTRIBUTIONS = {"uniform": sf.budgets.uniform(), "ERK": sf.budgets.erk()}
 
@@ -68,11 +69,12 @@ def he_init(key: Tensor) -> Params:
             "weight": sf.random.normal(sf.random.fold_in(key, i), (n_out, n_in)) * math.sqrt(2 / n_in),
             "bias": torch.zeros(n_out),
         }
-        for i, (n_in, n_out) in enumerate(zip(SIZES, SIZES[1:], strict=False))
+        for i, (n_in, n_out) in enumerate(itertools.pairwise(SIZES))
     ]
 
 
 def forward(params: Params, x: Tensor) -> Tensor:
+    """The MLP: images to ten logits."""
     *hidden, last = params
     for layer in hidden:
         x = functional.linear(x, **layer).relu()
@@ -80,6 +82,7 @@ def forward(params: Params, x: Tensor) -> Tensor:
 
 
 def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy, the mean over a batch."""
     return functional.cross_entropy(forward(params, x), y)
 
 
@@ -89,7 +92,7 @@ def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
 def method(name: str, sparsity: float, distribution: str, steps: int) -> Callable[[Tensor], sf.Algorithm]:
     """The algorithm of a member, as a function of the member's key."""
     every = max(1, steps // 50)
-    stop = max(1, 3 * steps // 4 // every) * every  # the last quarter trains a fixed mask
+    stop = 3 * steps // 4 // every * every  # the last quarter trains a fixed mask
     budget = DISTRIBUTIONS[distribution]
     moves: dict[str, Any] = {
         "when": sf.every(every, start=every, stop=stop),
@@ -106,48 +109,38 @@ def method(name: str, sparsity: float, distribution: str, steps: int) -> Callabl
 
 def sgd(steps: int) -> torchopt.base.GradientTransformation:
     """TorchOpt's SGD with momentum and a cosine rate."""
-    # TorchOpt asks for the rate once for each parameter: a look-up is cheaper there than a cosine.
-    rates = vmap(sf.schedules.cosine_decay(0.1, steps))(torch.arange(steps)).float()
-    return torchopt.sgd(lr=lambda count: rates[count[None]][0], momentum=0.9)
+    rate = sf.schedules.cosine_decay(0.1, steps)
+    # The count is the same in all members, so vmap leaves it a plain tensor.
+    return torchopt.sgd(lr=lambda count: rate(int(count)), momentum=0.9)
 
 
-# ---- training: the first dimension of everything is the seed -------------------------------------
-
-
-def batches(keys: Tensor, steps: int) -> Iterator[Tensor]:
-    """For each step the images that each member sees: every member shuffles for itself."""
-    per_epoch = TRAIN // BATCH
-    for step in range(steps):
-        epoch, i = divmod(step, per_epoch)
-        if i == 0:
-            order = sf.random.permutation(sf.random.fold_in(keys, epoch), TRAIN)
-        yield order[:, i * BATCH : (i + 1) * BATCH]
+# ---- training ------------------------------------------------------------------------------------
 
 
 def train(make: Callable[[Tensor], sf.Algorithm], data: Data, keys: Tensor, steps: int, bar: Any) -> Run:
-    """Train one member for each key, all of them at once."""
+    """Train one member for each key, all at once: a plain training loop of one member, under vmap."""
     begin = time.perf_counter()
+    per_epoch = TRAIN // BATCH
     optimizer = sgd(steps)
-    params = vmap(he_init)(sf.random.fold_in(keys, "weights"))
 
-    def init(key: Tensor, params: Params) -> sf.State:
-        return sf.with_optimizer(make(key), optimizer).init(params)
-
-    first = state = vmap(init)(sf.random.fold_in(keys, "masks"), params)
-    # From here on each member's key is in its state.
-    algorithm = sf.with_optimizer(make(keys[0]), optimizer)
-
-    seen = state.masks
-    for step, batch in enumerate(batches(sf.random.fold_in(keys, "batches"), steps)):
-
-        def update(state: sf.State, seen: Any, x: Tensor, y: Tensor, step: int = step) -> tuple[sf.State, Any]:
-            grads = grad(loss)(sf.effective(state), x, y)
+    def member(key: Tensor, params: Params) -> tuple[sf.State, sf.State, Any]:
+        algorithm = sf.with_optimizer(make(sf.random.fold_in(key, "masks")), optimizer)
+        first = state = algorithm.init(params)
+        seen = state.masks
+        for step in range(steps):
+            epoch, i = divmod(step, per_epoch)
+            if i == 0:
+                order = sf.random.permutation(sf.random.fold_in(sf.random.fold_in(key, "batches"), epoch), TRAIN)
+            batch = order[i * BATCH : (i + 1) * BATCH]
+            grads = grad(loss)(sf.effective(state), data.x[batch], data.y[batch])
             state = algorithm.update(state, grads, step)
-            return state, sf.masks.union(seen, state.masks)
+            seen = sf.masks.union(seen, state.masks)
+            bar.update()
+        return first, state, seen
 
-        state, seen = vmap(update)(state, seen, data.x[batch], data.y[batch])
-        bar.update()
-    return Run(first, state, seen, time.perf_counter() - begin)
+    params = vmap(he_init)(sf.random.fold_in(keys, "weights"))
+    first, last, seen = vmap(member)(keys, params)
+    return Run(first, last, seen, time.perf_counter() - begin)
 
 
 def prune(dense: Run, sparsity: float, distribution: str) -> Run:
@@ -188,49 +181,12 @@ def connections(state: sf.State) -> list[list[float]]:
     return mask.sum(1).double().mean(0).reshape(8, 8).tolist()
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    head = ("method", "distribution", "sparsity", "accuracy", "std. err.", "exploration", "seconds")
-    rows = [
-        (
-            r["method"],
-            r["distribution"] or "-",
-            f"{r['reached']:.4f}",
-            f"{r['mean']:.2f}",
-            "-" if r["standard_error"] is None else f"{r['standard_error']:.2f}",
-            f"{r['exploration']:.3f}",
-            f"{r['seconds']:.1f}",
-        )
-        for r in results
-    ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    aligned = [
-        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in (head, *rows)
-    ]
-    return "\n".join([aligned[0], "-" * len(aligned[0]), *aligned[1:]])
-
-
-def orderings(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """In how many seeds one run is better than another; members of one seed share weights and batches."""
-    runs = {(r["sparsity"], r["distribution"], r["method"]): r["accuracy"] for r in results}
-    found = []
-    for sparsity in sorted({r["sparsity"] for r in results if r["distribution"]}):
-        pairs = [(d, better, d, worse) for d in DISTRIBUTIONS for better, worse in (("RigL", "SET"), ("SET", "static"))]
-        pairs += [("ERK", name, "uniform", name) for name in ("static", "SET", "RigL")]
-        for d1, m1, d2, m2 in pairs:
-            a, b = runs.get((sparsity, d1, m1)), runs.get((sparsity, d2, m2))
-            if a is not None and b is not None:
-                wins = sum(x > y for x, y in zip(a, b, strict=True))
-                ties = sum(x == y for x, y in zip(a, b, strict=True))
-                claim = f"{m1} > {m2} ({d1})" if d1 == d2 else f"{d1} > {d2} ({m1})"
-                found.append({"sparsity": sparsity, "claim": claim, "wins": wins, "ties": ties, "seeds": len(a)})
-    return found
-
-
 # ---- command line --------------------------------------------------------------------------------
 
 
 def at_least(least: int) -> Callable[[str], int]:
+    """An argparse type."""
+
     def integer(text: str) -> int:
         if int(text) < least:
             raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
@@ -240,25 +196,33 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def fraction(text: str) -> float:
+    """An argparse type: neither dense nor empty."""
     if not 0 < float(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a fraction of zeros between 0 and 1, got {text}")
     return float(text)
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for; the folder for the output is made here, before any training."""
     parser = argparse.ArgumentParser(description="Train sparse networks on scikit-learn's digits.")
     add = parser.add_argument
     add("--seeds", type=at_least(1), default=6, help="members of each ensemble (default: 6)")
-    add("--steps", type=at_least(2), default=1000, help="training steps (default: 1000)")
+    add("--steps", type=at_least(3), default=1000, help="training steps (default: 1000)")
     add("--sparsity", type=fraction, nargs="+", default=[0.9, 0.98], help="fractions of zeros (default: 0.9 0.98)")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all; dense is always trained")
     add("--out", type=Path, default=Path("out"), help="folder for digits.png and digits.json (default: out)")
-    return parser.parse_args(argv)
+    chosen = parser.parse_args(argv)
+    chosen.sparsity = sorted(set(chosen.sparsity))
+    try:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --out: {error}")
+    return chosen
 
 
 def main() -> None:
+    """Train, measure, print and draw."""
     chosen = options()
-    chosen.sparsity = sorted(set(chosen.sparsity))
     torch.set_num_threads(1)  # the matrices are small: more threads wait for each other
     train_data, test_data = load()
     keys = sf.random.split(sf.random.key(1), chosen.seeds)
@@ -282,12 +246,12 @@ def main() -> None:
             results.append({**about, **measure(run, test_data)})
 
     ordered = orderings(results)
-    print(f"\nTest accuracy in per cent over {chosen.seeds} seeds, {chosen.steps} steps\n\n{table(results)}\n")
+    print(f"\nTest accuracy in per cent, mean over {chosen.seeds} seeds after {chosen.steps} steps")
+    print(f"\n{table(results)}\n")
     for o in ordered:
-        ties = f", {o['ties']} equal" if o["ties"] else ""
-        print(f"{o['sparsity']:g}: {o['claim']} in {o['wins']} of {o['seeds']} seeds{ties}")
+        ties = f", equal in {o['ties']}" if o["ties"] else ""
+        print(f"sparsity {o['sparsity']:g}: {o['claim']} in {o['wins']} of {o['seeds']} seeds{ties}")
 
-    chosen.out.mkdir(parents=True, exist_ok=True)
     report = {
         "seeds": chosen.seeds,
         "steps": chosen.steps,

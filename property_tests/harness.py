@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -65,14 +65,19 @@ class Work(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def hold(name: str, law: Callable[[Any], None], examples: Any, share: float = 1.0) -> None:
+def hold(name: str, law: Callable[[Any], None], examples: Any, share: float = 1.0, shrink: bool = True) -> None:
     """Try a law on drawn examples: always the same ones for a name, unless the profile searches.
 
-    `share` is the part of the profile's examples that are drawn.
+    `share` is the part of the profile's examples that are drawn; without `shrink` the first failure is reported as
+    it comes.
     """
     tried = given(examples)(lambda example: law(example))
     if settings.default.derandomize:
         tried = seed(zlib.crc32(name.encode()))(tried)
-    count = math.ceil(share * settings.default.max_examples)
-    quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    settings(max_examples=count, suppress_health_check=quiet, database=None)(tried)()
+    settings(
+        max_examples=math.ceil(share * settings.default.max_examples),
+        phases=list(Phase) if shrink else [Phase.generate],
+        report_multiple_bugs=shrink,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        database=None,
+    )(tried)()

@@ -20,7 +20,7 @@ class Law(NamedTuple):
     check: Callable[[Row, Case], None]
     binds: Callable[[Meta], bool] = lambda meta: True
     examples: Callable[[Meta], st.SearchStrategy[Case]] = lambda meta: drawn(meta)
-    share: float = 0.2  # of the profile's examples for each row; there are some fifty rows
+    share: float = 0.25  # of the profile's examples for each row; there are some fifty rows
 
     @property
     def name(self) -> str:
@@ -76,3 +76,6 @@ LAWS = [
     Law(states.sparsity_zero_is_dense, lambda meta: meta.baseline is not None),
     Law(states.sparsity_one_is_empty, _ends),
 ]
+
+# Compiling takes seconds, so this one is tried on a few rows, once.
+SLOW = [Law(states.compiling_changes_nothing, lambda meta: meta.layout.reduce is None, lambda meta: st.just(large(meta.layout.form)))]

@@ -10,6 +10,7 @@ import numpy
 import optree
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounter
 
 import sparsefn as sf
 from property_tests.harness import assert_same, bits, leaves, sparse, updates
@@ -19,7 +20,7 @@ from property_tests.strategies import Case, Tree
 
 
 def states_keep_their_structure(row: Row, case: Case) -> None:
-    """All leaves are tensors, masks are bool and fit, and no update changes a shape, a dtype or the tree."""
+    """All leaves are plain tensors, masks are bool and fit, and no update changes a shape, a dtype or the tree."""
     states = list(updates(algorithm_of(row, case), case))
     first = leaves(states[0])
     for state in states:
@@ -28,6 +29,7 @@ def states_keep_their_structure(row: Row, case: Case) -> None:
         assert optree.tree_structure(state.params) == optree.tree_structure(case.params), "params have another structure"
         for path, leaf in leaves(state).items():
             assert (leaf.shape, leaf.dtype) == (first[path].shape, first[path].dtype), f"an update changes {path}"
+            assert leaf.is_contiguous(), f"{path} is a view with other strides: {leaf.stride()}"
         for path, leaf in leaves(case.params).items():
             assert sf.default_where(path, leaf) or path not in sparse(state), f"{path} is sparsified"
             assert leaves(state.params)[path].dtype == leaf.dtype, f"params have another dtype at {path}"
@@ -128,6 +130,23 @@ def vmap_is_a_loop(row: Row, case: Case) -> None:
     for i, member in enumerate(sf.ensemble.unstack(stacked)):
         single = run(keys[i], numbers[i] if row.meta.tensor else case.sparsity, params[i], starts[i])
         assert_same(f"member {i}", single, member)
+
+
+def compiling_changes_nothing(row: Row, case: Case) -> None:
+    """Compiled updates have the bits of eager ones; one graph serves all tensor steps, and soon all int steps."""
+    for step, warm, graphs in ((torch.tensor, 1, 1), (int, 4, 4)):
+        counter = CompileCounter()
+        algorithm = algorithm_of(row, case)
+        update = torch.compile(algorithm.update, backend=counter, fullgraph=True)
+        eager = state = algorithm.init(case.params)
+        for i in range(12):
+            grads = case.grads[i % len(case.grads)]
+            before = counter.frame_count
+            eager, state = algorithm.update(eager, grads, i), update(state, grads, step(i))
+            assert_same(f"state {i}", eager, state)
+            assert counter.frame_count <= graphs, f"{counter.frame_count} graphs up to step {i}"
+            assert i < warm or counter.frame_count == before, f"step {i} compiles anew"
+        torch._dynamo.reset()
 
 
 def runs_resume(row: Row, case: Case) -> None:

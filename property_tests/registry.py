@@ -42,7 +42,7 @@ class Meta(NamedTuple):
     tensor       the sparsity may be a tensor
     independent  what happens to a leaf does not depend on other leaves
     scale_free   masks do not depend on the scale of the weights or of the gradients
-    permutes     permuted weights have permuted masks
+    permutes     permuted weights without ties have permuted masks; their scores must not tie either
     """
 
     layout: Layout = oracle.ELEMENTS
@@ -96,7 +96,7 @@ KERNEL, OUT_GROUPS, ROW_BALANCED = oracle.KERNEL, oracle.OUT_GROUPS, oracle.ROW_
 
 
 def ramp(sparsity: Any) -> Schedule:
-    return sf.schedules.polynomial(0.0, sparsity, begin=0, end=2)
+    return sf.schedules.polynomial(0.5 * sparsity, sparsity, begin=0, end=2)
 
 
 def wave(sparsity: Any) -> Schedule:
@@ -186,19 +186,20 @@ ROWS = [
     Row(
         "one_shot saliency keep",
         lambda s, key, _: sf.one_shot(s, SALIENCY, pruned="keep"),
-        SHOT._replace(when=sf.at([0]), choose=SALIENCY, needs_grads=True, pruned="keep"),
+        SHOT._replace(when=sf.at([0]), choose=SALIENCY, needs_grads=True, pruned="keep", permutes=False),
     ),
     Row(
         "one_shot global saliency",
         lambda s, key, _: sf.one_shot(s, SALIENCY, distribution=GLOBAL),
         SHOT._replace(
-            when=sf.at([0]), choose=SALIENCY, needs_grads=True, distribution=GLOBAL, counts="total", independent=False
+            when=sf.at([0]), choose=SALIENCY, needs_grads=True, permutes=False,
+            distribution=GLOBAL, counts="total", independent=False,
         ),
     ),
     Row(
         "one_shot summed movement",
         lambda s, key, _: sf.one_shot(s, MOVED, when=sf.at([2])),
-        SHOT._replace(when=sf.at([2]), choose=MOVED, needs_grads=True, idle=False),
+        SHOT._replace(when=sf.at([2]), choose=MOVED, needs_grads=True, permutes=False, idle=False),
     ),
     Row(
         "one_shot random",
@@ -307,7 +308,7 @@ ROWS = [
     Row(
         "chain",
         lambda s, key, _: sf.chain(sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern), sf.one_shot(s, when=sf.at([2]))),
-        PRUNE._replace(counts="", choose=None, start="other"),
+        PRUNE._replace(counts="", choose=None, start="other", permutes=False),
     ),
     Row(
         "sequence",

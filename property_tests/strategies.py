@@ -172,12 +172,13 @@ def cases(
         data = draw(st.binary(min_size=n * (steps + 1), max_size=n * (steps + 1)))
         columns.append([data[i * n : (i + 1) * n] for i in range(steps + 1)])
     trees = [tree(columns, i) for i in range(steps + 1)]
-    return Case(trees[0], tuple(trees[1:]), draw(sparsities(max(leaf.numel() for leaf in leaves))), seed)
+    sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
+    return Case(trees[0], tuple(trees[1:]), draw(sparsities([*sizes, sum(sizes)])), seed)
 
 
-def sparsities(n: int) -> st.SearchStrategy[float]:
-    """Ends, round numbers, and halves of a unit, where rounding to even shows."""
-    halves = st.integers(0, max(n - 1, 0)).map(lambda i: (2 * i + 1) / max(2 * n, 2))
+def sparsities(sizes: Sequence[int]) -> st.SearchStrategy[float]:
+    """Ends, round numbers, and halves of a unit in one of the sizes, where rounding to even shows."""
+    halves = st.tuples(st.sampled_from(sizes), st.integers(0, 500)).map(lambda x: (2 * (x[1] % (x[0] or 1)) + 1) / (2 * x[0] or 2))
     return st.one_of(st.sampled_from([0.5, 0.0, 1.0, 0.9, 0.25, 1 / 3]), halves, st.floats(0.0, 1.0))
 
 

@@ -13,4 +13,4 @@ BOUND = [pytest.param(law, name, id=f"{law.name}-{name}") for law in LAWS for na
 @pytest.mark.parametrize(("law", "name"), BOUND)
 def test_laws_hold(law: PrimitiveLaw, name: str) -> None:
     subject: Any = law.subjects[name]
-    hold(f"{law.name} {name}", lambda example: law.check(subject, example), law.examples, share=4.0)
+    hold(f"{law.name} {name}", lambda example: law.check(subject, example), law.examples, law.share)

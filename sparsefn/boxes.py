@@ -89,4 +89,4 @@ def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
         if b > 1:
             x = x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], b, *x.shape[dim + 1 :])
             x = x.flatten(dim, dim + 1).narrow(dim, 0, size)
-    return x
+    return x.contiguous()  # not a view of the rows: the strides of a state's masks are what compiled code sees

@@ -59,6 +59,10 @@ def test_terms_add_up_and_leave_pruned_weights_alone():
 
 def test_noise_moves_no_pruned_weight():
     algorithm = sf.with_terms(sf.static(0.5), sf.terms.noise(1.0, sf.random.key(0)))
+    state = algorithm.init({"w": torch.ones(8, 8)})
+    # Not in the gradient either, where a clipped norm would see it.
+    noise = algorithm.view.grads(state, {"w": torch.zeros(8, 8)}, 0)["w"]
+    assert torch.equal(noise != 0, state.masks["w"])
     algorithm = sf.with_optimizer(algorithm, sf.optimizers.adam(0.1))
     state = algorithm.init({"w": torch.ones(8, 8)})
     for step in range(3):

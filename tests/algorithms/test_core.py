@@ -42,7 +42,11 @@ ALGORITHMS = {
     "rigl-rows": lambda s, key: sf.rigl(s, pattern=sf.patterns.row_balanced(), when=EVERY, key=key),
     "rigl-global": lambda s, key: sf.rigl(s, distribution=sf.budgets.global_(floor=0.1), when=EVERY, key=key),
     "snfs": lambda s, key: sf.snfs(s, drop_fraction=0.3, when=EVERY, key=key),
+    "drop-ema": lambda s, key: sf.drop_grow(
+        s, drop=sf.scores.ema(sf.scores.magnitude, 0.5), grow=sf.scores.momentum(0.5), when=EVERY, key=key
+    ),
     "ste": lambda s, key: sf.ste(s),
+    "ste-ema": lambda s, key: sf.ste(s, score=sf.scores.ema(sf.scores.magnitude, 0.5)),
     "soft_threshold": lambda s, key: sf.reparametrised(sf.reparam.soft_threshold(init=-1.0), sf.static(s, key=key)),
     "power": lambda s, key: sf.reparametrised(sf.reparam.power(2.0), sf.rigl(s, when=EVERY, key=key)),
     "sequence": granet,
@@ -213,6 +217,25 @@ def test_the_names_of_the_leaves_do_not_matter(name, word):
     optree.tree_map(lambda a, b: None, algorithm.view.get(state), algorithm.view.support(state))
 
 
+@pytest.mark.parametrize("sparsity", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if "global" not in name])  # their floors forbid 1.0
+def test_empty_leaves_and_those_of_one_element_are_leaves(name, sparsity):
+    params = {"w": torch.randn(1, 1), "v": torch.zeros(0, 4), "e": torch.randn(3, 1, 2), "b": torch.randn(3)}
+    state = walk(make(name, sparsity=sparsity), params=params)[-1]
+    assert {path: mask.shape for path, mask in state.masks.items() if mask.ndim} == {
+        path: params[path].shape for path in sparse_paths(name)
+    }
+    exact = {"static", "set", "rigl", "rigl-erk", "snfs", "drop-ema", "ste", "ste-ema", "sequence"}
+    if name in exact:
+        for path in ("w", "e") if sparsity != 0.5 else ():
+            assert int(state.masks[path].sum()) == round((1 - sparsity) * params[path].numel())
+
+
+def sparse_paths(name):
+    """The leaves that an algorithm sparsifies among those of the test above."""
+    return {"dense": set(), "partition": {"w", "v"}}.get(name, {"w", "v", "e"})
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_float_dtype_works_and_is_kept(name, dtype):
@@ -238,7 +261,9 @@ def test_effective_weights_are_zero_off_the_masks_and_dense_leaves_are_never_mas
         assert optree.tree_structure(view.support(state)) == optree.tree_structure(view.get(state))
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ("ste", "gmp", "partition", "power")])
+@pytest.mark.parametrize(
+    "name", [name for name in ALGORITHMS if name not in ("ste", "ste-ema", "gmp", "partition", "power")]
+)
 def test_hard_masks_keep_zeros_in_the_params_themselves(name):
     for state in walk(make(name)):
         assert sf.checkpoint.tree_equal(state.params, sf.effective(state))
@@ -301,7 +326,8 @@ def test_vmap_over_seeds_and_sparsities_equals_the_loop(name):
 @pytest.mark.parametrize("name", ["rigl", "snfs", "one_shot", "sequence", "phases", "chain"])
 def test_members_may_stand_at_different_steps(name):
     # Some fire, some do not: what an int skips is computed and thrown away.
-    algorithm = make(name)
+    algorithm = ALGORITHMS[name](0.5, sf.random.key(3))
+    algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.05, momentum=0.9), skip=sf.at([1]), reset=sf.at([3]))
     ints = walk(algorithm)
     before = [algorithm.init(start()), *ints[:-1]]
     grads = [slopes(sf.effective(state)) for state in before]
@@ -349,8 +375,10 @@ def test_updates_are_differentiable():
 def test_compiled_updates_equal_eager_ones_and_are_compiled_once(name, as_step):
     # An int is taken for a constant the first time and for a number from then on: two graphs in all.
     params = {path: leaf for path, leaf in start().items() if path != "v" or name in ("snfs", "partition")}
-    expected = walk(make(name), steps=7, params=params)
-    algorithm, counter = make(name), CompileCounterWithBackend("eager")
+    optimizer, counter = sf.optimizers.sgd(0.05, momentum=0.9), CompileCounterWithBackend("eager")
+    algorithm = ALGORITHMS[name](0.5, sf.random.key(3))
+    algorithm = sf.with_optimizer(algorithm, optimizer, skip=sf.at([1]), reset=sf.at([3]))
+    expected = walk(algorithm, steps=7, params=params)
     update = torch.compile(algorithm.update, fullgraph=True, backend=counter)
     states = walk(algorithm, steps=7, params=params, as_step=as_step, update=update)
     assert counter.frame_count == (2 if as_step is int else 1)

@@ -368,3 +368,63 @@ def test_gradients_that_are_not_numbers_grow_last():
     state = algorithm.init(row(4, 3, 2, 1))
     assert kept(algorithm.update(state, row(nan, 0, -inf, 0.1), 0)) == {2, 3}
     assert kept(algorithm.update(state, row(nan, nan, nan, nan), 0)) == {0, 1}
+
+
+# ---- rules made of the primitives ---------------------------------------------------------------
+
+
+def constant_fan_in(w, g, mask, fraction, gamma=0.3):
+    """One update of SRigL on one matrix, Lasby et al. 2024, with counts that are tensors throughout."""
+    rows, total = mask.shape[0], mask.sum()
+    n_prune = torch.floor(fraction * total).long()
+    salient = sf.topk_mask(w.abs(), total - n_prune) | sf.topk_mask(g.abs(), n_prune)
+    least = torch.floor(gamma * (total // rows)).long().clamp(min=1)
+    alive = salient.sum(1) >= least
+    fan_in = total // alive.sum()
+    kept = sf.topk_mask(torch.where(alive[:, None], w.abs(), -torch.inf), total - n_prune) & alive[:, None]
+    wanted = torch.where(alive, fan_in, 0)
+    trimmed = sf.drop_lowest(w, kept, (kept.sum(1) - wanted).clamp(min=0), pattern=sf.patterns.row_balanced())
+    return sf.grow_highest(g.abs(), trimmed, wanted - trimmed.sum(1), pattern=sf.patterns.row_balanced())
+
+
+def test_counts_of_groups_may_be_tensors_as_in_srigl():
+    w = torch.tensor([[5.0, 4.0, 0.0, 0.0], [1.0, 0.9, 0.0, 0.0], [0.1, 0.2, 0.0, 0.0], [6.0, 0.0, 2.5, 0.0]])
+    g = torch.tensor([[0.0, 0.0, 9.0, 8.0], [0.0, 0.0, 0.7, 0.2], [0.0, 0.0, 0.05, 0.04], [0.0, 0.3, 0.0, 0.6]])
+    fractions = torch.tensor([0.5, 0.0, 1.0], dtype=torch.float64)
+    masks = [constant_fan_in(w, g, w != 0, fraction) for fraction in fractions]
+    # Salient counts 4, 1, 0, 3: row 2 is ablated and the others keep 8 // 3 = 2.
+    assert [set(line.nonzero().flatten().tolist()) for line in masks[0]] == [{0, 1}, {2, 3}, set(), {0, 2}]
+    batch = torch.func.vmap(lambda fraction: constant_fan_in(w, g, w != 0, fraction))(fractions)
+    assert torch.equal(batch, torch.stack(masks))
+
+
+def paths_of_length_3(state, grads, step):
+    """The CH3-L3 score of Zhang et al. 2024: where links would close many short paths."""
+
+    def half(m):
+        common = m @ m.T
+        outside = (m.sum(1)[None] - common).clamp(min=1)
+        return torch.where(common > 0, 1 / outside, 0.0) @ m
+
+    def leaf(mask):
+        m = mask.float()
+        return torch.where(mask, 0.0, half(m) + half(m.T).T)
+
+    return optree.tree_map(leaf, state.masks)
+
+
+def test_growth_may_follow_the_topology_alone():
+    mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]]) == 1
+    scores = paths_of_length_3(sf.State({}, {"w": mask}), (), 0)["w"]
+    assert scores.tolist() == [[0.0, 0.0, 0.0, 1.5], [2.5, 0.0, 0.0, 1.5], [1.0, 2.5, 0.0, 0.0]]
+    params = {"w": torch.tensor([[0.1, 9.0, 8.0, 0.0], [0.0, 7.0, 6.0, 0.0], [0.0, 0.0, 0.2, 5.0]])}
+    algorithm = sf.drop_grow(
+        "current",
+        drop=sf.scores.magnitude,
+        grow=paths_of_length_3,
+        drop_fraction=2 / 7,
+        exclude_dropped=True,
+        init={"w": mask},
+    )
+    state = algorithm.update(algorithm.init(params), params, 0)
+    assert kept(state) == {1, 2, 4, 5, 6, 9, 11}
