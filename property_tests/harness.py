@@ -14,8 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
 from property_tests.strategies import Case, Tree
+from sparsefn.tree import flatten
 
-leaves: Callable[[Tree], dict[str, Tensor]] = sf.checkpoint.state_dict
+
+def leaves(tree: Tree) -> dict[str, Tensor]:
+    """`{dotted path: leaf}`, the leaves as they are: a checkpoint's would be copies of what is a view."""
+    return flatten(tree)[0]
+
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -24,7 +29,9 @@ def bits(x: Tensor) -> Tensor:
     """The bits of a tensor; every NaN counts as the same."""
     if x.is_floating_point():
         x = torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x)
-    return x.contiguous().view(_INTEGERS[x.element_size()]) if x.ndim else x.reshape(1).view(_INTEGERS[x.element_size()])
+    return (
+        x.contiguous().view(_INTEGERS[x.element_size()]) if x.ndim else x.reshape(1).view(_INTEGERS[x.element_size()])
+    )
 
 
 def equal(a: Tensor, b: Tensor) -> bool:

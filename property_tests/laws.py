@@ -11,7 +11,7 @@ from property_tests import laws_masks as masks
 from property_tests import laws_state as states
 from property_tests.oracle import ELEMENTS
 from property_tests.registry import Meta, Row
-from property_tests.strategies import EXACT, PALETTES, STEPS, Case, cases, large
+from property_tests.strategies import EVERY, EXACT, STEPS, Case, cases, large
 
 
 class Law(NamedTuple):
@@ -29,7 +29,7 @@ class Law(NamedTuple):
 
 def drawn(meta: Meta, palettes: Sequence[str] | None = None, **options: Any) -> st.SearchStrategy[Case]:
     # Where a pattern reduces, rounding would make the oracle's ties others than the library's.
-    default = EXACT if meta.layout.reduce is not None else tuple(PALETTES)
+    default = EXACT if meta.layout.reduce is not None else EVERY
     return cases(meta.layout.form, palettes or default, **options)
 
 
@@ -78,4 +78,10 @@ LAWS = [
 ]
 
 # Compiling takes seconds, so this one is tried on a few rows, once.
-SLOW = [Law(states.compiling_changes_nothing, lambda meta: meta.layout.reduce is None, lambda meta: st.just(large(meta.layout.form)))]
+SLOW = [
+    Law(
+        states.compiling_changes_nothing,
+        lambda meta: meta.layout.reduce is None,
+        lambda meta: st.just(large(meta.layout.form)),
+    )
+]

@@ -61,7 +61,9 @@ def _goals(meta: Meta, state: sf.State, sparsity: float) -> Counts:
         return [meta.layout.fixed for found in groups.values() for _ in found]
     if meta.joint:
         return [sum(sizes.values()) - oracle.rounded(sparsity, sum(sizes.values()))]
-    counts = meta.distribution({path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity)
+    counts = meta.distribution(
+        {path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity
+    )
     goals = [n for path, found in groups.items() for n in oracle.spread(counts[path], len(found))]
     return [sum(goals)] if meta.counts == "total" else goals
 
@@ -204,9 +206,9 @@ def _check_values(before: sf.State, after: sf.State) -> None:
     for path, mask in sparse(after).items():
         grown, stayed = mask & ~masks[path], mask & masks[path]
         assert (bits(new[path])[_like(grown, new[path])] == 0).all(), f"{path}: a grown weight does not start at zero"
-        assert torch.equal(
-            bits(new[path])[_like(stayed, new[path])], bits(old[path])[_like(stayed, old[path])]
-        ), f"{path}: a weight that stayed has changed"
+        assert torch.equal(bits(new[path])[_like(stayed, new[path])], bits(old[path])[_like(stayed, old[path])]), (
+            f"{path}: a weight that stayed has changed"
+        )
 
 
 def _like(mask: Tensor, leaf: Tensor) -> Tensor:
@@ -237,7 +239,9 @@ def _final_masks(row: Row, case: Case) -> Any:
 
 def gradients_matter_where_declared(row: Row, case: Case) -> None:
     """Other gradients give the same masks, unless the row says that it needs them."""
-    other = case._replace(grads=tuple(optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, t) for t in case.grads[::-1]))
+    other = case._replace(
+        grads=tuple(optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, t) for t in case.grads[::-1])
+    )
     if not row.meta.needs_grads:
         assert_same("masks", _final_masks(row, case), _final_masks(row, other))
 

@@ -20,7 +20,7 @@ from property_tests import laws, laws_primitives
 from property_tests.harness import hold, leaves
 from property_tests.laws import Law
 from property_tests.laws_primitives import PrimitiveLaw
-from property_tests.registry import EVEN, FADING, ROWS, Row, adam, ramp, swap
+from property_tests.registry import EVEN, ROWS, Row, ramp, swap
 from property_tests.strategies import Tree
 
 HEALTHY = {row.name: row for row in ROWS}
@@ -125,62 +125,121 @@ def _draws_by_position(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
 
 MASKS = [
     mutant(
-        "the count is truncated in float32", "counts_are_exact", "static magnitude keep",
+        "the count is truncated in float32",
+        "counts_are_exact",
+        "static magnitude keep",
         magnitude_masks(lambda x, s: sf.topk_mask(x, int(torch.tensor(1.0 - s, dtype=torch.float32) * x.numel()))),
     ),
     mutant(
-        "halves of a unit are rounded up", "counts_are_exact", "static magnitude keep",
+        "halves of a unit are rounded up",
+        "counts_are_exact",
+        "static magnitude keep",
         magnitude_masks(lambda x, s: sf.topk_mask(x, x.numel() - math.floor(s * x.numel() + 0.5))),
     ),
     mutant(
-        "ties at the threshold all stay", "counts_are_exact", "static magnitude keep",
+        "ties at the threshold all stay",
+        "counts_are_exact",
+        "static magnitude keep",
         magnitude_masks(lambda x, s: by_threshold(torch.nan_to_num(x, nan=-1.0), kept(x, s))),
     ),
-    mutant("the trigger fires one step late", "counts_are_exact", "one_shot", lambda s, key, _: sf.one_shot(s, when=sf.at([2]))),
     mutant(
-        "the schedule is read one step early", "counts_are_exact", "gmp",
+        "the trigger fires one step late",
+        "counts_are_exact",
+        "one_shot",
+        lambda s, key, _: sf.one_shot(s, when=sf.at([2])),
+    ),
+    mutant(
+        "the schedule is read one step early",
+        "counts_are_exact",
+        "gmp",
         lambda s, key, _: sf.gmp(lambda step: ramp(s)(step - 1), when=EVEN),
     ),
     mutant(
-        "the budget of a leaf is the average one", "counts_are_exact", "static erk",
+        "the budget of a leaf is the average one",
+        "counts_are_exact",
+        "static erk",
         lambda s, key, _: sf.static(s, key=key),
     ),
     mutant(
-        "NaN wins", "the_best_are_kept", "gmp", gmp(per_leaf(lambda path, leaf: torch.nan_to_num(leaf.abs(), nan=math.inf)))
+        "NaN wins",
+        "the_best_are_kept",
+        "gmp",
+        gmp(per_leaf(lambda path, leaf: torch.nan_to_num(leaf.abs(), nan=math.inf))),
     ),
     mutant(
-        "ties go to the higher index", "the_best_are_kept", "static magnitude keep",
+        "ties go to the higher index",
+        "the_best_are_kept",
+        "static magnitude keep",
         magnitude_masks(lambda x, s: sf.topk_mask(x.reshape(-1).flip(0), kept(x, s)).flip(0).reshape(x.shape)),
     ),
-    mutant("scores are compared in bfloat16", "the_best_are_kept", "gmp", gmp(per_leaf(lambda _, x: x.abs().bfloat16()))),
-    mutant("a unit is kept in part", "units_are_whole", "gmp channel", lambda s, key, _: after_update(
-        sf.gmp(ramp(s), when=EVEN, pattern=sf.patterns.channel(0)), _in_part
-    )),
-    mutant("pruned weights compete again", "masks_only_shrink", "gmp", gmp(regrow=True)),
-    mutant("what is off the mask is believed", "masks_only_shrink", "one_shot", lambda s, key, _: after_update(
-        sf.one_shot(s, when=sf.at([1])), lambda old, new, grads, step: new._replace(masks=each(lambda m, p: m | (p > 7), new.masks, old.params))
-    )),
-    mutant("the drop count is rounded up", "the_worst_are_exchanged", "rigl", rigl(count=lambda f, n: torch.ceil(f * n).long())),
-    mutant("the sign of the gradient counts", "the_worst_are_exchanged", "rigl", rigl(grow=lambda state, grads, step: grads)),
-    mutant("weights are scored before they are masked", "the_worst_are_exchanged", "drop_grow exclude keep", lambda s, key, _: sf.drop_grow(
-        s, drop=sf.scores.saliency, grow=GRADIENT, key=key, exclude_dropped=False, pruned="keep", **swap
-    )),
-    mutant("the largest are dropped", "the_worst_are_exchanged", "set", lambda s, key, _: sf.set(
-        s, key=key, drop=per_leaf(lambda _, x: -x.abs()), **swap
-    )),
-    mutant("more are dropped than the fraction says", "exchanges_conserve", "rigl", rigl(drop_fraction=0.9)),
-    mutant("more come than go", "exchanges_conserve", "rigl", lambda s, key, _: sf.rigl(
-        lambda step: s * (step < 1), key=key, **swap
-    )),
-    mutant("grown weights start at one", "exchanges_conserve", "rigl", rigl(
-        grown=lambda state, grown, step: optree.tree_map(torch.ones_like, state.params)
-    )),
     mutant(
-        "masks are made anew between triggers", "nothing_happens_between_triggers", "rigl even magnitude",
+        "scores are compared in bfloat16", "the_best_are_kept", "gmp", gmp(per_leaf(lambda _, x: x.abs().bfloat16()))
+    ),
+    mutant(
+        "a unit is kept in part",
+        "units_are_whole",
+        "gmp channel",
+        lambda s, key, _: after_update(sf.gmp(ramp(s), when=EVEN, pattern=sf.patterns.channel(0)), _in_part),
+    ),
+    mutant("pruned weights compete again", "masks_only_shrink", "gmp", gmp(regrow=True)),
+    mutant(
+        "what is off the mask is believed",
+        "masks_only_shrink",
+        "one_shot",
+        lambda s, key, _: after_update(
+            sf.one_shot(s, when=sf.at([1])),
+            lambda old, new, grads, step: new._replace(masks=each(lambda m, p: m | (p > 7), new.masks, old.params)),
+        ),
+    ),
+    mutant(
+        "the drop count is rounded up",
+        "the_worst_are_exchanged",
+        "rigl",
+        rigl(count=lambda f, n: torch.ceil(f * n).long()),
+    ),
+    mutant(
+        "the sign of the gradient counts",
+        "the_worst_are_exchanged",
+        "rigl",
+        rigl(grow=lambda state, grads, step: grads),
+    ),
+    mutant(
+        "weights are scored before they are masked",
+        "the_worst_are_exchanged",
+        "drop_grow exclude keep",
+        lambda s, key, _: sf.drop_grow(
+            s, drop=sf.scores.saliency, grow=GRADIENT, key=key, exclude_dropped=False, pruned="keep", **swap
+        ),
+    ),
+    mutant(
+        "the largest are dropped",
+        "the_worst_are_exchanged",
+        "set",
+        lambda s, key, _: sf.set(s, key=key, drop=per_leaf(lambda _, x: -x.abs()), **swap),
+    ),
+    mutant("more are dropped than the fraction says", "exchanges_conserve", "rigl", rigl(drop_fraction=0.9)),
+    mutant(
+        "more come than go",
+        "exchanges_conserve",
+        "rigl",
+        lambda s, key, _: sf.rigl(lambda step: s * (step < 1), key=key, **swap),
+    ),
+    mutant(
+        "grown weights start at one",
+        "exchanges_conserve",
+        "rigl",
+        rigl(grown=lambda state, grown, step: optree.tree_map(torch.ones_like, state.params)),
+    ),
+    mutant(
+        "masks are made anew between triggers",
+        "nothing_happens_between_triggers",
+        "rigl even magnitude",
         lambda s, key, _: sf.rigl(s, init="magnitude", drop_fraction=0.5),
     ),
     mutant(
-        "an idle step copies the masks", "nothing_happens_between_triggers", "gmp",
+        "an idle step copies the masks",
+        "nothing_happens_between_triggers",
+        "gmp",
         lambda s, key, _: after_update(
             sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(masks=each(torch.clone, new.masks))
         ),
@@ -189,30 +248,43 @@ MASKS = [
     mutant("ties are broken by chance", "keys_matter_where_declared", "gmp", gmp(sf.scores.random)),
     mutant("the key is a constant", "declared_dependence_is_real", "set", lambda s, key, _: sf.set(s, **swap)),
     mutant(
-        "every step draws the same", "declared_dependence_is_real", "set",
+        "every step draws the same",
+        "declared_dependence_is_real",
+        "set",
         lambda s, key, _: sf.set(s, key=key, grow=lambda state, grads, step: sf.scores.random(state, grads, 0), **swap),
     ),
     mutant(
-        "gradients are masked before they are scored", "declared_dependence_is_real", "rigl even magnitude",
+        "gradients are masked before they are scored",
+        "declared_dependence_is_real",
+        "rigl even magnitude",
         lambda s, key, _: sf.rigl(
-            s, init="magnitude", when=EVEN, drop_fraction=0.5,
+            s,
+            init="magnitude",
+            when=EVEN,
+            drop_fraction=0.5,
             grow=lambda state, grads, step: sf.scores.gradient(state, sf.apply_masks(grads, state.masks), step),
         ),
     ),
     mutant("keys are numbered by the leaf's place", "leaves_are_independent", "static", _draws_by_position),
     mutant(
-        "one threshold for every scale", "scale_does_not_matter", "static magnitude keep",
+        "one threshold for every scale",
+        "scale_does_not_matter",
+        "static magnitude keep",
         magnitude_masks(lambda x, s: x > s),
     ),
     mutant(
-        "the path is part of the score", "names_do_not_matter", "gmp",
+        "the path is part of the score",
+        "names_do_not_matter",
+        "gmp",
         gmp(per_leaf(lambda path, x: x.abs() * (1 if zlib.crc32(path.encode()) % 2 else -1))),
     ),
     mutant(
-        "the place is part of the score", "permutations_commute", "gmp",
+        "the place is part of the score",
+        "permutations_commute",
+        "gmp",
         gmp(per_leaf(lambda _, x: x.abs() + torch.arange(x.numel()).reshape(x.shape))),
     ),
-]  # fmt: skip
+]
 
 
 # ---- planted: states --------------------------------------------------------------------------------
@@ -248,7 +320,9 @@ def _inserted(tree: Tree, prefix: str = "") -> list[str]:
     """Paths in the order in which dicts were filled."""
     if isinstance(tree, Tensor):
         return [prefix.removeprefix(".")]
-    items = tree.items() if isinstance(tree, dict) else zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True)
+    items = (
+        tree.items() if isinstance(tree, dict) else zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True)
+    )
     return [path for name, part in items for path in _inserted(part, f"{prefix}.{name}")]
 
 
@@ -283,45 +357,82 @@ def _at_least(least: int, spare: int) -> Callable[[Any, Tensor, Tree], sf.Algori
 
 
 STATES = [
-    mutant("an update adds a field", "states_keep_their_structure", "gmp", lambda s, key, _: after_update(
-        sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(scores={"old": old.params})
-    )),
-    mutant("masks come back transposed", "states_keep_their_structure", "gmp", lambda s, key, _: after_update(
-        sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(
-            masks=each(lambda m: m.mT.contiguous().mT, new.masks)
-        )
-    )),
-    mutant("weights are zeroed in place", "functions_are_pure", "gmp regrow keep", lambda s, key, _: after_update(
-        sf.gmp(lambda step: s, when=EVEN, regrow=True, pruned="keep"), _zeroed_in_place
-    )),
+    mutant(
+        "an update adds a field",
+        "states_keep_their_structure",
+        "gmp",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(scores={"old": old.params})
+        ),
+    ),
+    mutant(
+        "masks come back transposed",
+        "states_keep_their_structure",
+        "gmp",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN),
+            lambda old, new, grads, step: new._replace(masks=each(lambda m: m.mT.contiguous().mT, new.masks)),
+        ),
+    ),
+    mutant(
+        "weights are zeroed in place",
+        "functions_are_pure",
+        "gmp regrow keep",
+        lambda s, key, _: after_update(sf.gmp(lambda step: s, when=EVEN, regrow=True, pruned="keep"), _zeroed_in_place),
+    ),
     mutant("masks are drawn from the global generator", "functions_are_pure", "static", _random_generator),
-    mutant("a part of the gradient is returned", "functions_are_pure", "gmp", lambda s, key, _: after_update(
-        sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(scores=each(lambda g: g[:1], grads))
-    )),
+    mutant(
+        "a part of the gradient is returned",
+        "functions_are_pure",
+        "gmp",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(scores=each(lambda g: g[:1], grads))
+        ),
+    ),
     mutant("draws are numbered by calls", "runs_repeat", "set", _counted_in_a_closure),
     mutant("draws are numbered by the order of a dict", "runs_repeat", "static", _numbered_by_insertion),
-    mutant("a sum depends on the threads", "threads_do_not_matter", "one_shot", lambda s, key, _: after_update(
-        sf.one_shot(s, when=sf.at([1])), lambda old, new, grads, step: new._replace(scores=each(lambda p: p.sum(), old.params))
-    )),
+    mutant(
+        "a sum depends on the threads",
+        "threads_do_not_matter",
+        "one_shot",
+        lambda s, key, _: after_update(
+            sf.one_shot(s, when=sf.at([1])),
+            lambda old, new, grads, step: new._replace(scores=each(lambda p: p.sum(), old.params)),
+        ),
+    ),
     mutant("a tensor step is compared otherwise", "steps_may_be_tensors", "gmp", gmp(when=_late_for_tensors)),
     mutant("a tensor sparsity is rounded in float32", "vmap_is_a_loop", "static", _rounded_in_float32),
-    mutant("all members draw the same", "vmap_is_a_loop", "static", lambda s, key, _: sf.static(
-        s, key=sf.random.key(0) if torch._C._functorch.is_batchedtensor(key) else key
-    )),
+    mutant(
+        "all members draw the same",
+        "vmap_is_a_loop",
+        "static",
+        lambda s, key, _: sf.static(s, key=sf.random.key(0) if torch._C._functorch.is_batchedtensor(key) else key),
+    ),
     mutant("a score is remembered outside of the state", "runs_resume", "rigl", _remembered_in_a_closure),
-    mutant("masks multiply", "pruned_weights_are_zero", "gmp", lambda s, key, _: after_update(sf.gmp(ramp(s), when=EVEN), _multiplied)),
-    mutant("stale moments stay", "pruned_weights_are_zero", "adam rigl", lambda s, key, _: sf.with_optimizer(
-        sf.rigl(s, key=key, **swap), sf.optimizers.adam(0.1), mask_moments=False
-    )),
+    mutant(
+        "masks multiply",
+        "pruned_weights_are_zero",
+        "gmp",
+        lambda s, key, _: after_update(sf.gmp(ramp(s), when=EVEN), _multiplied),
+    ),
+    mutant(
+        "stale moments stay",
+        "pruned_weights_are_zero",
+        "adam rigl",
+        lambda s, key, _: sf.with_optimizer(sf.rigl(s, key=key, **swap), sf.optimizers.adam(0.1), mask_moments=False),
+    ),
     mutant("pruned weights train on", "outside_optimizers_cannot_revive", "gmp", gmp(pruned="train")),
     mutant("one weight is always pruned", "sparsity_zero_is_dense", "static magnitude keep", _at_least(0, 1)),
     mutant("terms are forgotten", "sparsity_zero_is_dense", "with_terms", rigl()),
     mutant("one weight is always kept", "sparsity_one_is_empty", "static magnitude keep", _at_least(1, 0)),
     mutant(
-        "the step is made a Python bool", "compiling_changes_nothing", "gmp erk",
-        lambda s, key, _: sf.gmp(ramp(s), when=lambda step: bool(step % 2 == 0)), raises=torch._dynamo.exc.TorchDynamoException,
+        "the step is made a Python bool",
+        "compiling_changes_nothing",
+        "gmp erk",
+        lambda s, key, _: sf.gmp(ramp(s), when=lambda step: bool(step % 2 == 0)),
+        raises=torch._dynamo.exc.TorchDynamoException,
     ),
-]  # fmt: skip
+]
 
 MUTANTS = MASKS + STATES
 
@@ -348,7 +459,9 @@ def _uncapped(shares: Any, total: Any, caps: Any = None) -> Any:
 
 def _first_come(shares: Any, total: Any, caps: Any = None) -> Any:
     names = {str(i): name for i, name in enumerate(shares)}  # ties go by insertion
-    counts = sf.budgets.apportion({i: shares[n] for i, n in names.items()}, total, {i: caps[n] for i, n in names.items()})
+    counts = sf.budgets.apportion(
+        {i: shares[n] for i, n in names.items()}, total, {i: caps[n] for i, n in names.items()}
+    )
     return {names[i]: count for i, count in counts.items()}
 
 
@@ -407,23 +520,31 @@ def _float32_for_tensors(step: Any) -> Any:
 
 PRIMITIVES = [
     PrimitiveMutant(
-        "the size of a draw is folded in", "draws_depend_on_key_and_index_alone",
+        "the size of a draw is folded in",
+        "draws_depend_on_key_and_index_alone",
         lambda key, shape, index=None: sf.random.bits(sf.random.fold_in(key, math.prod(shape)), shape, index=index),
     ),
     PrimitiveMutant(
-        "indices are ignored", "draws_depend_on_key_and_index_alone",
+        "indices are ignored",
+        "draws_depend_on_key_and_index_alone",
         lambda key, shape, index=None: sf.random.uniform(key, shape),
     ),
     PrimitiveMutant(
-        "numbers are folded in modulo 2^16", "folding_is_injective",
+        "numbers are folded in modulo 2^16",
+        "folding_is_injective",
         lambda key, data: sf.random.fold_in(key, data if isinstance(data, str) else data % 2**16),
     ),
-    PrimitiveMutant("numbers are folded in as names", "folding_is_injective", lambda key, data: sf.random.fold_in(key, str(data))),
-    PrimitiveMutant("the first new key is the old one", "split_keys_are_independent", lambda key, n: torch.cat(
-        [key[None], sf.random.split(key, n)]
-    )[:n]),
     PrimitiveMutant(
-        "the number of keys is folded in", "split_keys_are_independent",
+        "numbers are folded in as names", "folding_is_injective", lambda key, data: sf.random.fold_in(key, str(data))
+    ),
+    PrimitiveMutant(
+        "the first new key is the old one",
+        "split_keys_are_independent",
+        lambda key, n: torch.cat([key[None], sf.random.split(key, n)])[:n],
+    ),
+    PrimitiveMutant(
+        "the number of keys is folded in",
+        "split_keys_are_independent",
         lambda key, n: sf.random.split(sf.random.fold_in(key, n), n),
     ),
     PrimitiveMutant("remainders are lost", "shares_are_handed_out", _floored),
@@ -439,19 +560,24 @@ PRIMITIVES = [
     PrimitiveMutant("the threshold itself is kept", "thresholds_keep_what_is_above", _at_or_above),
     PrimitiveMutant("the last byte is lost", "packing_round_trips", (_without_tail, _unpack_short)),
     PrimitiveMutant(
-        "tensor steps are float32", "schedules_stay_in_bounds",
+        "tensor steps are float32",
+        "schedules_stay_in_bounds",
         (_float32_for_tensors, laws_primitives.SCHEDULES["cosine_decay"][1]),
     ),
     PrimitiveMutant(
-        "the decay goes on below its end", "schedules_stay_in_bounds",
+        "the decay goes on below its end",
+        "schedules_stay_in_bounds",
         (sf.schedules.linear(0.7, -0.02), laws_primitives.SCHEDULES["linear_decay"][1]),
     ),
     PrimitiveMutant(
-        "stop is inclusive", "triggers_fire_in_turn",
+        "stop is inclusive",
+        "triggers_fire_in_turn",
         lambda n, start=0, stop=None: sf.every(n, start=start, stop=None if stop is None else stop + 1),
     ),
-    PrimitiveMutant("start does not set the phase", "triggers_fire_in_turn", lambda n, start=0, stop=None: sf.every(n, stop=stop)),
-]  # fmt: skip
+    PrimitiveMutant(
+        "start does not set the phase", "triggers_fire_in_turn", lambda n, start=0, stop=None: sf.every(n, stop=stop)
+    ),
+]
 
 
 # ---- running them -----------------------------------------------------------------------------------

@@ -81,18 +81,14 @@ def grid(layout: Layout, shape: Box) -> Box:
 def budget_shape(layout: Layout, shape: Box) -> Box:
     """What a distribution sees: the grid without the dimensions that one unit spans."""
     unit = _positive(layout.unit(shape))
-    return tuple(
-        n for n, step, size in zip(grid(layout, shape), unit, shape, strict=True) if size == 1 or step != size
-    )
+    return tuple(n for n, step, size in zip(grid(layout, shape), unit, shape, strict=True) if size == 1 or step != size)
 
 
 def groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
     """Competing groups of a leaf, each a list of units, each a list of element indices, all in row-major order."""
     units = [[_flat(place, shape) for place in box] for box in _boxes(shape, _positive(layout.unit(shape)))]
     cells = grid(layout, shape)
-    return [
-        [units[_flat(place, cells)] for place in box] for box in _boxes(cells, layout.group(cells))
-    ]
+    return [[units[_flat(place, cells)] for place in box] for box in _boxes(cells, layout.group(cells))]
 
 
 def competitions(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Unit]]:

@@ -117,6 +117,11 @@ def checkerboards(sparsity: Any, params: Tree) -> sf.Algorithm:
     return sf.from_masks(optree.tree_unflatten(optree.tree_structure(params), masks))
 
 
+def board(sparsity: Any) -> Callable[[Tree], Tree]:
+    """Masks in a pattern, as an `init`."""
+    return lambda params: checkerboards(sparsity, params).init(params).masks
+
+
 def split(params: Tree, first: sf.Algorithm, rest: sf.Algorithm) -> sf.Algorithm:
     paths = chosen(params)
     return sf.partition([(paths[:1], first), *([(paths[1:], rest)] if len(paths) > 1 else [])])
@@ -143,23 +148,44 @@ PRUNE = Meta(level=ramp, when=EVEN, choose=MAGNITUDE, monotone=True)
 SHOT = Meta(when=sf.at([1]), start="dense", choose=MAGNITUDE, monotone=True)
 # An exchange of weights that starts at random: permuted weights do not have permuted masks.
 SWAP = Meta(
-    when=ALWAYS, start="random", drop=MAGNITUDE, grow=GRADIENT, fraction=FADING, conserves=True,
-    needs_grads=True, stochastic=True, permutes=False,
-)  # fmt: skip
+    when=ALWAYS,
+    start="random",
+    drop=MAGNITUDE,
+    grow=GRADIENT,
+    fraction=FADING,
+    conserves=True,
+    needs_grads=True,
+    stochastic=True,
+    permutes=False,
+)
 swap: dict[str, Any] = {"when": ALWAYS, "drop_fraction": FADING}
 # The pattern says the sparsity: it has no ends, and may not be a tensor.
 FIXED: dict[str, Any] = {"layout": NM, "level": lambda s: lambda step: 0.5, "baseline": None, "tensor": False}
 # An optimizer of its own: weights are stepped before they are scored.
 OWN: dict[str, Any] = {
-    "optimizer": True, "idle": False, "scale_free": False, "permutes": False, "choose": None, "drop": None, "conserves": False,
-}  # fmt: skip
+    "optimizer": True,
+    "idle": False,
+    "scale_free": False,
+    "permutes": False,
+    "choose": None,
+    "drop": None,
+    "conserves": False,
+}
 LEARNED: dict[str, Any] = {"trains": "latents", "idle": False, "scale_free": False, "permutes": False}
 
 ROWS = [
     # one mask for good
     Row("dense", lambda s, key, _: sf.dense(), STATIC._replace(counts="", start="other", baseline=None)),
-    Row("static", lambda s, key, _: sf.static(s, key=key), STATIC._replace(start="random", stochastic=True, permutes=False)),
-    Row("static magnitude keep", lambda s, key, _: sf.static(s, init="magnitude", pruned="keep"), STATIC._replace(pruned="keep")),
+    Row(
+        "static",
+        lambda s, key, _: sf.static(s, key=key),
+        STATIC._replace(start="random", stochastic=True, permutes=False),
+    ),
+    Row(
+        "static magnitude keep",
+        lambda s, key, _: sf.static(s, init="magnitude", pruned="keep"),
+        STATIC._replace(pruned="keep"),
+    ),
     Row(
         "static erk",
         lambda s, key, _: sf.static(s, key=key, distribution=ERK),
@@ -180,7 +206,11 @@ ROWS = [
         lambda s, key, _: sf.static(s, init="checkerboard"),
         STATIC._replace(counts="", start="other", tensor=False, permutes=False),
     ),
-    Row("from_masks", lambda s, key, params: checkerboards(s, params), STATIC._replace(counts="", start="other", permutes=False)),
+    Row(
+        "from_masks",
+        lambda s, key, params: checkerboards(s, params),
+        STATIC._replace(counts="", start="other", permutes=False),
+    ),
     # pruning once
     Row("one_shot", lambda s, key, _: sf.one_shot(s, when=sf.at([1])), SHOT),
     Row(
@@ -192,8 +222,13 @@ ROWS = [
         "one_shot global saliency",
         lambda s, key, _: sf.one_shot(s, SALIENCY, distribution=GLOBAL),
         SHOT._replace(
-            when=sf.at([0]), choose=SALIENCY, needs_grads=True, permutes=False,
-            distribution=GLOBAL, counts="total", independent=False,
+            when=sf.at([0]),
+            choose=SALIENCY,
+            needs_grads=True,
+            permutes=False,
+            distribution=GLOBAL,
+            counts="total",
+            independent=False,
         ),
     ),
     Row(
@@ -243,7 +278,12 @@ ROWS = [
         "iterative global",
         lambda s, key, _: sf.iterative(s, when=EVEN, distribution=GLOBAL),
         PRUNE._replace(
-            level=sf.schedules.constant, relative=True, start="dense", distribution=GLOBAL, counts="total", independent=False
+            level=sf.schedules.constant,
+            relative=True,
+            start="dense",
+            distribution=GLOBAL,
+            counts="total",
+            independent=False,
         ),
     ),
     Row("ste", lambda s, key, _: sf.ste(s), Meta(choose=MAGNITUDE, pruned="train")),
@@ -270,8 +310,14 @@ ROWS = [
         lambda s, key, _: sf.rigl(s, key=key, distribution=GLOBAL, **swap),
         SWAP._replace(distribution=GLOBAL, counts="total", independent=False),
     ),
-    Row("rigl block", lambda s, key, _: sf.rigl(s, key=key, pattern=BLOCK.pattern, **swap), SWAP._replace(layout=BLOCK)),
-    Row("rigl kernel", lambda s, key, _: sf.rigl(s, key=key, pattern=KERNEL.pattern, **swap), SWAP._replace(layout=KERNEL)),
+    Row(
+        "rigl block", lambda s, key, _: sf.rigl(s, key=key, pattern=BLOCK.pattern, **swap), SWAP._replace(layout=BLOCK)
+    ),
+    Row(
+        "rigl kernel",
+        lambda s, key, _: sf.rigl(s, key=key, pattern=KERNEL.pattern, **swap),
+        SWAP._replace(layout=KERNEL),
+    ),
     Row(
         "rigl row_balanced",
         lambda s, key, _: sf.rigl(s, key=key, pattern=ROW_BALANCED.pattern, **swap),
@@ -281,7 +327,9 @@ ROWS = [
     Row(
         "rigl from dense",
         lambda s, key, _: sf.rigl(ramp(s), init="dense", drop_fraction=0.6),
-        SWAP._replace(level=ramp, start="dense", fraction=lambda step: 0.6, stochastic=False, permutes=True, conserves=False),
+        SWAP._replace(
+            level=ramp, start="dense", fraction=lambda step: 0.6, stochastic=False, permutes=True, conserves=False
+        ),
     ),
     Row(
         "drop_grow exclude keep",
@@ -290,9 +338,33 @@ ROWS = [
         ),
         SWAP._replace(drop=SALIENCY, exclude=True, pruned="keep"),
     ),
-    Row("snfs", lambda s, key, _: sf.snfs(s, decay=0.5, key=key, **swap), SWAP._replace(
-        grow=sf.scores.momentum(0.5), counts="total", independent=False, idle=False
-    )),
+    Row(
+        "snfs",
+        lambda s, key, _: sf.snfs(s, decay=0.5, key=key, **swap),
+        SWAP._replace(grow=sf.scores.momentum(0.5), counts="total", independent=False, idle=False),
+    ),
+    Row(
+        "rigl channel",
+        lambda s, key, _: sf.rigl(s, key=key, pattern=CHANNEL.pattern, **swap),
+        SWAP._replace(layout=CHANNEL),
+    ),
+    Row(
+        "rigl train",
+        lambda s, key, _: sf.rigl(s, key=key, pruned="train", **swap),
+        SWAP._replace(pruned="train"),
+    ),
+    Row(
+        "snfs exclude keep",
+        lambda s, key, _: sf.snfs(s, decay=0.5, key=key, exclude_dropped=True, pruned="keep", **swap),
+        SWAP._replace(
+            grow=sf.scores.momentum(0.5), exclude=True, pruned="keep", counts="total", independent=False, idle=False
+        ),
+    ),
+    Row(
+        "drop_grow current",
+        lambda s, key, params: sf.drop_grow("current", drop=MAGNITUDE, grow=RANDOM, key=key, init=board(s), **swap),
+        SWAP._replace(grow=None, needs_grads=False, redraws=True, start="other", counts="", tensor=False),
+    ),
     # learned
     Row(
         "power rigl",
@@ -307,7 +379,9 @@ ROWS = [
     # made of others
     Row(
         "chain",
-        lambda s, key, _: sf.chain(sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern), sf.one_shot(s, when=sf.at([2]))),
+        lambda s, key, _: sf.chain(
+            sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern), sf.one_shot(s, when=sf.at([2]))
+        ),
         PRUNE._replace(counts="", choose=None, start="other", permutes=False),
     ),
     Row(
@@ -323,7 +397,9 @@ ROWS = [
     Row(
         "phases to rigl",
         lambda s, key, _: sf.phases([(0, sf.gmp(ramp(s), when=EVEN)), (2, sf.rigl(s, key=key, drop_fraction=0.5))]),
-        PRUNE._replace(when=ALWAYS, counts="", choose=None, monotone=False, needs_grads=True, stochastic=True, permutes=False),
+        PRUNE._replace(
+            when=ALWAYS, counts="", choose=None, monotone=False, needs_grads=True, stochastic=True, permutes=False
+        ),
     ),
     Row(
         "partition",
@@ -334,6 +410,28 @@ ROWS = [
         "with_terms",
         lambda s, key, _: decayed(sf.rigl(s, key=key, **swap)),
         SWAP._replace(baseline=lambda: decayed(sf.dense())),
+    ),
+    Row(
+        "chain of exchanges",
+        lambda s, key, _: sf.chain(
+            sf.rigl(s, key=key, pattern=CHANNEL.pattern, **swap), sf.static(s, key=key), sf.set(s, key=key, **swap)
+        ),
+        SWAP._replace(counts="", drop=None, conserves=False, start="other"),
+    ),
+    Row(
+        "sequence of halves",
+        lambda s, key, params: sf.sequence(
+            sf.gmp(ramp(s), where=chosen(params)[:1], pruned="keep"),
+            sf.rigl(s, key=key, where=chosen(params)[1:] or chosen(params), **swap),
+        ),
+        SWAP._replace(counts="", drop=None, conserves=False, start="other", pruned="keep", independent=False),
+    ),
+    Row(
+        "phases to ste",
+        lambda s, key, _: sf.phases(
+            [(0, sf.rigl(s, key=key, **swap)), (1, sf.ste(s)), (2, sf.iterative(s, when=EVEN))]
+        ),
+        SWAP._replace(counts="", drop=None, conserves=False, pruned="train"),
     ),
     # with an optimizer of their own
     Row(
@@ -360,5 +458,20 @@ ROWS = [
         "partition of optimizers",
         lambda s, key, params: split(params, adam(sf.snfs(s, key=key, **swap)), sgd(sf.static(s, key=key))),
         SWAP._replace(**OWN, baseline=None, independent=False),
+    ),
+    Row(
+        "adam chain",
+        lambda s, key, _: adam(sf.chain(sf.static(s, key=key, pattern=CHANNEL.pattern), sf.rigl(s, key=key, **swap))),
+        SWAP._replace(**OWN, counts="", start="other", baseline=lambda: adam(sf.dense())),
+    ),
+    Row(
+        "sgd phases",
+        lambda s, key, _: sgd(sf.phases([(0, sf.ste(s)), (2, sf.static(s, init="magnitude"))])),
+        SWAP._replace(**OWN, start="magnitude", stochastic=False, pruned="train", baseline=lambda: sgd(sf.dense())),
+    ),
+    Row(
+        "sgd soft_threshold set",
+        lambda s, key, _: sgd(sf.reparametrised(sf.reparam.soft_threshold(init=-1.0), sf.set(s, key=key, **swap))),
+        SWAP._replace(**OWN, counts="", trains="latents", baseline=None),
     ),
 ]

@@ -1,11 +1,16 @@
-"""What the laws are tried on: trees of parameters, gradients like them, sparsities and keys."""
+"""What the laws are tried on: trees of parameters, gradients like them, sparsities and keys.
+
+An example is one string of bytes, from which shapes, containers and values are picked. So it is cheap to draw, it
+shrinks to the first of all options and to zeros, and Hypothesis does not spend most of its examples on copying one
+part of an example over another.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import optree
 import torch
@@ -13,8 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 Tree = Any
+T = TypeVar("T")
+
 STEPS = 3  # updates in a run
-Draw = Callable[[st.SearchStrategy[Any]], Any]
 
 
 class Form(NamedTuple):
@@ -39,7 +45,33 @@ class Layer(NamedTuple):
     bias: Tensor
 
 
-# ---- values: one drawn byte an element, so that an example is cheap and shrinks to zeros ----------
+class Source:
+    """Hands out the bytes of an example: first choices, from the rest values."""
+
+    choices = 48
+    size = 1000
+
+    def __init__(self, data: bytes) -> None:
+        self._choices, self._values, self._used = list(data[: self.choices]), data[self.choices :], 0
+
+    def number(self, bits: int = 8) -> int:
+        """A number of so many bits, a multiple of 8."""
+        return int.from_bytes([self._choices.pop(0) if self._choices else 0 for _ in range(bits // 8)], "big")
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[self.number() % len(options)]
+
+    def values(self, n: int) -> list[int]:
+        taken = [self._values[(self._used + i) % len(self._values)] for i in range(n)]
+        self._used += n
+        return taken
+
+
+def examples(build: Callable[[Source], T]) -> st.SearchStrategy[T]:
+    return st.binary(min_size=Source.size, max_size=Source.size).map(lambda data: build(Source(data)))
+
+
+# ---- values ---------------------------------------------------------------------------------------
 
 
 def _ties(byte: int, dtype: torch.dtype) -> float:
@@ -47,18 +79,18 @@ def _ties(byte: int, dtype: torch.dtype) -> float:
 
 
 def _exact(byte: int, dtype: torch.dtype) -> float:
-    return (byte - 128) / 8  # sums of these are exact in any order
+    return (byte + 128) % 256 / 8 - 16  # sums of these are exact in any order
 
 
 def _holes(byte: int, dtype: torch.dtype) -> float:
-    return (0.0, -0.0, 1.0, -1.5, float("nan"), float("inf"), -float("inf"), 3.0)[byte % 8]
+    return (0.0, -0.0, 1.0, -1.5, math.nan, math.inf, -math.inf, 3.0)[byte % 8]
 
 
 def _wild(byte: int, dtype: torch.dtype) -> float:
     info = torch.finfo(dtype)
     tiny = info.smallest_normal * info.eps
-    extreme = (0.0, -0.0, 1.0, -1.0, tiny, -tiny, info.smallest_normal, info.max, -info.max, float("nan"), float("inf"))
-    return (*extreme, -float("inf"), 0.1, -0.1, 1e-5, 3.0)[byte % 16]
+    extreme = (0.0, -0.0, 1.0, -1.0, tiny, -tiny, info.smallest_normal, info.max, -info.max, math.nan, math.inf)
+    return (*extreme, -math.inf, 0.1, -0.1, 1e-5, 3.0)[byte % 16]
 
 
 PALETTES: dict[str, Callable[[int, torch.dtype], float]] = {
@@ -67,119 +99,89 @@ PALETTES: dict[str, Callable[[int, torch.dtype], float]] = {
     "holes": _holes,
     "wild": _wild,
 }
+EVERY = tuple(PALETTES)
 EXACT = ("ties", "exact", "holes")  # sums do not round: for patterns that reduce, and for rescaling
-FINITE = ("ties", "exact")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
-def _filled(data: bytes, palette: str, leaf: Tensor) -> Tensor:
-    table = [PALETTES[palette](byte, leaf.dtype) for byte in range(256)]
-    return torch.tensor([table[byte] for byte in data], dtype=torch.float64).to(leaf.dtype).reshape(leaf.shape)
+def _filled(source: Source, palette: str, leaf: Tensor) -> Tensor:
+    values = [PALETTES[palette](byte, leaf.dtype) for byte in source.values(leaf.numel())]
+    return torch.tensor(values, dtype=torch.float64).to(leaf.dtype).reshape(leaf.shape)
 
 
-def _distinct(data: bytes, start: int, stride: int, leaf: Tensor) -> Tensor:
-    """Magnitudes that no other element of the tree has: the drawn bytes say in which order."""
-    order = sorted(range(len(data)), key=lambda i: (data[i], i))
+def _distinct(source: Source, start: int, stride: int, leaf: Tensor) -> Tensor:
+    """Magnitudes that no other element of the tree has: the bytes say in which order."""
+    data = source.values(leaf.numel())
     values = [0.0] * len(data)
-    for rank, i in enumerate(order):
+    for rank, i in enumerate(sorted(range(len(data)), key=lambda i: (data[i], i))):
         values[i] = (1 + start + stride * rank) * (1.0 if data[i] % 2 else -1.0)
     return torch.tensor(values, dtype=torch.float64).to(leaf.dtype).reshape(leaf.shape)
 
 
-# ---- trees ----------------------------------------------------------------------------------------
-
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+# ---- shapes and trees -----------------------------------------------------------------------------
 
 
-@st.composite
-def shapes(draw: Draw, form: Form = Form()) -> tuple[int, ...]:
-    """Shapes of two to four dimensions that fit a form; empty ones and single elements where it allows them."""
-    rows = form.rows * draw(st.sampled_from([n for n in (2, 1, 3, 4, 0) if n >= form.least]))
-    columns = form.columns * draw(st.sampled_from([n for n in (3, 1, 2, 5, 0) if n >= form.least]))
-    return draw(st.sampled_from([(rows, columns), (rows, 2, columns), (rows, 2, 2, columns)]))  # type: ignore[no-any-return]
+def shape(source: Source, form: Form = Form()) -> tuple[int, ...]:
+    """Two to four dimensions that fit a form; empty ones and single elements now and then, where it allows them."""
+    rows = form.rows * source.pick([n for n in (2, 3, 4, 3, 2, 4, 1, 3, 2, 4, 0) if n >= form.least])
+    columns = form.columns * source.pick([n for n in (3, 2, 5, 4, 3, 5, 1, 2, 5, 3, 0) if n >= form.least])
+    return source.pick([(rows, columns), (rows, columns), (rows, 2, columns), (rows, 2, 2, columns)])
 
 
-@st.composite
-def tensors(draw: Draw, shape: tuple[int, ...], palettes: Sequence[str] = tuple(PALETTES)) -> Tensor:
-    """Floating-point tensors of a shape."""
-    n = math.prod(shape)
-    data = draw(st.binary(min_size=n, max_size=n))
-    like = torch.empty(shape, dtype=draw(st.sampled_from(DTYPES)), device="meta")
-    return _filled(data, draw(st.sampled_from(palettes)), like)
+def tensor(source: Source, shape: tuple[int, ...], palettes: Sequence[str] = EVERY) -> Tensor:
+    like = torch.empty(shape, dtype=source.pick(DTYPES), device="meta")
+    return _filled(source, source.pick(palettes), like)
 
 
-@st.composite
-def masks(draw: Draw, shape: tuple[int, ...]) -> Tensor:
-    """Bool tensors of a shape."""
-    n = math.prod(shape)
-    data = draw(st.binary(min_size=n, max_size=n))
-    return torch.tensor([byte % 2 == 1 for byte in data], dtype=torch.bool).reshape(shape)
+def mask(source: Source, shape: tuple[int, ...]) -> Tensor:
+    flags = [byte % 2 == 1 for byte in source.values(math.prod(shape))]
+    return torch.tensor(flags, dtype=torch.bool).reshape(shape)
 
 
-def _wrapped(draw: Draw, layers: Sequence[Any]) -> Tree:
-    kind = draw(st.sampled_from(["dict", "list", "tuple", "ordered", "nested"]))
-    if kind == "list":
-        return list(layers)
-    if kind == "tuple":
-        return tuple(layers)
-    names = [f"layer{len(layers) - i}" for i in range(len(layers))]  # inserted against their order
-    if kind == "ordered":
-        return OrderedDict(zip(names, layers, strict=True))
-    if kind == "dict":
-        return dict(zip(names, layers, strict=True))
-    return {"head": layers[-1], "body": [*layers[:-1]], "scale": torch.empty((), device="meta")}
+def _layer(source: Source, form: Form) -> Tree:
+    size, dtype = shape(source, form), source.pick(DTYPES)
+    weight = torch.empty(size, dtype=dtype, device="meta")
+    bias = torch.empty(size[:1], dtype=dtype, device="meta")
+    return source.pick(
+        [{"weight": weight}, {"weight": weight, "bias": bias}, Layer(weight, bias), (weight, bias), weight]
+    )
 
 
-def _skeleton(draw: Draw, form: Form) -> Tree:
+def _tree(source: Source, form: Form) -> Tree:
     """A tree of meta tensors; at least one leaf is one that `default_where` chooses."""
-    layers: list[Any] = []
-    for _ in range(draw(st.integers(1, 3))):
-        shape, dtype, biased = draw(shapes(form)), draw(st.sampled_from(DTYPES)), draw(st.booleans())
-        weight = torch.empty(shape, dtype=dtype, device="meta")
-        bias = torch.empty(shape[:1], dtype=dtype, device="meta")
-        kind = draw(st.sampled_from(["dict", "named", "tuple", "bare"]))
-        if kind == "dict":
-            layers.append({"weight": weight, "bias": bias} if biased else {"weight": weight})
-        else:
-            layers.append(Layer(weight, bias) if kind == "named" else (weight, bias) if kind == "tuple" else weight)
-    tree = _wrapped(draw, layers)
-    if draw(st.booleans()):
-        tree = {"tree": tree, "norm": torch.empty((form.rows, form.columns), device="meta")}
-    return tree
+    layers = [_layer(source, form) for _ in range(source.pick((1, 2, 3)))]
+    names = [f"layer{len(layers) - i}" for i in range(len(layers))]  # inserted against their order
+    named = dict(zip(names, layers, strict=True))
+    nested = {"head": layers[-1], "body": layers[:-1], "scale": torch.empty((), device="meta")}
+    tree = source.pick([named, layers, tuple(layers), OrderedDict(named), nested])
+    norm = torch.empty((form.rows, form.columns), device="meta")
+    return source.pick([tree, {"tree": tree, "norm": norm}])
 
 
-@st.composite
-def cases(
-    draw: Draw,
-    form: Form = Form(),
-    palettes: Sequence[str] = tuple(PALETTES),
-    steps: int = STEPS,
-    distinct: bool = False,
-) -> Case:
-    """Runs of `steps` updates over trees whose leaves fit `form`; `distinct` for trees without ties."""
-    skeleton = _skeleton(draw, form)
-    leaves, treedef = optree.tree_flatten(skeleton)
-    palette, seed = draw(st.sampled_from(palettes)), draw(st.integers(0, 2**32))
-
-    def tree(columns: list[list[bytes]], i: int) -> Tree:
-        rows = enumerate(zip(leaves, columns, strict=True))
-        if distinct:
-            return treedef.unflatten([_distinct(parts[i], j, len(leaves), leaf) for j, (leaf, parts) in rows])
-        return treedef.unflatten([_filled(parts[i], palette, leaf) for _, (leaf, parts) in rows])
-
-    columns = []
-    for leaf in leaves:
-        n = leaf.numel()
-        data = draw(st.binary(min_size=n * (steps + 1), max_size=n * (steps + 1)))
-        columns.append([data[i * n : (i + 1) * n] for i in range(steps + 1)])
-    trees = [tree(columns, i) for i in range(steps + 1)]
-    sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
-    return Case(trees[0], tuple(trees[1:]), draw(sparsities([*sizes, sum(sizes)])), seed)
-
-
-def sparsities(sizes: Sequence[int]) -> st.SearchStrategy[float]:
+def sparsity(source: Source, sizes: Sequence[int]) -> float:
     """Ends, round numbers, and halves of a unit in one of the sizes, where rounding to even shows."""
-    halves = st.tuples(st.sampled_from(sizes), st.integers(0, 500)).map(lambda x: (2 * (x[1] % (x[0] or 1)) + 1) / (2 * x[0] or 2))
-    return st.one_of(st.sampled_from([0.5, 0.0, 1.0, 0.9, 0.25, 1 / 3]), halves, st.floats(0.0, 1.0))
+    n = max(source.pick(sizes), 1)
+    half = (2 * (source.number(16) % n) + 1) / (2 * n)
+    return source.pick([0.5, half, source.number(16) / 65535, half, 0.9, half, 0.0, 1.0, 1 / 3, half])
+
+
+def case(source: Source, form: Form, palettes: Sequence[str], distinct: bool) -> Case:
+    leaves, treedef = optree.tree_flatten(_tree(source, form))
+    palette = source.pick(palettes)
+
+    def filled() -> Tree:
+        if distinct:
+            return treedef.unflatten([_distinct(source, i, len(leaves), leaf) for i, leaf in enumerate(leaves)])
+        return treedef.unflatten([_filled(source, palette, leaf) for leaf in leaves])
+
+    sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
+    params, *grads = (filled() for _ in range(STEPS + 1))
+    return Case(params, tuple(grads), sparsity(source, [*sizes, sum(sizes)]), source.number(32))
+
+
+def cases(form: Form = Form(), palettes: Sequence[str] = EVERY, distinct: bool = False) -> st.SearchStrategy[Case]:
+    """Runs over trees whose leaves fit `form`; `distinct` for trees without ties."""
+    return examples(lambda source: case(source, form, palettes, distinct))
 
 
 def large(form: Form = Form(), elements: int = 150) -> Case:

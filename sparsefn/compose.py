@@ -182,49 +182,46 @@ def chain(*algorithms: Algorithm) -> Algorithm:
             [False,  True]])}
 
     Counts of every part are of the whole leaf; where fewer are left than a part asks for, all of them
-    are kept. Not `sequence`, where the state passes through and a later part may regrow.
+    are kept. Only the last part may let pruned weights train on, else ValueError. Not `sequence`, where
+    the state passes through and a later part may regrow.
     """
     check_plain("chain", algorithms)
-    last = len(algorithms) - 1
 
-    def run(states: list[State | None], params: Tree, step: Callable[[Algorithm, State | None, Tree], State]) -> State:
-        done: list[State] = []
-        allowed: Tree | None = None
-        moved = False  # masks of a state are nested already, so as long as no part moves there is nothing to do
-        for algorithm, state in zip(algorithms, states, strict=True):
-            inside = algorithm
-            if allowed is not None and algorithm.within is not None:
-                inside = algorithm.within(allowed)
-            if state is not None and moved:
-                state = state._replace(params=params, masks=intersect(state.masks, allowed))
-            new = step(inside, state, params)
-            moved = moved or new is not state
-            if allowed is not None and moved:
-                new = new._replace(masks=intersect(new.masks, allowed))
-            allowed, params = new.masks, new.params
-            done.append(new)
-        no_optimizer("chain", done)
-        extra = [{"masks": part.masks} if i < last else {} for i, part in enumerate(done)]
-        return pack(done, params, done[-1].masks, extra)
+    def inside(i: int, done: list[State]) -> Algorithm:
+        within = algorithms[i].within
+        return algorithms[i] if not done or within is None else within(_common(done))
+
+    def join(parts: list[State], masks: Tree) -> State:
+        return pack(parts, parts[-1].params, masks, [{"masks": part.masks} for part in parts])
 
     def init(params: Tree) -> State:
-        return run([None] * len(algorithms), detached(params), lambda algorithm, state, tree: algorithm.init(tree))
+        parts: list[State] = []
+        params = detached(params)
+        for i in range(len(algorithms)):
+            parts.append(inside(i, parts).init(params))
+            params = parts[-1].params
+        no_optimizer("chain", parts)
+        for i, part in enumerate(parts[:-1]):
+            if has_own_support(part):
+                raise ValueError(f"chain: pruned weights of the algorithm at position {i} train on; put it last")
+        return join(parts, _common(parts))
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)
-        parts: list[State | None] = [
-            State(state.params, own.get("masks", state.masks), own["scores"], state.key[str(i)])
-            for i, own in ((i, state.scores[str(i)]) for i in range(len(algorithms)))
-        ]
-
-        def move(algorithm: Algorithm, part: State | None, params: Tree) -> State:
-            del params
-            assert part is not None
-            return algorithm.update(part, grads, step)
-
-        return run(parts, state.params, move)
+        parts: list[State] = []
+        params, still = state.params, True
+        for i in range(len(algorithms)):
+            own = state.scores[str(i)]
+            old = State(params, own["masks"], own["scores"], state.key[str(i)])
+            parts.append(inside(i, parts).update(old, grads, step))
+            params, still = parts[-1].params, still and parts[-1].masks is old.masks
+        return join(parts, state.masks if still else _common(parts))
 
     return Algorithm(init, update)
+
+
+def _common(parts: Sequence[State]) -> Tree:
+    return reduce(intersect, (part.masks for part in parts))
 
 
 def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:

@@ -66,11 +66,11 @@ def with_optimizer(
 
     Order in one update: gradient terms -> optimizer (not when `skip` fires) -> masks -> moments. So
     drop scores see the stepped weights and grow scores the gradient of the same step. Moments are zero
-    outside the view's support (`mask_moments`) and start from zero where it turns on again
-    (`reset_grown`); `reset` starts the whole optimizer afresh. Moments are found by the shapes that
-    `optimizer.init` gives, for any optimizer. The optimizer must be pure and is called with
-    `inplace=False`. TypeError for something without init and update; ValueError for an algorithm that
-    has an optimizer already.
+    outside the view's support (`mask_moments`) and start from zero where it turns on again or where the
+    algorithm itself sets a kept weight anew (`reset_grown`); `reset` starts the whole optimizer afresh.
+    Moments are found by the shapes that `optimizer.init` gives, for any optimizer. The optimizer must be
+    pure and is called with `inplace=False`. TypeError for something without init and update; ValueError
+    for an algorithm that has an optimizer already.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_optimizer: expected an Algorithm, got {type(algorithm).__name__}")
@@ -108,9 +108,10 @@ def with_optimizer(
         updates, opt = optimizer.update(gradient, state.opt, params=trained, inplace=False)
         return view.put(state, optree.tree_map(lambda p, u: p + u, trained, updates))._replace(opt=opt)
 
-    def tidy(state: State, before: Tree) -> State:
+    def tidy(state: State, before: State) -> State:
         trained, treedef = optree.tree_flatten(view.get(state))
-        rows = list(zip(optree.tree_leaves(view.support(state)), optree.tree_leaves(before), trained, strict=True))
+        supports = (optree.tree_leaves(view.support(each)) for each in (state, before))
+        rows = list(zip(*supports, trained, optree.tree_leaves(view.get(before)), strict=True))
         if torch.compiler.is_compiling():
             owner_of = _moments(optimizer, view.get(state))
         else:
@@ -119,11 +120,12 @@ def with_optimizer(
         def leaf(moment: Any, owner: int) -> Any:
             if owner < 0 or moment.shape != rows[owner][2].shape or not is_sparse(*rows[owner][::2]):
                 return moment
-            now, old, _ = rows[owner]
-            if mask_moments:
-                live = now & old if reset_grown else now
-            else:
-                live = ~(now & ~old)
+            now, old, weight, stepped = rows[owner]
+            live = now if mask_moments else torch.ones_like(now)
+            if reset_grown:
+                live = live & (old | ~now)
+                if weight is not stepped:  # what the update itself wrote anew starts anew, as when pruned and regrown
+                    live = live & (~now | (weight == stepped))
             return torch.where(live, moment, moment.new_zeros(()))
 
         if not (mask_moments or reset_grown):
@@ -132,11 +134,11 @@ def with_optimizer(
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)
-        before, skipped = view.support(state), skip(step)
+        skipped = skip(step)
         goes = ~skipped if isinstance(skipped, Tensor) else not skipped
-        state = choose(goes, lambda now: descend(now, grads, step), state)
-        state = algorithm.update(state._replace(opt=()), grads, step)._replace(opt=state.opt)
-        state = tidy(state, before)
+        stepped = choose(goes, lambda now: descend(now, grads, step), state)
+        state = algorithm.update(stepped._replace(opt=()), grads, step)._replace(opt=stepped.opt)
+        state = tidy(state, stepped)
         return choose(reset(step), lambda now: now._replace(opt=optimizer.init(view.get(now))), state)  # type: ignore[no-any-return]
 
     return algorithm._replace(init=init, update=update, within=None)

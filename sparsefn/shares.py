@@ -29,9 +29,10 @@ def apportion(
 
     What a capped one cannot take goes to the rest by share; equal remainders go to the name that
     sorts first, so that the order of the dict is irrelevant. NaN counts as 0; those of share 0 get
-    something only when all others are full. A positive share below 2**-400 of the largest counts as that. Ints in, ints out; with any tensor the counts are 0-d
-    int64 tensors. A total above the sum of caps, or a negative or infinite share, is a ValueError
-    (where the values are known).
+    something only when all others are full. A positive share below 2**-400 of the largest counts as
+    that. Ints in, ints out; with any tensor the counts are 0-d int64 tensors. A total above the sum of
+    caps, or a negative or infinite share, is a ValueError (where the values are known; an infinite
+    one in a tensor counts as the largest number).
     """
     names = sorted(shares)
     for name in names:

@@ -16,8 +16,8 @@ from sparsefn.masks import intersect
 from sparsefn.tree import Tree, choose, concrete, flatten
 from sparsefn.types import Algorithm, State, Step, effective, support_of
 
-
-_TRUE = torch.ones((), dtype=torch.bool, device="cpu")  # made once: a step that changes nothing does no tensor work
+# Made once: a step that changes nothing does no tensor work.
+_TRUE = torch.ones((), dtype=torch.bool, device="cpu")
 
 
 def _owns(state: State) -> dict[str, Any]:

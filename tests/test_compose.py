@@ -232,3 +232,29 @@ def test_terms_go_with_an_algorithm_into_a_chain_of_one_kind():
     params = {"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])}
     state = algorithm.update(algorithm.init(params), {"w": torch.zeros(1, 4)}, 0)
     assert state.params["w"].tolist() == [[3.5, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "second,want",
+    [
+        (sf.dense(), [2, 1, 4]),
+        (sf.from_masks({"w": torch.tensor([[True, True, True, False]])}), [2, 1, 3]),
+        (sf.static(0.0, init="dense"), [2, 1, 2]),  # chosen in init, among what was kept then
+    ],
+)
+def test_a_chain_shows_again_what_a_part_hid(second, want):
+    # The first part keeps 2, then 1, then all of 4.
+    level = sf.schedules.piecewise({0: 0.5, 1: 0.75, 2: 0.0})
+    algorithm = sf.chain(sf.gmp(level, regrow=True, pruned="keep"), second)
+    state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+    counts = []
+    for step in range(3):
+        state = algorithm.update(state, {"w": torch.zeros(1, 4)}, step)
+        counts.append(int(state.masks["w"].sum()))
+    assert counts == want
+
+
+def test_only_the_last_part_of_a_chain_may_train_pruned_weights():
+    sf.chain(sf.dense(), sf.ste(0.5)).init({"w": torch.ones(2, 2)})
+    with pytest.raises(ValueError, match="chain: pruned weights of the algorithm at position 0 train on; put it last"):
+        sf.chain(sf.ste(0.5), sf.dense()).init({"w": torch.ones(2, 2)})

@@ -314,3 +314,17 @@ def test_any_pure_pair_in_the_shape_of_optax_is_an_optimizer():
     assert state.params["w"].tolist() == [[1.0, 0.0]]
     assert state.opt["last"]["w"].tolist() == [[3.0, 0.0]]
     assert state.opt["count"] == 2.0
+
+
+def test_a_weight_pruned_and_regrown_in_one_update_starts_anew():
+    prune = sf.gmp(sf.schedules.piecewise({0: 0.0, 1: 0.5}), when=sf.at([1]), init="dense")
+    algorithm = sf.with_optimizer(
+        sf.sequence(prune, sf.rigl("current", drop_fraction=0.5, when=sf.at([1]))),
+        sf.optimizers.sgd(0.01, momentum=0.9),
+    )
+    state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+    grads = {"w": torch.tensor([[0.1, 0.1, 0.1, 9.0]])}
+    state = algorithm.update(algorithm.update(state, grads, 0), grads, 1)
+    assert state.masks["w"].tolist() == [[True, False, False, True]]
+    assert state.params["w"][0, 3] == 0 and state.opt.momentum["w"][0, 3] == 0
+    assert state.opt.momentum["w"][0, 0] != 0

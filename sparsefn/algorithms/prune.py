@@ -62,6 +62,8 @@ def _pruner(
         def prune(state: State, grads: Tree, step: Step) -> State:
             leaves, masks = sparse_leaves(state)
             scores = memory.read("score", state, grads, step, leaves)
+            if allowed is not None:
+                masks = {path: mask & full(allowed, leaves, [path])[path] for path, mask in masks.items()}
             open_ = allowed if regrow else masks
             new: Leaves = {}
             for field, count in zip(rule.fields(leaves), counts(masks, step), strict=True):

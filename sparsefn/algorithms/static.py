@@ -44,11 +44,7 @@ def dense() -> Algorithm:
         params = detached(params)
         return State(params, optree.tree_map(lambda p: torch.ones((), dtype=torch.bool, device=p.device), params))
 
-    def renewed(state: State, grads: Tree, step: Step) -> State:
-        # In a chain: all that the parts before keep now, which need not be what they kept last.
-        return state._replace(masks=init(_frozen(state, grads, step).params).masks)
-
-    return Algorithm(init, _frozen, within=lambda masks: Algorithm(init, renewed))
+    return Algorithm(init, _frozen)
 
 
 def static(
@@ -104,8 +100,4 @@ def from_masks(masks: Tree) -> Algorithm:
         check_masks(masks, params)
         return State(apply_masks(params, masks), masks)
 
-    def renewed(state: State, grads: Tree, step: Step) -> State:
-        # In a chain: the given masks again, as the parts before may keep more than they did last.
-        return init(_frozen(state, grads, step).params)
-
-    return Algorithm(init, _frozen, within=lambda allowed: Algorithm(init, renewed))
+    return Algorithm(init, _frozen)

@@ -196,11 +196,21 @@ def test_set_grows_at_random_by_key_path_and_step():
 
 
 def test_random_drop_and_random_growth_draw_apart():
-    # The same draws for both would bring back exactly what was dropped last.
-    algorithm = sf.set(0.5, drop=sf.scores.random, drop_fraction=0.5)
+    seen = {}
+
+    def draws(role):
+        def score(state, grads, step):
+            seen[role] = sf.scores.random(state, grads, step)
+            return seen[role]
+
+        return score
+
+    algorithm = sf.set(0.5, drop=draws("drop"), grow=draws("grow"))
     state = algorithm.init({"w": torch.ones(8, 8)})
-    new = algorithm.update(state, state.params, 0)
-    assert 0 < int((new.masks["w"] & ~state.masks["w"]).sum()) < 16
+    algorithm.update(state, state.params, 0)
+    assert not (seen["drop"]["w"] == seen["grow"]["w"]).all()
+    # Nor do they repeat the draws of the first mask.
+    assert not any(torch.equal(sf.topk_mask(draw["w"], 32), state.masks["w"]) for draw in seen.values())
 
 
 # ---- snfs ---------------------------------------------------------------------------------------
