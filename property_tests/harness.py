@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterator
@@ -29,9 +30,7 @@ def bits(x: Tensor) -> Tensor:
     """The bits of a tensor; every NaN counts as the same."""
     if x.is_floating_point():
         x = torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x)
-    return (
-        x.contiguous().view(_INTEGERS[x.element_size()]) if x.ndim else x.reshape(1).view(_INTEGERS[x.element_size()])
-    )
+    return x.contiguous().view(_INTEGERS[x.element_size()])
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
@@ -44,6 +43,14 @@ def assert_same(what: str, a: Tree, b: Tree) -> None:
     assert set(left) == set(right), f"{what}: other leaves: {sorted(set(left) ^ set(right))}"
     for path, leaf in left.items():
         assert equal(leaf, right[path]), f"{what}: differs at {path}:\n{leaf}\n{right[path]}"
+
+
+def digest(tree: Tree) -> str:
+    """A hash of the bits of all leaves."""
+    found = hashlib.blake2b()
+    for path, leaf in leaves(tree).items():
+        found.update(path.encode() + bits(leaf).numpy().tobytes())
+    return found.hexdigest()
 
 
 def sparse(state: sf.State) -> dict[str, Tensor]:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from property_tests import laws_masks as masks
 from property_tests import laws_state as states
+from property_tests.meta import Meta, Row
 from property_tests.oracle import ELEMENTS
-from property_tests.registry import Meta, Row
 from property_tests.strategies import EVERY, EXACT, STEPS, Case, cases, large
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from property_tests.laws_state import compiling_changes_nothing
-from property_tests.registry import ROWS, Row
+from property_tests.meta import Row
+from property_tests.registry import ROWS
 from property_tests.strategies import large
 
 COMPILED = ("gmp erk", "snfs", "adam rigl", "chain")

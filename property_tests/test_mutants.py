@@ -3,7 +3,9 @@
 import pytest
 
 from property_tests import laws, laws_primitives
-from property_tests.mutants import MUTANTS, PRIMITIVES, Mutant, PrimitiveMutant, notices, primitive_notices
+from property_tests.mutants import MUTANTS, PRIMITIVES, notices, primitive_notices
+from property_tests.mutants_primitives import PrimitiveMutant
+from property_tests.planting import Mutant
 
 LAWS = {law.name: law for law in [*laws.LAWS, *laws.SLOW]}
 PRIMITIVE_LAWS = {law.name: law for law in laws_primitives.LAWS}

@@ -125,7 +125,8 @@ def with_optimizer(
             if reset_grown:
                 live = live & (old | ~now)
                 if weight is not stepped:  # what the update itself wrote anew starts anew, as when pruned and regrown
-                    live = live & (~now | (weight == stepped))
+                    kept = (weight == stepped) | (weight.isnan() & stepped.isnan())
+                    live = live & (~now | kept)
             return torch.where(live, moment, moment.new_zeros(()))
 
         if not (mask_moments or reset_grown):

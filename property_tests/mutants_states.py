@@ -1,0 +1,162 @@
+"""Planted bugs in states: impure, other bits, wrong off the masks or at the ends."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+import sparsefn as sf
+from property_tests.planting import after_update, each, gmp, kept, magnitude_masks, masks_by, mutant, rigl
+from property_tests.registry import EVEN, ramp, swap
+from property_tests.strategies import Tree
+from sparsefn.tree import concrete
+
+
+def _counted_in_a_closure(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+    made = itertools.count()
+    return sf.set(s, key=key, grow=lambda state, grads, step: sf.scores.random(state, grads, next(made)), **swap)
+
+
+def _remembered_in_a_closure(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+    memory: dict[str, Tree] = {}
+
+    def grow(state: sf.State, grads: Tree, step: Any) -> Tree:
+        old = memory.get("mean", optree.tree_map(torch.zeros_like, grads)) if step else grads
+        memory["mean"] = optree.tree_map(lambda a, b: 0.5 * a + b, old, grads)
+        return optree.tree_map(torch.abs, memory["mean"])
+
+    return sf.rigl(s, key=key, grow=grow, **swap)
+
+
+def _numbered_by_insertion(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+    order = {path: i for i, path in enumerate(_inserted(params))}
+
+    def mask(path: str, leaf: Tensor) -> Tensor:
+        draws = sf.random.uniform(sf.random.fold_in(key, order[path]), leaf.shape)
+        return sf.topk_mask(draws, kept(leaf, s))
+
+    return sf.static(None, init=masks_by(mask), key=key)
+
+
+def _inserted(tree: Tree, prefix: str = "") -> list[str]:
+    """Paths in the order in which dicts were filled."""
+    if isinstance(tree, Tensor):
+        return [prefix.removeprefix(".")]
+    items = (
+        tree.items() if isinstance(tree, dict) else zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True)
+    )
+    return [path for name, part in items for path in _inserted(part, f"{prefix}.{name}")]
+
+
+def _zeroed_in_place(old: sf.State, new: sf.State, grads: Tree, step: Any) -> sf.State:
+    for mask, leaf in zip(optree.tree_leaves(old.masks), optree.tree_leaves(old.params), strict=True):
+        if mask.ndim:
+            leaf.masked_fill_(~mask, 0.0)
+    return new
+
+
+def _multiplied(old: sf.State, new: sf.State, grads: Tree, step: Any) -> sf.State:
+    return new._replace(params=each(lambda p, m: p * m, old.params, new.masks))
+
+
+def _random_generator(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+    return sf.static(None, init=masks_by(lambda _, x: sf.topk_mask(torch.rand(x.shape), kept(x, s))), key=key)
+
+
+def _rounded_in_float32(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+    return sf.static(s.float() if isinstance(s, Tensor) else s, key=key)
+
+
+def _late_for_tensors(step: Any) -> Any:
+    return EVEN(step + 1) if isinstance(step, Tensor) else EVEN(step)
+
+
+def _at_least(least: int, spare: int) -> Callable[[Any, Tensor, Tree], sf.Algorithm]:
+    """A count that never falls to `least` or comes closer than `spare` to the whole."""
+    return magnitude_masks(
+        lambda x, s: sf.topk_mask(x, min(max(kept(x, s), least), max(x.numel() - spare, 0)) if x.numel() else 0)
+    )
+
+
+STATES = [
+    mutant(
+        "an update adds a field",
+        "states_keep_their_structure",
+        "gmp",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(scores={"old": old.params})
+        ),
+    ),
+    mutant(
+        "masks come back transposed",
+        "states_keep_their_structure",
+        "gmp",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN),
+            lambda old, new, grads, step: new._replace(masks=each(lambda m: m.mT.contiguous().mT, new.masks)),
+        ),
+    ),
+    mutant(
+        "weights are zeroed in place",
+        "functions_are_pure",
+        "gmp regrow keep",
+        lambda s, key, _: after_update(sf.gmp(lambda step: s, when=EVEN, regrow=True, pruned="keep"), _zeroed_in_place),
+    ),
+    mutant("masks are drawn from the global generator", "functions_are_pure", "static", _random_generator),
+    mutant(
+        "a part of the gradient is returned",
+        "functions_are_pure",
+        "gmp",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(scores=each(lambda g: g[:1], grads))
+        ),
+    ),
+    mutant("draws are numbered by calls", "runs_repeat", "set", _counted_in_a_closure),
+    mutant("draws are numbered by the order of a dict", "runs_repeat", "static", _numbered_by_insertion),
+    mutant(
+        "a sum depends on the threads",
+        "threads_do_not_matter",
+        "one_shot",
+        lambda s, key, _: after_update(
+            sf.one_shot(s, when=sf.at([1])),
+            lambda old, new, grads, step: new._replace(scores=each(lambda p: p.sum(), old.params)),
+        ),
+    ),
+    mutant("a tensor step is compared otherwise", "steps_may_be_tensors", "gmp", gmp(when=_late_for_tensors)),
+    mutant("a tensor sparsity is rounded in float32", "vmap_is_a_loop", "static", _rounded_in_float32),
+    mutant(
+        "all members draw the same",
+        "vmap_is_a_loop",
+        "static",
+        lambda s, key, _: sf.static(s, key=sf.random.key(0) if concrete(key[0]) is None else key),
+    ),
+    mutant("a score is remembered outside of the state", "runs_resume", "rigl", _remembered_in_a_closure),
+    mutant(
+        "masks multiply",
+        "pruned_weights_are_zero",
+        "gmp",
+        lambda s, key, _: after_update(sf.gmp(ramp(s), when=EVEN), _multiplied),
+    ),
+    mutant(
+        "stale moments stay",
+        "pruned_weights_are_zero",
+        "adam rigl",
+        lambda s, key, _: sf.with_optimizer(sf.rigl(s, key=key, **swap), sf.optimizers.adam(0.1), mask_moments=False),
+    ),
+    mutant("pruned weights train on", "outside_optimizers_cannot_revive", "gmp", gmp(pruned="train")),
+    mutant("one weight is always pruned", "sparsity_zero_is_dense", "static magnitude keep", _at_least(0, 1)),
+    mutant("terms are forgotten", "sparsity_zero_is_dense", "with_terms", rigl()),
+    mutant("one weight is always kept", "sparsity_one_is_empty", "static magnitude keep", _at_least(1, 0)),
+    mutant(
+        "the step is made a Python bool",
+        "compiling_changes_nothing",
+        "gmp erk",
+        lambda s, key, _: sf.gmp(ramp(s), when=lambda step: bool(step % 2 == 0)),
+        raises=torch._dynamo.exc.TorchDynamoException,
+    ),
+]
