@@ -63,10 +63,11 @@ LAWS = [
     ),
     Law(states.states_keep_their_structure),
     Law(states.functions_are_pure),
-    Law(states.runs_repeat),
+    Law(states.runs_repeat, share=0.2),
     Law(states.threads_do_not_matter, examples=lambda meta: st.just(large(meta.layout.form, 40_000))),
     Law(states.steps_may_be_tensors),
-    Law(states.vmap_is_a_loop),
+    Law(states.vmap_is_a_loop, share=0.2),
+    Law(states.nested_vmap_is_two_loops, share=0.08),
     Law(states.runs_resume),
     Law(states.pruned_weights_are_zero),
     Law(

@@ -72,6 +72,10 @@ def _rounded_in_float32(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     return sf.static(s.float() if isinstance(s, Tensor) else s, key=key)
 
 
+def _split_once_more(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+    return sf.static(s, key=key if concrete(key[0]) is not None else sf.random.split(key, 1)[0])
+
+
 def _late_for_tensors(step: Any) -> Any:
     return EVEN(step + 1) if isinstance(step, Tensor) else EVEN(step)
 
@@ -135,6 +139,7 @@ STATES = [
         "static",
         lambda s, key, _: sf.static(s, key=sf.random.key(0) if concrete(key[0]) is None else key),
     ),
+    mutant("a batched key is split once more", "nested_vmap_is_two_loops", "static", _split_once_more),
     mutant("a score is remembered outside of the state", "runs_resume", "rigl", _remembered_in_a_closure),
     mutant(
         "masks multiply",

@@ -72,5 +72,6 @@ def noise(std: float, key: Tensor) -> Term:
     if not std >= 0:
         raise ValueError(f"expected std >= 0, got {std}")
     return lambda state, step: map_with_path(
-        lambda path, w: std * random.normal(random.leaf_key(key, path, step), w.shape, w.dtype), state.params
+        lambda path, w: std * random.normal(random.leaf_key(key.to(w.device), path, step), w.shape, w.dtype),
+        state.params,
     )

@@ -85,7 +85,7 @@ def leaves_like(tree: Tree, like: Tree) -> list[Any]:
     [2, 1]
     """
     if not same_structure(tree, like):
-        raise ValueError(structure_error("tree", tree, like, "its model"))
+        raise ValueError(structure_error("tree", tree, like, "the other"))
     return optree.tree_leaves(tree)
 
 

@@ -110,7 +110,9 @@ def test_difference_of_two_0d_masks_needs_params():
 
 @pytest.mark.parametrize("operation", [M.intersect, M.union, M.difference, M.hamming])
 def test_set_operations_refuse_trees_that_differ(operation):
-    with pytest.raises(ValueError, match=r"expected tree with the structure of params, but there is no leaf at 'a.w'"):
+    with pytest.raises(
+        ValueError, match=r"expected tree with the structure of the other, but there is no leaf at 'a.w'"
+    ):
         operation({"a": {"w": X}}, {"a": {}})
     with pytest.raises(ValueError, match=r"but the containers differ"):
         operation([X], (X,))

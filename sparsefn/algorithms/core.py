@@ -124,7 +124,7 @@ def start_masks(
         scores = {
             path: leaf.detach().abs()
             if init == "magnitude"
-            else random.uniform(random.leaf_key(draws, path), leaf.shape)
+            else random.uniform(random.leaf_key(draws.to(leaf.device), path), leaf.shape)
             for path, leaf in leaves.items()
         }
         return masks_tree(params, best(rule, scores, leaves, level_at(level, 0), allowed))  # type: ignore[arg-type]

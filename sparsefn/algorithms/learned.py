@@ -96,16 +96,18 @@ def reparametrised(
         part = inside.view.put(inner_of(state), weights)
         return finish(inside.update(part, grads, step), masks, latents, following)
 
-    def rest(state: State, tree: Tree) -> dict[str, Tensor]:
+    def rest(state: State, leaves: dict[str, Tensor]) -> Tree:
+        # Nothing is (), as in a state: compiled code cannot flatten an empty dict inside another.
         chosen = _latent_paths(state)
-        return {path: leaf for path, leaf in flatten(tree)[0].items() if path not in chosen}
+        return {path: leaf for path, leaf in leaves.items() if path not in chosen} or ()
 
     def get(state: State) -> Tree:
-        return {"latent": state.scores["latent"], "rest": rest(state, state.params)}
+        return {"latent": state.scores["latent"], "rest": rest(state, flatten(state.params)[0])}
 
     def put(state: State, tree: Tree) -> State:
         leaves, rebuild = flatten(state.params)
-        params = rebuild([tree["rest"].get(path, leaf) for path, leaf in leaves.items()])
+        others = dict(tree["rest"])
+        params = rebuild([others.get(path, leaf) for path, leaf in leaves.items()])
         params = inside.view.put(inner_of(state), params).params
         latents = optree.tree_map(
             lambda moves, new, old: torch.where(moves, new, old) if is_sparse(moves, new) else new,
@@ -121,8 +123,7 @@ def reparametrised(
         latents = state.scores["latent"]
         weights, pull = torch.func.vjp(lambda tree: reparam.apply(tree, state.scores["step"], seed)[0], latents)[:2]
         (pulled,) = pull({path: leaves[path] for path in weights})
-        chosen = _latent_paths(state)
-        return {"latent": pulled, "rest": {path: leaf for path, leaf in leaves.items() if path not in chosen}}
+        return {"latent": pulled, "rest": rest(state, leaves)}
 
     def support(state: State) -> Tree:
         moves = support_of(inner_of(state))
@@ -137,7 +138,7 @@ def reparametrised(
             name: {path: where_moves(path, leaf) for path, leaf in tree.items()}
             for name, tree in state.scores["latent"].items()
         }
-        return {"latent": latents, "rest": rest(state, moves)}
+        return {"latent": latents, "rest": rest(state, flatten(moves)[0])}
 
     return Algorithm(init, update, TrainView(get, put, grads_of, support))
 

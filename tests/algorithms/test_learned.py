@@ -248,3 +248,11 @@ def test_effective_weights_and_masks_intersect_both():
     assert sf.effective(state)["w"].tolist() == [[0.0, 0.0, 1.5, -2.5, 0.0, 3.5]]
     few = sf.reparametrised(reparam, sf.static(0.0, init="magnitude"))
     assert sf.masks.n_kept(few.init({"w": torch.tensor([[0.1, 2.0]])}).masks) == 1
+
+
+def test_all_leaves_may_have_latents_in_compiled_code():
+    algorithm = sf.with_optimizer(sf.reparametrised(sf.reparam.power(2.0)), sf.optimizers.sgd(0.1))
+    params = {"a": torch.ones(2, 3), "b": torch.ones(3, 2)}
+    state = algorithm.init(params)
+    compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")
+    assert sf.checkpoint.tree_equal(compiled(state, params, 0), algorithm.update(state, params, 0))
