@@ -2,6 +2,7 @@
 
 from sparsefn import budgets as budgets
 from sparsefn import checkpoint as checkpoint
+from sparsefn import config as config
 from sparsefn import ensemble as ensemble
 from sparsefn import masks as masks
 from sparsefn import modules as modules

@@ -44,6 +44,7 @@ ORDER = (
     "modules",
     "checkpoint",
     "report",
+    "config",
 )
 FAMILIES = ORDER.index("algorithms.*")
 
