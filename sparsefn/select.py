@@ -137,12 +137,11 @@ def checked_count(name: str, count: Count, eligible: Tensor) -> int | Tensor:
 
     A tensor is not compared: selection clamps it.
     """
-    count = _check_count(name, count, *eligible.shape)
-    if isinstance(count, int):
-        least = concrete(eligible.sum(-1).amin()) if eligible.shape[0] else count
-        if least is not None and count > least:
-            raise ValueError(f"expected 0 <= {name} <= {least}, got {count}")
-    return count
+    groups, available = eligible.shape
+    if isinstance(count, int) and groups:
+        least = concrete(eligible.sum(-1).amin())
+        available = available if least is None else least
+    return _check_count(name, count, groups, available)
 
 
 def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern = unstructured()) -> Tensor:
