@@ -175,6 +175,21 @@ def test_counts_differ_between_members_of_an_ensemble():
     assert torch.func.vmap(pruned)(torch.tensor([1, 3, 9])).sum((1, 2)).tolist() == [3, 1, 0]
 
 
+@pytest.mark.parametrize("count", [3, torch.tensor(3)])
+def test_counts_compile(count):
+    params = row(1, -2, 3, -4, 5)
+    algorithm = sf.iterative(count=count, when=sf.every(2))
+    compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")
+    states = [algorithm.init(params)] * 2
+    for step in range(2):
+        states = [
+            algorithm.update(states[0], params, step),
+            compiled(states[1], params, torch.tensor(step)),
+        ]
+        assert sf.checkpoint.tree_equal(*states)
+    assert kept(states[1]) == {3, 4}
+
+
 def test_rewinding_puts_early_weights_under_the_late_mask():
     # Frankle & Carbin 2019: after a level, the weights of step k under the new mask.
     early, late = row(5, -4, 3, 2), row(0.1, 4, -3, 0.2)
