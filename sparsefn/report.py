@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.algorithms.core import as_level, level_at, sparse_leaves
+from sparsefn.braille import braille as braille
 from sparsefn.masks import sparsity
 from sparsefn.tree import check_like, flatten, is_sparse, leaves_like
 from sparsefn.types import Schedule, State, Step, check_masks
