@@ -53,9 +53,9 @@ def from_shorthand(text: str) -> Shorthand:
     Shorthand(pattern=nm(4, 8, axis=-1), sparsity=0.5, mask_gradient=False)
     >>> algorithm = sf.supermask(**sf.from_shorthand("BERN")._asdict())
 
-    `DENSE` has sparsity 0.0 and `BERN` the sparsity "bernoulli". The sparsity is 1 - density in decimal, so
-    that no rounding of 1 - 0.9 moves a count. Anything else than the grammar is a ValueError, spaces, other
-    letters, a density above 1 and a run that keeps none or more than it has among them.
+    `DENSE` has sparsity 0.0, whatever its letter, and `BERN` the sparsity "bernoulli". The sparsity is
+    1 - density in decimal, so that no rounding of 1 - 0.9 moves a count. Anything else than the grammar is a
+    ValueError, spaces, other letters, a density above 1 and a run that keeps none or more than it has among them.
     """
     if not isinstance(text, str):
         raise TypeError(f"expected a shorthand to be a string, got {type(text).__name__}")
@@ -64,7 +64,7 @@ def from_shorthand(text: str) -> Shorthand:
         raise ValueError(f"expected a shorthand {_GRAMMAR}, got {text!r}")
     flag = "M" in (match["flag"], match["letter"])
     if match["bare"] == "DENSE":
-        return _Dense(unstructured(), 0.0, flag)
+        return _Dense(unstructured(), 0.0, False)  # nothing is off the mask: (M) means (U)
     if match["bare"] == "BERN":
         return Shorthand(unstructured(), "bernoulli", flag)
     if match["density"] is not None:
@@ -103,8 +103,8 @@ def to_shorthand(spec: Shorthand | Pattern) -> str:
     level = check_sparsity(sparsity)  # type: ignore[arg-type]  # another string is refused
     if not isinstance(level, float):
         raise TypeError(f"expected the sparsity of a Shorthand to be a float, got {type(level).__name__}")
-    if isinstance(spec, _Dense) and level == 0.0:
-        return "DENSE" + letter * flag
+    if isinstance(spec, _Dense) and level == 0.0 and not flag:
+        return "DENSE"
     if runs is None:
         return f"TOPK{{{_EXACT.subtract(1, Decimal(repr(level))):f}}}{letter}"
     kept, run = int(runs[1]), int(runs[2])

@@ -12,7 +12,7 @@ ELEMENTS, NM = sf.patterns.unstructured(), sf.patterns.nm
 READ = {
     "DENSE": (ELEMENTS, 0.0, False),
     "DENSE(U)": (ELEMENTS, 0.0, False),
-    "DENSE(M)": (ELEMENTS, 0.0, True),
+    "DENSE(M)": (ELEMENTS, 0.0, False),  # nothing is off its mask
     "BERN": (ELEMENTS, "bernoulli", False),
     "BERN(U)": (ELEMENTS, "bernoulli", False),
     "BERN(M)": (ELEMENTS, "bernoulli", True),
@@ -25,7 +25,7 @@ READ = {
     "BTOPK{2:8,1}(M)": (NM(2, 8, axis=1), 0.75, True),
     "BTOPK{1:1,0}(U)": (NM(1, 1, axis=0), 0.0, False),
 }
-CANONICAL = ["DENSE", "DENSE(M)", "BERN", "BERN(M)", "TOPK{1.0}(U)", "TOPK{0.0}(M)", "TOPK{0.125}(U)"]
+CANONICAL = ["DENSE", "BERN", "BERN(M)", "TOPK{1.0}(U)", "TOPK{0.0}(M)", "TOPK{0.125}(U)"]
 CANONICAL += [f"BTOPK{{{k}:{m},{axis}}}({u})" for k, m in ((1, 1), (2, 4), (8, 8)) for axis in (-2, 0, 3) for u in "UM"]
 
 
@@ -70,6 +70,7 @@ def test_the_named_ones():
 
 def test_a_changed_shorthand_prints_what_it_says():
     assert sf.to_shorthand(sf.from_shorthand("DENSE")._replace(sparsity=0.5)) == "TOPK{0.5}(U)"
+    assert sf.to_shorthand(sf.from_shorthand("DENSE")._replace(mask_gradient=True)) == "TOPK{1.0}(M)"
     assert sf.to_shorthand(sf.from_shorthand("BERN")._replace(mask_gradient=True)) == "BERN(M)"
 
 
