@@ -101,7 +101,7 @@ def supermask(
         step = check_update(state, grads, step)
         return choose(when(step), lambda now: masked(now, step, step + 1), state)  # type: ignore[no-any-return]
 
-    def view_of(state: State, params: Leaves, scores: Leaves) -> Tree:
+    def view_of(params: Leaves, scores: Leaves) -> Tree:
         # Leaves that are not sparsified train in every mode. An empty part is (), as in a state: compiled
         # code cannot flatten an empty dict inside another.
         return {
@@ -110,7 +110,7 @@ def supermask(
         }
 
     def get(state: State) -> Tree:
-        return view_of(state, flatten(state.params)[0], pick(state.scores, sparse_leaves(state)[0]))
+        return view_of(flatten(state.params)[0], pick(state.scores, sparse_leaves(state)[0]))
 
     def put(state: State, tree: Tree) -> State:
         def merged(old: Tree, new: Leaves) -> Tree:
@@ -132,7 +132,7 @@ def supermask(
 
             pull = torch.func.vjp(run, scores[path], leaves[path])[1]
             slopes[path], dense[path] = pull(dense[path])
-        return view_of(state, dense, slopes)
+        return view_of(dense, slopes)
 
     def support(state: State) -> Tree:
         # Everywhere: masks flip, and what they leave out trains on.
