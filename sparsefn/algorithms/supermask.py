@@ -85,9 +85,8 @@ def supermask(
             _check_score("link to give scores", path, value, leaves[path])
         if level is not None:
             return settle(state, best(rule, values, leaves, level_at(level, step), None), "keep")
-        return settle(
-            state, {p: bernoulli_mask(v, random.leaf_key(state.key, p, draw)) for p, v in values.items()}, "keep"
-        )
+        keys = {path: random.leaf_key(state.key, path, draw) for path in values}
+        return settle(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
 
     def start(params: Tree) -> State:
         params = detached(params)
@@ -194,7 +193,7 @@ def _start(params: Tree, leaves: Leaves, init: Start, key: Tensor) -> Leaves:
         return {path: score.detach() for path, score in given.items()}
     if init == "random":
         draws = random.fold_in(key, "init")
-        return {p: random.uniform(random.leaf_key(draws, p), x.shape, x.dtype).to(x.device) for p, x in leaves.items()}
+        return {p: random.uniform(random.leaf_key(draws, p).to(x.device), x.shape, x.dtype) for p, x in leaves.items()}
     if init == "zeros":
         return {path: torch.zeros_like(leaf) for path, leaf in leaves.items()}
     if init == "magnitude":
