@@ -102,6 +102,11 @@ OWN: dict[str, Any] = {
 }
 LEARNED: dict[str, Any] = {"trains": "latents", "idle": False, "scale_free": False, "permutes": False}
 
+
+def halves(params: Tree) -> Tree:
+    return optree.tree_map(lambda leaf: torch.full_like(leaf, 0.5), params)
+
+
 ROWS = [
     # one mask for good
     Row("dense", lambda s, key, _: sf.dense(), STATIC._replace(counts="", start="other", baseline=None)),
@@ -305,6 +310,24 @@ ROWS = [
         lambda s, key, _: sf.reparametrised(sf.reparam.soft_threshold(init=0.0)),
         Meta(counts="", when=NEVER, start="other", baseline=None, **LEARNED),
     ),
+    Row(
+        "supermask",
+        lambda s, key, _: sf.supermask(s, key=key),
+        Meta(start="random", stochastic=True, pruned="train", trains="scores", baseline=None, permutes=False),
+    ),
+    Row(
+        "supermask joint ramp",
+        lambda s, key, _: sf.supermask(ramp(s), mode="joint", init="magnitude", when=EVEN, distribution=ERK),
+        Meta(level=ramp, when=EVEN, pruned="train", trains="scores", distribution=ERK, independent=False),
+    ),
+    Row(
+        "supermask bernoulli",
+        lambda s, key, _: sf.supermask("bernoulli", init=halves, key=key),
+        Meta(
+            counts="", start="other", stochastic=True, redraws=True, pruned="train", trains="scores",
+            baseline=None, permutes=False,
+        ),
+    ),
     # made of others
     Row(
         "chain",
@@ -363,6 +386,13 @@ ROWS = [
         SWAP._replace(counts="", drop=None, conserves=False, pruned="train"),
     ),
     # with an optimizer of their own
+    Row(
+        "adam supermask",
+        lambda s, key, _: adam(sf.supermask(s, mode="joint", init="zeros")),
+        Meta(
+            start="other", needs_grads=True, pruned="train", trains="scores", baseline=lambda: adam(sf.dense()), **OWN
+        ),
+    ),
     Row(
         "adam rigl",
         lambda s, key, _: adam(sf.rigl(s, key=key, **swap)),

@@ -2,6 +2,7 @@
 
 from sparsefn import budgets as budgets
 from sparsefn import checkpoint as checkpoint
+from sparsefn import config as config
 from sparsefn import ensemble as ensemble
 from sparsefn import masks as masks
 from sparsefn import modules as modules
@@ -12,6 +13,7 @@ from sparsefn import reparam as reparam
 from sparsefn import report as report
 from sparsefn import schedules as schedules
 from sparsefn import scores as scores
+from sparsefn import shorthand as shorthand
 from sparsefn import terms as terms
 from sparsefn import tree as tree
 from sparsefn import triggers as triggers
@@ -24,19 +26,23 @@ from sparsefn.algorithms import gmp as gmp
 from sparsefn.algorithms import iterative as iterative
 from sparsefn.algorithms import one_shot as one_shot
 from sparsefn.algorithms import reparametrised as reparametrised
+from sparsefn.algorithms import rescore as rescore
 from sparsefn.algorithms import rigl as rigl
 from sparsefn.algorithms import set as set
 from sparsefn.algorithms import snfs as snfs
 from sparsefn.algorithms import static as static
 from sparsefn.algorithms import ste as ste
+from sparsefn.algorithms import supermask as supermask
 
 # Composition
 from sparsefn.compose import chain as chain
 from sparsefn.compose import partition as partition
 from sparsefn.compose import with_terms as with_terms
-from sparsefn.optim import with_optimizer as with_optimizer
 
 # Primitives
+from sparsefn.gates import gate as gate
+from sparsefn.gates import sparsify as sparsify
+from sparsefn.optim import with_optimizer as with_optimizer
 from sparsefn.select import bernoulli_mask as bernoulli_mask
 from sparsefn.select import drop_lowest as drop_lowest
 from sparsefn.select import grow_highest as grow_highest
@@ -44,6 +50,8 @@ from sparsefn.select import straight_through as straight_through
 from sparsefn.select import threshold_mask as threshold_mask
 from sparsefn.select import topk_mask as topk_mask
 from sparsefn.select import topk_masks as topk_masks
+from sparsefn.shorthand import from_shorthand as from_shorthand
+from sparsefn.shorthand import to_shorthand as to_shorthand
 from sparsefn.timing import phases as phases
 from sparsefn.timing import sequence as sequence
 from sparsefn.triggers import always as always

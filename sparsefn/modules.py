@@ -10,6 +10,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
+from sparsefn.axes import check_pattern_axis as check_pattern_axis
 from sparsefn.tree import Tree, flatten
 from sparsefn.types import State, effective
 from sparsefn.where import float_leaves

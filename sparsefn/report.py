@@ -8,8 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefn.algorithms.core import as_level, level_at, sparse_leaves
+from sparsefn.braille import braille as braille
+from sparsefn.masks import sparsity
 from sparsefn.tree import check_like, flatten, is_sparse, leaves_like
-from sparsefn.types import State, check_masks
+from sparsefn.types import Schedule, State, Step, check_masks
 
 
 class Row(NamedTuple):
@@ -91,6 +94,17 @@ class Diff(NamedTuple):
         return _table(lines, left=1)
 
 
+class Observed(NamedTuple):
+    """The sparsity of one leaf: what its mask has, and what it was to be.
+
+    >>> sf.report.Observed(computed=0.7, target=0.75).target
+    0.75
+    """
+
+    computed: float | Tensor
+    target: float | Tensor | None
+
+
 def summary(state: State) -> Summary:
     """Count what every leaf keeps.
 
@@ -114,6 +128,25 @@ def summary(state: State) -> Summary:
     rows = [_row(path, tuple(leaf.shape), _kept(masks[path], leaf), leaf.numel()) for path, leaf in leaves.items()]
     dense = tuple(path for path, leaf in leaves.items() if not is_sparse(masks[path], leaf))
     return Summary(tuple(rows), _sum("all", rows), _sum("sparsified", [r for r in rows if r.path not in dense]), dense)
+
+
+def observe(state: State, target: float | Schedule | None = None, step: Step = 0) -> dict[str, Observed]:
+    """The sparsity of every leaf that has a mask, beside its target at a step.
+
+    >>> state = sf.State({"w": torch.ones(4)}, {"w": torch.tensor([True, False, False, False])})
+    >>> sf.report.observe(state, sf.schedules.linear(0.5, 0.125), step=2)
+    {'w': Observed(computed=0.75, target=0.75)}
+
+    `computed` comes from the masks, in optree's order of paths: a float, or a 0-d float64 tensor where
+    `vmap` or `torch.compile` hides values. `target` is a float or a Schedule; a value outside [0, 1] is
+    clamped, as algorithms do, and without a target it is None. Nothing is registered: call it where you
+    log. Raises ValueError where masks do not fit params.
+    """
+    check_masks(state.masks, state.params)
+    level = as_level(target)
+    aim = None if level is None else level_at(level, step)
+    masks = sparse_leaves(state)[1]
+    return {path: Observed(sparsity({path: mask}), aim) for path, mask in masks.items()}
 
 
 def diff(old: State, new: State) -> Diff:

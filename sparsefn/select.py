@@ -129,11 +129,19 @@ def _mask_rows(pattern: Pattern, scores: Tensor, mask: Tensor) -> Tensor:
     return to_rows(pattern, mask, lambda unit: unit.any(-1))
 
 
-def _check_available(name: str, count: int | Tensor, eligible: Tensor) -> None:
-    if isinstance(count, int):
-        least = concrete(eligible.sum(-1).amin()) if eligible.shape[0] else count
-        if least is not None and count > least:
-            raise ValueError(f"expected 0 <= {name} <= {least}, got {count}")
+def checked_count(name: str, count: Count, eligible: Tensor) -> int | Tensor:
+    """The count, if it is one and no group has fewer eligible units: rows of (groups, units) flags.
+
+    >>> checked_count("n_drop", 2, torch.tensor([[True, False, True]]))
+    2
+
+    A tensor is not compared: selection clamps it.
+    """
+    groups, available = eligible.shape
+    if isinstance(count, int) and groups:
+        least = concrete(eligible.sum(-1).amin())
+        available = available if least is None else least
+    return _check_count(name, count, groups, available)
 
 
 def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern = unstructured()) -> Tensor:
@@ -146,8 +154,7 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
     An int above what is active is a ValueError, a tensor is clamped.
     """
     active = _mask_rows(pattern, scores, mask)
-    count = _check_count("n_drop", n_drop, *active.shape)
-    _check_available("n_drop", count, active)
+    count = checked_count("n_drop", n_drop, active)
     keep = (active.sum(-1) - count).clamp(min=0)
     kept = top(rank_keys(to_rows(pattern, scores), active), keep)
     return mask & from_rows(pattern, kept, tuple(scores.shape))
@@ -171,8 +178,7 @@ def grow_highest(
     eligible = ~_mask_rows(pattern, scores, mask)
     if exclude is not None:
         eligible = eligible & ~_mask_rows(pattern, scores, exclude)
-    count = _check_count("n_grow", n_grow, *eligible.shape)
-    _check_available("n_grow", count, eligible)
+    count = checked_count("n_grow", n_grow, eligible)
     grown = top(rank_keys(to_rows(pattern, scores), eligible), count)
     return mask | from_rows(pattern, grown, tuple(scores.shape))
 

@@ -214,7 +214,42 @@ TABLE = {
     "iterative n:m": (
         lambda: sf.iterative(0.2, when=sf.always(), pattern=sf.patterns.nm(2, 4)),
         ValueError,
-        "iterative: expected a fraction and a pattern that leaves the count open, got nm(2, 4, axis=-1)",
+        "iterative: expected a pattern that leaves the count open, got nm(2, 4, axis=-1)",
+    ),
+    "iterative nothing": (
+        lambda: sf.iterative(),
+        TypeError,
+        "iterative: expected a fraction of what remains, or a count of it, got neither",
+    ),
+    "iterative both": (
+        lambda: sf.iterative(0.5, count=2),
+        TypeError,
+        "iterative: expected a fraction or a count, got both 0.5 and 2",
+    ),
+    "iterative count": (
+        lambda: sf.iterative(count=2.0),
+        TypeError,
+        "iterative: expected count to be an int, a tensor or a function, got 2.0",
+    ),
+    "iterative count bool": (
+        lambda: sf.iterative(count=True),
+        TypeError,
+        "iterative: expected count to be an int, a tensor or a function, got True",
+    ),
+    "iterative count negative": (
+        lambda: sf.iterative(count=-1),
+        ValueError,
+        "iterative: expected count >= 0, got -1",
+    ),
+    "iterative count above": (
+        lambda: update(sf.iterative(count=9)),
+        ValueError,
+        "iterative: expected 0 <= count <= 8, got 9 at 'w'",
+    ),
+    "iterative count dtype": (
+        lambda: update(sf.iterative(count=torch.tensor(2.0))),
+        TypeError,
+        "expected count of an integer dtype, got torch.float32",
     ),
     "snfs with a pattern": (
         lambda: sf.snfs(0.5, pattern=sf.patterns.channel(0)),

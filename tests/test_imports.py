@@ -26,8 +26,10 @@ ORDER = (
     "patterns",
     "boxes",
     "select",
+    "gates",
     "shares",
     "budgets",
+    "shorthand",
     "masks",
     "scores",
     "terms",
@@ -41,9 +43,12 @@ ORDER = (
     "optim",
     "optimizers",
     "ensemble",
+    "axes",
     "modules",
     "checkpoint",
+    "braille",
     "report",
+    "config",
 )
 FAMILIES = ORDER.index("algorithms.*")
 

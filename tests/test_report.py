@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sparsefn import ensemble
-from sparsefn.report import Change, Row, diff, summary
+from sparsefn import ensemble, schedules
+from sparsefn.report import Change, Observed, Row, diff, observe, summary
 from sparsefn.types import State
 
 T = torch.tensor(True)
@@ -102,3 +102,30 @@ def test_diff_refuses_states_that_differ():
         diff(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(3)}, {"a": T}))
     with pytest.raises(TypeError, match=r"expected a bool mask at 'a', got torch.float32"):
         diff(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(2)}, {"a": torch.ones(2)}))
+
+
+def test_observe_shows_leaves_that_have_a_mask():
+    assert observe(STATE) == {"0.weight": Observed(5 / 8, None), "1.weight": Observed(0.75, None)}
+
+
+def test_observe_shows_the_target_at_a_step_as_algorithms_read_it():
+    schedule = schedules.linear(0.0, 0.4)
+    for step, target in ((0, 0.0), (2, 0.8), (3, 1.0)):
+        assert observe(STATE, schedule, step)["1.weight"] == Observed(0.75, target)
+    assert observe(STATE, 0.75)["1.weight"] == Observed(0.75, 0.75)
+
+
+def test_observe_works_where_values_are_hidden():
+    stack = ensemble.stack([STATE, STATE])
+    seen = torch.func.vmap(lambda state, step: observe(state, schedules.linear(0.0, 0.4), step)["1.weight"])(
+        stack, torch.tensor([1, 2])
+    )
+    assert seen.computed.tolist() == [0.75, 0.75]
+    assert seen.target.tolist() == [0.4, 0.8]
+
+
+def test_observe_refuses():
+    with pytest.raises(ValueError, match=r"expected a mask of shape \(2,\) or \(\) at 'w', got \(3,\)"):
+        observe(State({"w": torch.ones(2)}, {"w": torch.ones(3, dtype=torch.bool)}))
+    with pytest.raises(TypeError, match="expected sparsity to be a float in"):
+        observe(STATE, 1)

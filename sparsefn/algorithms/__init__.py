@@ -13,3 +13,5 @@ from sparsefn.algorithms.prune import ste as ste
 from sparsefn.algorithms.static import dense as dense
 from sparsefn.algorithms.static import from_masks as from_masks
 from sparsefn.algorithms.static import static as static
+from sparsefn.algorithms.supermask import rescore as rescore
+from sparsefn.algorithms.supermask import supermask as supermask

@@ -25,6 +25,7 @@ from sparsefn.algorithms.rule import Count, Leaves, Rule, full
 from sparsefn.budgets import Distribution, per_leaf, rounded, uniform
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.scores import check_score, magnitude
+from sparsefn.select import checked_count
 from sparsefn.tree import Tree, choose
 from sparsefn.triggers import always, at, check_trigger
 from sparsefn.types import Algorithm, Schedule, Score, State, Step, Trigger, Where, apply_masks
@@ -154,8 +155,9 @@ def one_shot(
 
 
 def iterative(
-    fraction: float | Tensor,
+    fraction: Any = None,
     *,
+    count: int | Tensor | Callable[[Any, Any], Any] = rounded,
     when: Trigger = always(),
     score: Score = magnitude,
     where: Where = default_where,
@@ -165,7 +167,7 @@ def iterative(
     init: Init = "dense",
     pruned: str = "zero",
 ) -> Algorithm:
-    """At each trigger, prune a fraction of what REMAINS.
+    """At each trigger, prune a fraction of what REMAINS, or a count of it.
 
     >>> algorithm = sf.iterative(0.2, when=sf.always())
     >>> state = algorithm.init({"w": torch.arange(100.0).reshape(10, 10)})
@@ -175,23 +177,52 @@ def iterative(
     ...     counts.append(int(state.masks["w"].sum()))
     >>> counts
     [80, 64, 51, 41, 33]
+    >>> algorithm = sf.iterative(count=3)
+    >>> int(algorithm.update(state, state.params, 5).masks["w"].sum())
+    30
 
-    pruned = round_half_even(fraction * active), per leaf, or in total with `global_()`; a distribution
-    other than these two would need a total and is a ValueError. Frankle & Carbin 2019, arXiv 1803.03635.
+    `count(fraction, active)` units are pruned (round half even), or `count` itself where it is an int or
+    a 0-d int tensor: per competing group, or in total with `global_()`. `fraction` is a float, a Schedule
+    or a 0-d tensor. An int count above what is active is a ValueError, a tensor is clamped; a
+    distribution other than these two would need a total and is a ValueError.
+    Frankle & Carbin 2019, arXiv 1803.03635.
     """
-    rule, level = Rule(pattern, distribution).check(), as_level(fraction, "fraction")
-    if level is None or pattern.fixed is not None:
-        raise ValueError(f"iterative: expected a fraction and a pattern that leaves the count open, got {pattern}")
+    rule, lost = Rule(pattern, distribution).check(), _removal(fraction, count)
+    if pattern.fixed is not None:
+        raise ValueError(f"iterative: expected a pattern that leaves the count open, got {pattern}")
     if not (rule.joint or distribution is per_leaf):
         raise ValueError(
             "iterative: expected distribution to be uniform() or global_(), whose totals follow what remains"
         )
 
     def counts(masks: Leaves, step: Step) -> list[Count]:
-        active = [rule.active(field, masks).sum(-1) for field in rule.fields(masks)]
-        return [n - rounded(level_at(level, step), n) for n in active]
+        kept: list[Count] = []
+        for field in rule.fields(masks):
+            active = rule.active(field, masks)
+            remain = active.sum(-1)
+            try:
+                kept.append(remain - checked_count("count", lost(remain, step), active))
+            except ValueError as error:
+                raise ValueError(f"iterative: {error} at {', '.join(map(repr, field))}") from None
+        return kept
 
     return _pruner(rule, counts, None, score, when, where, key, init, pruned, regrow=False)
+
+
+def _removal(fraction: Any, count: Any) -> Callable[[Tensor, Step], Count]:
+    """How many of the active units are pruned at a step."""
+    level = as_level(fraction, "fraction")
+    if callable(count):
+        if level is None:
+            raise TypeError("iterative: expected a fraction of what remains, or a count of it, got neither")
+        return lambda active, step: count(level_at(level, step), active)
+    if level is not None:
+        raise TypeError(f"iterative: expected a fraction or a count, got both {fraction!r} and {count!r}")
+    if isinstance(count, bool) or not isinstance(count, int | Tensor):
+        raise TypeError(f"iterative: expected count to be an int, a tensor or a function, got {count!r}")
+    if isinstance(count, int) and count < 0:
+        raise ValueError(f"iterative: expected count >= 0, got {count}")
+    return lambda active, step: count
 
 
 def ste(

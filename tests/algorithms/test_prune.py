@@ -142,6 +142,54 @@ def test_the_fraction_may_be_a_schedule_or_a_tensor():
         assert int(state.masks["w"].sum()) == 51
 
 
+def test_a_count_is_pruned_at_each_trigger():
+    params = {"a": torch.arange(10.0).reshape(2, 5) + 1, "b": torch.arange(10.0).reshape(2, 5) + 100}
+    for options, expected in (
+        ({"count": 3}, {"a": 4, "b": 4}),
+        ({"count": torch.tensor(3)}, {"a": 4, "b": 4}),
+        ({"count": 3, "distribution": sf.budgets.global_()}, {"a": 4, "b": 10}),
+        ({"count": 1, "pattern": sf.patterns.row_balanced()}, {"a": 6, "b": 6}),
+        ({"count": 1, "pattern": sf.patterns.channel(1)}, {"a": 6, "b": 6}),
+        ({"fraction": 0.25, "count": lambda fraction, active: (fraction * active).ceil().long()}, {"a": 5, "b": 5}),
+    ):
+        algorithm = sf.iterative(when=sf.always(), **options)
+        state = algorithm.init(params)
+        for step in range(2):
+            state = algorithm.update(state, params, step)
+        assert counts(state) == expected, options
+
+
+def test_a_count_of_a_tensor_is_clamped_to_what_remains():
+    params = row(1, 2, 3, 4)
+    algorithm = sf.iterative(count=torch.tensor(9))
+    assert kept(algorithm.update(algorithm.init(params), params, 0)) == set()
+
+
+def test_counts_differ_between_members_of_an_ensemble():
+    params = row(1, 2, 3, 4)
+
+    def pruned(count):
+        algorithm = sf.iterative(count=count)
+        return algorithm.update(algorithm.init(params), params, 0).masks["w"]
+
+    assert torch.func.vmap(pruned)(torch.tensor([1, 3, 9])).sum((1, 2)).tolist() == [3, 1, 0]
+
+
+@pytest.mark.parametrize("count", [3, torch.tensor(3)])
+def test_counts_compile(count):
+    params = row(1, -2, 3, -4, 5)
+    algorithm = sf.iterative(count=count, when=sf.every(2))
+    compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")
+    states = [algorithm.init(params)] * 2
+    for step in range(2):
+        states = [
+            algorithm.update(states[0], params, step),
+            compiled(states[1], params, torch.tensor(step)),
+        ]
+        assert sf.checkpoint.tree_equal(*states)
+    assert kept(states[1]) == {3, 4}
+
+
 def test_rewinding_puts_early_weights_under_the_late_mask():
     # Frankle & Carbin 2019: after a level, the weights of step k under the new mask.
     early, late = row(5, -4, 3, 2), row(0.1, 4, -3, 0.2)

@@ -1,0 +1,202 @@
+"""Learned masks: the mask is the best of trained scores, and the weights stay or train along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.algorithms.core import as_level, check_update, detached, level_at, masks_tree, pick, settle, sparse_leaves
+from sparsefn.algorithms.rule import Leaves, Rule, best
+from sparsefn.budgets import Distribution, per_leaf, uniform
+from sparsefn.gates import check_mode, gate
+from sparsefn.patterns import Pattern, unstructured
+from sparsefn.select import bernoulli_mask
+from sparsefn.tree import Tree, choose, flatten, leaves_like, same_structure, structure_error
+from sparsefn.triggers import always, check_trigger
+from sparsefn.types import Algorithm, State, Step, TrainView, Trigger, Where
+from sparsefn.where import default_where, select_leaves
+
+Start = str | Callable[[Tree], Tree] | Tree
+Link = Callable[[Tensor], Tensor]
+
+
+def supermask(
+    sparsity: Any,
+    *,
+    mode: str = "supermask",
+    mask_gradient: bool = False,
+    init: Start = "random",
+    link: Link | None = None,
+    when: Trigger = always(),
+    where: Where = default_where,
+    pattern: Pattern = unstructured(),
+    distribution: Distribution = uniform(),
+    key: Tensor | None = None,
+) -> Algorithm:
+    """Masks learned through scores: the best scores are kept, and their gradient is gradient times weight.
+
+    >>> algorithm = sf.with_optimizer(sf.supermask(0.5, init="zeros"), sf.optimizers.sgd(1.0))
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, -1.0]])})
+    >>> state = algorithm.update(state, {"w": torch.tensor([[0.5, 0.5]])}, 0)
+    >>> state.scores, state.masks
+    ({'w': tensor([[-0.5000,  0.5000]])}, {'w': tensor([[False,  True]])})
+
+    `mode` is what trains: "supermask" the scores, "joint" scores and weights, "ste" the weights (scores
+    change by `rescore` alone). Leaves that are not sparsified always train. Gradients are those of `gate`: a
+    weight's is the gradient on the mask, a score's is gradient * weight, with `mask_gradient=True` only
+    on the mask. Weights off the mask keep their value and their moments: masks may come back to them.
+
+    `state.scores` has the treedef of params, 0-d zero where a leaf is not sparsified; `state.params` are the
+    whole weights. `init` makes the scores: "random" (uniform in [0, 1)), "zeros", "magnitude", a function of
+    params, or a tree like params. `link` maps scores before they compete, and its slope goes into their
+    gradient: `torch.abs` is edge-popup. Masks follow the scores at `sparsity(step)` where `when` fires.
+
+    `sparsity="bernoulli"` keeps each weight with probability `link(score)`, clamped to [0, 1]: init draws for
+    step 0, update(step) for step + 1, from (key, path). It takes no pattern and no distribution. The last bits
+    of `torch.sigmoid` may differ under `vmap`; a sum, a product or `abs` has the same everywhere.
+
+    Ramanujan et al. 2020, arXiv 1911.13299; with mode="joint", init="zeros": Sanh et al. 2020, arXiv 2005.07683.
+    """
+    check_mode(mode)
+    check_trigger("when", when)
+    drawn = isinstance(sparsity, str)
+    if drawn and sparsity != "bernoulli":
+        raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
+    rule, level = Rule(pattern, distribution).check(), None if drawn else as_level(sparsity)
+    if drawn and (pattern != unstructured() or distribution is not per_leaf):
+        raise ValueError("supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution")
+    if not drawn and level is None:
+        raise TypeError("expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or 'bernoulli', got None")
+    seed = random.key(0) if key is None else key
+    trains = {"supermask": ("scores",), "joint": ("scores", "params"), "ste": ("params",)}[mode]
+
+    def linked(score: Tensor) -> Tensor:
+        return score if link is None else link(score)
+
+    def masked(state: State, step: Step, draw: Step) -> State:
+        leaves = sparse_leaves(state)[0]
+        values = {path: linked(score) for path, score in pick(state.scores, leaves).items()}
+        for path, value in values.items():
+            _check_score("link to give scores", path, value, leaves[path])
+        if level is not None:
+            return settle(state, best(rule, values, leaves, level_at(level, step), None), "keep")
+        keys = {path: random.leaf_key(state.key, path, draw) for path in values}
+        return settle(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
+
+    def start(params: Tree) -> State:
+        params = detached(params)
+        leaves = select_leaves(params, where)
+        rule.grids(leaves)
+        whole = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
+        scores = _scores(params, _start(params, leaves, init, seed))
+        return masked(State(params, masks_tree(params, whole), scores, seed), 0, 0)
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        return choose(when(step), lambda now: masked(now, step, step + 1), state)  # type: ignore[no-any-return]
+
+    def view_of(params: Leaves, scores: Leaves) -> Tree:
+        # Leaves that are not sparsified train in every mode. An empty part is (), as in a state: compiled
+        # code cannot flatten an empty dict inside another.
+        return {
+            "scores": scores if "scores" in trains and scores else (),
+            "params": {path: x for path, x in params.items() if "params" in trains or path not in scores} or (),
+        }
+
+    def get(state: State) -> Tree:
+        return view_of(flatten(state.params)[0], pick(state.scores, sparse_leaves(state)[0]))
+
+    def put(state: State, tree: Tree) -> State:
+        def merged(old: Tree, new: Leaves) -> Tree:
+            leaves, rebuild = flatten(old)
+            return rebuild([new.get(path, leaf) for path, leaf in leaves.items()])
+
+        return state._replace(
+            params=merged(state.params, dict(tree["params"])), scores=merged(state.scores, dict(tree["scores"]))
+        )
+
+    def grads_of(state: State, grads: Tree, step: Step) -> Tree:
+        del step
+        leaves, masks = sparse_leaves(state)
+        scores, slopes, dense = pick(state.scores, leaves), {}, flatten(grads)[0]
+        for path, mask in masks.items():
+
+            def run(s: Tensor, w: Tensor, mask: Tensor = mask) -> Tensor:
+                return gate(w, linked(s), mask, mode=mode, mask_gradient=mask_gradient)
+
+            pull = torch.func.vjp(run, scores[path], leaves[path])[1]
+            slopes[path], dense[path] = pull(dense[path])
+        return view_of(dense, slopes)
+
+    def support(state: State) -> Tree:
+        # Everywhere: masks flip, and what they leave out trains on.
+        return optree.tree_map(lambda leaf: torch.ones((), dtype=torch.bool, device=leaf.device), get(state))
+
+    return Algorithm(start, update, TrainView(get, put, grads_of, support))
+
+
+def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:
+    """New scores by `fn(score, weight)` for every sparsified leaf; masks follow at the next update.
+
+    >>> algorithm = sf.supermask(0.5, mode="ste")
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, -3.0, 2.0, 0.5]])})
+    >>> state = sf.rescore(state, lambda score, weight: weight.abs())
+    >>> algorithm.update(state, state.params, 0).masks
+    {'w': tensor([[False,  True,  True, False]])}
+
+    For states of `supermask`. The scores stay what `fn` made of them until they train or are scored
+    again; moments of an optimizer are left alone. A stack of states is rescored under `vmap`. Raises
+    ValueError for a state without scores and for scores of another shape, TypeError for scores
+    that are not floating-point; they keep their dtype.
+    """
+    if not same_structure(state.scores, state.params):
+        raise ValueError(structure_error("the scores of a state of supermask", state.scores, state.params))
+    leaves = sparse_leaves(state)[0]
+    new = {}
+    for path, score in pick(state.scores, leaves).items():
+        value = fn(score, leaves[path])
+        _check_score("fn to give scores", path, value, leaves[path])
+        new[path] = value.detach().to(score.dtype)
+    return state._replace(scores=_scores(state.params, new))
+
+
+def _check_score(what: str, path: str, score: Any, leaf: Tensor) -> None:
+    if not isinstance(score, Tensor) or not score.is_floating_point():
+        got = score.dtype if isinstance(score, Tensor) else type(score).__name__
+        raise TypeError(f"expected {what} that are floating-point tensors, got {got} at {path!r}")
+    if score.shape != leaf.shape:
+        raise ValueError(f"expected {what} of shape {tuple(leaf.shape)} at {path!r}, got {tuple(score.shape)}")
+
+
+def _scores(params: Tree, scores: Leaves) -> Tree:
+    # A tree like params, 0-d zero for a leaf that has no scores.
+    leaves, rebuild = flatten(params)
+    return rebuild(
+        [scores[p] if p in scores else torch.zeros((), dtype=x.dtype, device=x.device) for p, x in leaves.items()]
+    )
+
+
+def _start(params: Tree, leaves: Leaves, init: Start, key: Tensor) -> Leaves:
+    if callable(init):
+        init = init(params)
+    if not isinstance(init, str):
+        if not same_structure(init, params):
+            raise ValueError(structure_error("initial scores", init, params))
+        given = {p: s for p, s in zip(flatten(params)[0], leaves_like(init, params), strict=True) if p in leaves}
+        for path, score in given.items():
+            _check_score("initial scores", path, score, leaves[path])
+        return {path: score.detach() for path, score in given.items()}
+    if init == "random":
+        draws = random.fold_in(key, "init")
+        return {p: random.uniform(random.leaf_key(draws, p).to(x.device), x.shape, x.dtype) for p, x in leaves.items()}
+    if init == "zeros":
+        return {path: torch.zeros_like(leaf) for path, leaf in leaves.items()}
+    if init == "magnitude":
+        return {path: leaf.abs() for path, leaf in leaves.items()}
+    known = "'random', 'zeros', 'magnitude', a function of params or a tree of scores"
+    raise ValueError(f"expected init to be {known}, got {init!r}")

@@ -1,0 +1,64 @@
+"""Masks as pictures of braille dots: eight elements a character."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+_DOTS = ((0, 3), (1, 4), (2, 5), (6, 7))  # number of the dot at each place of a cell, 4 rows of 2
+_CUT = "▒"
+
+
+def braille(mask: Tensor, dims: tuple[int, int] = (0, 1), max_elems: int | None = None) -> str:
+    """A picture of a mask in a box, one dot for every element that is kept.
+
+    >>> mask = torch.zeros(5, 3, dtype=torch.bool)
+    >>> mask[0, 0] = mask[4, 2] = True
+    >>> print(sf.report.braille(mask))
+    ╭──╮
+    │⠁⠀│
+    │⠀⠁│
+    ╰──╯
+
+    `dims` are the dimensions that run down and across, in any order; of the others index 0 is shown. A
+    1-D mask is one row. `max_elems` shows the first rows and columns alone, with ▒ where more are cut
+    off. The mask is bool, or holds zeros and ones. Raises ValueError for other values, for dims that
+    are the same or do not exist, for a 0-d mask, and for `max_elems` below 1.
+    """
+    if max_elems is not None and max_elems < 1:
+        raise ValueError(f"expected max_elems >= 1, got {max_elems}")
+    plane = _plane(mask, dims)
+    rows, columns = plane.shape
+    shown = plane[:max_elems, :max_elems].tolist()
+    right = _CUT if max_elems is not None and columns > max_elems else ""
+    lines = [_line(shown[i : i + 4]) + right for i in range(0, len(shown), 4)]
+    width = -(-min(columns, max_elems or columns) // 2) + len(right)
+    if max_elems is not None and rows > max_elems:
+        lines.append(_CUT * width)
+    return "\n".join(["╭" + "─" * width + "╮", *(f"│{line}│" for line in lines), "╰" + "─" * width + "╯"])
+
+
+def _plane(mask: Tensor, dims: tuple[int, int]) -> Tensor:
+    # The mask as a matrix of bools.
+    if mask.ndim == 0:
+        raise ValueError("expected a mask of one dimension or more, got a 0-d mask: nothing is sparsified")
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError("expected a mask of zeros and ones")
+    if mask.ndim == 1:
+        return (mask != 0).unsqueeze(0)
+    down, across = dims
+    if not all(-mask.ndim <= dim < mask.ndim for dim in dims) or down % mask.ndim == across % mask.ndim:
+        raise ValueError(f"expected two different dims of a mask of shape {tuple(mask.shape)}, got {tuple(dims)}")
+    plane = torch.movedim(mask, (down, across), (0, 1))
+    return plane.unsqueeze(-1).flatten(2)[..., :1].any(-1)
+
+
+def _line(rows: list[list[bool]]) -> str:
+    # One line of cells out of at most four rows; what is missing at the borders is empty.
+    cells = ""
+    for i in range(0, len(rows[0]), 2):
+        dots = [(dot, row[i : i + 2]) for dot, row in zip(_DOTS, rows, strict=False)]
+        cells += chr(0x2800 + sum(1 << d for pair, on in dots for d, lit in zip_longest(pair, on) if lit))
+    return cells

@@ -1,0 +1,277 @@
+"""Algorithms from plain data, as JSON or YAML gives it.
+
+    config := number | entry | [config, ...] | {"groups": config}
+    entry  := {"algorithm": "static" | "gmp" | "set" | "rigl", "sparsity": level, "init_method": name or function,
+               "param_filter": glob | [glob, ...], "update": update, "drop_fraction": level,
+               "balance_in_groups" | "balance_out_groups": int}
+    level  := number | [number, ...] | {"type": "constant" | "linear" | "exp" | "power" | "cosine" | "cycling", ...}
+    update := null | {"freq": int, "start": int, "stop": int} | {"steps": [int, ...]}
+
+Reading files is left to the caller: what `json.load` or a YAML loader returns is what these functions take.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from sparsefn import patterns, schedules, triggers
+from sparsefn.algorithms import dense, gmp, rigl, set, static
+from sparsefn.algorithms.core import level_at, masks_tree
+from sparsefn.compose import partition
+from sparsefn.tree import Tree
+from sparsefn.types import Algorithm, Schedule, Trigger, Where
+from sparsefn.where import default_where, select_leaves
+
+_DYNAMIC = ("sparsity", "init_method", "update")
+_ALGORITHMS: dict[str, tuple[Callable[..., Algorithm], tuple[str, ...]]] = {
+    "static": (static, ("sparsity", "init_method")),
+    "gmp": (gmp, _DYNAMIC),
+    "set": (set, (*_DYNAMIC, "drop_fraction")),
+    "rigl": (rigl, (*_DYNAMIC, "drop_fraction", "balance_in_groups", "balance_out_groups")),
+}
+_SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "constant": schedules.constant,
+    "linear": schedules.linear,
+    "exp": schedules.exponential,
+    "power": schedules.power,
+    "cosine": schedules.cosine,
+    "cycling": schedules.cycling,
+}
+_INITS = {"random": "random", "topk": "magnitude", "from_zeros": "from_zeros", "checkerboard": "checkerboard"}
+_PATTERNS = {"balance_in_groups": patterns.in_groups, "balance_out_groups": patterns.out_groups}
+
+Part = tuple[Where, Callable[[Where], Algorithm]]
+
+
+# ---- errors -------------------------------------------------------------------------------------
+
+
+def _known(names: Collection[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+def _named(what: str, name: Any, table: Mapping[str, Any]) -> Any:
+    if not isinstance(name, str) or name.lower() not in table:
+        raise ValueError(f"expected {what} to be one of {_known(table)}, got {name!r}")
+    return table[name.lower()]
+
+
+def _check_keys(what: str, given: Mapping[str, Any], known: Collection[str], needed: Collection[str] = ()) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(f"expected {what} to have keys among {_known(known)}, got {name!r}")
+    for name in needed:
+        if name not in given:
+            raise ValueError(f"expected {what} to have the key {name!r}, got {_known(given) or 'none'}")
+
+
+def _call(what: str, make: Callable[..., Any], given: Mapping[str, Any], **ours: Any) -> Any:
+    # The keys of a dict are the arguments of the function; all that is wrong with them is a ValueError.
+    arguments = [p for p in inspect.signature(make).parameters.values() if p.name not in ours]
+    _check_keys(what, given, [p.name for p in arguments], [p.name for p in arguments if p.default is p.empty])
+    try:
+        return make(**given, **ours)
+    except TypeError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
+# ---- the rules of the grammar -------------------------------------------------------------------
+
+
+def level(value: Any, when: Trigger) -> Schedule:
+    """The schedule that a level of a config means.
+
+    >>> schedule = sf.config.level([0.1, 0.4], when=sf.every(10))
+    >>> [schedule(step) for step in (0, 9, 10, 20)]
+    [0.1, 0.1, 0.4, 0.1]
+    >>> sf.config.level({"type": "cosine", "init": 0.3, "half_period": 100}, when=sf.every(10))(50)
+    0.15
+
+    A number in [0, 1], an int too, is constant; a list is cycled through, one value for each firing of
+    `when`; a dict names its schedule by "type", in upper or lower case, and the rest are arguments of
+    the function in `sf.schedules` ("exp" is `exponential`). A schedule stays itself. Raises ValueError
+    for anything else.
+    """
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, list | tuple):
+        value = {"type": "cycling", "values": [_fraction(item) for item in value]}
+    if not isinstance(value, Mapping):
+        return schedules.constant(_fraction(value))
+    if "type" not in value:
+        raise ValueError(f"expected a level to have a 'type' among {_known(_SCHEDULES)}, got {dict(value)!r}")
+    make = _named("the type of a level", value["type"], _SCHEDULES)
+    ours = {"when": when} if make is schedules.cycling else {}
+    given = {name: item for name, item in value.items() if name != "type"}
+    return _call(f"a level of type {value['type']!r}", make, given, **ours)  # type: ignore[no-any-return]
+
+
+def _fraction(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"expected a level to be a number, a list of numbers or a dict with a 'type', got {value!r}")
+    if not 0 <= value <= 1:
+        raise ValueError(f"expected a level in [0, 1], got {value}")
+    return float(value)
+
+
+def trigger(value: Any) -> Trigger:
+    """The trigger that an update schedule of a config means.
+
+    >>> when = sf.config.trigger({"freq": 10, "start": 5, "stop": 36})
+    >>> [step for step in range(60) if when(step)]
+    [5, 15, 25, 35]
+    >>> sf.config.trigger(None) == sf.always()
+    True
+
+    `{"freq", "start", "stop"}` is `every`, `{"steps"}` is `at`, None is `always()`, and a trigger stays
+    itself. Raises ValueError for anything else.
+    """
+    if value is None:
+        return triggers.always()
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, Mapping) and "steps" in value:
+        return _call("update", lambda steps: triggers.at(steps), value)  # type: ignore[no-any-return]
+    if not isinstance(value, Mapping) or "freq" not in value:
+        raise ValueError(f"expected update to be null or to have the key 'freq' or 'steps', got {value!r}")
+    return _call("update", lambda freq, start=0, stop=None: triggers.every(freq, start, stop), value)  # type: ignore[no-any-return]
+
+
+def init_method(value: Any) -> Any:
+    """What the argument `init` of an algorithm is for an init method of a config.
+
+    >>> sf.config.init_method("topk")
+    'magnitude'
+
+    One of "random", "topk", "from_zeros" and "checkerboard", else ValueError; or a function
+    of (parameter, sparsity at step 0) that gives the mask of one leaf, which stays itself.
+    """
+    if callable(value):
+        return value
+    if not isinstance(value, str) or value not in _INITS:
+        raise ValueError(f"expected init_method to be a function or one of {_known(_INITS)}, got {value!r}")
+    return _INITS[value]
+
+
+def from_config(config: Any, *, key: Tensor | None = None) -> Algorithm:
+    """The algorithm that a config of plain data means.
+
+    >>> algorithm = sf.config.from_config([
+    ...     {"param_filter": "head.*", "sparsity": 0.5, "init_method": "topk"},
+    ...     {"algorithm": "rigl", "sparsity": 0.75, "drop_fraction": {"type": "cosine", "init": 0.3, "half_period": 50},
+    ...      "update": {"freq": 10, "stop": 50}},
+    ... ])
+    >>> masks = algorithm.init({"body.weight": torch.randn(4, 4), "head.weight": torch.randn(4, 4)}).masks
+    >>> int(masks["body.weight"].sum()), int(masks["head.weight"].sum())
+    (4, 8)
+
+    A number is `{"sparsity": number}`. In a list the first entry whose "param_filter" matches a leaf
+    has it (`sf.partition`), and lists inside of it are read in place; without a filter an entry takes
+    what `default_where` does, with one it takes leaves of any rank. An entry with sparsity null is left
+    out; where none is left, nothing is sparsified. "algorithm" is "static" by default ("type" is an older name
+    for it, "schedule" for "sparsity") and may be in upper or lower case; "init_method" is "random" by
+    default, and not used where "update" does not fire at step 0: then training starts dense. In
+    `{"groups": ...}`, "params" of an entry is merged into it. Counts are those of `sf.budgets.n_kept`.
+    `key` is that of every algorithm. Configs are written for steps counted from 1, as step 0 is that of
+    `init`. Raises ValueError for anything else, naming what is known; TypeError for a
+    "param_filter" that is no glob.
+    """
+    parts = []
+    for at, entry in _entries(config, "config"):
+        try:
+            part = _part(entry, key)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{at}: {error}") from error
+        parts += [] if part is None else [part]
+    if len(parts) > 1:
+        return partition([(where, make(_any_leaf)) for where, make in parts])
+    return parts[0][1](parts[0][0]) if parts else dense()
+
+
+def _any_leaf(path: str, leaf: Tensor) -> bool:
+    return True
+
+
+def _entries(config: Any, at: str, grouped: bool = False) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every entry of a config and where it is, lists laid end to end."""
+    if isinstance(config, list | tuple):
+        if not config:
+            raise ValueError(f"{at}: expected at least one entry, got none")
+        for i, item in enumerate(config):
+            yield from _entries(item, f"{at}[{i}]", grouped)
+    elif isinstance(config, Mapping) and "groups" in config:
+        yield from _entries(config["groups"], f"{at}.groups", True)
+    elif isinstance(config, Mapping):
+        inner = config.get("params", {}) if grouped else {}
+        if not isinstance(inner, Mapping):
+            raise ValueError(f"{at}: expected params to be a dict, got {inner!r}")
+        yield at, {name: value for name, value in config.items() if not grouped or name != "params"} | dict(inner)
+    elif isinstance(config, int | float) and not isinstance(config, bool):
+        yield at, {"sparsity": config}
+    else:
+        raise ValueError(f"{at}: expected a number, a dict or a list of them, got {config!r}")
+
+
+def _alias(entry: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
+    if name in entry and other in entry:
+        raise ValueError(f"expected {name!r} or {other!r}, which mean the same, got both")
+    return {name if found == other else found: value for found, value in entry.items()}
+
+
+def _part(entry: Mapping[str, Any], key: Tensor | None) -> Part | None:
+    """Which leaves an entry is for, and its algorithm for a given `where`; None without a sparsity."""
+    entry = _alias(_alias(entry, "algorithm", "type"), "sparsity", "schedule")
+    name = entry.get("algorithm", "static")
+    factory, options = _named("algorithm", name, _ALGORITHMS)
+    _check_keys(f"an entry of algorithm {name!r}", entry, ["algorithm", *options, "param_filter"], ["sparsity"])
+    where = _filter(entry.get("param_filter"))
+    if entry["sparsity"] is None:
+        return None
+    when = trigger(entry.get("update"))
+    schedule = level(entry["sparsity"], when)
+    begin = init_method(entry.get("init_method", "random"))
+    more: dict[str, Any] = {}
+    if factory is static:
+        if not isinstance(entry["sparsity"], int | float):
+            raise ValueError(f"expected the sparsity of static to be a number, got {entry['sparsity']!r}")
+    else:
+        more["when"] = when
+        begin = begin if when(0) else "dense"
+    if factory is gmp:
+        kind = entry["sparsity"].get("type") if isinstance(entry["sparsity"], Mapping) else entry["sparsity"]
+        if isinstance(kind, int | float) or str(kind).lower() == "constant":
+            raise ValueError(f"expected the sparsity of gmp to change, got {entry['sparsity']!r}; static is constant")
+    if "drop_fraction" in entry:
+        more["drop_fraction"] = level(entry["drop_fraction"], when)
+    more |= _balance(entry)
+
+    def make(where: Where) -> Algorithm:
+        def masks(params: Tree) -> Tree:
+            first = level_at(schedule, 0)
+            return masks_tree(params, {p: begin(leaf, first) for p, leaf in select_leaves(params, where).items()})
+
+        return factory(schedule, where=where, init=masks if callable(begin) else begin, key=key, **more)  # type: ignore[no-any-return]
+
+    return where, make
+
+
+def _filter(globs: Any) -> Where:
+    if globs is None:
+        return default_where
+    names = [globs] if isinstance(globs, str) else globs
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(glob, str) for glob in names):
+        raise TypeError(f"expected param_filter to be a glob or a list of globs, got {globs!r}")
+    return names
+
+
+def _balance(entry: Mapping[str, Any]) -> dict[str, Any]:
+    given = [name for name in _PATTERNS if entry.get(name) is not None]
+    if len(given) > 1:
+        raise ValueError("expected balance_in_groups or balance_out_groups, got both")
+    if not given:
+        return {}
+    return {"pattern": _call(given[0], _PATTERNS[given[0]], {"groups": entry[given[0]]})}

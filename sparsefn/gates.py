@@ -1,0 +1,79 @@
+"""A tensor through a mask that scores decide, and which way the gradient goes back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsefn.patterns import Pattern, unstructured
+from sparsefn.select import Count, straight_through, topk_mask
+
+MODES = ("supermask", "joint", "ste")
+
+
+def check_mode(mode: str) -> str:
+    """The mode itself, if it is one of the three.
+
+    >>> check_mode("STE")
+    Traceback (most recent call last):
+        ...
+    ValueError: expected mode to be 'supermask', 'joint' or 'ste', got 'STE'
+    """
+    if mode not in MODES:
+        raise ValueError(f"expected mode to be 'supermask', 'joint' or 'ste', got {mode!r}")
+    return mode
+
+
+def gate(x: Tensor, scores: Tensor, mask: Tensor, *, mode: str = "ste", mask_gradient: bool = False) -> Tensor:
+    """`x` where the mask keeps it and +0.0 elsewhere, with a gradient for the scores behind the mask.
+
+    >>> x, s, mask = torch.tensor([2.0, 3.0]), torch.tensor([0.1, 0.9]), torch.tensor([False, True])
+    >>> sf.gate(x, s, mask)
+    tensor([0., 3.])
+    >>> torch.func.grad(lambda s: sf.gate(x, s, mask, mode="supermask").sum())(s)
+    tensor([2., 3.])
+
+    With dy the gradient of the result: `mode="ste"` gives x the gradient dy on the mask and the scores
+    none; "supermask" gives the scores dy * x, with `mask_gradient=True` only on the mask, and x none;
+    "joint" gives both. The mask is bool of any origin: `sparsify` takes the best scores,
+    `bernoulli_mask` draws. Where x or a score is not finite, that score's gradient is zero. Right
+    under grad, jvp, vmap and compile (see `straight_through`). Raises ValueError for another mode or
+    shapes that differ, TypeError for a mask that is not bool.
+    """
+    check_mode(mode)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"expected a bool mask, got {mask.dtype}")
+    for name, other in (("scores", scores), ("mask", mask)):
+        if other.shape != x.shape:
+            raise ValueError(f"expected {name} of shape {tuple(x.shape)}, got {tuple(other.shape)}")
+    kept = torch.where(mask, x.detach() if mode == "supermask" else x, 0.0)
+    if mode == "ste":
+        return kept
+    # Zero in value, and x its slope in the scores: `straight_through` of a hard 0.
+    reaches = torch.isfinite(x) & mask if mask_gradient else torch.isfinite(x)
+    slope = torch.where(reaches, x.detach(), 0.0)
+    soft = torch.where(torch.isfinite(scores), scores, 0.0)
+    return kept + slope * straight_through(torch.zeros_like(soft), soft).to(x.dtype)
+
+
+def sparsify(
+    x: Tensor,
+    scores: Tensor,
+    n_keep: Count,
+    *,
+    pattern: Pattern = unstructured(),
+    mode: str = "ste",
+    mask_gradient: bool = False,
+) -> Tensor:
+    """Keep `x` where its scores are best: a weight or an activation, inside any loss.
+
+    >>> h = torch.tensor([[0.5, -2.0, 1.0, 0.1]])
+    >>> sf.sparsify(h, h.abs(), 2)
+    tensor([[ 0., -2.,  1.,  0.]])
+    >>> torch.func.grad(lambda h: sf.sparsify(h, h.abs(), 2).sum())(h)
+    tensor([[0., 1., 1., 0.]])
+
+    `topk_mask(scores, n_keep, pattern=pattern)` through `gate`: gradients, modes and errors are theirs.
+    Scores that depend on x receive their gradient through it, except in mode "ste".
+    """
+    return gate(x, scores, topk_mask(scores, n_keep, pattern=pattern), mode=mode, mask_gradient=mask_gradient)
