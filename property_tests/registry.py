@@ -324,8 +324,14 @@ ROWS = [
         "supermask bernoulli",
         lambda s, key, _: sf.supermask("bernoulli", init=halves, key=key),
         Meta(
-            counts="", start="other", stochastic=True, redraws=True, pruned="train", trains="scores",
-            baseline=None, permutes=False,
+            counts="",
+            start="other",
+            stochastic=True,
+            redraws=True,
+            pruned="train",
+            trains="scores",
+            baseline=None,
+            permutes=False,
         ),
     ),
     # made of others

@@ -38,6 +38,7 @@ from sparsefn.algorithms import supermask as supermask
 from sparsefn.compose import chain as chain
 from sparsefn.compose import partition as partition
 from sparsefn.compose import with_terms as with_terms
+from sparsefn.config import from_config as from_config
 
 # Primitives
 from sparsefn.gates import gate as gate

@@ -22,6 +22,8 @@ from sparsefn import patterns, schedules, triggers
 from sparsefn.algorithms import dense, gmp, rigl, set, static
 from sparsefn.algorithms.core import level_at, masks_tree
 from sparsefn.compose import partition
+from sparsefn.shorthand import from_shorthand as from_shorthand
+from sparsefn.shorthand import to_shorthand as to_shorthand
 from sparsefn.tree import Tree
 from sparsefn.types import Algorithm, Schedule, Trigger, Where
 from sparsefn.where import default_where, select_leaves
