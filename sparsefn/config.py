@@ -29,7 +29,8 @@ from sparsefn.types import Algorithm, Schedule, Trigger, Where
 from sparsefn.where import default_where, select_leaves
 
 _DYNAMIC = ("sparsity", "init_method", "update")
-_ALGORITHMS: dict[str, tuple[Callable[..., Algorithm], tuple[str, ...]]] = {
+_Factory = tuple[Callable[..., Algorithm], tuple[str, ...]]
+_ALGORITHMS: dict[str, _Factory] = {
     "static": (static, ("sparsity", "init_method")),
     "gmp": (gmp, _DYNAMIC),
     "set": (set, (*_DYNAMIC, "drop_fraction")),
@@ -159,7 +160,9 @@ def init_method(value: Any) -> Any:
     return _INITS[value]
 
 
-def from_config(config: Any, *, key: Tensor | None = None) -> Algorithm:
+def from_config(
+    config: Any, *, key: Tensor | None = None, algorithms: Mapping[str, Callable[..., Algorithm]] | None = None
+) -> Algorithm:
     """The algorithm that a config of plain data means.
 
     >>> algorithm = sf.config.from_config([
@@ -178,14 +181,16 @@ def from_config(config: Any, *, key: Tensor | None = None) -> Algorithm:
     for it, "schedule" for "sparsity") and may be in upper or lower case; "init_method" is "random" by
     default, and not used where "update" does not fire at step 0: then training starts dense. In
     `{"groups": ...}`, "params" of an entry is merged into it. Counts are those of `sf.budgets.n_kept`.
-    `key` is that of every algorithm. Configs are written for steps counted from 1, as step 0 is that of
-    `init`. Raises ValueError for anything else, naming what is known; TypeError for a
-    "param_filter" that is no glob.
+    `key` is that of every algorithm. `algorithms` are factories of your own by lower-case name: each is
+    called as `f(schedule, where=, init=, key=, when=, ...)`, and its other parameters are keys of an entry.
+    Configs are written for steps counted from 1, as step 0 is that of `init`. Raises ValueError for
+    anything else, naming what is known; TypeError for a "param_filter" that is no glob.
     """
+    known = _ALGORITHMS | {name: (make, (*_DYNAMIC, *_options(make))) for name, make in (algorithms or {}).items()}
     parts = []
     for at, entry in _entries(config, "config"):
         try:
-            part = _part(entry, key)
+            part = _part(entry, key, known)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{at}: {error}") from error
         parts += [] if part is None else [part]
@@ -224,11 +229,17 @@ def _alias(entry: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
     return {name if found == other else found: value for found, value in entry.items()}
 
 
-def _part(entry: Mapping[str, Any], key: Tensor | None) -> Part | None:
+def _options(make: Callable[..., Algorithm]) -> list[str]:
+    # What an entry may set besides the grammar's own keys.
+    named = [p.name for p in inspect.signature(make).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return [name for name in named[1:] if name not in ("where", "init", "key", "when")]
+
+
+def _part(entry: Mapping[str, Any], key: Tensor | None, known: Mapping[str, _Factory]) -> Part | None:
     """Which leaves an entry is for, and its algorithm for a given `where`; None without a sparsity."""
     entry = _alias(_alias(entry, "algorithm", "type"), "sparsity", "schedule")
     name = entry.get("algorithm", "static")
-    factory, options = _named("algorithm", name, _ALGORITHMS)
+    factory, options = _named("algorithm", name, known)
     _check_keys(f"an entry of algorithm {name!r}", entry, ["algorithm", *options, "param_filter"], ["sparsity"])
     where = _filter(entry.get("param_filter"))
     if entry["sparsity"] is None:
@@ -250,6 +261,8 @@ def _part(entry: Mapping[str, Any], key: Tensor | None) -> Part | None:
     if "drop_fraction" in entry:
         more["drop_fraction"] = level(entry["drop_fraction"], when)
     more |= _balance(entry)
+    grammar = {"algorithm", "param_filter", *_DYNAMIC, "drop_fraction", *_PATTERNS}
+    more |= {option: value for option, value in entry.items() if option not in grammar}
 
     def make(where: Where) -> Algorithm:
         def masks(params: Tree) -> Tree:

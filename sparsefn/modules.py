@@ -116,9 +116,12 @@ def _check_names(
             + "".join(f"; {text}" for text in tied)
         )
     for name, tensor in own.items():
-        if given[name].shape != tensor.shape:
-            want, got = tuple(tensor.shape), tuple(given[name].shape)
-            raise ValueError(f"expected {what} of shape {want} at {name!r}, got {got}")
+        _check_shape(what, name, given[name], tensor)
+
+
+def _check_shape(what: str, name: str, given: Tensor, like: Tensor) -> None:
+    if given.shape != like.shape:
+        raise ValueError(f"expected {what} of shape {tuple(like.shape)} at {name!r}, got {tuple(given.shape)}")
 
 
 def bake(module: nn.Module, state: State | Tree) -> nn.Module:
@@ -139,30 +142,46 @@ def bake(module: nn.Module, state: State | Tree) -> nn.Module:
     return baked
 
 
-def from_pruned(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Params and masks of a module pruned by `torch.nn.utils.prune`.
+def from_pruned(
+    module: nn.Module, checkpoint: Mapping[str, Tensor] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Params and masks of a module pruned by `torch.nn.utils.prune`, or of its checkpoint.
 
     >>> from torch.nn.utils import prune
     >>> layer = prune.l1_unstructured(torch.nn.Linear(2, 1, bias=False), "weight", amount=1)
     >>> params, masks = sf.modules.from_pruned(layer)
     >>> list(params), masks["weight"].sum()
     (['weight'], tensor(1))
+    >>> params, masks = sf.modules.from_pruned(torch.nn.Linear(2, 1, bias=False), layer.state_dict())
+    >>> masks["weight"].sum()
+    tensor(1)
 
     The names are those of the module without pruning, the params the unmasked `*_orig`; what is not
-    pruned has the 0-d mask True. Raises ValueError for a mask that holds anything but 0 and 1.
+    pruned has the 0-d mask True. With a checkpoint all values are its own, and the module, pruned or
+    not, says which names are params. Raises ValueError for a mask that holds anything but 0 and 1, and
+    for a checkpoint that lacks a param or has it in another shape; what else is in it is ignored.
     """
-    buffers = dict(module.named_buffers())
+    own = params_of(module)
+    tensors = {**own, **buffers_of(module)} if checkpoint is None else checkpoint
+    ours = dict(module.named_buffers())
     params: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
-    for name, param in params_of(module).items():
-        path = name.removesuffix("_orig")
-        mask = buffers.get(path + "_mask") if path != name else None
-        if mask is None:
-            params[name], masks[name] = param, torch.ones((), dtype=torch.bool, device=param.device)
-        elif not bool(((mask == 0) | (mask == 1)).all()):
-            raise ValueError(f"expected a mask of zeros and ones at {path + '_mask'!r}")
-        else:
-            params[path], masks[path] = param, mask != 0
+    for path, param in own.items():
+        name = path.removesuffix("_orig")
+        name = name if name + "_mask" in ours else path
+        pruned = name + "_orig" in tensors and name + "_mask" in tensors
+        key = name + "_orig" if pruned else name
+        if key not in tensors:
+            raise ValueError(f"expected a checkpoint with {name!r}, or {name + '_orig'!r} and {name + '_mask'!r}")
+        params[name] = tensors[key].detach().clone()
+        masks[name] = torch.ones((), dtype=torch.bool, device=params[name].device)
+        _check_shape("a tensor", key, params[name], param)
+        if pruned:
+            mask = tensors[name + "_mask"]
+            _check_shape("a mask", name + "_mask", mask, param)
+            if not bool(((mask == 0) | (mask == 1)).all()):
+                raise ValueError(f"expected a mask of zeros and ones at {name + '_mask'!r}")
+            masks[name] = mask != 0
     return params, masks
 
 

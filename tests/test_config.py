@@ -30,6 +30,27 @@ def kept(config, params=None):
 # ---- algorithms -------------------------------------------------------------------------------------
 
 
+def mine(sparsity, *, decay=0.9, drop_fraction=0.3, **options):
+    return sf.snfs(sparsity, decay=decay, drop_fraction=drop_fraction, **options)
+
+
+def test_an_algorithm_of_ones_own_has_its_name_and_its_keys():
+    config = {"algorithm": "Mine", "sparsity": 0.75, "decay": 0.5, "update": {"freq": 2}, "drop_fraction": [0.5, 0.1]}
+    when = sf.every(2)
+    fraction = sf.schedules.cycling([0.5, 0.1], when)
+    ours = sf.config.from_config(config, key=KEY, algorithms={"mine": mine})
+    same(ours, sf.snfs(0.75, decay=0.5, drop_fraction=fraction, when=when, key=KEY, init="random"))
+    message = (
+        "config: expected an entry of algorithm 'mine' to have keys among 'algorithm', 'sparsity', 'init_method', "
+        "'update', 'decay', 'drop_fraction', 'param_filter', got 'rate'"
+    )
+    with pytest.raises(ValueError) as raised:
+        sf.config.from_config({"algorithm": "mine", "sparsity": 0.5, "rate": 1}, algorithms={"mine": mine})
+    assert str(raised.value) == message
+    with pytest.raises(ValueError, match="'static', 'gmp', 'set', 'rigl', 'mine', got 'yours'"):
+        sf.config.from_config({"algorithm": "yours", "sparsity": 0.5}, algorithms={"mine": mine})
+
+
 @pytest.mark.parametrize(
     ("config", "sparsity"), [(0.75, 0.75), (0, 0.0), (1, 1.0), ({"sparsity": 0.75}, 0.75), ({"schedule": 0.5}, 0.5)]
 )

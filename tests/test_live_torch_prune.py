@@ -275,13 +275,13 @@ def test_pruned_modules_and_their_checkpoints_are_taken_over(case):
         prune_theirs(module, amount if isinstance(amount, float) else 0.5, norm, dim)
     fresh = prune.identity(Holder(weights), "w")
     fresh.load_state_dict(module.state_dict())
-    for source in (module, fresh):
-        params, masks = sf.modules.from_pruned(source)
+    plain = Holder(weights)
+    for source in ((module,), (fresh,), (plain, module.state_dict()), (fresh, module.state_dict())):
+        params, masks = sf.modules.from_pruned(*source)
         assert torch.equal(params["w"], module.w_orig)
         state = sf.from_masks(masks).init(params)
         assert_equal(state, module)
         assert is_pruned(state)
-        assert prune.is_pruned(source)
     # They go on alike.
     prune.l1_unstructured(module, "w", 0.3)
     algorithm = sf.iterative(0.3, init=masks)
@@ -333,3 +333,14 @@ def test_ties_go_to_the_lower_index_where_theirs_says_nothing():
     algorithm = sf.iterative(count=2)
     state = algorithm.update(algorithm.init({"w": torch.ones(2, 2)}), {"w": torch.ones(2, 2)}, 0)
     assert state.masks["w"].tolist() == [[True, True], [False, False]]
+
+
+def test_the_nuclear_norm_is_a_score_of_ones_own():
+    def nuclear(state, grads, step):
+        norms = torch.linalg.matrix_norm(state.params["w"], "nuc")
+        return {"w": norms[:, None, None].expand_as(state.params["w"])}
+
+    w = torch.randn(6, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    module = prune.ln_structured(Holder({"w": w}), "w", 0.5, n="nuc", dim=0)
+    algorithm = sf.iterative(0.5, score=nuclear, pattern=sf.patterns.channel(0, norm=math.inf))
+    assert_equal(algorithm.update(algorithm.init({"w": w}), {"w": w}, 0), module)
