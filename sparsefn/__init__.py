@@ -1,5 +1,6 @@
 """Sparse training and pruning as pure functions, on torch.func."""
 
+from sparsefn import activations as activations
 from sparsefn import budgets as budgets
 from sparsefn import checkpoint as checkpoint
 from sparsefn import config as config

@@ -27,6 +27,7 @@ ORDER = (
     "boxes",
     "select",
     "gates",
+    "activations",
     "shares",
     "budgets",
     "shorthand",
