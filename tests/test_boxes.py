@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.boxes import from_rows, reduce_units, to_rows, unit_grid
+from sparsefn.boxes import from_rows, over_boxes, to_rows, unit_grid
 
 P = sf.patterns
 FITTING = [
@@ -61,5 +61,5 @@ def test_grids_leave_out_what_a_unit_spans():
     assert unit_grid(P.kernel(), (8, 4, 1, 1)) == (8, 4, 1, 1)
 
 
-def test_reduce_units_of_an_empty_tensor():
-    assert reduce_units(torch.ones(0, 3), (2, 2), lambda unit: unit.sum(-1)).shape == (0, 2)
+def test_over_boxes_of_an_empty_tensor():
+    assert over_boxes(torch.ones(0, 3), (2, 2), lambda unit: unit.sum(-1)).shape == (0, 2)
