@@ -48,6 +48,8 @@ ORDER = (
     "modules",
     "checkpoint",
     "braille",
+    "table",
+    "flops",
     "report",
     "config",
 )
