@@ -126,7 +126,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         scores = {**state.scores, str(i): {"scores": part.scores, "owns": state.scores[str(i)]["owns"]}}
         if "support" in scores:
             scores["support"] = _expand(support_of(part), state.params, owned)
-        return State(part.params, masks, scores, {**state.key, str(i): part.key}, ())
+        return State(part.params, masks, scores, {**state.key, str(i): part.key}, state.opt)
 
     def init(params: Tree) -> State:
         parts = [algorithm.init(detached(params)) for algorithm in algorithms]

@@ -177,8 +177,8 @@ TABLE = {
     "unknown init": (
         lambda: init(sf.static(0.5, init="ones")),
         ValueError,
-        "expected init to be 'dense', 'random', 'magnitude', 'from_zeros', 'checkerboard', a function of params "
-        "or a masks tree, got 'ones'",
+        "expected init to be 'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', a function of "
+        "params or a masks tree, got 'ones'",
     ),
     "unknown pruned": (
         lambda: sf.rigl(0.5, pruned="freeze"),
