@@ -24,6 +24,14 @@ ELEMENTS, NM, BLOCK, CHANNEL = oracle.ELEMENTS, oracle.NM, oracle.BLOCK, oracle.
 KERNEL, OUT_GROUPS, ROW_BALANCED = oracle.KERNEL, oracle.OUT_GROUPS, oracle.ROW_BALANCED
 
 
+BY_MOMENTUM = sf.redistribute.Redistribute(
+    sf.redistribute.mean_active,
+    score=sf.scores.momentum(0.5),
+    most=0.75,
+    rate=sf.redistribute.careful(below=0.9),
+)
+
+
 def ramp(sparsity: Any) -> Schedule:
     return sf.schedules.polynomial(0.5 * sparsity, sparsity, begin=0, end=2)
 
@@ -139,6 +147,11 @@ ROWS = [
         "static checkerboard",
         lambda s, key, _: sf.static(s, init="checkerboard"),
         STATIC._replace(counts="", start="other", tensor=False, permutes=False),
+    ),
+    Row(
+        "static bernoulli",
+        lambda s, key, _: sf.static(s, key=key, init="bernoulli"),
+        STATIC._replace(counts="", start="other", stochastic=True, permutes=False),
     ),
     Row(
         "from_masks",
@@ -293,6 +306,16 @@ ROWS = [
         SWAP._replace(
             grow=sf.scores.momentum(0.5), exclude=True, pruned="keep", counts="total", independent=False, idle=False
         ),
+    ),
+    Row(
+        "rigl by momentum with rates",
+        lambda s, key, _: sf.rigl(s, key=key, redistribute=BY_MOMENTUM, restart_dropped=True, **swap),
+        SWAP._replace(drop=None, conserves=False, counts="total", independent=False, idle=False, baseline=None),
+    ),
+    Row(
+        "set by chance",
+        lambda s, key, _: sf.set(s, key=key, grow_count=sf.redistribute.independently, **swap),
+        SWAP._replace(grow=None, conserves=False, counts="", needs_grads=False, redraws=True),
     ),
     Row(
         "drop_grow current",

@@ -10,6 +10,7 @@ from sparsefn import modules as modules
 from sparsefn import optimizers as optimizers
 from sparsefn import patterns as patterns
 from sparsefn import random as random
+from sparsefn import redistribute as redistribute
 from sparsefn import reparam as reparam
 from sparsefn import report as report
 from sparsefn import schedules as schedules
@@ -44,6 +45,7 @@ from sparsefn.config import from_config as from_config
 # Primitives
 from sparsefn.gates import gate as gate
 from sparsefn.gates import sparsify as sparsify
+from sparsefn.optim import with_dense_gradients as with_dense_gradients
 from sparsefn.optim import with_optimizer as with_optimizer
 from sparsefn.select import bernoulli_mask as bernoulli_mask
 from sparsefn.select import drop_lowest as drop_lowest

@@ -43,15 +43,25 @@ NAMES = {
         mask2braille
     """,
     "sparselearning": """
-        Decay CosineDecay LinearDecay MagnitudePruneDecay MagnitudePruneDecay.cumulative_sparsity get_dr
+        Decay Decay.mode CosineDecay CosineDecay.step LinearDecay LinearDecay.step get_dr
+        MagnitudePruneDecay MagnitudePruneDecay.step MagnitudePruneDecay.cumulative_sparsity
+        decay.cosine decay.linear decay.magnitude-prune
         magnitude_prune global_magnitude_prune struct_magnitude_prune
+        prune.magnitude prune.global-magnitude prune.struct-magnitude-mean prune.struct-magnitude-max
+        prune_threshold growth_threshold increment growth_increment tolerance
         momentum_growth abs_grad_growth random_growth no_growth struct_abs_grad_growth
+        grow.momentum grow.absolute-gradient grow.random grow.none
+        grow.struct-absolute-gradient-mean grow.struct-absolute-gradient-min
         momentum_redistribution grad_redistribution nonzero_redistribution
+        redistribute.momentum redistribute.grad redistribute.nonzero redistribute.none
         adjust_prune_rate adjusted_growth
         Masking Masking.update_connections Masking.step Masking.remove_weight Masking.remove_weight_partial_name
-        Masking.remove_type SET RigL SNFS Pruning Static Lottery
+        Masking.remove_type step_end epoch_end mask_step baseline_nonzero total_params total_density
+        SET RigL SNFS Pruning Static Lottery
         get_erdos_renyi_dist erdos_renyi_init random_init resume_init lottery_ticket_init
         struct_erdos_renyi_init struct_random_init
+        init.erdos-renyi init.erdos-renyi-kernel init.random init.resume init.lottery-ticket init.lottery-ticket-dist
+        init.struct-erdos-renyi init.struct-erdos-renyi-kernel init.struct-random
     """,
     "torch-ao": """
         BaseSparsifier BaseSparsifier.prepare BaseSparsifier.step BaseSparsifier.update_mask

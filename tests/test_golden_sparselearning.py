@@ -496,3 +496,116 @@ def test_their_loop(settings, full):
         for name in masks:
             assert torch.equal(state.masks[name], kept[name] != 0), (step, name)
             assert torch.allclose(state.params[name], params[name], atol=1e-5), (step, name)
+
+
+# ---- recipes ----------------------------------------------------------------------------------------
+
+WHEN = sf.every(2, start=1, stop=9)
+FADING = sf.schedules.cosine_decay(0.5, 10)
+CUBIC = sf.schedules.polynomial(0.0, 0.8, begin=1, end=7)
+NETWORK = {"conv": (8, 4, 3, 3), "fc": (10, 32)}
+
+
+def ticket(seed: int = 0):
+    return sf.static(0.8, distribution=sf.budgets.erk(), key=sf.random.key(seed)).init(network()).masks
+
+
+def network(seed: int = 0) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: torch.randn(shape, generator=generator) for name, shape in NETWORK.items()}
+    return {**weights, "bias": torch.randn(10, generator=generator)}
+
+
+# (algorithm, dense gradients, kept at the end, whether masks move)
+RECIPES = {
+    "SET": (lambda: sf.set(0.8, drop_fraction=FADING, when=WHEN), False, 122, True),
+    "RigL": (lambda: sf.rigl(0.8, drop_fraction=FADING, when=WHEN, distribution=sf.budgets.erk()), False, 122, True),
+    "SNFS": (
+        lambda: sf.snfs("current", grow=SCORES["momentum"], drop_fraction=FADING, when=WHEN, init=ticket()),
+        True,
+        122,
+        True,
+    ),
+    "Pruning": (lambda: sf.gmp(CUBIC, when=WHEN, init="dense", distribution=sf.budgets.global_()), True, 122, True),
+    "Static": (lambda: sf.static(0.8, distribution=sf.budgets.erk()), False, 122, False),
+    "Lottery": (lambda: sf.from_masks(ticket()), False, 122, False),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes(name):
+    make, dense, kept, moves = RECIPES[name]
+    algorithm = sf.with_dense_gradients(make()) if dense else make()
+    algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.05, momentum=0.9), skip=WHEN)
+    first = state = algorithm.init(network())
+    target = network(1)
+    losses = []
+    for step in range(10):
+        off = optree.tree_map(torch.sub, sf.effective(state), target)
+        losses.append(sum(float((leaf**2).sum()) for leaf in off.values()))
+        before, state = state, algorithm.update(state, off, step)
+        if WHEN(step):  # an update replaces the optimizer's step
+            assert torch.equal(state.params["bias"], before.params["bias"])
+        else:
+            assert sf.checkpoint.tree_equal(state.masks, before.masks)
+    assert sf.masks.n_kept(state.masks) == kept
+    assert sf.checkpoint.tree_equal(state.masks, first.masks) != moves
+    assert losses[1] < losses[0]
+    everywhere = all(
+        bool((state.opt.momentum[path][~mask] != 0).all()) for path, mask in state.masks.items() if mask.ndim
+    )
+    assert everywhere == dense
+
+
+def test_updates_come_at_their_steps():
+    theirs = [t for t in range(60) if t < 45 and (t + 1) % 10 == 0]
+    assert [t for t in range(60) if sf.every(10, start=9, stop=45)(t)] == theirs
+    # Epochs of 4 steps, every 3rd until the 7th, at the last step of the epoch.
+    theirs = [4 * e + 3 for e in range(15) if e < 7 and e % 3 == 0]
+    assert [t for t in range(60) if sf.every(4 * 3, start=3, stop=4 * 7)(t)] == theirs
+
+
+def test_the_first_layer_dense_and_a_name_that_is_not_there():
+    params = network()
+    algorithm = sf.partition([("conv", sf.dense()), ("*", sf.static(0.8, init="bernoulli"))])
+    masks = algorithm.init(params).masks
+    assert (masks["conv"].ndim, masks["fc"].shape) == (0, (10, 32))
+    for wrong in (
+        lambda: sf.partition([("conv1", sf.dense()), ("*", sf.static(0.8))]),
+        lambda: sf.static(0.8, distribution=sf.budgets.by_path({"conv1": 0.0})),
+        lambda: sf.static(0.8, where=["conv1"]),
+    ):
+        with pytest.raises(ValueError, match="no path matches 'conv1'"):
+            wrong().init(params)
+
+
+def test_struct_inits_leave_linear_layers_dense():
+    params = network()
+    conv, fc = params["conv"].numel(), params["fc"].numel()
+    density = 0.7
+    sparsity = sf.budgets.compensated(1 - density, total=conv + fc, dense=fc)
+    assert 1 - sparsity == pytest.approx((density * (conv + fc) - fc) / conv)
+    drawn = sf.static(sparsity, init="bernoulli", pattern=sf.patterns.kernel(), key=sf.random.key(2))
+    masks = sf.partition([("fc", sf.dense()), ("*", drawn)]).init(params).masks
+    kernels = masks["conv"].flatten(2)
+    assert torch.equal(kernels.all(-1), kernels.any(-1))
+    assert masks["fc"].ndim == 0
+    with pytest.raises(ValueError, match="320 of 608 weights are dense, so the other 288 would keep none"):
+        sf.budgets.compensated(0.5, total=conv + fc, dense=fc)
+
+
+def test_lottery_tickets_are_loaded_and_shuffled(tmp_path):
+    params, masks = network(), ticket()
+    file = tmp_path / "ticket.pt"
+    torch.save({"mask": {"masks": {path: m.float() for path, m in masks.items() if m.ndim}}}, file)
+    given = torch.load(file)["mask"]["masks"]
+    loaded = sf.masks.from_dict(params, given)
+    assert sf.checkpoint.tree_equal(loaded, masks)  # theirs stay all zero
+    assert sf.masks.n_kept(sf.from_masks(loaded).init(params).masks) == 122
+    shuffled = sf.masks.shuffle(loaded, sf.random.key(0))
+    assert [int(m.sum()) for m in shuffled.values()] == [int(m.sum()) for m in masks.values()]
+    del given["fc"]
+    with pytest.raises(
+        ValueError, match="from_dict: expected a mask for 'fc', which is to be sparse; there are 'conv'"
+    ):
+        sf.masks.from_dict(params, given)

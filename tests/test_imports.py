@@ -33,6 +33,7 @@ ORDER = (
     "shorthand",
     "masks",
     "scores",
+    "redistribute",
     "terms",
     "algorithms.rule",
     "algorithms.core",
