@@ -117,7 +117,8 @@ def fixed_count(pattern: Pattern, shape: Box) -> int | None:
     >>> fixed_count(sf.patterns.nm(2, 4), (8,)), fixed_count(sf.patterns.nearly_diagonal(3), (2, 2))
     (2, 4)
     """
-    return None if pattern.fixed is None else pattern.fixed(_grid(shape, pattern.unit(shape)))
+    fixed = pattern.fixed
+    return fixed(_grid(shape, pattern.unit(shape))) if callable(fixed) else fixed
 
 
 def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:

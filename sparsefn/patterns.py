@@ -34,16 +34,16 @@ class Pattern:
 
     `unit(shape)` is the box of elements that form one unit, `group(grid)` the box of units that
     compete (both with one entry a dimension), `reduce` turns the scores in a unit, along the last
-    dimension, into the unit's score. Where the pattern says so, `fixed(grid)` is the count that a group
-    keeps, `allowed(grid)` marks the units that may be kept at all, and `zeros` is how many elements a
-    pruned unit loses: its worst, where None is all of them.
+    dimension, into the unit's score. Where the pattern says so, `fixed` is the count that a group keeps
+    (or a function of the grid), `allowed(grid)` marks the units that may be kept at all, and `zeros` is
+    how many elements a pruned unit loses: its worst, where None is all of them.
     """
 
     name: str
     unit: Callable[[Box], Box] = field(compare=False)
     group: Callable[[Box], Box] = field(compare=False)
     reduce: Callable[[Tensor], Tensor] | None = field(default=None, compare=False)
-    fixed: Callable[[Box], int] | None = field(default=None, compare=False)
+    fixed: int | Callable[[Box], int] | None = field(default=None, compare=False)
     allowed: Callable[[Box], Tensor] | None = field(default=None, compare=False)
     zeros: int | None = field(default=None, compare=False)
 
@@ -108,7 +108,7 @@ def nm(n: int, m: int, axis: int = -1) -> Pattern:
             raise ValueError(f"{name}: expected axis {axis} divisible by {m}, got shape {grid}")
         return tuple(m if i == at else 1 for i in range(len(grid)))
 
-    return Pattern(name, _ones, group, fixed=lambda grid: n)
+    return Pattern(name, _ones, group, fixed=n)
 
 
 def nearly_diagonal(nearliness: int) -> Pattern:

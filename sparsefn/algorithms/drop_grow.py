@@ -80,8 +80,9 @@ def drop_grow(
 
     At each trigger, `count(drop_fraction, active)` weights are dropped (round half even) and as many
     grown as the sparsity asks for, so that exactly n_kept are active afterwards; where too many are
-    active (a dense start) more are dropped. `sparsity` is a float, a Schedule, a 0-d tensor, or
-    "current" to grow back what was dropped; `drop_fraction` a float, a Schedule or a 0-d tensor.
+    active (a dense start) more are dropped. `sparsity` is a float, a Schedule, a 0-d tensor, None where
+    the pattern fixes it, or "current" to grow back what was dropped; `drop_fraction` is a float, a
+    Schedule or a 0-d tensor.
     Just-dropped weights may grow back unless `exclude_dropped`; one that does keeps its value unless
     `restart_dropped`. Newly grown weights start at `grown(state, grown_masks, step)`. `grow_count` says
     how many really grow, all that are wanted by default; `sf.redistribute.independently` gives each a
@@ -93,11 +94,11 @@ def drop_grow(
     check_trigger("when", when)
     for name, score in (("drop", drop), ("grow", grow)):
         check_score(name, score)
-    current = isinstance(sparsity, str)
-    if sparsity is None or (current and sparsity != "current"):
+    rule, current = Rule(pattern, distribution).check(), isinstance(sparsity, str)
+    if (sparsity is None and pattern.fixed is None) or (current and sparsity != "current"):
         wrong = ValueError if current else TypeError
         raise wrong(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
-    rule, level = Rule(pattern, distribution).check(), None if current else as_level(sparsity)
+    level = None if current else as_level(sparsity)
     plan = None if redistribute is None else check_redistribute(redistribute)
     if plan is not None and (rule.joint or pattern != unstructured()):
         raise ValueError(
@@ -113,9 +114,9 @@ def drop_grow(
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
     def targets(leaves: Leaves, active: list[Tensor], step: Step) -> list[Count]:
-        if level is None:
+        if current:
             return [rows.sum(-1) for rows in active]
-        return rule.targets(leaves, level_at(level, step))
+        return rule.targets(leaves, None if level is None else level_at(level, step))
 
     def build(allowed: Leaves | None) -> Algorithm:
         def start(params: Tree) -> State:

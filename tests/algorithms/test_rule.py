@@ -126,6 +126,17 @@ def test_partial_zeros_are_dropped_and_grown_block_by_block():
         assert moved > 0
 
 
+def test_a_fraction_of_the_whole_blocks_is_pruned_each_time():
+    params = {"w": torch.rand(6, 8, generator=torch.Generator().manual_seed(0))}
+    algorithm, counts = sf.iterative(0.5, pattern=P.block((1, 4), zeros=1)), []
+    state = algorithm.init(params)
+    for step in range(4):
+        state = algorithm.update(state, params, step)
+        counts.append(int((blocks_of(state.masks["w"]) == 4).sum()))
+        assert blocks_of(state.masks["w"]).min() == 3
+    assert counts == [6, 3, 1, 1]  # half of 3 is 1.5, which rounds to 2; half of 1 rounds to 0
+
+
 def test_a_chain_keeps_what_both_parts_keep_of_a_block():
     w = torch.tensor([[8.0, 7.0, 6.0, 5.0], [4.0, 3.0, 2.0, 1.0]])
     first = {"w": torch.tensor([[True, True, False, True], [True, True, True, True]])}
@@ -147,6 +158,8 @@ def test_a_band_needs_no_sparsity():
         sf.one_shot(None, pattern=BAND),
         sf.gmp(None, pattern=BAND, regrow=True),
         sf.ste(None, pattern=BAND),
+        sf.rigl(None, pattern=BAND),
+        sf.rigl(None, pattern=BAND, init="dense"),
     ):
         masks = kept(algorithm, params)
         assert all(torch.equal(masks[path], band[path]) for path in SHAPES)
@@ -155,6 +168,8 @@ def test_a_band_needs_no_sparsity():
         TypeError, match="expected sparsity to be a float in .0, 1., a schedule or a 0-d tensor, got None"
     ):
         sf.gmp(None)
+    with pytest.raises(TypeError, match="expected sparsity to be .* or 'current', got None"):
+        sf.rigl(None)
     with pytest.raises(ValueError, match="init='random' needs a sparsity, got None"):
         sf.static(None).init(params)
     with pytest.raises(ValueError, match="init='checkerboard' needs a sparsity, got None"):
