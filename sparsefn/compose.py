@@ -213,7 +213,7 @@ def chain(*algorithms: Algorithm) -> Algorithm:
         params, still = state.params, True
         for i in range(len(algorithms)):
             own = state.scores[str(i)]
-            old = State(params, own["masks"], own["scores"], state.key[str(i)])
+            old = State(params, own["masks"], own["scores"], state.key[str(i)], state.opt)
             parts.append(inside(i, parts).update(old, grads, step))
             params, still = parts[-1].params, still and parts[-1].masks is old.masks
         return join(parts, state.masks if still else _common(parts))

@@ -95,9 +95,9 @@ def with_optimizer(
     outside the view's support (`mask_moments`) and start from zero where it turns on again or where the
     algorithm itself sets a kept weight anew (`reset_grown`); `reset` starts the whole optimizer afresh.
     Moments are found by the shapes that `optimizer.init` gives, for any optimizer. Scores see the stepped
-    optimizer's state in `state.opt` (not inside `chain`, `sequence`, `phases`, `partition`, `reparametrised`).
-    The optimizer must be pure and is called with `inplace=False`. TypeError for something without init and
-    update; ValueError for an algorithm that has an optimizer already.
+    optimizer's state in `state.opt`, but not inside `partition` and `reparametrised`, whose parts are other
+    trees. The optimizer must be pure and is called with `inplace=False`. TypeError for something without
+    init and update; ValueError for an algorithm that has an optimizer already.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_optimizer: expected an Algorithm, got {type(algorithm).__name__}")

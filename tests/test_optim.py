@@ -382,6 +382,23 @@ def test_scores_see_the_state_of_the_optimizer_and_leave_it_alone():
     assert sf.checkpoint.tree_equal(seen[0], state.opt)
 
 
+@pytest.mark.parametrize("wrap", [sf.chain, sf.sequence, lambda *parts: sf.phases(list(enumerate(parts)))])
+def test_scores_see_it_inside_compositions(wrap):
+    def momentum(state, grads, step):
+        return optree.tree_map(torch.abs, state.opt.momentum)
+
+    shot = sf.one_shot(0.5, momentum, when=sf.at([1]))
+    algorithm = sf.with_optimizer(wrap(sf.static(0.0), shot), sf.optimizers.sgd(0.1, momentum=0.5))
+    state = algorithm.init(PARAMS)
+    vmapped = torch.func.vmap(lambda sign: algorithm.update(state, optree.tree_map(lambda p: sign * p, PARAMS), 1))
+    expected = {path: sf.topk_mask(leaf.abs(), leaf.numel() // 2) for path, leaf in PARAMS.items() if leaf.ndim > 1}
+    for step in (1, torch.tensor(1)):
+        masks = algorithm.update(state, PARAMS, step).masks
+        assert all(torch.equal(masks[path], mask) for path, mask in expected.items())
+    masks = vmapped(torch.tensor([1.0, -1.0])).masks
+    assert all(torch.equal(masks[path][1], mask) for path, mask in expected.items())
+
+
 def test_an_optimizer_around_a_partition_may_have_a_state_of_any_form():
     for optimizer in (sf.optimizers.adam(0.1), torchopt.adam(0.1), torchopt.sgd(0.1, momentum=0.9)):
         parts = sf.partition([("w", sf.rigl(0.5)), ("v", sf.static(0.5))])
