@@ -96,7 +96,7 @@ class Rule(NamedTuple):
             return []
         groups = {p: to_rows(self.pattern, torch.empty(x.shape, device="meta")).shape for p, x in leaves.items()}
         if self.pattern.fixed is not None:
-            return [self._fixed(leaf, groups[path][1], sparsity) for path, leaf in leaves.items()]
+            return [self._fixed(path, leaf, groups[path][1], sparsity) for path, leaf in leaves.items()]
         if sparsity is None:
             raise TypeError(f"expected a sparsity: {self.pattern} leaves the count open")
         if isinstance(self.distribution, Global):
@@ -106,10 +106,13 @@ class Rule(NamedTuple):
         counts = self.distribution(grids, sparsity)
         return [spread(counts[path], groups[path][0]) for path in leaves]
 
-    def _fixed(self, leaf: Tensor, width: int, sparsity: Sparsity | None) -> Count:
+    def _fixed(self, path: str, leaf: Tensor, width: int, sparsity: Sparsity | None) -> Count:
         count = fixed_count(self.pattern, tuple(leaf.shape)) or 0
-        if sparsity is not None:
-            check_fixed(sparsity, count / width if width else 1.0, str(self.pattern))
+        try:
+            if sparsity is not None:
+                check_fixed(sparsity, count / width if width else 1.0, str(self.pattern))
+        except ValueError as error:
+            raise ValueError(f"{error} at {path!r}") from None
         return count
 
     def win(
