@@ -177,6 +177,22 @@ def test_fpgm(fn):
             assert torch.equal(row_mask(sf.one_shot(level, score, pattern=pattern), case.inputs["w"]), rows)
 
 
+@pytest.mark.parametrize("score", [sf.scores.distance(), sf.scores.magnitude], ids=["fpgm", "saliency"])
+def test_rows_come_back_where_the_level_falls(score):
+    # There masks only ever lose rows, and scores are of masked weights: 0.75 and then 0.25 leaves a quarter there.
+    w, pattern = cases("torch_ao", "fpgm_l2")[0].inputs["w"], sf.patterns.channel(0, norm=TOP)
+    falling = sf.gmp(
+        sf.schedules.piecewise({0: 0.75, 1: 0.25}), score=score, pattern=pattern, pruned="keep", regrow=True
+    )
+    state = falling.init({"w": w})
+    kept = []
+    for step, level in enumerate((0.75, 0.25)):
+        state = falling.update(state, {"w": torch.zeros_like(w)}, step)
+        assert torch.equal(state.masks["w"], update(sf.one_shot(level, score, pattern=pattern), w).masks["w"])
+        kept.append(int(state.masks["w"].flatten(1).any(1).sum()))
+    assert kept == [sf.budgets.n_kept(len(w), level) for level in (0.75, 0.25)]
+
+
 @pytest.mark.parametrize("case", cases("torch_ao", "saliency"), ids=case_id)
 def test_saliency(case: Case):
     w, pattern = case.inputs["w"], sf.patterns.channel(0)
