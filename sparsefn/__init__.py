@@ -56,6 +56,8 @@ from sparsefn.select import topk_mask as topk_mask
 from sparsefn.select import topk_masks as topk_masks
 from sparsefn.shorthand import from_shorthand as from_shorthand
 from sparsefn.shorthand import to_shorthand as to_shorthand
+from sparsefn.shrink import prune_biases as prune_biases
+from sparsefn.shrink import shrink as shrink
 from sparsefn.timing import phases as phases
 from sparsefn.timing import sequence as sequence
 from sparsefn.triggers import always as always

@@ -584,7 +584,10 @@ def test_activations(name):
     assert shape(checked(net, pruned(net, {"a.weight": [1, 2]}), torch.randn(5, 3)), "b.weight") == (2, 2)
 
 
-OTHERS = "ReLU6 RReLU PReLU SELU CELU Mish Hardsigmoid Hardswish Softplus Softsign LogSigmoid Hardshrink Softshrink Tanhshrink"
+OTHERS = """
+    ReLU6 RReLU PReLU SELU CELU Mish Hardsigmoid Hardswish Softplus Softsign LogSigmoid Hardshrink Softshrink
+    Tanhshrink
+"""
 
 
 @pytest.mark.parametrize("name", [*OTHERS.split(), "Identity", "Dropout"])
