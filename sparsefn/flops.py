@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from sparsefn.modules import buffers_of, call
 from sparsefn.table import aligned
 from sparsefn.tree import flatten, is_sparse
-from sparsefn.types import State, check_masks, effective
+from sparsefn.types import State, effective
 
 _ADD_FIRST = (torch.ops.aten.addmm, torch.ops.aten.baddbmm)  # whose first argument is added, not multiplied
 
@@ -85,7 +85,6 @@ def flops(module: nn.Module, state: State, *args: Any, **kwargs: Any) -> Flops:
     """
     if not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
-    check_masks(state.masks, state.params)
     try:
         return _count(module, state, torch.device("meta"), args, kwargs)
     except Exception:  # what the meta device cannot do; a fault of the call itself comes up again below
@@ -96,7 +95,10 @@ def flops(module: nn.Module, state: State, *args: Any, **kwargs: Any) -> Flops:
 
 def _count(module: nn.Module, state: State, device: torch.device | None, args: Any, kwargs: Any) -> Flops:
     def moved(tree: Any) -> Any:
-        return optree.tree_map(lambda x: x.detach().to(device or x.device) if isinstance(x, Tensor) else x, tree)
+        # Copies in any case, as a forward may write into what it is given.
+        return optree.tree_map(
+            lambda x: x.detach().to(device or x.device, copy=True) if isinstance(x, Tensor) else x, tree
+        )
 
     # Contiguous copies with a storage each: by its strides a view shows which entries of the mask it has.
     # They require gradients because the fused attention of torch's own modules, which hides its products, is

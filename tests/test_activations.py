@@ -153,6 +153,9 @@ def test_apply_selects():
     out = SUM.apply(state, x)
     assert out.tolist() == [0.0] * 4
     assert torch.signbit(out).tolist() == [True, False, False, False]
+    act = activation_sparsifier(torch.add, over_batch, large, features=[1, 2, 3], axis=0)
+    state = ActivationState((torch.tensor(False),) * 3, (), torch.tensor(0))
+    assert torch.equal(torch.signbit(act.apply(state, x)), torch.signbit(out)) and not act.apply(state, x).any()
 
 
 def test_features_have_masks_of_their_own_and_the_rest_passes():
@@ -320,6 +323,7 @@ def make(aggregate=torch.add, reduce=over_batch, mask=large, **kwargs):
         (lambda: make(features=[1, 1], axis=1), ValueError, "expected one feature or more, each once, got [1, 1]"),
         (lambda: make(features=[0, -1], axis=1), ValueError, "expected features >= 0, got -1"),
         (lambda: make(features=[0.0], axis=1), TypeError, "expected features to be ints, got 0.0"),
+        (lambda: make(features=[True], axis=1), TypeError, "expected features to be ints, got True"),
         (lambda: make(features=[5, 6], axis=1).init(X), ValueError, "expected features below 6 along axis 1, got 6"),
         (
             lambda: make(features=[0], axis=2).init(X),

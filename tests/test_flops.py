@@ -37,6 +37,7 @@ def dense_total(module, *args):
     return mode.get_total_flops()
 
 
+FLAGS = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
 X = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(0))
 IMAGE = torch.randn(2, 4, 9, 7, generator=torch.Generator().manual_seed(0))
 
@@ -127,18 +128,23 @@ class Products(nn.Module):
         self.b = nn.Parameter(torch.ones(8, 4))
 
     def forward(self, x):
-        return x @ (self.a.T[:, :3]), torch.einsum("bti,oi->bto", x, self.a), self.a @ self.b
+        return x @ (self.a.T[:, :3]), torch.einsum("bti,oi->bto", x, self.a), self.a @ self.b, self.b @ self.a
 
 
 def test_views_count_their_own_entries_and_the_sparser_factor_decides():
     model = Products()
-    masks = {"a": torch.arange(32).reshape(4, 8) % 4 == 0, "b": torch.arange(32).reshape(8, 4) == 0}
-    masks["a"][0] = True
+    masks = {"a": sf.random.bernoulli(sf.random.key(0), 0.5, (4, 8)), "b": torch.arange(32).reshape(8, 4) == 0}
     state = sf.from_masks(masks).init(sf.modules.params_of(model))
     report = flops(model, state, X)
     rows = int(masks["a"][:3].sum()), int(masks["a"].sum())
-    assert report.total.dense == 2 * 15 * (24 + 32) + 2 * 4 * 8 * 4
-    assert report.total.sparse == 2 * 15 * sum(rows) + 2 * 4 * 8 * 4 * 1 // 32
+    square, other = 2 * 4 * 8 * 4, 2 * 8 * 4 * 8
+    assert report.total.dense == 2 * 15 * (24 + 32) + square + other
+    assert report.total.sparse == 2 * 15 * sum(rows) + (square + other) // 32
+
+    def turned(tree):
+        return {name: leaf.T.contiguous().T for name, leaf in tree.items()}
+
+    assert flops(model, sf.State(turned(state.params), turned(masks)), X) == report
 
 
 def test_layouts_do_not_matter():
@@ -146,7 +152,8 @@ def test_layouts_do_not_matter():
     mask = torch.zeros(6, 4, 3, 3, dtype=torch.bool)
     mask[:, 0] = True
     state = sf.from_masks({"weight": mask, "bias": torch.tensor(True)}).init(sf.modules.params_of(layer))
-    stacked = sf.ensemble.member(sf.ensemble.stack([state, state]), 1)  # views with an offset
+    full = state._replace(masks=optree.tree_map(torch.ones_like, state.masks))
+    stacked = optree.tree_map(lambda leaf: leaf[1], sf.ensemble.stack([full, state]))  # views with an offset
     for member in (state, stacked):
         total = flops(layer, member, IMAGE.to(memory_format=torch.channels_last)).total
         assert total.sparse * 4 == total.dense
@@ -236,19 +243,41 @@ def test_no_compute_is_spent_where_values_do_not_matter():
 
 
 class Remembers(nn.Module):
-    def __init__(self):
+    """Where it ran, under which flags, and the weights that it had."""
+
+    def __init__(self, needs_values):
         super().__init__()
-        self.devices = []
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("shift", torch.ones(8))
+        self.needs_values, self.seen = needs_values, []
 
     def forward(self, x, *, scale, more):
-        self.devices.append(x.device.type)
-        return x * scale * more["list"][0] + torch.arange(8.0)
+        flags = torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
+        self.seen.append((x.device.type, flags))
+        x.add_(1)  # of its own copy
+        self.shift.mul_(2)
+        if self.needs_values:
+            assert int((self.linear.weight == 0).sum()) == 48
+        return self.linear(x * scale * more["list"][0] + torch.arange(8.0) + self.shift)
 
 
-def test_inputs_of_any_structure_go_to_the_meta_device():
-    model = Remembers()
-    flops(model, sf.State({}, {}), X, scale=2.0, more={"list": [torch.ones(8), None, "text"]})
-    assert model.devices == ["meta"]
+def test_inputs_of_any_structure_go_to_the_meta_device_unless_values_are_needed():
+    kept = sf.static(0.75, pruned="keep")
+    for needs_values, (device, flags) in ((False, ("meta", FLAGS)), (True, ("cpu", (False, False)))):
+        model, x = Remembers(needs_values), X.clone().requires_grad_()
+        state = kept.init(sf.modules.params_of(model))
+        report = flops(model, state, x, scale=2.0, more={"list": [torch.ones(8), None, "text"]})
+        assert model.seen[-1] == (device, flags)
+        assert report.total == Cost("total", 2 * 15 * 64, 2 * 15 * 16)
+        assert torch.equal(x, X) and torch.equal(model.shift, torch.ones(8))
+
+
+def test_a_shared_module_has_one_row():
+    shared = nn.Linear(8, 8)
+    model = nn.Sequential(nn.Sequential(shared), nn.Sequential(shared))
+    report = flops(model, state_of(model), X)
+    assert [row.path for row in report.rows if row.dense == report.total.dense] == ["1.0"]
+    assert report.total == Cost("total", 2 * 2 * 15 * 64, 2 * 2 * 15 * 16)
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, DependsOnValues], ids=["meta", "real"])
@@ -260,11 +289,11 @@ def test_the_module_and_the_world_stay_as_they_were(wrap):
     saved = optree.tree_map(torch.clone, dict(model.state_dict()))
     pointers = [p.data_ptr() for p in model.parameters()]
     x = IMAGE.clone().requires_grad_()
-    before = torch.get_rng_state(), torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
+    random = torch.get_rng_state()
     report = flops(model, state, x)
     assert report.total.sparse * 4 == report.total.dense > 0
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled) == before[1:]
+    assert torch.equal(torch.get_rng_state(), random)
+    assert (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled) == FLAGS
     assert sf.checkpoint.tree_equal(dict(model.state_dict()), saved)
     assert [p.data_ptr() for p in model.parameters()] == pointers
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
@@ -289,9 +318,9 @@ def test_errors():
 
 
 def test_a_fault_of_the_call_is_raised_as_it_is_and_all_is_put_back():
-    layer, flags = nn.Linear(8, 6), (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled)
+    layer = nn.Linear(8, 6)
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied") as raised:
         flops(layer, state_of(layer), X[..., :5])
     assert raised.value.__context__ is None
-    assert (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled) == flags
+    assert (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled) == FLAGS
     assert counting.flops is sf.report.flops
