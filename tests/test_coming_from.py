@@ -69,15 +69,21 @@ NAMES = {
         BaseSparsifier.state_dict BaseSparsifier.load_state_dict
         FakeSparsity module_to_fqn fqn_to_module get_arg_info_from_tensor_fqn module_contains_param swap_module
         get_static_sparse_quantized_mapping get_dynamic_sparse_quantized_mapping
-        WeightNormSparsifier NearlyDiagonalSparsifier
-        BaseScheduler BaseScheduler.get_sl BaseScheduler.get_last_sl BaseScheduler.step CubicSL LambdaSL
-        BaseDataSparsifier BaseDataSparsifier.add_data BaseDataSparsifier.get_mask BaseDataSparsifier.get_data
+        WeightNormSparsifier WeightNormSparsifier.update_mask NearlyDiagonalSparsifier
+        BaseScheduler BaseScheduler.get_sl BaseScheduler.get_last_sl BaseScheduler.print_sl BaseScheduler.step
+        BaseScheduler.state_dict BaseScheduler.load_state_dict CubicSL LambdaSL
+        BaseDataSparsifier BaseDataSparsifier.prepare BaseDataSparsifier.add_data BaseDataSparsifier.step
+        BaseDataSparsifier.update_mask BaseDataSparsifier.get_mask BaseDataSparsifier.get_data
+        BaseDataSparsifier.squash_mask BaseDataSparsifier.state_dict BaseDataSparsifier.load_state_dict
         DataNormSparsifier BaseDataScheduler BaseDataScheduler.get_schedule_param BaseDataScheduler.get_last_param
+        BaseDataScheduler.step BaseDataScheduler.state_dict BaseDataScheduler.load_state_dict
         PostTrainingDataSparsity TrainingAwareDataSparsity post_training_sparse_quantize
         ActivationSparsifier ActivationSparsifier.register_layer ActivationSparsifier.unregister_layer
-        ActivationSparsifier.step ActivationSparsifier.squash_mask ActivationSparsifier.get_mask
-        BaseStructuredSparsifier BaseStructuredSparsifier.prune SaliencyPruner LSTMSaliencyPruner FPGMPruner
-        FakeStructuredSparsity BiasHook
+        ActivationSparsifier.step ActivationSparsifier.update_mask ActivationSparsifier.squash_mask
+        ActivationSparsifier.get_mask ActivationSparsifier.state_dict ActivationSparsifier.load_state_dict
+        BaseStructuredSparsifier BaseStructuredSparsifier.prepare BaseStructuredSparsifier.step
+        BaseStructuredSparsifier.make_config_from_model BaseStructuredSparsifier.prune
+        SaliencyPruner LSTMSaliencyPruner FPGMPruner FakeStructuredSparsity BiasHook
     """,
     "torch-prune": """
         Identity identity RandomUnstructured random_unstructured L1Unstructured l1_unstructured
