@@ -83,7 +83,8 @@ NAMES = {
         ActivationSparsifier.get_mask ActivationSparsifier.state_dict ActivationSparsifier.load_state_dict
         BaseStructuredSparsifier BaseStructuredSparsifier.prepare BaseStructuredSparsifier.step
         BaseStructuredSparsifier.make_config_from_model BaseStructuredSparsifier.prune
-        BaseStructuredSparsifier.squash_mask SaliencyPruner LSTMSaliencyPruner FPGMPruner FakeStructuredSparsity BiasHook
+        BaseStructuredSparsifier.squash_mask SaliencyPruner LSTMSaliencyPruner FPGMPruner FakeStructuredSparsity
+        BiasHook
     """,
     "torch-prune": """
         Identity identity RandomUnstructured random_unstructured L1Unstructured l1_unstructured
