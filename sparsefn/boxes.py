@@ -81,7 +81,8 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
     if pattern.reduce is not None:
         if x.dtype in (torch.float16, torch.bfloat16):
             x = x.float()  # a mean rounded to 16 bits would make ties
-        x = over_boxes(x, box, reduce or pattern.reduce)
+        # Some reductions refuse nothing: a maximum of it does not exist.
+        x = over_boxes(x, box, reduce or pattern.reduce) if x.numel() else x.new_zeros(_grid(shape, box))
     return _boxes(x, pattern.group(tuple(x.shape)))
 
 

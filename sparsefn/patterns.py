@@ -160,7 +160,7 @@ def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = Non
 
     Blocks start at index 0; those at the far borders may be partial and are reduced over the
     elements that exist. `reduce` is "mean", "sum", "max", "min", "l2" or a callable over the last
-    dimension, applied to the scores as given. A block larger than the tensor is a ValueError.
+    dimension, applied to the scores as given. A tensor of fewer dimensions is a ValueError.
 
     With `zeros`, a pruned block loses its `zeros` worst elements only (all, if it has no more); counts and
     sparsities stay those of blocks. Where no block is kept, all are pruned so:
@@ -180,9 +180,8 @@ def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = Non
     name = name if zeros is None else f"{name[:-1]}, zeros={zeros})"
 
     def unit(size: Box) -> Box:
-        larger = any(b > s for b, s in zip(box[::-1], size[::-1], strict=False))
-        if len(box) > len(size) or (larger and 0 not in size):
-            raise ValueError(f"{name}: the block is larger than the tensor of shape {size}")
+        if len(box) > len(size):
+            raise ValueError(f"{name}: expected {len(box)} dimensions or more, got shape {size}")
         return (1,) * (len(size) - len(box)) + box
 
     return Pattern(name, unit, lambda grid: grid, _reduction(reduce), zeros=zeros)

@@ -106,10 +106,10 @@ TABLE = {
         ValueError,
         "nm(2, 4, axis=-1) fixes the sparsity at 0.5, got 0.9 at 'w'",
     ),
-    "block too large": (
-        lambda: init(sf.rigl(0.5, pattern=sf.patterns.block((4, 4)))),
+    "block of more dimensions": (
+        lambda: init(sf.rigl(0.5, pattern=sf.patterns.block((1, 2, 2)))),
         ValueError,
-        "block((4, 4), reduce='mean'): the block is larger than the tensor of shape (2, 4) at 'w'",
+        "block((1, 2, 2), reduce='mean'): expected 3 dimensions or more, got shape (2, 4) at 'w'",
     ),
     "unknown reduce": (
         lambda: sf.patterns.block((2, 2), reduce="median"),

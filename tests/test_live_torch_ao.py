@@ -71,12 +71,12 @@ def n_blocks(shape, box):
 
 @st.composite
 def blocks(draw, whole):
-    """A shape, a block that is not larger, and zeros_per_block; with `whole`, blocks divide the shape."""
+    """A shape, a block, and zeros_per_block; with `whole`, blocks divide the shape."""
     box = draw(st.tuples(st.integers(1, 4), st.integers(1, 5)))
     if whole:
         shape = tuple(b * draw(st.integers(1, 4)) for b in box)
     else:
-        shape = tuple(draw(st.integers(max(b, 2), 13)) for b in box)
+        shape = tuple(draw(st.integers(2, 13)) for _ in box)
     return shape, box, draw(st.integers(0, math.prod(box)))
 
 

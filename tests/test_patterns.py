@@ -72,12 +72,7 @@ def test_bad_arguments(make, error, text):
     [
         (P.nm(2, 4), (3, 6), r"nm\(2, 4, axis=-1\): expected axis -1 divisible by 4, got shape \(3, 6\)"),
         (P.nm(2, 4, axis=2), (4, 4), r"nm\(2, 4, axis=2\): no axis 2 in shape \(4, 4\)"),
-        (
-            P.block((4, 4)),
-            (3, 8),
-            r"block\(\(4, 4\), reduce='mean'\): the block is larger than the tensor of shape \(3, 8\)",
-        ),
-        (P.block((2, 2)), (8,), "the block is larger than the tensor"),
+        (P.block((2, 2)), (8,), r"block\(\(2, 2\), reduce='mean'\): expected 2 dimensions or more, got shape \(8,\)"),
         (P.out_groups(3), (4, 3), r"out_groups\(3\): expected axis 0 divisible by 3, got shape \(4, 3\)"),
         (P.in_groups(2), (4, 3), r"in_groups\(2\): expected axis 1 divisible by 2, got shape \(4, 3\)"),
         (P.in_groups(2), (4,), r"in_groups\(2\): no axis 1 in shape \(4,\)"),
@@ -223,3 +218,32 @@ def test_masks_are_the_same_under_vmap_and_compiled(pattern, count):
         assert all(map(torch.equal, got, want))
     compiled = torch.compile(masks, fullgraph=True, backend="eager")(scores[0])
     assert all(map(torch.equal, compiled, [group[0] for group in want]))
+
+
+def test_a_block_larger_than_the_tensor_is_a_partial_one():
+    scores = torch.tensor([[1.0, 2.0, 3.0], [9.0, 0.0, 0.0]])
+    assert sf.topk_mask(scores, 1, pattern=P.block((1, 16))).tolist() == [[False] * 3, [True] * 3]
+    assert sf.topk_mask(scores, 1, pattern=P.block((8, 2))).tolist() == [[True, True, False]] * 2
+    spared = sf.topk_mask(scores, 0, pattern=P.block((1, 16), zeros=2))
+    assert spared.tolist() == [[False, False, True], [True, False, False]]
+    state = sf.static(0.5, pattern=P.block((1, 16)), init="magnitude").init({"w": scores})
+    assert state.masks["w"].sum(1).tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (0, 2, 2, 2), (2, 0, 2, 2)])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(P.block((2, 2), reduce) for reduce in ("mean", "max", "min", "l2")),
+        P.channel(0, norm=float("inf")),
+        P.channel(1),
+        P.kernel("max"),
+        P.row_balanced(),
+        P.unstructured(),
+    ],
+    ids=str,
+)
+def test_leaves_of_no_element_have_masks_of_none(pattern, shape):
+    for algorithm in (sf.gmp(0.5, pattern=pattern), sf.rigl(0.5, pattern=pattern)):
+        state = algorithm.init({"w": torch.ones(shape)})
+        assert algorithm.update(state, state.params, 0).masks["w"].shape == shape
