@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsefn.channels import UNKNOWN, Channels, Plan, Value, columns, where_finite
+from sparsefn.channels import UNKNOWN, Channels, Plan, Value, batch_of, columns, where_finite
 
 Kept = Callable[[str], Tensor]  # the mask of one of the layer's parameters, of its full shape
 
@@ -56,10 +56,10 @@ def linear(plan: Plan, path: str, layer: nn.Linear, kept: Kept, x: Value) -> Val
     >>> linear(plan, "", layer, rows, UNKNOWN).const.isnan()
     tensor([ True, False])
     """
-    rank = x.rank if isinstance(x, Channels) else 2
+    rank, batch = x.rank if isinstance(x, Channels) else 2, batch_of(x)
     x = columns(plan, x, layer.in_features, not isinstance(x, Channels) or x.axis == -1)
     const = _affine(plan, layer.weight.detach().cpu(), kept("weight"), _cpu(layer, "bias"), x)
-    out = Channels(plan.number(layer.out_features), const, -1, rank)
+    out = Channels(plan.number(layer.out_features), const, -1, rank, batch=batch)
     plan.sizes[path] = (x, out)
     return out
 
@@ -71,7 +71,7 @@ def conv(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
     >>> conv(plan, "", layer, lambda name: torch.ones(2, 1, 3, 3, dtype=torch.bool), UNKNOWN)[2:4]
     (-3, 4)
     """
-    axis = 1 - layer.weight.ndim
+    axis, batch = 1 - layer.weight.ndim, batch_of(x)
     rank = 1 - axis
     depthwise = layer.groups == layer.in_channels == layer.out_channels and layer.groups > 1
     x = columns(plan, x, layer.in_channels, isinstance(x, Channels) and x.axis == axis and not x.spread)
@@ -88,7 +88,9 @@ def conv(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
         total = (total if bias is None else total + bias).to(weight.dtype)
         out = x._replace(const=torch.where(mask.flatten(1).any(1) & ~fixed, torch.nan, total), rank=rank)
     else:
-        out = Channels(plan.number(layer.out_channels), _affine(plan, weight, mask, bias, x, padded), axis, rank)
+        out = Channels(
+            plan.number(layer.out_channels), _affine(plan, weight, mask, bias, x, padded), axis, rank, batch=batch
+        )
     plan.sizes[path] = (x, out)
     return out
 
@@ -139,7 +141,7 @@ def recurrent(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
     zero = (const == 0) & ~loop[rows].any(1)
     if (loop_bias := _cpu(layer, "bias_hh_l0")) is not None:
         zero &= loop_bias[rows] == 0
-    hidden = Channels(plan.number(units), torch.where(zero, 0.0, torch.nan).to(weight.dtype), -1, 3)
+    hidden = Channels(plan.number(units), torch.where(zero, 0.0, torch.nan).to(weight.dtype), -1, 3, batch=object())
     plan.pin(hidden._replace(ids=hidden.ids[loop.any(0) & ~zero]))
     plan.sizes[path] = (x, hidden)
     return hidden, (hidden, hidden) if isinstance(layer, nn.LSTM) else hidden
@@ -218,6 +220,7 @@ def cut_recurrent(layer: Any, inputs: Value, outputs: Value, removed: Tensor) ->
     for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
         _take(layer, name, rows)
     layer.input_size, layer.hidden_size = layer.weight_ih_l0.shape[1], int(keep.sum())
+    layer.flatten_parameters()
 
 
 LAYERS: dict[type[nn.Module], Layer] = {

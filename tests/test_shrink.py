@@ -613,6 +613,18 @@ def later(m, h):
     return m.b(y) + m.c(h)
 
 
+def augmented(m, h):
+    y = h
+    y += 1.0
+    return m.b(y) + m.c(h)
+
+
+def assigned(m, h):
+    y = h.flatten(1)
+    y[:, 0] = 5.0
+    return m.b(y) + m.c(h)
+
+
 def aliased(m, h):
     flat = h.flatten(1)
     h.mul_(3.0)
@@ -629,7 +641,7 @@ def into_another(m, h):
     return m.b(h)
 
 
-@pytest.mark.parametrize("steps", [later, aliased, through_a_view, into_another])
+@pytest.mark.parametrize("steps", [later, augmented, assigned, aliased, through_a_view, into_another])
 def test_operations_in_place_on_what_others_read(steps):
     net = Skips(steps)
     net.a.bias.data[:] = torch.tensor([-1.0, -2.0, 3.0, 4.0])
@@ -737,6 +749,14 @@ def test_sequences_and_features_are_told_apart_by_the_readers():
     assert shape(checked(net, pruned(net, {"a.weight": [0]}), torch.randn(2, 5, 3)), "a.weight") == (4, 3)
 
 
+def test_a_view_by_the_size_of_another_batch_keeps_channels():
+    def frames(m, x):  # (N, T, C, H, W): the frames of a film are images of their own, its features are of all frames
+        return m.b(m.a(x.flatten(0, 1)).view(x.size(0), -1))
+
+    net = Of(frames, a=nn.Conv2d(2, 3, 1), b=nn.Linear(5 * 12, 2))
+    assert shape(checked(net, pruned(net, {"a.weight": [0]}), torch.randn(2, 5, 2, 2, 2)), "a.weight")[0] == 3
+
+
 def test_optional_arguments_are_followed_at_their_defaults():
     class Optional(nn.Module):
         def __init__(self):
@@ -836,22 +856,30 @@ def test_functional_dropout_in_train_mode_is_refused():
         sf.shrink(net, pruned(net, {"a.weight": [0]}))
 
 
-def test_a_forward_that_computes_with_sizes_is_refused():
-    net = Of(lambda m, x: m.b(m.a(x)) / m.a.out_features, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+BY_SIZE = {
+    "a number": (lambda m, x: m.b(m.a(x)) / m.a.out_features, "args = (%b, 4)", "args = (%b, 3)"),
+    "another path": (
+        lambda m, x: m.b(torch.relu(m.a(x)) if m.a.out_features > 3 else m.a(x)),
+        "torch.relu",
+        "call_module[target=b]",
+    ),
+    "a longer path": (lambda m, x: [h := m.b(m.a(x)), h + 1][m.a.out_features > 3], "num_users=1", "num_users=2"),
+    "a tensor": (lambda m, x: m.b(m.n(m.a(x))) + m.n.running_mean.sum(), "_tensor_constant0", "another tensor"),
+}
+
+
+@pytest.mark.parametrize("name", BY_SIZE)
+def test_a_forward_that_computes_with_sizes_is_refused(name):
+    fn, before, after = BY_SIZE[name]
+    net = Of(fn, a=nn.Linear(3, 4), n=nn.BatchNorm1d(4), b=nn.Linear(4, 2)).eval()
+    net.n.running_mean[:] = 1.0
     with pytest.raises(ValueError) as error:
         sf.shrink(net, pruned(net, {"a.weight": [0]}))
-    text = str(error.value)
-    assert text.startswith("expected a forward that does not compute with the sizes of its layers, but they turn ")
-    assert "args = (%b, 4)" in text and "args = (%b, 3)" in text
-    assert text.endswith("; take the sizes from a tensor's shape")
-    checked(net, sf.dense().init(sf.modules.params_of(net)), torch.randn(5, 3))
-
-
-def test_a_forward_whose_path_depends_on_sizes_is_refused():
-    wide = lambda m, x: m.b(torch.relu(m.a(x)) if m.a.out_features > 3 else m.a(x))  # noqa: E731
-    net = Of(wide, a=nn.Linear(3, 4), b=nn.Linear(4, 2))
-    with pytest.raises(ValueError, match="expected a forward that does not compute with the sizes"):
-        sf.shrink(net, pruned(net, {"a.weight": [0]}))
+    head, _, tail = str(error.value).partition(" into ")
+    start = "expected a forward that does not compute with the sizes of its layers, but shrinking them turns "
+    assert head.startswith(start) and before in head
+    assert after in tail and tail.endswith("; take sizes from tensors")
+    checked(net, sf.dense().init(sf.modules.params_of(net)), torch.randn(5, 3))  # nothing to remove
 
 
 # prune_biases.
