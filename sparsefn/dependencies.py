@@ -91,7 +91,8 @@ def trace(module: nn.Module) -> tuple[nn.Module, fx.Graph]:
     plain = (bool, int, float, str, type(None))
     defaults: dict[str, Any] = {p.name: p.default for p in parameters if isinstance(p.default, plain)}
     try:
-        return root, _Tracer().trace(root, concrete_args=defaults)
+        with torch.random.fork_rng(devices=[]):  # of draws that the forward makes, none is used
+            return root, _Tracer().trace(root, concrete_args=defaults)
     except Exception as error:  # whatever the module's own code makes of a proxy
         raise ValueError(
             f"expected a {type(root).__name__} that torch.fx can follow, but: {error}; shrink the parts that it can "

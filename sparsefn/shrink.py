@@ -35,10 +35,10 @@ def shrink(module: nn.Module, state: State) -> nn.Module:
     mask, on inputs that vary; weights that are kept and happen to be 0 count as weights. Constants go
     through activations, pooling, batch norm, sums, products and concatenations; channels that meet go
     together or not at all. A channel stays where a layer without a bias reads a constant that is not 0 (no
-    parameter is added), or a convolution that pads with zeros, as the border would differ, and where
-    something not understood here (a layer norm, an attention, a view of fixed sizes) reads it. A hidden unit
-    of an LSTM, GRU or RNN (one layer, one direction, without a given state) goes when it is 0 at all times: its
-    candidate gate, the cell's in an LSTM, keeps no weight and no bias. The module's own outputs keep their shape,
+    parameter is added), or a convolution that pads with zeros, as the border would differ (so prune biases and
+    the norm in between along with the rows: `sf.prune_biases`), and where something not understood here
+    reads it: a layer norm, an attention, a view of fixed sizes. A hidden unit of an LSTM, GRU or RNN (one
+    layer, one direction, without a given state) goes when it is 0 at all times: its candidate gate, the cell's in an LSTM, keeps no weight and no bias. The module's own outputs keep their shape,
     and one channel always stays. Names in `state_dict` stay; what is pruned but cannot go is 0.
 
     The forward is followed by `torch.fx`, with its optional arguments at their defaults, for inputs that

@@ -800,6 +800,13 @@ def test_shrinking_goes_on_from_a_shrunk_module():
     assert shape(checked(small, pruned(small, {"0.weight": [0]}), x), "0.weight") == (3, 3)
 
 
+def test_a_forward_that_draws_is_followed_without_drawing():
+    net = Of(lambda m, x: m.b(m.a(x)) + torch.rand(2), a=nn.Linear(3, 4), b=nn.Linear(4, 2))
+    state, rng = pruned(net, {"a.weight": [0]}), torch.get_rng_state()
+    assert shape(sf.shrink(net, state), "b.weight") == (2, 3)
+    assert torch.equal(rng, torch.get_rng_state())
+
+
 def test_constants_of_a_forward_do_not_become_attributes():
     net = Of(lambda m, x: m.b(m.a(x)) + torch.ones(2), a=nn.Linear(3, 4), b=nn.Linear(4, 2))
     small = checked(net, pruned(net, {"a.weight": [0]}), torch.randn(5, 3))
