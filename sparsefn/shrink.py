@@ -38,8 +38,9 @@ def shrink(module: nn.Module, state: State) -> nn.Module:
     parameter is added), or a convolution that pads with zeros, as the border would differ (so prune biases and
     the norm in between along with the rows: `sf.prune_biases`), and where something not understood here
     reads it: a layer norm, an attention, a view of fixed sizes. A hidden unit of an LSTM, GRU or RNN (one
-    layer, one direction, without a given state) goes when it is 0 at all times: its candidate gate, the cell's in an LSTM, keeps no weight and no bias. The module's own outputs keep their shape,
-    and one channel always stays. Names in `state_dict` stay; what is pruned but cannot go is 0.
+    layer, one direction, without a given state) goes when it is 0 at all times: its candidate gate, the
+    cell's in an LSTM, keeps no weight and no bias. The module's own outputs keep their shape, and one
+    channel always stays. Names in `state_dict` stay; what is pruned but cannot go is 0.
 
     The forward is followed by `torch.fx`, with its optional arguments at their defaults, for inputs that
     come as batches: images (N, C, H, W), features of a batch norm (N, C). Raises TypeError for anything but a
