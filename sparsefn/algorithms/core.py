@@ -13,9 +13,20 @@ from sparsefn import random
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Sparsity, check_sparsity
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.tree import Tree, check_like, concrete, flatten, is_sparse
-from sparsefn.triggers import check_step
-from sparsefn.types import Accumulated, Schedule, Score, State, Step, Where, apply_masks, check_masks
+from sparsefn.tree import Tree, check_like, choose, concrete, flatten, is_sparse
+from sparsefn.triggers import check_step, check_trigger
+from sparsefn.types import (
+    Accumulated,
+    Algorithm,
+    Schedule,
+    Score,
+    State,
+    Step,
+    Trigger,
+    Where,
+    apply_masks,
+    check_masks,
+)
 from sparsefn.where import float_leaves, select_leaves
 
 Pruned = str
@@ -234,3 +245,42 @@ class Memory(NamedTuple):
             if not leaf.is_floating_point():
                 raise TypeError(f"expected floating-point scores, got {leaf.dtype} at {path!r}")
         return chosen
+
+
+# ---- the frame of every algorithm that starts from masks ----------------------------------------
+
+# (what may be kept, state, grads, step) -> state: what is done when the trigger fires
+Rewrite = Callable[[Leaves | None, State, Tree, Step], State]
+
+
+def masked(
+    rule: Rule,
+    memory: Memory,
+    rewrite: Rewrite,
+    *,
+    level: Schedule | None,
+    init: Init,
+    where: Where,
+    key: Tensor | None,
+    when: Trigger,
+) -> Algorithm:
+    """The algorithm that makes masks in `init`, remembers at every step and rewrites masks at a trigger."""
+    check_pruned(memory.pruned)
+    check_trigger("when", when)
+    seed = random.key(0) if key is None else key
+
+    def build(allowed: Leaves | None) -> Algorithm:
+        def start(params: Tree) -> State:
+            params = detached(params)
+            masks = start_masks(params, rule, where, init, level, seed, allowed)
+            kept = apply_masks(params, masks) if memory.pruned == "zero" else params
+            return State(kept, masks, memory.init(params), seed)
+
+        def update(state: State, grads: Tree, step: Step) -> State:
+            step = check_update(state, grads, step)
+            state = memory.accumulate(state, grads, step)
+            return choose(when(step), lambda now: rewrite(allowed, now, grads, step), state)  # type: ignore[no-any-return]
+
+        return Algorithm(start, update, within=lambda masks: build(narrowed(allowed, masks)))
+
+    return build(None)

@@ -9,21 +9,16 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import random
 from sparsefn.algorithms.core import (
     Init,
     Memory,
     as_level,
-    check_pruned,
-    check_update,
-    detached,
     level_at,
+    masked,
     masks_tree,
-    narrowed,
     pick,
     settle,
     sparse_leaves,
-    start_masks,
 )
 from sparsefn.algorithms.rule import Count, Leaves, Rule, full
 from sparsefn.budgets import Distribution, rounded, uniform
@@ -31,9 +26,9 @@ from sparsefn.patterns import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
 from sparsefn.scores import check_score, gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
-from sparsefn.tree import Tree, check_like, choose, flatten
-from sparsefn.triggers import always, check_trigger
-from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks
+from sparsefn.tree import Tree, check_like, flatten
+from sparsefn.triggers import always
+from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where
 from sparsefn.where import default_where
 
 # (state, newly grown masks, step) -> values of the grown weights
@@ -90,8 +85,6 @@ def drop_grow(
     The drop reads the weights as they are, the growth the gradient of the same step; inside
     `with_optimizer` both see the optimizer's state in `state.opt`.
     """
-    check_pruned(pruned)
-    check_trigger("when", when)
     for name, score in (("drop", drop), ("grow", grow)):
         check_score(name, score)
     rule, current = Rule(pattern, distribution).check(), isinstance(sparsity, str)
@@ -109,7 +102,6 @@ def drop_grow(
         raise TypeError("expected drop_fraction to be a float in [0, 1], a schedule or a 0-d tensor, got None")
     if current and isinstance(init, str) and init in ("random", "magnitude"):
         init = "dense"
-    seed = random.key(0) if key is None else key
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
@@ -118,64 +110,50 @@ def drop_grow(
             return [rows.sum(-1) for rows in active]
         return rule.targets(leaves, None if level is None else level_at(level, step))
 
-    def build(allowed: Leaves | None) -> Algorithm:
-        def start(params: Tree) -> State:
-            params = detached(params)
-            masks = start_masks(params, rule, where, init, level, seed, allowed)
-            kept = apply_masks(params, masks) if pruned == "zero" else params
-            return State(kept, masks, memory.init(params), seed)
+    def cycle(allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
+        leaves, masks = sparse_leaves(state)
+        fields = rule.fields(leaves)
+        drops = memory.read("drop", state, grads, step, leaves)
+        grows = memory.read("grow", state, grads, step, leaves)
+        stats = memory.read("share", state, grads, step, leaves) if shared else grows
+        active = [rule.active(field, masks) for field in fields]
+        open_ = [rule.free(field, leaves, allowed) for field in fields]
+        active = [rows & free for rows, free in zip(active, open_, strict=True)]
+        target = [
+            torch.as_tensor(n, device=a.device) for n, a in zip(targets(leaves, active, step), active, strict=True)
+        ]
+        goals = target if plan is None or not fields else _loose(active, target)
+        rate: Any = level_at(fraction, step)
+        own = {} if plan is None or plan.rate is None else plan.rate(rate, stats, masks)
+        kept: list[Tensor] = []
+        room: list[Tensor] = []
+        for field, rows, free, goal in zip(fields, active, open_, goals, strict=True):
+            had = rows.sum(-1)
+            lost = count(own.get(field[0], rate), had).clamp(min=0)
+            if exclude_dropped:
+                lost = torch.minimum(lost, (free.sum(-1) - goal).clamp(min=0))
+            lost = torch.minimum(torch.maximum(lost, had - goal), had)
+            stay = rule.win(field, drops, rows, had - lost)
+            kept.append(stay)
+            room.append(free & ~(rows if exclude_dropped else stay))
+        if plan is not None and fields:
+            target = _moved(plan, stats, masks, [f[0] for f in fields], kept, room, target)
+        new: Leaves = {}
+        old: Leaves = {}
+        for field, stay, free, goal in zip(fields, kept, room, target, strict=True):
+            more = (goal - stay.sum(-1)).clamp(min=0)
+            if grow_count is not None:
+                more = grow_count(rule.rows(field, grows), free, more)
+            rows = stay | rule.win(field, grows, free, more, held=stay)
+            new |= rule.masks(field, rows, drops, masks)
+            if restart_dropped:
+                old |= rule.masks(field, stay, drops, masks)
+        if allowed is not None:
+            new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
+        fresh = {path: mask & ~(old.get(path, masks[path]) & masks[path]) for path, mask in new.items()}
+        return _planted(settle(state, new, pruned), fresh, grown, step)
 
-        def cycle(state: State, grads: Tree, step: Step) -> State:
-            leaves, masks = sparse_leaves(state)
-            fields = rule.fields(leaves)
-            drops = memory.read("drop", state, grads, step, leaves)
-            grows = memory.read("grow", state, grads, step, leaves)
-            stats = memory.read("share", state, grads, step, leaves) if shared else grows
-            active = [rule.active(field, masks) for field in fields]
-            open_ = [rule.free(field, leaves, allowed) for field in fields]
-            active = [rows & free for rows, free in zip(active, open_, strict=True)]
-            target = [
-                torch.as_tensor(n, device=a.device) for n, a in zip(targets(leaves, active, step), active, strict=True)
-            ]
-            goals = target if plan is None or not fields else _loose(active, target)
-            rate: Any = level_at(fraction, step)
-            own = {} if plan is None or plan.rate is None else plan.rate(rate, stats, masks)
-            kept: list[Tensor] = []
-            room: list[Tensor] = []
-            for field, rows, free, goal in zip(fields, active, open_, goals, strict=True):
-                had = rows.sum(-1)
-                lost = count(own.get(field[0], rate), had).clamp(min=0)
-                if exclude_dropped:
-                    lost = torch.minimum(lost, (free.sum(-1) - goal).clamp(min=0))
-                lost = torch.minimum(torch.maximum(lost, had - goal), had)
-                stay = rule.win(field, drops, rows, had - lost)
-                kept.append(stay)
-                room.append(free & ~(rows if exclude_dropped else stay))
-            if plan is not None and fields:
-                target = _moved(plan, stats, masks, [f[0] for f in fields], kept, room, target)
-            new: Leaves = {}
-            old: Leaves = {}
-            for field, stay, free, goal in zip(fields, kept, room, target, strict=True):
-                more = (goal - stay.sum(-1)).clamp(min=0)
-                if grow_count is not None:
-                    more = grow_count(rule.rows(field, grows), free, more)
-                rows = stay | rule.win(field, grows, free, more, held=stay)
-                new |= rule.masks(field, rows, drops, masks)
-                if restart_dropped:
-                    old |= rule.masks(field, stay, drops, masks)
-            if allowed is not None:
-                new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
-            fresh = {path: mask & ~(old.get(path, masks[path]) & masks[path]) for path, mask in new.items()}
-            return _planted(settle(state, new, pruned), fresh, grown, step)
-
-        def update(state: State, grads: Tree, step: Step) -> State:
-            step = check_update(state, grads, step)
-            state = memory.accumulate(state, grads, step)
-            return choose(when(step), lambda now: cycle(now, grads, step), state)  # type: ignore[no-any-return]
-
-        return Algorithm(start, update, within=lambda masks: build(narrowed(allowed, masks)))
-
-    return build(None)
+    return masked(rule, memory, cycle, level=level, init=init, where=where, key=key, when=when)
 
 
 def _loose(active: list[Tensor], target: list[Tensor]) -> list[Tensor]:

@@ -7,28 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsefn import random
-from sparsefn.algorithms.core import (
-    Init,
-    Memory,
-    as_level,
-    check_pruned,
-    check_update,
-    detached,
-    level_at,
-    narrowed,
-    settle,
-    sparse_leaves,
-    start_masks,
-)
+from sparsefn.algorithms.core import Init, Memory, as_level, level_at, masked, settle, sparse_leaves
 from sparsefn.algorithms.rule import Count, Leaves, Rule, full
 from sparsefn.budgets import Distribution, per_leaf, rounded, uniform
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.scores import check_score, magnitude
 from sparsefn.select import checked_count
-from sparsefn.tree import Tree, choose
-from sparsefn.triggers import always, at, check_trigger
-from sparsefn.types import Algorithm, Schedule, Score, State, Step, Trigger, Where, apply_masks
+from sparsefn.tree import Tree
+from sparsefn.triggers import always, at
+from sparsefn.types import Algorithm, Schedule, Score, State, Step, Trigger, Where
 from sparsefn.where import default_where
 
 # (masks of the sparsified leaves, step) -> kept count of each field
@@ -47,38 +34,21 @@ def _pruner(
     pruned: str,
     regrow: bool,
 ) -> Algorithm:
-    check_pruned(pruned)
     check_score("score", score)
-    check_trigger("when", when)
-    seed = random.key(0) if key is None else key
     memory = Memory({"score": score}, pruned)
 
-    def build(allowed: Leaves | None) -> Algorithm:
-        def start(params: Tree) -> State:
-            params = detached(params)
-            masks = start_masks(params, rule, where, init, level, seed, allowed)
-            kept = apply_masks(params, masks) if pruned == "zero" else params
-            return State(kept, masks, memory.init(params), seed)
+    def prune(allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
+        leaves, masks = sparse_leaves(state)
+        scores = memory.read("score", state, grads, step, leaves)
+        if allowed is not None:
+            masks = {path: mask & full(allowed, leaves, [path])[path] for path, mask in masks.items()}
+        open_ = allowed if regrow else masks
+        new: Leaves = {}
+        for field, count in zip(rule.fields(leaves), counts(masks, step), strict=True):
+            new |= rule.keep(field, scores, count, open_)
+        return settle(state, new, pruned)
 
-        def prune(state: State, grads: Tree, step: Step) -> State:
-            leaves, masks = sparse_leaves(state)
-            scores = memory.read("score", state, grads, step, leaves)
-            if allowed is not None:
-                masks = {path: mask & full(allowed, leaves, [path])[path] for path, mask in masks.items()}
-            open_ = allowed if regrow else masks
-            new: Leaves = {}
-            for field, count in zip(rule.fields(leaves), counts(masks, step), strict=True):
-                new |= rule.keep(field, scores, count, open_)
-            return settle(state, new, pruned)
-
-        def update(state: State, grads: Tree, step: Step) -> State:
-            step = check_update(state, grads, step)
-            state = memory.accumulate(state, grads, step)
-            return choose(when(step), lambda now: prune(now, grads, step), state)  # type: ignore[no-any-return]
-
-        return Algorithm(start, update, within=lambda masks: build(narrowed(allowed, masks)))
-
-    return build(None)
+    return masked(rule, memory, prune, level=level, init=init, where=where, key=key, when=when)
 
 
 def gmp(

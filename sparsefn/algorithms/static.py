@@ -8,22 +8,12 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import random
-from sparsefn.algorithms.core import (
-    Init,
-    Memory,
-    as_level,
-    check_given,
-    check_pruned,
-    check_update,
-    detached,
-    narrowed,
-    start_masks,
-)
-from sparsefn.algorithms.rule import Leaves, Rule
+from sparsefn.algorithms.core import Init, Memory, as_level, check_given, check_update, detached, masked
+from sparsefn.algorithms.rule import Rule
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.tree import Tree
+from sparsefn.triggers import never
 from sparsefn.types import Algorithm, State, Step, Where, apply_masks, check_masks
 from sparsefn.where import default_where
 
@@ -68,21 +58,9 @@ def static(
     and with `init="from_zeros"`, a function or a masks tree. `pruned="keep"` keeps the weights off the mask in
     `params`, frozen; "train" lets an optimizer move them.
     """
-    check_pruned(pruned)
     rule, level = Rule(pattern, distribution).check(), as_level(sparsity)
-    seed = random.key(0) if key is None else key
-    memory = Memory({}, pruned)
-
-    def build(allowed: Leaves | None) -> Algorithm:
-        def start(params: Tree) -> State:
-            params = detached(params)
-            masks = start_masks(params, rule, where, init, level, seed, allowed)
-            kept = apply_masks(params, masks) if pruned == "zero" else params
-            return State(kept, masks, memory.init(params), seed)
-
-        return Algorithm(start, _frozen, within=lambda masks: build(narrowed(allowed, masks)))
-
-    return build(None)
+    kept = Memory({}, pruned)
+    return masked(rule, kept, lambda _, state, *__: state, level=level, init=init, where=where, key=key, when=never())
 
 
 def from_masks(masks: Tree) -> Algorithm:
