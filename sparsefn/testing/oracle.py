@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-import sparsefn as sf
-from property_tests.strategies import Form
+import torch
+
+from sparsefn.boxes import to_rows
+from sparsefn.patterns import Pattern
+from sparsefn.testing.values import Form, shapes
 
 Box = tuple[int, ...]
 Unit = tuple[str, list[int]]  # path, row-major indices of the elements
@@ -18,40 +21,50 @@ Shapes = Mapping[str, Box]
 class Layout(NamedTuple):
     """A pattern of the library, and the same told again."""
 
-    pattern: sf.patterns.Pattern
+    pattern: Pattern
     unit: Callable[[Box], Box] = lambda shape: (1,) * len(shape)
     group: Callable[[Box], Box] = lambda grid: grid
     reduce: Callable[[list[float]], float] | None = None
     fixed: int | None = None
     form: Form = Form()
 
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _rows(parts: int) -> Callable[[Box], Box]:
-    return lambda grid: (grid[0] // parts, *grid[1:])
+    @property
+    def ungrouped(self) -> bool:
+        """Whether all units of a leaf compete with each other."""
+        shape = min(size for size in shapes(self.form) if all(n > 1 for n in size))
+        return len(groups(self, shape)) == 1
 
 
-ELEMENTS = Layout(sf.patterns.unstructured())
-NM = Layout(sf.patterns.nm(2, 4), group=lambda grid: (*(1 for _ in grid[1:]), 4), fixed=2, form=Form(columns=4))
-BLOCK = Layout(
-    sf.patterns.block((2, 2)), unit=lambda shape: (*(1 for _ in shape[2:]), 2, 2), reduce=mean, form=Form(least=2)
-)
-CHANNEL = Layout(
-    sf.patterns.channel(0), unit=lambda shape: (1, *shape[1:]), reduce=lambda unit: sum(abs(x) for x in unit)
-)
-KERNEL = Layout(
-    sf.patterns.kernel("max"), unit=lambda shape: (*(1 for _ in shape[:2]), *shape[2:]), reduce=lambda unit: _max(unit)
-)
-OUT_GROUPS = Layout(sf.patterns.out_groups(2), group=_rows(2), form=Form(rows=2))
-ROW_BALANCED = Layout(sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:]))
-LAYOUTS = (ELEMENTS, NM, BLOCK, CHANNEL, KERNEL, OUT_GROUPS, ROW_BALANCED)
+def layout_of(pattern: Pattern) -> Layout:
+    """The layout that a pattern's own functions tell; leaf shapes are the first that it takes.
+
+    >>> layout_of(sf.patterns.nm(2, 4)).form
+    Form(rows=1, columns=4, least=0, ndims=(2, 3, 4))
+    """
+    reduce = pattern.reduce
+
+    def one(values: list[float]) -> float:
+        assert reduce is not None
+        return float(reduce(torch.tensor([values], dtype=torch.float64))[0])
+
+    return Layout(pattern, pattern.unit, pattern.group, None if reduce is None else one, pattern.fixed, _form(pattern))
 
 
-def _max(unit: list[float]) -> float:
-    return math.nan if any(math.isnan(x) for x in unit) else max(unit)
+def _form(pattern: Pattern) -> Form:
+    for ndims, least in product(((2, 3, 4), (2,), (4,)), (0, 1, 2)):
+        for rows, columns in product((1, 2, 3, 4, 5, 6, 8, 16), (1, 2, 3, 4, 5, 6, 8, 16, 32)):
+            form = Form(rows, columns, least, ndims)
+            if all(_fits(pattern, shape) for shape in shapes(form)):
+                return form
+    raise ValueError(f"no leaf shape was found that {pattern} takes; give a Layout with its Form as the pattern")
+
+
+def _fits(pattern: Pattern, shape: Box) -> bool:
+    try:
+        to_rows(pattern, torch.empty(shape, device="meta"))
+    except ValueError:
+        return False
+    return True
 
 
 def _positive(box: Box) -> Box:
