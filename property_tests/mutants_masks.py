@@ -27,7 +27,7 @@ from property_tests.planting import (
     per_leaf,
     rigl,
 )
-from property_tests.registry import EVEN, ramp, swap
+from property_tests.registry import EVEN, lopsided, ramp, swap
 from sparsefn.tree import Tree
 
 
@@ -211,7 +211,7 @@ MASKS = [
         "the floor of a leaf is forgotten",
         "floors_are_respected",
         "gmp global floor",
-        lambda s, key, _: sf.gmp(ramp(0.5 * s), when=EVEN, distribution=sf.budgets.global_()),
+        lambda s, key, _: sf.gmp(ramp(0.5 * s), when=EVEN, score=lopsided, distribution=sf.budgets.global_()),
     ),
     Mutant(
         "the level leaves its bounds",

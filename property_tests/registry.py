@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,13 @@ def checkerboards(sparsity: Any, params: Tree) -> sf.Algorithm:
 def board(sparsity: Any) -> Callable[[Tree], Tree]:
     """Masks in a pattern, as an `init`."""
     return lambda params: checkerboards(sparsity, params).init(params).masks
+
+
+def lopsided(state: sf.State, grads: Tree, step: Any) -> Tree:
+    """Magnitudes, but some leaves lose to all others."""
+    weights = leaves(state.params)
+    made = [x.abs() * 0.0 if zlib.crc32(path.encode()) % 2 else x.abs() + 1 for path, x in weights.items()]
+    return optree.tree_unflatten(optree.tree_structure(state.params), made)
 
 
 def split(params: Tree, first: sf.Algorithm, rest: sf.Algorithm) -> sf.Algorithm:
@@ -194,7 +202,7 @@ ROWS = [
     ),
     Row(
         "gmp global floor",
-        lambda s, key, _: sf.gmp(ramp(0.5 * s), when=EVEN, distribution=FLOOR),
+        lambda s, key, _: sf.gmp(ramp(0.5 * s), when=EVEN, score=lopsided, distribution=FLOOR),
         PRUNE._replace(
             pattern=LARGE,
             distribution=FLOOR,
@@ -203,6 +211,8 @@ ROWS = [
             start="other",
             global_budget=True,
             independent=False,
+            scale_free=False,
+            permutes=False,
         ),
     ),
     Row(

@@ -48,6 +48,10 @@ class Case(NamedTuple):
     sparsity: float
     seed: int
 
+    def __repr__(self) -> str:
+        text = f"Case(sparsity={self.sparsity}, seed={self.seed}, params={self.params}, grads={self.grads})"
+        return text if len(text) < 4000 else text[:4000] + "..."  # Hypothesis warns of what is too long to read
+
 
 class Layer(NamedTuple):
     weight: Tensor
