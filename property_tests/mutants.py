@@ -8,9 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
-from hypothesis import settings
-
 from property_tests import laws_primitives
+from property_tests.effort import seed, tries
 from property_tests.laws_primitives import PrimitiveLaw
 from property_tests.mutants_masks import MASKS
 from property_tests.mutants_primitives import PRIMITIVES, PrimitiveMutant
@@ -22,16 +21,17 @@ from sparsefn.testing.laws import COMPILE
 MUTANTS = MASKS + STATES
 
 
-def tries() -> int:
-    """How many examples the profile of Hypothesis asks for."""
-    assert settings.default is not None
-    return settings.default.max_examples
-
-
 def notices(check: Check, row: Row, bug: str, raises: type[Exception] = AssertionError) -> bool:
     """Whether the check fails on the row, on as many examples as it gets on a few rows."""
     try:
-        hold(f"{bug} {check.name}", lambda case: check.run(row, case), check.examples(row.meta, None), tries(), False)
+        hold(
+            f"{bug} {check.name}",
+            lambda case: check.run(row, case),
+            check.examples(row.meta, None),
+            tries(),
+            seed(),
+            False,
+        )
     except raises:
         return True
     return False
@@ -39,7 +39,7 @@ def notices(check: Check, row: Row, bug: str, raises: type[Exception] = Assertio
 
 def primitive_notices(law: PrimitiveLaw, mutant: PrimitiveMutant) -> bool:
     try:
-        hold(mutant.bug, lambda x: law.check(mutant.subject, x), law.examples, law.share * tries(), shrink=False)
+        hold(mutant.bug, lambda x: law.check(mutant.subject, x), law.examples, law.share * tries(), seed(), False)
     except AssertionError:
         return True
     return False

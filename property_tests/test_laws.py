@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
+from property_tests.effort import seed, tries
 from property_tests.registry import ROWS
 from sparsefn.testing import LAWS, Check, Law, Row, check_row
 from sparsefn.testing.harness import algorithm_of, digest, updates
@@ -27,8 +27,7 @@ BOUND = [
 
 @pytest.mark.parametrize(("law", "check", "row"), BOUND)
 def test_laws_hold(law: Law, check: Check, row: Row) -> None:
-    assert settings.default is not None
-    check_row(law, check, row, max_examples=settings.default.max_examples)
+    check_row(law, check, row, max_examples=tries(), seed=seed())
 
 
 def test_every_law_binds_a_row_and_every_row_is_bound_by_many() -> None:

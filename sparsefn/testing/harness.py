@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as start_from
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -88,9 +89,14 @@ class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def hold(
-    name: str, law: Callable[[Any], None], examples: st.SearchStrategy[Any], tries: float, shrink: bool = True
+    name: str,
+    law: Callable[[Any], None],
+    examples: st.SearchStrategy[Any],
+    tries: float,
+    seed: int | None = 0,
+    shrink: bool = True,
 ) -> None:
-    """Try a law on so many drawn examples: always the same ones for a name, unless the profile searches.
+    """Try a law on so many drawn examples: the same ones for a name and a seed; without a seed always others.
 
     >>> from hypothesis import strategies as st
     >>> hold("small", lambda n: None, st.integers(), 5)
@@ -98,13 +104,13 @@ def hold(
     Without `shrink` the first failure is reported as it comes.
     """
     tried = given(examples)(lambda example: law(example))
-    if settings.default is not None and settings.default.derandomize:
-        tried = seed(zlib.crc32(name.encode()))(tried)
+    if seed is not None:
+        tried = start_from(zlib.crc32(f"{name} {seed}".encode()))(tried)
     settings(
         max_examples=max(1, math.ceil(tries)),
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
         report_multiple_bugs=shrink,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.nested_given],
         deadline=None,
         database=None,
     )(tried)()

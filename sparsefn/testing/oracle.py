@@ -19,7 +19,11 @@ Shapes = Mapping[str, Box]
 
 
 class Layout(NamedTuple):
-    """A pattern of the library, and the same told again."""
+    """A pattern, and the same told again: its units, its competing groups, and the leaf shapes that it takes.
+
+    >>> sf.testing.Layout(sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:])).form.rows
+    1
+    """
 
     pattern: Pattern
     unit: Callable[[Box], Box] = lambda shape: (1,) * len(shape)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -16,25 +15,14 @@ import torch
 
 from sparsefn.testing.harness import algorithm_of, digest, updates
 from sparsefn.testing.meta import Row
+from sparsefn.testing.rows import row_of
 from sparsefn.testing.values import Case
 
 _CHILD = "import sys; from sparsefn.testing.processes import answer; answer(*sys.argv[1:])"
 
 
-def reference(make: Callable[..., Any]) -> str | None:
-    """`module:name` of a function that another process can import; None for a lambda or one made inside another.
-
-    >>> reference(sf.static), reference(lambda: None)
-    ('sparsefn.algorithms.static:static', None)
-    """
-    module, name = getattr(make, "__module__", "__main__"), getattr(make, "__qualname__", "<lambda>")
-    return None if module == "__main__" or "<" in name else f"{module}:{name}"
-
-
 def answer(target: str, file: str) -> None:
     """Run a saved case and print the digest of its last state."""
-    from sparsefn.testing.check import row_of
-
     module, _, name = target.partition(":")
     make: Any = reduce(getattr, name.split("."), importlib.import_module(module))
     print(_digest(row_of(make), torch.load(file, weights_only=False)))

@@ -31,6 +31,7 @@ def examples(build: Callable[[Source], T]) -> st.SearchStrategy[T]:
     """What `build` makes of a string of bytes.
 
     >>> strategy = examples(lambda source: source.pick("abc"))
+    >>> from hypothesis import find
     >>> find(strategy, lambda _: True) in "abc"
     True
     """
@@ -42,6 +43,7 @@ def params_trees(
 ) -> st.SearchStrategy[Tree]:
     """Trees of parameters; at least one leaf is one that `sf.default_where` chooses.
 
+    >>> from hypothesis import find
     >>> tree = find(params_trees(palettes=["ties"]), lambda _: True)
     >>> any(sf.default_where(path, leaf) for path, leaf in sf.tree.flatten(tree)[0].items())
     True
@@ -55,6 +57,7 @@ def params_trees(
 def grads_like(params: Tree, palettes: Sequence[str] = EVERY) -> st.SearchStrategy[Tree]:
     """Trees of gradients with the structure, shapes and dtypes of params.
 
+    >>> from hypothesis import find
     >>> find(grads_like({"w": torch.ones(2, 3)}), lambda _: True)["w"].shape
     torch.Size([2, 3])
     """
@@ -64,6 +67,7 @@ def grads_like(params: Tree, palettes: Sequence[str] = EVERY) -> st.SearchStrate
 def steps() -> st.SearchStrategy[int | Tensor]:
     """Steps, small ones most of the time, as ints or as 0-d int64 tensors.
 
+    >>> from hypothesis import find
     >>> int(find(steps(), lambda _: True)) >= 0
     True
     """
@@ -74,6 +78,7 @@ def steps() -> st.SearchStrategy[int | Tensor]:
 def sparsities(size: int = 12) -> st.SearchStrategy[float]:
     """Sparsities in [0, 1]: both ends, round numbers, and halves of a unit of `size`, where rounding shows.
 
+    >>> from hypothesis import find
     >>> 0.0 <= find(sparsities(), lambda _: True) <= 1.0
     True
     """
@@ -83,6 +88,7 @@ def sparsities(size: int = 12) -> st.SearchStrategy[float]:
 def schedules() -> st.SearchStrategy[Schedule]:
     """Schedules with values in [0, 1], one of each kind.
 
+    >>> from hypothesis import find
     >>> 0.0 <= find(schedules(), lambda _: True)(7) <= 1.0
     True
     """
@@ -108,6 +114,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
 def triggers() -> st.SearchStrategy[Trigger]:
     """Triggers: every n steps from some step to another, lists of steps, always and never.
 
+    >>> from hypothesis import find
     >>> find(triggers(), lambda _: True)(3) in (True, False)
     True
     """
@@ -116,7 +123,7 @@ def triggers() -> st.SearchStrategy[Trigger]:
         n, start = 1 + source.number() % 9, source.number() % 9
         options: list[Trigger] = [
             _triggers.every(n, start=start),
-            _triggers.every(n, start=start, stop=start + source.number() % 40),
+            _triggers.every(n, start=start, stop=start + 1 + source.number() % 40),
             _triggers.at([source.number() % 60 for _ in range(n)]),
             _triggers.always(),
             _triggers.never(),
@@ -129,6 +136,7 @@ def triggers() -> st.SearchStrategy[Trigger]:
 def patterns() -> st.SearchStrategy[Pattern]:
     """Patterns of every kind, small enough for leaves that `sf.testing.Meta(pattern=...)` then draws.
 
+    >>> from hypothesis import find
     >>> isinstance(find(patterns(), lambda _: True), sf.patterns.Pattern)
     True
     """
@@ -158,6 +166,7 @@ def cases(
 ) -> st.SearchStrategy[Case]:
     """Whole runs: parameters, one tree of gradients for each of a few updates, a sparsity and a seed.
 
+    >>> from hypothesis import find
     >>> case = find(cases(), lambda _: True)
     >>> len(case.grads), optree.tree_structure(case.grads[0]) == optree.tree_structure(case.params)
     (3, True)
