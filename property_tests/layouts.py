@@ -31,9 +31,24 @@ KERNEL = Layout(
 )
 OUT_GROUPS = Layout(sf.patterns.out_groups(2), group=_rows(2), form=Form(rows=2))
 ROW_BALANCED = Layout(sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:]))
+GATES = CHANNEL._replace(
+    pattern=sf.patterns.channel(0, groups=2), group=lambda grid: (grid[0] // 2, *grid[1:]), form=Form(rows=2)
+)
+HOLES = BLOCK._replace(pattern=sf.patterns.block((2, 2), zeros=3), zeros=3)
+BAND = Layout(
+    sf.patterns.nearly_diagonal(3),
+    fixed=lambda grid: sum(_near(grid)),
+    allowed=lambda grid: _near(grid),
+    form=Form(rows=2, columns=2, least=1, ndims=(2,)),
+)
 LARGE = Layout(sf.patterns.unstructured(), form=Form(rows=4, columns=4, least=2))  # leaves that a floor can bind
-LAYOUTS = (ELEMENTS, NM, BLOCK, CHANNEL, KERNEL, OUT_GROUPS, ROW_BALANCED)
+LAYOUTS = (ELEMENTS, NM, BLOCK, CHANNEL, KERNEL, OUT_GROUPS, ROW_BALANCED, GATES)
 
 
 def _max(unit: list[float]) -> float:
     return math.nan if any(math.isnan(x) for x in unit) else max(unit)
+
+
+def _near(grid: Box) -> list[bool]:
+    rows, columns = grid
+    return [abs(row - column) <= 1 for row in range(rows) for column in range(columns)]

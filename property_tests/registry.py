@@ -11,7 +11,7 @@ import torch
 import torchopt
 
 import sparsefn as sf
-from property_tests.layouts import BLOCK, CHANNEL, KERNEL, LARGE, NM, OUT_GROUPS, ROW_BALANCED
+from property_tests.layouts import BAND, BLOCK, CHANNEL, GATES, HOLES, KERNEL, LARGE, NM, OUT_GROUPS, ROW_BALANCED
 from sparsefn.testing import Meta, Row
 from sparsefn.testing.harness import leaves
 from sparsefn.tree import Tree
@@ -22,6 +22,14 @@ FADING = sf.schedules.cosine_decay(0.6, 2)  # exactly 0 from step 2 on
 MAGNITUDE, GRADIENT, SALIENCY = sf.scores.magnitude, sf.scores.gradient, sf.scores.saliency
 RANDOM, MOVED = sf.scores.random, sf.scores.sum(sf.scores.movement)
 GLOBAL, ERK, FLOOR = sf.budgets.global_(), sf.budgets.erk(), sf.budgets.global_(floor=0.45)
+
+
+BY_MOMENTUM = sf.redistribute.Redistribute(
+    sf.redistribute.mean_active,
+    score=sf.scores.momentum(0.5),
+    most=0.75,
+    rate=sf.redistribute.careful(below=0.9),
+)
 
 
 def ramp(sparsity: Any) -> Schedule:
@@ -148,6 +156,11 @@ ROWS = [
         STATIC._replace(exact_count=False, start="other", tensor_sparsity=False, permutes=False),
     ),
     Row(
+        "static bernoulli",
+        lambda s, key, _: sf.static(s, key=key, init="bernoulli"),
+        STATIC._replace(exact_count=False, start="other", stochastic=True, permutes=False),
+    ),
+    Row(
         "from_masks",
         lambda s, key, params: checkerboards(s, params),
         STATIC._replace(exact_count=False, start="other", permutes=False),
@@ -219,6 +232,21 @@ ROWS = [
         "gmp channel",
         lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern),
         PRUNE._replace(pattern=CHANNEL),
+    ),
+    Row(
+        "gmp gates",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=GATES.pattern),
+        PRUNE._replace(pattern=GATES),
+    ),
+    Row(
+        "gmp zeros in blocks",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=HOLES.pattern),
+        PRUNE._replace(pattern=HOLES, baseline=None, permutes=False),
+    ),
+    Row(
+        "static band",
+        lambda s, key, _: sf.static(None, pattern=BAND.pattern, key=key),
+        STATIC._replace(pattern=BAND, start="other", baseline=None, tensor_sparsity=False, permutes=False),
     ),
     Row(
         "gmp out_groups",
@@ -319,6 +347,18 @@ ROWS = [
         SWAP._replace(
             grow=sf.scores.momentum(0.5), exclude=True, pruned="keep", global_budget=True, independent=False, idle=False
         ),
+    ),
+    Row(
+        "rigl by momentum with rates",
+        lambda s, key, _: sf.rigl(s, key=key, redistribute=BY_MOMENTUM, restart_dropped=True, **swap),
+        SWAP._replace(
+            drop=None, conserves_count=False, global_budget=True, independent=False, idle=False, baseline=None
+        ),
+    ),
+    Row(
+        "set by chance",
+        lambda s, key, _: sf.set(s, key=key, grow_count=sf.redistribute.independently, **swap),
+        SWAP._replace(grow=None, conserves_count=False, exact_count=False, needs_grads=False, redraws=True),
     ),
     Row(
         "drop_grow current",

@@ -2,6 +2,7 @@
 
 from importlib import import_module as _import_module
 
+from sparsefn import activations as activations
 from sparsefn import budgets as budgets
 from sparsefn import checkpoint as checkpoint
 from sparsefn import config as config
@@ -11,6 +12,7 @@ from sparsefn import modules as modules
 from sparsefn import optimizers as optimizers
 from sparsefn import patterns as patterns
 from sparsefn import random as random
+from sparsefn import redistribute as redistribute
 from sparsefn import reparam as reparam
 from sparsefn import report as report
 from sparsefn import schedules as schedules
@@ -45,6 +47,7 @@ from sparsefn.config import from_config as from_config
 # Primitives
 from sparsefn.gates import gate as gate
 from sparsefn.gates import sparsify as sparsify
+from sparsefn.optim import with_dense_gradients as with_dense_gradients
 from sparsefn.optim import with_optimizer as with_optimizer
 from sparsefn.select import bernoulli_mask as bernoulli_mask
 from sparsefn.select import drop_lowest as drop_lowest
@@ -55,6 +58,8 @@ from sparsefn.select import topk_mask as topk_mask
 from sparsefn.select import topk_masks as topk_masks
 from sparsefn.shorthand import from_shorthand as from_shorthand
 from sparsefn.shorthand import to_shorthand as to_shorthand
+from sparsefn.shrink import prune_biases as prune_biases
+from sparsefn.shrink import shrink as shrink
 from sparsefn.timing import phases as phases
 from sparsefn.timing import sequence as sequence
 from sparsefn.triggers import always as always

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sparsefn.patterns import Box, Pattern
+
+Flags = TypeVar("Flags", Tensor, Tensor | None)
 
 
 def _boxes(x: Tensor, box: Box) -> Tensor:
@@ -30,19 +33,26 @@ def _grid(shape: Box, box: Box) -> Box:
     return tuple(-(-size // b) for size, b in zip(shape, box, strict=True))
 
 
-def reduce_units(x: Tensor, box: Box, reduce: Callable[[Tensor], Tensor], dim: int = 0) -> Tensor:
-    """Reduce each box of x to one number; boxes at the far borders may be partial.
+def over_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor], dim: int = 0) -> Tensor:
+    """A function of (boxes, elements) at each box of x, whose far borders may be partial boxes.
 
-    >>> reduce_units(torch.ones(2, 3), (2, 2), lambda unit: unit.sum(-1))
+    >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.sum(-1))
     tensor([[4., 2.]])
+    >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.cumsum(-1))
+    tensor([[1., 2., 1.],
+            [3., 4., 2.]])
+
+    It gives a number a box, laid out as their grid, or one an element.
     """
     if dim == x.ndim:
-        return reduce(_boxes(x, box)).reshape(_grid(tuple(x.shape), box))
+        shape, out = tuple(x.shape), fn(_boxes(x, box))
+        one_each = out.ndim == 1 or out.shape[1] == 1
+        return out.reshape(_grid(shape, box)) if one_each else _unboxes(out, box, shape)
     size, edge = x.shape[dim], x.shape[dim] % box[dim]
     border = (*box[:dim], edge, *box[dim + 1 :])
-    parts = [reduce_units(x.narrow(dim, 0, size - edge), box, reduce, dim + 1)] if size >= box[dim] or not size else []
+    parts = [over_boxes(x.narrow(dim, 0, size - edge), box, fn, dim + 1)] if size >= box[dim] or not size else []
     if edge:
-        parts.append(reduce_units(x.narrow(dim, size - edge, edge), border, reduce, dim + 1))
+        parts.append(over_boxes(x.narrow(dim, size - edge, edge), border, fn, dim + 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
@@ -71,8 +81,45 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
     if pattern.reduce is not None:
         if x.dtype in (torch.float16, torch.bfloat16):
             x = x.float()  # a mean rounded to 16 bits would make ties
-        x = reduce_units(x, box, reduce or pattern.reduce)
+        # Some reductions refuse nothing: a maximum of it does not exist.
+        x = over_boxes(x, box, reduce or pattern.reduce) if x.numel() else x.new_zeros(_grid(shape, box))
     return _boxes(x, pattern.group(tuple(x.shape)))
+
+
+def active_rows(pattern: Pattern, mask: Tensor) -> Tensor:
+    """Which units are kept, as (groups, units of a group): those that have more than a pruned unit has left.
+
+    >>> mask = torch.tensor([True, True, True, False])
+    >>> active_rows(sf.patterns.block((2,)), mask), active_rows(sf.patterns.block((2,), zeros=1), mask)
+    (tensor([[True, True]]), tensor([[ True, False]]))
+    """
+    if pattern.zeros is None:
+        return to_rows(pattern, mask, lambda unit: unit.any(-1))
+    lost = pattern.zeros
+    return to_rows(pattern, mask, lambda unit: unit.sum(-1) > max(unit.shape[-1] - lost, 0))
+
+
+def allowed_rows(pattern: Pattern, like: Tensor, eligible: Flags) -> Flags:
+    """Those of the eligible units, (groups, units of a group), that the pattern may keep; None means all units.
+
+    >>> allowed_rows(sf.patterns.nearly_diagonal(1), torch.zeros(2, 2), None)
+    tensor([[ True, False, False,  True]])
+    """
+    if pattern.allowed is None:
+        return eligible
+    grid = _grid(tuple(like.shape), pattern.unit(tuple(like.shape)))
+    allowed = _boxes(pattern.allowed(grid).to(like.device), pattern.group(grid))
+    return allowed if eligible is None else eligible & allowed
+
+
+def fixed_count(pattern: Pattern, shape: Box) -> int | None:
+    """How many units each group of a tensor of this shape keeps, where the pattern says it.
+
+    >>> fixed_count(sf.patterns.nm(2, 4), (8,)), fixed_count(sf.patterns.nearly_diagonal(3), (2, 2))
+    (2, 4)
+    """
+    fixed = pattern.fixed
+    return fixed(_grid(shape, pattern.unit(shape))) if callable(fixed) else fixed
 
 
 def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:

@@ -50,12 +50,36 @@ def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
     >>> rounded(0.5, 5), rounded(0.5, torch.tensor([5, 7]))
     (2, tensor([2, 4]))
     """
-    if isinstance(fraction, Tensor) or isinstance(n, Tensor):
-        product = (
-            fraction.double() * n if isinstance(fraction, Tensor) else n * torch.full((), fraction, dtype=torch.float64)
-        )
-        return torch.round(product).to(torch.int64)
-    return round(fraction * n)
+    return _whole(fraction, n, round, torch.round)
+
+
+def rounded_up(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
+    """ceil(fraction * n) in float64: the count of those who never drop too few.
+
+    >>> sf.budgets.rounded_up(0.21, 5)
+    2
+    >>> algorithm = sf.rigl(0.5, drop_fraction=0.3, count=sf.budgets.rounded_up)
+    """
+    return _whole(fraction, n, math.ceil, torch.ceil)
+
+
+def rounded_down(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
+    """floor(fraction * n) in float64, which `int()` gives elsewhere.
+
+    >>> sf.budgets.rounded_down(0.99, 15)
+    14
+    """
+    return _whole(fraction, n, math.floor, torch.floor)
+
+
+def _whole(
+    fraction: Sparsity, n: int | Tensor, number: Callable[[float], int], tensor: Callable[[Tensor], Tensor]
+) -> int | Tensor:
+    if isinstance(fraction, Tensor):
+        return tensor(fraction.double() * n).to(torch.int64)
+    if isinstance(n, Tensor):
+        return tensor(n * torch.full((), fraction, dtype=torch.float64)).to(torch.int64)
+    return number(fraction * n)
 
 
 def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
@@ -68,6 +92,27 @@ def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
     TypeError for an int sparsity, ValueError outside [0, 1] or for NaN.
     """
     return n - rounded(check_sparsity(sparsity), n)
+
+
+def compensated(sparsity: float, total: int, dense: int) -> float:
+    """The sparsity that the rest of the weights need where some stay dense.
+
+    >>> round(sf.budgets.compensated(0.6, total=100, dense=20), 3)
+    0.75
+
+    `total` weights, `dense` of them dense, at `sparsity` over all: the others are at
+    `sparsity * total / (total - dense)`. ValueError where they would have none left to keep.
+    """
+    if isinstance(check_sparsity(sparsity), Tensor):
+        raise TypeError("compensated: expected sparsity to be a float in [0, 1], got a tensor")
+    if not 0 <= dense <= total:
+        raise ValueError(f"compensated: expected 0 <= dense <= total, got {dense} of {total}")
+    if sparsity > 0 and sparsity * total >= total - dense:
+        raise ValueError(
+            f"compensated: {dense} of {total} weights are dense, so the other {total - dense} would keep none "
+            f"at sparsity {sparsity}; expected less than {1 - dense / max(total, 1):g}"
+        )
+    return sparsity * total / (total - dense) if sparsity else 0.0
 
 
 def uniform() -> Distribution:

@@ -39,25 +39,31 @@ def _own(leaf: Tensor) -> Tensor:
     return leaf if whole else leaf.clone(memory_format=torch.contiguous_format)
 
 
-def load_state_dict(template: Tree, sd: Mapping[str, Tensor]) -> Tree:
+def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = True) -> Tree:
     """A tree like the template, with the tensors of `sd`.
 
     >>> state = sf.State({"w": torch.ones(2)}, {"w": torch.tensor(True)})
     >>> saved = sf.checkpoint.state_dict(state._replace(params={"w": torch.tensor([3.0, 4.0])}))
     >>> sf.checkpoint.load_state_dict(state, saved).params
     {'w': tensor([3., 4.])}
+    >>> larger = sf.dense().init({"w": torch.ones(2), "new": torch.zeros(1)})
+    >>> sf.checkpoint.load_state_dict(larger, saved, strict=False).params
+    {'w': tensor([3., 4.]), 'new': tensor([0.])}
 
     The template, `algorithm.init(params)` for example, gives structure, shapes, dtypes and devices; its
-    values are not used. The result shares no memory with `sd` or the template. Raises ValueError for
-    paths that are missing or unexpected and for another shape, TypeError for another dtype.
+    values are not used. With `strict=False` a path that `sd` lacks keeps the template's value and one that
+    the template lacks is left out: a state for params that came or went. The result shares no memory with
+    `sd` or the template. Raises ValueError for paths that are missing or unexpected and for another shape,
+    TypeError for another dtype.
     """
     leaves, rebuild = flatten(template)
     if not isinstance(sd, Mapping):
         raise TypeError(f"expected a dict of tensors by path, got {type(sd).__name__}")
     missing, unexpected = [path for path in leaves if path not in sd], [path for path in sd if path not in leaves]
-    if missing or unexpected:
+    if strict and (missing or unexpected):
         raise ValueError(f"expected the paths of the template, but missing are {missing} and unexpected {unexpected}")
-    return rebuild([_fitting(path, _tensor("the template", path, leaf), sd[path]) for path, leaf in leaves.items()])
+    likes = {path: _tensor("the template", path, leaf) for path, leaf in leaves.items()}
+    return rebuild([_fitting(path, like, sd.get(path, like)) for path, like in likes.items()])
 
 
 def _fitting(path: str, like: Tensor, value: object) -> Tensor:

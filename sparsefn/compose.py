@@ -117,14 +117,15 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
 
     def split(state: State) -> list[State]:
         rows = zip(shares(state.params, state.params), shares(state.masks, state.params), strict=True)
-        opts = [state.opt[str(i)] if state.opt != () else () for i in count]
+        # The state of an optimizer around the partition is not its parts' matter.
+        ours = isinstance(state.opt, dict) and set(state.opt) == {str(i) for i in count}
+        opts = [state.opt[str(i)] if ours else () for i in count]
         return [
             State(params, masks, state.scores[str(i)]["scores"], state.key[str(i)], opts[i])
             for i, (params, masks) in enumerate(rows)
         ]
 
     def bare(state: State) -> list[State]:
-        # What a view sees: the optimizer around the partition, whose state is no dict of parts, is not its matter.
         return split(state._replace(opt=()))
 
     def merge(trees: Sequence[dict[str, Any]], like: Tree) -> Tree:
@@ -212,7 +213,7 @@ def chain(*algorithms: Algorithm) -> Algorithm:
         params, still = state.params, True
         for i in range(len(algorithms)):
             own = state.scores[str(i)]
-            old = State(params, own["masks"], own["scores"], state.key[str(i)])
+            old = State(params, own["masks"], own["scores"], state.key[str(i)], state.opt)
             parts.append(inside(i, parts).update(old, grads, step))
             params, still = parts[-1].params, still and parts[-1].masks is old.masks
         return join(parts, state.masks if still else _common(parts))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sparsefn import random
 from sparsefn.budgets import check_sparsity
 from sparsefn.numerics import divide, like
 from sparsefn.tree import Tree, concrete, flatten, leaves_like, map_with_path
@@ -159,6 +160,50 @@ def from_zeros(params: Tree, where: Where = default_where) -> Tree:
     return map_with_path(
         lambda path, leaf: leaf != 0 if path in chosen else torch.ones((), dtype=torch.bool, device=leaf.device), params
     )
+
+
+def from_dict(params: Tree, given: Mapping[str, Tensor], where: Where = default_where) -> Tree:
+    """Masks by dotted path, as another program or a checkpoint holds them, as a masks tree.
+
+    >>> sf.masks.from_dict({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, {"weight": torch.tensor([[0.0, 1.0]])})
+    {'weight': tensor([[False,  True]]), 'bias': tensor(True)}
+
+    What is not zero is kept. Leaves that `where` does not choose and that are not given are dense.
+    Raises ValueError for a chosen leaf without a mask, a path that params lack, and another shape; warns
+    and raises as `where` does.
+    """
+    leaves, known = flatten(params)[0], ", ".join(map(repr, given)) or "none"
+    for path, mask in given.items():
+        if path not in leaves:
+            raise ValueError(f"from_dict: params have no leaf at {path!r}; they are at {', '.join(map(repr, leaves))}")
+        if mask.shape != leaves[path].shape:
+            want = tuple(leaves[path].shape)
+            raise ValueError(f"from_dict: expected a mask of shape {want} at {path!r}, got {tuple(mask.shape)}")
+    for path in select_leaves(params, where):
+        if path not in given:
+            raise ValueError(f"from_dict: expected a mask for {path!r}, which is to be sparse; there are {known}")
+    true = torch.ones((), dtype=torch.bool)
+    return map_with_path(lambda path, x: given[path] != 0 if path in given else true.to(x.device), params)
+
+
+def shuffle(masks: Tree, key: Tensor) -> Tree:
+    """Masks of the same counts in every leaf, at random positions.
+
+    >>> masks = {"w": torch.tensor([[True, True, True, False, False, False]]), "b": torch.tensor(True)}
+    >>> shuffled = sf.masks.shuffle(masks, sf.random.key(0))
+    >>> int(shuffled["w"].sum()), shuffled["b"]
+    (3, tensor(True))
+
+    Every arrangement of a leaf is equally likely, by key and path alone. Raises TypeError for a leaf
+    that is not a bool mask.
+    """
+    check_masks(masks, masks)
+
+    def shuffled(path: str, mask: Tensor) -> Tensor:
+        order = random.permutation(random.leaf_key(key.to(mask.device), path), mask.numel())
+        return mask.reshape(-1).gather(0, order).reshape(mask.shape) if mask.ndim else mask
+
+    return map_with_path(shuffled, masks)
 
 
 def checkerboard(shape: Sequence[int], sparsity: float | Tensor, *, device: torch.device | str | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsefn.algorithms.core import check_update
 from sparsefn.tree import Tree, choose, is_sparse
 from sparsefn.triggers import check_trigger, never
-from sparsefn.types import Algorithm, State, Step, Trigger
+from sparsefn.types import Algorithm, State, Step, Trigger, masked_view
 
 
 class Optimizer(Protocol):
@@ -48,6 +48,32 @@ def _moments(optimizer: Optimizer, trained: Tree) -> Tree:
     return optree.tree_map(owner, state)
 
 
+# What an optimizer sees that remembers pruned weights, too.
+dense_view = masked_view._replace(
+    grads=lambda state, grads, step: grads,
+    support=lambda state: optree.tree_map(lambda p: torch.ones((), dtype=torch.bool, device=p.device), state.params),
+)
+
+
+def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
+    """The algorithm whose optimizer gets gradients of pruned weights, too, and keeps their moments.
+
+    >>> algorithm = sf.with_dense_gradients(sf.static(0.5, init="magnitude"))
+    >>> algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.5, momentum=0.9))
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
+    >>> state = algorithm.update(state, {"w": torch.ones(1, 2)}, 0)
+    >>> state.params, state.opt.momentum
+    ({'w': tensor([[0.0000, 1.5000]])}, {'w': tensor([[1., 1.]])})
+
+    Weights move where they did: only moments are dense, so that a grown weight starts with its momentum
+    (with `reset_grown=False`) and scores may read momenta of pruned weights in `state.opt`. ValueError
+    for an algorithm with a view of its own (latents, terms).
+    """
+    if algorithm.view is not masked_view:
+        raise ValueError("with_dense_gradients: expected an algorithm that trains params, got one with its own view")
+    return algorithm._replace(view=dense_view, within=None)
+
+
 def with_optimizer(
     algorithm: Algorithm,
     optimizer: Optimizer,
@@ -68,9 +94,10 @@ def with_optimizer(
     drop scores see the stepped weights and grow scores the gradient of the same step. Moments are zero
     outside the view's support (`mask_moments`) and start from zero where it turns on again or where the
     algorithm itself sets a kept weight anew (`reset_grown`); `reset` starts the whole optimizer afresh.
-    Moments are found by the shapes that `optimizer.init` gives, for any optimizer. The optimizer must be
-    pure and is called with `inplace=False`. TypeError for something without init and update; ValueError
-    for an algorithm that has an optimizer already.
+    Moments are found by the shapes that `optimizer.init` gives, for any optimizer. Scores see the stepped
+    optimizer's state in `state.opt`, but not inside `partition` and `reparametrised`, whose parts are other
+    trees. The optimizer must be pure and is called with `inplace=False`. TypeError for something without
+    init and update; ValueError for an algorithm that has an optimizer already.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_optimizer: expected an Algorithm, got {type(algorithm).__name__}")
@@ -138,7 +165,7 @@ def with_optimizer(
         skipped = skip(step)
         goes = ~skipped if isinstance(skipped, Tensor) else not skipped
         stepped = choose(goes, lambda now: descend(now, grads, step), state)
-        state = algorithm.update(stepped._replace(opt=()), grads, step)._replace(opt=stepped.opt)
+        state = algorithm.update(stepped, grads, step)._replace(opt=stepped.opt)
         state = tidy(state, stepped)
         return choose(reset(step), lambda now: now._replace(opt=optimizer.init(view.get(now))), state)  # type: ignore[no-any-return]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from sparsefn.elementary import sqrt
+from sparsefn.elementary import vector_norm
 
 Box = tuple[int, ...]
 Reduce = str | Callable[[Tensor], Tensor]
@@ -18,7 +19,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(-1),
     "max": lambda x: x.amax(-1),
     "min": lambda x: x.amin(-1),
-    "l2": lambda x: _norm(x, 2),
+    "l2": lambda x: vector_norm(x, 2),
 }
 
 
@@ -33,21 +34,21 @@ class Pattern:
 
     `unit(shape)` is the box of elements that form one unit, `group(grid)` the box of units that
     compete (both with one entry a dimension), `reduce` turns the scores in a unit, along the last
-    dimension, into the unit's score, and `fixed` is the count a group keeps where the pattern says it.
+    dimension, into the unit's score. Where the pattern says so, `fixed` is the count that a group keeps
+    (or a function of the grid), `allowed(grid)` marks the units that may be kept at all, and `zeros` is
+    how many elements a pruned unit loses: its worst, where None is all of them.
     """
 
     name: str
     unit: Callable[[Box], Box] = field(compare=False)
     group: Callable[[Box], Box] = field(compare=False)
     reduce: Callable[[Tensor], Tensor] | None = field(default=None, compare=False)
-    fixed: int | None = field(default=None, compare=False)
+    fixed: int | Callable[[Box], int] | None = field(default=None, compare=False)
+    allowed: Callable[[Box], Tensor] | None = field(default=None, compare=False)
+    zeros: int | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return self.name
-
-
-def _norm(x: Tensor, order: float) -> Tensor:
-    return sqrt((x * x).sum(-1)) if order == 2 else torch.linalg.vector_norm(x, order, dim=-1)
 
 
 def _ones(shape: Box) -> Box:
@@ -110,7 +111,46 @@ def nm(n: int, m: int, axis: int = -1) -> Pattern:
     return Pattern(name, _ones, group, fixed=n)
 
 
-def block(shape: Sequence[int], reduce: Reduce = "mean") -> Pattern:
+def nearly_diagonal(nearliness: int) -> Pattern:
+    """The entries within nearliness // 2 of the diagonal of a matrix are kept, whatever their scores.
+
+    >>> sf.topk_mask(torch.rand(3, 4), None, pattern=sf.patterns.nearly_diagonal(3))
+    tensor([[ True,  True, False, False],
+            [ True,  True,  True, False],
+            [False,  True,  True,  True]])
+    >>> sf.static(None, pattern=sf.patterns.nearly_diagonal(1)).init({"w": torch.rand(2, 2)}).masks
+    {'w': tensor([[ True, False],
+            [False,  True]])}
+
+    `nearliness` is odd, the number of diagonals; 0 and less keep nothing. Rows and columns beyond the band
+    of an oblong matrix are all False. An even one above 0 is a ValueError; when a mask is made, so are a
+    tensor that is not 2-D and nearliness // 2 >= min(rows, columns).
+    """
+    _whole("nearliness", nearliness, -(10**6))
+    if nearliness > 0 and nearliness % 2 == 0:
+        raise ValueError(f"nearly_diagonal: expected an odd nearliness, got {nearliness}")
+    name = f"nearly_diagonal({nearliness})"
+    reach = nearliness // 2 if nearliness > 0 else -1
+
+    def group(grid: Box) -> Box:
+        if len(grid) != 2:
+            raise ValueError(f"{name}: expected 2 dimensions, got shape {grid}")
+        if reach >= min(grid):
+            raise ValueError(f"{name}: expected nearliness // 2 < {min(grid)}, the smaller side of shape {grid}")
+        return grid
+
+    def band(grid: Box) -> Tensor:
+        row, column = (torch.arange(size) for size in grid)
+        return (row[:, None] - column).abs() <= reach
+
+    def count(grid: Box) -> int:
+        rows, columns = grid
+        return sum(max(0, min(columns, i + reach + 1) - max(0, i - reach)) for i in range(rows))
+
+    return Pattern(name, _ones, group, fixed=count, allowed=band)
+
+
+def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = None) -> Pattern:
     """Boxes of elements along the last dimensions are kept or pruned whole.
 
     >>> scores = torch.tensor([[1.0, 1.0, 9.0], [1.0, 1.0, 0.0]])
@@ -120,39 +160,52 @@ def block(shape: Sequence[int], reduce: Reduce = "mean") -> Pattern:
 
     Blocks start at index 0; those at the far borders may be partial and are reduced over the
     elements that exist. `reduce` is "mean", "sum", "max", "min", "l2" or a callable over the last
-    dimension, applied to the scores as given. A block larger than the tensor is a ValueError.
+    dimension, applied to the scores as given. A tensor of fewer dimensions is a ValueError.
+
+    With `zeros`, a pruned block loses its `zeros` worst elements only (all, if it has no more); counts and
+    sparsities stay those of blocks. Where no block is kept, all are pruned so:
+
+    >>> sf.topk_mask(torch.tensor([4.0, 1.0, 2.0, 3.0]), 0, pattern=sf.patterns.block((4,), zeros=2))
+    tensor([ True, False, False,  True])
     """
     box = tuple(shape)
     for size in box:
         _whole("block sizes", size, 1)
     name = f"block({box}, reduce={reduce!r})"
+    if zeros is not None:
+        _whole("zeros", zeros, 0)
+        if zeros > math.prod(box):
+            raise ValueError(f"{name}: expected zeros <= {math.prod(box)}, the elements of a block, got {zeros}")
+        zeros = None if zeros == math.prod(box) else zeros
+    name = name if zeros is None else f"{name[:-1]}, zeros={zeros})"
 
     def unit(size: Box) -> Box:
-        larger = any(b > s for b, s in zip(box[::-1], size[::-1], strict=False))
-        if len(box) > len(size) or (larger and 0 not in size):
-            raise ValueError(f"{name}: the block is larger than the tensor of shape {size}")
+        if len(box) > len(size):
+            raise ValueError(f"{name}: expected {len(box)} dimensions or more, got shape {size}")
         return (1,) * (len(size) - len(box)) + box
 
-    return Pattern(name, unit, lambda grid: grid, _reduction(reduce))
+    return Pattern(name, unit, lambda grid: grid, _reduction(reduce), zeros=zeros)
 
 
-def channel(axis: int = 0, norm: float = 1) -> Pattern:
+def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
     """Whole slices along an axis are kept or pruned, scored by the norm of their scores.
 
     >>> sf.topk_mask(torch.tensor([[1.0, 1.0], [3.0, 0.0]]), 1, pattern=sf.patterns.channel(0))
     tensor([[False, False],
             [ True,  True]])
 
-    `norm` is the order p of the vector norm: any float, inf included.
+    `norm` is the order p of the vector norm: any float, inf included. With `groups`, slices compete inside
+    each of so many equal blocks of them, such as the 4 gates of an LSTM, and an int count is a count of
+    each block; an axis that they do not divide is a ValueError.
     """
     _whole("axis", axis, -(10**6))
-    name = f"channel(axis={axis}, norm={norm})"
+    name = f"channel(axis={axis}, norm={norm}" + (")" if groups == 1 else f", groups={groups})")
 
     def unit(size: Box) -> Box:
         at = _axis(name, axis, size)
         return tuple(1 if i == at else max(s, 1) for i, s in enumerate(size))
 
-    return Pattern(name, unit, lambda grid: grid, lambda x: _norm(x, norm))
+    return Pattern(name, unit, _blocks(name, groups, axis), lambda x: vector_norm(x, norm))
 
 
 def kernel(reduce: Reduce = "mean") -> Pattern:
@@ -171,7 +224,7 @@ def kernel(reduce: Reduce = "mean") -> Pattern:
     return Pattern(f"kernel(reduce={reduce!r})", unit, lambda grid: grid, _reduction(reduce))
 
 
-def _split(name: str, groups: int, axis: int) -> Pattern:
+def _blocks(name: str, groups: int, axis: int) -> Callable[[Box], Box]:
     _whole("groups", groups, 1)
 
     def group(grid: Box) -> Box:
@@ -180,7 +233,7 @@ def _split(name: str, groups: int, axis: int) -> Pattern:
             raise ValueError(f"{name}: expected axis {axis} divisible by {groups}, got shape {grid}")
         return tuple(s // groups if i == at else s for i, s in enumerate(grid))
 
-    return Pattern(name, _ones, group)
+    return group
 
 
 def out_groups(groups: int) -> Pattern:
@@ -192,7 +245,8 @@ def out_groups(groups: int) -> Pattern:
 
     An int count is a count of each group. Dimension 0 must be divisible by g, else ValueError.
     """
-    return _split(f"out_groups({groups})", groups, 0)
+    name = f"out_groups({groups})"
+    return Pattern(name, _ones, _blocks(name, groups, 0))
 
 
 def in_groups(groups: int) -> Pattern:
@@ -204,7 +258,8 @@ def in_groups(groups: int) -> Pattern:
 
     An int count is a count of each group. Dimension 1 must be divisible by g, else ValueError.
     """
-    return _split(f"in_groups({groups})", groups, 1)
+    name = f"in_groups({groups})"
+    return Pattern(name, _ones, _blocks(name, groups, 1))
 
 
 def row_balanced() -> Pattern:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from sparsefn.algorithms.core import as_level, level_at, sparse_leaves
 from sparsefn.braille import braille as braille
+from sparsefn.flops import flops as flops
 from sparsefn.masks import sparsity
+from sparsefn.table import aligned
 from sparsefn.tree import check_like, flatten, is_sparse, leaves_like
 from sparsefn.types import Schedule, State, Step, check_masks
 
@@ -53,7 +55,7 @@ class Summary(NamedTuple):
             lines.append((row.path, str(row.shape), f"{row.kept:,}", f"{row.total:,}", level))
         for row in (self.sparsified, self.total):
             lines.append((row.path, "", f"{row.kept:,}", f"{row.total:,}", f"{row.sparsity:.4f}"))
-        return _table(lines, left=2)
+        return aligned(lines, left=2)
 
 
 class Change(NamedTuple):
@@ -91,7 +93,7 @@ class Diff(NamedTuple):
         lines = [("path", "kept", "grown", "dropped", "overlap")]
         for row in (*self.rows, self.total):
             lines.append((row.path, f"{row.kept:,}", f"{row.grown:,}", f"{row.dropped:,}", f"{row.overlap:.4f}"))
-        return _table(lines, left=1)
+        return aligned(lines, left=1)
 
 
 class Observed(NamedTuple):
@@ -192,15 +194,3 @@ def _sum(path: str, rows: Sequence[Row]) -> Row:
 def _change(path: str, kept: int, grown: int, dropped: int) -> Change:
     either = kept + grown + dropped
     return Change(path, kept, grown, dropped, kept / either if either else 1.0)
-
-
-def _table(lines: Sequence[tuple[str, ...]], left: int) -> str:
-    # The first `left` columns hold text, the rest numbers.
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = []
-    for line in lines:
-        cells = [
-            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        rows.append("  ".join(cells).rstrip())
-    return "\n".join(rows)

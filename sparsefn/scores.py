@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import optree
@@ -12,9 +14,12 @@ import torch
 from torch import Tensor
 
 from sparsefn import random as _random
-from sparsefn.tree import Tree, map_with_path
+from sparsefn.elementary import vector_norm
+from sparsefn.tree import Tree, is_sparse, map_with_path
 from sparsefn.triggers import never
 from sparsefn.types import Accumulated, Score, State, Step, Trigger
+
+_PIECE = 2**22  # entries of differences at a time
 
 
 def magnitude(state: State, grads: Tree, step: Step) -> Tree:
@@ -82,6 +87,63 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
         lambda path, leaf: _random.uniform(_random.leaf_key(state.key.to(leaf.device), path, step), leaf.shape),
         state.params,
     )
+
+
+def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Callable[[State, Tree, Step], Tree]:
+    """Sum of the distances of a slice of the weights to the other slices along an axis.
+
+    >>> state = sf.State({"w": torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])}, {"w": torch.ones(3, 2) > 0})
+    >>> sf.scores.distance(norm=1)(state, (), 0)["w"]
+    tensor([[ 8.,  8.],
+            [13., 13.],
+            [ 7.,  7.]])
+
+    Each entry of a slice has its slice's sum, so that `patterns.channel(axis, norm=float("inf"))` prunes the
+    slices nearest to the geometric median: `sf.one_shot(0.5, score=distance(), pattern=channel(0, norm=inf))`.
+    `norm` is the order of the vector norm of the difference, or a function of the slices, (n, elements), that
+    gives their distances, (n, n). Leaves that are not sparsified score 0. float16 and bfloat16 are summed
+    in float32. He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
+    """
+    if not callable(norm) and (isinstance(norm, bool) or not isinstance(norm, int | float)):
+        raise TypeError(f"expected norm to be a number or a function of the slices, got {norm!r}")
+
+    def of_leaf(path: str, mask: Tensor, leaf: Tensor) -> Tensor:
+        if not is_sparse(mask, leaf):
+            return torch.zeros_like(leaf)
+        if not -leaf.ndim <= axis < leaf.ndim:
+            raise ValueError(f"distance: no axis {axis} in shape {tuple(leaf.shape)} at {path!r}")
+        slices = leaf.detach().to(torch.promote_types(leaf.dtype, torch.float32)).movedim(axis, 0)
+        size, rest = slices.shape[0], slices.shape[1:]
+        flat = slices.reshape(size, math.prod(rest)).contiguous()
+        if callable(norm):
+            sums = _checked_distances(norm(flat), size, path).abs().sum(-1)
+        else:
+            sums = _distance_sums(flat, norm)
+        return sums.reshape(size, *(1 for _ in rest)).expand(size, *rest).movedim(0, axis)
+
+    def score(state: State, grads: Tree, step: Step) -> Tree:
+        del grads, step
+        return map_with_path(of_leaf, state.masks, state.params)
+
+    return score
+
+
+def _distance_sums(flat: Tensor, norm: float) -> Tensor:
+    # A few slices at a time against all: every sum runs along a last dimension, so that neither the size of
+    # the piece nor the number of threads changes its bits (a product of matrices would be faster and neither).
+    size, width = flat.shape
+    step = max(1, _PIECE // max(1, size * width))
+    parts = [
+        vector_norm((flat[start : start + step, None] - flat).contiguous(), norm).sum(-1)
+        for start in range(0, size, step)
+    ]
+    return torch.cat(parts) if parts else flat.sum(-1)
+
+
+def _checked_distances(matrix: Tensor, size: int, path: str) -> Tensor:
+    if tuple(matrix.shape) != (size, size):
+        raise ValueError(f"distance: expected norm to give shape {(size, size)} at {path!r}, got {tuple(matrix.shape)}")
+    return matrix
 
 
 def check_score(name: str, score: object) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.boxes import from_rows, to_rows
+from sparsefn.boxes import active_rows, allowed_rows, fixed_count, from_rows, over_boxes, to_rows
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.tree import Tree, concrete, flatten
 
@@ -39,6 +39,30 @@ def rank_keys(scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype
     raw = x.view(kind)
     keys = torch.where(torch.isnan(x), least + 1, torch.where(raw >= 0, raw, least - raw))
     return keys if eligible is None else torch.where(eligible, keys, least)
+
+
+def unit_keys(pattern: Pattern, scores: Tensor, eligible: Tensor | None = None) -> Tensor:
+    """Keys of the units of a tensor, (groups, units); what the pattern never keeps is barred.
+
+    >>> keys = unit_keys(sf.patterns.nearly_diagonal(1), torch.rand(2, 2))
+    >>> (keys > torch.iinfo(keys.dtype).min).tolist()
+    [[True, False, False, True]]
+    """
+    return rank_keys(to_rows(pattern, scores), allowed_rows(pattern, scores, eligible))
+
+
+def unit_mask(pattern: Pattern, kept: Tensor, scores: Tensor, among: Tensor | None = None) -> Tensor:
+    """The mask of the kept units; of the others, what the pattern leaves them: their best, among these.
+
+    >>> unit_mask(sf.patterns.block((2,), zeros=1), torch.tensor([[True, False]]), torch.tensor([1.0, 2.0, 4.0, 3.0]))
+    tensor([ True,  True,  True, False])
+    """
+    mask = from_rows(pattern, kept, tuple(scores.shape))
+    if pattern.zeros is None:
+        return mask
+    lost = pattern.zeros
+    box = pattern.unit(tuple(scores.shape))
+    return mask | over_boxes(rank_keys(scores, among), box, lambda keys: _top(keys, max(keys.shape[-1] - lost, 0)))
 
 
 def _top(keys: Tensor, k: int | Tensor) -> Tensor:
@@ -87,12 +111,13 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
     return count
 
 
-def _fixed_count(pattern: Pattern, name: str, count: Count) -> Count:
-    if pattern.fixed is None:
+def _settled(pattern: Pattern, name: str, count: Count, shape: tuple[int, ...]) -> Count:
+    fixed = fixed_count(pattern, shape)
+    if fixed is None:
         return count
-    if count is not None and (isinstance(count, Tensor) or count != pattern.fixed):
-        raise ValueError(f"{pattern} fixes {name} at {pattern.fixed}, got {count}")
-    return pattern.fixed
+    if count is not None and (isinstance(count, Tensor) or count != fixed):
+        raise ValueError(f"{pattern} fixes {name} at {fixed}, got {count}")
+    return fixed
 
 
 def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured()) -> Tensor:
@@ -101,13 +126,13 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
     >>> sf.topk_mask(torch.tensor([1.0, 3.0, 3.0, 2.0]), 1)
     tensor([False,  True, False, False])
 
-    `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern; `nm` fixes it
-    (pass None). An int outside [0, units of a group] is a ValueError, a tensor is clamped. Returns a
-    bool mask of the shape of `scores`.
+    `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern; `nm` and
+    `nearly_diagonal` fix it (pass None). An int outside [0, units of a group] is a ValueError, a tensor
+    is clamped. Returns a bool mask of the shape of `scores`.
     """
-    keys = rank_keys(to_rows(pattern, scores))
-    count = _check_count("n_keep", _fixed_count(pattern, "n_keep", n_keep), *keys.shape)
-    return from_rows(pattern, top(keys, count), tuple(scores.shape))
+    keys = unit_keys(pattern, scores)
+    count = _check_count("n_keep", _settled(pattern, "n_keep", n_keep, tuple(scores.shape)), *keys.shape)
+    return unit_mask(pattern, top(keys, count), scores)
 
 
 def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) -> Tensor:
@@ -123,10 +148,10 @@ def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) ->
     return above | top(rank_keys(scores).reshape(1, -1), floor).reshape(scores.shape) if min_keep else above
 
 
-def _mask_rows(pattern: Pattern, scores: Tensor, mask: Tensor) -> Tensor:
+def _checked(mask: Tensor, scores: Tensor) -> Tensor:
     if mask.dtype != torch.bool or mask.shape != scores.shape:
         raise ValueError(f"expected a bool mask of shape {tuple(scores.shape)}, got {mask.dtype} {tuple(mask.shape)}")
-    return to_rows(pattern, mask, lambda unit: unit.any(-1))
+    return mask
 
 
 def checked_count(name: str, count: Count, eligible: Tensor) -> int | Tensor:
@@ -150,14 +175,15 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
     >>> sf.drop_lowest(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, True, False]), 1)
     tensor([False,  True, False])
 
-    Among ties the higher index goes first, NaN before all. A unit is active if any element is kept.
-    An int above what is active is a ValueError, a tensor is clamped.
+    Among ties the higher index goes first, NaN before all. A unit is active if any element is kept, or
+    with the `zeros` of a block, more than a pruned one has left. What a pattern never keeps is cleared
+    too. An int above what is active is a ValueError, a tensor is clamped.
     """
-    active = _mask_rows(pattern, scores, mask)
+    active = active_rows(pattern, _checked(mask, scores))
     count = checked_count("n_drop", n_drop, active)
     keep = (active.sum(-1) - count).clamp(min=0)
-    kept = top(rank_keys(to_rows(pattern, scores), active), keep)
-    return mask & from_rows(pattern, kept, tuple(scores.shape))
+    kept = top(unit_keys(pattern, scores, active), keep)
+    return mask & unit_mask(pattern, kept, scores, mask)
 
 
 def grow_highest(
@@ -175,9 +201,10 @@ def grow_highest(
 
     An int above what is eligible is a ValueError, a tensor is clamped.
     """
-    eligible = ~_mask_rows(pattern, scores, mask)
+    eligible = ~active_rows(pattern, _checked(mask, scores))
     if exclude is not None:
-        eligible = eligible & ~_mask_rows(pattern, scores, exclude)
+        eligible = eligible & ~to_rows(pattern, _checked(exclude, scores), lambda unit: unit.any(-1))
+    eligible = allowed_rows(pattern, scores, eligible)
     count = checked_count("n_grow", n_grow, eligible)
     grown = top(rank_keys(to_rows(pattern, scores), eligible), count)
     return mask | from_rows(pattern, grown, tuple(scores.shape))

@@ -85,7 +85,7 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
         params, masks, parts, owns = state.params, state.masks, [], []
         for i, algorithm in enumerate(algorithms):
             own = state.scores[str(i)]
-            part = State(params, _only(masks, own["owns"]), own["scores"], state.key[str(i)])
+            part = State(params, _only(masks, own["owns"]), own["scores"], state.key[str(i)], state.opt)
             part = algorithm.update(part, grads, step)
             params = part.params
             masks = optree.tree_map(lambda old, new: new if new.ndim else old, masks, part.masks)
@@ -126,7 +126,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         scores = {**state.scores, str(i): {"scores": part.scores, "owns": state.scores[str(i)]["owns"]}}
         if "support" in scores:
             scores["support"] = _expand(support_of(part), state.params, owned)
-        return State(part.params, masks, scores, {**state.key, str(i): part.key}, ())
+        return State(part.params, masks, scores, {**state.key, str(i): part.key}, state.opt)
 
     def init(params: Tree) -> State:
         parts = [algorithm.init(detached(params)) for algorithm in algorithms]
@@ -139,9 +139,10 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
 
     def run(state: State, grads: Tree, step: Step, i: int) -> State:
         own = state.scores[str(i)]
-        old = State(state.params, _only(state.masks, own["owns"]), own["scores"], state.key[str(i)])
+        old = State(state.params, _only(state.masks, own["owns"]), own["scores"], state.key[str(i)], state.opt)
         # A phase that begins starts over from the effective weights.
-        part = choose(step == begins[i], lambda _: algorithms[i].init(effective(state)), old) if i else old
+        begun = step == begins[i]
+        part = choose(begun, lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt), old) if i else old
         part = algorithms[i].update(part, grads, step)
         return state if part is old else join(state, part, i)
 

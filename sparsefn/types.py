@@ -97,8 +97,8 @@ def support_of(state: State) -> Tree:
     return state.scores["support"] if _named(state.scores, "support", state.params) else state.masks
 
 
-def _inside(support: Tree, new: Tree, old: Tree | float) -> Tree:
-    if isinstance(old, float):
+def _inside(support: Tree, new: Tree, old: Tree | int) -> Tree:
+    if isinstance(old, int):
         return optree.tree_map(lambda s, a: torch.where(s, a, old) if is_sparse(s, a) else a, support, new)
     return optree.tree_map(lambda s, a, b: torch.where(s, a, b) if is_sparse(s, a) else a, support, new, old)
 
@@ -114,7 +114,7 @@ def apply_masks(tree: Tree, masks: Tree) -> Tree:
     another shape, TypeError for a mask that is not bool.
     """
     check_masks(masks, tree)
-    return _inside(masks, tree, 0.0)
+    return _inside(masks, tree, 0)
 
 
 def check_masks(masks: Tree, params: Tree) -> None:
@@ -171,7 +171,7 @@ def with_params(state: State, params: Tree) -> State:
 masked_view = TrainView(
     get=lambda state: state.params,
     put=_put,
-    grads=lambda state, grads, step: _inside(support_of(state), grads, 0.0),
+    grads=lambda state, grads, step: _inside(support_of(state), grads, 0),
     support=support_of,
 )
 

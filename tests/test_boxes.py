@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.boxes import from_rows, reduce_units, to_rows, unit_grid
+from sparsefn.boxes import active_rows, from_rows, over_boxes, to_rows, unit_grid
 
 P = sf.patterns
 FITTING = [
@@ -61,5 +61,23 @@ def test_grids_leave_out_what_a_unit_spans():
     assert unit_grid(P.kernel(), (8, 4, 1, 1)) == (8, 4, 1, 1)
 
 
-def test_reduce_units_of_an_empty_tensor():
-    assert reduce_units(torch.ones(0, 3), (2, 2), lambda unit: unit.sum(-1)).shape == (0, 2)
+def test_over_boxes_of_an_empty_tensor():
+    assert over_boxes(torch.ones(0, 3), (2, 2), lambda unit: unit.sum(-1)).shape == (0, 2)
+
+
+@pytest.mark.parametrize(("shape", "box"), [((4, 6), (2, 3)), ((5, 7), (2, 3)), ((3,), (2,)), ((2, 3, 5), (2, 2, 2))])
+def test_a_number_for_each_element_of_partial_boxes_too(shape, box):
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(over_boxes(x, box, lambda boxes: boxes), x)
+    sizes = over_boxes(x, box, lambda boxes: torch.full_like(boxes, boxes.shape[-1]))
+    grid = over_boxes(x, box, lambda boxes: torch.full(boxes.shape[:1], float(boxes.shape[-1])))
+    assert sizes.shape == shape
+    for place in torch.cartesian_prod(*map(torch.arange, shape)).reshape(-1, len(shape)).tolist():
+        unit = tuple(i // b for i, b in zip(place, box, strict=True))
+        assert sizes[tuple(place)] == grid[unit]
+
+
+def test_a_unit_is_kept_while_it_has_more_than_pruning_leaves():
+    mask = torch.tensor([[True, True, True, True, True], [True, True, True, False, False]])
+    for zeros, want in ((0, [0, 0, 0, 0]), (1, [1, 1, 0, 0]), (2, [1, 1, 1, 0]), (4, [1, 1, 1, 0])):
+        assert active_rows(P.block((1, 4), zeros=zeros), mask).int().tolist() == [want]

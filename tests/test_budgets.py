@@ -145,3 +145,35 @@ class TestGlobal:
             sf.static(0.5, pattern=sf.patterns.row_balanced(), distribution=B.global_()).init(
                 self.params | {"c": torch.ones(2, 2)}
             )
+
+
+def test_the_three_roundings():
+    counts = torch.tensor([5, 7, 10])
+    rules = (B.rounded, B.rounded_up, B.rounded_down)
+    assert [rule(0.5, 5) for rule in rules] == [2, 3, 2]
+    assert [rule(0.3, 10) for rule in rules] == [3, 3, 3]  # in float32 0.3 * 10 is above 3
+    for rule, wanted in zip(rules, ([2, 4, 5], [3, 4, 5], [2, 3, 5]), strict=True):
+        for fraction in (0.5, torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float64)):
+            got = rule(fraction, counts)
+            assert (got.dtype, got.tolist()) == (torch.int64, wanted)
+
+
+def test_compensated():
+    # (density * (conv + fc) - fc) / conv of the struct inits: (.4 * 100 - 20) / 80 = .25.
+    assert B.compensated(0.6, 100, 20) == pytest.approx(0.75)
+    assert B.compensated(0.6, 100, 0) == 0.6
+    assert B.compensated(0.0, 100, 100) == 0.0
+    text = (
+        "compensated: 70 of 100 weights are dense, so the other 30 would keep none at sparsity 0.9; "
+        "expected less than 0.3"
+    )
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        B.compensated(0.9, 100, 70)
+    with pytest.raises(ValueError, match="would keep none at sparsity 0.5; expected less than 0.5$"):
+        B.compensated(0.5, 100, 50)
+    with pytest.raises(ValueError, match="compensated: expected 0 <= dense <= total, got 5 of 4"):
+        B.compensated(0.5, 4, 5)
+    with pytest.raises(TypeError, match=r"compensated: expected sparsity to be a float in \[0, 1\], got a tensor"):
+        B.compensated(torch.tensor(0.5), 4, 2)
+    with pytest.raises(TypeError, match="got the int 1; a fraction is written 1.0"):
+        B.compensated(1, 4, 2)

@@ -54,6 +54,20 @@ def test_paths_are_dotted_names_in_optrees_order():
     assert state_dict(()) == {}
 
 
+def test_loading_what_is_there():
+    template, saved = make_state(seed=1), state_dict(make_state())
+    del saved["masks.0.weight"], saved["opt.count"]
+    saved["params.1.weight"] = torch.ones(5)
+    loaded = load_state_dict(template, saved, strict=False)
+    own = {"masks.0.weight", "opt.count"}
+    for path, leaf in state_dict(loaded).items():
+        source = state_dict(template) if path in own else saved
+        assert torch.equal(leaf, source[path])
+        assert leaf.data_ptr() not in (source[path].data_ptr(), state_dict(template)[path].data_ptr())
+    with pytest.raises(ValueError, match=r"expected a tensor of shape \(3,\) at 'params.0.bias', got \(2,\)"):
+        load_state_dict(template, saved | {"params.0.bias": torch.ones(2)}, strict=False)
+
+
 def test_round_trip_through_a_weights_only_file():
     state = make_state()
     loaded = load_state_dict(make_state(seed=1), through_a_file(state_dict(state)))

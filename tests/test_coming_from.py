@@ -43,15 +43,25 @@ NAMES = {
         mask2braille
     """,
     "sparselearning": """
-        Decay CosineDecay LinearDecay MagnitudePruneDecay MagnitudePruneDecay.cumulative_sparsity get_dr
+        Decay Decay.mode CosineDecay CosineDecay.step LinearDecay LinearDecay.step get_dr
+        MagnitudePruneDecay MagnitudePruneDecay.step MagnitudePruneDecay.cumulative_sparsity
+        decay.cosine decay.linear decay.magnitude-prune
         magnitude_prune global_magnitude_prune struct_magnitude_prune
+        prune.magnitude prune.global-magnitude prune.struct-magnitude-mean prune.struct-magnitude-max
+        prune_threshold growth_threshold increment growth_increment tolerance
         momentum_growth abs_grad_growth random_growth no_growth struct_abs_grad_growth
+        grow.momentum grow.absolute-gradient grow.random grow.none
+        grow.struct-absolute-gradient-mean grow.struct-absolute-gradient-min
         momentum_redistribution grad_redistribution nonzero_redistribution
+        redistribute.momentum redistribute.grad redistribute.nonzero redistribute.none
         adjust_prune_rate adjusted_growth
         Masking Masking.update_connections Masking.step Masking.remove_weight Masking.remove_weight_partial_name
-        Masking.remove_type SET RigL SNFS Pruning Static Lottery
+        Masking.remove_type step_end epoch_end mask_step baseline_nonzero total_params total_density
+        SET RigL SNFS Pruning Static Lottery
         get_erdos_renyi_dist erdos_renyi_init random_init resume_init lottery_ticket_init
         struct_erdos_renyi_init struct_random_init
+        init.erdos-renyi init.erdos-renyi-kernel init.random init.resume init.lottery-ticket init.lottery-ticket-dist
+        init.struct-erdos-renyi init.struct-erdos-renyi-kernel init.struct-random
     """,
     "torch-ao": """
         BaseSparsifier BaseSparsifier.prepare BaseSparsifier.step BaseSparsifier.update_mask
@@ -59,15 +69,22 @@ NAMES = {
         BaseSparsifier.state_dict BaseSparsifier.load_state_dict
         FakeSparsity module_to_fqn fqn_to_module get_arg_info_from_tensor_fqn module_contains_param swap_module
         get_static_sparse_quantized_mapping get_dynamic_sparse_quantized_mapping
-        WeightNormSparsifier NearlyDiagonalSparsifier
-        BaseScheduler BaseScheduler.get_sl BaseScheduler.get_last_sl BaseScheduler.step CubicSL LambdaSL
-        BaseDataSparsifier BaseDataSparsifier.add_data BaseDataSparsifier.get_mask BaseDataSparsifier.get_data
+        WeightNormSparsifier WeightNormSparsifier.update_mask NearlyDiagonalSparsifier
+        BaseScheduler BaseScheduler.get_sl BaseScheduler.get_last_sl BaseScheduler.print_sl BaseScheduler.step
+        BaseScheduler.state_dict BaseScheduler.load_state_dict CubicSL LambdaSL
+        BaseDataSparsifier BaseDataSparsifier.prepare BaseDataSparsifier.add_data BaseDataSparsifier.step
+        BaseDataSparsifier.update_mask BaseDataSparsifier.get_mask BaseDataSparsifier.get_data
+        BaseDataSparsifier.squash_mask BaseDataSparsifier.state_dict BaseDataSparsifier.load_state_dict
         DataNormSparsifier BaseDataScheduler BaseDataScheduler.get_schedule_param BaseDataScheduler.get_last_param
+        BaseDataScheduler.step BaseDataScheduler.state_dict BaseDataScheduler.load_state_dict
         PostTrainingDataSparsity TrainingAwareDataSparsity post_training_sparse_quantize
         ActivationSparsifier ActivationSparsifier.register_layer ActivationSparsifier.unregister_layer
-        ActivationSparsifier.step ActivationSparsifier.squash_mask ActivationSparsifier.get_mask
-        BaseStructuredSparsifier BaseStructuredSparsifier.prune SaliencyPruner LSTMSaliencyPruner FPGMPruner
-        FakeStructuredSparsity BiasHook
+        ActivationSparsifier.step ActivationSparsifier.update_mask ActivationSparsifier.squash_mask
+        ActivationSparsifier.get_mask ActivationSparsifier.state_dict ActivationSparsifier.load_state_dict
+        BaseStructuredSparsifier BaseStructuredSparsifier.prepare BaseStructuredSparsifier.step
+        BaseStructuredSparsifier.make_config_from_model BaseStructuredSparsifier.prune
+        BaseStructuredSparsifier.squash_mask SaliencyPruner LSTMSaliencyPruner FPGMPruner FakeStructuredSparsity
+        BiasHook
     """,
     "torch-prune": """
         Identity identity RandomUnstructured random_unstructured L1Unstructured l1_unstructured

@@ -104,12 +104,12 @@ TABLE = {
     "n:m of another sparsity": (
         lambda: init(sf.gmp(0.9, pattern=sf.patterns.nm(2, 4))),
         ValueError,
-        "nm(2, 4, axis=-1) fixes the sparsity at 0.5, got 0.9",
+        "nm(2, 4, axis=-1) fixes the sparsity at 0.5, got 0.9 at 'w'",
     ),
-    "block too large": (
-        lambda: init(sf.rigl(0.5, pattern=sf.patterns.block((4, 4)))),
+    "block of more dimensions": (
+        lambda: init(sf.rigl(0.5, pattern=sf.patterns.block((1, 2, 2)))),
         ValueError,
-        "block((4, 4), reduce='mean'): the block is larger than the tensor of shape (2, 4) at 'w'",
+        "block((1, 2, 2), reduce='mean'): expected 3 dimensions or more, got shape (2, 4) at 'w'",
     ),
     "unknown reduce": (
         lambda: sf.patterns.block((2, 2), reduce="median"),
@@ -177,8 +177,8 @@ TABLE = {
     "unknown init": (
         lambda: init(sf.static(0.5, init="ones")),
         ValueError,
-        "expected init to be 'dense', 'random', 'magnitude', 'from_zeros', 'checkerboard', a function of params "
-        "or a masks tree, got 'ones'",
+        "expected init to be 'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', a function of "
+        "params or a masks tree, got 'ones'",
     ),
     "unknown pruned": (
         lambda: sf.rigl(0.5, pruned="freeze"),

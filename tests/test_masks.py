@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+import sparsefn as sf
 from sparsefn import masks as M
 from sparsefn.types import apply_masks
 
@@ -271,3 +272,56 @@ def test_unpack_refuses():
         M.unpack({"w": torch.zeros(1, dtype=torch.int64)}, {"w": X})
     with pytest.raises(TypeError, match=r"expected a bool mask at 'w', got torch.float32"):
         M.pack({"w": torch.zeros(3)})
+
+
+def test_from_dict():
+    params = {"a": {"weight": torch.randn(2, 3), "bias": torch.randn(2)}, "b": torch.randn(3, 2)}
+    given = {"a.weight": torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.5, -1.0]]), "b": bits(3, 2)}
+    masks = M.from_dict(params, given)
+    assert masks["a"]["weight"].tolist() == [[True, False, True], [False, True, True]]
+    assert torch.equal(masks["b"], given["b"])
+    assert masks["a"]["bias"].shape == ()
+    M.from_dict(params, {"a.bias": bits(2)}, where="a.bias")
+    sf.from_masks(masks).init(params)
+
+
+def test_from_dict_refuses():
+    params = {"a": torch.randn(2, 3), "b": torch.randn(3, 2), "c": torch.randn(3)}
+    with pytest.raises(ValueError, match=r"^from_dict: expected a mask for 'b', which is to be sparse; there are 'a'$"):
+        M.from_dict(params, {"a": bits(2, 3)})
+    with pytest.raises(
+        ValueError, match=r"^from_dict: expected a mask for 'a', which is to be sparse; there are none$"
+    ):
+        M.from_dict(params, {})
+    with pytest.raises(ValueError, match=r"^from_dict: params have no leaf at 'x'; they are at 'a', 'b', 'c'$"):
+        M.from_dict(params, {"x": bits(2, 3)})
+    with pytest.raises(ValueError, match=r"^from_dict: expected a mask of shape \(2, 3\) at 'a', got \(3, 2\)$"):
+        M.from_dict(params, {"a": bits(3, 2)})
+
+
+def test_shuffle_keeps_the_counts_of_every_leaf():
+    masks = {"a": bits(7, 9), "b": bits(4, 3), "c": T, "d": torch.zeros(2, 2) > 0, "e": torch.ones(2, 2) > 0}
+    key = sf.random.key(0)
+    mixed = M.shuffle(masks, key)
+    for path, mask in masks.items():
+        assert mixed[path].shape == mask.shape
+        assert mixed[path].sum() == mask.sum()
+    assert not torch.equal(mixed["a"], masks["a"])
+    assert sf.checkpoint.tree_equal(mixed, M.shuffle(dict(reversed(masks.items())), key))
+    assert torch.equal(M.shuffle({"a": masks["a"]}, key)["a"], mixed["a"])
+    assert not torch.equal(M.shuffle(masks, sf.random.key(1))["a"], mixed["a"])
+    compiled = torch.compile(lambda m: M.shuffle(m, key), fullgraph=True, backend="eager")
+    assert sf.checkpoint.tree_equal(compiled(masks), mixed)
+    keys = torch.stack([key, sf.random.key(1)])
+    batch = torch.vmap(lambda k: M.shuffle({"a": masks["a"]}, k)["a"])(keys)
+    assert torch.equal(batch[0], mixed["a"])
+    with pytest.raises(TypeError, match=r"expected a bool mask at 'w', got torch.float32"):
+        M.shuffle({"w": torch.zeros(3)}, key)
+
+
+def test_every_arrangement_is_equally_likely():
+    keys = sf.random.split(sf.random.key(5), 600)
+    masks = torch.vmap(lambda key: M.shuffle([torch.tensor([True, True, False, False])], key)[0])(keys)
+    _, seen = masks.unique(dim=0, return_counts=True)
+    assert len(seen) == 6
+    assert (seen - 100).abs().max() < 45  # five deviations

@@ -328,3 +328,83 @@ def test_a_weight_pruned_and_regrown_in_one_update_starts_anew():
     assert state.masks["w"].tolist() == [[True, False, False, True]]
     assert state.params["w"][0, 3] == 0 and state.opt.momentum["w"][0, 3] == 0
     assert state.opt.momentum["w"][0, 0] != 0
+
+
+def test_dense_gradients_reach_the_moments_and_not_the_weights():
+    params, grads = {"w": torch.tensor([[2.0, 1.0]])}, {"w": torch.tensor([[1.0, 4.0]])}
+    for algorithm in (sf.static(0.5, init="magnitude"), sf.static(0.5, init="magnitude", pruned="keep")):
+        dense = sf.with_optimizer(sf.with_dense_gradients(algorithm), sf.optimizers.sgd(0.25, momentum=0.5))
+        state = dense.init(params)
+        for step in range(2):
+            state = dense.update(state, grads, step)
+        assert state.opt.momentum["w"].tolist() == [[1.5, 6.0]]
+        assert sf.effective(state)["w"].tolist() == [[2.0 - 0.625, 0.0]]
+    assert state.params["w"][0, 1] == 1.0
+
+
+def test_a_grown_weight_keeps_its_dense_momentum_or_starts_anew():
+    grads = {"w": torch.tensor([[0.0, 0.0, 1.0, 4.0]])}
+    for reset in (True, False):
+        rigl = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", when=sf.at([1]))
+        algorithm = sf.with_optimizer(
+            sf.with_dense_gradients(rigl), sf.optimizers.sgd(0.25, momentum=0.5), reset_grown=reset
+        )
+        state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+        for step in range(2):
+            state = algorithm.update(state, grads, step)
+        assert state.masks["w"].tolist() == [[True, False, False, True]]
+        # What is dense has no support to enter: its momentum goes on, unless the update wrote the weight itself.
+        assert state.opt.momentum["w"].tolist() == [[0.0, 0.0, 1.5, 6.0]]
+
+
+def test_dense_gradients_need_an_algorithm_that_trains_params():
+    text = "with_dense_gradients: expected an algorithm that trains params, got one with its own view"
+    for algorithm in (sf.reparametrised(sf.reparam.power(2.0)), sf.with_terms(sf.dense(), sf.terms.l2(0.1))):
+        with pytest.raises(ValueError, match=text):
+            sf.with_dense_gradients(algorithm)
+
+
+def test_scores_see_the_state_of_the_optimizer_and_leave_it_alone():
+    seen = []
+
+    def momentum(state, grads, step):
+        seen.append(state.opt)
+        return optree.tree_map(torch.abs, state.opt.momentum)
+
+    algorithm = sf.with_optimizer(
+        sf.one_shot(0.5, momentum, when=sf.at([1])), sf.optimizers.sgd(0.1, momentum=0.5), mask_moments=False
+    )
+    state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
+    for step, grads in enumerate(([[4.0, 0.0]], [[0.0, 1.0]])):
+        state = algorithm.update(state, {"w": torch.tensor(grads)}, step)
+    # Momenta 2 and 1 after the step of the same update: the first stays.
+    assert state.masks["w"].tolist() == [[True, False]]
+    assert sf.checkpoint.tree_equal(seen[0], state.opt)
+
+
+@pytest.mark.parametrize("wrap", [sf.chain, sf.sequence, lambda *parts: sf.phases(list(enumerate(parts)))])
+def test_scores_see_it_inside_compositions(wrap):
+    def momentum(state, grads, step):
+        return optree.tree_map(torch.abs, state.opt.momentum)
+
+    shot = sf.one_shot(0.5, momentum, when=sf.at([1]))
+    algorithm = sf.with_optimizer(wrap(sf.static(0.0), shot), sf.optimizers.sgd(0.1, momentum=0.5))
+    state = algorithm.init(PARAMS)
+    vmapped = torch.func.vmap(lambda sign: algorithm.update(state, optree.tree_map(lambda p: sign * p, PARAMS), 1))
+    expected = {path: sf.topk_mask(leaf.abs(), leaf.numel() // 2) for path, leaf in PARAMS.items() if leaf.ndim > 1}
+    for step in (1, torch.tensor(1)):
+        masks = algorithm.update(state, PARAMS, step).masks
+        assert all(torch.equal(masks[path], mask) for path, mask in expected.items())
+    masks = vmapped(torch.tensor([1.0, -1.0])).masks
+    assert all(torch.equal(masks[path][1], mask) for path, mask in expected.items())
+
+
+def test_an_optimizer_around_a_partition_may_have_a_state_of_any_form():
+    for optimizer in (sf.optimizers.adam(0.1), torchopt.adam(0.1), torchopt.sgd(0.1, momentum=0.9)):
+        parts = sf.partition([("w", sf.rigl(0.5)), ("v", sf.static(0.5))])
+        algorithm = sf.with_optimizer(parts, optimizer)
+        state = algorithm.init(PARAMS)
+        structure = optree.tree_structure(state)
+        for step in range(2):
+            state = algorithm.update(state, PARAMS, step)
+        assert optree.tree_structure(state) == structure

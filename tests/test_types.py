@@ -100,3 +100,9 @@ def test_default_view_trains_params_on_the_mask():
     assert view.get(state)["w"] is W and view.support(state)["w"] is MASK
     assert view.grads(state, {"w": W}, 0)["w"].tolist() == [[1, 0], [3, 4]]
     assert view.put(state, {"w": -W}).params["w"].tolist() == [[-1, -2], [-3, -4]]
+
+
+def test_masked_integers_stay_integers():
+    masked = sf.apply_masks({"w": torch.tensor([5, -3], dtype=torch.int8)}, {"w": torch.tensor([False, True])})
+    assert masked["w"].dtype == torch.int8
+    assert masked["w"].tolist() == [0, -3]

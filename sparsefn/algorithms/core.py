@@ -111,7 +111,8 @@ def start_masks(
         check_given(init)
         check_masks(init, params)
         return init if allowed is None else optree.tree_map(torch.logical_and, init, masks_tree(params, allowed))
-    if init in ("random", "magnitude", "checkerboard") and level is None:
+    best_of = ("random", "magnitude") if rule.pattern.fixed is None else ()  # the pattern may know how many
+    if init in ("bernoulli", "checkerboard", *best_of) and level is None:
         raise ValueError(f"init={init!r} needs a sparsity, got None")
     if init == "dense":
         masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
@@ -119,6 +120,8 @@ def start_masks(
         masks = pick(from_zeros(params, where=lambda path, leaf: path in leaves), leaves)
     elif init == "checkerboard":
         masks = _checkerboards(leaves, level)
+    elif init == "bernoulli":
+        masks = _drawn(leaves, rule, level_at(level, 0), random.fold_in(key, "init"))  # type: ignore[arg-type]
     elif init in ("random", "magnitude"):
         draws = random.fold_in(key, "init")
         scores = {
@@ -127,9 +130,13 @@ def start_masks(
             else random.uniform(random.leaf_key(draws.to(leaf.device), path), leaf.shape)
             for path, leaf in leaves.items()
         }
-        return masks_tree(params, best(rule, scores, leaves, level_at(level, 0), allowed))  # type: ignore[arg-type]
+        sparsity = None if level is None else level_at(level, 0)
+        return masks_tree(params, best(rule, scores, leaves, sparsity, allowed))
     else:
-        known = "'dense', 'random', 'magnitude', 'from_zeros', 'checkerboard', a function of params or a masks tree"
+        known = (
+            "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', a function of params or a "
+            "masks tree"
+        )
         raise ValueError(f"expected init to be {known}, got {init!r}")
     return masks_tree(params, {p: m & allowed[p] if allowed and p in allowed else m for p, m in masks.items()})
 
@@ -140,6 +147,22 @@ def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     if isinstance(sparsity, Tensor):
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
     return {path: checkerboard(leaf.shape, sparsity).to(leaf.device) for path, leaf in leaves.items()}
+
+
+def _drawn(leaves: Leaves, rule: Rule, sparsity: Sparsity, key: Tensor) -> Leaves:
+    # Each unit is kept with a chance of its own: the share of its competition that the budget keeps.
+    if rule.pattern.fixed is not None:
+        raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
+    masks: Leaves = {}
+    for field, count in zip(rule.fields(leaves), rule.targets(leaves, sparsity), strict=True):
+        size = sum(rule.rows([path], leaves).numel() for path in field)
+        for path in field:
+            rows = rule.rows([path], leaves)
+            total = torch.as_tensor(count, device=rows.device)
+            total = total.sum() if total.ndim else total * (1 if rule.joint else rows.shape[0])
+            chance, own = total.double() / max(size, 1), random.leaf_key(key.to(rows.device), path)
+            masks |= rule.masks([path], random.bernoulli(own, chance, rows.shape), {path: leaves[path].detach().abs()})
+    return masks
 
 
 def narrowed(allowed: Leaves | None, masks: Tree) -> Leaves:

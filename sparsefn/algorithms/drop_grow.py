@@ -26,8 +26,9 @@ from sparsefn.algorithms.core import (
     start_masks,
 )
 from sparsefn.algorithms.rule import Count, Leaves, Rule, full
-from sparsefn.budgets import Distribution, apportion, rounded, uniform
+from sparsefn.budgets import Distribution, rounded, uniform
 from sparsefn.patterns import Pattern, unstructured
+from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
 from sparsefn.scores import check_score, gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
 from sparsefn.tree import Tree, check_like, choose, flatten
@@ -35,8 +36,6 @@ from sparsefn.triggers import always, check_trigger
 from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks
 from sparsefn.where import default_where
 
-# (growth scores, masks before, masks after the drop), by path -> share of the regrowth, by path
-Redistribute = Callable[[Leaves, Leaves, Leaves], Leaves]
 # (state, newly grown masks, step) -> values of the grown weights
 Grown = Callable[[State, Tree, Step], Tree]
 
@@ -51,29 +50,6 @@ def zeros(state: State, grown: Tree, step: Step) -> Tree:
     return optree.tree_map(torch.zeros_like, state.params)
 
 
-def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
-    """A leaf's share of the regrowth: the mean growth score over its active weights.
-
-    >>> mask = torch.tensor([True, False])
-    >>> mean_active({"w": torch.tensor([3.0, 9.0])}, {"w": mask}, {"w": mask})
-    {'w': tensor(3., dtype=torch.float64)}
-
-    Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
-    """
-    del after
-    return {
-        path: _stable_sum(torch.where(mask, scores[path].double(), 0.0)) / mask.sum() for path, mask in before.items()
-    }
-
-
-def _stable_sum(x: Tensor) -> Tensor:
-    # Rows of a fixed length: a sum over everything would depend on the number of threads.
-    x = x.reshape(-1)
-    while x.shape[0] > 1:
-        x = torch.nn.functional.pad(x, (0, -x.shape[0] % 1024)).reshape(-1, 1024).sum(-1)
-    return x.sum()
-
-
 def drop_grow(
     sparsity: Any,
     *,
@@ -82,8 +58,10 @@ def drop_grow(
     drop_fraction: Any = 0.3,
     count: Callable[[Any, Any], Any] = rounded,
     grown: Grown = zeros,
+    grow_count: GrowCount | None = None,
     exclude_dropped: bool = False,
-    redistribute: Redistribute | None = None,
+    restart_dropped: bool = False,
+    redistribute: Redistribute | Share | None = None,
     when: Trigger = always(),
     where: Where = default_where,
     pattern: Pattern = unstructured(),
@@ -102,23 +80,27 @@ def drop_grow(
 
     At each trigger, `count(drop_fraction, active)` weights are dropped (round half even) and as many
     grown as the sparsity asks for, so that exactly n_kept are active afterwards; where too many are
-    active (a dense start) more are dropped. `sparsity` is a float, a Schedule, a 0-d tensor, or
-    "current" to grow back what was dropped; `drop_fraction` a float, a Schedule or a 0-d tensor.
-    Just-dropped weights may grow back unless `exclude_dropped`; one that does keeps its value. Newly
-    grown weights start at `grown(state, grown_masks, step)`. `redistribute` moves regrowth between
-    leaves (sum exact, none above its size). The drop reads the weights as they are, the growth the
-    gradient of the same step.
+    active (a dense start) more are dropped. `sparsity` is a float, a Schedule, a 0-d tensor, None where
+    the pattern fixes it, or "current" to grow back what was dropped; `drop_fraction` is a float, a
+    Schedule or a 0-d tensor.
+    Just-dropped weights may grow back unless `exclude_dropped`; one that does keeps its value unless
+    `restart_dropped`. Newly grown weights start at `grown(state, grown_masks, step)`. `grow_count` says
+    how many really grow, all that are wanted by default; `sf.redistribute.independently` gives each a
+    chance of its own. `redistribute` moves regrowth between leaves (sum exact, none above its size).
+    The drop reads the weights as they are, the growth the gradient of the same step; inside
+    `with_optimizer` both see the optimizer's state in `state.opt`.
     """
     check_pruned(pruned)
     check_trigger("when", when)
     for name, score in (("drop", drop), ("grow", grow)):
         check_score(name, score)
-    current = isinstance(sparsity, str)
-    if sparsity is None or (current and sparsity != "current"):
+    rule, current = Rule(pattern, distribution).check(), isinstance(sparsity, str)
+    if (sparsity is None and pattern.fixed is None) or (current and sparsity != "current"):
         wrong = ValueError if current else TypeError
         raise wrong(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
-    rule, level = Rule(pattern, distribution).check(), None if current else as_level(sparsity)
-    if redistribute is not None and (rule.joint or pattern != unstructured()):
+    level = None if current else as_level(sparsity)
+    plan = None if redistribute is None else check_redistribute(redistribute)
+    if plan is not None and (rule.joint or pattern != unstructured()):
         raise ValueError(
             "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()"
         )
@@ -128,12 +110,13 @@ def drop_grow(
     if current and isinstance(init, str) and init in ("random", "magnitude"):
         init = "dense"
     seed = random.key(0) if key is None else key
-    memory = Memory({"drop": drop, "grow": grow}, pruned)
+    shared = {} if plan is None or plan.score is None else {"share": plan.score}
+    memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
     def targets(leaves: Leaves, active: list[Tensor], step: Step) -> list[Count]:
-        if level is None:
+        if current:
             return [rows.sum(-1) for rows in active]
-        return rule.targets(leaves, level_at(level, step))
+        return rule.targets(leaves, None if level is None else level_at(level, step))
 
     def build(allowed: Leaves | None) -> Algorithm:
         def start(params: Tree) -> State:
@@ -147,37 +130,42 @@ def drop_grow(
             fields = rule.fields(leaves)
             drops = memory.read("drop", state, grads, step, leaves)
             grows = memory.read("grow", state, grads, step, leaves)
+            stats = memory.read("share", state, grads, step, leaves) if shared else grows
             active = [rule.active(field, masks) for field in fields]
-            open_ = [
-                torch.ones_like(rows) if allowed is None else rule.active(field, full(allowed, leaves, field))
-                for field, rows in zip(fields, active, strict=True)
-            ]
+            open_ = [rule.free(field, leaves, allowed) for field in fields]
             active = [rows & free for rows, free in zip(active, open_, strict=True)]
             target = [
                 torch.as_tensor(n, device=a.device) for n, a in zip(targets(leaves, active, step), active, strict=True)
             ]
-            goals = target if redistribute is None or not fields else _loose(active, target)
+            goals = target if plan is None or not fields else _loose(active, target)
+            rate: Any = level_at(fraction, step)
+            own = {} if plan is None or plan.rate is None else plan.rate(rate, stats, masks)
             kept: list[Tensor] = []
             room: list[Tensor] = []
             for field, rows, free, goal in zip(fields, active, open_, goals, strict=True):
                 had = rows.sum(-1)
-                lost = count(level_at(fraction, step), had).clamp(min=0)
+                lost = count(own.get(field[0], rate), had).clamp(min=0)
                 if exclude_dropped:
                     lost = torch.minimum(lost, (free.sum(-1) - goal).clamp(min=0))
                 lost = torch.minimum(torch.maximum(lost, had - goal), had)
                 stay = rule.win(field, drops, rows, had - lost)
                 kept.append(stay)
                 room.append(free & ~(rows if exclude_dropped else stay))
-            if redistribute is not None and fields:
-                target = _moved(redistribute, grows, masks, [f[0] for f in fields], kept, room, target)
+            if plan is not None and fields:
+                target = _moved(plan, stats, masks, [f[0] for f in fields], kept, room, target)
             new: Leaves = {}
+            old: Leaves = {}
             for field, stay, free, goal in zip(fields, kept, room, target, strict=True):
                 more = (goal - stay.sum(-1)).clamp(min=0)
+                if grow_count is not None:
+                    more = grow_count(rule.rows(field, grows), free, more)
                 rows = stay | rule.win(field, grows, free, more, held=stay)
-                new |= rule.masks(field, rows, leaves)
+                new |= rule.masks(field, rows, drops, masks)
+                if restart_dropped:
+                    old |= rule.masks(field, stay, drops, masks)
             if allowed is not None:
                 new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
-            fresh = {path: new[path] & ~masks[path] for path in new}
+            fresh = {path: mask & ~(old.get(path, masks[path]) & masks[path]) for path, mask in new.items()}
             return _planted(settle(state, new, pruned), fresh, grown, step)
 
         def update(state: State, grads: Tree, step: Step) -> State:
@@ -198,8 +186,8 @@ def _loose(active: list[Tensor], target: list[Tensor]) -> list[Tensor]:
 
 
 def _moved(
-    redistribute: Redistribute,
-    grows: Leaves,
+    plan: Redistribute,
+    stats: Leaves,
     masks: Leaves,
     paths: list[str],
     kept: list[Tensor],
@@ -208,11 +196,11 @@ def _moved(
 ) -> list[Tensor]:
     # The total regrowth is what all leaves lost; each leaf's part follows its share, up to its room.
     left = {path: stay.reshape(masks[path].shape) for path, stay in zip(paths, kept, strict=True)}
-    shares = redistribute({path: grows[path] for path in paths}, masks, left)
+    shares = plan.share({path: stats[path] for path in paths}, masks, left)
     stay = {path: rows.sum() for path, rows in zip(paths, kept, strict=True)}
     total = torch.stack([goal.sum() for goal in target]).sum() - torch.cat(kept, -1).sum()
     caps = {path: free.sum() for path, free in zip(paths, room, strict=True)}
-    regrown = apportion(shares, total.clamp(min=0), caps)
+    regrown = allocate(shares, total.clamp(min=0), caps, plan.most)
     return [(stay[path] + regrown[path]).reshape(1) for path in paths]
 
 

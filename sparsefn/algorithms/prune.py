@@ -68,9 +68,7 @@ def _pruner(
             open_ = allowed if regrow else masks
             new: Leaves = {}
             for field, count in zip(rule.fields(leaves), counts(masks, step), strict=True):
-                flags = None if open_ is None else rule.active(field, full(open_, leaves, field))
-                won = rule.masks(field, rule.win(field, scores, flags, count), leaves)
-                new |= {p: m if open_ is None else m & full(open_, leaves, [p])[p] for p, m in won.items()}
+                new |= rule.keep(field, scores, count, open_)
             return settle(state, new, pruned)
 
         def update(state: State, grads: Tree, step: Step) -> State:
@@ -107,14 +105,15 @@ def gmp(
 
     The initial mask keeps the largest by `sparsity(0)`. Masks only ever shrink, so where the schedule
     falls the mask stays; with `regrow=True` every weight competes each time. `score` is any Score;
-    `sparsity` a float, a Schedule or a 0-d tensor. Zhu & Gupta 2017, arXiv 1710.01878.
+    `sparsity` a float, a Schedule or a 0-d tensor; None where the pattern fixes it.
+    Zhu & Gupta 2017, arXiv 1710.01878.
     """
     rule, level = Rule(pattern, distribution).check(), as_level(sparsity)
-    if level is None:
+    if level is None and pattern.fixed is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None")
 
     def counts(masks: Leaves, step: Step) -> list[Count]:
-        return rule.targets(masks, level_at(level, step))
+        return rule.targets(masks, None if level is None else level_at(level, step))
 
     return _pruner(rule, counts, level, score, when, where, key, init, pruned, regrow)
 

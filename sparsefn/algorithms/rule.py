@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.boxes import from_rows, to_rows, unit_grid
+from sparsefn.boxes import active_rows, allowed_rows, fixed_count, to_rows, unit_grid
 from sparsefn.budgets import Distribution, Global, Sparsity, check_fixed, n_kept, spread
 from sparsefn.patterns import Pattern
-from sparsefn.select import rank_keys, top
+from sparsefn.select import rank_keys, top, unit_keys, unit_mask
 
 Leaves = dict[str, Tensor]
 Count = int | Tensor
@@ -52,38 +52,53 @@ class Rule(NamedTuple):
                 raise ValueError(f"{error} at {path!r}") from None
             if self.joint and groups > 1:
                 raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
+            if self.joint and self.pattern.fixed is not None:
+                raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
         return grids
 
-    def rows(self, field: list[str], tensors: Leaves, reduce: Any = None) -> Tensor:
+    def rows(self, field: list[str], tensors: Leaves) -> Tensor:
         """The units of a field as (groups, units of a group)."""
-        parts = [to_rows(self.pattern, tensors[path], reduce) for path in field]
-        return parts[0] if len(parts) == 1 else torch.cat([part.reshape(1, -1) for part in parts], -1)
+        return _joined([to_rows(self.pattern, tensors[path]) for path in field])
 
     def active(self, field: list[str], masks: Leaves) -> Tensor:
-        """Which units have any kept element."""
-        return self.rows(field, masks, lambda unit: unit.any(-1))
+        """Which units of a field are kept."""
+        return _joined([active_rows(self.pattern, masks[path]) for path in field])
 
-    def masks(self, field: list[str], rows: Tensor, like: Leaves) -> Leaves:
-        """Rows of units spread over the elements of their leaves."""
-        if len(field) == 1:
-            return {field[0]: from_rows(self.pattern, rows, tuple(like[field[0]].shape))}
-        sizes = [self._units(like[path]) for path in field]
-        parts = torch.split(rows, sizes, -1)
-        return {p: from_rows(self.pattern, r, tuple(like[p].shape)) for p, r in zip(field, parts, strict=True)}
+    def free(self, field: list[str], like: Leaves, among: Leaves | None) -> Tensor:
+        """Which units of a field may be kept, among these masks."""
+        open_ = full(among or {}, like, field)
+        return _joined([allowed_rows(self.pattern, mask, active_rows(self.pattern, mask)) for mask in open_.values()])
+
+    def masks(self, field: list[str], rows: Tensor, scores: Leaves, among: Leaves | None = None) -> Leaves:
+        """Rows of kept units spread over the elements of their leaves, and what the pattern leaves the others."""
+        parts = [rows] if len(field) == 1 else torch.split(rows, [self._units(scores[path]) for path in field], -1)
+        chosen = [None if among is None else among[path] for path in field]
+        return {
+            path: unit_mask(self.pattern, part, scores[path], flags)
+            for path, part, flags in zip(field, parts, chosen, strict=True)
+        }
+
+    def keep(self, field: list[str], scores: Leaves, count: Count, among: Leaves | None) -> Leaves:
+        """Masks of the best units of a field, among these masks."""
+        if among is None:
+            return self.masks(field, self.win(field, scores, None, count), scores)
+        open_ = full(among, scores, field)
+        won = self.masks(field, self.win(field, scores, self.active(field, open_), count), scores, open_)
+        return {path: mask & open_[path] for path, mask in won.items()}
 
     def _units(self, leaf: Tensor) -> int:
         return to_rows(self.pattern, torch.empty(leaf.shape, device="meta")).numel()
 
-    def targets(self, leaves: Leaves, sparsity: Sparsity) -> list[Count]:
-        """Kept count of each field: an int, a 0-d tensor, or one a group."""
+    def targets(self, leaves: Leaves, sparsity: Sparsity | None) -> list[Count]:
+        """Kept count of each field: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
         grids = self.grids(leaves)
         if not leaves:
             return []
         groups = {p: to_rows(self.pattern, torch.empty(x.shape, device="meta")).shape for p, x in leaves.items()}
         if self.pattern.fixed is not None:
-            for _, width in groups.values():
-                check_fixed(sparsity, self.pattern.fixed / width if width else 1.0, str(self.pattern))
-            return [self.pattern.fixed for _ in leaves]
+            return [self._fixed(path, leaf, groups[path][1], sparsity) for path, leaf in leaves.items()]
+        if sparsity is None:
+            raise TypeError(f"expected a sparsity: {self.pattern} leaves the count open")
         if isinstance(self.distribution, Global):
             total = n_kept(sum(self._units(leaf) for leaf in leaves.values()), sparsity)
             self.distribution.bounds(grids, total)
@@ -91,12 +106,21 @@ class Rule(NamedTuple):
         counts = self.distribution(grids, sparsity)
         return [spread(counts[path], groups[path][0]) for path in leaves]
 
+    def _fixed(self, path: str, leaf: Tensor, width: int, sparsity: Sparsity | None) -> Count:
+        count = fixed_count(self.pattern, tuple(leaf.shape)) or 0
+        try:
+            if sparsity is not None:
+                check_fixed(sparsity, count / width if width else 1.0, str(self.pattern))
+        except ValueError as error:
+            raise ValueError(f"{error} at {path!r}") from None
+        return count
+
     def win(
         self, field: list[str], scores: Leaves, eligible: Tensor | None, count: Count, held: Tensor | None = None
     ) -> Tensor:
         """Rows of the winners among the eligible units; `held` are units kept already (for bounds)."""
         if not isinstance(self.distribution, Global):
-            return top(rank_keys(self.rows(field, scores), eligible), count)
+            return top(unit_keys(self.pattern, scores[field[0]], eligible), count)
         rows = [to_rows(self.pattern, scores[path]).reshape(1, -1) for path in field]
         wide = torch.float64 if any(r.dtype == torch.float64 for r in rows) else torch.float32
         sizes = [r.shape[-1] for r in rows]
@@ -104,10 +128,14 @@ class Rule(NamedTuple):
         had = [None] * len(rows) if held is None else torch.split(held, sizes, -1)
         limits = self.distribution.bounds({path: (n,) for path, n in zip(field, sizes, strict=True)}, torch.zeros(()))
         keys = [
-            _bounded(rank_keys(r, f, wide), h, *limits[path])
+            _bounded(rank_keys(r, allowed_rows(self.pattern, scores[path], f), wide), h, *limits[path])
             for path, r, f, h in zip(field, rows, flags, had, strict=True)
         ]
         return top(torch.cat(keys, -1), count)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([part.reshape(1, -1) for part in parts], -1)
 
 
 def _bounded(keys: Tensor, held: Tensor | None, least: int, most: int) -> Tensor:
@@ -122,13 +150,12 @@ def _bounded(keys: Tensor, held: Tensor | None, least: int, most: int) -> Tensor
     return keys
 
 
-def best(rule: Rule, scores: Leaves, like: Leaves, sparsity: Sparsity, eligible: Leaves | None) -> Leaves:
+def best(rule: Rule, scores: Leaves, like: Leaves, sparsity: Sparsity | None, eligible: Leaves | None) -> Leaves:
     """Masks of the winners at a sparsity, among the eligible elements."""
     masks: Leaves = {}
     for field, count in zip(rule.fields(like), rule.targets(like, sparsity), strict=True):
-        flags = None if eligible is None else rule.active(field, full(eligible, like, field))
-        masks |= rule.masks(field, rule.win(field, scores, flags, count), like)
-    return masks if eligible is None else {p: m & full(eligible, like, [p])[p] for p, m in masks.items()}
+        masks |= rule.keep(field, scores, count, eligible)
+    return masks
 
 
 def full(masks: Leaves, like: Leaves, paths: list[str]) -> Leaves:

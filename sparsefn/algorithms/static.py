@@ -64,8 +64,8 @@ def static(
     >>> int(state.masks["w"].sum()), state.masks["b"]
     (4, tensor(True))
 
-    `sparsity` is a float, a Schedule (read at step 0), or a 0-d tensor; None with
-    `init="from_zeros"`, a function or a masks tree. `pruned="keep"` keeps the weights off the mask in
+    `sparsity` is a float, a Schedule (read at step 0), or a 0-d tensor; None where the pattern fixes it,
+    and with `init="from_zeros"`, a function or a masks tree. `pruned="keep"` keeps the weights off the mask in
     `params`, frozen; "train" lets an optimizer move them.
     """
     check_pruned(pruned)

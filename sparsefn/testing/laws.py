@@ -75,6 +75,10 @@ def _ends(meta: Meta) -> bool:
     return meta.baseline is not None and meta.level(1.0)(last) == 1.0
 
 
+def _whole_units(meta: Meta) -> bool:
+    return meta.layout.reduce is not None and meta.layout.zeros is None and meta.exact_count
+
+
 def _elements(meta: Meta) -> bool:
     return meta.layout.reduce is None and meta.layout.fixed is None and meta.layout.ungrouped
 
@@ -83,7 +87,7 @@ EXACT_COUNT = Law(
     "exact_count",
     (
         Check(masks.counts_are_exact, lambda meta: meta.exact_count, "exact_count=False", share=1.0),
-        Check(masks.units_are_whole, lambda meta: meta.layout.reduce is not None and meta.exact_count),
+        Check(masks.units_are_whole, _whole_units),
         Check(masks.floors_are_respected, lambda meta: meta.joint),
     ),
 )

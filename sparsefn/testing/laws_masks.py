@@ -26,7 +26,7 @@ class Competition(NamedTuple):
 
     def active(self, state: State) -> list[bool]:
         kept = {path: mask.reshape(-1).tolist() for path, mask in leaves(state.masks).items()}
-        return [any(kept[path][i] for i in unit) for path, unit in self.units]
+        return [oracle.active(self.meta.layout, kept[path], unit) for path, unit in self.units]
 
     def scores(self, tree: Any) -> list[float]:
         values = {path: leaf.double().reshape(-1).tolist() for path, leaf in leaves(tree).items()}
@@ -54,7 +54,7 @@ def _goals(meta: Meta, state: State, sparsity: float) -> Counts:
     groups = {path: oracle.groups(meta.layout, shape) for path, shape in shapes.items()}
     sizes = {path: sum(map(len, found)) for path, found in groups.items()}
     if meta.layout.fixed is not None:
-        return [meta.layout.fixed for found in groups.values() for _ in found]
+        return [oracle.fixed(meta.layout, shapes[path]) or 0 for path, found in groups.items() for _ in found]
     if meta.joint:
         return [sum(sizes.values()) - oracle.rounded(sparsity, sum(sizes.values()))]
     counts = meta.distribution(
@@ -99,7 +99,7 @@ def floors_are_respected(row: Row, case: Case) -> None:
         for path, mask in sparse(state).items():
             units = [unit for group in oracle.groups(row.meta.layout, tuple(mask.shape)) for unit in group]
             kept = mask.reshape(-1).tolist()
-            active = sum(any(kept[i] for i in unit) for unit in units)
+            active = sum(oracle.active(row.meta.layout, kept, unit) for unit in units)
             least, most = math.ceil(floor * len(units)), math.floor(ceiling * len(units))
             assert least <= active <= most, f"{path} keeps {active} of {len(units)}, not {least} to {most}"
 

@@ -29,7 +29,9 @@ class Layout(NamedTuple):
     unit: Callable[[Box], Box] = lambda shape: (1,) * len(shape)
     group: Callable[[Box], Box] = lambda grid: grid
     reduce: Callable[[list[float]], float] | None = None
-    fixed: int | None = None
+    fixed: int | Callable[[Box], int] | None = None
+    allowed: Callable[[Box], Sequence[bool]] | None = None
+    zeros: int | None = None
     form: Form = Form()
 
     @property
@@ -51,7 +53,17 @@ def layout_of(pattern: Pattern) -> Layout:
         assert reduce is not None
         return float(reduce(torch.tensor([values], dtype=torch.float64))[0])
 
-    return Layout(pattern, pattern.unit, pattern.group, None if reduce is None else one, pattern.fixed, _form(pattern))
+    band = pattern.allowed
+    return Layout(
+        pattern,
+        pattern.unit,
+        pattern.group,
+        None if reduce is None else one,
+        pattern.fixed,
+        None if band is None else lambda grid: band(grid).reshape(-1).tolist(),
+        pattern.zeros,
+        _form(pattern),
+    )
 
 
 def _form(pattern: Pattern) -> Form:
@@ -102,10 +114,26 @@ def budget_shape(layout: Layout, shape: Box) -> Box:
 
 
 def groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
-    """Competing groups of a leaf, each a list of units, each a list of element indices, all in row-major order."""
+    """Competing groups of a leaf, each a list of units, each a list of element indices, all in row-major order.
+
+    Units that the pattern never keeps are left out.
+    """
     units = [[_flat(place, shape) for place in box] for box in _boxes(shape, _positive(layout.unit(shape)))]
     cells = grid(layout, shape)
-    return [[units[_flat(place, cells)] for place in box] for box in _boxes(cells, layout.group(cells))]
+    free = [True] * len(units) if layout.allowed is None else layout.allowed(cells)
+    places = ([_flat(place, cells) for place in box] for box in _boxes(cells, layout.group(cells)))
+    return [[units[i] for i in group if free[i]] for group in places]
+
+
+def active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
+    """Whether a unit is kept: it has more than a pruned one is left with."""
+    left = 0 if layout.zeros is None else max(len(unit) - layout.zeros, 0)
+    return sum(kept[i] for i in unit) > left
+
+
+def fixed(layout: Layout, shape: Box) -> int | None:
+    """How many units a group of a leaf keeps, where the pattern says it."""
+    return layout.fixed(grid(layout, shape)) if callable(layout.fixed) else layout.fixed
 
 
 def competitions(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Unit]]:

@@ -438,3 +438,53 @@ def test_growth_may_follow_the_topology_alone():
     )
     state = algorithm.update(algorithm.init(params), params, 0)
     assert kept(state) == {1, 2, 4, 5, 6, 9, 11}
+
+
+# ---- weights that are dropped and grown back ----------------------------------------------------
+
+
+def test_a_weight_that_is_dropped_and_grows_back_may_start_anew():
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", restart_dropped=True)
+    state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(0, 9, 0, 0), 0)
+    assert kept(state) == {0, 1}
+    assert state.params["w"].tolist() == [[4.0, 0.0, 0.0, 0.0]]
+
+
+def test_it_starts_where_grown_weights_do_and_its_moments_at_zero():
+    def ones(state, grown, step):
+        return optree.tree_map(torch.ones_like, state.params)
+
+    for reset in (True, False):
+        algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", restart_dropped=True, grown=ones, when=sf.at([1]))
+        algorithm = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.0, momentum=0.5), reset_grown=reset)
+        state = algorithm.init(row(4, 3, 2, 1))
+        for step in range(2):
+            state = algorithm.update(state, row(1, 9, 0, 0), step)
+        assert state.params["w"].tolist() == [[4.0, 1.0, 0.0, 0.0]]
+        assert state.opt.momentum["w"].tolist() == [[1.5, 0.0 if reset else 13.5, 0.0, 0.0]]
+
+
+def test_how_many_grow_may_be_a_rule_of_ones_own():
+    def two_less(scores, free, wanted):
+        assert (scores.shape, free.shape, wanted.shape) == ((1, 8), (1, 8), (1,))
+        return wanted - 2
+
+    algorithm = sf.rigl(0.5, drop_fraction=1.0, init="magnitude", grow_count=two_less)
+    state = algorithm.update(algorithm.init(row(8, 7, 6, 5, 4, 3, 2, 1)), row(1, 2, 3, 4, 5, 6, 7, 8), 0)
+    assert kept(state) == {6, 7}
+
+
+def test_an_optimizers_moments_are_scores():
+    # Growth where Adam's |m| / (sqrt(v) + eps) is largest; its moments are kept where weights are pruned.
+    def ratio(state, grads, step):
+        return optree.tree_map(lambda m, v: m.abs() / (v.sqrt() + 1e-8), state.opt.mu, state.opt.nu)
+
+    algorithm = sf.drop_grow(
+        0.5, drop=sf.scores.magnitude, grow=ratio, drop_fraction=0.5, init="magnitude", when=sf.at([2])
+    )
+    algorithm = sf.with_optimizer(sf.with_dense_gradients(algorithm), sf.optimizers.adam(0.0))
+    state = algorithm.init(row(4, 3, 2, 1))
+    # The third has a small steady gradient, the second and the fourth one that changes its sign.
+    for step, sign in enumerate((1, -1, 1)):
+        state = algorithm.update(state, row(1, sign, 0.1, 9 * sign), step)
+    assert kept(state) == {0, 2}

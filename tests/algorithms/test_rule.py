@@ -79,3 +79,147 @@ def test_a_group_pattern_under_vmapped_sparsities():
 
     want = torch.stack([masks(float(s)) for s in sparsities])
     assert torch.equal(torch.func.vmap(masks)(sparsities), want)
+
+
+def blocks_of(mask):
+    """Kept elements in each (1, 4) block."""
+    return mask.reshape(-1, 4).sum(1)
+
+
+@pytest.mark.parametrize("regrow", [False, True])
+@pytest.mark.parametrize("pruned", ["zero", "keep"])
+def test_partial_zeros_over_a_schedule(pruned, regrow):
+    generator = torch.Generator().manual_seed(0)
+    params = {"w": torch.randn(6, 8, generator=generator)}
+    algorithm = sf.gmp(
+        sf.schedules.polynomial(0.0, 1.0, begin=0, end=5),
+        score=sf.scores.gradient,  # pruned elements score as well as kept ones
+        pattern=P.block((1, 4), zeros=3),
+        pruned=pruned,
+        regrow=regrow,
+    )
+    state = algorithm.init(params)
+    for step in range(6):
+        before = state.masks["w"]
+        state = algorithm.update(state, {"w": torch.randn(6, 8, generator=generator)}, step)
+        whole = sf.budgets.n_kept(12, sf.schedules.polynomial(0.0, 1.0, begin=0, end=5)(step))
+        assert blocks_of(state.masks["w"]).sort(descending=True).values.tolist() == [4] * whole + [1] * (12 - whole)
+        assert regrow or not (state.masks["w"] & ~before).any()
+    assert state.masks["w"].sum() == 12
+
+
+def test_partial_zeros_are_dropped_and_grown_block_by_block():
+    generator = torch.Generator().manual_seed(0)
+    params = {path: torch.randn(4, 8, generator=generator) for path in "ab"}
+    for distribution in (sf.budgets.uniform(), sf.budgets.global_()):
+        algorithm = sf.rigl(
+            0.5, drop_fraction=0.5, pattern=P.block((1, 4), zeros=2), distribution=distribution, init="magnitude"
+        )
+        state, moved = algorithm.init(params), 0
+        for step in range(4):
+            grads = {path: torch.randn(4, 8, generator=generator) for path in "ab"}
+            new = algorithm.update(state, grads, step)
+            counts = torch.cat([blocks_of(mask) for mask in new.masks.values()])
+            assert sorted(counts.tolist()) == [2] * 8 + [4] * 8
+            moved += sf.masks.hamming(new.masks, state.masks)
+            state = new
+        assert moved > 0
+
+
+def test_a_fraction_of_the_whole_blocks_is_pruned_each_time():
+    params = {"w": torch.rand(6, 8, generator=torch.Generator().manual_seed(0))}
+    algorithm, counts = sf.iterative(0.5, pattern=P.block((1, 4), zeros=1)), []
+    state = algorithm.init(params)
+    for step in range(4):
+        state = algorithm.update(state, params, step)
+        counts.append(int((blocks_of(state.masks["w"]) == 4).sum()))
+        assert blocks_of(state.masks["w"]).min() == 3
+    assert counts == [6, 3, 1, 1]  # half of 3 is 1.5, which rounds to 2; half of 1 rounds to 0
+
+
+def test_a_chain_keeps_what_both_parts_keep_of_a_block():
+    w = torch.tensor([[8.0, 7.0, 6.0, 5.0], [4.0, 3.0, 2.0, 1.0]])
+    first = {"w": torch.tensor([[True, True, False, True], [True, True, True, True]])}
+    algorithm = sf.chain(sf.from_masks(first), sf.one_shot(1.0, pattern=P.block((1, 4), zeros=2)))
+    masks = algorithm.update(algorithm.init({"w": w}), {"w": w}, 0).masks["w"]
+    assert masks.int().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0]]
+
+
+BAND = P.nearly_diagonal(3)
+SHAPES = {"a": (5, 5), "b": (3, 6)}
+
+
+def test_a_band_needs_no_sparsity():
+    params = {path: torch.full(shape, float("nan")) for path, shape in SHAPES.items()}
+    band = {path: sf.topk_mask(w, None, pattern=BAND) for path, w in params.items()}
+    for algorithm in (
+        sf.static(None, pattern=BAND),
+        sf.static(None, pattern=BAND, init="magnitude"),
+        sf.one_shot(None, pattern=BAND),
+        sf.gmp(None, pattern=BAND, regrow=True),
+        sf.ste(None, pattern=BAND),
+        sf.rigl(None, pattern=BAND),
+        sf.rigl(None, pattern=BAND, init="dense"),
+    ):
+        masks = kept(algorithm, params)
+        assert all(torch.equal(masks[path], band[path]) for path in SHAPES)
+    assert int(kept(sf.one_shot(None, pattern=P.nm(1, 4)), {"w": torch.rand(3, 8)})["w"].sum()) == 6
+    with pytest.raises(
+        TypeError, match="expected sparsity to be a float in .0, 1., a schedule or a 0-d tensor, got None"
+    ):
+        sf.gmp(None)
+    with pytest.raises(TypeError, match="expected sparsity to be .* or 'current', got None"):
+        sf.rigl(None)
+    with pytest.raises(ValueError, match="init='random' needs a sparsity, got None"):
+        sf.static(None).init(params)
+    with pytest.raises(ValueError, match="init='checkerboard' needs a sparsity, got None"):
+        sf.static(None, pattern=BAND, init="checkerboard").init(params)
+
+
+@pytest.mark.parametrize("exclude", [False, True])
+@pytest.mark.parametrize("init", ["random", "dense"])
+def test_a_band_stays_while_weights_are_dropped_and_grown(init, exclude):
+    params = {"w": torch.rand(5, 5, generator=torch.Generator().manual_seed(0))}
+    band = sf.topk_mask(params["w"], None, pattern=BAND)
+    algorithm = sf.rigl(1 - 13 / 25, pattern=BAND, drop_fraction=0.5, init=init, exclude_dropped=exclude)
+    state = algorithm.init(params)
+    for step in range(3):
+        state = algorithm.update(state, {"w": -params["w"]}, step)
+        assert torch.equal(state.masks["w"], band)
+
+
+def test_a_band_is_checked_against_a_sparsity_and_other_parts():
+    params = {"w": torch.rand(5, 5)}
+    with pytest.raises(ValueError, match=r"nearly_diagonal\(3\) fixes the sparsity at 0.6875, got 0.48 at 'v'"):
+        sf.static(0.48, pattern=BAND).init({**params, "v": torch.rand(2, 8)})
+    assert int(sf.static(0.48, pattern=BAND).init(params).masks["w"].sum()) == 13
+    with pytest.raises(
+        ValueError, match=r"global_ needs a pattern that leaves the count open, got nearly_diagonal\(3\)"
+    ):
+        sf.static(None, pattern=BAND, distribution=sf.budgets.global_()).init(params)
+    with pytest.raises(ValueError, match=r"nearly_diagonal\(11\): expected nearliness // 2 < 5.* at 'w'"):
+        sf.static(None, pattern=P.nearly_diagonal(11)).init(params)
+    with pytest.raises(ValueError, match=r"iterative: expected a pattern that leaves the count open, got nearly_diag"):
+        sf.iterative(0.5, pattern=BAND)
+
+
+def test_gates_share_the_count_of_a_leaf():
+    params = {"w": torch.rand(24, 5, generator=torch.Generator().manual_seed(0))}
+    for sparsity in (0.0, 0.3, 0.5, 0.9):
+        mask = kept(sf.one_shot(sparsity, pattern=P.channel(0, groups=4)), params)["w"]
+        counts = mask.all(1).reshape(4, 6).sum(1).tolist()
+        assert sum(counts) == sf.budgets.n_kept(24, sparsity)
+        assert max(counts) - min(counts) <= 1
+        assert torch.equal(mask.all(1), mask.any(1))
+
+
+def test_partial_zeros_under_vmapped_sparsities():
+    params = {"w": torch.rand(4, 8, generator=torch.Generator().manual_seed(1))}
+    sparsities = torch.tensor([0.0, 0.4, 0.75, 1.0], dtype=torch.float64)
+
+    def masks(sparsity):
+        algorithm = sf.one_shot(sparsity, pattern=P.block((1, 3), zeros=2))
+        return algorithm.update(algorithm.init(params), params, 0).masks["w"]
+
+    want = torch.stack([masks(float(s)) for s in sparsities])
+    assert torch.equal(torch.func.vmap(masks)(sparsities), want)

@@ -1,0 +1,211 @@
+"""Regrowth: the shares of the leaves, what a leaf takes, how many grow, and drop fractions leaf by leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsefn.budgets import rounded_down
+from sparsefn.scores import check_score
+from sparsefn.shares import Counts, apportion
+from sparsefn.types import Score
+
+Leaves = dict[str, Tensor]
+# (scores, masks before, masks after the drop), by path -> share of the regrowth, by path
+Share = Callable[[Leaves, Leaves, Leaves], Leaves]
+# (drop fraction, scores, masks), the latter two by path -> drop fraction, by path
+Rate = Callable[[Any, Leaves, Leaves], Leaves]
+# (growth scores, which are free, wanted count), by competing group -> how many grow
+GrowCount = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Redistribute(NamedTuple):
+    """How `drop_grow` deals its regrowth out among the leaves.
+
+    >>> by_gradient = sf.redistribute.Redistribute(sf.redistribute.mean_active, score=sf.scores.gradient, most=0.99)
+    >>> algorithm = sf.set(0.5, drop_fraction=0.5, redistribute=by_gradient)
+    >>> state = algorithm.init({"a": torch.ones(4, 4), "b": torch.ones(4, 4)})
+    >>> masks = algorithm.update(state, {"a": torch.ones(4, 4), "b": 3 * torch.ones(4, 4)}, 0).masks
+    >>> int(masks["a"].sum()), int(masks["b"].sum())
+    (6, 10)
+
+    `share(scores, before, after)` gives the shares, which need no sum of 1: NaN counts as 0, and where
+    all are 0 free room decides. `score` is any Score, its memory advanced on every step; None for the
+    growth scores. A leaf is filled to `most` of its free room, and beyond only when all others are
+    there, so that the total is exact. `rate(fraction, scores, masks)` gives each leaf its own drop
+    fraction. A plain function stands for `Redistribute(share)`.
+    """
+
+    share: Share
+    score: Score | None = None
+    most: float = 1.0
+    rate: Rate | None = None
+
+
+def check_redistribute(redistribute: object) -> Redistribute:
+    """A checked Redistribute; a function becomes one.
+
+    >>> check_redistribute("momentum")
+    Traceback (most recent call last):
+        ...
+    TypeError: expected redistribute to be a function such as ...mean_active, or a Redistribute, got 'momentum'
+    """
+    given: Any = redistribute
+    plan = given if isinstance(given, Redistribute) else Redistribute(given)
+    if not callable(plan.share):
+        raise TypeError(
+            "expected redistribute to be a function such as sf.redistribute.mean_active, or a Redistribute, "
+            f"got {plan.share!r}"
+        )
+    if plan.score is not None:
+        check_score("the score of redistribute", plan.score)
+    if plan.rate is not None and not callable(plan.rate):
+        raise TypeError(f"expected the rate of redistribute to be a function, got {plan.rate!r}")
+    check_most(plan.most)
+    return plan
+
+
+def check_most(most: float) -> None:
+    """Raise unless it is a fraction of the free room.
+
+    >>> check_most(99)
+    Traceback (most recent call last):
+        ...
+    ValueError: expected most in [0, 1], got 99
+    """
+    if not 0.0 <= most <= 1.0:
+        raise ValueError(f"expected most in [0, 1], got {most}")
+
+
+def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
+    """A leaf's share of the regrowth: the mean score over its active weights.
+
+    >>> mask = torch.tensor([True, False])
+    >>> sf.redistribute.mean_active({"w": torch.tensor([3.0, 9.0])}, {"w": mask}, {"w": mask})
+    {'w': tensor(3., dtype=torch.float64)}
+
+    NaN for a leaf with none. Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
+    """
+    del after
+    return {
+        path: _stable_sum(torch.where(mask, scores[path].double(), 0.0)) / mask.sum() for path, mask in before.items()
+    }
+
+
+def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
+    """A leaf's share of the regrowth: how many weights it had.
+
+    >>> mask = torch.tensor([True, False])
+    >>> sf.redistribute.active({}, {"w": mask}, {"w": mask})
+    {'w': tensor(1)}
+    """
+    del scores, after
+    return {path: mask.sum() for path, mask in before.items()}
+
+
+def survivors(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
+    """A leaf's share of the regrowth: how many of its weights the drop left.
+
+    >>> mask = torch.tensor([True, True])
+    >>> sf.redistribute.survivors({}, {"w": mask}, {"w": torch.tensor([True, False])})
+    {'w': tensor(1)}
+
+    Mostafa & Wang 2019, arXiv 1902.05967.
+    """
+    return active(scores, after, before)
+
+
+def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
+    """A leaf's share of the regrowth: how many weights it lost, which is what it gets back.
+
+    >>> mask = torch.tensor([True, True])
+    >>> sf.redistribute.lost({}, {"w": mask}, {"w": torch.tensor([True, False])})
+    {'w': tensor(1)}
+
+    The same as no redistribution; for a `Redistribute` that has a `rate`.
+    """
+    del scores
+    return {path: mask.sum() - after[path].sum() for path, mask in before.items()}
+
+
+def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
+    """Drop fractions that spare important leaves which are nearly dense.
+
+    >>> rate = sf.redistribute.careful()
+    >>> scores = {"a": torch.full((10,), 9.0), "b": torch.ones(10)}
+    >>> rate(0.3, scores, {"a": torch.arange(10) < 9, "b": torch.arange(10) < 9})
+    {'a': tensor(0.1000, dtype=torch.float64), 'b': tensor(0.3000, dtype=torch.float64)}
+
+    A leaf whose sparsity is under `below` and whose share is above the average drops at most its
+    sparsity, so a dense one drops nothing. `below` is a float in [0, 1], else ValueError.
+    Dettmers & Zettlemoyer 2019, arXiv 1907.04840, as in the authors' code.
+    """
+    if not 0.0 <= below <= 1.0:
+        raise ValueError(f"careful: expected below in [0, 1], got {below}")
+
+    def rate(fraction: Any, scores: Leaves, masks: Leaves) -> Leaves:
+        shares = {p: torch.nan_to_num(s.double()) for p, s in share(scores, masks, masks).items()}
+        average = torch.stack(list(shares.values())).mean() if shares else torch.zeros(())
+        fractions = {}
+        for path, mask in masks.items():
+            sparsity = (mask.numel() - mask.sum()).double() / max(mask.numel(), 1)
+            own = torch.as_tensor(fraction, dtype=torch.float64, device=mask.device)
+            spared = (sparsity < below) & (shares[path] > average)
+            fractions[path] = torch.where(spared, torch.minimum(sparsity, own), own)
+        return fractions
+
+    return rate
+
+
+def allocate(
+    shares: Mapping[str, float | Tensor],
+    total: int | Tensor,
+    room: Mapping[str, int | Tensor],
+    most: float = 1.0,
+) -> Counts:
+    """Deal a total out among leaves by share, each filled to `most` of its room before any is filled up.
+
+    >>> shares, room = {"a": 0.9, "b": 0.05, "c": 0.05}, {"a": 15, "b": 110, "c": 110}
+    >>> sf.redistribute.allocate(shares, 30, room, most=0.99)
+    {'a': 14, 'b': 8, 'c': 8}
+    >>> sf.redistribute.allocate(shares, 235, room, most=0.99)
+    {'a': 15, 'b': 110, 'c': 110}
+
+    `apportion` with soft caps: the sum is exact, and its errors are the same; ValueError for a `most`
+    outside [0, 1].
+    """
+    check_most(most)
+    if most == 1.0:
+        return apportion(shares, total, room)
+    caps = {path: rounded_down(most, n) for path, n in room.items()}
+    reach: Any = sum(caps.values())
+    plain = not any(isinstance(n, Tensor) for n in (total, reach))
+    first: Any = min(total, reach) if plain else torch.minimum(torch.as_tensor(total), torch.as_tensor(reach))
+    filled: Any = apportion(shares, first, caps)
+    rest: Any = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
+    return {path: filled[path] + rest[path] for path in shares}
+
+
+def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
+    """Each free weight grows by a chance of its own, so that as many as are wanted grow on average.
+
+    >>> scores = torch.tensor([[0.7, 0.2, 0.6, 0.9]])
+    >>> sf.redistribute.independently(scores, torch.tensor([[True, True, True, False]]), torch.tensor([1]))
+    tensor([1])
+
+    For uniform growth scores in [0, 1), as `sf.scores.random` of single weights: those of at least
+    1 - wanted / free grow.
+    """
+    chance = wanted.double() / free.sum(-1).clamp(min=1)
+    return (free & (scores.double() >= (1 - chance)[..., None])).sum(-1)
+
+
+def _stable_sum(x: Tensor) -> Tensor:
+    # Rows of a fixed length: a sum over everything would depend on the number of threads.
+    x = x.reshape(-1)
+    while x.shape[0] > 1:
+        x = torch.nn.functional.pad(x, (0, -x.shape[0] % 1024)).reshape(-1, 1024).sum(-1)
+    return x.sum()
