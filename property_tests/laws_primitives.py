@@ -13,9 +13,9 @@ from torch import Tensor
 
 import sparsefn as sf
 from property_tests import laws_selection as selection
-from property_tests import oracle
-from property_tests.harness import equal
-from property_tests.strategies import examples
+from sparsefn.testing import oracle
+from sparsefn.testing.harness import equal
+from sparsefn.testing.strategies import examples
 
 # ---- random -----------------------------------------------------------------------------------------
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from property_tests import oracle, strategies
-from property_tests.oracle import Layout
-from property_tests.strategies import EVERY, EXACT, Source
+from property_tests.layouts import ELEMENTS, LAYOUTS
+from sparsefn.testing import oracle, values
+from sparsefn.testing.oracle import Layout
+from sparsefn.testing.values import EVERY, EXACT, Source
 
 
 class Choice(NamedTuple):
@@ -41,11 +42,11 @@ class Choice(NamedTuple):
 
 
 def choice(source: Source) -> Choice:
-    layout = source.pick(oracle.LAYOUTS)
-    shape = strategies.shape(source, layout.form)
-    scores = strategies.tensor(source, shape, EXACT if layout.reduce is not None else EVERY)
+    layout = source.pick(LAYOUTS)
+    shape = values.shape(source, layout.form)
+    scores = values.tensor(source, shape, EXACT if layout.reduce is not None else EVERY)
     part = source.number(16) / 65535
-    return Choice(layout, scores, strategies.mask(source, shape), strategies.mask(source, shape), part)
+    return Choice(layout, scores, values.mask(source, shape), values.mask(source, shape), part)
 
 
 def _every_way(what: str, wanted: Tensor, select: Callable[[Any], Tensor], counts: Any) -> None:
@@ -108,9 +109,9 @@ def growing_fills_the_best(grow_highest: Callable[..., Tensor], choice: Choice) 
 def one_competition_over_all_leaves(topk_masks: Callable[..., Any], example: tuple[Choice, Choice]) -> None:
     trees = {"b": example[0].scores, "a": example[1].scores}
     shapes = {path: tuple(trees[path].shape) for path in sorted(trees)}
-    (units,) = oracle.competitions(oracle.ELEMENTS, shapes, joint=True)
+    (units,) = oracle.competitions(ELEMENTS, shapes, joint=True)
     values = {path: leaf.double().reshape(-1).tolist() for path, leaf in trees.items()}
-    scores = [oracle.score(oracle.ELEMENTS, values, unit) for unit in units]
+    scores = [oracle.score(ELEMENTS, values, unit) for unit in units]
     count = round(example[0].part * len(units))
     best = {(units[i][0], units[i][1][0]) for i in oracle.winners(scores, [True] * len(units), count)}
     for n in (count, torch.tensor(count)):

@@ -8,22 +8,30 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
-from property_tests import laws, laws_primitives
-from property_tests.harness import hold
-from property_tests.laws import Law
+from property_tests import laws_primitives
+from property_tests.effort import seed, tries
 from property_tests.laws_primitives import PrimitiveLaw
-from property_tests.meta import Row
 from property_tests.mutants_masks import MASKS
 from property_tests.mutants_primitives import PRIMITIVES, PrimitiveMutant
 from property_tests.mutants_states import STATES
+from sparsefn.testing import LAWS, Check, Row
+from sparsefn.testing.harness import hold
+from sparsefn.testing.laws import COMPILE
 
 MUTANTS = MASKS + STATES
 
 
-def notices(law: Law, row: Row, bug: str, raises: type[Exception] = AssertionError) -> bool:
-    """Whether the law fails on the row, on as many examples as it gets on a few rows."""
+def notices(check: Check, row: Row, bug: str, raises: type[Exception] = AssertionError) -> bool:
+    """Whether the check fails on the row, on as many examples as it gets on a few rows."""
     try:
-        hold(f"{bug} {law.name}", lambda case: law.check(row, case), law.examples(row.meta), shrink=False)
+        hold(
+            f"{bug} {check.name}",
+            lambda case: check.run(row, case),
+            check.examples(row.meta, None),
+            tries(),
+            seed(),
+            False,
+        )
     except raises:
         return True
     return False
@@ -31,7 +39,7 @@ def notices(law: Law, row: Row, bug: str, raises: type[Exception] = AssertionErr
 
 def primitive_notices(law: PrimitiveLaw, mutant: PrimitiveMutant) -> bool:
     try:
-        hold(mutant.bug, lambda x: law.check(mutant.subject, x), law.examples, law.share, shrink=False)
+        hold(mutant.bug, lambda x: law.check(mutant.subject, x), law.examples, law.share * tries(), seed(), False)
     except AssertionError:
         return True
     return False
@@ -39,7 +47,7 @@ def primitive_notices(law: PrimitiveLaw, mutant: PrimitiveMutant) -> bool:
 
 def matrix() -> Iterator[str]:
     """One line a mutant, one column a law: X where the law that must notice does, x where another one does."""
-    columns = laws.LAWS
+    columns = [check for law in LAWS if law is not COMPILE for check in law.checks]
     yield from (f"{i:2} {law.name}" for i, law in enumerate(columns))
     yield "\n" + " ".join(f"{i:2}" for i in range(len(columns)))
     for planted in MUTANTS:

@@ -14,6 +14,8 @@ from torch import Tensor
 import sparsefn as sf
 from property_tests.planting import (
     GRADIENT,
+    HEALTHY,
+    Mutant,
     after_update,
     by_threshold,
     each,
@@ -25,8 +27,8 @@ from property_tests.planting import (
     per_leaf,
     rigl,
 )
-from property_tests.registry import EVEN, ramp, swap
-from property_tests.strategies import Tree
+from property_tests.registry import EVEN, lopsided, ramp, swap
+from sparsefn.tree import Tree
 
 
 def _in_part(state: sf.State, after: sf.State, grads: Tree, step: Any) -> sf.State:
@@ -204,5 +206,21 @@ MASKS = [
         "permutations_commute",
         "gmp",
         gmp(per_leaf(lambda _, x: x.abs() + torch.arange(x.numel()).reshape(x.shape))),
+    ),
+    mutant(
+        "the floor of a leaf is forgotten",
+        "floors_are_respected",
+        "gmp global floor",
+        lambda s, key, _: sf.gmp(ramp(0.5 * s), when=EVEN, score=lopsided, distribution=sf.budgets.global_()),
+    ),
+    Mutant(
+        "the level leaves its bounds",
+        "levels_stay_in_bounds",
+        HEALTHY["gmp"]._replace(meta=HEALTHY["gmp"].meta._replace(level=lambda s: sf.schedules.linear(s, 0.1))),
+    ),
+    Mutant(
+        "the trigger tells ints from tensors",
+        "levels_stay_in_bounds",
+        HEALTHY["gmp"]._replace(meta=HEALTHY["gmp"].meta._replace(when=lambda step: isinstance(step, int))),
     ),
 ]

@@ -11,10 +11,20 @@ import torch
 from torch import Tensor
 
 import sparsefn as sf
-from property_tests.planting import after_update, each, gmp, kept, magnitude_masks, masks_by, mutant, rigl
+from property_tests.planting import (
+    HEALTHY,
+    Mutant,
+    after_update,
+    each,
+    gmp,
+    kept,
+    magnitude_masks,
+    masks_by,
+    mutant,
+    rigl,
+)
 from property_tests.registry import EVEN, ramp, swap
-from property_tests.strategies import Tree
-from sparsefn.tree import concrete
+from sparsefn.tree import Tree, concrete
 
 
 def _counted_in_a_closure(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
@@ -85,6 +95,16 @@ def _at_least(least: int, spare: int) -> Callable[[Any, Tensor, Tree], sf.Algori
     return magnitude_masks(
         lambda x, s: sf.topk_mask(x, min(max(kept(x, s), least), max(x.numel() - spare, 0)) if x.numel() else 0)
     )
+
+
+def hashed(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+    """Draws by `hash`, which every process has its own of."""
+
+    def mask(path: str, leaf: Tensor) -> Tensor:
+        draws = sf.random.uniform(sf.random.fold_in(key, hash(path) % 2**32), leaf.shape)
+        return sf.topk_mask(draws, kept(leaf, s))
+
+    return sf.static(None, init=masks_by(mask), key=key)
 
 
 STATES = [
@@ -163,5 +183,26 @@ STATES = [
         "gmp erk",
         lambda s, key, _: sf.gmp(ramp(s), when=lambda step: bool(step % 2 == 0)),
         raises=torch._dynamo.exc.TorchDynamoException,
+    ),
+    mutant(
+        "a norm is sparsified where there is nothing else",
+        "nothing_to_sparsify_is_dense",
+        "gmp",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, where=lambda path, leaf: leaf.ndim > 1),
+    ),
+    mutant(
+        "the update reads a value of the mask",
+        "compiling_changes_nothing",
+        "gmp erk",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN, distribution=sf.budgets.erk()),
+            lambda old, new, grads, step: new if all(bool(m.any()) for m in optree.tree_leaves(new.masks)) else old,
+        ),
+        raises=torch._dynamo.exc.TorchDynamoException,
+    ),
+    Mutant(
+        "draws depend on the hash of a path",
+        "processes_do_not_matter",
+        HEALTHY["static"]._replace(make=hashed, reference="property_tests.mutants_states:hashed"),
     ),
 ]

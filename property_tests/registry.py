@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,18 +11,17 @@ import torch
 import torchopt
 
 import sparsefn as sf
-from property_tests import oracle
-from property_tests.harness import leaves
-from property_tests.meta import Meta, Row, Schedule
-from property_tests.strategies import Tree
+from property_tests.layouts import BAND, BLOCK, CHANNEL, GATES, HOLES, KERNEL, LARGE, NM, OUT_GROUPS, ROW_BALANCED
+from sparsefn.testing import Meta, Row
+from sparsefn.testing.harness import leaves
+from sparsefn.tree import Tree
+from sparsefn.types import Schedule
 
 EVEN, ALWAYS, NEVER = sf.every(2), sf.always(), sf.never()
 FADING = sf.schedules.cosine_decay(0.6, 2)  # exactly 0 from step 2 on
 MAGNITUDE, GRADIENT, SALIENCY = sf.scores.magnitude, sf.scores.gradient, sf.scores.saliency
 RANDOM, MOVED = sf.scores.random, sf.scores.sum(sf.scores.movement)
-GLOBAL, ERK = sf.budgets.global_(), sf.budgets.erk()
-ELEMENTS, NM, BLOCK, CHANNEL = oracle.ELEMENTS, oracle.NM, oracle.BLOCK, oracle.CHANNEL
-KERNEL, OUT_GROUPS, ROW_BALANCED = oracle.KERNEL, oracle.OUT_GROUPS, oracle.ROW_BALANCED
+GLOBAL, ERK, FLOOR = sf.budgets.global_(), sf.budgets.erk(), sf.budgets.global_(floor=0.45)
 
 
 BY_MOMENTUM = sf.redistribute.Redistribute(
@@ -59,6 +59,13 @@ def board(sparsity: Any) -> Callable[[Tree], Tree]:
     return lambda params: checkerboards(sparsity, params).init(params).masks
 
 
+def lopsided(state: sf.State, grads: Tree, step: Any) -> Tree:
+    """Magnitudes, but some leaves lose to all others."""
+    weights = leaves(state.params)
+    made = [x.abs() * 0.0 if zlib.crc32(path.encode()) % 2 else x.abs() + 1 for path, x in weights.items()]
+    return optree.tree_unflatten(optree.tree_structure(state.params), made)
+
+
 def split(params: Tree, first: sf.Algorithm, rest: sf.Algorithm) -> sf.Algorithm:
     paths = chosen(params)
     return sf.partition([(paths[:1], first), *([(paths[1:], rest)] if len(paths) > 1 else [])])
@@ -80,8 +87,8 @@ def decayed(algorithm: sf.Algorithm) -> sf.Algorithm:
     return sf.with_terms(algorithm, sf.terms.l2(0.5))
 
 
-STATIC = Meta(when=NEVER, monotone=True)
-PRUNE = Meta(level=ramp, when=EVEN, choose=MAGNITUDE, monotone=True)
+STATIC = Meta(when=NEVER, start="magnitude", monotone=True)
+PRUNE = Meta(level=ramp, when=EVEN, start="magnitude", choose=MAGNITUDE, monotone=True)
 SHOT = Meta(when=sf.at([1]), start="dense", choose=MAGNITUDE, monotone=True)
 # An exchange of weights that starts at random: permuted weights do not have permuted masks.
 SWAP = Meta(
@@ -90,14 +97,14 @@ SWAP = Meta(
     drop=MAGNITUDE,
     grow=GRADIENT,
     fraction=FADING,
-    conserves=True,
+    conserves_count=True,
     needs_grads=True,
     stochastic=True,
     permutes=False,
 )
 swap: dict[str, Any] = {"when": ALWAYS, "drop_fraction": FADING}
 # The pattern says the sparsity: it has no ends, and may not be a tensor.
-FIXED: dict[str, Any] = {"layout": NM, "level": lambda s: lambda step: 0.5, "baseline": None, "tensor": False}
+FIXED: dict[str, Any] = {"pattern": NM, "level": lambda s: lambda step: 0.5, "baseline": None, "tensor_sparsity": False}
 # An optimizer of its own: weights are stepped before they are scored.
 OWN: dict[str, Any] = {
     "optimizer": True,
@@ -106,7 +113,7 @@ OWN: dict[str, Any] = {
     "permutes": False,
     "choose": None,
     "drop": None,
-    "conserves": False,
+    "conserves_count": False,
 }
 LEARNED: dict[str, Any] = {"trains": "latents", "idle": False, "scale_free": False, "permutes": False}
 
@@ -117,7 +124,7 @@ def halves(params: Tree) -> Tree:
 
 ROWS = [
     # one mask for good
-    Row("dense", lambda s, key, _: sf.dense(), STATIC._replace(counts="", start="other", baseline=None)),
+    Row("dense", lambda s, key, _: sf.dense(), STATIC._replace(exact_count=False, start="other", baseline=None)),
     Row(
         "static",
         lambda s, key, _: sf.static(s, key=key),
@@ -136,27 +143,27 @@ ROWS = [
     Row(
         "static global",
         lambda s, key, _: sf.static(s, init="magnitude", distribution=GLOBAL),
-        STATIC._replace(distribution=GLOBAL, counts="total", independent=False),
+        STATIC._replace(distribution=GLOBAL, global_budget=True, independent=False),
     ),
     Row(
         "static channel random",
         lambda s, key, _: sf.static(s, key=key, pattern=CHANNEL.pattern),
-        STATIC._replace(start="random", stochastic=True, permutes=False, layout=CHANNEL),
+        STATIC._replace(start="random", stochastic=True, permutes=False, pattern=CHANNEL),
     ),
     Row(
         "static checkerboard",
         lambda s, key, _: sf.static(s, init="checkerboard"),
-        STATIC._replace(counts="", start="other", tensor=False, permutes=False),
+        STATIC._replace(exact_count=False, start="other", tensor_sparsity=False, permutes=False),
     ),
     Row(
         "static bernoulli",
         lambda s, key, _: sf.static(s, key=key, init="bernoulli"),
-        STATIC._replace(counts="", start="other", stochastic=True, permutes=False),
+        STATIC._replace(exact_count=False, start="other", stochastic=True, permutes=False),
     ),
     Row(
         "from_masks",
         lambda s, key, params: checkerboards(s, params),
-        STATIC._replace(counts="", start="other", permutes=False),
+        STATIC._replace(exact_count=False, start="other", permutes=False),
     ),
     # pruning once
     Row("one_shot", lambda s, key, _: sf.one_shot(s, when=sf.at([1])), SHOT),
@@ -174,7 +181,7 @@ ROWS = [
             needs_grads=True,
             permutes=False,
             distribution=GLOBAL,
-            counts="total",
+            global_budget=True,
             independent=False,
         ),
     ),
@@ -204,17 +211,47 @@ ROWS = [
     Row(
         "gmp block global",
         lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=BLOCK.pattern, distribution=GLOBAL),
-        PRUNE._replace(layout=BLOCK, distribution=GLOBAL, counts="total", independent=False),
+        PRUNE._replace(pattern=BLOCK, distribution=GLOBAL, global_budget=True, independent=False),
+    ),
+    Row(
+        "gmp global floor",
+        lambda s, key, _: sf.gmp(ramp(0.5 * s), when=EVEN, score=lopsided, distribution=FLOOR),
+        PRUNE._replace(
+            pattern=LARGE,
+            distribution=FLOOR,
+            level=lambda s: ramp(0.5 * s),
+            choose=None,
+            start="other",
+            global_budget=True,
+            independent=False,
+            scale_free=False,
+            permutes=False,
+        ),
     ),
     Row(
         "gmp channel",
         lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern),
-        PRUNE._replace(layout=CHANNEL),
+        PRUNE._replace(pattern=CHANNEL),
+    ),
+    Row(
+        "gmp gates",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=GATES.pattern),
+        PRUNE._replace(pattern=GATES),
+    ),
+    Row(
+        "gmp zeros in blocks",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=HOLES.pattern),
+        PRUNE._replace(pattern=HOLES, baseline=None, permutes=False),
+    ),
+    Row(
+        "static band",
+        lambda s, key, _: sf.static(None, pattern=BAND.pattern, key=key),
+        STATIC._replace(pattern=BAND, start="other", baseline=None, tensor_sparsity=False, permutes=False),
     ),
     Row(
         "gmp out_groups",
         lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=OUT_GROUPS.pattern),
-        PRUNE._replace(layout=OUT_GROUPS),
+        PRUNE._replace(pattern=OUT_GROUPS),
     ),
     Row(
         "iterative",
@@ -229,12 +266,16 @@ ROWS = [
             relative=True,
             start="dense",
             distribution=GLOBAL,
-            counts="total",
+            global_budget=True,
             independent=False,
         ),
     ),
-    Row("ste", lambda s, key, _: sf.ste(s), Meta(choose=MAGNITUDE, pruned="train")),
-    Row("ste nm", lambda s, key, _: sf.ste(0.5, pattern=NM.pattern), Meta(choose=MAGNITUDE, pruned="train", **FIXED)),
+    Row("ste", lambda s, key, _: sf.ste(s), Meta(start="magnitude", choose=MAGNITUDE, pruned="train")),
+    Row(
+        "ste nm",
+        lambda s, key, _: sf.ste(0.5, pattern=NM.pattern),
+        Meta(start="magnitude", choose=MAGNITUDE, pruned="train", **FIXED),
+    ),
     # exchanging weights
     Row(
         "set",
@@ -255,27 +296,27 @@ ROWS = [
     Row(
         "rigl global",
         lambda s, key, _: sf.rigl(s, key=key, distribution=GLOBAL, **swap),
-        SWAP._replace(distribution=GLOBAL, counts="total", independent=False),
+        SWAP._replace(distribution=GLOBAL, global_budget=True, independent=False),
     ),
     Row(
-        "rigl block", lambda s, key, _: sf.rigl(s, key=key, pattern=BLOCK.pattern, **swap), SWAP._replace(layout=BLOCK)
+        "rigl block", lambda s, key, _: sf.rigl(s, key=key, pattern=BLOCK.pattern, **swap), SWAP._replace(pattern=BLOCK)
     ),
     Row(
         "rigl kernel",
         lambda s, key, _: sf.rigl(s, key=key, pattern=KERNEL.pattern, **swap),
-        SWAP._replace(layout=KERNEL),
+        SWAP._replace(pattern=KERNEL),
     ),
     Row(
         "rigl row_balanced",
         lambda s, key, _: sf.rigl(s, key=key, pattern=ROW_BALANCED.pattern, **swap),
-        SWAP._replace(layout=ROW_BALANCED),
+        SWAP._replace(pattern=ROW_BALANCED),
     ),
     Row("rigl nm", lambda s, key, _: sf.rigl(0.5, key=key, pattern=NM.pattern, **swap), SWAP._replace(**FIXED)),
     Row(
         "rigl from dense",
         lambda s, key, _: sf.rigl(ramp(s), init="dense", drop_fraction=0.6),
         SWAP._replace(
-            level=ramp, start="dense", fraction=lambda step: 0.6, stochastic=False, permutes=True, conserves=False
+            level=ramp, start="dense", fraction=lambda step: 0.6, stochastic=False, permutes=True, conserves_count=False
         ),
     ),
     Row(
@@ -288,12 +329,12 @@ ROWS = [
     Row(
         "snfs",
         lambda s, key, _: sf.snfs(s, decay=0.5, key=key, **swap),
-        SWAP._replace(grow=sf.scores.momentum(0.5), counts="total", independent=False, idle=False),
+        SWAP._replace(grow=sf.scores.momentum(0.5), global_budget=True, independent=False, idle=False),
     ),
     Row(
         "rigl channel",
         lambda s, key, _: sf.rigl(s, key=key, pattern=CHANNEL.pattern, **swap),
-        SWAP._replace(layout=CHANNEL),
+        SWAP._replace(pattern=CHANNEL),
     ),
     Row(
         "rigl train",
@@ -304,34 +345,38 @@ ROWS = [
         "snfs exclude keep",
         lambda s, key, _: sf.snfs(s, decay=0.5, key=key, exclude_dropped=True, pruned="keep", **swap),
         SWAP._replace(
-            grow=sf.scores.momentum(0.5), exclude=True, pruned="keep", counts="total", independent=False, idle=False
+            grow=sf.scores.momentum(0.5), exclude=True, pruned="keep", global_budget=True, independent=False, idle=False
         ),
     ),
     Row(
         "rigl by momentum with rates",
         lambda s, key, _: sf.rigl(s, key=key, redistribute=BY_MOMENTUM, restart_dropped=True, **swap),
-        SWAP._replace(drop=None, conserves=False, counts="total", independent=False, idle=False, baseline=None),
+        SWAP._replace(
+            drop=None, conserves_count=False, global_budget=True, independent=False, idle=False, baseline=None
+        ),
     ),
     Row(
         "set by chance",
         lambda s, key, _: sf.set(s, key=key, grow_count=sf.redistribute.independently, **swap),
-        SWAP._replace(grow=None, conserves=False, counts="", needs_grads=False, redraws=True),
+        SWAP._replace(grow=None, conserves_count=False, exact_count=False, needs_grads=False, redraws=True),
     ),
     Row(
         "drop_grow current",
         lambda s, key, params: sf.drop_grow("current", drop=MAGNITUDE, grow=RANDOM, key=key, init=board(s), **swap),
-        SWAP._replace(grow=None, needs_grads=False, redraws=True, start="other", counts="", tensor=False),
+        SWAP._replace(
+            grow=None, needs_grads=False, redraws=True, start="other", exact_count=False, tensor_sparsity=False
+        ),
     ),
     # learned
     Row(
         "power rigl",
         lambda s, key, _: sf.reparametrised(sf.reparam.power(2.0), sf.rigl(s, key=key, **swap)),
-        SWAP._replace(drop=None, conserves=False, baseline=None, **LEARNED),
+        SWAP._replace(drop=None, conserves_count=False, baseline=None, **LEARNED),
     ),
     Row(
         "soft_threshold",
         lambda s, key, _: sf.reparametrised(sf.reparam.soft_threshold(init=0.0)),
-        Meta(counts="", when=NEVER, start="other", baseline=None, **LEARNED),
+        Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
     ),
     Row(
         "supermask",
@@ -341,13 +386,21 @@ ROWS = [
     Row(
         "supermask joint ramp",
         lambda s, key, _: sf.supermask(ramp(s), mode="joint", init="magnitude", when=EVEN, distribution=ERK),
-        Meta(level=ramp, when=EVEN, pruned="train", trains="scores", distribution=ERK, independent=False),
+        Meta(
+            level=ramp,
+            when=EVEN,
+            start="magnitude",
+            pruned="train",
+            trains="scores",
+            distribution=ERK,
+            independent=False,
+        ),
     ),
     Row(
         "supermask bernoulli",
         lambda s, key, _: sf.supermask("bernoulli", init=halves, key=key),
         Meta(
-            counts="",
+            exact_count=False,
             start="other",
             stochastic=True,
             redraws=True,
@@ -363,29 +416,35 @@ ROWS = [
         lambda s, key, _: sf.chain(
             sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern), sf.one_shot(s, when=sf.at([2]))
         ),
-        PRUNE._replace(counts="", choose=None, start="other", permutes=False),
+        PRUNE._replace(exact_count=False, choose=None, start="other", permutes=False),
     ),
     Row(
         "sequence",
         lambda s, key, _: sf.sequence(sf.gmp(ramp(s)), sf.rigl("current", **swap)),
-        SWAP._replace(level=ramp, start="magnitude", drop=None, conserves=False, stochastic=False, permutes=True),
+        SWAP._replace(level=ramp, start="magnitude", drop=None, conserves_count=False, stochastic=False, permutes=True),
     ),
     Row(
         "phases to dense",
         lambda s, key, _: sf.phases([(0, sf.static(s, init="magnitude")), (2, sf.dense())]),
-        Meta(level=then_dense, when=sf.at([2])),
+        Meta(level=then_dense, when=sf.at([2]), start="magnitude"),
     ),
     Row(
         "phases to rigl",
         lambda s, key, _: sf.phases([(0, sf.gmp(ramp(s), when=EVEN)), (2, sf.rigl(s, key=key, drop_fraction=0.5))]),
         PRUNE._replace(
-            when=ALWAYS, counts="", choose=None, monotone=False, needs_grads=True, stochastic=True, permutes=False
+            when=ALWAYS,
+            exact_count=False,
+            choose=None,
+            monotone=False,
+            needs_grads=True,
+            stochastic=True,
+            permutes=False,
         ),
     ),
     Row(
         "partition",
         lambda s, key, params: split(params, sf.rigl(s, key=key, **swap), sf.static(s, key=key)),
-        SWAP._replace(drop=None, conserves=False, independent=False),
+        SWAP._replace(drop=None, conserves_count=False, independent=False),
     ),
     Row(
         "with_terms",
@@ -397,7 +456,7 @@ ROWS = [
         lambda s, key, _: sf.chain(
             sf.rigl(s, key=key, pattern=CHANNEL.pattern, **swap), sf.static(s, key=key), sf.set(s, key=key, **swap)
         ),
-        SWAP._replace(counts="", drop=None, conserves=False, start="other"),
+        SWAP._replace(exact_count=False, drop=None, conserves_count=False, start="other"),
     ),
     Row(
         "sequence of halves",
@@ -405,14 +464,16 @@ ROWS = [
             sf.gmp(ramp(s), where=chosen(params)[:1], pruned="keep"),
             sf.rigl(s, key=key, where=chosen(params)[1:] or chosen(params), **swap),
         ),
-        SWAP._replace(counts="", drop=None, conserves=False, start="other", pruned="keep", independent=False),
+        SWAP._replace(
+            exact_count=False, drop=None, conserves_count=False, start="other", pruned="keep", independent=False
+        ),
     ),
     Row(
         "phases to ste",
         lambda s, key, _: sf.phases(
             [(0, sf.rigl(s, key=key, **swap)), (1, sf.ste(s)), (2, sf.iterative(s, when=EVEN))]
         ),
-        SWAP._replace(counts="", drop=None, conserves=False, pruned="train"),
+        SWAP._replace(exact_count=False, drop=None, conserves_count=False, pruned="train"),
     ),
     # with an optimizer of their own
     Row(
@@ -430,7 +491,7 @@ ROWS = [
     Row(
         "sgd ste",
         lambda s, key, _: sgd(sf.ste(s)),
-        Meta(pruned="train", needs_grads=True, baseline=lambda: sgd(sf.dense()), **OWN),
+        Meta(start="magnitude", pruned="train", needs_grads=True, baseline=lambda: sgd(sf.dense()), **OWN),
     ),
     Row(
         "torchopt gmp",
@@ -450,7 +511,7 @@ ROWS = [
     Row(
         "adam chain",
         lambda s, key, _: adam(sf.chain(sf.static(s, key=key, pattern=CHANNEL.pattern), sf.rigl(s, key=key, **swap))),
-        SWAP._replace(**OWN, counts="", start="other", baseline=lambda: adam(sf.dense())),
+        SWAP._replace(**OWN, exact_count=False, start="other", baseline=lambda: adam(sf.dense())),
     ),
     Row(
         "sgd phases",
@@ -460,6 +521,6 @@ ROWS = [
     Row(
         "sgd soft_threshold set",
         lambda s, key, _: sgd(sf.reparametrised(sf.reparam.soft_threshold(init=-1.0), sf.set(s, key=key, **swap))),
-        SWAP._replace(**OWN, counts="", trains="latents", baseline=None),
+        SWAP._replace(**OWN, exact_count=False, trains="latents", baseline=None),
     ),
 ]

@@ -2,10 +2,10 @@
 
 import pytest
 
-from property_tests.laws_state import compiling_changes_nothing
-from property_tests.meta import Row
 from property_tests.registry import ROWS
-from property_tests.strategies import large
+from sparsefn.testing import Row
+from sparsefn.testing.laws_transforms import compiling_changes_nothing
+from sparsefn.testing.strategies import large
 
 COMPILED = ("gmp erk", "adam rigl", "chain")
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from property_tests.harness import hold
+from property_tests.effort import seed, tries
 from property_tests.laws_primitives import LAWS, PrimitiveLaw
+from sparsefn.testing.harness import hold
 
 BOUND = [pytest.param(law, name, id=f"{law.name}-{name}") for law in LAWS for name in law.subjects]
 
@@ -13,4 +14,4 @@ BOUND = [pytest.param(law, name, id=f"{law.name}-{name}") for law in LAWS for na
 @pytest.mark.parametrize(("law", "name"), BOUND)
 def test_laws_hold(law: PrimitiveLaw, name: str) -> None:
     subject: Any = law.subjects[name]
-    hold(f"{law.name} {name}", lambda example: law.check(subject, example), law.examples, law.share)
+    hold(f"{law.name} {name}", lambda example: law.check(subject, example), law.examples, law.share * tries(), seed())

@@ -1,5 +1,7 @@
 """Sparse training and pruning as pure functions, on torch.func."""
 
+from importlib import import_module as _import_module
+
 from sparsefn import activations as activations
 from sparsefn import budgets as budgets
 from sparsefn import checkpoint as checkpoint
@@ -77,3 +79,10 @@ from sparsefn.types import with_params as with_params
 from sparsefn.where import default_where as default_where
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # `sf.testing` needs Hypothesis, which users who only train do not have: it is loaded when it is asked for.
+    if name == "testing":
+        return _import_module("sparsefn.testing")
+    raise AttributeError(f"module 'sparsefn' has no attribute {name!r}")

@@ -98,7 +98,7 @@ def run(test: doctest.DocTest) -> str:
     return "".join(report)
 
 
-PUBLIC = dict(public(sf))
+PUBLIC = {**dict(public(sf)), **dict(public(sf.testing, "testing."))}
 EXAMPLES = {test.name: test for module in [sf, *MODULES] for test in examples(module)}
 # doctest looks at functions and classes; these are the objects of other kinds that can be called.
 EXAMPLES |= {f"sf.{name}": examples_of(value, f"sf.{name}") for name, value in PUBLIC.items() if not is_code(value)}

@@ -121,6 +121,8 @@ def reparametrised(
         del step  # the stored step is the one that the weights were drawn at
         leaves = flatten(inside.view.grads(inner_of(state), grads, 0))[0]
         latents = state.scores["latent"]
+        if not _latent_paths(state):  # no leaf is selected: vjp refuses functions of nothing
+            return {"latent": latents, "rest": rest(state, leaves)}
         weights, pull = torch.func.vjp(lambda tree: reparam.apply(tree, state.scores["step"], seed)[0], latents)[:2]
         (pulled,) = pull({path: leaves[path] for path in weights})
         return {"latent": pulled, "rest": rest(state, leaves)}

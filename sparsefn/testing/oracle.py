@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-import sparsefn as sf
-from property_tests.strategies import Form
+import torch
+
+from sparsefn.boxes import to_rows
+from sparsefn.patterns import Pattern
+from sparsefn.testing.values import Form, shapes
 
 Box = tuple[int, ...]
 Unit = tuple[str, list[int]]  # path, row-major indices of the elements
@@ -16,42 +19,68 @@ Shapes = Mapping[str, Box]
 
 
 class Layout(NamedTuple):
-    """A pattern of the library, and the same told again."""
+    """A pattern, and the same told again: its units, its competing groups, and the leaf shapes that it takes.
 
-    pattern: sf.patterns.Pattern
+    >>> sf.testing.Layout(sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:])).form.rows
+    1
+    """
+
+    pattern: Pattern
     unit: Callable[[Box], Box] = lambda shape: (1,) * len(shape)
     group: Callable[[Box], Box] = lambda grid: grid
     reduce: Callable[[list[float]], float] | None = None
-    fixed: int | None = None
+    fixed: int | Callable[[Box], int] | None = None
+    allowed: Callable[[Box], Sequence[bool]] | None = None
+    zeros: int | None = None
     form: Form = Form()
 
-
-def mean(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _rows(parts: int) -> Callable[[Box], Box]:
-    return lambda grid: (grid[0] // parts, *grid[1:])
+    @property
+    def ungrouped(self) -> bool:
+        """Whether all units of a leaf compete with each other."""
+        shape = min(size for size in shapes(self.form) if all(n > 1 for n in size))
+        return len(groups(self, shape)) == 1
 
 
-ELEMENTS = Layout(sf.patterns.unstructured())
-NM = Layout(sf.patterns.nm(2, 4), group=lambda grid: (*(1 for _ in grid[1:]), 4), fixed=2, form=Form(columns=4))
-BLOCK = Layout(
-    sf.patterns.block((2, 2)), unit=lambda shape: (*(1 for _ in shape[2:]), 2, 2), reduce=mean, form=Form(least=2)
-)
-CHANNEL = Layout(
-    sf.patterns.channel(0), unit=lambda shape: (1, *shape[1:]), reduce=lambda unit: sum(abs(x) for x in unit)
-)
-KERNEL = Layout(
-    sf.patterns.kernel("max"), unit=lambda shape: (*(1 for _ in shape[:2]), *shape[2:]), reduce=lambda unit: _max(unit)
-)
-OUT_GROUPS = Layout(sf.patterns.out_groups(2), group=_rows(2), form=Form(rows=2))
-ROW_BALANCED = Layout(sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:]))
-LAYOUTS = (ELEMENTS, NM, BLOCK, CHANNEL, KERNEL, OUT_GROUPS, ROW_BALANCED)
+def layout_of(pattern: Pattern) -> Layout:
+    """The layout that a pattern's own functions tell; leaf shapes are the first that it takes.
+
+    >>> layout_of(sf.patterns.nm(2, 4)).form
+    Form(rows=1, columns=4, least=0, ndims=(2, 3, 4))
+    """
+    reduce = pattern.reduce
+
+    def one(values: list[float]) -> float:
+        assert reduce is not None
+        return float(reduce(torch.tensor([values], dtype=torch.float64))[0])
+
+    band = pattern.allowed
+    return Layout(
+        pattern,
+        pattern.unit,
+        pattern.group,
+        None if reduce is None else one,
+        pattern.fixed,
+        None if band is None else lambda grid: band(grid).reshape(-1).tolist(),
+        pattern.zeros,
+        _form(pattern),
+    )
 
 
-def _max(unit: list[float]) -> float:
-    return math.nan if any(math.isnan(x) for x in unit) else max(unit)
+def _form(pattern: Pattern) -> Form:
+    for ndims, least in product(((2, 3, 4), (2,), (4,)), (0, 1, 2)):
+        for rows, columns in product((1, 2, 3, 4, 5, 6, 8, 16), (1, 2, 3, 4, 5, 6, 8, 16, 32)):
+            form = Form(rows, columns, least, ndims)
+            if all(_fits(pattern, shape) for shape in shapes(form)):
+                return form
+    raise ValueError(f"no leaf shape was found that {pattern} takes; give a Layout with its Form as the pattern")
+
+
+def _fits(pattern: Pattern, shape: Box) -> bool:
+    try:
+        to_rows(pattern, torch.empty(shape, device="meta"))
+    except ValueError:
+        return False
+    return True
 
 
 def _positive(box: Box) -> Box:
@@ -85,10 +114,26 @@ def budget_shape(layout: Layout, shape: Box) -> Box:
 
 
 def groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
-    """Competing groups of a leaf, each a list of units, each a list of element indices, all in row-major order."""
+    """Competing groups of a leaf, each a list of units, each a list of element indices, all in row-major order.
+
+    Units that the pattern never keeps are left out.
+    """
     units = [[_flat(place, shape) for place in box] for box in _boxes(shape, _positive(layout.unit(shape)))]
     cells = grid(layout, shape)
-    return [[units[_flat(place, cells)] for place in box] for box in _boxes(cells, layout.group(cells))]
+    free = [True] * len(units) if layout.allowed is None else layout.allowed(cells)
+    places = ([_flat(place, cells) for place in box] for box in _boxes(cells, layout.group(cells)))
+    return [[units[i] for i in group if free[i]] for group in places]
+
+
+def active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
+    """Whether a unit is kept: it has more than a pruned one is left with."""
+    left = 0 if layout.zeros is None else max(len(unit) - layout.zeros, 0)
+    return sum(kept[i] for i in unit) > left
+
+
+def fixed(layout: Layout, shape: Box) -> int | None:
+    """How many units a group of a leaf keeps, where the pattern says it."""
+    return layout.fixed(grid(layout, shape)) if callable(layout.fixed) else layout.fixed
 
 
 def competitions(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Unit]]:

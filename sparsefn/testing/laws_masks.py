@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import optree
 import torch
 
-import sparsefn as sf
-from property_tests import oracle
-from property_tests.harness import Work, assert_same, bits, leaves, sparse, updates
-from property_tests.meta import Meta, Row
-from property_tests.strategies import Case
+from sparsefn.testing import oracle
+from sparsefn.testing.harness import algorithm_of, bits, leaves, sparse, updates
+from sparsefn.testing.meta import Meta, Row
+from sparsefn.testing.values import Case
+from sparsefn.types import Accumulated, State
 
 Counts = list[int]
 
@@ -23,25 +24,21 @@ class Competition(NamedTuple):
     units: list[oracle.Unit]
     meta: Meta
 
-    def active(self, state: sf.State) -> list[bool]:
+    def active(self, state: State) -> list[bool]:
         kept = {path: mask.reshape(-1).tolist() for path, mask in leaves(state.masks).items()}
-        return [any(kept[path][i] for i in unit) for path, unit in self.units]
+        return [oracle.active(self.meta.layout, kept[path], unit) for path, unit in self.units]
 
     def scores(self, tree: Any) -> list[float]:
         values = {path: leaf.double().reshape(-1).tolist() for path, leaf in leaves(tree).items()}
         return [oracle.score(self.meta.layout, values, unit) for unit in self.units]
 
 
-def competitions(meta: Meta, state: sf.State) -> list[Competition]:
+def competitions(meta: Meta, state: State) -> list[Competition]:
     shapes = {path: tuple(mask.shape) for path, mask in sparse(state).items()}
     return [Competition(units, meta) for units in oracle.competitions(meta.layout, shapes, meta.joint)]
 
 
-def algorithm_of(row: Row, case: Case) -> sf.Algorithm:
-    return row.make(case.sparsity, sf.random.key(case.seed), case.params)
-
-
-def transitions(row: Row, case: Case) -> Iterator[tuple[int, sf.State, Any, sf.State]]:
+def transitions(row: Row, case: Case) -> Iterator[tuple[int, State, Any, State]]:
     """(step, state before, grads, state after) of every update."""
     states = list(updates(algorithm_of(row, case), case))
     for step, grads in enumerate(case.grads):
@@ -51,25 +48,25 @@ def transitions(row: Row, case: Case) -> Iterator[tuple[int, sf.State, Any, sf.S
 # ---- how many -------------------------------------------------------------------------------------
 
 
-def _goals(meta: Meta, state: sf.State, sparsity: float) -> Counts:
+def _goals(meta: Meta, state: State, sparsity: float) -> Counts:
     """The kept count of every competition at a sparsity; the total alone where that is what is promised."""
     shapes = {path: tuple(mask.shape) for path, mask in sparse(state).items()}
     groups = {path: oracle.groups(meta.layout, shape) for path, shape in shapes.items()}
     sizes = {path: sum(map(len, found)) for path, found in groups.items()}
     if meta.layout.fixed is not None:
-        return [meta.layout.fixed for found in groups.values() for _ in found]
+        return [oracle.fixed(meta.layout, shapes[path]) or 0 for path, found in groups.items() for _ in found]
     if meta.joint:
         return [sum(sizes.values()) - oracle.rounded(sparsity, sum(sizes.values()))]
     counts = meta.distribution(
         {path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity
     )
     goals = [n for path, found in groups.items() for n in oracle.spread(counts[path], len(found))]
-    return [sum(goals)] if meta.counts == "total" else goals
+    return [sum(goals)] if meta.global_budget else goals
 
 
-def _counted(meta: Meta, state: sf.State) -> Counts:
+def _counted(meta: Meta, state: State) -> Counts:
     counts = [sum(field.active(state)) for field in competitions(meta, state)]
-    return [sum(counts)] if meta.counts == "total" else counts
+    return [sum(counts)] if meta.global_budget else counts
 
 
 def counts_are_exact(row: Row, case: Case) -> None:
@@ -80,7 +77,7 @@ def counts_are_exact(row: Row, case: Case) -> None:
     first = states[0]
     sizes = [len(field.units) for field in competitions(meta, first)]
     if meta.start == "dense":
-        expected = [sum(sizes)] if meta.counts == "total" else sizes
+        expected = [sum(sizes)] if meta.global_budget else sizes
     else:
         expected = _goals(meta, first, level(0))
     assert _counted(meta, first) == expected, f"after init: {_counted(meta, first)} kept, expected {expected}"
@@ -95,6 +92,18 @@ def counts_are_exact(row: Row, case: Case) -> None:
         assert counted == expected, f"after step {step}: {counted} kept, expected {expected}"
 
 
+def floors_are_respected(row: Row, case: Case) -> None:
+    """In one competition over all leaves, each keeps as much as its floor says and no more than its ceiling."""
+    floor, ceiling = row.meta.distribution.floor, row.meta.distribution.ceiling
+    for state in updates(algorithm_of(row, case), case):
+        for path, mask in sparse(state).items():
+            units = [unit for group in oracle.groups(row.meta.layout, tuple(mask.shape)) for unit in group]
+            kept = mask.reshape(-1).tolist()
+            active = sum(oracle.active(row.meta.layout, kept, unit) for unit in units)
+            least, most = math.ceil(floor * len(units)), math.floor(ceiling * len(units))
+            assert least <= active <= most, f"{path} keeps {active} of {len(units)}, not {least} to {most}"
+
+
 def units_are_whole(row: Row, case: Case) -> None:
     """A unit of the pattern is kept or pruned as one."""
     for state in updates(algorithm_of(row, case), case):
@@ -107,9 +116,9 @@ def units_are_whole(row: Row, case: Case) -> None:
 # ---- which ones -----------------------------------------------------------------------------------
 
 
-def _read(score: Any, before: sf.State, after: sf.State, grads: Any, step: int) -> Any:
+def _read(score: Any, before: State, after: State, grads: Any, step: int) -> Any:
     """A score as the algorithm read it: what it accumulates has been advanced by then."""
-    if isinstance(score, sf.Accumulated):
+    if isinstance(score, Accumulated):
         return score.value(after.scores, before, grads, step)
     return score(before, grads, step)
 
@@ -127,7 +136,7 @@ def the_best_are_kept(row: Row, case: Case) -> None:
             _check_best(meta, after, scores, before if meta.monotone else None)
 
 
-def _check_best(meta: Meta, state: sf.State, scores: Any, among: sf.State | None) -> None:
+def _check_best(meta: Meta, state: State, scores: Any, among: State | None) -> None:
     for field in competitions(meta, state):
         active = field.active(state)
         eligible = [True] * len(active) if among is None else field.active(among)
@@ -159,7 +168,7 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
 
 def _lost(meta: Meta, step: int, had: int, goal: int, size: int) -> int:
     lost = oracle.rounded(float(meta.fraction(step)), had)
-    if meta.counts == "total" and not meta.joint:
+    if meta.global_budget and not meta.joint:
         goal = had  # what a leaf keeps in the end depends on its share of the regrowth
     if meta.exclude:
         lost = min(lost, max(size - goal, 0))
@@ -195,121 +204,15 @@ def exchanges_conserve(row: Row, case: Case) -> None:
             most = oracle.rounded(fraction, sum(a for a, _ in pairs))
             assert gone <= most, f"step {step}: {gone} went, at most {most} may"
             balance.append(come - gone)
-        balance = [sum(balance)] if meta.counts == "total" else balance
+        balance = [sum(balance)] if meta.global_budget else balance
         assert not any(balance), f"step {step}: more or fewer came than went: {balance}"
         _check_values(before, after)
 
 
-def _check_values(before: sf.State, after: sf.State) -> None:
+def _check_values(before: State, after: State) -> None:
     masks, old, new = leaves(before.masks), leaves(before.params), leaves(after.params)
     for path, mask in sparse(after).items():
         grown, stayed = mask & ~masks[path], mask & masks[path]
         assert not bits(new[path])[grown].any(), f"{path}: a grown weight does not start at zero"
         same = torch.equal(bits(new[path])[stayed], bits(old[path])[stayed])
         assert same, f"{path}: a weight that stayed has changed"
-
-
-def nothing_happens_between_triggers(row: Row, case: Case) -> None:
-    """Masks change at triggers alone; where nothing is to be remembered, other steps cost no tensor work."""
-    algorithm = algorithm_of(row, case)
-    state = algorithm.init(case.params)
-    for step, grads in enumerate(case.grads):
-        with Work() as work:
-            after = algorithm.update(state, grads, step)
-        if not row.meta.when(step):
-            assert_same(f"masks at step {step}", state.masks, after.masks)
-            if row.meta.idle:
-                assert_same(f"state at step {step}", state, after)
-                assert not work.operations, f"step {step} ran {work.operations}"
-        state = after
-
-
-# ---- what masks may depend on -----------------------------------------------------------------------
-
-
-def _final_masks(row: Row, case: Case) -> Any:
-    return list(updates(algorithm_of(row, case), case))[-1].masks
-
-
-def gradients_matter_where_declared(row: Row, case: Case) -> None:
-    """Other gradients give the same masks, unless the row says that it needs them."""
-    other = case._replace(
-        grads=tuple(optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, t) for t in case.grads[::-1])
-    )
-    if not row.meta.needs_grads:
-        assert_same("masks", _final_masks(row, case), _final_masks(row, other))
-
-
-def keys_matter_where_declared(row: Row, case: Case) -> None:
-    """Another key gives the same masks, unless the row says that it draws."""
-    if not row.meta.stochastic:
-        assert_same("masks", _final_masks(row, case), _final_masks(row, case._replace(seed=case.seed + 1)))
-
-
-def _differ(a: Any, b: Any) -> bool:
-    left, right = leaves(a), leaves(b)
-    return any(not torch.equal(left[path], right[path]) for path in left)
-
-
-def declared_dependence_is_real(row: Row, case: Case) -> None:
-    """On large leaves another key, other gradients and another step give other masks, where the row says so."""
-    meta, run = row.meta, lambda case: _final_masks(row, case)
-    masks = run(case)
-    if meta.stochastic:
-        assert _differ(masks, run(case._replace(seed=case.seed + 1))), "the key does not matter"
-    if meta.needs_grads:
-        other = case._replace(grads=tuple(optree.tree_map(lambda g: g.flip(0), t) for t in case.grads))
-        assert _differ(masks, run(other)), "the gradients do not matter"
-    if meta.redraws:
-        algorithm = algorithm_of(row, case)
-        state = algorithm.init(case.params)
-        first, second = (algorithm.update(state, case.grads[0], step).masks for step in (0, 1))
-        fresh = [
-            {path: mask & ~leaves(state.masks)[path] for path, mask in leaves(masks).items() if mask.ndim}
-            for masks in (first, second)
-        ]
-        overlap = sum(int((fresh[0][path] & fresh[1][path]).sum()) for path in fresh[0])
-        grown = sum(int(mask.sum()) for mask in fresh[1].values())
-        assert overlap < grown, "every step draws the same"
-
-
-def leaves_are_independent(row: Row, case: Case) -> None:
-    """Another leaf in front changes nothing for the others."""
-
-    def masks(extra: bool) -> Any:
-        more = {"a": torch.ones((4, 4))} if extra else {}
-        run = Case({"t": case.params, **more}, tuple({"t": g, **more} for g in case.grads), case.sparsity, case.seed)
-        return _final_masks(row, run)["t"]
-
-    assert_same("masks", masks(False), masks(True))
-
-
-def scale_does_not_matter(row: Row, case: Case) -> None:
-    """Weights and gradients times a power of two give the same masks."""
-    scaled = case._replace(
-        params=optree.tree_map(lambda p: 4 * p, case.params),
-        grads=tuple(optree.tree_map(lambda g: 0.5 * g, tree) for tree in case.grads),
-    )
-    assert_same("masks", _final_masks(row, case), _final_masks(row, scaled))
-
-
-def names_do_not_matter(row: Row, case: Case) -> None:
-    """Where nothing is drawn, paths can be renamed."""
-    renamed = Case({"x": case.params}, tuple({"x": tree} for tree in case.grads), case.sparsity, case.seed)
-    assert_same("masks", _final_masks(row, case), _final_masks(row, renamed)["x"])
-
-
-def permutations_commute(row: Row, case: Case) -> None:
-    """Weights in another order have masks in that order (drawn without ties, and weights move at every step)."""
-
-    def flipped(tree: Any) -> Any:
-        return optree.tree_map(lambda x: x.flip(tuple(range(x.ndim))), tree)
-
-    def masks(turn: Callable[[Any], Any]) -> Any:
-        algorithm = algorithm_of(row, case)
-        state = algorithm.init(turn(case.params))
-        for step, grads in enumerate(case.grads):
-            state = sf.with_params(algorithm.update(state, turn(grads), step), turn(grads))
-        return state.masks
-
-    assert_same("masks", flipped(masks(lambda tree: tree)), masks(flipped))

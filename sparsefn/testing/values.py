@@ -1,4 +1,4 @@
-"""What the laws are tried on: trees of parameters, gradients like them, sparsities and keys.
+"""Trees, values and sparsities built from bytes.
 
 An example is one string of bytes, from which shapes, containers and values are picked. So it is cheap to draw, it
 shrinks to the first of all options and to zeros, and Hypothesis does not spend most of its examples on copying one
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import optree
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 Tree = Any
@@ -24,20 +23,34 @@ STEPS = 3  # updates in a run
 
 
 class Form(NamedTuple):
-    """Which leaf shapes a pattern takes: multiples of rows and columns, and a least size (0 allows empty leaves)."""
+    """Which leaf shapes a pattern takes: multiples of rows and columns, a least size (0 allows empty leaves), ranks.
+
+    >>> sf.testing.Form(columns=4).least
+    0
+    """
 
     rows: int = 1
     columns: int = 1
     least: int = 0
+    ndims: tuple[int, ...] = (2, 3, 4)
 
 
 class Case(NamedTuple):
-    """One training run: update number i gets `grads[i]` at step i."""
+    """One training run: update number i gets `grads[i]` at step i.
+
+    >>> case = sf.testing.Case({"w": torch.ones(2, 2)}, ({"w": torch.zeros(2, 2)},), sparsity=0.5, seed=0)
+    >>> case.sparsity
+    0.5
+    """
 
     params: Tree
     grads: tuple[Tree, ...]
     sparsity: float
     seed: int
+
+    def __repr__(self) -> str:
+        text = f"Case(sparsity={self.sparsity}, seed={self.seed}, params={self.params}, grads={self.grads})"
+        return text if len(text) < 4000 else text[:4000] + "..."  # Hypothesis warns of what is too long to read
 
 
 class Layer(NamedTuple):
@@ -65,10 +78,6 @@ class Source:
         taken = [self._values[(self._used + i) % len(self._values)] for i in range(n)]
         self._used += n
         return taken
-
-
-def examples(build: Callable[[Source], T]) -> st.SearchStrategy[T]:
-    return st.binary(min_size=Source.size, max_size=Source.size).map(lambda data: build(Source(data)))
 
 
 # ---- values ---------------------------------------------------------------------------------------
@@ -121,11 +130,30 @@ def _distinct(source: Source, start: int, stride: int, leaf: Tensor) -> Tensor:
 # ---- shapes and trees -----------------------------------------------------------------------------
 
 
+def _sides(form: Form) -> tuple[list[int], list[int]]:
+    rows = [form.rows * n for n in (2, 3, 4, 3, 2, 4, 1, 3, 2, 4, 0) if n >= form.least]
+    return rows, [form.columns * n for n in (3, 2, 5, 4, 3, 5, 1, 2, 5, 3, 0) if n >= form.least]
+
+
+def _with_sides(form: Form, rows: int, columns: int) -> list[tuple[int, ...]]:
+    found = [(rows, columns), (rows, columns), (rows, 2, columns), (rows, 2, 2, columns)]
+    return [size for size in found if len(size) in form.ndims]
+
+
+def shapes(form: Form = Form()) -> set[tuple[int, ...]]:
+    """All leaf shapes that are drawn for a form.
+
+    >>> sorted(shapes(sf.testing.Form(rows=4, columns=8, least=4, ndims=(2,))))
+    [(16, 32), (16, 40)]
+    """
+    rows, columns = _sides(form)
+    return {size for r in rows for c in columns for size in _with_sides(form, r, c)}
+
+
 def shape(source: Source, form: Form = Form()) -> tuple[int, ...]:
     """Two to four dimensions that fit a form; empty ones and single elements now and then, where it allows them."""
-    rows = form.rows * source.pick([n for n in (2, 3, 4, 3, 2, 4, 1, 3, 2, 4, 0) if n >= form.least])
-    columns = form.columns * source.pick([n for n in (3, 2, 5, 4, 3, 5, 1, 2, 5, 3, 0) if n >= form.least])
-    return source.pick([(rows, columns), (rows, columns), (rows, 2, columns), (rows, 2, 2, columns)])
+    rows, columns = (source.pick(side) for side in _sides(form))
+    return source.pick(_with_sides(form, rows, columns))
 
 
 def tensor(source: Source, shape: tuple[int, ...], palettes: Sequence[str] = EVERY) -> Tensor:
@@ -147,7 +175,7 @@ def _layer(source: Source, form: Form) -> Tree:
     )
 
 
-def _tree(source: Source, form: Form) -> Tree:
+def tree(source: Source, form: Form) -> Tree:
     """A tree of meta tensors; at least one leaf is one that `default_where` chooses."""
     layers = [_layer(source, form) for _ in range(source.pick((1, 2, 3)))]
     names = [f"layer{len(layers) - i}" for i in range(len(layers))]  # inserted against their order
@@ -165,8 +193,9 @@ def sparsity(source: Source, sizes: Sequence[int]) -> float:
     return source.pick([0.5, half, source.number(16) / 65535, half, 0.9, half, 0.0, 1.0, 1 / 3, half])
 
 
-def case(source: Source, form: Form, palettes: Sequence[str], distinct: bool) -> Case:
-    leaves, treedef = optree.tree_flatten(_tree(source, form))
+def case(source: Source, form: Form, palettes: Sequence[str], distinct: bool, like: Tree = None) -> Case:
+    """A run over a drawn tree, or over one with the structure, shapes and dtypes of `like`."""
+    leaves, treedef = optree.tree_flatten(tree(source, form) if like is None else like)
     palette = source.pick(palettes)
 
     def filled() -> Tree:
@@ -177,23 +206,3 @@ def case(source: Source, form: Form, palettes: Sequence[str], distinct: bool) ->
     sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
     params, *grads = (filled() for _ in range(STEPS + 1))
     return Case(params, tuple(grads), sparsity(source, [*sizes, sum(sizes)]), source.number(32))
-
-
-def cases(form: Form = Form(), palettes: Sequence[str] = EVERY, distinct: bool = False) -> st.SearchStrategy[Case]:
-    """Runs over trees whose leaves fit `form`; `distinct` for trees without ties."""
-    return examples(lambda source: case(source, form, palettes, distinct))
-
-
-def large(form: Form = Form(), elements: int = 150) -> Case:
-    """One fixed run over leaves of at least so many elements, where two masks do not agree by chance."""
-    generator = torch.Generator().manual_seed(7)
-    size = math.isqrt(elements // (form.rows * form.columns)) + 1
-
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
-
-    def tree() -> Tree:
-        weight = leaf(size * form.rows, size * form.columns)
-        return {"a": weight, "b": Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)), "norm": leaf(3, 3)}
-
-    return Case(tree(), tuple(tree() for _ in range(STEPS)), 0.5, 3)

@@ -9,13 +9,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as start_from
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import sparsefn as sf
-from property_tests.strategies import Case, Tree
-from sparsefn.tree import flatten
+from sparsefn.random import key
+from sparsefn.testing.meta import Row
+from sparsefn.testing.values import Case
+from sparsefn.tree import Tree, flatten
+from sparsefn.types import Algorithm, State
 
 
 def leaves(tree: Tree) -> dict[str, Tensor]:
@@ -49,16 +53,21 @@ def digest(tree: Tree) -> str:
     """A hash of the bits of all leaves."""
     found = hashlib.blake2b()
     for path, leaf in leaves(tree).items():
-        found.update(path.encode() + bits(leaf).numpy().tobytes())
+        found.update(path.encode() + bytes(bits(leaf).reshape(-1).view(torch.uint8).tolist()))
     return found.hexdigest()
 
 
-def sparse(state: sf.State) -> dict[str, Tensor]:
+def sparse(state: State) -> dict[str, Tensor]:
     """The masks of the sparsified leaves."""
     return {path: mask for path, mask in leaves(state.masks).items() if mask.ndim}
 
 
-def updates(algorithm: sf.Algorithm, case: Case, step: Callable[[int], Any] = int) -> Iterator[sf.State]:
+def algorithm_of(row: Row, case: Case) -> Algorithm:
+    """The algorithm of a row at the sparsity and key of a run."""
+    return row.make(case.sparsity, key(case.seed), case.params)
+
+
+def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Any] = int) -> Iterator[State]:
     """The state after init, and after each update."""
     state = algorithm.init(case.params)
     yield state
@@ -67,11 +76,11 @@ def updates(algorithm: sf.Algorithm, case: Case, step: Callable[[int], Any] = in
         yield state
 
 
-class Work(TorchDispatchMode):
+class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the tensor operations that run under it."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,19 +88,29 @@ class Work(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def hold(name: str, law: Callable[[Any], None], examples: Any, share: float = 1.0, shrink: bool = True) -> None:
-    """Try a law on drawn examples: always the same ones for a name, unless the profile searches.
+def hold(
+    name: str,
+    law: Callable[[Any], None],
+    examples: st.SearchStrategy[Any],
+    tries: float,
+    seed: int | None = 0,
+    shrink: bool = True,
+) -> None:
+    """Try a law on so many drawn examples: the same ones for a name and a seed; without a seed always others.
 
-    `share` is the part of the profile's examples that are drawn; without `shrink` the first failure is reported as
-    it comes.
+    >>> from hypothesis import strategies as st
+    >>> hold("small", lambda n: None, st.integers(), 5)
+
+    Without `shrink` the first failure is reported as it comes.
     """
     tried = given(examples)(lambda example: law(example))
-    if settings.default.derandomize:
-        tried = seed(zlib.crc32(name.encode()))(tried)
+    if seed is not None:
+        tried = start_from(zlib.crc32(f"{name} {seed}".encode()))(tried)
     settings(
-        max_examples=math.ceil(share * settings.default.max_examples),
-        phases=list(Phase) if shrink else [Phase.generate],
+        max_examples=max(1, math.ceil(tries)),
+        phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
         report_multiple_bugs=shrink,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.nested_given],
+        deadline=None,
         database=None,
     )(tried)()

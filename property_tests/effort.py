@@ -1,0 +1,18 @@
+"""What the chosen profile of Hypothesis says: `default` is small and always the same, `deep` searches."""
+
+from hypothesis import settings
+
+
+def _current() -> settings:
+    assert settings.default is not None
+    return settings.default
+
+
+def tries() -> int:
+    """How many examples a law gets."""
+    return _current().max_examples
+
+
+def seed() -> int | None:
+    """Where they begin; None for others at every run."""
+    return 0 if _current().derandomize else None

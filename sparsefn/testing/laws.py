@@ -1,0 +1,207 @@
+"""The twelve laws: each a few checks that bind where an algorithm's `Meta` says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from sparsefn.testing import laws_dependence as dependence
+from sparsefn.testing import laws_ends as ends
+from sparsefn.testing import laws_masks as masks
+from sparsefn.testing import laws_states as states
+from sparsefn.testing import laws_transforms as transforms
+from sparsefn.testing.meta import Meta, Row
+from sparsefn.testing.processes import processes_do_not_matter
+from sparsefn.testing.strategies import cases, large
+from sparsefn.testing.values import EVERY, EXACT, STEPS, Case
+from sparsefn.tree import Tree
+from sparsefn.where import default_where
+
+
+class Check(NamedTuple):
+    """One thing that a law says: `run(row, case)` raises AssertionError where it is not so.
+
+    >>> check = sf.testing.laws.PURITY.checks[0]
+    >>> check.name, check.binds(sf.testing.Meta())
+    ('states_keep_their_structure', True)
+
+    `binds` says for which rows it is one, `hint` what to declare in `Meta` where it is not meant to be, `examples` what
+    it is tried on, and `share` how many of the examples asked for: most checks are cheap to break.
+    """
+
+    run: Callable[[Row, Case], None]
+    binds: Callable[[Meta], bool] = lambda meta: True
+    hint: str = ""
+    examples: Callable[[Meta, Tree], st.SearchStrategy[Case]] = lambda meta, like: drawn(meta, like)
+    share: float = 0.25
+
+    @property
+    def name(self) -> str:
+        """The name of the function that checks it."""
+        return self.run.__name__
+
+
+class Law(NamedTuple):
+    """A law by name, and the checks that make it up.
+
+    >>> [law.name for law in sf.testing.LAWS][:3]
+    ['exact_count', 'selection_optimality', 'monotonicity']
+    """
+
+    name: str
+    checks: tuple[Check, ...]
+
+
+def drawn(meta: Meta, like: Tree = None, palettes: Sequence[str] | None = None, **options: Any) -> Any:
+    """Runs for a row: over drawn trees that its pattern takes, or over trees like `like`.
+
+    >>> from hypothesis import find
+    >>> find(drawn(sf.testing.Meta(), {"w": torch.ones(2, 2)}), lambda case: True).params["w"].shape
+    torch.Size([2, 2])
+    """
+    # Where a pattern reduces, rounding would make the oracle's ties others than the library's.
+    default = EXACT if meta.layout.reduce is not None else EVERY
+    return cases(meta.layout.form, palettes or default, like=like, **options)
+
+
+def _one(elements: int) -> Callable[[Meta, Tree], st.SearchStrategy[Case]]:
+    return lambda meta, like: st.just(large(meta.layout.form, elements)) if like is None else drawn(meta, like)
+
+
+def _ends(meta: Meta) -> bool:
+    last = max((step for step in range(STEPS) if meta.when(step)), default=0)
+    return meta.baseline is not None and meta.level(1.0)(last) == 1.0
+
+
+def _whole_units(meta: Meta) -> bool:
+    return meta.layout.reduce is not None and meta.layout.zeros is None and meta.exact_count
+
+
+def _elements(meta: Meta) -> bool:
+    return meta.layout.reduce is None and meta.layout.fixed is None and meta.layout.ungrouped
+
+
+EXACT_COUNT = Law(
+    "exact_count",
+    (
+        Check(masks.counts_are_exact, lambda meta: meta.exact_count, "exact_count=False", share=1.0),
+        Check(masks.units_are_whole, _whole_units),
+        Check(masks.floors_are_respected, lambda meta: meta.joint),
+    ),
+)
+SELECTION_OPTIMALITY = Law(
+    "selection_optimality",
+    (
+        Check(masks.the_best_are_kept, lambda meta: meta.choose is not None or meta.start == "magnitude", share=1.0),
+        Check(masks.the_worst_are_exchanged, lambda meta: meta.drop is not None, share=1.0),
+    ),
+)
+MONOTONICITY = Law(
+    "monotonicity",
+    (Check(masks.masks_only_shrink, lambda meta: meta.monotone and meta.trains == "params", "monotone=False"),),
+)
+CONSERVATION = Law(
+    "conservation",
+    (Check(masks.exchanges_conserve, lambda meta: meta.conserves_count, "conserves_count=False"),),
+)
+PURITY = Law("purity", (Check(states.states_keep_their_structure), Check(states.functions_are_pure)))
+DETERMINISM = Law(
+    "determinism",
+    (
+        Check(states.runs_repeat, share=0.2),
+        Check(states.threads_do_not_matter, examples=_one(40_000)),
+        Check(processes_do_not_matter, examples=_one(150), share=0.04),
+        Check(states.steps_may_be_tensors),
+        Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, "needs_grads=True"),
+        Check(dependence.keys_matter_where_declared, lambda meta: not meta.stochastic, "stochastic=True"),
+        Check(
+            dependence.declared_dependence_is_real,
+            lambda meta: meta.needs_grads or meta.stochastic,
+            "needs_grads=False, stochastic=False or redraws=False",
+            _one(150),
+        ),
+    ),
+)
+VMAP = Law(
+    "vmap_is_a_loop",
+    (
+        Check(transforms.vmap_is_a_loop, hint="tensor_sparsity=False if the sparsity cannot be a tensor", share=0.2),
+        Check(transforms.nested_vmap_is_two_loops, share=0.08),
+    ),
+)
+COMPILE = Law("compile_is_eager", (Check(transforms.compiling_changes_nothing, examples=_one(150), share=0.04),))
+EQUIVARIANCE = Law(
+    "equivariance",
+    (
+        Check(dependence.leaves_are_independent, lambda meta: meta.independent, "independent=False"),
+        Check(
+            dependence.scale_does_not_matter,
+            lambda meta: meta.scale_free,
+            "scale_free=False",
+            lambda meta, like: drawn(meta, like, EXACT),
+        ),
+        Check(dependence.names_do_not_matter, lambda meta: not meta.stochastic, "stochastic=True"),
+        Check(
+            dependence.permutations_commute,
+            lambda meta: meta.permutes and meta.trains == "params" and _elements(meta),
+            "permutes=False",
+            lambda meta, like: drawn(meta, like, distinct=True),
+        ),
+    ),
+)
+BOUNDS = Law(
+    "bounds",
+    (
+        Check(dependence.levels_stay_in_bounds),
+        Check(
+            dependence.nothing_happens_between_triggers,
+            lambda meta: not all(meta.when(step) for step in range(STEPS)),
+            "idle=False if something is to be remembered at every step",
+        ),
+    ),
+)
+EDGES = Law(
+    "edges",
+    (
+        Check(ends.sparsity_zero_is_dense, lambda meta: meta.baseline is not None, "baseline=None"),
+        Check(ends.sparsity_one_is_empty, _ends, "baseline=None"),
+        Check(ends.nothing_to_sparsify_is_dense, lambda meta: meta.where is default_where, share=0.08),
+        Check(ends.pruned_weights_are_zero, hint='pruned="keep" or "train"'),
+    ),
+)
+RESUME = Law(
+    "resume",
+    (
+        Check(states.runs_resume),
+        Check(
+            ends.outside_optimizers_cannot_revive,
+            lambda meta: meta.trains == "params" and meta.pruned != "train",
+            'pruned="train"',
+        ),
+    ),
+)
+LAWS = (
+    EXACT_COUNT,
+    SELECTION_OPTIMALITY,
+    MONOTONICITY,
+    CONSERVATION,
+    PURITY,
+    DETERMINISM,
+    VMAP,
+    COMPILE,
+    EQUIVARIANCE,
+    BOUNDS,
+    EDGES,
+    RESUME,
+)
+
+
+def bound(meta: Meta, laws: Sequence[Law] = LAWS) -> Iterator[tuple[Law, Check]]:
+    """The checks that bind an algorithm of these promises, with their laws.
+
+    >>> sorted({law.name for law, _ in sf.testing.laws.bound(sf.testing.Meta(monotone=True), sf.testing.LAWS[:4])})
+    ['exact_count', 'monotonicity']
+    """
+    return ((law, check) for law in laws for check in law.checks if check.binds(meta))

@@ -1,0 +1,128 @@
+"""Laws on what masks may depend on: steps, gradients, keys, other leaves, scales, names and places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import torch
+
+from sparsefn.testing.harness import Work, algorithm_of, assert_same, leaves, updates
+from sparsefn.testing.meta import Row
+from sparsefn.testing.values import Case
+from sparsefn.types import with_params
+
+
+def levels_stay_in_bounds(row: Row, case: Case) -> None:
+    """The level is a number in [0, 1] at every step, the same for an int and for a tensor; triggers fire alike."""
+    meta = row.meta
+    level = meta.level(case.sparsity)
+    for step in (0, 1, 2, 3, 10, 1000, 2**40):
+        value, hidden = level(step), level(torch.tensor(step))
+        assert 0.0 <= float(value) <= 1.0, f"the level at step {step} is {value}"
+        assert float(hidden) == float(value), f"the level at step {step} is {value}, but {hidden} for a tensor"
+        fires, hidden = meta.when(step), meta.when(torch.tensor(step))
+        assert bool(fires) == bool(hidden), f"the trigger says {fires} at step {step}, but {hidden} for a tensor"
+
+
+def nothing_happens_between_triggers(row: Row, case: Case) -> None:
+    """Masks change at triggers alone; where nothing is to be remembered, other steps cost no tensor work."""
+    algorithm = algorithm_of(row, case)
+    state = algorithm.init(case.params)
+    for step, grads in enumerate(case.grads):
+        with Work() as work:
+            after = algorithm.update(state, grads, step)
+        if not row.meta.when(step):
+            assert_same(f"masks at step {step}", state.masks, after.masks)
+            if row.meta.idle:
+                assert_same(f"state at step {step}", state, after)
+                assert not work.operations, f"step {step} ran {work.operations}"
+        state = after
+
+
+def _final_masks(row: Row, case: Case) -> Any:
+    return list(updates(algorithm_of(row, case), case))[-1].masks
+
+
+def gradients_matter_where_declared(row: Row, case: Case) -> None:
+    """Other gradients give the same masks, unless the row says that it needs them."""
+    other = case._replace(
+        grads=tuple(optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, t) for t in case.grads[::-1])
+    )
+    if not row.meta.needs_grads:
+        assert_same("masks", _final_masks(row, case), _final_masks(row, other))
+
+
+def keys_matter_where_declared(row: Row, case: Case) -> None:
+    """Another key gives the same masks, unless the row says that it draws."""
+    if not row.meta.stochastic:
+        assert_same("masks", _final_masks(row, case), _final_masks(row, case._replace(seed=case.seed + 1)))
+
+
+def _differ(a: Any, b: Any) -> bool:
+    left, right = leaves(a), leaves(b)
+    return any(not torch.equal(left[path], right[path]) for path in left)
+
+
+def declared_dependence_is_real(row: Row, case: Case) -> None:
+    """On large leaves another key, other gradients and another step give other masks, where the row says so."""
+    meta, masks = row.meta, _final_masks(row, case)
+    if meta.stochastic:
+        assert _differ(masks, _final_masks(row, case._replace(seed=case.seed + 1))), "the key does not matter"
+    if meta.needs_grads:
+        other = case._replace(grads=tuple(optree.tree_map(lambda g: g.flip(0), t) for t in case.grads))
+        assert _differ(masks, _final_masks(row, other)), "the gradients do not matter"
+    if meta.redraws:
+        algorithm = algorithm_of(row, case)
+        state = algorithm.init(case.params)
+        first, second = (algorithm.update(state, case.grads[0], step).masks for step in (0, 1))
+        fresh = [
+            {path: mask & ~leaves(state.masks)[path] for path, mask in leaves(masks).items() if mask.ndim}
+            for masks in (first, second)
+        ]
+        overlap = sum(int((fresh[0][path] & fresh[1][path]).sum()) for path in fresh[0])
+        grown = sum(int(mask.sum()) for mask in fresh[1].values())
+        assert overlap < grown, "every step draws the same"
+
+
+def leaves_are_independent(row: Row, case: Case) -> None:
+    """Another leaf in front changes nothing for the others."""
+
+    def masks(extra: bool) -> Any:
+        more = {"a": torch.ones((4, 4))} if extra else {}
+        run = Case({"t": case.params, **more}, tuple({"t": g, **more} for g in case.grads), case.sparsity, case.seed)
+        return _final_masks(row, run)["t"]
+
+    assert_same("masks", masks(False), masks(True))
+
+
+def scale_does_not_matter(row: Row, case: Case) -> None:
+    """Weights and gradients times a power of two give the same masks."""
+    scaled = case._replace(
+        params=optree.tree_map(lambda p: 4 * p, case.params),
+        grads=tuple(optree.tree_map(lambda g: 0.5 * g, tree) for tree in case.grads),
+    )
+    assert_same("masks", _final_masks(row, case), _final_masks(row, scaled))
+
+
+def names_do_not_matter(row: Row, case: Case) -> None:
+    """Where nothing is drawn, paths can be renamed."""
+    renamed = Case({"x": case.params}, tuple({"x": tree} for tree in case.grads), case.sparsity, case.seed)
+    assert_same("masks", _final_masks(row, case), _final_masks(row, renamed)["x"])
+
+
+def permutations_commute(row: Row, case: Case) -> None:
+    """Weights in another order have masks in that order (drawn without ties, and weights move at every step)."""
+
+    def flipped(tree: Any) -> Any:
+        return optree.tree_map(lambda x: x.flip(tuple(range(x.ndim))), tree)
+
+    def masks(turn: Callable[[Any], Any]) -> Any:
+        algorithm = algorithm_of(row, case)
+        state = algorithm.init(turn(case.params))
+        for step, grads in enumerate(case.grads):
+            state = with_params(algorithm.update(state, turn(grads), step), turn(grads))
+        return state.masks
+
+    assert_same("masks", flipped(masks(lambda tree: tree)), masks(flipped))

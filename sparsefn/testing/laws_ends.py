@@ -1,0 +1,81 @@
+"""Laws on what lies off the masks, and on the ends: sparsity 0 and 1, nothing to sparsify."""
+
+from __future__ import annotations
+
+import warnings
+
+import optree
+import torch
+
+from sparsefn.optim import with_optimizer
+from sparsefn.optimizers import adam
+from sparsefn.random import key
+from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, updates
+from sparsefn.testing.meta import Row
+from sparsefn.testing.values import Case
+from sparsefn.tree import Tree
+from sparsefn.types import effective, with_params
+
+
+def pruned_weights_are_zero(row: Row, case: Case) -> None:
+    """Off the mask weights are +0.0 in `effective`, in `params` where they are pruned to zero, and so are moments."""
+    algorithm = algorithm_of(row, case)
+    for state in updates(algorithm, case):
+        trees = [effective(state), *([state.params] if row.meta.pruned == "zero" else [])]
+        for path, mask in sparse(state).items():
+            for tree in trees:
+                leaf = leaves(tree)[path]
+                assert not bits(leaf)[~mask].any(), f"{path} is not zero off its mask"
+        if state.opt == ():
+            continue
+        for path, mask in leaves(algorithm.view.support(state)).items():
+            for name, moment in leaves(state.opt).items():
+                if mask.ndim and name.endswith("." + path) and moment.shape == mask.shape:
+                    assert (moment[~mask] == 0).all(), f"the moment {name} is not zero where nothing trains"
+
+
+def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:
+    """Weights put in from outside arrive on the mask alone, and what was off it changes nothing later."""
+    algorithm = algorithm_of(row, case)
+    state = algorithm.init(case.params)
+    for step, grads in enumerate(case.grads):
+        moved = optree.tree_map(lambda p, g: p + g, state.params, grads)
+        wild = optree.tree_map(lambda p, m: torch.where(m, p, 9.0) if m.ndim else p, moved, state.masks)
+        calm, stirred = with_params(state, moved), with_params(state, wild)
+        assert_same(f"with_params at step {step}", calm, stirred)
+        for path, mask in sparse(state).items():
+            old, new, on = leaves(state.params)[path], leaves(calm.params)[path], leaves(moved)[path]
+            assert torch.equal(bits(torch.where(mask, on, old)), bits(new)), f"{path}: not the weights that were put in"
+        state = algorithm.update(calm, grads, step)
+
+
+def sparsity_zero_is_dense(row: Row, case: Case) -> None:
+    """At sparsity 0 a trained network has the bits of the dense one."""
+    assert row.meta.baseline is not None
+    algorithms = [row.make(0.0, key(case.seed), case.params), row.meta.baseline()]
+    if not row.meta.optimizer:
+        algorithms = [with_optimizer(algorithm, adam(0.1)) for algorithm in algorithms]
+    for step, (a, b) in enumerate(zip(*(updates(algorithm, case) for algorithm in algorithms), strict=True)):
+        assert all(mask.all() for mask in sparse(a).values()), f"state {step}: something is pruned"
+        assert_same(f"weights in state {step}", effective(b), effective(a))
+
+
+def sparsity_one_is_empty(row: Row, case: Case) -> None:
+    """At sparsity 1 nothing is left in the end."""
+    last = list(updates(row.make(1.0, key(case.seed), case.params), case))[-1]
+    assert not any(mask.any() for mask in sparse(last).values()), "something is kept"
+
+
+def nothing_to_sparsify_is_dense(row: Row, case: Case) -> None:
+    """Where no leaf is sparsified, every mask is the 0-d True and weights are left alone."""
+    params: Tree = {"bias": torch.arange(3.0), "norm": torch.ones(2, 2)}
+    grads = optree.tree_map(torch.ones_like, params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that nothing is selected is what it is to say
+        algorithm = row.make(case.sparsity, key(case.seed), params)
+        state = algorithm.init(params)
+        for step in range(len(case.grads)):
+            state = algorithm.update(state, grads, step)
+    assert not sparse(state), f"{sorted(sparse(state))} is sparsified"
+    if not row.meta.optimizer:
+        assert_same("weights", params, effective(state))

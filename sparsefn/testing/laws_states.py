@@ -1,0 +1,130 @@
+"""Laws on states: their structure, purity, and the same bits however a run is made."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefn.checkpoint import load_state_dict, state_dict
+from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, updates
+from sparsefn.testing.meta import Row
+from sparsefn.testing.values import Case
+from sparsefn.tree import Tree, same_structure
+from sparsefn.types import apply_masks
+from sparsefn.where import select_leaves
+
+
+def states_keep_their_structure(row: Row, case: Case) -> None:
+    """All leaves are plain tensors, masks are bool and fit, and no update changes a shape, a dtype or the tree."""
+    states = list(updates(algorithm_of(row, case), case))
+    first, chosen = leaves(states[0]), select_leaves(case.params, row.meta.where)
+    for state in states:
+        apply_masks(state.params, state.masks)
+        assert same_structure(state, states[0]), "an update changes the structure"
+        assert same_structure(state.params, case.params), "params have another structure"
+        for path, leaf in leaves(state).items():
+            assert (leaf.shape, leaf.dtype) == (first[path].shape, first[path].dtype), f"an update changes {path}"
+            assert leaf.is_contiguous(), f"{path} is a view with other strides: {leaf.stride()}"
+        for path, leaf in leaves(case.params).items():
+            assert path in chosen or path not in sparse(state), f"{path} is sparsified"
+            assert leaves(state.params)[path].dtype == leaf.dtype, f"params have another dtype at {path}"
+
+
+# ---- purity -----------------------------------------------------------------------------------------
+
+
+def _generators() -> list[Any]:
+    states = [torch.get_rng_state().tolist(), random.getstate()]
+    return [*states, repr(sys.modules["numpy"].random.get_state())] if "numpy" in sys.modules else states
+
+
+def _place(x: Tensor) -> Any:
+    return x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype
+
+
+def _watched(what: str, call: Callable[..., Tree], *inputs: Tree) -> Tree:
+    """The result of a call that must change no input, no generator, and return no part of an input."""
+    before = [(path, x, x.clone(), x._version) for tree in inputs for path, x in leaves(tree).items()]
+    generators = _generators()
+    result = call(*inputs)
+    assert _generators() == generators, f"{what} reads or advances a global generator"
+    for path, x, copy, version in before:
+        assert torch.equal(bits(x), bits(copy)), f"{what} changes its input at {path}"
+        assert x._version == version, f"{what} writes to its input at {path}"
+    storages = {x.untyped_storage().data_ptr() for _, x, _, _ in before if x.numel()}
+    whole = {_place(x) for _, x, _, _ in before}
+    for path, x in leaves(result).items():
+        shared = x.numel() and x.untyped_storage().data_ptr() in storages
+        assert not shared or _place(x) in whole, f"{what} returns a part or a view of an input at {path}"
+    return result
+
+
+def functions_are_pure(row: Row, case: Case) -> None:
+    """Inputs keep their bits and versions, global generators their states; outputs are new or inputs as a whole."""
+    algorithm = algorithm_of(row, case)
+    state = _watched("init", algorithm.init, case.params)
+    for step, grads in enumerate(case.grads):
+        state = _watched("update", lambda s, g, step=step: algorithm.update(s, g, step), state, grads)
+
+
+# ---- the same bits ----------------------------------------------------------------------------------
+
+
+def _reordered(tree: Tree) -> Tree:
+    """The same tree, its dicts filled in the opposite order."""
+    if type(tree) is dict:
+        return {name: _reordered(tree[name]) for name in reversed(tree)}
+    if isinstance(tree, list | tuple):
+        parts = [_reordered(part) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return tree
+
+
+def runs_repeat(row: Row, case: Case) -> None:
+    """A run is the same again: with the same algorithm, a new one, other global seeds, dicts filled otherwise."""
+    algorithm = algorithm_of(row, case)
+    reordered = case._replace(params=_reordered(case.params), grads=tuple(map(_reordered, case.grads)))
+    runs = [list(updates(algorithm, case)), list(updates(algorithm, case))]
+    with torch.random.fork_rng():
+        torch.manual_seed(case.seed + 1)
+        runs += [list(updates(algorithm_of(row, case), case)), list(updates(algorithm_of(row, reordered), reordered))]
+    for i, run in enumerate(runs[1:]):
+        for step, (a, b) in enumerate(zip(runs[0], run, strict=True)):
+            assert_same(f"run {i + 1}, state {step}", a, b)
+
+
+def threads_do_not_matter(row: Row, case: Case) -> None:
+    """One thread or two: the same bits."""
+    runs, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            runs.append(list(updates(algorithm_of(row, case), case))[-1])
+    finally:
+        torch.set_num_threads(before)
+    assert_same("state", *runs)
+
+
+def steps_may_be_tensors(row: Row, case: Case) -> None:
+    """An int step and a 0-d int64 tensor give the same bits."""
+    for i, (a, b) in enumerate(
+        zip(updates(algorithm_of(row, case), case), updates(algorithm_of(row, case), case, torch.tensor), strict=True)
+    ):
+        assert_same(f"state {i}", a, b)
+
+
+def runs_resume(row: Row, case: Case) -> None:
+    """Saved, loaded into a fresh algorithm and continued at any step: as if never interrupted."""
+    cut = 1 + case.seed % (len(case.grads) - 1)
+    states = list(updates(algorithm_of(row, case), case))
+    saved = {path: leaf.clone() for path, leaf in state_dict(states[cut]).items()}
+    algorithm = algorithm_of(row, case)
+    state = load_state_dict(algorithm.init(case.params), saved)
+    for step in range(cut, len(case.grads)):
+        state = algorithm.update(state, case.grads[step], step)
+    assert_same(f"resumed at {cut}", states[-1], state)

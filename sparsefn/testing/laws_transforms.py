@@ -1,0 +1,78 @@
+"""Laws on transforms: a batch is a loop, a compiled update is an eager one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefn.ensemble import stack, unstack
+from sparsefn.random import key as new_key
+from sparsefn.random import split
+from sparsefn.testing.harness import algorithm_of, assert_same
+from sparsefn.testing.meta import Row
+from sparsefn.testing.values import Case
+from sparsefn.tree import Tree
+from sparsefn.types import State
+
+
+def _run(row: Row, case: Case, key: Tensor, sparsity: Any, params: Tree, grads: Any, start: Any) -> State:
+    algorithm = row.make(sparsity, key, case.params)
+    state = algorithm.init(params)
+    for i, tree in enumerate(grads):
+        state = algorithm.update(state, tree, start + i)
+    return state
+
+
+def _sparsities(row: Row, numbers: list[float]) -> tuple[Any, int | None]:
+    if row.meta.tensor_sparsity:
+        return torch.tensor(numbers, dtype=torch.float64), 0
+    return numbers[0], None
+
+
+def vmap_is_a_loop(row: Row, case: Case) -> None:
+    """Members of a batch (keys, sparsities, weights, gradients, steps) are what single runs with Python numbers are."""
+    keys = split(new_key(case.seed), 3)
+    numbers = [case.sparsity, 1.0 - case.sparsity, 0.5] if row.meta.tensor_sparsity else [case.sparsity] * 3
+    params, starts = [case.params, *case.grads[-2:]], [0, 1, 0]
+    grads = [case.grads, case.grads[::-1], case.grads[1:] + case.grads[:1]]
+    sparsity, axis = _sparsities(row, numbers)
+    mapped = torch.vmap(partial(_run, row, case), in_dims=(0, axis, 0, 0, 0))
+    stacked = mapped(keys, sparsity, stack(params), stack(grads), torch.tensor(starts))
+    for i, member in enumerate(unstack(stacked)):
+        single = _run(row, case, keys[i], numbers[i], params[i], grads[i], starts[i])
+        assert_same(f"member {i}", single, member)
+
+
+def nested_vmap_is_two_loops(row: Row, case: Case) -> None:
+    """Keys in one batch and sparsities, or weights, in another one inside."""
+    keys = split(new_key(case.seed), 2)
+    numbers = [case.sparsity, 0.5] if row.meta.tensor_sparsity else [case.sparsity] * 2
+    params = [case.params, case.grads[-1]]
+    sparsity, axis = _sparsities(row, numbers)
+    inner = torch.vmap(partial(_run, row, case), in_dims=(None, axis, 0, None, None))
+    outer = torch.vmap(inner, in_dims=(0, None, None, None, None))
+    grid = outer(keys, sparsity, stack(params), case.grads, 0)
+    for i, line in enumerate(unstack(grid)):
+        for j, member in enumerate(unstack(line)):
+            single = _run(row, case, keys[i], numbers[j], params[j], case.grads, 0)
+            assert_same(f"member {i}, {j}", single, member)
+
+
+def compiling_changes_nothing(row: Row, case: Case) -> None:
+    """Compiled updates have the bits of eager ones; one graph serves all tensor steps, and two all int steps."""
+    from torch._dynamo.testing import CompileCounter  # it brings half of torch's test tools along
+
+    for step, graphs in ((torch.tensor, 1), (int, 2)):
+        counter = CompileCounter()
+        algorithm = algorithm_of(row, case)
+        update = torch.compile(algorithm.update, backend=counter, fullgraph=True)
+        eager = state = algorithm.init(case.params)
+        for i in range(8):
+            grads = case.grads[i % len(case.grads)]
+            eager, state = algorithm.update(eager, grads, i), update(state, grads, step(i))
+            assert_same(f"state {i}", eager, state)
+            assert counter.frame_count <= graphs, f"{counter.frame_count} graphs up to step {i}"
+        torch._dynamo.reset()

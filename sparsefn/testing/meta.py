@@ -1,0 +1,110 @@
+"""What an algorithm promises: which laws bind it, and on what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from sparsefn.algorithms import dense
+from sparsefn.budgets import Global, uniform
+from sparsefn.patterns import Pattern, unstructured
+from sparsefn.schedules import constant
+from sparsefn.testing.oracle import Layout, layout_of
+from sparsefn.tree import Tree
+from sparsefn.triggers import always
+from sparsefn.types import Algorithm, Score, Where
+from sparsefn.where import default_where
+
+
+class Meta(NamedTuple):
+    """What an algorithm promises; laws read these flags and never a name.
+
+    >>> meta = sf.testing.Meta(when=sf.every(2), choose=sf.scores.magnitude, monotone=True)
+    >>> meta.needs_grads, meta.exact_count
+    (False, True)
+
+    How many are kept, and when:
+    `exact_count`     as many as `level` says, to the unit, after init and after every trigger
+    `global_budget`   that is the total over all leaves; else of every leaf, as `distribution` says
+    `level`           the sparsity asked for -> the schedule that the counts follow
+    `relative`        the sparsity is of what remains
+    `when`            the steps at which masks may change
+    `pattern`, `distribution`, `where`     as the algorithm has them
+
+    Which ones:
+    `start`           how the first mask comes about: "dense", "random", "magnitude" or "other"
+    `choose`          the score whose best make the mask at a trigger
+    `drop`, `grow`, `fraction`, `exclude`     scores and share of an exchange of weights, as in `sf.drop_grow`
+    `conserves_count` an exchange leaves the counts as they are, and grown weights start at zero
+    `monotone`        masks only shrink
+
+    What masks depend on:
+    `needs_grads`     gradients
+    `stochastic`      the key; `redraws`: at every trigger anew
+    `independent`     nothing but the leaf itself
+    `scale_free`      not the scale of weights and gradients
+    `permutes`        permuted weights without ties have permuted masks (a score must not tie where weights do not)
+
+    What becomes of the rest:
+    `pruned`          weights off the mask are set to "zero", "keep" their values or "train" on
+    `idle`            a step without a trigger leaves the state alone and does no tensor work
+    `trains`          what an optimizer moves: "params", or something else
+    `optimizer`       it has one of its own
+    `baseline`        what it is at sparsity 0, bit for bit; None where the sparsity has no ends
+    `tensor_sparsity` the sparsity may be a tensor
+    """
+
+    pattern: Pattern | Layout = unstructured()
+    distribution: Any = uniform()
+    where: Where = default_where
+    exact_count: bool = True
+    global_budget: bool = False
+    level: Callable[[Any], Callable[[Any], Any]] = constant
+    relative: bool = False
+    when: Callable[[Any], Any] = always()
+    start: str = "other"
+    choose: Score | None = None
+    drop: Score | None = None
+    grow: Score | None = None
+    fraction: Callable[[Any], Any] = constant(0.0)
+    exclude: bool = False
+    conserves_count: bool = False
+    monotone: bool = False
+    needs_grads: bool = False
+    stochastic: bool = False
+    redraws: bool = False
+    independent: bool = True
+    scale_free: bool = True
+    permutes: bool = True
+    pruned: str = "zero"
+    idle: bool = True
+    trains: str = "params"
+    optimizer: bool = False
+    baseline: Callable[[], Algorithm] | None = dense
+    tensor_sparsity: bool = True
+
+    @property
+    def layout(self) -> Layout:
+        """The pattern as the oracle reads it."""
+        return self.pattern if isinstance(self.pattern, Layout) else layout_of(self.pattern)
+
+    @property
+    def joint(self) -> bool:
+        """Whether all leaves meet in one competition."""
+        return isinstance(self.distribution, Global)
+
+
+class Row(NamedTuple):
+    """An algorithm under test: `make(sparsity, key, params)` gives it, `reference` is where to import it from.
+
+    >>> row = sf.testing.Row("static", lambda sparsity, key, params: sf.static(sparsity, key=key), sf.testing.Meta())
+    >>> row.make(0.5, sf.random.key(0), {}).init({"w": torch.ones(2, 2)}).masks["w"].sum()
+    tensor(2)
+    """
+
+    name: str
+    make: Callable[[Any, Tensor, Tree], Algorithm]
+    meta: Meta
+    reference: str | None = None

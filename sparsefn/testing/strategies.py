@@ -1,0 +1,195 @@
+"""Hypothesis strategies: trees of parameters and gradients, steps, sparsities, schedules, patterns, whole runs.
+
+Trees nest dicts, lists, tuples and named tuples; leaves are float32, float64 or bfloat16, some of one element or of
+none; values hold ties, zeros of both signs, subnormals, infinities and NaN. All of it is drawn from one string of bytes
+(see `sparsefn.testing.values`), so examples are cheap and shrink to small ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sparsefn import patterns as _patterns
+from sparsefn import schedules as _schedules
+from sparsefn import triggers as _triggers
+from sparsefn.patterns import Pattern
+from sparsefn.testing import values
+from sparsefn.testing.values import EVERY, STEPS, Case, Form, Layer, Source
+from sparsefn.tree import Tree
+from sparsefn.types import Schedule, Trigger
+
+T = TypeVar("T")
+
+
+def examples(build: Callable[[Source], T]) -> st.SearchStrategy[T]:
+    """What `build` makes of a string of bytes.
+
+    >>> strategy = examples(lambda source: source.pick("abc"))
+    >>> from hypothesis import find
+    >>> find(strategy, lambda _: True) in "abc"
+    True
+    """
+    return st.binary(min_size=Source.size, max_size=Source.size).map(lambda data: build(Source(data)))
+
+
+def params_trees(
+    form: Form = Form(), palettes: Sequence[str] = EVERY, distinct: bool = False
+) -> st.SearchStrategy[Tree]:
+    """Trees of parameters; at least one leaf is one that `sf.default_where` chooses.
+
+    >>> from hypothesis import find
+    >>> tree = find(params_trees(palettes=["ties"]), lambda _: True)
+    >>> any(sf.default_where(path, leaf) for path, leaf in sf.tree.flatten(tree)[0].items())
+    True
+
+    `form` says which shapes, `palettes` which values: some of "ties", "exact" (sums do not round), "holes" (NaN and
+    infinities) and "wild" (subnormals and the largest numbers, too). With `distinct` no two magnitudes are equal.
+    """
+    return cases(form, palettes, distinct).map(lambda case: case.params)
+
+
+def grads_like(params: Tree, palettes: Sequence[str] = EVERY) -> st.SearchStrategy[Tree]:
+    """Trees of gradients with the structure, shapes and dtypes of params.
+
+    >>> from hypothesis import find
+    >>> find(grads_like({"w": torch.ones(2, 3)}), lambda _: True)["w"].shape
+    torch.Size([2, 3])
+    """
+    return cases(palettes=palettes, like=params).map(lambda case: case.grads[0])
+
+
+def steps() -> st.SearchStrategy[int | Tensor]:
+    """Steps, small ones most of the time, as ints or as 0-d int64 tensors.
+
+    >>> from hypothesis import find
+    >>> int(find(steps(), lambda _: True)) >= 0
+    True
+    """
+    numbers = st.one_of(st.integers(0, 90), st.integers(0, 2**40))
+    return st.one_of(numbers, numbers.map(torch.tensor))
+
+
+def sparsities(size: int = 12) -> st.SearchStrategy[float]:
+    """Sparsities in [0, 1]: both ends, round numbers, and halves of a unit of `size`, where rounding shows.
+
+    >>> from hypothesis import find
+    >>> 0.0 <= find(sparsities(), lambda _: True) <= 1.0
+    True
+    """
+    return examples(lambda source: values.sparsity(source, [size]))
+
+
+def schedules() -> st.SearchStrategy[Schedule]:
+    """Schedules with values in [0, 1], one of each kind.
+
+    >>> from hypothesis import find
+    >>> 0.0 <= find(schedules(), lambda _: True)(7) <= 1.0
+    True
+    """
+
+    def build(source: Source) -> Schedule:
+        first, last, n = source.number() / 255, source.number() / 255, 1 + source.number() % 50
+        return source.pick(
+            [
+                _schedules.constant(first),
+                _schedules.polynomial(first, last, begin=n // 2, end=n),
+                _schedules.cosine_decay(first, n, final=last),
+                _schedules.linear_decay(first, n, final=last),
+                _schedules.cosine(first, n, minimum=first * last),
+                _schedules.exponential(first, -1 / n, final=last),
+                _schedules.piecewise({0: first, n: last}),
+                _schedules.cycling([first, last], _triggers.every(n)),
+            ]
+        )
+
+    return examples(build)
+
+
+def triggers() -> st.SearchStrategy[Trigger]:
+    """Triggers: every n steps from some step to another, lists of steps, always and never.
+
+    >>> from hypothesis import find
+    >>> find(triggers(), lambda _: True)(3) in (True, False)
+    True
+    """
+
+    def build(source: Source) -> Trigger:
+        n, start = 1 + source.number() % 9, source.number() % 9
+        options: list[Trigger] = [
+            _triggers.every(n, start=start),
+            _triggers.every(n, start=start, stop=start + 1 + source.number() % 40),
+            _triggers.at([source.number() % 60 for _ in range(n)]),
+            _triggers.always(),
+            _triggers.never(),
+        ]
+        return source.pick(options)
+
+    return examples(build)
+
+
+def patterns() -> st.SearchStrategy[Pattern]:
+    """Patterns of every kind, small enough for leaves that `sf.testing.Meta(pattern=...)` then draws.
+
+    >>> from hypothesis import find
+    >>> isinstance(find(patterns(), lambda _: True), sf.patterns.Pattern)
+    True
+    """
+
+    def build(source: Source) -> Pattern:
+        m = 1 + source.number() % 4
+        n, reduce = source.number() % (m + 1), source.pick(["mean", "sum", "max", "min", "l2"])
+        return source.pick(
+            [
+                _patterns.unstructured(),
+                _patterns.nm(n, m),
+                _patterns.nm(n, m, axis=0),
+                _patterns.block((m, 2), reduce),
+                _patterns.channel(source.pick([0, 1, -1]), source.pick([1, 2, math.inf])),
+                _patterns.kernel(reduce),
+                _patterns.out_groups(m),
+                _patterns.in_groups(m),
+                _patterns.row_balanced(),
+            ]
+        )
+
+    return examples(build)
+
+
+def cases(
+    form: Form = Form(), palettes: Sequence[str] = EVERY, distinct: bool = False, like: Tree = None
+) -> st.SearchStrategy[Case]:
+    """Whole runs: parameters, one tree of gradients for each of a few updates, a sparsity and a seed.
+
+    >>> from hypothesis import find
+    >>> case = find(cases(), lambda _: True)
+    >>> len(case.grads), optree.tree_structure(case.grads[0]) == optree.tree_structure(case.params)
+    (3, True)
+
+    `form`, `palettes` and `distinct` are those of `params_trees`; with `like` the trees have its structure.
+    """
+    return examples(lambda source: values.case(source, form, palettes, distinct, like))
+
+
+def large(form: Form = Form(), elements: int = 150) -> Case:
+    """One fixed run over leaves of at least so many elements, where two masks do not agree by chance.
+
+    >>> sf.testing.strategies.large().params["a"].shape
+    torch.Size([13, 13])
+    """
+    generator = torch.Generator().manual_seed(7)
+    size = math.isqrt(elements // (form.rows * form.columns)) + 1
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def tree() -> Tree:
+        weight = leaf(size * form.rows, size * form.columns)
+        return {"a": weight, "b": Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)), "norm": leaf(3, 3)}
+
+    return Case(tree(), tuple(tree() for _ in range(STEPS)), 0.5, 3)

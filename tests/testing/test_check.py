@@ -1,0 +1,118 @@
+"""`check_laws`: one call for one algorithm, and what it says of a broken one."""
+
+import re
+
+import optree
+import pytest
+import torch
+
+import sparsefn as sf
+
+MAGNITUDE = sf.testing.Meta(when=sf.every(2), start="magnitude", choose=sf.scores.magnitude, monotone=True)
+
+
+def halving(sparsity, key):
+    return sf.gmp(sparsity, when=sf.every(2))
+
+
+def without_compile():
+    return [law for law in sf.testing.LAWS if law.name != "compile_is_eager"]
+
+
+def test_an_algorithm_of_the_library_obeys_all_laws_that_bind_it():
+    names = sf.testing.check_laws(halving, meta=MAGNITUDE, max_examples=4, laws=without_compile())
+    assert {"counts_are_exact", "masks_only_shrink", "vmap_is_a_loop", "runs_resume"} <= set(names)
+    assert "exchanges_conserve" not in names  # nothing is exchanged
+
+
+def test_the_params_given_are_what_it_is_tried_on():
+    seen = set()
+
+    def spy(sparsity, key, params):
+        seen.update(tuple(leaf.shape) for leaf in optree.tree_leaves(params))
+        return sf.static(sparsity, key=key)
+
+    params = {"w": torch.ones(5, 7, dtype=torch.float64), "b": torch.ones(7)}
+    meta = sf.testing.Meta(when=sf.never(), start="random", stochastic=True, permutes=False)
+    sf.testing.check_laws(spy, meta=meta, params=params, max_examples=4, laws=sf.testing.LAWS[:5])
+    assert seen == {(5, 7), (7,)}
+
+
+def forgetful(sparsity, key):
+    """Keeps one weight too many."""
+
+    def init(params):
+        state = sf.static(sparsity, init="magnitude").init(params)
+        first = optree.tree_map(
+            lambda m: (
+                m.reshape(-1).index_fill(0, torch.tensor([0]), True).reshape(m.shape) if m.ndim and m.numel() else m
+            ),
+            state.masks,
+        )
+        return state._replace(masks=first)
+
+    return sf.Algorithm(init, lambda state, grads, step: state)
+
+
+def test_a_broken_one_is_told_which_law_it_breaks_on_what_and_what_to_declare():
+    with pytest.raises(sf.testing.Broken) as raised:
+        sf.testing.check_laws(forgetful, meta=sf.testing.Meta(when=sf.never()), laws=sf.testing.LAWS[:1])
+    text = str(raised.value)
+    assert text.startswith("forgetful breaks exact_count, counts_are_exact: after init: ")
+    assert text.endswith("; if it is not meant to, declare Meta(exact_count=False)")
+    notes = "".join(getattr(raised.value.__cause__, "__notes__", []))
+    assert "Case(sparsity=" in notes
+
+
+def test_what_is_declared_is_not_checked():
+    meta = sf.testing.Meta(when=sf.never(), exact_count=False)
+    assert sf.testing.check_laws(forgetful, meta=meta, laws=sf.testing.LAWS[:1]) == []
+
+
+def chance(sparsity, key):
+    def masks(params):
+        def mask(path, leaf):
+            return torch.rand(leaf.shape) > 0.5 if sf.default_where(path, leaf) else torch.tensor(True)
+
+        return sf.tree.map_with_path(mask, params)
+
+    return sf.static(None, init=masks)
+
+
+def test_the_global_generator_is_noticed():
+    meta = sf.testing.Meta(when=sf.never(), exact_count=False)
+    with pytest.raises(
+        sf.testing.Broken, match="chance breaks purity, functions_are_pure: init reads or advances a global"
+    ):
+        sf.testing.check_laws(chance, meta=meta, laws=[sf.testing.laws.PURITY])
+    with pytest.raises(
+        sf.testing.Broken, match="chance breaks determinism, runs_repeat: run 1, state 0: differs at masks"
+    ):
+        sf.testing.check_laws(chance, meta=meta, laws=[sf.testing.laws.DETERMINISM])
+
+
+@pytest.mark.parametrize(
+    ("make", "meta", "message"),
+    [
+        (sf.static(0.5), MAGNITUDE, "expected make_algorithm(sparsity, key), got Algorithm"),
+        (
+            lambda: sf.static(0.5),
+            MAGNITUDE,
+            "expected make_algorithm to take (sparsity, key) or (sparsity, key, params), got <lambda>()",
+        ),
+        (lambda a, b, c, d: None, MAGNITUDE, "(sparsity, key, params), got <lambda>(a, b, c, d)"),
+        (halving, {"monotone": True}, "expected meta to be a sf.testing.Meta, got dict"),
+    ],
+    ids=["algorithm", "few", "many", "meta"],
+)
+def test_bad_arguments(make, meta, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
+        sf.testing.check_laws(make, meta=meta)
+
+
+def test_a_law_on_its_own():
+    row = sf.testing.Row("halving", lambda s, key, params: halving(s, key), MAGNITUDE)
+    for law in sf.testing.LAWS[:4]:
+        for check in law.checks:
+            if check.binds(MAGNITUDE):
+                sf.testing.check_row(law, check, row, max_examples=4)
