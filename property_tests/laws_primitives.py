@@ -31,6 +31,21 @@ def draws_depend_on_key_and_index_alone(draw: Callable[..., Tensor], example: tu
     assert n < 4 or not equal(draw(sf.random.key(seed ^ 1), (n,)), whole), "the key does not matter"
 
 
+def shards_are_parts_of_the_whole(draw: Callable[..., Tensor], example: tuple[int, int, int, int]) -> None:
+    """A leaf cut into shards, each drawn by its global element indices, is the leaf drawn as a whole."""
+    seed, rows, columns, cut = example
+    key, index = sf.random.key(seed), torch.arange(rows * columns).reshape(rows, columns)
+    whole = draw(key, (rows, columns))
+    for dim in (0, 1):
+        shards = index.tensor_split([cut % index.shape[dim]], dim)
+        drawn = torch.cat([draw(key, tuple(shard.shape), index=shard) for shard in shards], dim)
+        assert equal(drawn, whole), f"shards along dimension {dim} differ from the whole"
+
+
+def _kept(key: Tensor, shape: tuple[int, ...], index: Tensor | None = None) -> Tensor:
+    return sf.random.bernoulli(key, 0.3, shape, index=index)
+
+
 def folding_is_injective(fold_in: Callable[[Tensor, Any], Tensor], example: tuple[int, int]) -> None:
     seed, start = example
     key = sf.random.key(seed)
@@ -204,6 +219,12 @@ LAWS = [
         draws_depend_on_key_and_index_alone,
         {"bits": sf.random.bits, "uniform": sf.random.uniform, "normal": sf.random.normal},
         st.tuples(_seeds, st.integers(1, 300), st.lists(st.integers(0, 10**6), min_size=1, max_size=5)),
+        share=1.0,
+    ),
+    PrimitiveLaw(
+        shards_are_parts_of_the_whole,
+        {"uniform": sf.random.uniform, "normal": sf.random.normal, "masks": _kept},
+        st.tuples(_seeds, st.integers(1, 12), st.integers(1, 12), st.integers(0, 11)),
         share=1.0,
     ),
     PrimitiveLaw(

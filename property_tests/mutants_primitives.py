@@ -18,6 +18,12 @@ class PrimitiveMutant(NamedTuple):
     subject: Any
 
 
+def _counted_on(shape: Any, index: Tensor | None) -> Tensor | None:
+    if index is None or not index.numel():
+        return index
+    return index.reshape(-1)[0] + torch.arange(index.numel()).reshape(shape)
+
+
 def _floored(shares: Any, total: Any, caps: Any = None) -> Any:
     if any(isinstance(x, Tensor) for x in (total, *shares.values())):
         return sf.budgets.apportion(shares, total, caps)
@@ -91,6 +97,16 @@ def _float32_for_tensors(step: Any) -> Any:
 
 
 PRIMITIVES = [
+    PrimitiveMutant(
+        "every shard counts from zero",
+        "shards_are_parts_of_the_whole",
+        lambda key, shape, index=None: sf.random.uniform(key, shape),
+    ),
+    PrimitiveMutant(
+        "a shard counts on from its first element",
+        "shards_are_parts_of_the_whole",
+        lambda key, shape, index=None: sf.random.uniform(key, shape, index=_counted_on(shape, index)),
+    ),
     PrimitiveMutant(
         "the size of a draw is folded in",
         "draws_depend_on_key_and_index_alone",
