@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 import sparsefn as sf
-from sparsefn.testing.oracle import Box, Layout
+from sparsefn.testing.oracle import ELEMENTS, Box, Layout
 from sparsefn.testing.values import Form
 
 
@@ -18,7 +18,6 @@ def _rows(parts: int) -> Callable[[Box], Box]:
     return lambda grid: (grid[0] // parts, *grid[1:])
 
 
-ELEMENTS = Layout(sf.patterns.unstructured())
 NM = Layout(sf.patterns.nm(2, 4), group=lambda grid: (*(1 for _ in grid[1:]), 4), fixed=2, form=Form(columns=4))
 BLOCK = Layout(
     sf.patterns.block((2, 2)), unit=lambda shape: (*(1 for _ in shape[2:]), 2, 2), reduce=mean, form=Form(least=2)

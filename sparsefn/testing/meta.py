@@ -9,9 +9,9 @@ from torch import Tensor
 
 from sparsefn.algorithms import dense
 from sparsefn.budgets import Global, uniform
-from sparsefn.patterns import Pattern, unstructured
+from sparsefn.patterns import Pattern
 from sparsefn.schedules import constant
-from sparsefn.testing.oracle import Layout, layout_of
+from sparsefn.testing.oracle import ELEMENTS, Layout, layout_of
 from sparsefn.tree import Tree
 from sparsefn.triggers import always
 from sparsefn.types import Algorithm, Score, Where
@@ -56,7 +56,7 @@ class Meta(NamedTuple):
     `tensor_sparsity` the sparsity may be a tensor
     """
 
-    pattern: Pattern | Layout = unstructured()
+    pattern: Pattern | Layout = ELEMENTS
     distribution: Any = uniform()
     where: Where = default_where
     exact_count: bool = True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from sparsefn.boxes import to_rows
-from sparsefn.patterns import Pattern
+from sparsefn.patterns import Pattern, unstructured
 from sparsefn.testing.values import Form, shapes
 
 Box = tuple[int, ...]
@@ -41,6 +41,9 @@ class Layout(NamedTuple):
         return len(groups(self, shape)) == 1
 
 
+ELEMENTS = Layout(unstructured())
+
+
 def layout_of(pattern: Pattern) -> Layout:
     """The layout that a pattern's own functions tell; leaf shapes are the first that it takes.
 
@@ -59,7 +62,7 @@ def layout_of(pattern: Pattern) -> Layout:
         pattern.unit,
         pattern.group,
         None if reduce is None else one,
-        pattern.fixed,
+        int(pattern.fixed) if isinstance(pattern.fixed, torch.Tensor) else pattern.fixed,
         None if band is None else lambda grid: band(grid).reshape(-1).tolist(),
         pattern.zeros,
         _form(pattern),
