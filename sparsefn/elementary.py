@@ -3,6 +3,8 @@
 The libraries behind Python, eager tensors and compiled code round `exp` and `cos` differently in the
 last place. Here all of them go through one sequence of exactly rounded operations: argument reduction,
 a series, and error-free sums and products where it takes more than float64.
+
+Derivatives of every order, forward and backward, are those of torch's own functions; at the ends of a range see there.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def cospi(x: Real) -> Real:
 
     For finite `x`; within 2 units in the last place.
     """
-    return _apply("cospi", x, 0.0)
+    return _smooth("cospi", x, 0.0)
 
 
 def _cospi(x: Real) -> Real:
@@ -68,9 +70,9 @@ def exp(x: Real) -> Real:
     >>> elementary.exp(0.0), elementary.exp(-1000.0)
     (1.0, 0.0)
 
-    Within 1 unit in the last place; 0 below -708, inf above 709.78.
+    Within 1 unit in the last place; 0 below -708, inf above 709.78, and of slope 0 there.
     """
-    return _apply("exp", x, 0.0)
+    return _smooth("exp", x, 0.0)
 
 
 def _exp_sum(high: Real, low: Real) -> Real:
@@ -114,6 +116,10 @@ def log(x: Real) -> Real:
 
     Within 1 unit in the last place.
     """
+    return _smooth("log", x, 0.0)
+
+
+def _log(x: Real) -> Real:
     k, f = _split_exponent(x)
     s = f / (2.0 + f)
     z = s * s
@@ -140,9 +146,10 @@ def power(base: Real, exponent: Real) -> Real:
     (0.125, 0.0)
 
     Within 1 unit in the last place for results between 1e-40 and 1e40, and a few beyond. A negative
-    exponent needs a positive base; a negative base gives NaN.
+    exponent needs a positive base; a negative base gives NaN. Slopes at base 0 are those of the base for
+    exponent 1 and 0 for others; where the value is not finite they are 0, too.
     """
-    return _apply("power", base, exponent)
+    return _smooth("power", base, exponent)
 
 
 def _power(base: Real, exponent: Real) -> Real:
@@ -155,16 +162,58 @@ def _power(base: Real, exponent: Real) -> Real:
 _FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
     "cospi": lambda x, _: _cospi(x),
     "exp": _exp_sum,
+    "log": lambda x, _: _log(x),
     "power": _power,
 }
 
 
-def _apply(name: str, x: Real, y: Real) -> Real:
+def _native_cospi(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
+    return torch.cos(math.pi * (x - 2.0 * torch.floor(x * 0.5)))
+
+
+def _native_exp(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
+    return torch.exp(torch.where((x > _EXP_MIN) & (x < _EXP_MAX), x, 0.0))
+
+
+def _native_log(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
+    return torch.log(torch.where((x > 0.0) & (x < math.inf), x, 1.0))
+
+
+def _native_power(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
+    tame = (x > 0.0) & (value < 1e308)
+    power = torch.pow(torch.where(tame, x, 1.0), torch.where(tame, y, 1.0))
+    return torch.where(tame, power, torch.where((x == 0.0) & (y == 1.0), x, 0.0))
+
+
+# torch's own functions, where they are finite and have a slope; elsewhere constants.
+_SLOPES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "cospi": _native_cospi,
+    "exp": _native_exp,
+    "log": _native_log,
+    "power": _native_power,
+}
+
+
+def value_of(name: str, x: Real, y: Real = 0.0) -> Real:
+    """A function by name, without derivatives: for what only draws numbers, and by many.
+
+    >>> from sparsefn import elementary
+    >>> elementary.value_of("cospi", 1.0)
+    -1.0
+    """
+    return _FUNCTIONS[name](x, y)
+
+
+def _smooth(name: str, x: Real, y: Real) -> Real:
     model = next((z for z in (x, y) if isinstance(z, Tensor)), None)
     if model is None:
-        return _FUNCTIONS[name](x, y)
-    value: Tensor = _on_tensors(name, like(model, x), like(model, y))
-    return value
+        return value_of(name, x, y)
+    a, b = like(model, x), like(model, y)
+    value: Tensor = _on_tensors(name, a.detach(), b.detach())
+    # A zero that has the slopes: a backward of the operator's own would not reach forward mode. It is subtracted,
+    # as -0.0 + 0.0 would be 0.0.
+    slope = _SLOPES[name](a, b, value)
+    return value - (slope.detach() - slope)
 
 
 # Opaque to the compiler: as a graph `power` takes half a minute to compile.
@@ -197,8 +246,13 @@ def sqrt(x: Tensor) -> Tensor:
     >>> elementary.sqrt(torch.tensor([0.0, 2.0, 9.0]))
     tensor([0.0000, 1.4142, 3.0000])
 
-    Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not.
+    Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. The slope at 0 is 0 and not inf:
+    so are those of norms of zeros and of Adam's steps.
     """
+    return torch.where(x == 0, x.detach(), _sqrt(torch.where(x == 0, 1, x)))
+
+
+def _sqrt(x: Tensor) -> Tensor:
     if x.dtype != torch.float64:
         return x.double().sqrt().to(x.dtype)
     root = x.sqrt()

@@ -41,9 +41,9 @@ def _uniforms(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _normals(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
-    squared = -2.0 * elementary.log((_unsigned(x0) + 1).to(torch.float64) * 2.0**-32)
+    squared = -2.0 * elementary.value_of("log", (_unsigned(x0) + 1).to(torch.float64) * 2.0**-32)
     angle = _unsigned(x1).to(torch.float64).mul_(2.0**-31)
-    return (cast(Tensor, squared).sqrt() * elementary.cospi(angle)).to(dtype)
+    return (cast(Tensor, squared).sqrt() * elementary.value_of("cospi", angle)).to(dtype)
 
 
 # What becomes of the two words, and what the key is xored with first. Derived keys live in domains

@@ -3,7 +3,7 @@ import random
 
 import pytest
 import torch
-from torch.func import vmap
+from torch.func import grad, jvp, vmap
 
 from sparsefn import elementary
 
@@ -125,3 +125,90 @@ def test_cospi_repeats_exactly():
     assert all(
         elementary.cospi(k / 64) == elementary.cospi(k / 64 + 2 * n) for k in range(128) for n in (1, 1000, 2**40)
     )
+
+
+# What differentiates, and where: a function of one float64 tensor.
+CURVES = {
+    "cospi": (elementary.cospi, [-7.3, -1.0, -0.2, 0.0, 0.3, 0.5, 1.0, 5.75, 1e6 + 0.25]),
+    "exp": (elementary.exp, [-700.0, -3.0, 0.0, 1e-9, 2.5, 30.0]),
+    "log": (elementary.log, [1e-9, 0.3, 1.0, 2.0, 1e9]),
+    "power in the base": (lambda x: elementary.power(x, 2.5), [1e-6, 0.4, 1.0, 3.0]),
+    "power in the exponent": (lambda y: elementary.power(0.4, y), [0.0, 0.5, 1.0, 7.0]),
+    "power of itself": (lambda x: elementary.power(x, x), [0.25, 1.0, 2.0, 3.0]),
+    "sqrt": (elementary.sqrt, [1e-9, 0.5, 2.0, 9.0]),
+}
+SLOPES = {
+    "cospi": lambda x: -math.pi * math.sin(math.pi * math.fmod(x, 2.0)),
+    "exp": math.exp,
+    "log": lambda x: 1 / x,
+    "power in the base": lambda x: 2.5 * x**1.5,
+    "power in the exponent": lambda y: math.log(0.4) * 0.4**y,
+    "power of itself": lambda x: x**x * (1 + math.log(x)),
+    "sqrt": lambda x: 0.5 / math.sqrt(x),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_slopes_are_right_backwards_forwards_batched_and_compiled(name):
+    fn, points = CURVES[name]
+    x = f64(points)
+    want = f64([SLOPES[name](point) for point in points])
+
+    def forwards(x):
+        return jvp(fn, (x,), (torch.ones_like(x),))[1]
+
+    leaf = x.clone().requires_grad_()
+    fn(leaf).sum().backward()
+    found = {
+        "backward": leaf.grad,
+        "vmap(grad)": vmap(grad(fn))(x),
+        "grad(vmap)": grad(lambda x: vmap(fn)(x).sum())(x),
+        "jvp": forwards(x),
+        "vmap(jvp)": vmap(forwards)(x),
+        "compile(grad)": torch.compile(grad(lambda x: fn(x).sum()), fullgraph=True, backend="aot_eager")(x),
+        "compile(vmap(grad))": torch.compile(vmap(grad(fn)), fullgraph=True, backend="aot_eager")(x),
+    }
+    for way, got in found.items():
+        assert torch.allclose(got, want, rtol=1e-13, atol=1e-15), way
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_values_are_the_same_bits_where_slopes_are_asked_for(name):
+    fn, points = CURVES[name]
+    want = bits([fn(x) for x in points]) if name != "sqrt" else fn(f64(points)).view(torch.int64).tolist()
+    kept = vmap(lambda x: jvp(fn, (x,), (x,))[0])(f64(points))
+    assert kept.view(torch.int64).tolist() == want
+    values = vmap(lambda x: torch.func.grad_and_value(fn)(x)[1])(f64(points))
+    assert values.view(torch.int64).tolist() == want
+
+
+def test_second_derivatives_are_right():
+    x = f64(0.7)
+    assert grad(grad(elementary.exp))(x).item() == pytest.approx(math.exp(0.7), rel=1e-13)
+    assert grad(grad(elementary.cospi))(x).item() == pytest.approx(-(math.pi**2) * math.cos(0.7 * math.pi), rel=1e-13)
+    assert grad(grad(elementary.log))(x).item() == pytest.approx(-1 / 0.49, rel=1e-13)
+    assert grad(grad(lambda b: elementary.power(b, 3.0)))(x).item() == pytest.approx(4.2, rel=1e-13)
+    both = grad(lambda b: grad(lambda e: elementary.power(b, e))(f64(2.0)))(x)
+    assert both.item() == pytest.approx(0.7 * (1 + 2 * math.log(0.7)), rel=1e-13)
+    assert jvp(grad(elementary.exp), (x,), (f64(1.0),))[1].item() == pytest.approx(math.exp(0.7), rel=1e-13)
+
+
+def test_slopes_are_finite_where_values_end():
+    slopes = vmap(grad(elementary.exp))(f64([-1000.0, 1000.0, math.inf, -math.inf]))
+    assert slopes.tolist() == [0.0] * 4
+    zero = f64(0.0)
+    assert [grad(elementary.power)(zero, f64(e)).item() for e in (0.5, 1.0, 2.0, 3.0)] == [0.0, 1.0, 0.0, 0.0]
+    assert grad(lambda e: elementary.power(0.0, e))(f64(2.0)).item() == 0.0
+    assert grad(grad(lambda e: elementary.power(0.0, e)))(f64(2.0)).item() == 0.0
+    assert grad(elementary.power)(f64(2.0), f64(1e18)).item() == 0.0
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.tensor([0.0, 4.0], dtype=dtype)
+        assert grad(lambda x: elementary.sqrt(x).sum())(x).tolist() == [0.0, 0.25]
+        assert grad(lambda x: elementary.vector_norm(x, 2))(torch.zeros(2, dtype=dtype)).tolist() == [0.0, 0.0]
+
+
+def test_zeros_keep_their_sign():
+    assert [math.copysign(1.0, elementary.cospi(f64(x)).item()) for x in (0.5, 1.5)] == [
+        math.copysign(1.0, elementary.cospi(x)) for x in (0.5, 1.5)
+    ]
+    assert math.copysign(1.0, elementary.sqrt(f64(-0.0)).item()) == -1.0
