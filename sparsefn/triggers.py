@@ -60,6 +60,16 @@ def check_trigger(name: str, trigger: object) -> None:
         raise TypeError(f"expected {name} to be a trigger such as every(100) or at([0]), got {trigger!r}")
 
 
+def _most(value: Step, most: Step) -> Step:
+    if isinstance(value, Tensor):
+        return value.clamp(max=most)
+    return most.clamp(max=value) if isinstance(most, Tensor) else min(value, most)
+
+
+def _least(value: Step, least: int) -> Step:
+    return value.clamp(min=least) if isinstance(value, Tensor) else max(value, least)
+
+
 @dataclass(frozen=True)
 class Every:
     """The trigger that `every` and `always` return, compared by value.
@@ -71,9 +81,9 @@ class Every:
     step, itself included. Its arguments are not checked: use `every`.
     """
 
-    n: int
-    start: int = 0
-    stop: int | None = None
+    n: Step
+    start: Step = 0
+    stop: Step | None = None
 
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""
@@ -84,12 +94,8 @@ class Every:
     def count(self, step: Step) -> Step:
         """How often it has fired at steps up to this one, itself included."""
         check_kind(step)
-        if isinstance(step, Tensor):
-            last = step.clamp(max=self.stop - 1) if self.stop is not None else step
-            return ((last - self.start) // self.n + 1).clamp(min=0)
-        if self.stop is not None:
-            step = min(step, self.stop - 1)
-        return max(0, (step - self.start) // self.n + 1)
+        last = step if self.stop is None else _most(step, self.stop - 1)
+        return _least((last - self.start) // self.n + 1, 0)
 
 
 @dataclass(frozen=True)
@@ -102,27 +108,36 @@ class At:
     Called and counted like `Every`. Its arguments are not checked: use `at`.
     """
 
-    steps: tuple[int, ...]
+    steps: tuple[Step, ...]
 
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""
         check_kind(step)
-        if isinstance(step, Tensor):
-            return (step == self._tensor(step)).any(-1)
-        return step in self.steps
+        steps = self._tensor(step)
+        return step in self.steps if steps is None else torch.eq(steps, step).any(-1)
 
     def count(self, step: Step) -> Step:
         """How often it has fired at steps up to this one, itself included."""
         check_kind(step)
-        if isinstance(step, Tensor):
-            return (step >= self._tensor(step)).sum(-1)
-        return sum(step >= fires for fires in self.steps)
+        steps = self._tensor(step)
+        if steps is None:
+            return sum(step >= fires for fires in self.steps)
+        steps = steps.sort().values
+        again = torch.cat([torch.zeros_like(steps[:1], dtype=torch.bool), steps[1:] == steps[:-1]])
+        return ((step >= steps) & ~again).sum(-1)
 
-    def _tensor(self, like: Tensor) -> Tensor:
-        return torch.tensor(self.steps, dtype=torch.int64, device=like.device)
+    def _tensor(self, step: Step) -> Tensor | None:
+        # The steps on one device, or None where they and the step are ints.
+        given = [x for x in (step, *self.steps) if isinstance(x, Tensor)]
+        if not given:
+            return None
+        if len(given) == 1 and given[0] is step:
+            return torch.tensor(self.steps, dtype=torch.int64, device=step.device)
+        kind = given[-1].device
+        return torch.stack([torch.full((), x, device=kind) if isinstance(x, int) else x for x in self.steps])
 
 
-def check_int(call: str, name: str, value: int, low: int) -> None:
+def check_int(call: str, name: str, value: object, low: int) -> None:
     """Raise unless the argument of that name is an int and at least `low`.
 
     >>> sf.triggers.check_int("every(n)", "n", 0, 1)
@@ -136,7 +151,17 @@ def check_int(call: str, name: str, value: int, low: int) -> None:
         raise ValueError(f"{call}: expected {name} >= {low}, got {value}")
 
 
-def every(n: int, start: int = 0, stop: int | None = None) -> Every:
+def _check_whole(call: str, name: str, value: object, low: int) -> None:
+    # The value of a tensor is not looked at: it may be batched, or on another device.
+    if not isinstance(value, Tensor):
+        check_int(call, name, value, low)
+    elif value.dtype != torch.int64:
+        raise TypeError(f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a tensor of {value.dtype}")
+    elif value.ndim:
+        raise ValueError(f"{call}: expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}")
+
+
+def every(n: Step, start: Step = 0, stop: Step | None = None) -> Every:
     """Fires at start, start + n, start + 2n, ... below stop.
 
     >>> when = sf.triggers.every(10, start=5, stop=25)
@@ -144,41 +169,48 @@ def every(n: int, start: int = 0, stop: int | None = None) -> Every:
     [5, 15]
     >>> when(torch.tensor(15))
     tensor(True)
+    >>> torch.vmap(lambda n: sf.triggers.every(n)(6))(torch.tensor([2, 3, 4]))
+    tensor([ True,  True, False])
 
-    `start` is inclusive and sets the phase; `stop` is exclusive, None for no end. Called with an int
-    it gives a bool, with a 0-d int64 tensor a 0-d bool tensor. `.count(step)` is the number of firings
-    at steps up to and including `step`. Raises TypeError for what is no int, ValueError for n < 1,
-    start < 0, or stop <= start (that is `never()`).
+    `start` is inclusive and sets the phase; `stop` is exclusive, None for no end. Each may be a 0-d int64
+    tensor, so that members of an ensemble differ. Called with ints alone it gives a bool, else a 0-d
+    bool tensor. `.count(step)` is the number of firings at steps up to and including `step`. Raises
+    TypeError for what is no int, ValueError for n < 1, start < 0, or stop <= start (that is `never()`).
+    The value of a tensor is not looked at: an n below 1 counts as 1, and stop <= start never fires.
     """
     call = "every(n, start, stop)"
-    check_int("every(n)", "n", n, 1)
-    check_int(call, "start", start, 0)
+    _check_whole("every(n)", "n", n, 1)
+    _check_whole(call, "start", start, 0)
     if stop is not None:
-        check_int(call, "stop", stop, 0)
-        if stop <= start:
+        _check_whole(call, "stop", stop, 0)
+        if not isinstance(start, Tensor) and not isinstance(stop, Tensor) and stop <= start:
             raise ValueError(f"{call}: expected stop > start (stop is exclusive), got start={start}, stop={stop}")
-    return Every(n, start, stop)
+    return Every(_least(n, 1), start, stop)
 
 
-def at(steps: Iterable[int]) -> At:
+def at(steps: Iterable[Step]) -> At:
     """Fires at the steps listed; their order and duplicates do not matter.
 
     >>> when = sf.triggers.at([3, 1])
     >>> [step for step in range(5) if when(step)]
     [1, 3]
+    >>> torch.vmap(lambda steps: sf.triggers.at(steps)(3))(torch.tensor([[1, 3], [2, 4]]))
+    tensor([ True, False])
 
-    Result and `.count` as for `every`. Raises TypeError for steps that are no ints, ValueError for a
-    negative step or an empty list (that is `never()`).
+    A step may be a 0-d int64 tensor, and all of them one 1-D tensor. Result and `.count` as for `every`.
+    Raises TypeError for steps that are no ints, ValueError for a negative step or an empty list (that is
+    `never()`).
     """
-    if not isinstance(steps, Iterable):
+    if not isinstance(steps, Iterable) or (isinstance(steps, Tensor) and not steps.ndim):
         raise TypeError(f"at(steps): expected a list of ints, got {steps!r}; write at([{steps!r}])")
-    unique = set()
-    for step in steps:
-        check_int("at(steps)", "every step", step, 0)
-        unique.add(step)
-    if not unique:
+    listed = list(steps)
+    for step in listed:
+        _check_whole("at(steps)", "every step", step, 0)
+    if not listed:
         raise ValueError("at(steps): expected at least one step, got none; never() fires at no step")
-    return At(tuple(sorted(unique)))
+    if any(isinstance(step, Tensor) for step in listed):
+        return At(tuple(listed))
+    return At(tuple(sorted({step for step in listed if isinstance(step, int)})))
 
 
 def always() -> Every:

@@ -128,3 +128,92 @@ def test_bad_input_is_named(call, error, text):
 def test_what_is_no_step_is_named(use, step, error, text):
     with pytest.raises(error, match=text):
         use(step)
+
+
+# hyper-parameters as tensors: one a member
+
+
+EVERY = [(1, 0, None), (10, 0, None), (10, 5, 36), (7, 3, 28), (3, 59, None), (2, 9, 9), (4, 30, 8)]
+
+
+def plain(n, start, stop):
+    """The same steps, by their definition."""
+    return [step for step in range(60) if step >= start and (step - start) % n == 0 and (stop is None or step < stop)]
+
+
+@pytest.mark.parametrize("as_step", [int, torch.tensor])
+def test_periods_starts_and_stops_may_differ_from_member_to_member(as_step):
+    n, start, stop = (torch.tensor([case[i] for case in EVERY if case[2] is not None]) for i in range(3))
+    cases = [case for case in EVERY if case[2] is not None]
+
+    def both(n, start, stop):
+        when = triggers.every(n, start, stop)
+        return when(as_step(step)), when.count(as_step(step))
+
+    for step in range(60):
+        fires, count = vmap(both)(n, start, stop)
+        assert fires.dtype == torch.bool and count.dtype == torch.int64
+        assert fires.tolist() == [step in plain(*case) for case in cases]
+        assert count.tolist() == [sum(s <= step for s in plain(*case)) for case in cases]
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_each_argument_alone_may_be_a_tensor(case):
+    for chosen in range(3):
+        if case[chosen] is None or (chosen == 0 and case[2] is not None and case[2] <= case[1]):
+            continue  # as ints, start and stop are compared
+        when = triggers.every(*(torch.tensor(x) if i == chosen else x for i, x in enumerate(case)))
+        for step in (0, 5, 35, 59, torch.tensor(35)):
+            assert when(step).tolist() == (int(step) in plain(*case))
+            assert when.count(step) == sum(s <= step for s in plain(*case))
+
+
+def test_a_tensor_period_below_one_counts_as_one():
+    when = triggers.every(torch.tensor(0), start=2)
+    assert [bool(when(step)) for step in range(4)] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("as_step", [int, torch.tensor])
+def test_listed_steps_may_differ_from_member_to_member(as_step):
+    steps = torch.tensor([[3, 1, 3], [0, 7, 2], [5, 5, 5]])
+    for step in range(9):
+        fires, count = vmap(lambda s, step=as_step(step): (triggers.at(s)(step), triggers.at(s).count(step)))(steps)
+        assert fires.tolist() == [step in set(row) for row in steps.tolist()]
+        assert count.tolist() == [sum(s <= step for s in set(row)) for row in steps.tolist()]
+    mixed = vmap(lambda first: triggers.at([4, first, 4]).count(as_step(6)))(torch.tensor([4, 5, 9]))
+    assert mixed.tolist() == [1, 2, 1]
+
+
+def test_one_graph_serves_every_member_and_step():
+    def both(n, stop, steps, step):
+        every, at = triggers.every(n, 1, stop), triggers.at(steps)
+        return every(step), every.count(step), at(step), at.count(step)
+
+    n, stop, steps = torch.tensor([2, 3]), torch.tensor([9, 5]), torch.tensor([[1, 4], [6, 6]])
+    batched = vmap(both, in_dims=(0, 0, 0, None))
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(batched, fullgraph=True, backend=counter)
+    for step in map(torch.tensor, range(9)):
+        assert all(map(torch.equal, compiled(n, stop, steps, step), batched(n, stop, steps, step)))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    [
+        (
+            lambda t: triggers.every(t.double()),
+            TypeError,
+            r"every\(n\): expected n to be .* 0-d int64 tensor, got a te",
+        ),
+        (lambda t: triggers.every(2, t.int()), TypeError, "expected start to be .* got a tensor of torch.int32"),
+        (lambda t: triggers.every(t[None]), ValueError, r"expected n to be a 0-d tensor, got shape \(1,\)"),
+        (lambda t: triggers.every(2, 0, t[None]), ValueError, r"expected stop to be a 0-d tensor, got shape \(1,\)"),
+        (lambda t: triggers.at(t), TypeError, r"at\(steps\): expected a list of ints, got tensor\(3\)"),
+        (lambda t: triggers.at([t[None]]), ValueError, r"expected every step to be a 0-d tensor, got shape \(1,\)"),
+        (lambda t: triggers.at([t, -1]), ValueError, "expected every step >= 0, got -1"),
+    ],
+)
+def test_a_tensor_that_is_no_step_is_named(call, error, text):
+    with pytest.raises(error, match=text):
+        call(torch.tensor(3))
