@@ -112,7 +112,7 @@ def allowed_rows(pattern: Pattern, like: Tensor, eligible: Flags) -> Flags:
     return allowed if eligible is None else eligible & allowed
 
 
-def fixed_count(pattern: Pattern, shape: Box) -> int | None:
+def fixed_count(pattern: Pattern, shape: Box) -> int | Tensor | None:
     """How many units each group of a tensor of this shape keeps, where the pattern says it.
 
     >>> fixed_count(sf.patterns.nm(2, 4), (8,)), fixed_count(sf.patterns.nearly_diagonal(3), (2, 2))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.elementary import vector_norm
+from sparsefn.tree import concrete
 
 Box = tuple[int, ...]
 Reduce = str | Callable[[Tensor], Tensor]
@@ -35,15 +36,15 @@ class Pattern:
     `unit(shape)` is the box of elements that form one unit, `group(grid)` the box of units that
     compete (both with one entry a dimension), `reduce` turns the scores in a unit, along the last
     dimension, into the unit's score. Where the pattern says so, `fixed` is the count that a group keeps
-    (or a function of the grid), `allowed(grid)` marks the units that may be kept at all, and `zeros` is
-    how many elements a pruned unit loses: its worst, where None is all of them.
+    (an int, a 0-d tensor or a function of the grid), `allowed(grid)` marks the units that may be kept at
+    all, and `zeros` is how many elements a pruned unit loses: its worst, where None is all of them.
     """
 
     name: str
     unit: Callable[[Box], Box] = field(compare=False)
     group: Callable[[Box], Box] = field(compare=False)
     reduce: Callable[[Tensor], Tensor] | None = field(default=None, compare=False)
-    fixed: int | Callable[[Box], int] | None = field(default=None, compare=False)
+    fixed: int | Tensor | Callable[[Box], int] | None = field(default=None, compare=False)
     allowed: Callable[[Box], Tensor] | None = field(default=None, compare=False)
     zeros: int | None = field(default=None, compare=False)
 
@@ -86,21 +87,27 @@ def unstructured() -> Pattern:
     return Pattern("unstructured()", _ones, lambda grid: grid)
 
 
-def nm(n: int, m: int, axis: int = -1) -> Pattern:
+def nm(n: int | Tensor, m: int, axis: int = -1) -> Pattern:
     """Exactly n of every m consecutive elements along an axis are kept.
 
     >>> sf.topk_mask(torch.tensor([4.0, 1.0, 2.0, 3.0]), None, pattern=sf.patterns.nm(2, 4))
     tensor([ True, False, False,  True])
 
     0 <= n <= m, else ValueError; the axis must be divisible by m, else ValueError when a mask is
-    made. Mishra et al. 2021, arXiv 2104.08378.
+    made. `n` may be a 0-d int64 tensor, one a member of an ensemble: it is clamped, and give the
+    algorithm no sparsity, which is not compared with it. Mishra et al. 2021, arXiv 2104.08378.
     """
     _whole("m", m, 1)
-    _whole("n", n, 0)
     _whole("axis", axis, -(10**6))
-    if n > m:
-        raise ValueError(f"nm: expected n <= m, got n={n}, m={m}")
-    name = f"nm({n}, {m}, axis={axis})"
+    if isinstance(n, Tensor):
+        if n.dtype != torch.int64 or n.ndim:
+            raise TypeError(f"nm: expected n to be a 0-d int64 tensor, got {n.dtype} of shape {tuple(n.shape)}")
+    else:
+        _whole("n", n, 0)
+        if n > m:
+            raise ValueError(f"nm: expected n <= m, got n={n}, m={m}")
+    known = concrete(n)
+    name = f"nm({'tensor' if known is None else known}, {m}, axis={axis})"
 
     def group(grid: Box) -> Box:
         at = _axis(name, axis, grid)

@@ -115,7 +115,7 @@ def _settled(pattern: Pattern, name: str, count: Count, shape: tuple[int, ...]) 
     fixed = fixed_count(pattern, shape)
     if fixed is None:
         return count
-    if count is not None and (isinstance(count, Tensor) or count != fixed):
+    if count is not None and (isinstance(count, Tensor) or isinstance(fixed, Tensor) or count != fixed):
         raise ValueError(f"{pattern} fixes {name} at {fixed}, got {count}")
     return fixed
 

@@ -41,6 +41,7 @@ def test_patterns_are_values():
     assert repr(P.block((1, 4), zeros=2)) == "block((1, 4), reduce='mean', zeros=2)"
     assert P.block((1, 4), zeros=2) != P.block((1, 4)) == P.block((1, 4), zeros=4)
     assert repr(P.nearly_diagonal(3)) == "nearly_diagonal(3)"
+    assert P.nm(torch.tensor(2), 4) == P.nm(2, 4) != P.nm(torch.tensor(3), 4)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,17 @@ def test_patterns_are_values():
         (lambda: P.nm(-1, 4), ValueError, "expected n >= 0, got -1"),
         (lambda: P.nm(0, 0), ValueError, "expected m >= 1, got 0"),
         (lambda: P.nm(1.0, 4), TypeError, "expected n to be an int, got 1.0"),
+        (
+            lambda: P.nm(torch.tensor(1.0), 4),
+            TypeError,
+            r"nm: expected n to be a 0-d int64 tensor, got torch.float32 o",
+        ),
+        (lambda: P.nm(torch.tensor([1]), 4), TypeError, r"0-d int64 tensor, got torch.int64 of shape \(1,\)"),
+        (
+            lambda: sf.topk_mask(torch.ones(4), 1, pattern=P.nm(torch.tensor(1), 4)),
+            ValueError,
+            "fixes n_keep at 1, got",
+        ),
         (lambda: P.block((0, 2)), ValueError, "expected block sizes >= 1, got 0"),
         (lambda: P.block((2, 2), reduce="median"), ValueError, "expected reduce to be one of 'mean', 'sum'"),
         (lambda: P.block((2, 2), zeros=5), ValueError, "expected zeros <= 4, the elements of a block, got 5"),

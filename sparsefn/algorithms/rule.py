@@ -107,9 +107,10 @@ class Rule(NamedTuple):
         return [spread(counts[path], groups[path][0]) for path in leaves]
 
     def _fixed(self, path: str, leaf: Tensor, width: int, sparsity: Sparsity | None) -> Count:
-        count = fixed_count(self.pattern, tuple(leaf.shape)) or 0
+        count = fixed_count(self.pattern, tuple(leaf.shape))
+        assert count is not None
         try:
-            if sparsity is not None:
+            if sparsity is not None and not isinstance(count, Tensor):
                 check_fixed(sparsity, count / width if width else 1.0, str(self.pattern))
         except ValueError as error:
             raise ValueError(f"{error} at {path!r}") from None
