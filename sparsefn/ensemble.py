@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import optree
 import torch
 from torch import Tensor
 
-from sparsefn.tree import Tree, check_like, flatten
+from sparsefn.table import aligned
+from sparsefn.tree import Tree, check_like, flatten, leaves_like
+from sparsefn.types import State
 
 
 def stack(states: Sequence[Tree]) -> Tree:
@@ -87,3 +91,174 @@ def unstack(state: Tree) -> list[Tree]:
     Raises as `size` does.
     """
     return [member(state, i) for i in range(size(state))]
+
+
+def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
+    """What a stack becomes in a step from `old` to `new` that its frozen members do not take.
+
+    >>> old, new = {"w": torch.zeros(3, 2)}, {"w": torch.ones(3, 2)}
+    >>> sf.ensemble.freeze(old, new, torch.tensor([True, False, False]))["w"].tolist()
+    [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
+
+    `frozen` is a bool tensor of shape (B,), or 0-d inside `vmap`, or (A, B) for a stack of stacks: its
+    shape begins that of every leaf. A member's leaves are selected and not computed with, so it keeps
+    every bit: weights, masks, scores, key and optimizer. Raises TypeError for a tensor that is not bool
+    or for leaves of another dtype, ValueError for another structure or shape, naming the path.
+    """
+    check_like("the new states", new, old)
+    if not isinstance(frozen, Tensor) or frozen.dtype != torch.bool:
+        got = frozen.dtype if isinstance(frozen, Tensor) else type(frozen).__name__
+        raise TypeError(f"expected frozen to be a bool tensor, got {got}")
+    leading = tuple(frozen.shape)
+    for path, leaf in flatten(old)[0].items():
+        if tuple(leaf.shape[: len(leading)]) != leading:
+            raise ValueError(f"expected a stack of shape {(*leading, ...)} at {path!r}, got {tuple(leaf.shape)}")
+
+    def select(before: Tensor, after: Tensor) -> Tensor:
+        if before is after:
+            return after
+        return torch.where(frozen.reshape((*leading, *(1,) * (after.ndim - len(leading)))), before, after)
+
+    return optree.tree_map(select, old, new)
+
+
+class Row(NamedTuple):
+    """What members keep of one leaf, or of several together, and how much of it they share.
+
+    >>> row = sf.ensemble.Row("w", (2,), total=2, shared=torch.tensor([[1, 0], [0, 2]]))
+    >>> row.kept, row.sparsity, row.mean
+    ((1, 2), (0.5, 0.0), 0.25)
+
+    `shape` and `total` are those of one member. `shared[i, j]` counts the weights that members i and j
+    both keep, int64 and exact.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    total: int
+    shared: Tensor
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """How many weights each member keeps."""
+        return tuple(self.shared.diagonal().tolist())
+
+    @property
+    def sparsity(self) -> tuple[float, ...]:
+        """The fraction of zeros of each member."""
+        return tuple((self.total - kept) / max(self.total, 1) for kept in self.kept)
+
+    @property
+    def mean(self) -> float:
+        """The mean sparsity over members, from exact counts: rounded once."""
+        cells = self.total * len(self.kept)
+        return (cells - sum(self.kept)) / max(cells, 1)
+
+    @property
+    def overlap(self) -> Tensor:
+        """Pairwise overlap, (B, B) float64: what both members keep over what either does, 1.0 where neither does."""
+        kept = self.shared.diagonal()
+        either = kept[:, None] + kept - self.shared
+        return torch.where(either > 0, self.shared.double() / either.clamp(min=1), 1.0)
+
+
+class Summary(NamedTuple):
+    """What `summary` returns; `str()` of it is a table.
+
+    >>> members = [sf.static(s).init({"w": torch.ones(2, 4)}) for s in (0.5, 0.75)]
+    >>> sf.ensemble.summary(sf.ensemble.stack(members)).sparsified.kept
+    (4, 2)
+
+    `rows` has a `Row` for every leaf, `total` is over all of them, `sparsified` over those that have
+    masks, and `dense` holds the paths of the others. `overlap` is that of `sparsified`.
+    """
+
+    rows: tuple[Row, ...]
+    total: Row
+    sparsified: Row
+    dense: tuple[str, ...]
+
+    @property
+    def overlap(self) -> Tensor:
+        """Pairwise overlap of the masks, (B, B) float64."""
+        return self.sparsified.overlap
+
+    def __str__(self) -> str:
+        """Align the rows, with the totals below."""
+        lines = [("path", "shape", "total", "mean", "min", "max", "overlap")]
+        for row in self.rows:
+            cells = ("dense", "", "", "") if row.path in self.dense else _cells(row)
+            lines.append((row.path, str(row.shape), f"{row.total:,}", *cells))
+        for row in (self.sparsified, self.total):
+            lines.append((row.path, "", f"{row.total:,}", *_cells(row)))
+        return aligned(lines, left=2)
+
+
+def _cells(row: Row) -> tuple[str, str, str, str]:
+    n, levels = len(row.kept), row.sparsity
+    pairs = n * (n - 1) / 2
+    overlap = f"{row.overlap.triu(1).sum().item() / pairs:.4f}" if pairs else "-"
+    return f"{row.mean:.4f}", f"{min(levels):.4f}", f"{max(levels):.4f}", overlap
+
+
+def summary(states: State) -> Summary:
+    """Sparsity over the members of a stack, and how much their masks overlap.
+
+    >>> def init(key, sparsity):
+    ...     return sf.static(sparsity, key=key).init({"0.weight": torch.ones(20, 50), "0.bias": torch.ones(20)})
+    >>> keys = sf.random.split(sf.random.key(0), 3)
+    >>> states = torch.vmap(init)(keys, torch.tensor([0.5, 0.5, 0.9], dtype=torch.float64))
+    >>> summary = sf.ensemble.summary(states)
+    >>> print(summary)
+    path        shape     total    mean     min     max  overlap
+    0.bias      (20,)        20   dense
+    0.weight    (20, 50)  1,000  0.6333  0.5000  0.9000   0.1681
+    sparsified            1,000  0.6333  0.5000  0.9000   0.1681
+    all                   1,020  0.6209  0.4902  0.8824   0.1952
+    >>> summary.overlap
+    tensor([[1.0000, 0.3106, 0.0969],
+            [0.3106, 1.0000, 0.0969],
+            [0.0969, 0.0969, 1.0000]], dtype=torch.float64)
+
+    The overlap of two members is the number of weights that both keep over the number that at least
+    one keeps (Jaccard), as `sf.report.diff` has it; the table shows its mean over pairs of members.
+    Two random masks that keep shares p and q have p * q / (p + q - p * q). Counts come from the masks,
+    exact to the last weight, by a product of (B, weights) matrices: no (B, B, weights) tensor is made.
+    For a stack of stacks, ask for one stack at a time. Raises as `size` does, ValueError where masks do
+    not fit params or there is no member, and TypeError for a mask that is not bool.
+    """
+    members = size(states)
+    if not members:
+        raise ValueError("expected a stack of one member or more, got none")
+    leaves = flatten(states.params)[0]
+    rows, dense = [], []
+    for (path, leaf), mask in zip(leaves.items(), leaves_like(states.masks, states.params), strict=True):
+        shape = tuple(leaf.shape[1:])
+        total = math.prod(shape)
+        if mask.dtype != torch.bool:
+            raise TypeError(f"expected a bool mask at {path!r}, got {mask.dtype}")
+        if tuple(mask.shape) == (members,):
+            dense.append(path)
+            shared = torch.full((members, members), total)
+        elif mask.shape == leaf.shape:
+            shared = _shared(mask.reshape(members, total))
+        else:
+            wanted = f"{tuple(leaf.shape)} or {(members,)}"
+            raise ValueError(f"expected a mask of shape {wanted} at {path!r}, got {tuple(mask.shape)}")
+        rows.append(Row(path, shape, total, shared))
+    sparsified = _sum("sparsified", [row for row in rows if row.path not in dense], members)
+    return Summary(tuple(rows), _sum("all", rows, members), sparsified, tuple(dense))
+
+
+def _shared(masks: Tensor) -> Tensor:
+    # Sums of zeros and ones are exact in float64 below 2^53, in any order; parts bound the memory.
+    counts = torch.zeros(len(masks), len(masks), dtype=torch.int64)
+    for first in range(0, masks.shape[1], 1 << 16):
+        wide = masks[:, first : first + (1 << 16)].double()
+        counts += (wide @ wide.T).to("cpu", torch.int64)
+    return counts
+
+
+def _sum(path: str, rows: Sequence[Row], members: int) -> Row:
+    shared = sum((row.shared for row in rows), torch.zeros(members, members, dtype=torch.int64))
+    return Row(path, (), sum(row.total for row in rows), shared)
