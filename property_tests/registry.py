@@ -24,6 +24,29 @@ RANDOM, MOVED = sf.scores.random, sf.scores.sum(sf.scores.movement)
 GLOBAL, ERK, FLOOR = sf.budgets.global_(), sf.budgets.erk(), sf.budgets.global_(floor=0.45)
 
 
+def quadratic(params: Tree, x: torch.Tensor) -> torch.Tensor:
+    """A loss whose second derivatives are the same everywhere: no sum rounds in the derivatives of an element."""
+    return x.mean() * sum((leaf * leaf).sum() for leaf in leaves(params).values()) / 2
+
+
+def neighbours(params: Tree) -> torch.Tensor:
+    """A loss whose Hessian has its entries beside the diagonal: an estimate of the diagonal is all noise."""
+    flat = [leaf.reshape(-1) for leaf in leaves(params).values()]
+    return torch.stack([(leaf * leaf.roll(1)).sum().double() for leaf in flat]).sum()
+
+
+def weighed(params: Tree, x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([(x * leaf).sum() for leaf in leaves(params).values()])
+
+
+EXAMPLES = torch.tensor([2.0, -1.0, 0.5])
+FISHER = sf.curvature.fisher(quadratic, (EXAMPLES,), chunk_size=2)
+OBD = sf.curvature.obd(FISHER)
+HUTCHINSON = sf.curvature.hessian_diagonal(neighbours, (), samples=2)
+GRASP = sf.curvature.grasp(quadratic, lambda step: (EXAMPLES[:1],))
+SYNFLOW = sf.curvature.synflow(weighed, (1,))
+
+
 BY_MOMENTUM = sf.redistribute.Redistribute(
     sf.redistribute.mean_active,
     score=sf.scores.momentum(0.5),
@@ -59,10 +82,15 @@ def board(sparsity: Any) -> Callable[[Tree], Tree]:
     return lambda params: checkerboards(sparsity, params).init(params).masks
 
 
+@torch.compiler.assume_constant_result
+def loses(path: str) -> bool:
+    return zlib.crc32(path.encode()) % 2 == 1
+
+
 def lopsided(state: sf.State, grads: Tree, step: Any) -> Tree:
     """Magnitudes, but some leaves lose to all others."""
     weights = leaves(state.params)
-    made = [x.abs() * 0.0 if zlib.crc32(path.encode()) % 2 else x.abs() + 1 for path, x in weights.items()]
+    made = [x.abs() * 0.0 if loses(path) else x.abs() + 1 for path, x in weights.items()]
     return optree.tree_unflatten(optree.tree_structure(state.params), made)
 
 
@@ -89,6 +117,7 @@ def decayed(algorithm: sf.Algorithm) -> sf.Algorithm:
 
 STATIC = Meta(when=NEVER, start="magnitude", monotone=True)
 PRUNE = Meta(level=ramp, when=EVEN, start="magnitude", choose=MAGNITUDE, monotone=True)
+ITERATIVE = PRUNE._replace(level=sf.schedules.constant, relative=True, start="dense")
 SHOT = Meta(when=sf.at([1]), start="dense", choose=MAGNITUDE, monotone=True)
 # An exchange of weights that starts at random: permuted weights do not have permuted masks.
 SWAP = Meta(
@@ -195,6 +224,26 @@ ROWS = [
         lambda s, key, _: sf.one_shot(s, RANDOM, when=sf.at([1]), key=key),
         SHOT._replace(choose=None, stochastic=True, permutes=False),
     ),
+    # by derivatives that the score takes itself
+    Row("one_shot fisher", lambda s, key, _: sf.one_shot(s, FISHER, when=sf.at([1])), SHOT._replace(choose=FISHER)),
+    Row("iterative obd", lambda s, key, _: sf.iterative(s, when=EVEN, score=OBD), ITERATIVE._replace(choose=OBD)),
+    Row(
+        "one_shot hutchinson",
+        lambda s, key, _: sf.one_shot(s, HUTCHINSON, when=sf.at([1]), key=key),
+        SHOT._replace(choose=None, stochastic=True, permutes=False),
+    ),
+    Row(
+        "one_shot global grasp",
+        lambda s, key, _: sf.one_shot(s, GRASP, distribution=GLOBAL, pruned="keep"),
+        SHOT._replace(
+            when=sf.at([0]), choose=GRASP, distribution=GLOBAL, global_budget=True, independent=False, pruned="keep"
+        ),
+    ),
+    Row(
+        "gmp synflow",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, score=SYNFLOW, init="dense"),
+        PRUNE._replace(start="dense", choose=SYNFLOW),
+    ),
     # pruning by and by
     Row("gmp", lambda s, key, _: sf.gmp(ramp(s), when=EVEN), PRUNE),
     Row(
@@ -256,19 +305,12 @@ ROWS = [
     Row(
         "iterative",
         lambda s, key, _: sf.iterative(s, when=EVEN),
-        PRUNE._replace(level=sf.schedules.constant, relative=True, start="dense"),
+        ITERATIVE,
     ),
     Row(
         "iterative global",
         lambda s, key, _: sf.iterative(s, when=EVEN, distribution=GLOBAL),
-        PRUNE._replace(
-            level=sf.schedules.constant,
-            relative=True,
-            start="dense",
-            distribution=GLOBAL,
-            global_budget=True,
-            independent=False,
-        ),
+        ITERATIVE._replace(distribution=GLOBAL, global_budget=True, independent=False),
     ),
     Row("ste", lambda s, key, _: sf.ste(s), Meta(start="magnitude", choose=MAGNITUDE, pruned="train")),
     Row(

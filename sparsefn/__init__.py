@@ -6,6 +6,7 @@ from sparsefn import activations as activations
 from sparsefn import budgets as budgets
 from sparsefn import checkpoint as checkpoint
 from sparsefn import config as config
+from sparsefn import curvature as curvature
 from sparsefn import ensemble as ensemble
 from sparsefn import masks as masks
 from sparsefn import modules as modules

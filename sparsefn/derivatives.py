@@ -1,0 +1,147 @@
+"""What scores need of a loss: the gradient of each example, and the Hessian times a vector.
+
+A loss is that of the training loop, `loss(params, *batch) -> 0-d`; `batch` is the tuple of its other arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefn.tree import Tree, check_like, flatten, leaves_like
+from sparsefn.types import Step
+from sparsefn.where import float_leaves
+
+Loss = Callable[..., Tensor]
+Batch = Sequence[Tree] | Callable[[Step], Sequence[Tree]]
+
+
+def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
+    """The gradient of every example of a batch on its own: a tree like params with a leading axis of examples.
+
+    >>> def loss(params, x, y):
+    ...     return (x @ params["w"] - y).square().mean() / 2
+    >>> x, y = torch.tensor([[1.0, 0.0], [1.0, 2.0]]), torch.tensor([1.0, 1.0])
+    >>> sf.curvature.example_gradients(loss, {"w": torch.tensor([2.0, 1.0])}, (x, y))
+    {'w': tensor([[1., 0.],
+            [3., 6.]])}
+
+    The loss is called with batches of one, so it may be the mean or the sum over examples. All leaves of
+    `batch` have the same leading axis. It is `vmap(grad)`: a loss that draws random numbers raises, and
+    BatchNorm has to be in eval mode, as with batch statistics an example has no gradient of its own.
+    """
+    leaves, rebuild = unpacked(params)
+    batch_size(batch)
+    data, as_batch = flatten(tuple(batch))
+
+    def of_one(example: list[Tensor]) -> tuple[Tensor, ...]:
+        one = as_batch([x.unsqueeze(0) for x in example])
+        return gradient_of(lambda weights: loss(rebuild(weights), *one))(leaves)
+
+    return rebuild(torch.vmap(of_one)(list(data.values())))  # its `randomness` is "error"
+
+
+def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]) -> Tree:
+    """The Hessian of the loss times a vector: a tree like params.
+
+    >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    >>> def loss(params):
+    ...     return params["w"] @ matrix @ params["w"] / 2
+    >>> sf.curvature.hessian_vector(loss, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, -2.0])}, ())
+    {'w': tensor([ 0., -5.])}
+
+    It is `jvp` of `grad`, at about the cost of two gradients; no matrix is made. `vector` has the structure,
+    shapes and dtypes of params. Differentiable and works under `vmap`: map over vectors for several products.
+    """
+    check_like("vector", vector, params)
+    leaves, rebuild = unpacked(params)
+    arguments(batch)
+    gradient = gradient_of(lambda weights: loss(rebuild(weights), *batch))
+    return rebuild(torch.func.jvp(gradient, (leaves,), (tuple(leaves_like(vector, params)),))[1])
+
+
+def unpacked(params: Tree) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Any]], Tree]]:
+    """The leaves of params as a flat tuple, and what puts them back.
+
+    >>> unpacked({"b": torch.ones(1), "a": torch.zeros(1)})[0]
+    (tensor([0.]), tensor([1.]))
+    """
+    # torch.func gets flat tuples alone: it would order dicts otherwise than optree does.
+    return tuple(float_leaves(params).values()), flatten(params)[1]
+
+
+def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+    """The gradient of a function of a flat tuple, which must give a 0-d tensor.
+
+    >>> gradient_of(lambda xs: xs[0].square().sum())((torch.tensor([1.0, 2.0]),))
+    (tensor([2., 4.]),)
+    """
+
+    def checked(leaves: Sequence[Tensor]) -> Tensor:
+        out = value(leaves)
+        if not isinstance(out, Tensor) or out.ndim:
+            got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise ValueError(f"expected the loss to be a 0-d tensor, got {got}")
+        return out
+
+    return torch.func.grad(checked)
+
+
+def check_loss(loss: Any, batch: Any) -> None:
+    """Raise TypeError for a loss that is no function, and for a batch that is neither a tuple nor a function.
+
+    >>> check_loss(lambda params, x: x.sum(), torch.ones(2))
+    Traceback (most recent call last):
+        ...
+    TypeError: expected batch to be a tuple of the loss's arguments after params, got Tensor; for one write (x,)
+    """
+    if not callable(loss):
+        raise TypeError(f"expected loss to be a function (params, *batch) -> 0-d tensor, got {type(loss).__name__}")
+    if not callable(batch):
+        arguments(batch)
+
+
+def arguments(batch: Any, what: str = "batch to be") -> Sequence[Tree]:
+    """The batch, if it is a tuple or list of arguments.
+
+    >>> arguments((1, 2))
+    (1, 2)
+    """
+    if not isinstance(batch, tuple | list):
+        got = f"got {type(batch).__name__}; for one write (x,)"
+        raise TypeError(f"expected {what} a tuple of the loss's arguments after params, {got}")
+    return batch
+
+
+def arguments_at(batch: Batch, step: Step) -> Sequence[Tree]:
+    """The batch of a step.
+
+    >>> arguments_at(lambda step: (step + 1,), 2)
+    (3,)
+    """
+    return arguments(batch(step), "the function batch to give") if callable(batch) else arguments(batch)
+
+
+def batch_size(batch: Sequence[Tree]) -> int:
+    """How many examples there are: the size of the leading axis of every leaf.
+
+    >>> batch_size((torch.ones(5, 2), {"y": torch.ones(5)}))
+    5
+    """
+    size, first = 0, ""
+    for path, leaf in flatten(tuple(arguments(batch)))[0].items():
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"expected a batch of tensors, got {type(leaf).__name__} at {path!r}")
+        if not leaf.ndim:
+            raise ValueError(f"expected a leading axis of examples in the batch, got a 0-d tensor at {path!r}")
+        if first and leaf.shape[0] != size:
+            raise ValueError(
+                f"expected equally many examples in the batch, got {size} at {first!r} and {leaf.shape[0]} at {path!r}"
+            )
+        size, first = leaf.shape[0], first or path
+    if not size:
+        raise ValueError("expected a batch of at least one example, got none")
+    return size

@@ -1,0 +1,426 @@
+"""Scores that differentiate a loss themselves, against brute force on small nets."""
+
+import copy
+import itertools
+import re
+
+import optree
+import pytest
+import torch
+from torch import nn
+
+import sparsefn as sf
+
+C = sf.curvature
+X = torch.randn(6, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+Y = torch.tensor([0, 2, 1, 1, 0, 2])
+
+
+def loss(params, x, y):
+    hidden = torch.tanh(x.to(params["a"].dtype) @ params["a"].T + params["bias"])
+    return nn.functional.cross_entropy(hidden @ params["b"].T, y)
+
+
+def state_of(seed=0, dtype=torch.float64, masked=True, **fields):
+    generator = torch.Generator().manual_seed(seed)
+    params = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        for name, shape in (("a", (4, 2)), ("b", (3, 4)), ("bias", (4,)))
+    }
+    masks = {
+        name: (leaf > -0.5 if masked else torch.ones_like(leaf, dtype=torch.bool))
+        if leaf.ndim > 1
+        else torch.tensor(True)
+        for name, leaf in params.items()
+    }
+    return sf.State(params, masks, **{"key": sf.random.key(seed), **fields})
+
+
+def flat(tree):
+    return torch.cat([leaf.reshape(-1) for leaf in optree.tree_leaves(tree)])
+
+
+def hessian_and_gradient(state, loss=loss, batch=(X, Y)):
+    """Both in full at the effective weights, by reverse mode twice."""
+    leaves, treedef = optree.tree_flatten(sf.effective(state))
+    sizes = [leaf.numel() for leaf in leaves]
+
+    def of_vector(vector):
+        parts = [part.reshape(leaf.shape) for part, leaf in zip(vector.split(sizes), leaves, strict=True)]
+        return loss(treedef.unflatten(parts), *batch)
+
+    vector = flat(leaves)
+    return (
+        torch.autograd.functional.hessian(of_vector, vector),
+        torch.autograd.functional.jacobian(of_vector, vector),
+    )
+
+
+def sparse_part(tree):
+    """The sparsified leaves come first, in the order of paths: a, b, then the bias."""
+    return flat({name: tree[name] for name in ("a", "b")})
+
+
+# ---- Fisher, OBD ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 4, 6, 100])
+def test_fisher_is_the_mean_of_squared_gradients_of_examples(chunk_size):
+    state = state_of()
+    squares = [hessian_and_gradient(state, batch=(X[i : i + 1], Y[i : i + 1]))[1].square() for i in range(6)]
+    found = C.fisher(loss, (X, Y), chunk_size)(state, (), 0)
+    assert torch.allclose(flat(found), torch.stack(squares).mean(0), rtol=1e-12)
+    assert not torch.allclose(flat(found), hessian_and_gradient(state)[1].square(), rtol=0.1)
+
+
+def test_fisher_sees_pruned_positions_and_obd_weighs_them_by_their_weight():
+    state = sf.from_masks(state_of().masks).init(state_of().params)
+    fisher = C.fisher(loss, (X, Y))
+    off = ~state.masks["a"]
+    assert (fisher(state, (), 0)["a"][off] > 0).any()
+    assert not C.obd(fisher)(state, (), 0)["a"][off].any()  # pruned to zero
+    kept = state_of()  # what is pruned has kept its value, and may come back
+    assert (C.obd(fisher)(kept, (), 0)["a"][off] > 0).any()
+    expected = kept.params["a"].square() * fisher(kept, (), 0)["a"] / 2
+    assert torch.allclose(C.obd(fisher)(kept, (), 0)["a"], expected)
+
+
+def test_obd_is_the_rise_of_a_loss_at_its_minimum():
+    best, curvature = torch.tensor([[1.0, -2.0, 0.5, 4.0]]), torch.tensor([[3.0, 1.0, 8.0, 0.25]])
+
+    def quadratic(params):
+        return (curvature * (params["w"] - best).square()).sum() / 2
+
+    state = sf.one_shot(0.5).init({"w": best})
+    scores = C.obd(C.hessian_diagonal(quadratic, ()))(state, (), 0)["w"]
+    rises = [quadratic({"w": best * (torch.arange(4) != i)}).item() for i in range(4)]
+    assert scores[0].tolist() == rises == [1.5, 2.0, 1.0, 2.0]
+
+
+# ---- Hessian diagonal -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, 64])
+def test_the_exact_diagonal_is_that_of_the_hessian(chunk_size):
+    state = state_of()
+    found = C.hessian_diagonal(loss, (X, Y), chunk_size=chunk_size)(state, (), 0)
+    assert torch.allclose(sparse_part(found), hessian_and_gradient(state)[0].diagonal()[:20], atol=1e-13)
+    assert not found["bias"].any()  # not sparsified
+
+
+def test_one_sample_is_a_vector_of_signs_times_its_product():
+    matrix = torch.tensor([[2.0, 1.0, 0.5, 4.0], [1.0, -3.0, 8.0, 2.0], [0.5, 8.0, 1.0, 1.0], [4.0, 2.0, 1.0, 0.0]])
+    score = C.hessian_diagonal(lambda params: params["w"].reshape(-1) @ matrix @ params["w"].reshape(-1) / 2, (), 1)
+    state = sf.State({"w": torch.zeros(2, 2)}, {"w": torch.ones(2, 2) > 0}, key=sf.random.key(0))
+    possible = {tuple((v * (matrix @ v)).tolist()) for v in map(torch.tensor, itertools.product((-1.0, 1.0), repeat=4))}
+    seen = {tuple(score(state, (), step)["w"].reshape(-1).tolist()) for step in range(60)}
+    # A vector and its negative give the same: 8 outcomes, all of which come up.
+    assert seen == possible and len(possible) == 8
+    mean = torch.tensor(list(possible)).mean(0)
+    assert mean.tolist() == matrix.diagonal().tolist()  # unbiased
+
+
+def test_the_estimate_tends_to_the_diagonal_and_is_drawn_from_key_path_step_alone():
+    state, score = state_of(), C.hessian_diagonal(loss, (X, Y), 1)
+    wanted = sparse_part(C.hessian_diagonal(loss, (X, Y))(state, (), 0))
+    keys = sf.random.split(sf.random.key(1), 2000)
+    draws = torch.vmap(lambda key: sparse_part(score(state._replace(key=key), (), 0)))(keys)
+    error = draws.std(0) / 2000**0.5
+    assert ((draws.mean(0) - wanted).abs() <= 4 * error + 1e-12).all()
+    assert error.max() < 0.1 * wanted.abs().max()
+
+    several = C.hessian_diagonal(loss, (X, Y), 8)
+    spread = torch.vmap(lambda key: sparse_part(several(state._replace(key=key), (), 0)))(keys[:500]).std(0)
+    assert torch.allclose(spread, draws.std(0) / 8**0.5, rtol=0.2)
+
+    one = C.hessian_diagonal(loss, (X, Y), 2)
+    first = one(state, (), 3)
+    assert sf.checkpoint.tree_equal(first, one(state, (), torch.tensor(3)))
+    reordered = state._replace(params=dict(reversed(state.params.items())))
+    assert sf.checkpoint.tree_equal(first, one(reordered, (), 3))
+    assert not first["bias"].any()
+    for other in (one(state, (), 4), one(state._replace(key=sf.random.key(9)), (), 3)):
+        assert not torch.equal(first["a"], other["a"])
+
+
+# ---- GraSP ------------------------------------------------------------------------------------------
+
+
+def test_grasp_is_weight_times_hessian_times_gradient():
+    state = state_of()
+    hessian, gradient = hessian_and_gradient(state)
+    found = C.grasp(loss, (X, Y))(state, (), 0)
+    assert torch.allclose(flat(found), flat(state.params) * (hessian @ gradient), atol=1e-13)
+
+
+def test_grasp_prunes_where_the_norm_of_the_gradient_falls_least():
+    # S(-w) of the paper is, to first order, half the change of |gradient|^2 as the weight is removed.
+    state = state_of(masked=False)
+
+    def half_norm(params):
+        return sum(g.square().sum() for g in torch.func.grad(loss)(params, X, Y).values()) / 2
+
+    change = optree.tree_map(lambda w, d: -w * d, state.params, torch.func.grad(half_norm)(state.params))
+    algorithm = sf.one_shot(0.25, C.grasp(loss, (X, Y)), distribution=sf.budgets.global_())
+    after = algorithm.update(algorithm.init(state.params), state.params, 0)
+    gone, kept = (sparse_part(change)[sparse_part(after.masks) == flag] for flag in (False, True))
+    assert len(gone) == 5 and gone.min() > kept.max()
+
+
+# ---- SynFlow ----------------------------------------------------------------------------------------
+
+
+def mlp(*sizes, bias=False):
+    layers = [nn.Linear(a, b, bias=bias) for a, b in itertools.pairwise(sizes)]
+    return nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
+
+
+def reference_synflow(module, shape):
+    """On a copy whose weights and buffers are overwritten, with one backward pass."""
+    twin = copy.deepcopy(module).double().eval()
+    with torch.no_grad():
+        for value in twin.state_dict().values():
+            value.abs_()
+    twin(torch.ones(1, *shape, dtype=torch.float64)).sum().backward()
+    return {name: (p * p.grad).detach().abs() for name, p in twin.named_parameters()}
+
+
+def test_synflow_is_one_backward_pass_of_the_absolute_network():
+    net = mlp(5, 7, 4)
+    state = sf.dense().init(sf.modules.params_of(net))
+    found = C.synflow(net, (5,))(state, (), 0)
+    for name, expected in reference_synflow(net, (5,)).items():
+        assert torch.allclose(found[name], expected, rtol=1e-12)
+    sums = [score.sum().item() for score in found.values()]
+    assert sums == pytest.approx([sums[0]] * 2, rel=1e-12)  # every layer's scores sum to the flow
+
+
+def test_synflow_of_a_function_and_where_weights_are_pruned():
+    net = mlp(3, 4, 2)
+    params = sf.modules.params_of(net)
+    state = sf.static(0.5, where="*").init(params)
+
+    def forward(params, x):
+        return torch.relu(x @ params["0.weight"].T) @ params["2.weight"].T
+
+    found, other = (C.synflow(run, (3,))(state, (), 0) for run in (net, forward))
+    for name, mask in state.masks.items():
+        assert torch.allclose(found[name], other[name])
+        assert not found[name][~mask].any()
+
+
+def test_synflow_leaves_a_module_in_training_as_it_is_and_draws_nothing():
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(12, 2))
+    net[1].running_mean.fill_(-0.5)
+    before, generator = {name: x.clone() for name, x in net.state_dict().items()}, torch.get_rng_state()
+    state = sf.dense().init(sf.modules.params_of(net))
+    score = C.synflow(net, (2, 4, 4))
+    found = score(state, (), 0)
+    assert net.training and net[1].training
+    assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), generator)
+    for name, expected in reference_synflow(net, (2, 4, 4)).items():
+        assert torch.allclose(found[name], expected, rtol=1e-9)
+    net[1].running_var.fill_(9.0)
+    assert sf.checkpoint.tree_equal(found, score(state, (), 0))  # nor is it read again
+
+
+def test_synflow_does_not_overflow_in_a_deep_network():
+    net = mlp(*[8] * 70)
+    state = sf.dense().init(optree.tree_map(lambda w: torch.full_like(w, 9.0), sf.modules.params_of(net)))
+    scores = flat(C.synflow(net, (8,))(state, (), 0))
+    assert torch.isfinite(scores).all() and scores.min() > torch.finfo(torch.float32).max
+
+
+def test_synflow_in_a_hundred_rounds_reaches_the_count_and_keeps_every_layer():
+    net, sparsity = mlp(20, 30, 30, 30, 10), 0.99
+    params = sf.modules.params_of(net)
+
+    def rounds(n):
+        algorithm = sf.gmp(
+            lambda step: 1 - (1 - sparsity) ** ((step + 1) / n),
+            when=sf.every(1, stop=n),
+            init="dense",
+            score=C.synflow(net, (20,)),
+            distribution=sf.budgets.global_(),
+            where="*",
+        )
+        states = [algorithm.init(params)]
+        for step in range(n + 1):
+            states.append(algorithm.update(states[-1], params, step))
+        return states
+
+    total, states = sum(leaf.numel() for leaf in params.values()), rounds(100)
+    counts = [int(flat(state.masks).sum()) for state in states]
+    assert counts[1:101] == [sf.budgets.n_kept(total, 1 - (1 - sparsity) ** ((i + 1) / 100)) for i in range(100)]
+    assert counts[-1] == counts[-2] == sf.budgets.n_kept(total, sparsity) == 27
+    x = torch.ones(1, 20)
+    flow = {n: sf.modules.call(net, optree.tree_map(torch.abs, sf.effective(rounds(n)[-1])), x).sum() for n in (1, 100)}
+    assert flow[100] > 0 and flow[100] > flow[1]  # a path is left from input to output
+
+
+# ---- as scores of algorithms --------------------------------------------------------------------------
+
+
+def scores():
+    return {
+        "fisher": C.fisher(loss, (X, Y), chunk_size=4),
+        "obd": C.obd(C.fisher(loss, (X, Y))),
+        "exact": C.hessian_diagonal(loss, (X, Y), chunk_size=8),
+        "estimate": C.hessian_diagonal(loss, (X, Y), 2),
+        "grasp": C.grasp(loss, (X, Y)),
+        "synflow": C.synflow(lambda p, x: torch.relu(x @ p["a"].T + p["bias"]) @ p["b"].T, (2,)),
+    }
+
+
+@pytest.mark.parametrize("name", scores())
+def test_an_ensemble_is_a_loop(name):
+    score = scores()[name]
+    states = [state_of(seed) for seed in range(3)]
+    found = torch.vmap(lambda state: score(state, (), 5))(sf.ensemble.stack(states))
+    for i, state in enumerate(states):
+        single = score(state, (), 5)
+        for path, leaf in single.items():
+            assert torch.allclose(found[path][i], leaf, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["obd", "exact", "estimate", "grasp", "synflow"])  # the Fisher is in obd
+def test_a_compiled_score_is_an_eager_one(name):
+    score, state = scores()[name], state_of()
+    compiled = torch.compile(score, backend="eager", fullgraph=True)
+    for path, leaf in score(state, state.params, 3).items():
+        assert torch.allclose(compiled(state, state.params, torch.tensor(3))[path], leaf, rtol=1e-10, atol=1e-12)
+
+
+def test_an_algorithm_with_such_a_score_compiles():
+    algorithm = sf.gmp(0.5, when=sf.every(2), score=C.grasp(loss, (X, Y)), where="[ab]", init="dense")
+    update = torch.compile(algorithm.update, backend="eager", fullgraph=True)
+    state = algorithm.init(state_of().params)
+    eager, compiled = algorithm.update(state, state.params, 2), update(state, state.params, torch.tensor(2))
+    assert sf.checkpoint.tree_equal(eager.masks, compiled.masks)
+    assert int(sparse_part(compiled.masks).sum()) == 10
+
+
+@pytest.mark.parametrize("name", scores())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_is_close_and_nothing_else_changes(name, dtype):
+    score = scores()[name]
+    state, wide = state_of(dtype=dtype), state_of()
+    tampered = copy.deepcopy(state)
+    generator = torch.get_rng_state()
+    found = score(state, (), 0)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert sf.checkpoint.tree_equal(state, tampered)
+    for path, leaf in score(wide, (), 0).items():
+        assert found[path].is_floating_point() and not found[path].requires_grad
+        assert found[path].dtype in (dtype, torch.float32, torch.float64)
+        tolerance = {torch.float32: 1e-4, torch.bfloat16: 0.15}[dtype]
+        assert torch.allclose(found[path].double(), leaf, rtol=tolerance, atol=tolerance * float(leaf.abs().max()))
+    assert optree.tree_structure(found) == optree.tree_structure(state.params)
+
+
+def test_results_hang_on_no_graph():
+    scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+    for score in (
+        C.fisher(lambda *args: scale * loss(*args), (X, Y)),
+        C.hessian_diagonal(lambda *args: scale * loss(*args), (X, Y)),
+        C.hessian_diagonal(lambda *args: scale * loss(*args), (X, Y), 1),
+        C.grasp(lambda *args: scale * loss(*args), (X, Y)),
+        C.synflow(lambda p, x: scale * (x @ p["a"].T) @ p["b"].T, (2,)),
+    ):
+        assert not any(leaf.requires_grad for leaf in score(state_of(), (), 0).values())
+
+
+def test_a_fresh_batch_comes_for_the_step_and_only_when_it_is_needed():
+    asked = []
+
+    def batch(step):
+        asked.append(int(step))
+        return X[int(step) : int(step) + 2], Y[int(step) : int(step) + 2]
+
+    algorithm = sf.gmp(0.5, when=sf.every(2, start=2), score=C.fisher(loss, batch), where="[ab]", init="dense")
+    state = algorithm.init(state_of().params)
+    assert asked == []
+    for step in range(5):
+        state = algorithm.update(state, state.params, step)
+    assert asked == [2, 4]
+    by_step = C.fisher(loss, batch)(state_of(), (), torch.tensor(3))
+    assert sf.checkpoint.tree_equal(by_step, C.fisher(loss, (X[3:5], Y[3:5]))(state_of(), (), 0))
+
+
+def test_scores_compose_with_memory_optimizers_and_patterns():
+    batches = [(X[i : i + 3], Y[i : i + 3]) for i in (0, 3)]
+    pruner = sf.one_shot(
+        0.5,
+        sf.scores.mean(C.grasp(loss, lambda step: batches[int(step) % 2])),
+        when=sf.at([1]),
+        where="[ab]",
+        pattern=sf.patterns.row_balanced(),
+    )
+    trained = sf.with_optimizer(pruner, sf.optimizers.sgd(0.1), skip=sf.at([0, 1]))
+    state, params = trained.init(state_of().params), state_of().params
+    for step in range(4):
+        grads = torch.func.grad(loss)(sf.effective(state), X, Y)
+        state = trained.update(state, grads, step)
+        if step == 1:  # the weights have not moved: both batches are scored at the same ones
+            dense = state_of(masked=False)
+            found = [C.grasp(loss, batch)(dense, (), 0)["b"] for batch in batches]
+            best = sf.topk_mask((found[0] + found[1]) / 2, 2, pattern=sf.patterns.row_balanced())
+            assert torch.equal(state.masks["b"], best)
+            assert torch.equal(state.params["b"], torch.where(best, params["b"], 0.0))
+    assert state.masks["b"].sum(1).tolist() == [2, 2, 2]
+    assert not torch.equal(state.params["bias"], params["bias"])
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: C.fisher(3, (X, Y)),
+            TypeError,
+            "expected loss to be a function (params, *batch) -> 0-d tensor, got int",
+        ),
+        (lambda: C.grasp(loss, X), TypeError, "arguments after params, got Tensor; for one write (x,)"),
+        (lambda: C.fisher(loss, (X, Y[:2])), ValueError, "examples in the batch, got 6 at '0' and 2 at '1'"),
+        (lambda: C.fisher(loss, (X, Y), 0), ValueError, "expected chunk_size >= 1, got 0"),
+        (lambda: C.fisher(loss, (X, Y), 2.0), TypeError, "expected chunk_size to be an int, got float"),
+        (lambda: C.hessian_diagonal(loss, (X, Y), True), TypeError, "expected samples to be an int, got bool"),
+        (lambda: C.hessian_diagonal(loss, (X, Y), 0), ValueError, "expected samples >= 1, got 0"),
+        (lambda: C.hessian_diagonal(loss, (X, Y), chunk_size=0), ValueError, "expected chunk_size >= 1, got 0"),
+        (
+            lambda: C.hessian_diagonal(loss, (X, Y), 2)(state_of(key=()), (), 0),
+            ValueError,
+            "expected a state with a PRNG key for an estimated diagonal, got none; pass key=sf.random.key(seed)",
+        ),
+        (
+            lambda: C.obd(sf.scores.ema(sf.scores.gradient, 0.5)),
+            TypeError,
+            "expected diagonal to be a score function such as sf.curvature.fisher(loss, batch), got Accumulated",
+        ),
+        (
+            lambda: C.obd(lambda state, grads, step: {"a": 1})(state_of(), (), 0),
+            ValueError,
+            "expected the diagonal with the structure of params, but there is no leaf at 'b'",
+        ),
+        (lambda: C.synflow(3, (2,)), TypeError, "expected a module or a function (params, x) -> tensor, got int"),
+        (
+            lambda: C.synflow(loss, 2),
+            TypeError,
+            "expected input_shape to be positive ints without the batch axis, such as (3, 32, 32), got 2",
+        ),
+        (lambda: C.synflow(loss, (2, 0)), TypeError, "such as (3, 32, 32), got (2, 0)"),
+        (
+            lambda: C.synflow(lambda params, x: (x, x), (2,))(state_of(), (), 0),
+            TypeError,
+            "expected forward to give a tensor, got tuple",
+        ),
+        (
+            lambda: C.grasp(lambda params: params["a"], ())(state_of(), (), 0),
+            ValueError,
+            "expected the loss to be a 0-d tensor, got shape (4, 2)",
+        ),
+    ],
+)
+def test_bad_arguments(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        make()
