@@ -125,6 +125,10 @@ def test_tensor_counts_are_clamped():
         assert sf.topk_mask(x, torch.tensor(big)).all()
         assert not sf.drop_lowest(x, mask, torch.tensor(big)).any()
         assert sf.grow_highest(x, mask, torch.tensor(big)).all()
+        barred = torch.tensor([False, True, False])
+        assert sf.grow_highest(x, mask, torch.tensor(big), exclude=barred).tolist() == [True, False, True]
+        hidden = torch.func.vmap(lambda k: sf.grow_highest(x, mask, k, exclude=barred))(torch.tensor([big]))
+        assert hidden.tolist() == [[True, False, True]]
     assert not sf.topk_mask(x, torch.tensor(-2)).any()
     assert torch.equal(
         torch.func.vmap(lambda k: sf.topk_mask(x, k))(torch.tensor([-2, 9])).sum(1), torch.tensor([0, 3])
