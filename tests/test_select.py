@@ -121,11 +121,11 @@ def test_counts_of_each_group():
 
 def test_tensor_counts_are_clamped():
     x, mask = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([True, False, False])
+    barred = torch.tensor([False, True, False])
     for big in (4, 10**9):
         assert sf.topk_mask(x, torch.tensor(big)).all()
         assert not sf.drop_lowest(x, mask, torch.tensor(big)).any()
         assert sf.grow_highest(x, mask, torch.tensor(big)).all()
-        barred = torch.tensor([False, True, False])
         assert sf.grow_highest(x, mask, torch.tensor(big), exclude=barred).tolist() == [True, False, True]
         hidden = torch.func.vmap(lambda k: sf.grow_highest(x, mask, k, exclude=barred))(torch.tensor([big]))
         assert hidden.tolist() == [[True, False, True]]
