@@ -44,7 +44,8 @@ def check_laws(
     dtypes, with ties, NaN, empty leaves); with `params` they have its structure, shapes and dtypes.
     `max_examples` are tried for the checks that need most and a part of them for others: the same ones each
     time for a `seed`, always others for None. Returns the names of the checks that were made. Raises `Broken`,
-    an AssertionError, at the first that fails, with a smallest example; TypeError for a bad argument.
+    an AssertionError, at the first that fails or where the algorithm itself raises, with a smallest example;
+    TypeError for a bad argument.
     """
     row = row_of(make_algorithm, meta)
     made = []
@@ -70,6 +71,7 @@ def check_row(
             check.share * max_examples,
             seed,
         )
-    except AssertionError as error:
+    except Exception as error:
+        said = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
         hint = f"; if it is not meant to, declare Meta({check.hint})" if "=" in check.hint else ""
-        raise Broken(f"{row.name} breaks {law.name}, {check.name}: {error}{hint}") from error
+        raise Broken(f"{row.name} breaks {law.name}, {check.name}: {said}{hint}") from error

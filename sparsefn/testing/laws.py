@@ -86,7 +86,7 @@ def _elements(meta: Meta) -> bool:
 EXACT_COUNT = Law(
     "exact_count",
     (
-        Check(masks.counts_are_exact, lambda meta: meta.exact_count, "exact_count=False", share=1.0),
+        Check(masks.counts_are_exact, lambda meta: meta.exact_count, 'start="dense" or exact_count=False', share=1.0),
         Check(masks.units_are_whole, _whole_units),
         Check(masks.floors_are_respected, lambda meta: meta.joint),
     ),

@@ -74,5 +74,6 @@ def compiling_changes_nothing(row: Row, case: Case) -> None:
             grads = case.grads[i % len(case.grads)]
             eager, state = algorithm.update(eager, grads, i), update(state, grads, step(i))
             assert_same(f"state {i}", eager, state)
-            assert counter.frame_count <= graphs, f"{counter.frame_count} graphs up to step {i}"
+            compiled = counter.frame_count
+            assert compiled <= graphs, f"{compiled} graphs up to step {i}, not {graphs}: see sf.triggers.check_step"
         torch._dynamo.reset()

@@ -59,7 +59,7 @@ def test_a_broken_one_is_told_which_law_it_breaks_on_what_and_what_to_declare():
         sf.testing.check_laws(forgetful, meta=sf.testing.Meta(when=sf.never()), laws=sf.testing.LAWS[:1])
     text = str(raised.value)
     assert text.startswith("forgetful breaks exact_count, counts_are_exact: after init: ")
-    assert text.endswith("; if it is not meant to, declare Meta(exact_count=False)")
+    assert text.endswith('; if it is not meant to, declare Meta(start="dense" or exact_count=False)')
     notes = "".join(getattr(raised.value.__cause__, "__notes__", []))
     assert "Case(sparsity=" in notes
 
@@ -89,6 +89,22 @@ def test_the_global_generator_is_noticed():
         sf.testing.Broken, match="chance breaks determinism, runs_repeat: run 1, state 0: differs at masks"
     ):
         sf.testing.check_laws(chance, meta=meta, laws=[sf.testing.laws.DETERMINISM])
+
+
+def test_what_an_algorithm_raises_is_told_with_the_law_under_which_it_does():
+    def guarded(sparsity, key):
+        base = sf.gmp(sparsity)
+
+        def update(state, grads, step):
+            full = all(bool(mask.all()) for mask in optree.tree_leaves(state.masks))
+            return state if full else base.update(state, grads, step)
+
+        return base._replace(update=update)
+
+    with pytest.raises(sf.testing.Broken, match=r"guarded breaks vmap_is_a_loop, vmap_is_a_loop: RuntimeError: vmap: "):
+        sf.testing.check_laws(
+            guarded, meta=sf.testing.Meta(start="magnitude"), laws=[sf.testing.laws.VMAP], max_examples=5
+        )
 
 
 @pytest.mark.parametrize(

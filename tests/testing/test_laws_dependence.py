@@ -78,3 +78,14 @@ def test_a_leaf_that_leans_on_another_is_noticed():
     with pytest.raises(AssertionError, match="masks: differs at w"):
         laws.leaves_are_independent(shared, CASE._replace(params={"w": W / 100}))
     laws.leaves_are_independent(row(plain), CASE)
+
+
+def test_new_draws_are_looked_for_where_the_trigger_fires_and_where_nothing_grows():
+    def once(score):
+        return row(lambda s, key: sf.one_shot(s, score, when=later, key=key), when=later, redraws=True)
+
+    later = sf.every(3, start=1)
+    run = CASE._replace(params={"w": torch.ones(8, 8)}, grads=({"w": torch.ones(8, 8)},) * 3)
+    laws.declared_dependence_is_real(once(sf.scores.random), run)
+    with pytest.raises(AssertionError, match="every step draws the same"):
+        laws.declared_dependence_is_real(once(sf.scores.magnitude), run)
