@@ -1,0 +1,295 @@
+"""Every algorithm of the registry under every transform: the table of docs/transforms.md, from real runs.
+
+`python -m property_tests.transforms` makes the table anew (some minutes), with names of rows only these lines of it.
+A cell is "=" for the bits of the eager run with int steps, "~" for a derivative within `CLOSE` of finite differences,
+and a letter for what cannot work, which the page explains.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+import sparsefn as sf
+from property_tests.registry import ROWS
+from sparsefn.testing import Case, Row
+from sparsefn.testing.harness import algorithm_of, assert_same, leaves, updates
+from sparsefn.testing.laws_transforms import nested_vmap_is_two_loops, vmap_is_a_loop
+from sparsefn.testing.strategies import large
+from sparsefn.tree import Tree
+from sparsefn.types import Algorithm, State
+
+PAGE = Path(__file__).parents[1] / "docs" / "transforms.md"
+BEGIN, END = "<!-- table: python -m property_tests.transforms -->", "<!-- end of table -->"
+EPS = 1e-6  # of central differences, in float64
+CLOSE = 1e-6  # how far a derivative may be from them, relative to 1 + its size
+
+
+# ---- one run --------------------------------------------------------------------------------------
+
+
+def case_of(row: Row) -> Case:
+    """The fixed run of a row."""
+    return large(row.meta.layout.form)
+
+
+def trained(row: Row, case: Case) -> Algorithm:
+    """The algorithm of a row with an optimizer, where it has none: else no gradient would reach its weights."""
+    algorithm = algorithm_of(row, case)
+    return algorithm if row.meta.optimizer else sf.with_optimizer(algorithm, sf.optimizers.sgd(0.1, momentum=0.5))
+
+
+def last(states: Iterable[State]) -> State:
+    *_, state = states
+    return state
+
+
+def double(tree: Tree) -> Tree:
+    return optree.tree_map(lambda leaf: leaf.double(), tree)
+
+
+def in_double(case: Case) -> Case:
+    return case._replace(params=double(case.params), grads=tuple(map(double, case.grads)))
+
+
+def batch_of(row: Row, case: Case, *, of: Callable[..., Any] = torch.vmap) -> tuple[Any, list[Any]]:
+    """A batched update of two members, and its members one by one: state, gradients and steps differ."""
+    algorithm = algorithm_of(row, case)
+    states = [last(updates(algorithm, case._replace(params=params))) for params in (case.params, case.grads[0])]
+    grads = list(case.grads[1:3])
+    args = (sf.ensemble.stack(states), sf.ensemble.stack(grads), torch.tensor([3, 4]))
+    singles = [algorithm.update(state, tree, 3 + i) for i, (state, tree) in enumerate(zip(states, grads, strict=True))]
+    return (of(algorithm.update), args), singles
+
+
+# ---- a later loss, and its derivatives ------------------------------------------------------------
+
+
+def misfit(weights: Tree, targets: Tree) -> Tensor:
+    """A smooth loss with dense gradients."""
+    terms = optree.tree_map(lambda w, t: torch.cos(w - t).sum(), weights, targets)
+    return torch.stack(optree.tree_leaves(terms)).sum()
+
+
+def later_loss(algorithm: Algorithm, case: Case, params: Tree) -> tuple[Tensor, State]:
+    """The loss after a few updates, each on the gradient of a loss of its own, and the state that has it."""
+    state = algorithm.init(params)
+    for i, targets in enumerate(case.grads):
+        state = algorithm.update(state, torch.func.grad(misfit)(sf.effective(state), targets), i)
+    return misfit(sf.effective(state), case.grads[0]), state
+
+
+def direction(params: Tree) -> Tree:
+    """Where to go in finite differences."""
+    return sf.tree.map_with_path(
+        lambda path, p: sf.random.normal(sf.random.leaf_key(sf.random.key(9), path), p.shape, p.dtype), params
+    )
+
+
+def along(params: Tree, way: Tree, by: float) -> Tree:
+    return optree.tree_map(lambda p, d: p + by * d, params, way)
+
+
+def difference(loss: Callable[[Tree], tuple[Tensor, State]], params: Tree, way: Tree) -> float:
+    """The central difference of a loss; its masks must not flip between the two ends."""
+    (above, one), (below, other) = loss(along(params, way, EPS)), loss(along(params, way, -EPS))
+    assert_same("masks at both ends", one.masks, other.masks)
+    return float(above - below) / (2 * EPS)
+
+
+def check_close(got: Tensor, want: float) -> None:
+    assert abs(float(got) - want) <= CLOSE * (1 + abs(want)), f"{float(got)} is not {want}"
+
+
+def _of_loss(row: Row, case: Case) -> tuple[Callable[[Tree], tuple[Tensor, State]], Tree, Tree, float]:
+    case = in_double(case)
+    loss = partial(later_loss, trained(row, case), case)
+    way = direction(case.params)
+    return loss, case.params, way, difference(loss, case.params, way)
+
+
+# ---- the transforms: (row, case) -> "=" or "~", or an error ----------------------------------------
+
+
+def int_step(row: Row, case: Case) -> str:
+    """The reference, twice: once more gives the same bits."""
+    assert_same("again", *(last(updates(algorithm_of(row, case), case)) for _ in range(2)))
+    return "="
+
+
+def tensor_step(row: Row, case: Case) -> str:
+    want, got = (last(updates(algorithm_of(row, case), case, step)) for step in (int, torch.tensor))
+    assert_same("tensor steps", want, got)
+    return "="
+
+
+def vmap(row: Row, case: Case) -> str:
+    vmap_is_a_loop(row, case)
+    return "="
+
+
+def nested_vmap(row: Row, case: Case) -> str:
+    nested_vmap_is_two_loops(row, case)
+    return "="
+
+
+def grad(row: Row, case: Case, of: Callable[..., Any] = torch.func.grad) -> str:
+    """The gradient of a later loss in the initial params."""
+    loss, params, way, want = _of_loss(row, case)
+    slopes = of(lambda params: loss(params)[0])(params)
+    check_close(sum((leaf * leaves(way)[path]).sum() for path, leaf in leaves(slopes).items()), want)  # type: ignore[arg-type]
+    return "~"
+
+
+def jvp(row: Row, case: Case) -> str:
+    """The same derivative forwards."""
+    loss, params, way, want = _of_loss(row, case)
+    paths = list(leaves(params))
+    rebuild = sf.tree.flatten(params)[1]
+    tangents = tuple(leaves(way)[path] for path in paths)
+    check_close(
+        torch.func.jvp(lambda *values: loss(rebuild(list(values)))[0], tuple(leaves(params).values()), tangents)[1],
+        want,
+    )
+    return "~"
+
+
+def compiled(row: Row, case: Case, backend: str = "aot_eager") -> str:
+    """A whole update at an int step, `fullgraph=True`; export has the tensor step."""
+    torch._dynamo.reset()
+    algorithm = algorithm_of(row, case)
+    state, step = last(updates(algorithm, case._replace(grads=case.grads[:2]))), 2
+    update = torch.compile(algorithm.update, backend=backend, fullgraph=True)
+    assert_same("states", algorithm.update(state, case.grads[2], step), update(state, case.grads[2], step))
+    return "="
+
+
+def compiled_vmap(row: Row, case: Case, backend: str = "aot_eager") -> str:
+    """A batched update, compiled whole; members are at steps of their own."""
+    torch._dynamo.reset()
+    (update, args), singles = batch_of(row, case)
+    stacked = torch.compile(update, backend=backend, fullgraph=True)(*args)
+    for i, (single, member) in enumerate(zip(singles, sf.ensemble.unstack(stacked), strict=True)):
+        assert_same(f"member {i}", single, member)
+    return "="
+
+
+class Update(torch.nn.Module):
+    """An update as a module, as export wants one."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+
+    def forward(self, state: State, grads: Tree, step: Tensor) -> State:
+        return self.algorithm.update(state, grads, step)
+
+
+def exported(row: Row, case: Case) -> str:
+    """`torch.export` of an update with the step as a tensor."""
+    torch._dynamo.reset()
+    algorithm = algorithm_of(row, case)
+    eager = state = algorithm.init(case.params)
+    program = torch.export.export(Update(algorithm), (state, case.grads[0], torch.tensor(0))).module()
+    for i, grads in enumerate(case.grads):
+        eager, state = algorithm.update(eager, grads, i), program(state, grads, torch.tensor(i))
+        assert_same(f"state {i}", eager, state)
+    return "="
+
+
+def old_names(row: Row, case: Case) -> str:
+    """`functorch.vmap` and `functorch.grad`."""
+    import functorch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        (update, args), singles = batch_of(row, case, of=functorch.vmap)
+        for i, (single, member) in enumerate(zip(singles, sf.ensemble.unstack(update(*args)), strict=True)):
+            assert_same(f"member {i}", single, member)
+        grad(row, case, functorch.grad)
+    return "="
+
+
+COLUMNS: dict[str, Callable[[Row, Case], str]] = {
+    "int step": int_step,
+    "tensor step": tensor_step,
+    "vmap": vmap,
+    "nested vmap": nested_vmap,
+    "grad": grad,
+    "jvp": jvp,
+    "compile": compiled,
+    "compile(vmap)": compiled_vmap,
+    "functorch": old_names,
+    "export": exported,
+}
+
+# ---- the table ------------------------------------------------------------------------------------
+
+# What upstream refuses: what its error says, and the letter of the page. tests/test_upstream.py pins each.
+REASONS = {
+    "Tensor that doesn't have storage": "a",
+    "level <= current_level": "a",
+    "aten.equal.default": "a",
+    "Could not extract specialized integer": "b",
+    "InferenceMode::is_enabled": "c",
+}
+
+
+def cell(row: Row, column: str) -> str:
+    """What one transform does to one row: "=", "~" or a letter; any other failure is raised."""
+    try:
+        return COLUMNS[column](row, case_of(row))
+    except Exception as error:
+        letters = [letter for text, letter in REASONS.items() if text in str(error)]
+        if not letters:
+            raise RuntimeError(f"{row.name}, {column}: {type(error).__name__}: {error}") from error
+        return letters[0]
+
+
+def cells_of(name: str) -> tuple[str, list[str]]:
+    (row,) = (row for row in ROWS if row.name == name)
+    return name, [cell(row, column) for column in COLUMNS]
+
+
+def line(name: str, cells: Iterable[str]) -> str:
+    return f"| {' | '.join([name, *cells])} |"
+
+
+HEAD = [line("", COLUMNS), line("---", ["---"] * len(COLUMNS))]
+
+
+def table(page: str) -> dict[str, list[str]]:
+    """The cells of a page's table, by row."""
+    lines = page.split(BEGIN)[1].split(END)[0].strip().splitlines()
+    rows = [[field.strip() for field in text.strip("|").split("|")] for text in lines[len(HEAD) :]]
+    return {name: cells for name, *cells in rows}
+
+
+def with_table(page: str, cells: dict[str, list[str]]) -> str:
+    """The page with another table, its rows in the order of the registry."""
+    lines = [*HEAD, *(line(row.name, cells[row.name]) for row in ROWS if row.name in cells)]
+    return "\n".join([page.split(BEGIN)[0] + BEGIN, "", *lines, "", END + page.split(END)[1]])
+
+
+def main(names: list[str]) -> None:
+    chosen = [row.name for row in ROWS if row.name in names or not names]
+    # One process a row: a failed export leaves levels of torch.func behind.
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
+        for name, cells in pool.imap_unordered(cells_of, chosen, chunksize=1):
+            print(line(name, cells), flush=True)
+            page = PAGE.read_text(encoding="utf-8")  # row by row: nothing is lost if the run is stopped
+            PAGE.write_text(with_table(page, {**table(page), name: cells}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
