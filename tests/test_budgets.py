@@ -83,6 +83,14 @@ def test_erdos_renyi_reads_the_first_two_dimensions():
     counts = B.erdos_renyi()({"x": (8, 4, 3, 3), "y": (8, 4)}, 0.5)
     shares = {"x": 288 * 12 / 32, "y": 32 * 12 / 32}
     assert counts == {"x": round(160 * shares["x"] / 120), "y": round(160 * shares["y"] / 120)}
+    # Shares 200 and 110 of the 1100 that are kept.
+    assert B.erdos_renyi()({"a": (100, 100), "b": (10, 100)}, 0.9) == {"a": 710, "b": 390}
+    assert B.erdos_renyi()({"a": (100, 100), "b": (100, 10)}, 0.9) == {"a": 710, "b": 390}
+
+
+@pytest.mark.parametrize("make", [B.erk, B.erdos_renyi])
+def test_a_leaf_without_elements_takes_no_share(make):
+    assert make()({"a": (0, 4), "b": (4, 4)}, 0.5) == {"a": 0, "b": 8}
 
 
 def test_erk_power_zero_is_uniform():
@@ -171,9 +179,21 @@ def test_compensated():
         B.compensated(0.9, 100, 70)
     with pytest.raises(ValueError, match="would keep none at sparsity 0.5; expected less than 0.5$"):
         B.compensated(0.5, 100, 50)
+    with pytest.raises(ValueError, match="the other 0 would keep none at sparsity 0.5; expected less than 0$"):
+        B.compensated(0.5, 1, 1)
     with pytest.raises(ValueError, match="compensated: expected 0 <= dense <= total, got 5 of 4"):
         B.compensated(0.5, 4, 5)
     with pytest.raises(TypeError, match=r"compensated: expected sparsity to be a float in \[0, 1\], got a tensor"):
         B.compensated(torch.tensor(0.5), 4, 2)
     with pytest.raises(TypeError, match="got the int 1; a fraction is written 1.0"):
         B.compensated(1, 4, 2)
+
+
+def test_a_count_is_spread_over_groups():
+    assert B.spread(7, 1) == 7 and B.spread(torch.tensor(7), 1).shape == ()
+    assert B.spread(6, 3) == 2 and type(B.spread(6, 3)) is int
+    for count in (7, torch.tensor(7)):
+        assert torch.equal(B.spread(count, 3), torch.tensor([3, 2, 2]))
+    assert torch.equal(B.spread(torch.tensor(6), 3), torch.tensor([2, 2, 2]))
+    batch = torch.func.vmap(lambda count: B.spread(count, 2))(torch.tensor([0, 3]))
+    assert batch.tolist() == [[0, 0], [2, 1]]
