@@ -340,3 +340,16 @@ def test_min_max_end_is_a_tensor_where_the_schedule_is():
 def test_bad_input_is_named(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_defaults_are_those_of_the_text():
+    assert schedules.exponential(0.0, gamma=-1.0)(1000) == 1.0
+    assert schedules.cosine(1.0, 2)(2) == schedules.cosine_decay(1.0, 2)(2) == schedules.linear_decay(1.0, 2)(2) == 0.0
+    assert schedules.polynomial(1.0, 0.0, begin=0, end=2)(1) == 0.125
+
+
+def test_min_max_end_looks_at_the_step_after_a_chunk():
+    # Steps are looked at in chunks of 2^16; the last step is known already, the one before it is not.
+    peak = schedules.piecewise({0: 0.5, 2**16: 0.75, 2**16 + 1: 0.25})
+    assert schedules.min_max_end(peak, 0, 2**16 + 1) == (0.25, 0.75, 0.25)
+    assert schedules.min_max_end(peak, 2**16, 2**16) == (0.75, 0.75, 0.75)
