@@ -53,8 +53,10 @@ def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]
     >>> sf.curvature.hessian_vector(loss, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, -2.0])}, ())
     {'w': tensor([ 0., -5.])}
 
-    It is `jvp` of `grad`, at about the cost of two gradients; no matrix is made. `vector` has the structure,
+    It is `jvp` of `grad`, at the cost of about three gradients; no matrix is made. `vector` has the structure,
     shapes and dtypes of params. Differentiable and works under `vmap`: map over vectors for several products.
+    Fused attention kernels have no second derivatives in torch: put the loss's attention under
+    `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
     check_like("vector", vector, params)
     leaves, rebuild = unpacked(params)

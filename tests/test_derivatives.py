@@ -115,6 +115,22 @@ def test_a_module_is_taken_through_call_and_stays_as_it_is():
     assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
 
 
+def test_attention_has_second_derivatives_without_the_fused_kernel():
+    layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True, dropout=0.0, dtype=torch.float64).eval()
+    params, x = sf.modules.params_of(layer), torch.randn(2, 3, 4, dtype=torch.float64)
+
+    def of_layer(params):
+        with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            return sf.modules.call(layer, params, x).pow(3).mean()
+
+    def along(t):
+        moved = optree.tree_map(lambda p: p + t * p, params)
+        return flat(torch.func.grad(of_layer)(moved))
+
+    found = flat(C.hessian_vector(of_layer, params, params, ()))
+    assert torch.allclose(found, (along(1e-5) - along(-1e-5)) / 2e-5, rtol=1e-4, atol=1e-6)
+
+
 def test_random_numbers_in_the_loss_are_refused_under_vmap():
     with pytest.raises(RuntimeError, match="randomness"):
         C.example_gradients(
