@@ -8,7 +8,7 @@ pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test demo format clean
+.PHONY: help test demo ensemble format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ test: $(VENV)/.installed-dev  ## lint, type-check and run every test
 
 demo: $(VENV)/.installed-demo  ## train a small sparse network; options in ARGS="..."
 	$(py) examples/digits.py $(ARGS)
+
+ensemble: $(VENV)/.installed-demo  ## train 64 sparse networks in one vmapped loop; options in ARGS="..."
+	$(py) examples/ensemble.py $(ARGS)
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
 	$(py) -m ruff check --fix .

@@ -1,4 +1,4 @@
-"""The example runs as a user would run it, and what it reports is consistent."""
+"""The examples run as a user would run them, and what they report is consistent."""
 
 import importlib
 import json
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import sparsefn as sf
 
@@ -172,3 +173,89 @@ def test_the_shortest_runs_reach_their_sparsity_too(digits: ModuleType, method: 
     for step in range(steps):
         state = algorithm.update(state, params, step)
     assert sf.masks.n_kept(state.masks) == sf.budgets.n_kept(sum(LAYERS), 0.9)
+
+
+# ---- the ensemble --------------------------------------------------------------------------------
+
+
+class Together:
+    """What a quick run of the ensemble printed and wrote."""
+
+    def __init__(self, out: Path) -> None:
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            str(EXAMPLES / "ensemble.py"),
+            "--quick",
+            "--steps=30",
+            f"--out={out}",
+        ]
+        done = subprocess.run(command, cwd=out.parent, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self.out, self.printed, self.bar = out, done.stdout, done.stderr
+        self.report: dict[str, Any] = json.loads((out / "ensemble.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Together:
+    return Together(tmp_path_factory.mktemp("ensemble") / "out")
+
+
+def test_an_ensemble_has_members_of_exact_sparsities_and_their_prediction(together: Together) -> None:
+    assert "30/30" in together.bar and "6 networks" in together.bar
+    assert [r["sparsity"] for r in together.report["results"]] == [0.5, 0.95, 0.985]
+    for r in together.report["results"]:
+        assert r["kept"] == [sf.budgets.n_kept(sum(LAYERS), r["sparsity"])] * 2
+        assert r["mean"] == pytest.approx(sum(r["accuracy"]) / 2)
+        assert 0 <= r["together"] <= 100
+    assert together.report["results"][0]["mean"] > 70  # it learns: chance is 10
+
+
+def test_masks_of_an_ensemble_start_as_random_ones(together: Together) -> None:
+    for r in together.report["results"]:
+        whole = r["overlap"]["all layers"]
+        assert 0 < whole["chance"] < 1 and 0 <= whole["after"] < 1
+    whole = together.report["results"][0]["overlap"]["all layers"]
+    assert whole["before"] == pytest.approx(whole["chance"], rel=0.02)  # 25,100 weights each
+
+
+def test_the_ensemble_prints_what_it_wrote(together: Together) -> None:
+    lines = together.printed.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.split()[:1] == ["sparsity"])
+    for line, r in zip(lines[start + 2 : start + 5], together.report["results"], strict=True):
+        assert line.split()[:3] == [f"{r['sparsity']:g}", f"{r['kept'][0]:,}", f"{r['mean']:.2f}"]
+    wins = sum(r["together"] > r["mean"] for r in together.report["results"])
+    assert f"beats the mean member at {wins} of 3 sparsities" in together.printed
+    times = together.report["speed"]
+    assert f"one by one: {times['ratio']:.1f} times faster" in together.printed
+    assert min(times["ensemble_seconds"], times["loop_seconds"]) > 0
+    assert "sparsified" in together.printed  # the summary of the members
+    content = (together.out / "ensemble.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
+
+
+@pytest.fixture
+def ensemble(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("ensemble")
+
+
+def test_the_ensemble_is_64_networks_unless_quick(ensemble: ModuleType, tmp_path: Path) -> None:
+    chosen = ensemble.options([f"--out={tmp_path}"])
+    assert (chosen.seeds * len(chosen.sparsities), chosen.steps, chosen.compile) == (64, 500, False)
+    quick = ensemble.options([f"--out={tmp_path}", "--quick", "--compile"])
+    assert (quick.seeds * len(quick.sparsities), quick.steps, quick.compile) == (6, 60, True)
+    with pytest.raises(SystemExit):
+        ensemble.options([f"--out={tmp_path}", "--steps=19"])
+    with pytest.raises(SystemExit):
+        ensemble.options([f"--out={__file__}"])
+
+
+def test_a_step_that_rests_is_the_step_of_rigl(ensemble: ModuleType) -> None:
+    data, _ = ensemble.load()
+    members = ensemble.Members(sf.random.split(sf.random.key(0), 2), torch.tensor([0.5, 0.9], dtype=torch.float64))
+    state = torch.vmap(lambda key, sparsity: ensemble.start(key, sparsity, 40))(*members)
+    x, y = ensemble.batches(data, members.keys, 1)
+    moved = torch.vmap(ensemble.moving(40), in_dims=(0, 0, 0, 0, 0, None))(*members, state, x, y, 1)
+    assert sf.checkpoint.tree_equal(ensemble.resting(40, compiled=False)(state, x, y), moved)
