@@ -52,6 +52,19 @@ def test_tensors_are_dealt_out_like_numbers(most):
         assert {path: int(n[total]) for path, n in batch.items()} == plain
 
 
+def test_drop_grow_fills_leaves_to_most_of_their_room():
+    # 2 stay in each leaf and 4 grow, of which a would get them all; its room is 6.
+    def share(scores, before, after):
+        return {"a": torch.tensor(9.0), "b": torch.tensor(1.0)}
+
+    w = row(8, 7, 6, 5, 0, 0, 0, 0)
+    for most, wanted in ((1.0, {"a": 6, "b": 2}), (0.5, {"a": 5, "b": 3})):
+        plan = R.Redistribute(share, most=most)
+        algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", redistribute=plan)
+        state = algorithm.init({"a": w, "b": w})
+        assert counts(algorithm.update(state, {"a": w, "b": w}, 0).masks) == wanted
+
+
 def test_the_statistic_may_be_another_score_than_that_of_growth():
     # Growth by the gradient of the step, shares by a moving average that has seen the steps before.
     w = row(8, 7, 6, 5, 0, 0, 0, 0)

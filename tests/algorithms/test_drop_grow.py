@@ -488,3 +488,40 @@ def test_an_optimizers_moments_are_scores():
     for step, sign in enumerate((1, -1, 1)):
         state = algorithm.update(state, row(1, sign, 0.1, 9 * sign), step)
     assert kept(state) == {0, 2}
+
+
+# ---- ends and several leaves --------------------------------------------------------------------
+
+
+def test_excluding_the_dropped_where_nothing_is_free_drops_nothing():
+    for fraction in (0.5, 1.0):
+        algorithm = sf.rigl(0.0, drop_fraction=fraction, exclude_dropped=True)
+        assert kept(algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(1, 1, 1, 1), 0)) == {0, 1, 2, 3}
+
+
+def test_every_leaf_starts_its_dropped_weights_anew():
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", restart_dropped=True)
+    params = {path: row(4, 3, 2, 1)["w"] for path in "abc"}
+    state = algorithm.update(algorithm.init(params), {path: row(0, 9, 0, 0)["w"] for path in params}, 0)
+    for path in params:
+        assert kept(state, path) == {0, 1}
+        assert state.params[path].tolist() == [[4.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_dropped_block_keeps_the_best_of_what_it_had(restart):
+    # Of four blocks two are whole and the others lose two of four. The second goes and the last comes.
+    algorithm = sf.rigl(
+        0.5,
+        drop_fraction=0.5,
+        pattern=sf.patterns.block((1, 4), zeros=2),
+        init="magnitude",
+        restart_dropped=restart,
+    )
+    state = algorithm.init(row(9, 8, 7, 6, 5, 5, 5, 5, 1, 4, 2, 3, 0.1, 0.4, 0.3, 0.2))
+    assert kept(state) == {0, 1, 2, 3, 4, 5, 6, 7, 9, 11, 13, 14}
+    grads = row(*[0] * 8, *[1] * 4, *[2] * 4)
+    assert kept(algorithm.update(state, grads, 0)) == {0, 1, 2, 3, 4, 5, 9, 11, 12, 13, 14, 15}
+    # What a pruned block has left stays where it was, though all of it be zero.
+    zeroed = sf.with_params(state, row(9, 8, 7, 6, 5, 5, 5, 5, 0, 0, 0, 0, 0.1, 0.4, 0.3, 0.2))
+    assert kept(algorithm.update(zeroed, grads, 0)) == {0, 1, 2, 3, 4, 5, 9, 11, 12, 13, 14, 15}
