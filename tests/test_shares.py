@@ -53,6 +53,20 @@ def test_tensors_give_what_numbers_give():
     assert {k: int(v) for k, v in compiled(torch.tensor(17)).items()} == B.apportion(shares, 17, caps)
 
 
+def test_shares_of_any_size_get_the_same():
+    # Remainders tie here, and would not if a share were rounded on the way.
+    shares, caps = {"a": 1.0, "b": 3.0, "c": 6.0, "d": 0.0}, {"a": 9, "b": 9, "c": 2, "d": 9}
+    for total in range(30):
+        want = B.apportion(shares, total, caps)
+        assert sum(want.values()) == total
+        for power in (-1000, -401, -400, 400, 401, 1000):
+            scaled = {name: math.ldexp(share, power) for name, share in shares.items()}
+            assert B.apportion(scaled, total, caps) == want
+    assert (
+        B.apportion({"a": 1.0, "b": 3.0}, 2) == B.apportion({"a": 2.0**900, "b": 3 * 2.0**900}, 2) == {"a": 1, "b": 1}
+    )
+
+
 def test_errors():
     with pytest.raises(ValueError, match="cannot hand out 9 among caps that sum to 8"):
         B.apportion({"a": 1.0}, 9, {"a": 8})
