@@ -241,7 +241,6 @@ REASONS = {
     "level <= current_level": "a",
     "aten.equal.default": "a",
     "Could not extract specialized integer": "b",
-    "InferenceMode::is_enabled": "c",
 }
 
 
