@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsefn import elementary
 from sparsefn.numerics import Real, check_positive, divide, floor, like, numbers, where
-from sparsefn.triggers import check_int, check_kind
+from sparsefn.triggers import check_int, check_kind, check_whole
 from sparsefn.types import Schedule, Step, Trigger
 
 
@@ -213,24 +213,26 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
     return schedule
 
 
-def piecewise(values: Mapping[int, Real] | Iterable[tuple[int, Real]]) -> Schedule:
+def piecewise(values: Mapping[int, Real] | Iterable[tuple[Step, Real]]) -> Schedule:
     """Steps: each value holds from its step on; the first also before.
 
     >>> schedule = sf.schedules.piecewise({0: 0.5, 100: 0.8})
     >>> [schedule(step) for step in (0, 99, 100)]
     [0.5, 0.5, 0.8]
 
-    `values` is `{begin: value}` or pairs of the two; order does not matter. Raises TypeError for a begin
-    that is no int, ValueError for one that is negative or given twice and for no values.
+    `values` is `{begin: value}` or pairs of the two, in any order; where a begin is a 0-d int64 tensor, in
+    that of time: the last pair that has begun holds. Raises TypeError for a begin that is no int, ValueError
+    for one that is negative or given twice and for no values.
     """
     pairs = list(values.items() if isinstance(values, Mapping) else values)
     for begin, _ in pairs:
-        check_int("piecewise(values)", "every begin", begin, 0)
-    pairs.sort(key=lambda pair: pair[0])
+        check_whole("piecewise(values)", "every begin", begin, 0)
+    if not any(isinstance(begin, Tensor) for begin, _ in pairs):
+        pairs.sort(key=lambda pair: pair[0])
+        for (begin, _), (following, _) in itertools.pairwise(pairs):
+            if begin == following:
+                raise ValueError(f"expected one value for a begin, got two for {begin}")
     begins = [begin for begin, _ in pairs]
-    for begin, following in itertools.pairwise(begins):
-        if begin == following:
-            raise ValueError(f"expected one value for a begin, got two for {begin}")
     levels = _some(value for _, value in pairs)
 
     def schedule(step: Step) -> Real:

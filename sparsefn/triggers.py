@@ -151,8 +151,16 @@ def check_int(call: str, name: str, value: object, low: int) -> None:
         raise ValueError(f"{call}: expected {name} >= {low}, got {value}")
 
 
-def _check_whole(call: str, name: str, value: object, low: int) -> None:
-    # The value of a tensor is not looked at: it may be batched, or on another device.
+def check_whole(call: str, name: str, value: object, low: int) -> None:
+    """Raise unless the argument of that name is a 0-d int64 tensor, or passes `check_int`.
+
+    >>> sf.triggers.check_whole("every(n)", "n", torch.tensor(0.5), 1)
+    Traceback (most recent call last):
+        ...
+    TypeError: every(n): expected n to be an int or a 0-d int64 tensor, got a tensor of torch.float32
+
+    The value of a tensor is not looked at: it may be batched, or on another device.
+    """
     if not isinstance(value, Tensor):
         check_int(call, name, value, low)
     elif value.dtype != torch.int64:
@@ -179,10 +187,10 @@ def every(n: Step, start: Step = 0, stop: Step | None = None) -> Every:
     The value of a tensor is not looked at: an n below 1 counts as 1, and stop <= start never fires.
     """
     call = "every(n, start, stop)"
-    _check_whole("every(n)", "n", n, 1)
-    _check_whole(call, "start", start, 0)
+    check_whole("every(n)", "n", n, 1)
+    check_whole(call, "start", start, 0)
     if stop is not None:
-        _check_whole(call, "stop", stop, 0)
+        check_whole(call, "stop", stop, 0)
         if not isinstance(start, Tensor) and not isinstance(stop, Tensor) and stop <= start:
             raise ValueError(f"{call}: expected stop > start (stop is exclusive), got start={start}, stop={stop}")
     return Every(_least(n, 1), start, stop)
@@ -205,7 +213,7 @@ def at(steps: Iterable[Step]) -> At:
         raise TypeError(f"at(steps): expected a list of ints, got {steps!r}; write at([{steps!r}])")
     listed = list(steps)
     for step in listed:
-        _check_whole("at(steps)", "every step", step, 0)
+        check_whole("at(steps)", "every step", step, 0)
     if not listed:
         raise ValueError("at(steps): expected at least one step, got none; never() fires at no step")
     if any(isinstance(step, Tensor) for step in listed):

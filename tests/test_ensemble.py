@@ -162,6 +162,10 @@ MEMBERS = {
     "end and power of a schedule": (gradual, [(0.5, 1.0), (0.75, 3.0), (0.95, 2.0)]),
     "length of a schedule": (decayed, [(4.0,), (8.0,), (11.0,)]),
     "values and period of a cycle": (cycled, [(0.25, 3), (0.5, 4), (0.5, 1)]),
+    "steps of a schedule": (
+        lambda n: sgd(sf.gmp(sf.schedules.piecewise([(0, 0.25), (n, 0.75)]), when=sf.every(2))),
+        [(2,), (5,), (100,)],
+    ),
     "period": (lambda n: sgd(sf.rigl(0.75, when=sf.every(n), key=KEYS[0])), [(1,), (3,), (5,), (100,)]),
     "start and stop": (
         lambda a, b: sgd(sf.rigl(0.75, when=sf.every(2, start=a, stop=b), key=KEYS[0])),

@@ -210,6 +210,36 @@ def test_piecewise_takes_pairs_in_any_order():
         assert [schedule(step) for step in (0, 3, 8, 9, 99)] == [0.2, 0.2, 0.2, 0.3, 0.3]
 
 
+def test_begins_of_members_may_differ():
+    begins = torch.tensor([[0, 4], [3, 5], [2, 60]])
+    levels = torch.tensor([[0.5, 0.25], [0.125, 0.75], [0.0, 1.0]], dtype=torch.float64)
+    for step in (0, 2, 3, 4, 5, 59, 60):
+        rows = zip(begins.tolist(), levels.tolist(), strict=True)
+        alone = [schedules.piecewise(dict(zip(b, v, strict=True)))(step) for b, v in rows]
+        for moment in (step, torch.tensor(step)):
+            floats = vmap(lambda b, s=moment: schedules.piecewise([(b[0], 0.5), (b[1], 0.25)])(s))(begins)
+            assert floats.dtype == torch.float64
+            assert floats.tolist() == [0.25 if step >= second else 0.5 for _, second in begins.tolist()]
+            pairs = vmap(lambda b, v, s=moment: schedules.piecewise(zip(b, v, strict=True))(s))(begins, levels)
+            assert pairs.tolist() == alone
+    assert schedules.piecewise({0: 0.5, torch.tensor(3): 0.25})(3) == 0.25
+    with pytest.raises(ValueError, match=r"expected every begin to be a 0-d tensor, got shape \(1,\)"):
+        schedules.piecewise([(torch.tensor([3]), 0.5)])
+    with pytest.raises(TypeError, match="expected every begin to be an int or a 0-d int64 tensor, got a tensor of"):
+        schedules.piecewise([(torch.tensor(3.0), 0.5)])
+
+
+def test_periods_of_cycles_may_differ_from_member_to_member():
+    def cycled(n, start, step):
+        return schedules.cycling([0.5, 0.25, 0.75], triggers.every(n, start))(step)
+
+    n, start = torch.tensor([1, 3, 4]), torch.tensor([0, 2, 5])
+    for step in range(20):
+        want = [cycled(*row, step) for row in zip(n.tolist(), start.tolist(), strict=True)]
+        assert vmap(lambda n, start, step=step: cycled(n, start, step))(n, start).tolist() == want
+        assert vmap(lambda n, start, step=step: cycled(n, start, torch.tensor(step)))(n, start).tolist() == want
+
+
 def test_as_schedule_keeps_schedules_and_wraps_floats():
     schedule = schedules.linear(0.1, 0.1)
     assert schedules.as_schedule(schedule) is schedule
