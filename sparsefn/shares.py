@@ -84,7 +84,8 @@ def _vector(values: Sequence[float | Tensor], device: torch.device | None) -> Te
 
 
 def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
-    # Leaves fill up in the order of caps/shares; the level is what the others get for a share of 1.
+    # Leaves fill up in the order of caps/shares; the level is what the others get for a share of 1. Who has no share
+    # has no cap here.
     if not shares.shape[0]:
         return shares
     fills_at = torch.where(shares > 0, caps / shares, torch.inf)
@@ -93,14 +94,13 @@ def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
     rest = s.flip(0).cumsum(0).flip(0)
     left = total - (c.cumsum(0) - c)
     level = torch.where(rest > 0, left / rest, torch.inf)
-    open_ = (fills_at[order] > level) | (rest <= 0)
+    open_ = fills_at[order] > level
     at = torch.where(open_, torch.arange(len(s), device=s.device), len(s) - 1).amin()
     # Where a small share was lost in `rest`, the level falls below what the full ones needed.
     needed = torch.where(torch.arange(len(s), device=s.device) < at, fills_at[order], 0.0).amax()
     water = torch.where(open_.any(), torch.maximum(level.gather(0, at.reshape(1))[0], needed), torch.inf)
-    quota = torch.where(shares > 0, torch.minimum(shares * water, caps), 0.0)
-    quota = torch.where(fills_at <= water, torch.where(shares > 0, caps, 0.0), quota)
+    quota = torch.where(fills_at <= water, caps, torch.minimum(shares * water, caps))
     whole = quota.floor()
     missing = (total - whole.sum()).to(torch.int64)
-    keys = rank_keys(quota - whole, (whole < caps) & (shares > 0))
+    keys = rank_keys(quota - whole, whole < caps)
     return whole + top(keys.reshape(1, -1), missing.clamp(min=0))[0]
