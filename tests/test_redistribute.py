@@ -30,6 +30,8 @@ def test_shares():
     assert optree.tree_map(int, R.survivors(SCORES, BEFORE, AFTER)) == {"a": 2, "b": 0}
     assert optree.tree_map(int, R.lost(SCORES, BEFORE, AFTER)) == {"a": 1, "b": 1}
     assert math.isnan(R.mean_active(SCORES, AFTER, AFTER)["b"])
+    large = {"w": torch.arange(3000.0)}
+    assert R.mean_active(large, {"w": large["w"] < 2500}, {})["w"] == 1249.5
 
 
 def test_a_leaf_is_filled_to_most_of_its_room_before_any_is_filled_up():
@@ -37,6 +39,7 @@ def test_a_leaf_is_filled_to_most_of_its_room_before_any_is_filled_up():
     assert R.allocate(shares, 20, room) == {"a": 10, "b": 10}
     assert R.allocate(shares, 20, room, most=0.55) == {"a": 5, "b": 15}
     assert R.allocate(shares, 62, room, most=0.55) == {"a": 7, "b": 55}  # 60 fit under .55, two go on by share
+    assert R.allocate(shares, 80, room, most=0.55) == {"a": 10, "b": 70}  # of the 20 over, a has room for five
     assert R.allocate(shares, 110, room, most=0.0) == room
     with pytest.raises(ValueError, match="cannot hand out 111 among caps that sum to 110"):
         R.allocate(shares, 111, room)
@@ -147,6 +150,11 @@ def test_careful_rates_spare_important_leaves_that_are_nearly_dense():
     )
     assert optree.tree_map(float, fractions) == {"a": 0.0, "b": 0.3}  # a dense important leaf drops nothing
     assert R.careful()(0.3, {}, {}) == {}
+    alike = {path: torch.ones(4) for path in "ab"}
+    full = {path: torch.ones(4) > 0 for path in "ab"}
+    assert optree.tree_map(float, R.careful()(0.3, alike, full)) == {"a": 0.3, "b": 0.3}  # neither is above average
+    alike["a"] = torch.full((4,), 9.0)
+    assert optree.tree_map(float, R.careful(below=1.0)(0.3, alike, full)) == {"a": 0.0, "b": 0.3}
 
 
 def test_each_may_grow_by_a_chance_of_its_own():
