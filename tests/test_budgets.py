@@ -31,7 +31,7 @@ def test_n_kept_of_a_tensor():
     "sparsity,error,text",
     [
         (1, TypeError, r"expected sparsity to be a float in \[0, 1\], got the int 1; a fraction is written 1.0"),
-        (True, TypeError, "got the bool True"),
+        (True, TypeError, "got the bool True$"),
         ([0.5], TypeError, r"got \[0.5\]"),
         (1.5, ValueError, r"expected sparsity in \[0, 1\], got 1.5"),
         (-0.1, ValueError, "got -0.1"),
@@ -159,7 +159,9 @@ def test_the_three_roundings():
     counts = torch.tensor([5, 7, 10])
     rules = (B.rounded, B.rounded_up, B.rounded_down)
     assert [rule(0.5, 5) for rule in rules] == [2, 3, 2]
-    assert [rule(0.3, 10) for rule in rules] == [3, 3, 3]  # in float32 0.3 * 10 is above 3
+    for ten in (10, torch.tensor(10)):
+        assert [int(rule(0.3, ten)) for rule in rules] == [3, 3, 3]  # in float32 0.3 is above 3 / 10
+    assert [int(rule(1.0, torch.tensor(2**24 + 1))) for rule in rules] == [2**24 + 1] * 3  # no float32
     for rule, wanted in zip(rules, ([2, 4, 5], [3, 4, 5], [2, 3, 5]), strict=True):
         for fraction in (0.5, torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float64)):
             got = rule(fraction, counts)
@@ -197,3 +199,9 @@ def test_a_count_is_spread_over_groups():
     assert torch.equal(B.spread(torch.tensor(6), 3), torch.tensor([2, 2, 2]))
     batch = torch.func.vmap(lambda count: B.spread(count, 2))(torch.tensor([0, 3]))
     assert batch.tolist() == [[0, 0], [2, 1]]
+
+
+def test_a_fixed_sparsity_may_come_in_float32():
+    B.check_fixed(torch.tensor(0.9), 0.1, "nm(1, 10)")
+    with pytest.raises(ValueError, match=r"nm\(1, 10\) fixes the sparsity at 0.9, got 0.89"):
+        B.check_fixed(torch.tensor(0.89), 0.1, "nm(1, 10)")
