@@ -29,6 +29,10 @@ def test_batched_updates_compile_whole(name: str) -> None:
     assert transforms.compiled_vmap(NAMED[name], case_of(NAMED[name]), backend="eager") == "="
 
 
+def test_inductor_gives_the_same_bits() -> None:
+    assert transforms.compiled(NAMED["gmp"], case_of(NAMED["gmp"]), backend="inductor") == "="
+
+
 @pytest.mark.parametrize("name", ["gmp regrow keep", "snfs", "supermask bernoulli", "torchopt gmp"])
 def test_updates_are_exported(name: str) -> None:
     assert transforms.exported(NAMED[name], case_of(NAMED[name])) == "="

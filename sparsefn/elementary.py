@@ -246,15 +246,18 @@ def sqrt(x: Tensor) -> Tensor:
     >>> elementary.sqrt(torch.tensor([0.0, 2.0, 9.0]))
     tensor([0.0000, 1.4142, 3.0000])
 
-    Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. The slope at 0 is 0 and not inf:
-    so are those of norms of zeros and of Adam's steps.
+    Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. Of -0.0 it is 0.0. The slope at 0
+    is 0 and not inf: so are those of norms of zeros and of Adam's steps.
     """
-    return torch.where(x == 0, x.detach(), _sqrt(torch.where(x == 0, 1, x)))
+    zero = x == 0
+    if x.dtype == torch.float64:
+        root = _corrected_sqrt(x.masked_fill(zero, 1.0))
+    else:
+        root = x.double().masked_fill_(zero, 1.0).sqrt().to(x.dtype)
+    return root.masked_fill_(zero, 0.0)
 
 
-def _sqrt(x: Tensor) -> Tensor:
-    if x.dtype != torch.float64:
-        return x.double().sqrt().to(x.dtype)
+def _corrected_sqrt(x: Tensor) -> Tensor:
     root = x.sqrt()
     square, rest = two_product(root, root)
     step = ((x - square) - rest) / (2 * root)

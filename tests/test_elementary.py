@@ -211,4 +211,12 @@ def test_zeros_keep_their_sign():
     assert [math.copysign(1.0, elementary.cospi(f64(x)).item()) for x in (0.5, 1.5)] == [
         math.copysign(1.0, elementary.cospi(x)) for x in (0.5, 1.5)
     ]
-    assert math.copysign(1.0, elementary.sqrt(f64(-0.0)).item()) == -1.0
+    for dtype in (torch.float32, torch.float64):
+        assert math.copysign(1.0, elementary.sqrt(torch.tensor(-0.0, dtype=dtype)).item()) == 1.0
+
+
+def test_roots_of_negative_numbers_are_nan_and_inputs_stay():
+    for dtype in (torch.float32, torch.float64):
+        x = torch.tensor([0.0, -1.0, 4.0, math.inf], dtype=dtype)
+        assert torch.equal(elementary.sqrt(x).nan_to_num(7.0, posinf=9.0), torch.tensor([0, 7, 2, 9], dtype=dtype))
+        assert torch.equal(x, torch.tensor([0.0, -1.0, 4.0, math.inf], dtype=dtype))
