@@ -216,6 +216,14 @@ def test_selection_has_the_same_bits_under_every_transform():
     assert torch.equal(nested.diagonal(dim1=0, dim2=1).T, want)
 
 
+def test_int_counts_where_vmap_hides_the_masks():
+    scores = make("ties", 24, torch.float32).reshape(3, 8)
+    masks = make("continuous", 24, torch.float32).reshape(3, 8) > 0
+    for call in (sf.drop_lowest, sf.grow_highest):
+        want = torch.stack([call(x, mask, 1) for x, mask in zip(scores, masks, strict=True)])
+        assert torch.equal(torch.func.vmap(lambda x, mask, call=call: call(x, mask, 1))(scores, masks), want)
+
+
 @pytest.mark.parametrize("call", [sf.topk_mask, lambda x, k: sf.topk_masks([x], k)])
 @pytest.mark.parametrize("k", [-1, 4])
 def test_int_counts_out_of_range(call, k):
