@@ -227,16 +227,14 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
     return rebuild([part.reshape(leaf.shape) for part, leaf in zip(won, leaves.values(), strict=True)])
 
 
-def joint_keys(scores: list[Tensor], eligible: list[Tensor] | None = None) -> Tensor:
+def joint_keys(scores: list[Tensor]) -> Tensor:
     """Keys of several score tensors laid end to end, as one row in one integer dtype.
 
     >>> joint_keys([torch.ones(2), torch.zeros(1, 1, dtype=torch.float64)]).shape
     torch.Size([1, 3])
     """
     wide = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
-    flags = [None] * len(scores) if eligible is None else eligible
-    rows = [rank_keys(s, e, wide).reshape(-1) for s, e in zip(scores, flags, strict=True)]
-    return torch.cat(rows).reshape(1, -1)
+    return torch.cat([rank_keys(s, dtype=wide).reshape(-1) for s in scores]).reshape(1, -1)
 
 
 def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:
