@@ -51,6 +51,7 @@ def test_tensors_are_dealt_out_like_numbers(most):
     batch = torch.func.vmap(lambda n: R.allocate(shares, n, room, most))(torch.arange(23))
     for total in range(23):
         plain = R.allocate(shares, total, room, most)
+        assert all(type(n) is int for n in plain.values())
         assert sum(plain.values()) == total
         assert {path: int(n[total]) for path, n in batch.items()} == plain
 
@@ -163,6 +164,8 @@ def test_each_may_grow_by_a_chance_of_its_own():
     assert R.independently(scores, free, torch.tensor([0, 0])).tolist() == [0, 0]
     assert R.independently(scores, free, torch.tensor([1, 1])).tolist() == [1, 1]
     assert R.independently(scores, free, torch.tensor([3, 4])).tolist() == [3, 4]
+    one, zero = torch.tensor([[True, False]]), torch.tensor([[0.3, 0.9], [0.0, 0.0]])
+    assert R.independently(zero, one.expand(2, 2), torch.tensor([1, 1])).tolist() == [1, 1]  # with certainty
     assert R.independently(scores, torch.zeros_like(free), torch.tensor([0, 0])).tolist() == [0, 0]
 
 
