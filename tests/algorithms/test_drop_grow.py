@@ -525,3 +525,29 @@ def test_a_dropped_block_keeps_the_best_of_what_it_had(restart):
     # What a pruned block has left stays where it was, though all of it be zero.
     zeroed = sf.with_params(state, row(9, 8, 7, 6, 5, 5, 5, 5, 0, 0, 0, 0, 0.1, 0.4, 0.3, 0.2))
     assert kept(algorithm.update(zeroed, grads, 0)) == {0, 1, 2, 3, 4, 5, 9, 11, 12, 13, 14, 15}
+
+
+def test_what_a_pruned_block_has_left_keeps_its_weights_where_all_scores_tie():
+    def alike(state, grads, step):
+        return optree.tree_map(torch.ones_like, state.params)
+
+    pattern = sf.patterns.block((1, 4), zeros=2)
+    options = {"drop_fraction": 0.5, "pattern": pattern, "init": "magnitude", "restart_dropped": True}
+    algorithm = sf.drop_grow(0.5, drop=alike, grow=sf.scores.gradient, **options)
+    state = algorithm.init(row(9, 8, 7, 6, 5, 5, 5, 5, 1, 4, 2, 3, 0.1, 0.4, 0.3, 0.2))
+    state = algorithm.update(state, row(*[0] * 8, *[1] * 4, *[2] * 4), 0)
+    assert state.params["w"][0, 8:12].tolist() == [0.0, 4.0, 0.0, 3.0]
+
+
+def test_leaves_over_and_under_their_targets_are_brought_there():
+    masks = {"a": row(1, 1, 1, 0)["w"] > 0, "b": row(1, 0, 0, 0)["w"] > 0}
+    algorithm = sf.rigl(0.5, drop_fraction=0.0, init=masks)
+    params = {path: row(4, 3, 2, 1)["w"] for path in masks}
+    state = algorithm.update(algorithm.init(params), params, 0)
+    assert (kept(state, "a"), kept(state, "b")) == ({0, 1}, {0, 1})
+
+
+def test_a_pattern_that_fixes_the_sparsity_needs_none():
+    algorithm = sf.rigl(None, drop_fraction=0.5, pattern=sf.patterns.nm(2, 4), init="magnitude")
+    state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(0, 0, 0, 9), 0)
+    assert kept(state) == {0, 3}
