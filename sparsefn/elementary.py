@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from sparsefn.numerics import Real, batch_first, floor, like, two_product, two_sum, where
 
@@ -31,6 +32,8 @@ _COS = (1.0, -4.934802200544679, 4.0587121264167685, -1.3352627688545895, 0.2353
 _SIN = (3.141592653589793, -5.16771278004997, 2.5501640398773455, -0.5992645293207921, 0.08214588661112823,
         -0.0073704309457143504, 0.00046630280576761255, -2.1915353447830217e-05, 7.952054001475513e-07,
         -2.2948428997269873e-08)  # fmt: skip
+
+_SLOPED = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 
 def _horner(coefficients: tuple[float, ...], x: Real) -> Real:
@@ -210,10 +213,20 @@ def _smooth(name: str, x: Real, y: Real) -> Real:
         return value_of(name, x, y)
     a, b = like(model, x), like(model, y)
     value: Tensor = _on_tensors(name, a.detach(), b.detach())
+    if not _differentiated(a, b):
+        return value
     # A zero that has the slopes: a backward of the operator's own would not reach forward mode. It is subtracted,
     # as -0.0 + 0.0 would be 0.0.
     slope = _SLOPES[name](a, b, value)
     return value - (slope.detach() - slope)
+
+
+def _differentiated(*tensors: Tensor) -> bool:
+    # Whether anyone may ask for a slope. Compiled code is traced once for all who do.
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return True
+    layers = torch._C._functorch.get_interpreter_stack() or []
+    return any(layer.key() in _SLOPED for layer in layers) or any(x.requires_grad for x in tensors)
 
 
 # Opaque to the compiler: as a graph `power` takes half a minute to compile.
@@ -249,6 +262,8 @@ def sqrt(x: Tensor) -> Tensor:
     Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. Of -0.0 it is 0.0. The slope at 0
     is 0 and not inf: so are those of norms of zeros and of Adam's steps.
     """
+    if not _differentiated(x) and x.dtype != torch.float64:
+        return x.double().sqrt_().to(x.dtype).add_(0.0)  # -0.0 becomes 0.0
     zero = x == 0
     if x.dtype == torch.float64:
         root = _corrected_sqrt(x.masked_fill(zero, 1.0))
