@@ -8,7 +8,7 @@ pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test demo ensemble format clean
+.PHONY: help test demo ensemble bench format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -24,6 +24,11 @@ demo: $(VENV)/.installed-demo  ## train a small sparse network; options in ARGS=
 
 ensemble: $(VENV)/.installed-demo  ## train 64 sparse networks in one vmapped loop; options in ARGS="..."
 	$(py) examples/ensemble.py $(ARGS)
+
+bench: $(VENV)/.installed-dev  ## time masks, updates and ensembles against their peers; options in ARGS="--quick"
+	$(py) benchmarks/selection.py $(ARGS)
+	$(py) benchmarks/updates.py $(ARGS)
+	$(py) benchmarks/ensembles.py $(ARGS)
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
 	$(py) -m ruff check --fix .
