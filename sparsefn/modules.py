@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.axes import check_pattern_axis as check_pattern_axis
+from sparsefn.sparse_modules import with_sparse_linears
 from sparsefn.tree import Tree, flatten
 from sparsefn.types import State, effective
 from sparsefn.where import float_leaves
@@ -140,6 +141,30 @@ def bake(module: nn.Module, state: State | Tree) -> nn.Module:
     for name, param in baked.named_parameters():
         param.data = weights[name].detach().clone()
     return baked
+
+
+def to_sparse(module: nn.Module, state: State, layout: str = "auto", *, blocksize: int | None = None) -> nn.Module:
+    """A copy for inference whose sparsified linear layers store and multiply only what is kept.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
+    >>> state = sf.static(0.75, where="0.weight").init(sf.modules.params_of(net))
+    >>> sf.modules.to_sparse(net, state, "csr")
+    Sequential(
+      (0): SparseLinear(in_features=8, out_features=4, bias=True, csr, 8 of 32 stored)
+      (1): ReLU()
+    )
+
+    The outputs are those of `call`, summed in another order. "csr" stores single weights; "bsr" square blocks
+    of `blocksize`, or the largest of 32, 16, 8 and 4 of which the mask is made, and csr where the blocks do
+    not divide or make up a weight. "auto" takes what was measured to be faster on CPU, dense when in doubt:
+    see docs/sparse-execution.md. Dense stay tied weights, dtypes but float32 and float64, every layer but
+    `nn.Linear` itself, those with hooks, and those of a `nn.TransformerEncoderLayer`. No parameter of the
+    copy requires a gradient. Raises TypeError for anything but a State, ValueError for another layout and a
+    blocksize without "bsr", and as `bake` does.
+    """
+    if not isinstance(state, State):
+        raise TypeError(f"expected a State, got {type(state).__name__}; without masks use sf.modules.bake")
+    return with_sparse_linears(bake(module, state), flatten(state.masks)[0], layout, blocksize)
 
 
 def from_pruned(

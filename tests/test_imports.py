@@ -51,6 +51,7 @@ ORDER = (
     "operations",
     "layers",
     "dependencies",
+    "sparse_modules",
     "modules",
     "derivatives",
     "curvature",
