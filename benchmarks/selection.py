@@ -1,4 +1,4 @@
-"""What an exact mask costs: of n scores, of all weights of a ResNet-50 together, of 2 in 4.
+"""What an exact mask costs: of n scores, of all weights of a ResNet-50 together, of 2 in 4; to draw, and to pack.
 
     python benchmarks/selection.py
     python benchmarks/selection.py --quick
@@ -119,6 +119,29 @@ def two_of_four(size: int) -> list[Case]:
     ]
 
 
+def drawn(n: int) -> list[Case]:
+    """Uniform numbers: torch's from its global state, ours from a key."""
+    key = sf.random.key(0)
+    return [
+        Case("torch.rand", lambda: torch.rand(n)),
+        Case("sparsefn.random.uniform", lambda: sf.random.uniform(key, (n,))),
+    ]
+
+
+def packed(n: int) -> list[Case]:
+    """A mask into bytes and back."""
+    scores = continuous(n)
+    mask = {"w": scores > 1.6}
+    small = sf.masks.pack(mask)
+    if small["w"].numel() != -(-n // 8) or not torch.equal(sf.masks.unpack(small, mask)["w"], mask["w"]):
+        raise AssertionError("a packed mask comes back another")
+    return [
+        Case("floor: scores > t", lambda: scores > 1.6),
+        Case("sparsefn.masks.pack", lambda: sf.masks.pack(mask)),
+        Case("sparsefn.masks.unpack", lambda: sf.masks.unpack(small, mask)),
+    ]
+
+
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
     exponents = range(3, 5) if options.smoke else range(3, 7) if options.quick else range(3, 9 if options.large else 8)
@@ -135,6 +158,12 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     size = 64 if options.smoke else 1024 if options.quick else 4096
     title = f"2:4 of {size} x {size}"
     tables[title] = compare(title, two_of_four(size), options, memory=True)
+    exponent = 4 if options.smoke else 6 if options.quick else 7
+    tables[f"1e{exponent} uniform numbers"] = compare(
+        f"1e{exponent} uniform numbers", drawn(10**exponent), options, True
+    )
+    title = f"a mask of 1e{exponent} in bytes"
+    tables[title] = compare(title, packed(10**exponent), options, memory=True)
     return tables
 
 
