@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,14 @@ CSR_DENSITY = 0.05
 BSR_DENSITY = 0.1
 BSR_SIZE = 8
 LEAST_WEIGHTS = 2**20
+
+
+@contextlib.contextmanager
+def _without_beta_warning() -> Iterator[None]:
+    # torch gives it once in a process, for the first compressed tensor: made or unpickled here, it is not in forward.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse (CSR|BSR) tensor support is in beta", UserWarning)
+        yield
 
 
 class SparseLinear(nn.Module):
@@ -41,8 +51,7 @@ class SparseLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.layout = torch.sparse_bsr if block else torch.sparse_csr
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse (CSR|BSR) tensor support is in beta", UserWarning)
+        with _without_beta_warning():
             stored = weight.detach().to_sparse(layout=self.layout, blocksize=(block, block) if block else None)
         # The product reads 32-bit indices faster.
         index = torch.int32 if weight.numel() < 2**31 else torch.int64
@@ -50,6 +59,11 @@ class SparseLinear(nn.Module):
         self.register_buffer("col", stored.col_indices().to(index))
         self.register_buffer("values", stored.values())
         self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        with _without_beta_warning():
+            self._stored()
 
     @property
     def weight(self) -> Tensor:
