@@ -16,11 +16,11 @@ SIZES = (32, 16, 8, 4)  # square blocks to look for in a mask
 
 # The break-even on CPU, for batches of 1, 32 and 256. Measured as in docs/sparse-execution.md (torch 2.13, float32,
 # AVX512): at 1024 x 1024 and above csr takes at most 0.9 of the dense time up to 0.05, blocks of 8 to 32 at most 0.95
-# up to 0.1. At 512 x 512 a batch of 1 loses at either.
+# up to 0.1. At 512 x 512 and 256 x 4096 a batch of 1 loses with either.
 CSR_DENSITY = 0.05
 BSR_DENSITY = 0.1
 BSR_SIZE = 8
-LEAST_WEIGHTS = 2**20
+LEAST_SIDE = 1024
 
 
 @contextlib.contextmanager
@@ -153,7 +153,7 @@ def _choose(mask: Tensor, layout: str, blocksize: int | None) -> int | None:
         if blocksize is None:
             return next((size for size in SIZES if _fits(mask, size)), 0)
         return blocksize if _divides(mask, blocksize) else 0
-    if mask.device.type != "cpu" or mask.numel() < LEAST_WEIGHTS:
+    if mask.device.type != "cpu" or min(mask.shape) < LEAST_SIDE:
         return None
     density = round(int(mask.sum()) / mask.numel(), 2)  # counts are rounded: 95 % sparse may keep a little above 5 %
     if density <= BSR_DENSITY:
