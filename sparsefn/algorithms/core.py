@@ -166,13 +166,13 @@ def _drawn(leaves: Leaves, rule: Rule, sparsity: Sparsity, key: Tensor) -> Leave
         raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
     masks: Leaves = {}
     for field, count in zip(rule.fields(leaves), rule.targets(leaves, sparsity), strict=True):
-        size = sum(rule.rows([path], leaves).numel() for path in field)
+        size = sum(rule.row_shape(leaves[path]).numel() for path in field)
         for path in field:
-            rows = rule.rows([path], leaves)
-            total = torch.as_tensor(count, device=rows.device)
-            total = total.sum() if total.ndim else total * (1 if rule.joint else rows.shape[0])
-            chance, own = total.double() / max(size, 1), random.leaf_key(key.to(rows.device), path)
-            masks |= rule.masks([path], random.bernoulli(own, chance, rows.shape), {path: leaves[path].detach().abs()})
+            leaf, shape = leaves[path], rule.row_shape(leaves[path])
+            total = torch.as_tensor(count, device=leaf.device)
+            total = total.sum() if total.ndim else total * (1 if rule.joint else shape[0])
+            chance, own = total.double() / max(size, 1), random.leaf_key(key.to(leaf.device), path)
+            masks |= rule.masks([path], random.bernoulli(own, chance, shape), {path: leaf.detach().abs()})
     return masks
 
 

@@ -47,7 +47,7 @@ class Rule(NamedTuple):
             shape = tuple(leaf.shape)
             try:
                 grids[path] = unit_grid(self.pattern, shape)
-                groups = to_rows(self.pattern, torch.empty(shape, device="meta")).shape[0]
+                groups = self.row_shape(leaf)[0]
             except ValueError as error:
                 raise ValueError(f"{error} at {path!r}") from None
             if self.joint and groups > 1:
@@ -71,7 +71,9 @@ class Rule(NamedTuple):
 
     def masks(self, field: list[str], rows: Tensor, scores: Leaves, among: Leaves | None = None) -> Leaves:
         """Rows of kept units spread over the elements of their leaves, and what the pattern leaves the others."""
-        parts = [rows] if len(field) == 1 else torch.split(rows, [self._units(scores[path]) for path in field], -1)
+        parts = [rows]
+        if len(field) > 1:
+            parts = list(torch.split(rows, [self.row_shape(scores[path]).numel() for path in field], -1))
         chosen = [None if among is None else among[path] for path in field]
         return {
             path: unit_mask(self.pattern, part, scores[path], flags)
@@ -86,21 +88,22 @@ class Rule(NamedTuple):
         won = self.masks(field, self.win(field, scores, self.active(field, open_), count), scores, open_)
         return {path: mask & open_[path] for path, mask in won.items()}
 
-    def _units(self, leaf: Tensor) -> int:
-        return to_rows(self.pattern, torch.empty(leaf.shape, device="meta")).numel()
+    def row_shape(self, leaf: Tensor) -> torch.Size:
+        """(groups, units of a group) of a leaf, from its shape alone."""
+        return to_rows(self.pattern, torch.empty(leaf.shape, device="meta")).shape
 
     def targets(self, leaves: Leaves, sparsity: Sparsity | None) -> list[Count]:
         """Kept count of each field: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
         grids = self.grids(leaves)
         if not leaves:
             return []
-        groups = {p: to_rows(self.pattern, torch.empty(x.shape, device="meta")).shape for p, x in leaves.items()}
+        groups = {path: self.row_shape(leaf) for path, leaf in leaves.items()}
         if self.pattern.fixed is not None:
             return [self._fixed(path, leaf, groups[path][1], sparsity) for path, leaf in leaves.items()]
         if sparsity is None:
             raise TypeError(f"expected a sparsity: {self.pattern} leaves the count open")
         if isinstance(self.distribution, Global):
-            total = n_kept(sum(self._units(leaf) for leaf in leaves.values()), sparsity)
+            total = n_kept(sum(self.row_shape(leaf).numel() for leaf in leaves.values()), sparsity)
             self.distribution.bounds(grids, total)
             return [total]
         counts = self.distribution(grids, sparsity)
