@@ -18,11 +18,11 @@ from property_tests.planting import (
     Mutant,
     after_update,
     by_threshold,
+    drawn_by,
     each,
     gmp,
     kept,
     magnitude_masks,
-    masks_by,
     mutant,
     per_leaf,
     rigl,
@@ -38,12 +38,7 @@ def _in_part(state: sf.State, after: sf.State, grads: Tree, step: Any) -> sf.Sta
 
 def _draws_by_position(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     place = itertools.count()
-
-    def mask(path: str, leaf: Tensor) -> Tensor:
-        draws = sf.random.uniform(sf.random.fold_in(key, next(place)), leaf.shape)
-        return sf.topk_mask(draws, kept(leaf, s))
-
-    return sf.static(None, init=masks_by(mask), key=key)
+    return drawn_by(s, key, lambda path: next(place))
 
 
 MASKS = [

@@ -15,6 +15,7 @@ from property_tests.planting import (
     HEALTHY,
     Mutant,
     after_update,
+    drawn_by,
     each,
     gmp,
     kept,
@@ -45,12 +46,7 @@ def _remembered_in_a_closure(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
 
 def _numbered_by_insertion(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     order = {path: i for i, path in enumerate(_inserted(params))}
-
-    def mask(path: str, leaf: Tensor) -> Tensor:
-        draws = sf.random.uniform(sf.random.fold_in(key, order[path]), leaf.shape)
-        return sf.topk_mask(draws, kept(leaf, s))
-
-    return sf.static(None, init=masks_by(mask), key=key)
+    return drawn_by(s, key, lambda path: order[path])
 
 
 def _inserted(tree: Tree, prefix: str = "") -> list[str]:
@@ -99,12 +95,7 @@ def _at_least(least: int, spare: int) -> Callable[[Any, Tensor, Tree], sf.Algori
 
 def hashed(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     """Draws by `hash`, which every process has its own of."""
-
-    def mask(path: str, leaf: Tensor) -> Tensor:
-        draws = sf.random.uniform(sf.random.fold_in(key, hash(path) % 2**32), leaf.shape)
-        return sf.topk_mask(draws, kept(leaf, s))
-
-    return sf.static(None, init=masks_by(mask), key=key)
+    return drawn_by(s, key, lambda path: hash(path) % 2**32)
 
 
 STATES = [

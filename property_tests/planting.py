@@ -65,6 +65,16 @@ def kept(scores: Tensor, sparsity: Any) -> Any:
     return sf.budgets.n_kept(scores.numel(), sparsity)
 
 
+def drawn_by(sparsity: Any, key: Tensor, number: Callable[[str], int]) -> sf.Algorithm:
+    """`static` with draws that each leaf makes by a number for its path."""
+
+    def mask(path: str, leaf: Tensor) -> Tensor:
+        draws = sf.random.uniform(sf.random.fold_in(key, number(path)), leaf.shape)
+        return sf.topk_mask(draws, kept(leaf, sparsity))
+
+    return sf.static(None, init=masks_by(mask), key=key)
+
+
 def by_threshold(scores: Tensor, count: Any) -> Tensor:
     """What many libraries do: everything at least as large as the k-th largest."""
     if int(count) == 0:
