@@ -203,6 +203,14 @@ def fraction(text: str) -> float:
     return float(text)
 
 
+def make_folder(parser: argparse.ArgumentParser, out: Path) -> None:
+    """Make the folder for the output, or end with what is wrong about it."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --out: {error}")
+
+
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     """What the command line asks for; the folder for the output is made here, before any training."""
     parser = argparse.ArgumentParser(description="Train sparse networks on scikit-learn's digits.")
@@ -214,10 +222,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("out"), help="folder for digits.png and digits.json (default: out)")
     chosen = parser.parse_args(argv)
     chosen.sparsity = sorted(set(chosen.sparsity))
-    try:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"argument --out: {error}")
+    make_folder(parser, chosen.out)
     return chosen
 
 

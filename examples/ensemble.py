@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from _ensemble_report import draw, table
-from digits import BATCH, TRAIN, Data, at_least, forward, he_init, load, loss
+from digits import BATCH, TRAIN, Data, at_least, forward, he_init, load, loss, make_folder
 from torch import Tensor
 from torch.func import grad, vmap
 from tqdm import tqdm
@@ -211,10 +211,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     chosen.steps = chosen.steps or (60 if chosen.quick else 500)
     chosen.seeds = 2 if chosen.quick else 8
     chosen.sparsities = list(SPARSITIES[::3] if chosen.quick else SPARSITIES)
-    try:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"argument --out: {error}")
+    make_folder(parser, chosen.out)
     return chosen
 
 
