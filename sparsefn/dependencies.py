@@ -209,11 +209,11 @@ def _overwritten(root: nn.Module, graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if _in_place(root, node):
-            aliases, todo = set[fx.Node](), _sources(root, node)
-            while todo:
-                source = todo.pop()
+            aliases, ahead = set[fx.Node](), _sources(root, node)
+            while ahead:
+                source = ahead.pop()
                 aliases.add(source)
-                todo += [] if _makes_new(root, source) else _sources(root, source)
+                ahead += [] if _makes_new(root, source) else _sources(root, source)
             if any(len(alias.users) > 1 for alias in aliases):
                 found |= aliases
     return found
