@@ -1,0 +1,82 @@
+"""Which tensors show their memory, and jobs on threads."""
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from sparsefn import arrays
+
+HIDDEN = {
+    "vmap": lambda see: torch.vmap(see)(torch.ones(2, 3)),
+    "grad": lambda see: torch.func.grad(lambda x: see(x).sum())(torch.ones(3)),
+    "jvp": lambda see: torch.func.jvp(see, (torch.ones(3),), (torch.ones(3),)),
+    "fake": lambda see: see(FakeTensorMode().from_tensor(torch.ones(3))),
+    "trace": lambda see: make_fx(see)(torch.ones(3)),
+    "meta": lambda see: see(torch.ones(3, device="meta")),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool])
+def test_the_memory_is_shared(dtype):
+    x = torch.ones(2, 3, dtype=dtype)
+    seen = arrays.array(x)
+    x[1, 2] = 0
+    assert seen.shape == (2, 3) and not seen[1, 2] and seen.sum() == 5
+
+
+def test_bfloat16_comes_as_words():
+    seen = arrays.array(torch.tensor([1.0, -0.0], dtype=torch.bfloat16))
+    assert seen.dtype == np.int16 and seen.tolist() == [0x3F80, -0x8000]
+
+
+def test_a_tensor_that_requires_grad_shows_its_memory():
+    assert arrays.array(torch.nn.Parameter(torch.ones(2))).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_is_traced_or_elsewhere_stays_hidden(name):
+    seen = []
+
+    def see(x):
+        seen.append(arrays.array(x))
+        return x * 1.0
+
+    HIDDEN[name](see)
+    assert seen and all(memory is None for memory in seen)
+
+
+def test_compiled_code_sees_no_memory():
+    @torch.compile(backend="eager", fullgraph=True)
+    def see(x):
+        return x + (0.0 if arrays.array(x) is None else 1.0)
+
+    assert see(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("work", [1, 1 << 24])
+def test_every_job_runs_and_the_first_error_is_raised(work):
+    lock, done = threading.Lock(), []
+
+    def run(job):
+        if job == 3:
+            raise RuntimeError("job 3")
+        with lock:
+            done.append(job)
+
+    arrays.each(run, [0, 1, 2], work)
+    assert sorted(done) == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="job 3"):
+        arrays.each(run, [3, 4], work)
+
+
+def test_much_work_is_done_on_the_threads_that_torch_has():
+    threads, together = torch.get_num_threads(), threading.Barrier(2, timeout=20)
+    torch.set_num_threads(2)
+    try:
+        arrays.each(lambda job: together.wait() and None, [0, 1], 1 << 24)  # each waits for the other
+    finally:
+        torch.set_num_threads(threads)
