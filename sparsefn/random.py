@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.threefry import DIGITS, MASK32, draw
-from sparsefn.tree import Tree, map_with_path
+from sparsefn.tree import Tree, constant, map_with_path
 
 
 def _check_key(key: Tensor) -> None:
@@ -97,7 +97,7 @@ def split(key: Tensor, n: int) -> Tensor:
     return _as_keys(draw(key, None, n, "split", torch.int64))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _digest(text: str) -> int:
     # Not hash(): that one changes with PYTHONHASHSEED.
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)

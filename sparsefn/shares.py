@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsefn.numerics import where
 from sparsefn.select import rank_keys, top
+from sparsefn.tree import constant
 
 Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 
@@ -51,7 +52,7 @@ def apportion(
     return {name: placed[name] for name in shares}
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def _numbers(shares: tuple[Any, ...], total: Any, caps: tuple[Any, ...]) -> tuple[int, ...]:
     # Under compile this is worked out while tracing: a budget of plain numbers is not in the graph.
     return tuple(_fill(shares, caps, total).tolist())

@@ -184,7 +184,8 @@ def test_modules_do_not_import_what_only_tests_need(name: str) -> None:
     assert set(on_import(ast.parse(MODULES[name]))) & NOT_ON_IMPORT <= allowed
 
 
-@pytest.mark.parametrize("package", sorted(NOT_ON_IMPORT - {"tqdm"}))  # torch loads it itself
+# torch loads tqdm itself; its compiler takes a second to load
+@pytest.mark.parametrize("package", [*sorted(NOT_ON_IMPORT - {"tqdm"}), "torch._dynamo", "torch._inductor"])
 def test_a_fresh_process_does_not_load(package: str, loaded: set[str]) -> None:
     assert package not in loaded
 

@@ -109,3 +109,17 @@ def test_sparse_is_read_off_shapes():
     assert tree.is_sparse(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2))
     assert not tree.is_sparse(torch.tensor(True), torch.ones(2, 2))
     assert not tree.is_sparse(torch.tensor(True), torch.tensor(1.0))
+
+
+def test_constant_is_the_mark_of_torch():
+    def ours(word):
+        return len(word)
+
+    def theirs(word):
+        return len(word)
+
+    assert vars(tree.constant(ours)) == vars(torch.compiler.assume_constant_result(theirs))
+    # Without the mark the compiler gives up on a function that it cannot trace.
+    path = tree.constant(lambda: sum(ord(c) for c in __import__("pathlib").Path("a").name))
+    compiled = torch.compile(lambda x: x + path(), backend="eager", fullgraph=True)
+    assert compiled(torch.tensor(1.0)) == 98.0
