@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Job = TypeVar("Job")
+Out = TypeVar("Out")
 
 BLOCK = 1 << 17  # elements at a time: two float32 buffers of it fit the second cache of a core
 _MANY = 1 << 20  # fewer elements than this are not worth a second thread
@@ -34,8 +35,16 @@ def array(x: Tensor) -> Array | None:
     bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through it, and it must not be
     written to unless the tensor was made for that.
     """
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
-        return None
+    return None if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() else memory(x)
+
+
+def memory(x: Tensor) -> Array | None:
+    """`array` inside an operator of our own: what looks on from outside does not see in here.
+
+    >>> from sparsefn import arrays
+    >>> arrays.memory(torch.tensor([1.0, 2.0]))
+    array([1., 2.], dtype=float32)
+    """
     x = x.detach()
     try:
         return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
@@ -43,23 +52,18 @@ def array(x: Tensor) -> Array | None:
         return None
 
 
-def each(run: Callable[[Job], None], jobs: Iterable[Job], work: int) -> None:
-    """Run every job, on as many threads as torch may use where the work, counted in elements, is worth it.
+def each(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]:
+    """What every job gives, on as many threads as torch may use where the work, counted in elements, is worth it.
 
     >>> from sparsefn import arrays
-    >>> done = []
-    >>> arrays.each(done.append, [1, 2], work=2)
-    >>> done
-    [1, 2]
+    >>> arrays.each(lambda job: 2 * job, [1, 2], work=2)
+    [2, 4]
 
-    Jobs must not depend on each other's order. The first error is raised.
+    Results stand in the order of the jobs. The first error is raised.
     """
     listed = list(jobs)
     threads = min(torch.get_num_threads(), len(listed))
     if threads < 2 or work < _MANY:
-        for job in listed:
-            run(job)
-        return
+        return [run(job) for job in listed]
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(run, listed):
-            pass
+        return list(pool.map(run, listed))

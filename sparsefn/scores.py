@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,27 @@ from sparsefn.types import Accumulated, Score, State, Step, Trigger
 _PIECE = 2**22  # entries of differences at a time
 
 
+def absolute(signed: Callable[..., Tree]) -> Callable[..., Tree]:
+    """A score that is the absolute value of what a function gives: selection reads that, and stores no copy of it.
+
+    >>> @sf.scores.absolute
+    ... def drift(state, grads, step):
+    ...     return state.opt
+    >>> drift(sf.State((), (), opt={"w": torch.tensor([-2.0, 1.0])}), (), 0)
+    {'w': tensor([2., 1.])}
+
+    A decorator of a Score, or of the `value` of an Accumulated one; `signed` of the result is the function.
+    """
+
+    @functools.wraps(signed)
+    def score(*args: Any) -> Tree:
+        return optree.tree_map(torch.abs, signed(*args))
+
+    score.signed = signed  # type: ignore[attr-defined]
+    return score
+
+
+@absolute
 def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     """Absolute value of the weights.
 
@@ -29,9 +51,10 @@ def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     {'w': tensor([2., 1.])}
     """
     del grads, step
-    return optree.tree_map(torch.abs, state.params)
+    return state.params
 
 
+@absolute
 def gradient(state: State, grads: Tree, step: Step) -> Tree:
     """Absolute value of the gradient.
 
@@ -41,7 +64,7 @@ def gradient(state: State, grads: Tree, step: Step) -> Tree:
     Evci et al. 2020, arXiv 1911.11134 (growth in RigL).
     """
     del state, step
-    return optree.tree_map(torch.abs, grads)
+    return grads
 
 
 def saliency(state: State, grads: Tree, step: Step) -> Tree:
@@ -197,7 +220,7 @@ def momentum(decay: float) -> Accumulated:
     return Accumulated(
         init=_zeros,
         accumulate=lambda memory, state, grads, step: _blend(decay, memory, grads),
-        value=lambda memory, state, grads, step: optree.tree_map(torch.abs, memory),
+        value=absolute(lambda memory, state, grads, step: memory),
     )
 
 

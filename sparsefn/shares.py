@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.numerics import where
-from sparsefn.select import rank_keys, top
+from sparsefn.ranks import rank_keys, top
 from sparsefn.tree import constant
 
 Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]

@@ -80,3 +80,16 @@ def test_much_work_is_done_on_the_threads_that_torch_has():
         arrays.each(lambda job: together.wait() and None, [0, 1], 1 << 24)  # each waits for the other
     finally:
         torch.set_num_threads(threads)
+
+
+def test_inside_an_operator_a_mode_that_looks_on_hides_nothing():
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2)
+    with Watch():
+        seen += [arrays.array(x), arrays.memory(x)]
+    assert seen[0] is None and seen[1].tolist() == [1.0, 1.0]

@@ -230,21 +230,26 @@ class Memory(NamedTuple):
                 trees[name] = score.accumulate(trees[name], state, grads, step)
         return state._replace(scores=self._pack(trees)) if trees else state
 
-    def read(self, role: str, state: State, grads: Tree, step: Step, paths: Mapping[str, Any]) -> Leaves:
-        """The scores of a role for some leaves; each role draws its own random numbers."""
+    def read(
+        self, role: str, state: State, grads: Tree, step: Step, paths: Mapping[str, Any], signed: bool = False
+    ) -> tuple[Leaves, bool]:
+        """The scores of a role for some leaves; each role draws its own random numbers.
+
+        With `signed`, a score that is an absolute value comes without it taken, and True.
+        """
         score = self.scores[role]
         if isinstance(state.key, Tensor):
             state = state._replace(key=random.fold_in(state.key, role))
-        if isinstance(score, Accumulated):
-            values = score.value(self._unpack(state.scores)[role], state, grads, step)
-        else:
-            values = score(state, grads, step)
+        value: Any = score.value if isinstance(score, Accumulated) else score
+        inner = getattr(value, "signed", None) if signed else None
+        given = (self._unpack(state.scores)[role],) if isinstance(score, Accumulated) else ()
+        values = (inner or value)(*given, state, grads, step)
         check_like("scores", values, state.params, dtype=False)
         chosen = pick(values, paths)
         for path, leaf in chosen.items():
             if not leaf.is_floating_point():
                 raise TypeError(f"expected floating-point scores, got {leaf.dtype} at {path!r}")
-        return chosen
+        return chosen, inner is not None
 
 
 # ---- the frame of every algorithm that starts from masks ----------------------------------------

@@ -20,15 +20,16 @@ from sparsefn.algorithms.core import (
     settle,
     sparse_leaves,
 )
-from sparsefn.algorithms.rule import Count, Leaves, Rule, full
+from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, rounded, uniform
+from sparsefn.contest import totals
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
 from sparsefn.scores import check_score, gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
 from sparsefn.tree import Tree, check_like, flatten
 from sparsefn.triggers import always
-from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where
+from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks
 from sparsefn.where import default_where
 
 # (state, newly grown masks, step) -> values of the grown weights
@@ -105,62 +106,82 @@ def drop_grow(
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
-    def targets(leaves: Leaves, active: list[Tensor], step: Step) -> list[Count]:
+    def goal(leaves: Leaves, had: list[Tensor], step: Step) -> Tensor:
         if current:
-            return [rows.sum(-1) for rows in active]
-        return rule.targets(leaves, None if level is None else level_at(level, step))
+            return torch.cat(had)
+        counts = rule.targets(leaves, None if level is None else level_at(level, step))
+        return torch.cat(
+            [torch.as_tensor(n, device=h.device).expand(h.shape) for n, h in zip(counts, had, strict=True)]
+        )
 
+    # Counts are vectors over the competing groups of all fields, end to end.
     def cycle(allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
         leaves, masks = sparse_leaves(state)
         fields = rule.fields(leaves)
-        drops = memory.read("drop", state, grads, step, leaves)
-        grows = memory.read("grow", state, grads, step, leaves)
-        stats = memory.read("share", state, grads, step, leaves) if shared else grows
-        active = [rule.active(field, masks) for field in fields]
-        open_ = [rule.free(field, leaves, allowed) for field in fields]
-        active = [rows & free for rows, free in zip(active, open_, strict=True)]
-        target = [
-            torch.as_tensor(n, device=a.device) for n, a in zip(targets(leaves, active, step), active, strict=True)
-        ]
-        goals = target if plan is None or not fields else _loose(active, target)
+        if not fields:
+            return settle(state, {}, pruned)
+        signed = rule.elementwise and plan is None and grow_count is None
+        drops, of_drops = memory.read("drop", state, grads, step, leaves, signed)
+        grows, of_grows = memory.read("grow", state, grads, step, leaves, signed)
+        stats = memory.read("share", state, grads, step, leaves)[0] if shared else grows
+        free = [rule.free(field, leaves, allowed) for field in fields]
+        active = [_within(rule.active(field, masks), open_) for field, open_ in zip(fields, free, strict=True)]
+        groups = [rows.shape[0] for rows in active]
+        had = totals(active)
+        target = goal(leaves, list(torch.split(had, groups)), step)
+        wanted = target if plan is None else _loose(had, target)
         rate: Any = level_at(fraction, step)
-        own = {} if plan is None or plan.rate is None else plan.rate(rate, stats, masks)
-        kept: list[Tensor] = []
-        room: list[Tensor] = []
-        for field, rows, free, goal in zip(fields, active, open_, goals, strict=True):
-            had = rows.sum(-1)
-            lost = count(own.get(field[0], rate), had).clamp(min=0)
-            if exclude_dropped:
-                lost = torch.minimum(lost, (free.sum(-1) - goal).clamp(min=0))
-            lost = torch.minimum(torch.maximum(lost, had - goal), had)
-            stay = rule.win(field, drops, rows, had - lost)
-            kept.append(stay)
-            room.append(free & ~(rows if exclude_dropped else stay))
-        if plan is not None and fields:
-            target = _moved(plan, stats, masks, [f[0] for f in fields], kept, room, target)
+        if plan is not None and plan.rate is not None:
+            own = plan.rate(rate, stats, masks)
+            rate = torch.stack([torch.as_tensor(own[path], dtype=torch.float64) for (path,) in fields])
+        lost = count(rate, had).clamp(min=0)
+        if exclude_dropped:
+            lost = torch.minimum(lost, (_sizes(active, free) - wanted).clamp(min=0))
+        lost = torch.minimum(torch.maximum(lost, had - wanted), had)
+        stay = rule.win(fields, drops, list(torch.split(had - lost, groups)), list(active), absolute=of_drops)
+        left = totals(stay) if rule.joint else had - lost
+        taken = active if exclude_dropped else stay
+        if plan is not None:
+            space = _sizes(active, free) - (had if exclude_dropped else left)
+            target = _moved(plan, stats, masks, [path for (path,) in fields], stay, left, space, target)
+        more = list(torch.split((target - left).clamp(min=0), groups))
+        if grow_count is not None:
+            room = [_within(~rows, open_) for rows, open_ in zip(taken, free, strict=True)]
+            scored = [rule.rows(field, grows) for field in fields]
+            more = [grow_count(*row) for row in zip(scored, room, more, strict=True)]
+        won = rule.win(fields, grows, list(more), free, list(taken), list(stay), absolute=of_grows)
         new: Leaves = {}
         old: Leaves = {}
-        for field, stay, free, goal in zip(fields, kept, room, target, strict=True):
-            more = (goal - stay.sum(-1)).clamp(min=0)
-            if grow_count is not None:
-                more = grow_count(rule.rows(field, grows), free, more)
-            rows = stay | rule.win(field, grows, free, more, held=stay)
-            new |= rule.masks(field, rows, drops, masks)
-            if restart_dropped:
-                old |= rule.masks(field, stay, drops, masks)
+        for field, kept, grew in zip(fields, stay, won, strict=True):
+            new |= rule.masks(field, kept | grew, drops, masks)
+            old |= rule.masks(field, kept, drops, masks) if restart_dropped else {path: masks[path] for path in field}
         if allowed is not None:
             new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
-        fresh = {path: mask & ~(old.get(path, masks[path]) & masks[path]) for path, mask in new.items()}
-        return _planted(settle(state, new, pruned), fresh, grown, step)
+        held = {
+            path: mask & old[path] & masks[path] if restart_dropped else mask & old[path] for path, mask in new.items()
+        }
+        return _planted(state, new, held, grown, pruned, step)
 
     return masked(rule, memory, cycle, level=level, init=init, where=where, key=key, when=when)
 
 
-def _loose(active: list[Tensor], target: list[Tensor]) -> list[Tensor]:
+def _within(rows: Tensor, open_: Tensor | None) -> Tensor:
+    return rows if open_ is None else rows & open_
+
+
+def _sizes(active: list[Tensor], free: list[Tensor | None]) -> Tensor:
+    # How many units of each group may be kept.
+    return torch.cat(
+        [
+            rows.new_full(rows.shape[:1], rows.shape[1], dtype=torch.int64) if open_ is None else totals([open_])
+            for rows, open_ in zip(active, free, strict=True)
+        ]
+    )
+
+
+def _loose(had: Tensor, target: Tensor) -> Tensor:
     # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
-    had = [rows.sum(-1) for rows in active]
-    over = torch.cat(had).sum() > torch.stack([goal.sum() for goal in target]).sum()
-    return [torch.where(over, goal, n) for goal, n in zip(target, had, strict=True)]
+    return torch.where(had.sum() > target.sum(), target, had)
 
 
 def _moved(
@@ -168,24 +189,28 @@ def _moved(
     stats: Leaves,
     masks: Leaves,
     paths: list[str],
-    kept: list[Tensor],
-    room: list[Tensor],
-    target: list[Tensor],
-) -> list[Tensor]:
+    stay: list[Tensor],
+    left: Tensor,
+    space: Tensor,
+    target: Tensor,
+) -> Tensor:
     # The total regrowth is what all leaves lost; each leaf's part follows its share, up to its room.
-    left = {path: stay.reshape(masks[path].shape) for path, stay in zip(paths, kept, strict=True)}
-    shares = plan.share({path: stats[path] for path in paths}, masks, left)
-    stay = {path: rows.sum() for path, rows in zip(paths, kept, strict=True)}
-    total = torch.stack([goal.sum() for goal in target]).sum() - torch.cat(kept, -1).sum()
-    caps = {path: free.sum() for path, free in zip(paths, room, strict=True)}
-    regrown = allocate(shares, total.clamp(min=0), caps, plan.most)
-    return [(stay[path] + regrown[path]).reshape(1) for path in paths]
+    kept = {path: rows.reshape(masks[path].shape) for path, rows in zip(paths, stay, strict=True)}
+    shares = plan.share({path: stats[path] for path in paths}, masks, kept)
+    caps = dict(zip(paths, space.unbind(), strict=True))
+    regrown = allocate(shares, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
+    return left + torch.stack([torch.as_tensor(regrown[path]) for path in paths])
 
 
-def _planted(state: State, fresh: Leaves, grown: Grown, step: Step) -> State:
-    if grown is zeros:
-        values: Leaves = {}
-    else:
+def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: str, step: Step) -> State:
+    # New masks; what they hold keeps its value, what they let grow starts at `grown`.
+    if grown is zeros and pruned == "zero":  # what is pruned and what grew are zeros alike: one pass
+        kept = apply_masks(state.params, masks_tree(state.params, held))
+        return state._replace(params=kept, masks=masks_tree(state.params, new))
+    state = settle(state, new, pruned)
+    fresh = {path: mask & ~held[path] for path, mask in new.items()}
+    values: Leaves = {}
+    if grown is not zeros:
         tree = grown(state, masks_tree(state.params, fresh), step)
         check_like("grown values", tree, state.params)
         values = pick(tree, fresh)

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from sparsefn.algorithms.core import Init, Memory, as_level, level_at, masked, settle, sparse_leaves
-from sparsefn.algorithms.rule import Count, Leaves, Rule, full
+from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, per_leaf, rounded, uniform
+from sparsefn.contest import Count, totals
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.scores import check_score, magnitude
 from sparsefn.select import checked_count
@@ -39,14 +40,11 @@ def _pruner(
 
     def prune(allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
         leaves, masks = sparse_leaves(state)
-        scores = memory.read("score", state, grads, step, leaves)
+        scores, absolute = memory.read("score", state, grads, step, leaves, rule.elementwise)
         if allowed is not None:
             masks = {path: mask & full(allowed, leaves, [path])[path] for path, mask in masks.items()}
         open_ = allowed if regrow else masks
-        new: Leaves = {}
-        for field, count in zip(rule.fields(leaves), counts(masks, step), strict=True):
-            new |= rule.keep(field, scores, count, open_)
-        return settle(state, new, pruned)
+        return settle(state, rule.keep(rule.fields(leaves), scores, counts(masks, step), open_, absolute), pruned)
 
     return masked(rule, memory, prune, level=level, init=init, where=where, key=key, when=when)
 
@@ -167,10 +165,9 @@ def iterative(
     def counts(masks: Leaves, step: Step) -> list[Count]:
         kept: list[Count] = []
         for field in rule.fields(masks):
-            active = rule.active(field, masks)
-            remain = active.sum(-1)
+            remain = totals([rule.active(field, masks)])
             try:
-                kept.append(remain - checked_count("count", lost(remain, step), active))
+                kept.append(remain - checked_count("count", lost(remain, step), remain))
             except ValueError as error:
                 raise ValueError(f"iterative: {error} at {', '.join(map(repr, field))}") from None
         return kept

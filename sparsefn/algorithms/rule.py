@@ -10,11 +10,12 @@ from torch import Tensor
 
 from sparsefn.boxes import active_rows, allowed_rows, fixed_count, to_rows, unit_grid
 from sparsefn.budgets import Distribution, Global, Sparsity, check_fixed, n_kept, spread
+from sparsefn.contest import Count, joint_winners, totals, winners
 from sparsefn.patterns import Pattern
-from sparsefn.select import rank_keys, top, unit_keys, unit_mask
+from sparsefn.select import unit_mask
 
 Leaves = dict[str, Tensor]
-Count = int | Tensor
+Flags = list[Tensor | None]
 
 
 class Rule(NamedTuple):
@@ -35,6 +36,11 @@ class Rule(NamedTuple):
     def joint(self) -> bool:
         """Whether all leaves meet in one competition."""
         return isinstance(self.distribution, Global)
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether every element is a unit by itself: then scores are only compared."""
+        return self.pattern.reduce is None and self.pattern.zeros is None
 
     def fields(self, leaves: Mapping[str, Any]) -> list[list[str]]:
         """Paths of the leaves that meet in each competition."""
@@ -64,29 +70,41 @@ class Rule(NamedTuple):
         """Which units of a field are kept."""
         return _joined([active_rows(self.pattern, masks[path]) for path in field])
 
-    def free(self, field: list[str], like: Leaves, among: Leaves | None) -> Tensor:
-        """Which units of a field may be kept, among these masks."""
+    def free(self, field: list[str], like: Leaves, among: Leaves | None) -> Tensor | None:
+        """Which units of a field may be kept, among these masks; None for all."""
+        if among is None and self.pattern.allowed is None:
+            return None
         open_ = full(among or {}, like, field)
         return _joined([allowed_rows(self.pattern, mask, active_rows(self.pattern, mask)) for mask in open_.values()])
 
+    def split(self, field: list[str], rows: Tensor | None, like: Leaves) -> list[Tensor | None]:
+        """Rows of a field by leaf."""
+        if rows is None or len(field) == 1:
+            return [rows] * len(field)
+        return list(torch.split(rows, [self.row_shape(like[path]).numel() for path in field], -1))
+
     def masks(self, field: list[str], rows: Tensor, scores: Leaves, among: Leaves | None = None) -> Leaves:
         """Rows of kept units spread over the elements of their leaves, and what the pattern leaves the others."""
-        parts = [rows]
-        if len(field) > 1:
-            parts = list(torch.split(rows, [self.row_shape(scores[path]).numel() for path in field], -1))
-        chosen = [None if among is None else among[path] for path in field]
         return {
-            path: unit_mask(self.pattern, part, scores[path], flags)
-            for path, part, flags in zip(field, parts, chosen, strict=True)
+            path: unit_mask(self.pattern, part, scores[path], None if among is None else among[path])
+            for path, part in zip(field, self.split(field, rows, scores), strict=True)
+            if part is not None
         }
 
-    def keep(self, field: list[str], scores: Leaves, count: Count, among: Leaves | None) -> Leaves:
-        """Masks of the best units of a field, among these masks."""
+    def keep(
+        self, fields: list[list[str]], scores: Leaves, counts: list[Count], among: Leaves | None, absolute: bool = False
+    ) -> Leaves:
+        """Masks of the best units of each field, among these masks; `absolute` is of the scores."""
+        masks: Leaves = {}
         if among is None:
-            return self.masks(field, self.win(field, scores, None, count), scores)
-        open_ = full(among, scores, field)
-        won = self.masks(field, self.win(field, scores, self.active(field, open_), count), scores, open_)
-        return {path: mask & open_[path] for path, mask in won.items()}
+            for field, won in zip(fields, self.win(fields, scores, counts, absolute=absolute), strict=True):
+                masks |= self.masks(field, won, scores)
+            return masks
+        open_ = full(among, scores, [path for field in fields for path in field])
+        flags: Flags = [self.active(field, open_) for field in fields]
+        for field, won in zip(fields, self.win(fields, scores, counts, flags, absolute=absolute), strict=True):
+            masks |= self.masks(field, won, scores, open_)
+        return masks if self.elementwise else {path: mask & open_[path] for path, mask in masks.items()}
 
     def row_shape(self, leaf: Tensor) -> torch.Size:
         """(groups, units of a group) of a leaf, from its shape alone."""
@@ -120,46 +138,77 @@ class Rule(NamedTuple):
         return count
 
     def win(
-        self, field: list[str], scores: Leaves, eligible: Tensor | None, count: Count, held: Tensor | None = None
+        self,
+        fields: list[list[str]],
+        scores: Leaves,
+        counts: list[Count],
+        allow: Flags | None = None,
+        deny: Flags | None = None,
+        held: Flags | None = None,
+        absolute: bool = False,
+    ) -> list[Tensor]:
+        """Rows of the winners of each field, among those that are allowed and not denied.
+
+        `held` are units kept already (for bounds). With `absolute` scores are absolute values, not yet taken.
+        """
+        if not fields:
+            return []
+        allow, deny, held = (flags or [None] * len(fields) for flags in (allow, deny, held))
+        if isinstance(self.distribution, Global):
+            return [self._joint(fields[0], scores, counts[0], allow[0], deny[0], held[0], absolute)]
+        rows = [to_rows(self.pattern, scores[path]) for (path,) in fields]
+        open_ = [allowed_rows(self.pattern, scores[path], rows) for (path,), rows in zip(fields, allow, strict=True)]
+        return winners(rows, counts, open_, deny, absolute)
+
+    def _joint(
+        self,
+        field: list[str],
+        scores: Leaves,
+        count: Count,
+        allow: Tensor | None,
+        deny: Tensor | None,
+        held: Tensor | None,
+        absolute: bool,
     ) -> Tensor:
-        """Rows of the winners among the eligible units; `held` are units kept already (for bounds)."""
-        if not isinstance(self.distribution, Global):
-            return top(unit_keys(self.pattern, scores[field[0]], eligible), count)
+        assert isinstance(self.distribution, Global)
         rows = [to_rows(self.pattern, scores[path]).reshape(1, -1) for path in field]
-        wide = torch.float64 if any(r.dtype == torch.float64 for r in rows) else torch.float32
-        sizes = [r.shape[-1] for r in rows]
-        flags = [None] * len(rows) if eligible is None else torch.split(eligible, sizes, -1)
-        had = [None] * len(rows) if held is None else torch.split(held, sizes, -1)
-        limits = self.distribution.bounds({path: (n,) for path, n in zip(field, sizes, strict=True)}, torch.zeros(()))
-        keys = [
-            _bounded(rank_keys(r, allowed_rows(self.pattern, scores[path], f), wide), h, *limits[path])
-            for path, r, f, h in zip(field, rows, flags, had, strict=True)
-        ]
-        return top(torch.cat(keys, -1), count)
+        allow_, deny_, held_ = (self.split(field, flags, scores) for flags in (allow, deny, held))
+        allow_ = [allowed_rows(self.pattern, scores[p], flags) for p, flags in zip(field, allow_, strict=True)]
+        sizes = {path: (row.shape[-1],) for path, row in zip(field, rows, strict=True)}
+        limits = list(self.distribution.bounds(sizes, torch.zeros(())).values())
+        if any(most < n for (_, most), (n,) in zip(limits, sizes.values(), strict=True)):
+            # Those beyond the most that a leaf keeps are barred.
+            left = [most - _had(flags) for (_, most), flags in zip(limits, held_, strict=True)]
+            allow_, deny_ = list(winners(rows, left, allow_, deny_, absolute)), [None] * len(rows)
+        if any(least for least, _ in limits):
+            # The best of a leaf, as many as it keeps at least, win before all others.
+            left = [least - _had(flags) for (least, _), flags in zip(limits, held_, strict=True)]
+            first = winners(rows, left, allow_, deny_, absolute)
+            first = joint_winners([torch.zeros_like(row[:1, :1]).expand(row.shape) for row in rows], count, first)
+            deny_ = [won if flags is None else flags | won for won, flags in zip(first, deny_, strict=True)]
+            rest = joint_winners(rows, count - totals(first).sum(), allow_, deny_, absolute)
+            return _joined([a | b for a, b in zip(first, rest, strict=True)])
+        return _joined(joint_winners(rows, count, allow_, deny_, absolute))
+
+
+def _had(held: Tensor | None) -> Count:
+    return 0 if held is None else held.sum()
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([part.reshape(1, -1) for part in parts], -1)
 
 
-def _bounded(keys: Tensor, held: Tensor | None, least: int, most: int) -> Tensor:
-    # The best `least` of a leaf win before all others; those beyond `most` are barred.
-    size, info = keys.shape[-1], torch.iinfo(keys.dtype)
-    have: Any = 0 if held is None else held.sum()
-    if most < size:
-        keys = torch.where(top(keys, most - have), keys, info.min)
-    if least > 0:
-        need = least - have if isinstance(have, int) else (least - have).clamp(min=0)
-        keys = torch.where(top(keys, need) & (keys > info.min), info.max, keys)
-    return keys
-
-
-def best(rule: Rule, scores: Leaves, like: Leaves, sparsity: Sparsity | None, eligible: Leaves | None) -> Leaves:
+def best(
+    rule: Rule,
+    scores: Leaves,
+    like: Leaves,
+    sparsity: Sparsity | None,
+    eligible: Leaves | None,
+    absolute: bool = False,
+) -> Leaves:
     """Masks of the winners at a sparsity, among the eligible elements."""
-    masks: Leaves = {}
-    for field, count in zip(rule.fields(like), rule.targets(like, sparsity), strict=True):
-        masks |= rule.keep(field, scores, count, eligible)
-    return masks
+    return rule.keep(rule.fields(like), scores, rule.targets(like, sparsity), eligible, absolute)
 
 
 def full(masks: Leaves, like: Leaves, paths: list[str]) -> Leaves:

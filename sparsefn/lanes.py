@@ -1,0 +1,73 @@
+"""The best of each of many rows of scores in memory: partitions of whole blocks of rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsefn.arrays import BLOCK, Array
+from sparsefn.parts import Part, Room, cut
+from sparsefn.scan import select
+
+_LONG = 1 << 13  # longer rows are looked at one by one
+
+_KINDS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
+
+
+def select_rows(rows: Part, counts: Array, absolute: bool = False) -> None:
+    """Write into `out` who is among the best of its row, as many as its count says: rows as `scan.select` has them.
+
+    >>> import numpy as np
+    >>> from sparsefn import lanes, parts
+    >>> rows = parts.part(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]]))
+    >>> lanes.select_rows(rows, np.array([2, 1]))
+    >>> rows.out
+    array([[False,  True,  True],
+           [ True, False, False]])
+
+    Tensors are (rows, width), counts (rows,) integers of any value.
+    """
+    height, width = rows.out.shape
+    if not rows.out.size:
+        return
+    if height == 1 or width > _LONG:
+        for i in range(height):
+            select([cut(rows, i)], int(counts[i]), absolute)
+        return
+    step = max(1, BLOCK // width)
+    double = rows.wide is not None and rows.wide.dtype == np.float64
+    room = Room(min(height, step) * width, absolute, double)
+    for start in range(0, height, step):
+        at = slice(start, start + step)
+        shape = rows.out[at].shape
+        scores = room.read(rows, at, room.scores[: shape[0] * width].reshape(shape))
+        keys = _keys(scores)
+        for flags, barring in ((rows.allow, False), (rows.deny, True)):
+            if flags is not None:
+                keys[flags[at] == barring] = np.iinfo(keys.dtype).min
+        _winners(keys, np.clip(counts[at], 0, width), rows.out[at])
+
+
+def _keys(scores: Array) -> Array:
+    # The integers of `ranks.rank_keys`, but for their values: the order is the same.
+    keys = (scores + 0.0).view(_KINDS[scores.dtype])  # -0.0 becomes 0.0
+    info = np.iinfo(keys.dtype)
+    keys ^= (keys >> (info.bits - 1)) & info.max
+    keys[np.isnan(scores)] = info.min + 1
+    return keys
+
+
+def _winners(keys: Array, counts: Array, out: Array) -> None:
+    width = keys.shape[1]
+    places = np.minimum(width - counts, width - 1)
+    first = int(places[0])
+    if (places == first).all():
+        threshold = np.partition(keys, (max(first - 1, 0), first), axis=1)[:, first, None]
+    else:
+        threshold = np.take_along_axis(np.sort(keys, axis=1), places[:, None], axis=1)
+    np.greater(keys, threshold, out=out)
+    equal = keys == threshold
+    missing = counts - np.count_nonzero(out, axis=1)
+    crowded = np.flatnonzero(np.count_nonzero(equal, axis=1) > missing)
+    equal[crowded] &= np.cumsum(equal[crowded], axis=1, dtype=np.int32) <= missing[crowded, None]
+    out |= equal
+    out &= keys > np.iinfo(keys.dtype).min

@@ -1,0 +1,72 @@
+"""The order of a competition as integers, and winners by operations of fixed shapes: for any device and transform.
+
+A competition is ordered by score (larger first), then by lower row-major index. NaN ranks below -inf,
+-0.0 equals 0.0. This is the reference; `sparsefn.scan` is the same for scores in memory, and faster.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BARRED = {torch.int32: torch.iinfo(torch.int32).min, torch.int64: torch.iinfo(torch.int64).min}
+
+
+def rank_keys(scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """Integers in the order of the competition; the least integer bars an entry from it.
+
+    >>> from sparsefn.ranks import rank_keys
+    >>> keys = rank_keys(torch.tensor([0.0, -0.0, float("nan"), -float("inf"), 1.0]))
+    >>> bool(keys[0] == keys[1]), (keys.argsort()).tolist()
+    (True, [2, 3, 0, 1, 4])
+
+    float32 and narrower give int32, float64 gives int64; `dtype` asks for the wider.
+    """
+    if not scores.is_floating_point():
+        raise TypeError(f"expected floating-point scores, got {scores.dtype}")
+    wide = torch.promote_types(scores.dtype, dtype or torch.float32)
+    x = scores.detach().to(wide)
+    kind = torch.int64 if wide == torch.float64 else torch.int32
+    least = _BARRED[kind]
+    raw = x.view(kind)
+    keys = torch.where(torch.isnan(x), least + 1, torch.where(raw >= 0, raw, least - raw))
+    return keys if eligible is None else torch.where(eligible, keys, least)
+
+
+def joint_keys(scores: list[Tensor], eligible: list[Tensor | None]) -> Tensor:
+    """Keys of several tensors laid end to end, as one row in one integer dtype.
+
+    >>> from sparsefn.ranks import joint_keys
+    >>> joint_keys([torch.ones(2), torch.zeros(1, 1, dtype=torch.float64)], [None, None]).shape
+    torch.Size([1, 3])
+    """
+    wide = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
+    keys = [rank_keys(s, e, wide).reshape(1, -1) for s, e in zip(scores, eligible, strict=True)]
+    return torch.cat(keys, -1)
+
+
+def top(keys: Tensor, k: int | Tensor) -> Tensor:
+    """Bool mask of the k largest keys of each row; barred entries never win, so k is an upper bound.
+
+    >>> from sparsefn.ranks import top
+    >>> top(torch.tensor([[3, 1, 2]], dtype=torch.int32), 2)
+    tensor([[ True, False,  True]])
+
+    A tensor, 0-d or one a row, is clamped.
+    """
+    size = keys.shape[-1]
+    open_ = keys > _BARRED[keys.dtype]
+    if size == 0 or (isinstance(k, int) and k <= 0):
+        return torch.zeros_like(open_)
+    if isinstance(k, int):
+        if k >= size:
+            return open_
+        threshold = torch.kthvalue(keys, size - k + 1, dim=-1, keepdim=True).values
+    else:
+        k = k.reshape(-1, 1).clamp(0, size)
+        order = torch.sort(keys, dim=-1, descending=True).values
+        at = (k - 1).clamp(min=0).expand(keys.shape[0], 1)
+        threshold = order.gather(-1, at)
+    above, equal = keys > threshold, keys == threshold
+    missing = k - above.sum(-1, keepdim=True)
+    return (above | (equal & (equal.cumsum(-1) <= missing))) & open_

@@ -1,0 +1,249 @@
+"""The k best of very many scores in memory: a bracket from a sample, one pass in blocks, an exact finish.
+
+A strided sample brackets the threshold. One pass writes what is surely above straight into the mask and collects the
+few scores inside the bracket, of which the best are found by a partition. What a sample cannot say is counted: where
+the bracket was wrong it moves, so that the sample decides about speed alone. A value that very many scores share, as
+the zeros of a tensor that was pruned before, is tried as the threshold by itself: its entries are never collected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from sparsefn.arrays import Array
+from sparsefn.parts import Part, Passes, Room, bar, cut, open_count, passes_over
+
+SMALL = 1 << 15  # no more scores than this are looked at all at once
+_SURE = 2.5  # standard deviations of a rank in the sample on either side; a miss costs another pass
+_HEAVY = 32  # a value that more than one in so many of the sample have is tried by itself
+
+
+def select(parts: Sequence[Part], k: int, absolute: bool = False) -> None:
+    """Write into each `out` who is among the k best of all parts: larger first, NaN last, then the earlier.
+
+    >>> from sparsefn import parts, scan
+    >>> part = parts.part(torch.tensor([1.0, float("nan"), -3.0]))
+    >>> scan.select([part], 1, absolute=True)
+    >>> part.out
+    array([False, False,  True])
+
+    With `absolute` the scores are absolute values. Where fewer than k may win, all of them do.
+    """
+    if k <= 0:
+        for at in parts:
+            at.out[:] = False
+    elif sum(at.out.size for at in parts) <= SMALL:
+        _at_once(parts, k, absolute)
+    else:
+        total = sum(open_count(at) for at in parts)
+        if k < total:
+            return _search(parts, k / total, k, absolute)
+        for at in parts:
+            at.out[:] = True
+            bar(at, 0, at.out.size, at.out)
+
+
+def best(values: Array, k: int) -> Array:
+    """Which of some values are the k best: larger first, NaN last, then the earlier.
+
+    >>> import numpy as np
+    >>> from sparsefn import scan
+    >>> scan.best(np.array([1.0, 3.0, 3.0, np.nan]), 1)
+    array([False,  True, False, False])
+    """
+    n = values.size
+    if k <= 0 or k >= n:
+        return np.full(n, k > 0)
+    # One place alone would take a partition that is up to 15 times slower on heavy ties. NaN goes to the end.
+    ordered = np.partition(values, (n - k, n - 1))
+    if ordered[-1] != ordered[-1]:
+        return _with_nan(values, k)
+    threshold = ordered[n - k]
+    keep: Array = values >= threshold
+    if np.count_nonzero(keep) > k:
+        keep = values > threshold
+        missing = k - int(np.count_nonzero(keep))
+        keep[np.flatnonzero(values == threshold)[:missing]] = True
+    return keep
+
+
+def _with_nan(values: Array, k: int) -> Array:
+    keep = np.equal(values, values)
+    numbers = np.flatnonzero(keep)
+    if k < numbers.size:
+        keep[numbers] = best(values[numbers], k)
+    else:
+        keep[np.flatnonzero(~keep)[: k - numbers.size]] = True
+    return keep
+
+
+class _Bracket(NamedTuple):
+    """Where the threshold, the least score that wins, lies: the ends belong to it unless they are open."""
+
+    low: float = -math.inf
+    low_open: bool = False
+    high: float = math.inf
+    high_open: bool = False
+
+    @property
+    def reaches(self) -> Callable[..., Array]:
+        """The comparison with `low` that says who is not below."""
+        return np.greater if self.low_open else np.greater_equal
+
+    @property
+    def exceeds(self) -> Callable[..., Array]:
+        """The comparison with `high` that says who is above."""
+        return np.greater_equal if self.high_open else np.greater
+
+    def has(self, values: Array) -> Array:
+        """Which of some values lie in it."""
+        inside: Array = self.reaches(values, self.low) & ~self.exceeds(values, self.high)
+        return inside
+
+
+def _search(parts: Sequence[Part], share: float, k: int, absolute: bool) -> None:
+    passes = passes_over(parts, absolute)
+    sample, known, reach = _sample(passes), _Bracket(), _SURE
+    while True:
+        bracket, section = _window(sample, share, reach, known)
+        value = _heavy(sample, section)
+        if value is not None:
+            counts = passes.run(partial(_compare, value))
+            above, equal = (sum(column) for column in zip(*counts, strict=True))
+            if above <= k <= above + equal:
+                return _fill(passes, k - above, value)
+            if k < above:
+                known = known._replace(low=value, low_open=True)
+            else:
+                known = known._replace(high=value, high_open=True)
+            continue
+        found = passes.run(partial(_collect, bracket))
+        need = k - sum(above for above, _, _ in found)
+        values = np.concatenate([scores for _, _, scores in found])
+        if 0 <= need <= values.size:
+            return _finish(passes, [places for _, places, _ in found], best(values, need))
+        if need < 0:
+            known = known._replace(low=bracket.high, low_open=not bracket.high_open)
+        elif bracket.low > -math.inf or bracket.low_open:
+            known = known._replace(high=bracket.low, high_open=not bracket.low_open)
+        else:  # all numbers win
+            _finish(passes, [places for _, places, _ in found], np.ones(values.size, bool))
+            return _fill(passes, need - values.size, math.nan)
+        reach *= 8
+
+
+def _sample(passes: Passes) -> Array:
+    # Every so-maniest of the scores that may win, NaN as -inf.
+    wanted = 1 << 13 if passes.size < 1 << 20 else 1 << 14 if passes.size < 1 << 23 else 1 << 16
+    step = passes.size // wanted | 1  # odd, as rows of a matrix mostly have even lengths
+    drawn, first = [], 0
+    for group in passes.groups:
+        room = passes.room(group)
+        for at in group:
+            where = slice(first, None, step)
+            scores = np.empty(len(range(first, at.out.size, step)), room.scores.dtype)
+            scores = room.read(at, where, scores)
+            flags = np.ones(scores.size, bool)
+            bar(cut(at, where), 0, flags.size, flags)
+            drawn.append(np.where(np.isnan(scores), -np.inf, scores)[flags])
+            first = (first - at.out.size) % step
+    return np.concatenate(drawn)
+
+
+def _window(sample: Array, share: float, reach: float, known: _Bracket) -> tuple[_Bracket, Array]:
+    # The scores of the sample around the wanted rank, within what is known, and the bracket that they make.
+    n = sample.size
+    rank, spread = (1 - share) * n, reach * math.sqrt(n * share * (1 - share)) + 4
+    first, last = math.floor(rank - spread), math.ceil(rank + spread)
+    ends = [end for end in (first, last) if 0 <= end < n]
+    ordered = np.partition(sample, ends) if len(ends) == 2 else np.sort(sample)
+    bracket = known
+    if 0 <= first < n and known.has(ordered[first]):
+        bracket = bracket._replace(low=float(ordered[first]), low_open=False)
+    if 0 <= last < n and known.has(ordered[last]):
+        bracket = bracket._replace(high=float(ordered[last]), high_open=False)
+    section = ordered[max(first, 0) : max(last + 1, 0)]
+    return bracket, section[bracket.has(section)]
+
+
+def _heavy(sample: Array, section: Array) -> float | None:
+    # The commonest value around the wanted rank, if many scores have it.
+    values, counts = np.unique(section, return_counts=True)
+    if not values.size or counts.max() < 8:
+        return None
+    value = values[counts.argmax()]
+    return float(value) if np.count_nonzero(sample == value) * _HEAVY > sample.size else None
+
+
+def _compare(value: float, at: Part, room: Room) -> tuple[int, int]:
+    # How many are above a value and how many are equal; those above go into the mask.
+    above = equal = 0
+    for start, stop, scores, winners, flags in room.blocks(at):
+        np.greater(scores, value, out=winners)
+        np.equal(scores, value, out=flags)
+        bar(at, start, stop, winners)
+        bar(at, start, stop, flags)
+        above += int(np.count_nonzero(winners))
+        equal += int(np.count_nonzero(flags))
+    return above, equal
+
+
+def _collect(bracket: _Bracket, at: Part, room: Room) -> tuple[int, Array, Array]:
+    # Those above the bracket go into the mask; places and scores of those inside are collected.
+    above, places, values = 0, [np.empty(0, np.int64)], [room.scores[:0]]
+    for start, stop, scores, winners, flags in room.blocks(at):
+        bracket.exceeds(scores, bracket.high, out=winners)
+        bracket.reaches(scores, bracket.low, out=flags)
+        np.bitwise_xor(flags, winners, out=flags)
+        bar(at, start, stop, winners)
+        bar(at, start, stop, flags)
+        above += int(np.count_nonzero(winners))
+        found = np.flatnonzero(flags)
+        values.append(scores[found])
+        places.append(found + start)
+    return above, np.concatenate(places), np.concatenate(values)
+
+
+def _finish(passes: Passes, places: Sequence[Array], keep: Array) -> None:
+    first = 0
+    for at, found in zip((at for group in passes.groups for at in group), places, strict=True):
+        at.out[found[keep[first : first + found.size]]] = True
+        first += found.size
+
+
+def _fill(passes: Passes, missing: int, value: float) -> None:
+    # The first so many of those that have the value win, too; NaN stands for all NaN.
+    for group in passes.groups:
+        room = passes.room(group)
+        for at in group:
+            for start, stop, scores, winners, flags in room.blocks(at):
+                if missing <= 0:
+                    return
+                np.not_equal(scores, scores, out=flags) if math.isnan(value) else np.equal(scores, value, out=flags)
+                bar(at, start, stop, flags)
+                count = int(np.count_nonzero(flags))
+                if count <= missing:
+                    np.bitwise_or(winners, flags, out=winners)
+                else:
+                    winners[np.flatnonzero(flags)[:missing]] = True
+                missing -= count
+
+
+def _at_once(parts: Sequence[Part], k: int, absolute: bool) -> None:
+    passes = passes_over(parts, absolute)
+
+    def everything(at: Part, room: Room) -> tuple[Array, Array]:
+        at.out[:] = True
+        bar(at, 0, at.out.size, at.out)
+        places = np.flatnonzero(at.out)
+        at.out[:] = False
+        return places, next(room.blocks(at))[2][places]
+
+    found = passes.run(everything)
+    if found:
+        _finish(passes, [places for places, _ in found], best(np.concatenate([values for _, values in found]), k))

@@ -1,0 +1,137 @@
+"""One selection under every transform, on every way through it."""
+
+import pytest
+import torch
+
+from sparsefn import contest, ranks
+
+
+def drawn(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def reference(scores, counts, allow=None, deny=None, absolute=False):
+    open_ = torch.ones_like(scores, dtype=torch.bool)
+    open_ = (open_ if allow is None else allow) & (open_ if deny is None else ~deny)
+    return ranks.top(ranks.rank_keys(scores.abs() if absolute else scores, open_), counts)
+
+
+X = drawn(0, 6, 50)
+FLAGS = drawn(1, 2, 6, 50) > 0
+COUNTS = torch.tensor([0, 3, 50, 7, -1, 60])
+CASES = {
+    "an int": (X, 5, None, None, False),
+    "a count for all": (X, torch.tensor(7), None, FLAGS[1], False),
+    "a count each": (X, COUNTS, FLAGS[0], FLAGS[1], True),
+    "absolute": (X, COUNTS, None, None, True),
+    "one row": (X.reshape(1, -1), 31, FLAGS[0].reshape(1, -1), None, True),
+    "narrow": (X.reshape(100, 3), 1, FLAGS[0].reshape(100, 3), None, True),
+    "narrow, a count each": (X.reshape(100, 3), torch.arange(100) % 5 - 1, None, None, False),
+}
+
+
+def called(scores, count, allow, deny, absolute):
+    return contest.winners([scores], [count], [allow], [deny], absolute)[0]
+
+
+WAYS = {
+    "eager": lambda fn, x: fn(x),
+    "compile": lambda fn, x: torch.compile(fn, backend="aot_eager", fullgraph=True)(x),
+    "vmap": lambda fn, x: torch.vmap(fn)(torch.stack([x, x]))[1],
+    "vmap of vmap": lambda fn, x: torch.vmap(torch.vmap(fn))(x.expand(2, 3, *x.shape))[1, 2],
+    "compiled vmap": lambda fn, x: torch.compile(torch.vmap(fn), backend="aot_eager", fullgraph=True)(x[None])[0],
+    "grad": lambda fn, x: torch.func.grad(lambda x: (x * fn(x)).sum())(x) != 0,
+    "jvp": lambda fn, x: torch.func.jvp(lambda x: x * fn(x), (x,), (torch.ones_like(x),))[1] != 0,
+    "a parameter": lambda fn, x: fn(torch.nn.Parameter(x)),
+    "float64": lambda fn, x: fn(x.double()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_winners_are_the_same_everywhere(case, way):
+    scores, *rest = CASES[case]
+    assert torch.equal(WAYS[way](lambda x: called(x, *rest), scores), reference(scores, *rest[:3], rest[3]))
+
+
+def test_counts_and_flags_may_be_batched_alone():
+    counts = torch.stack([COUNTS, COUNTS + 1])
+    got = torch.vmap(lambda n: called(X, n, FLAGS[0], None, False))(counts)
+    assert torch.equal(got, torch.stack([reference(X, n, FLAGS[0]) for n in counts]))
+    got = torch.vmap(lambda flags: called(X, COUNTS, None, flags, False), in_dims=2)(FLAGS.permute(1, 2, 0))
+    assert torch.equal(got, torch.stack([reference(X, COUNTS, None, flags) for flags in FLAGS]))
+
+
+def whole(tensors):
+    return torch.cat([x.double().reshape(1, -1) for x in tensors], -1)
+
+
+@pytest.mark.parametrize("way", ["eager", "compile", "vmap", "grad"])
+@pytest.mark.parametrize("k", [0, 40, 10_000, torch.tensor(77)], ids=str)
+def test_several_tensors_are_one_competition(k, way):
+    def joint(x):
+        tensors = [x[:2], x[2:3].double(), x[3:].bfloat16(), x[:0]]
+        flags = [FLAGS[0][:2], None, FLAGS[0][3:], None]
+        won = contest.joint_winners(tensors, k, flags, None, True)
+        return torch.cat([mask.reshape(-1) for mask in won]).reshape(x.shape)
+
+    tensors = [X[:2], X[2:3], X[3:].bfloat16()]
+    open_ = FLAGS[0].clone()
+    open_[2] = True
+    want = reference(whole(tensors), k, open_.reshape(1, -1), None, True).reshape(X.shape)
+    assert torch.equal(WAYS[way](joint, X), want)
+
+
+def test_members_of_a_joint_competition_have_counts_of_their_own():
+    counts = torch.tensor([3, 200])
+    got = torch.vmap(lambda x, n: torch.cat(contest.joint_winners([x[:1], x[1:]], n)))(torch.stack([X, -X]), counts)
+    for i, x in enumerate((X, -X)):
+        assert torch.equal(got[i], reference(x.reshape(1, -1), counts[i]).reshape(X.shape))
+
+
+def test_many_leaves_in_one_call():
+    leaves = [drawn(i, 1 + i % 3, 5 + 40 * (i % 7)) for i in range(50)]
+    for leaf, mask in zip(leaves, contest.winners(leaves, [4] * 50), strict=True):
+        assert torch.equal(mask, reference(leaf, 4))
+
+
+def test_an_exported_program_has_fixed_shapes_and_no_operator_of_ours():
+    class Model(torch.nn.Module):
+        def forward(self, x, k):
+            return called(x, k, None, None, True), contest.joint_winners([x], 9)[0]
+
+    program = torch.export.export(Model(), (X, torch.tensor(3)))
+    assert "sparsefn" not in str(program.graph)
+    one, joint = program.module()(X, torch.tensor(4))
+    assert torch.equal(one, reference(X, 4, absolute=True))
+    assert torch.equal(joint, reference(X.reshape(1, -1), 9).reshape(X.shape))
+
+
+def test_meta_tensors_have_shapes():
+    assert called(torch.empty(2, 300, device="meta"), 3, None, None, True).shape == (2, 300)
+    assert contest.joint_winners([torch.empty(2, 3, device="meta")], 3)[0].device.type == "meta"
+
+
+def test_numbers_that_are_flushed_to_zero_elsewhere_still_have_an_order():
+    x = torch.tensor([[1e-45, 3e-45, 0.0, 2e-45] * 20])
+    want = reference(x, 25)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor keeps subnormal numbers")
+    try:
+        assert torch.equal(called(x, 25, None, None, False), want)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_totals():
+    flags = [FLAGS[0], FLAGS[1][:1], FLAGS[0][:0]]
+    want = torch.cat([row.sum(-1) for row in flags])
+    assert torch.equal(contest.totals(flags), want)
+    assert torch.equal(torch.vmap(lambda x: contest.totals([x]))(FLAGS), FLAGS.sum(-1))
+    assert contest.totals([]).tolist() == []
+
+
+def test_scores_are_floats_and_nothing_gives_nothing():
+    with pytest.raises(TypeError, match="expected floating-point scores, got torch.int64"):
+        contest.winners([torch.tensor([[1]])], [1])
+    assert contest.winners([], []) == [] == contest.joint_winners([], 0)

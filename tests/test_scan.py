@@ -1,0 +1,178 @@
+"""Selection in memory against a full sort, for every way through it."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from sparsefn import arrays, parts, scan
+
+SIZES = [1, 2, 1000, scan.SMALL + 1, 2 * arrays.BLOCK + 5]
+KINDS = {
+    "continuous": lambda x: x,
+    "ties": lambda x: x.round(),
+    "90% zeros": lambda x: torch.where(x.abs() > 1.645, x, 0.0),
+    "90% zeros, not negative": lambda x: torch.where(x > 1.282, x, 0.0),
+    "all equal": lambda x: torch.full_like(x, -2.0),
+    "one atom": lambda x: torch.where(x > 0.2, 0.5, x),
+    "two atoms": lambda x: torch.where(x > 1.0, 0.5, torch.where(x < 0.9, -0.5, x)),
+    "NaN": lambda x: torch.where(x > 0.3, torch.nan, x),
+    "all NaN": lambda x: torch.full_like(x, torch.nan),
+    "infinite": lambda x: torch.where(x > 0.8, torch.inf, torch.where(x < -0.8, -torch.inf, x)),
+    "NaN and -inf": lambda x: torch.where(x > 0.8, torch.nan, torch.where(x < 0.7, -torch.inf, x)),
+    "subnormal": lambda x: x * torch.finfo(x.dtype).smallest_normal / 8,
+    "quantised": lambda x: (x * 30).round() / 30,
+    "sorted": lambda x: x.sort().values,
+    "reversed": lambda x: x.sort(descending=True).values,
+    "signed zeros": lambda x: torch.where(x > 0, -0.0, 0.0),
+    "sawtooth": lambda x: torch.arange(len(x)).remainder(37).to(x.dtype),
+}
+SHARES = [0.0, 1e-4, 0.1, 0.5, 0.9, 1.0]
+
+
+def made(kind, n, dtype=torch.float32, seed=0):
+    x = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return KINDS[kind](x.to(dtype) if kind in ("subnormal",) else x).to(dtype)
+
+
+def ranked(values, absolute=False):
+    """Places from best to worst, by one stable sort of everything."""
+    values = values.double().numpy()
+    values = np.abs(values) if absolute else values
+    missing = np.isnan(values)
+    return np.lexsort((-np.where(missing, 0.0, values), missing))
+
+
+def wanted(order, k, eligible=None):
+    order = order if eligible is None else order[eligible.numpy()[order]]
+    mask = np.zeros(order.size if eligible is None else len(eligible), bool)
+    mask[order[:k]] = True
+    return mask
+
+
+def selected(tensors, k, absolute=False, allow=None, deny=None):
+    allow, deny = (flags or [None] * len(tensors) for flags in (allow, deny))
+    listed = [parts.part(*row) for row in zip(tensors, allow, deny, strict=True)]
+    scan.select(listed, k, absolute)
+    return np.concatenate([at.out for at in listed])
+
+
+def counts(n, tensor):
+    """Shares of the size, and counts at the edges of the commonest value."""
+    top = int((tensor > torch.nan_to_num(tensor).median()).sum())
+    return sorted({min(max(k, 0), n) for k in (*(round(s * n) for s in SHARES), 1, n - 1, top - 1, top, top + 1)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", SIZES)
+def test_exactly_the_best_win(n, kind):
+    x = made(kind, n)
+    for absolute in (False, True):
+        order = ranked(x, absolute)
+        for k in counts(n, x):
+            np.testing.assert_array_equal(selected([x], k, absolute), wanted(order, k), err_msg=f"{k} {absolute}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", ["continuous", "90% zeros", "NaN and -inf", "subnormal", "infinite"])
+def test_every_dtype(kind, dtype):
+    x = made(kind, 2 * arrays.BLOCK + 3, dtype)
+    order = ranked(x)
+    for k in counts(len(x), x):
+        np.testing.assert_array_equal(selected([x], k), wanted(order, k), err_msg=str(k))
+
+
+@pytest.mark.parametrize("kind", ["continuous", "90% zeros", "all equal", "NaN", "NaN and -inf", "quantised"])
+@pytest.mark.parametrize("n", [1000, arrays.BLOCK + 5])
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
+def test_who_may_win_and_who_may_not(n, kind, share):
+    x, seed = made(kind, n), torch.Generator().manual_seed(1)
+    order = ranked(x)
+    allow, deny = torch.rand(n, generator=seed) < share, torch.rand(n, generator=seed) > share
+    for allowed, denied in ((allow, None), (None, deny), (allow, deny)):
+        open_ = (torch.ones(n) > 0 if allowed is None else allowed) & (torch.ones(n) > 0 if denied is None else ~denied)
+        some = int(open_.sum())
+        for k in {0, 1, some // 10, some // 2, max(some - 1, 0), some, n}:
+            got = selected([x], k, False, [allowed], [denied])
+            np.testing.assert_array_equal(got, wanted(order, k, open_), err_msg=str(k))
+
+
+@pytest.mark.parametrize("kind", ["continuous", "90% zeros", "all equal", "NaN", "quantised"])
+def test_several_tensors_are_one_competition_in_their_order(kind):
+    sizes = [1, 0, 700, arrays.BLOCK + 9, 30_000]
+    whole = made(kind, sum(sizes))
+    tensors = list(torch.split(whole, sizes))
+    tensors[2] = tensors[2].double()
+    order = ranked(whole)
+    for k in counts(len(whole), whole):
+        np.testing.assert_array_equal(selected(tensors, k), wanted(order, k), err_msg=str(k))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_change_nothing(kind, monkeypatch):
+    monkeypatch.setattr(parts, "_THREADED", 1)
+    monkeypatch.setattr(arrays, "_MANY", 1)
+    x, threads = made(kind, 2 * arrays.BLOCK + 3), torch.get_num_threads()
+    order = ranked(x)
+    torch.set_num_threads(3)
+    try:
+        assert len(parts.passes_over([parts.part(x)], False).groups) == 3
+        for k in (1, len(x) // 10, len(x) // 2):
+            np.testing.assert_array_equal(selected([x[:9], x[9:]], k), wanted(order, k), err_msg=str(k))
+    finally:
+        torch.set_num_threads(threads)
+
+
+LIES = {
+    "nothing": [],
+    "one value": [0.0],
+    "too high": np.linspace(5.0, 6.0, 500),
+    "too low": np.linspace(-6.0, -5.0, 500),
+    "far too high": [np.inf] * 500,
+    "far too low": [-np.inf] * 500,
+    "a wrong atom": [0.1] * 500,
+    "atoms on both sides": [-0.5] * 250 + [0.5] * 250,
+    "half and half": np.linspace(-0.01, 0.01, 500),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lie", LIES)
+def test_correctness_does_not_depend_on_the_sample(lie, kind, monkeypatch):
+    monkeypatch.setattr(scan, "_sample", lambda passes: np.array(LIES[lie], np.float32))
+    x = made(kind, scan.SMALL + 100)
+    order = ranked(x)
+    for k in (1, len(x) // 10, len(x) // 2, len(x) - 1):
+        np.testing.assert_array_equal(selected([x], k), wanted(order, k), err_msg=str(k))
+
+
+def test_a_value_that_many_share_is_not_collected(monkeypatch):
+    collected, collect = [], scan._collect
+
+    def watched(*args):
+        found = collect(*args)
+        collected.append(found[2].size)
+        return found
+
+    monkeypatch.setattr(scan, "_collect", watched)
+    n = 500_000
+    for kind, k in itertools.product(("90% zeros", "all equal", "one atom"), (n // 10, n // 5, n // 2, 9 * n // 10)):
+        x = made(kind, n)
+        order = ranked(x)
+        np.testing.assert_array_equal(selected([x], k), wanted(order, k), err_msg=str(k))
+    assert sum(collected) < n // 5  # of twelve selections together
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 3000])
+def test_best_of_some_values(n):
+    for kind, k in itertools.product(KINDS, (-1, 0, 1, n // 2, n - 1, n, n + 1)):
+        x = made(kind, n)
+        np.testing.assert_array_equal(scan.best(x.numpy(), k), wanted(ranked(x), max(k, 0)), err_msg=f"{kind} {k}")
+
+
+def test_the_scores_are_not_written_to():
+    x = made("NaN", scan.SMALL + 1)
+    before = x.clone()
+    selected([x], 100, absolute=True)
+    torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
