@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.threefry import DIGITS, MASK32, draw
+from sparsefn.blocks import MASK32
+from sparsefn.threefry import DIGITS, coins, draw, fold
 from sparsefn.tree import Tree, constant, map_with_path
 
 
@@ -28,7 +29,7 @@ def _check_key(key: Tensor) -> None:
         raise ValueError(f"expected a key of shape (2,) or (..., 2), got {tuple(key.shape)}")
 
 
-def _drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, law: str, dtype: torch.dtype) -> Tensor:
+def _checked(key: Tensor, shape: Sequence[int], index: Tensor | None) -> tuple[tuple[int, ...], Tensor | None]:
     _check_key(key)
     if isinstance(shape, int):
         raise TypeError(f"expected shape to be a sequence of ints, got {shape}; write ({shape},)")
@@ -42,8 +43,12 @@ def _drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, law: str, dt
         if tuple(index.shape) != shape:
             raise ValueError(f"expected index of the draw's shape {shape}, got {tuple(index.shape)}")
         index = index.reshape(-1)
-    drawn: Tensor = draw(key, index, math.prod(shape), law, dtype)
-    return drawn.reshape((*key.shape[:-1], *shape))
+    return shape, index
+
+
+def _drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, law: str, dtype: torch.dtype) -> Tensor:
+    shape, index = _checked(key, shape, index)
+    return draw(key, index, math.prod(shape), law, dtype).reshape((*key.shape[:-1], *shape))
 
 
 def _check_count(call: str, n: int) -> None:
@@ -121,7 +126,9 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
             raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got a tensor of {data.dtype}")
         if data.ndim:
             raise ValueError(f"expected data to be a 0-d tensor, got shape {tuple(data.shape)}")
-        return _as_keys(draw(key, data.to(key.device).reshape(1), 1, "fold int", torch.int64)[..., 0])
+        folded = fold(key, data, "fold int")
+        index = data.to(key.device).reshape(1)
+        return _as_keys(draw(key, index, 1, "fold int", torch.int64)[..., 0]) if folded is None else folded
     law = "fold str" if isinstance(data, str) else "fold int"
     if isinstance(data, str):
         data = _digest(data)
@@ -129,8 +136,11 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
         raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got {type(data).__name__}")
     if not -(1 << 63) <= data < 1 << 63:
         raise ValueError(f"expected data in [-2**63, 2**63), got {data}")
-    index = torch.full((1,), data, dtype=torch.int64, device=key.device)
-    return _as_keys(draw(key, index, 1, law, torch.int64)[..., 0])
+    folded = fold(key, data, law)
+    if folded is None:
+        index = torch.full((1,), data, dtype=torch.int64, device=key.device)
+        folded = _as_keys(draw(key, index, 1, law, torch.int64)[..., 0])
+    return folded
 
 
 def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor:
@@ -238,13 +248,22 @@ def bernoulli(
         shape = tuple(p.shape) if shape is None else shape
         if not _broadcasts(p.shape, shape):
             raise ValueError(f"expected p to broadcast to shape {tuple(shape)}, got {tuple(p.shape)}")
-        scaled = (p.to(torch.float64) * 2.0**32).ceil().nan_to_num(0.0).clamp(0.0, 2.0**32)
-        return bits(key, shape, index=index) < scaled.to(torch.int64)
+        shape, places = _checked(key, shape, index)
+        flips = coins(key, p.expand(shape), places, math.prod(shape))
+        if flips is None:
+            scaled = (p.to(torch.float64) * 2.0**32).ceil().nan_to_num(0.0).clamp(0.0, 2.0**32)
+            flips = bits(key, shape, index=index) < scaled.to(torch.int64)
+        return flips.reshape((*key.shape[:-1], *shape))
     if isinstance(p, bool) or not isinstance(p, (int, float)):
         raise TypeError(f"expected p to be a number or a float tensor, got {type(p).__name__}")
     if not 0 <= p <= 1:
         raise ValueError(f"expected 0 <= p <= 1, got {p}")
-    return bits(key, () if shape is None else shape, index=index) < math.ceil(p * 2.0**32)
+    shape, places = _checked(key, () if shape is None else shape, index)
+    below = math.ceil(p * 2.0**32)
+    flips = coins(key, below, places, math.prod(shape))
+    if flips is None:
+        flips = bits(key, shape, index=index) < below
+    return flips.reshape((*key.shape[:-1], *shape))
 
 
 def permutation(key: Tensor, n: int) -> Tensor:

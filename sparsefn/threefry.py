@@ -1,4 +1,8 @@
-"""The Threefry-2x32-20 block function as one opaque operator, and what its words are made into."""
+"""Draws from the Threefry-2x32-20 block function, and what its words are made into.
+
+Plain keys on a CPU are drawn by numpy in blocks; large draws are traced into a compiled graph, where they fuse
+with what uses them; all else is one opaque operator. Every way gives the same bits.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,24 @@ import math
 from collections.abc import Callable
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn import elementary
+from sparsefn import blocks, elementary
+from sparsefn.arrays import Array, array
+from sparsefn.blocks import MASK32, PARITY, ROTATIONS, Place
 from sparsefn.numerics import batch_first
 
-MASK32 = 0xFFFFFFFF
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_LARGE = 1 << 20  # draws of a key from which on a compiled graph takes the rounds in: two seconds to compile
+_MEMORY: dict[torch.dtype, type[np.generic]] = {
+    torch.int64: np.int64,
+    torch.float16: np.float16,
+    torch.bfloat16: np.int16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
 
 
 def _unsigned(words: Tensor) -> Tensor:
@@ -59,44 +72,159 @@ _LAWS: dict[str, tuple[int, int, Callable[[Tensor, Tensor, torch.dtype], Tensor]
 }
 
 
-def _rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> None:
-    # int32 wraps around like uint32, but its right shift copies the sign, hence the mask.
-    schedule = (k0, k1, k0 ^ k1 ^ 0x1BD11BDA)
-    carry = torch.empty_like(x1)
-    x0.add_(k0)
-    x1.add_(k1)
-    for i in range(5):
-        for r in _ROTATIONS[i % 2]:
-            x0.add_(x1)
-            torch.bitwise_right_shift(x1, 32 - r, out=carry)
-            x1.bitwise_left_shift_(r).bitwise_or_(carry.bitwise_and_((1 << r) - 1)).bitwise_xor_(x0)
-        x0.add_(schedule[(i + 1) % 3])
-        x1.add_(schedule[(i + 2) % 3] + (i + 1))
-
-
-# Opaque to the compiler: unrolled into a graph, 20 rounds take a minute to compile.
-@torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
 def draw(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
-    """Keys (*K, 2), indices (*I, n) or None for 0..n-1 -> draws (*broadcast(K, I), n)."""
+    """Keys (*K, 2), indices (*I, n) or None for 0..n-1 -> draws (*broadcast(K, I), n).
+
+    >>> from sparsefn import threefry
+    >>> threefry.draw(torch.tensor([0, 0]), None, 2, "words", torch.int64)
+    tensor([1797259609,  928981903])
+    """
+    plain = _plain(key, index)
+    if plain is not None:
+        return _drawn(plain, n, law, dtype)
+    if torch.compiler.is_compiling() and index is None and law in ("words", "uniform") and _is_large(n):
+        return _traced(key, n, law, dtype)
+    drawn: Tensor = operator(key, index, n, law, dtype)
+    return drawn
+
+
+def _is_large(n: int) -> bool:
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # loads much
+
+    return statically_known_true(n >= _LARGE) and statically_known_true(n < 1 << 31)  # counters are int32
+
+
+def fold(key: Tensor, data: int | Tensor, law: str) -> Tensor | None:
+    """The key of a plain key and a plain number, by `law`; None where either is not plain.
+
+    >>> from sparsefn import threefry
+    >>> threefry.fold(torch.tensor([0, 0]), 1, "fold int")
+    tensor([3520574224,  438507793])
+    """
+    keys = array(key) if key.ndim == 1 else None
+    number = array(data) if isinstance(data, Tensor) else data
+    if keys is None or number is None:
+        return None
+    k0, k1 = keys.tolist()
+    xor0, xor1, _ = _LAWS[law]
+    made = blocks.pair((k0 ^ xor0) & MASK32, (k1 ^ xor1) & MASK32, (int(number) >> 32) & MASK32, int(number) & MASK32)
+    return torch.from_numpy(np.array(made, np.int64))
+
+
+def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Tensor | None:
+    """Where the first word is below a number, or below 2^32 times a chance; None where a tensor is not plain.
+
+    >>> from sparsefn import threefry
+    >>> threefry.coins(torch.tensor([0, 0]), 1 << 30, None, 3)
+    tensor([False,  True, False])
+
+    `below` is in [0, 2^32], or a tensor of n chances. NaN and what is below 0 never come true.
+    """
+    plain = _plain(key, index)
+    chances = None
+    if isinstance(below, Tensor):
+        chances = array(below.float() if below.dtype == torch.bfloat16 else below)
+    if plain is None or (isinstance(below, Tensor) and chances is None):
+        return None
+    keys, indices, batch = plain
+    chances = None if chances is None else chances.reshape(-1)
+    memory = np.empty((len(keys), n), np.bool_)
+    if isinstance(below, int):
+        compare, limit = (np.less_equal, np.uint32(below - 1)) if below else (np.less, np.uint32(0))
+
+    def use(place: Place, x0: Array, x1: Array) -> None:
+        if chances is None:
+            compare(x0, limit, memory[place])
+        else:
+            np.less(x0, np.multiply(chances[place[1]], 2.0**32, dtype=np.float64), memory[place])
+
+    blocks.words(keys, indices, n, use, second=False)
+    return torch.from_numpy(memory).reshape((*batch, n))
+
+
+def _plain(key: Tensor, index: Tensor | None) -> blocks.Rows | None:
+    keys = array(key)
+    indices = None if index is None else array(index)
+    return None if keys is None or (index is not None and indices is None) else blocks.rows(keys, indices)
+
+
+def _drawn(plain: blocks.Rows, n: int, law: str, dtype: torch.dtype) -> Tensor:
+    keys, indices, batch = plain
     xor0, xor1, finish = _LAWS[law]
-    # int64 to int32 keeps the low 32 bits
-    k0, k1 = (key[..., :1] ^ xor0).to(torch.int32), (key[..., 1:] ^ xor1).to(torch.int32)
+    # numpy asks for large pages, which torch does not: a fourth of the time for 1e8 bytes
+    memory = np.empty((len(keys), n), _MEMORY[dtype])
+    out = torch.from_numpy(memory)
+    out = out.view(torch.bfloat16) if dtype == torch.bfloat16 else out
+    single = law == "words" or (law == "uniform" and DIGITS[dtype] <= 32)
+
+    def use(place: Place, x0: Array, x1: Array) -> None:
+        part = memory[place]
+        if law == "words":
+            part[...] = x0
+        elif law == "uniform" and dtype == torch.float32:
+            np.right_shift(x0, 8, x0)
+            part[...] = x0.view(np.int32)
+            np.multiply(part, np.float32(2.0**-24), part)
+        elif finish is _pairs:
+            both = part.view(np.uint64)
+            both[...] = x0
+            np.left_shift(both, 32, both)
+            np.bitwise_or(both, x1, both)
+        else:
+            x, y = (torch.from_numpy(half.view(np.int32)) for half in (x0, x1))
+            out[place] = finish(x, y, dtype)
+
+    blocks.words(keys ^ np.array([xor0, xor1]), indices, n, use, not single)
+    return out.reshape((*batch, n))
+
+
+def _rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+    # int32 wraps around like uint32, but its right shift copies the sign, hence the mask. To the compiler a
+    # product is faster than a left shift, which it guards; and without the views, which make it keep what is
+    # used twice, it would write out every word's whole past again and again.
+    schedule = (k0, k1, k0 ^ k1 ^ PARITY)
+    x0, x1 = x0 + k0, x1 + k1
+    for i in range(5):
+        for r in ROTATIONS[i % 2]:
+            x0 = x0 + x1
+            x1 = (x1 * (1 << r) | ((x1 >> (32 - r)) & ((1 << r) - 1))) ^ x0
+            x0, x1 = (x.as_strided(x.shape, x.stride()) for x in (x0, x1))
+        x0 = x0 + schedule[(i + 1) % 3]
+        x1 = x1 + (schedule[(i + 2) % 3] + (i + 1))
+    return x0, x1
+
+
+def _halves(key: Tensor, law: str) -> tuple[Tensor, Tensor]:
+    xor0, xor1, _ = _LAWS[law]  # int64 to int32 keeps the low 32 bits
+    return (key[..., :1] ^ xor0).to(torch.int32), (key[..., 1:] ^ xor1).to(torch.int32)
+
+
+def _traced(key: Tensor, n: int, law: str, dtype: torch.dtype) -> Tensor:
+    k0, k1 = _halves(key, law)
+    counter = torch.arange(n, dtype=torch.int32, device=key.device)
+    x0, x1 = _rounds(k0, k1, torch.zeros_like(counter), counter)
+    return _LAWS[law][2](x0, x1, dtype)
+
+
+# Opaque to the compiler: small draws are many, and each would take seconds to compile.
+@torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
+def operator(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
+    """The operator behind `draw`, for keys that are not plain."""
+    plain = _plain(key, index)
+    if plain is not None:
+        return _drawn(plain, n, law, dtype)
+    k0, k1 = _halves(key, law)
     batch = _batch_shape(key, index)
     out = torch.empty((*batch, n), dtype=dtype, device=key.device)
-    # On a CPU a block stays in cache; elsewhere launches cost more than memory traffic.
-    block = max(1, (1 << (17 if key.device.type == "cpu" else 24)) // max(1, math.prod(batch)))
+    block = max(1, (1 << 24) // max(1, math.prod(batch)))  # on a device launches cost more than memory traffic
     for start in range(0, n, block):
         stop = min(n, start + block)
         if index is None:
             part = torch.arange(start, stop, dtype=torch.int64, device=key.device)
         else:
             part = index[..., start:stop]
-        x0, x1 = (
-            half.to(torch.int32).expand(*batch, stop - start).clone(memory_format=torch.contiguous_format)
-            for half in (part >> 32, part)
-        )
-        _rounds(k0, k1, x0, x1)
-        out[..., start:stop] = finish(x0, x1, dtype)
+        x0, x1 = _rounds(k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32))
+        out[..., start:stop] = _LAWS[law][2](x0, x1, dtype)
     return out
 
 
@@ -106,12 +234,12 @@ def _batch_shape(key: Tensor, index: Tensor | None) -> tuple[int, ...]:
     return tuple(torch.broadcast_shapes(key.shape[:-1], index.shape[:-1]))  # type: ignore[no-untyped-call]
 
 
-@draw.register_fake
+@operator.register_fake
 def _(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
     return torch.empty((*_batch_shape(key, index), n), dtype=dtype, device=key.device)
 
 
-@draw.register_vmap
+@operator.register_vmap
 def _(
     info: object,
     in_dims: tuple[int | None, ...],
@@ -122,4 +250,4 @@ def _(
     dtype: torch.dtype,
 ) -> tuple[Tensor, int]:
     batched = batch_first(in_dims, key, index)
-    return draw(*batched, n, law, dtype), 0
+    return operator(*batched, n, law, dtype), 0
