@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import optree
 import torch
 from torch import Tensor
 
+from sparsefn import masks
 from sparsefn.tree import Tree, flatten
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def state_dict(state: Tree) -> dict[str, Tensor]:
+def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
     """`{dotted path: tensor}` of any tree of tensors: a state, an optimizer's state, masks.
 
     >>> state = sf.State({"w": torch.ones(2)}, {"w": torch.tensor(True)}, opt=sf.optimizers.sgd(0.1).init({}))
     >>> list(sf.checkpoint.state_dict(state))
     ['params.w', 'masks.w', 'opt.count']
+    >>> sf.checkpoint.state_dict({"mask": torch.ones(100, 80, dtype=torch.bool)}, pack=True)["mask"].shape
+    torch.Size([1017])
 
     The order is optree's, whatever the insertion order of dicts. `torch.save` and
     `torch.load(weights_only=True)` take it. Tensors are detached and shared with the state, but for
     views of another storage (a member of a stack), which are copied: `torch.save` would write the whole
-    storage. Raises ValueError for two leaves of one path, TypeError for a leaf that is no tensor.
+    storage.
+
+    With `pack` every bool tensor that is not 0-d takes one bit an element. It becomes a vector of uint8: the
+    number of dimensions, each size in 8 bytes, the lowest first, and the bytes of `sf.masks.pack`. Loading needs
+    no word of it. Raises ValueError for two leaves of one path, TypeError for a leaf that is no tensor.
     """
-    return {path: _own(_tensor("the state", path, leaf)) for path, leaf in flatten(state)[0].items()}
+    leaves = {path: _tensor("the state", path, leaf) for path, leaf in flatten(state)[0].items()}
+    return {
+        path: _packed(leaf) if pack and leaf.dtype == torch.bool and leaf.ndim else _own(leaf)
+        for path, leaf in leaves.items()
+    }
+
+
+def _packed(mask: Tensor) -> Tensor:
+    # Without its shape a mask would be taken for any other of as many bytes.
+    head = torch.tensor(_head(mask.shape), dtype=torch.uint8, device=mask.device)
+    return torch.cat((head, *masks.pack([mask])))
+
+
+def _head(shape: torch.Size) -> list[int]:
+    return [len(shape), *(byte for size in shape for byte in size.to_bytes(8, "little"))]
+
+
+def _shape_of(packed: Tensor) -> tuple[int, ...] | None:
+    """The shape that a packed mask tells, None where it is not one."""
+    if packed.ndim != 1 or not packed.numel():
+        return None
+    ndim = int(packed[0])
+    head = bytes(packed[1 : 1 + 8 * ndim].tolist())
+    if ndim == 0 or len(head) < 8 * ndim:
+        return None
+    shape = tuple(int.from_bytes(head[i : i + 8], "little") for i in range(0, 8 * ndim, 8))
+    return shape if packed.numel() == 1 + 8 * ndim + -(-math.prod(shape) // 8) else None
 
 
 def _tensor(what: str, path: str, leaf: object) -> Tensor:
@@ -51,10 +85,10 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
     {'w': tensor([3., 4.]), 'new': tensor([0.])}
 
     The template, `algorithm.init(params)` for example, gives structure, shapes, dtypes and devices; its
-    values are not used. With `strict=False` a path that `sd` lacks keeps the template's value and one that
-    the template lacks is left out: a state for params that came or went. The result shares no memory with
-    `sd` or the template. Raises ValueError for paths that are missing or unexpected and for another shape,
-    TypeError for another dtype.
+    values are not used. Packed masks are unpacked. With `strict=False` a path that `sd` lacks keeps the
+    template's value and one that the template lacks is left out: a state for params that came or went. The
+    result shares no memory with `sd` or the template. Raises ValueError for paths that are missing or
+    unexpected and for another shape, TypeError for another dtype.
     """
     leaves, rebuild = flatten(template)
     if not isinstance(sd, Mapping):
@@ -68,6 +102,14 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
 
 def _fitting(path: str, like: Tensor, value: object) -> Tensor:
     found = _tensor("the saved dict", path, value)
+    if like.dtype == torch.bool and found.dtype == torch.uint8:
+        shape = _shape_of(found)
+        if shape is None:
+            got = f"a uint8 tensor of shape {tuple(found.shape)}"
+            raise TypeError(f"expected a mask at {path!r}, bool or packed by state_dict(pack=True), got {got}")
+        if shape != tuple(like.shape):
+            raise ValueError(f"expected a mask of shape {tuple(like.shape)} at {path!r}, got a packed one of {shape}")
+        found = masks.unpack([found[1 + 8 * like.ndim :]], [like])[0]
     if found.shape != like.shape:
         raise ValueError(f"expected a tensor of shape {tuple(like.shape)} at {path!r}, got {tuple(found.shape)}")
     if found.dtype != like.dtype:

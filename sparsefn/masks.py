@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sparsefn import random
+from sparsefn.arrays import array
 from sparsefn.budgets import check_sparsity
 from sparsefn.numerics import divide, like
 from sparsefn.tree import Tree, concrete, flatten, leaves_like, map_with_path
@@ -255,6 +257,9 @@ def pack(masks: Tree) -> Tree:
 
 
 def _bytes(mask: Tensor) -> Tensor:
+    memory = array(mask)
+    if memory is not None:
+        return torch.from_numpy(np.packbits(memory.reshape(-1), bitorder="little"))
     bits = functional.pad(mask.reshape(-1), (0, -mask.numel() % 8)).reshape(-1, 8).to(torch.uint8)
     out = bits[:, 0]
     for j in range(1, 8):
@@ -281,7 +286,14 @@ def unpack(packed: Tree, like: Tree) -> Tree:
         if bits.shape != (size,) or leaf.ndim == 0:
             want = f"of shape ({size},)" if leaf.ndim else "that is a 0-d bool"
             raise ValueError(f"expected a packed mask {want} at {path!r}, got {tuple(bits.shape)}")
-        shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-        return ((bits[:, None] >> shifts) & 1).reshape(-1)[: leaf.numel()].reshape(leaf.shape).to(torch.bool)
+        return _bits(bits, leaf.numel()).reshape(leaf.shape)
 
     return map_with_path(mask_of, packed, like)
+
+
+def _bits(packed: Tensor, n: int) -> Tensor:
+    memory = array(packed)
+    if memory is not None:
+        return torch.from_numpy(np.unpackbits(memory, count=n, bitorder="little").view(np.bool_))
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed[:, None] >> shifts) & 1).reshape(-1)[:n].to(torch.bool)

@@ -1,13 +1,14 @@
 """Checkpoints: flat dicts of tensors that torch.save takes, and trees compared bit by bit."""
 
 import io
+import re
 from collections import OrderedDict
 
 import optree
 import pytest
 import torch
 
-from sparsefn import ensemble
+from sparsefn import ensemble, masks
 from sparsefn import optimizers as O
 from sparsefn.checkpoint import load_state_dict, state_dict, tree_equal
 from sparsefn.types import State
@@ -186,3 +187,94 @@ def test_tree_equal_compares_structures():
         tree_equal([one], [1.0])
     with pytest.raises(TypeError, match="expected a to hold tensors, got float at '0'"):
         tree_equal([1.0], [one])
+
+
+# Packed masks
+
+
+def random_mask(*shape):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.3
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (8,), (9,), (3, 5), (2, 3, 4), (300, 7), (0,), (0, 3), (1, 1, 1)])
+def test_packed_masks_take_a_bit_an_element_and_come_back(shape):
+    state = State({"w": torch.randn(shape)}, {"w": random_mask(*shape)})
+    saved = state_dict(state, pack=True)
+    assert list(saved) == list(state_dict(state))
+    assert saved["masks.w"].dtype == torch.uint8
+    assert saved["masks.w"].shape == (1 + 8 * len(shape) + -(-state.masks["w"].numel() // 8),)
+    assert torch.equal(saved["params.w"], state.params["w"])
+    template = State({"w": torch.zeros(shape)}, {"w": torch.ones(shape, dtype=torch.bool)})
+    assert tree_equal(load_state_dict(template, through_a_file(saved)), state)
+
+
+def test_a_packed_mask_tells_its_shape_and_then_its_bits():
+    mask = random_mask(5, 300)
+    saved = state_dict({"m": mask}, pack=True)["m"].tolist()
+    assert saved[:17] == [2, 5, 0, 0, 0, 0, 0, 0, 0, 300 % 256, 1, 0, 0, 0, 0, 0, 0]
+    assert saved[17:] == masks.pack([mask])[0].tolist()
+
+
+def test_dense_masks_and_everything_else_stay_as_they_are():
+    state = make_state()
+    saved, plain = state_dict(state, pack=True), state_dict(state)
+    assert list(saved) == PATHS
+    assert saved["masks.0.bias"].dtype == torch.bool and saved["masks.0.bias"].ndim == 0
+    assert {path for path in PATHS if not tree_equal(saved[path], plain[path])} == {"masks.0.weight"}
+    assert tree_equal(load_state_dict(make_state(seed=1), saved), state)
+
+
+def test_a_stack_of_states_and_views_pack():
+    states = [make_state(seed) for seed in range(9)]
+    stack = ensemble.stack(states)
+    saved = state_dict(stack, pack=True)
+    assert saved["masks.0.weight"].shape == (1 + 3 * 8 + 7,)  # 9 times 3 times 2 bits
+    assert tree_equal(load_state_dict(stack, through_a_file(saved)), stack)
+    turned = {"m": random_mask(6, 5).T}
+    assert tree_equal(load_state_dict(turned, state_dict(turned, pack=True)), turned)
+
+
+def test_packed_masks_take_part_in_what_strict_says():
+    template = {"a": torch.ones(3, dtype=torch.bool), "b": random_mask(4)}
+    saved = state_dict({"a": random_mask(3), "c": random_mask(2)}, pack=True)
+    with pytest.raises(ValueError, match=r"missing are \['b'\] and unexpected \['c'\]"):
+        load_state_dict(template, saved)
+    loaded = load_state_dict(template, saved, strict=False)
+    assert torch.equal(loaded["a"], random_mask(3)) and torch.equal(loaded["b"], template["b"])
+    assert loaded["b"].data_ptr() != template["b"].data_ptr()
+
+
+@pytest.mark.parametrize(("stored", "wanted"), [((3, 5), (4, 4)), ((15,), (3, 5)), ((64,), (0, 64)), ((16,), (15,))])
+def test_a_packed_mask_of_another_shape_is_refused(stored, wanted):
+    saved = state_dict({"m": torch.zeros(stored, dtype=torch.bool)}, pack=True)
+    text = re.escape(f"expected a mask of shape {wanted} at 'm', got a packed one of {stored}")
+    with pytest.raises(ValueError, match=text):
+        load_state_dict({"m": torch.zeros(wanted, dtype=torch.bool)}, saved)
+    with pytest.raises(ValueError, match=text):
+        load_state_dict({"m": torch.zeros(wanted, dtype=torch.bool)}, saved, strict=False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(3, 4, dtype=torch.uint8),
+        torch.ones(12, dtype=torch.uint8),
+        torch.zeros(12, dtype=torch.uint8),
+        torch.zeros(0, dtype=torch.uint8),
+        torch.tensor(1, dtype=torch.uint8),
+        state_dict({"m": random_mask(3, 4)}, pack=True)["m"][:-1],
+        torch.tensor([255, 1], dtype=torch.uint8),
+    ],
+)
+def test_other_uint8_tensors_are_no_masks(value):
+    got = re.escape(f"got a uint8 tensor of shape {tuple(value.shape)}")
+    with pytest.raises(TypeError, match="expected a mask at 'm', bool or packed by state_dict.pack=True., " + got):
+        load_state_dict({"m": random_mask(3, 4)}, {"m": value})
+
+
+def test_packed_masks_fit_no_leaf_of_numbers():
+    saved = state_dict({"m": random_mask(3, 4)}, pack=True)
+    with pytest.raises(TypeError, match=r"expected a tensor of dtype torch.int64 at 'm', got torch.uint8"):
+        load_state_dict({"m": torch.zeros(19, dtype=torch.int64)}, saved)
+    own = {"m": torch.arange(30, dtype=torch.uint8)}
+    assert tree_equal(load_state_dict(own, state_dict(own, pack=True)), own)

@@ -247,6 +247,24 @@ def test_pack_a_view_that_is_not_contiguous():
     assert torch.equal(M.unpack(M.pack([mask]), [mask])[0], mask)
 
 
+@pytest.mark.parametrize("shape", [(1,), (7,), (8,), (9,), (0,), (0, 3), (31, 33), (1003,)])
+def test_packing_in_memory_and_by_tensor_operations_agree(shape):
+    for mask in (bits(*shape), bits(*shape, 2)[..., 0], torch.ones(shape, dtype=torch.bool)):
+        packed = M.pack([mask])[0]
+        assert torch.equal(torch.vmap(M.pack)([mask[None]])[0][0], packed)  # vmap hides the memory
+        again = torch.vmap(lambda p: M.unpack(p, [torch.zeros(shape)]))([packed[None]])[0][0]
+        assert torch.equal(again, M.unpack([packed], [mask])[0]) and torch.equal(again, mask)
+        assert again.dtype == torch.bool and again.shape == mask.shape
+
+
+def test_unpacked_masks_are_memory_of_their_own():
+    mask = bits(16)
+    packed = M.pack([mask])
+    back, again = M.unpack(packed, [mask])[0], M.unpack(packed, [mask])[0]
+    back.logical_not_()
+    assert torch.equal(again, mask) and torch.equal(M.pack([mask])[0], packed[0])
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # from inductor's own imports
 def test_pack_under_vmap_and_compile():
     stacked = [bits(4, 3, 5), torch.ones(4, dtype=torch.bool)]
