@@ -2,28 +2,53 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from sparsefn.arrays import array
 from sparsefn.patterns import Box, Pattern
 
 Flags = TypeVar("Flags", Tensor, Tensor | None)
 
+_SLAB = 1 << 18  # elements that are laid out anew at a time: few enough for a core's cache
+
+
+def _split(x: Tensor, box: Box) -> Tensor:
+    """View x, whose sizes are divisible by box, as its grid of boxes followed by the dimensions of a box."""
+    sizes = [n for size, b in zip(x.shape, box, strict=True) for n in (size // b if b else 1, b)]
+    return x.reshape(sizes).permute(*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2))
+
 
 def _boxes(x: Tensor, box: Box) -> Tensor:
     """View x, whose sizes are divisible by box, as (number of boxes, elements of a box): one box where it is empty."""
-    split = [n for size, b in zip(x.shape, box, strict=True) for n in (size // b if b else 1, b)]
-    order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
-    grid = math.prod(split[::2])
-    return x.reshape(split).permute(order).reshape(grid, math.prod(box))
+    if box == x.shape:
+        return x.reshape(1, -1)
+    size = math.prod(box)
+    if size and _in_line(box, x.shape):
+        return x.reshape(x.numel() // size, size)
+    split = _split(x, box)
+    return split.reshape(math.prod(split.shape[: x.ndim]), size)
+
+
+def _in_line(box: Box, shape: Box) -> bool:
+    # Whether the elements of each box follow one another: from the end whole dimensions, part of one, then ones.
+    whole = True
+    for b, size in zip(reversed(box), reversed(shape), strict=True):
+        if b != 1 and not whole:
+            return False
+        whole = whole and b == size
+    return True
 
 
 def _unboxes(rows: Tensor, box: Box, shape: Box) -> Tensor:
     """Inverse of `_boxes`."""
+    if box == shape or _in_line(box, shape):
+        return rows.reshape(shape)
     grid = [size // b if b else 1 for size, b in zip(shape, box, strict=True)]
     order = [i for d in range(len(box)) for i in (d, d + len(box))]
     return rows.reshape([*grid, *box]).permute(order).reshape(shape)
@@ -31,6 +56,12 @@ def _unboxes(rows: Tensor, box: Box, shape: Box) -> Tensor:
 
 def _grid(shape: Box, box: Box) -> Box:
     return tuple(-(-size // b) for size, b in zip(shape, box, strict=True))
+
+
+def _units(pattern: Pattern, shape: Box) -> Box:
+    # The grid of the units of a tensor of this shape.
+    box = pattern.unit(shape)
+    return shape if max(box, default=1) == 1 else _grid(shape, box)
 
 
 def over_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor], dim: int = 0) -> Tensor:
@@ -42,18 +73,59 @@ def over_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor], dim: int = 0
     tensor([[1., 2., 1.],
             [3., 4., 2.]])
 
-    It gives a number a box, laid out as their grid, or one an element.
+    It gives a number a box, laid out as their grid, or one an element. Of a large CPU tensor it sees some boxes at
+    a time, two at least: what it says of one must not depend on the others.
     """
     if dim == x.ndim:
-        shape, out = tuple(x.shape), fn(_boxes(x, box))
-        one_each = out.ndim == 1 or out.shape[1] == 1
-        return out.reshape(_grid(shape, box)) if one_each else _unboxes(out, box, shape)
+        return _of_whole_boxes(x, box, fn)
     size, edge = x.shape[dim], x.shape[dim] % box[dim]
     border = (*box[:dim], edge, *box[dim + 1 :])
     parts = [over_boxes(x.narrow(dim, 0, size - edge), box, fn, dim + 1)] if size >= box[dim] or not size else []
     if edge:
         parts.append(over_boxes(x.narrow(dim, size - edge, edge), border, fn, dim + 1))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _of_whole_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    seen = array(x) is not None and not x.requires_grad
+    if seen and x.numel() > _SLAB and (count := math.prod(_grid(tuple(x.shape), box))) > 1:
+        split = _split(x, box)
+        try:
+            in_line = split.view(count, -1).is_contiguous()
+        except RuntimeError:  # what `_boxes` gives is a copy
+            return _by_slabs(x, box, split, _SLAB, fn)
+        if in_line:
+            return _by_slabs(x, box, split, 4 * _SLAB, fn)
+        # Strided rows stay as they are: the order of a sum depends on the layout.
+    shape, out = tuple(x.shape), fn(_boxes(x, box))
+    one_each = out.ndim == 1 or out.shape[1] == 1
+    return out.reshape(_grid(shape, box)) if one_each else _unboxes(out, box, shape)
+
+
+def _by_slabs(x: Tensor, box: Box, split: Tensor, most: int, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    grid, size = split.shape[: x.ndim], math.prod(box)
+    result: Tensor | None = None
+    for at in _slabs(grid, max(2, most // size)):
+        slab = split[at]
+        out = fn(slab.reshape(-1, size).contiguous())
+        one_each = out.ndim == 1 or out.shape[1] == 1
+        if result is None:
+            result = out.new_empty(grid if one_each else x.shape)
+            target = result if one_each else _split(result, box)
+        target[at] = out.reshape(target[at].shape)
+    assert result is not None
+    return result
+
+
+def _slabs(grid: Box, most: int) -> Iterator[tuple[slice, ...]]:
+    """Parts of a grid that cover it, of about `most` cells, never one alone: a lone box may be summed otherwise."""
+    along = next(d for d in range(len(grid)) if grid[d] > 1 and math.prod(grid[d + 1 :]) <= most)
+    step = max(1 if math.prod(grid[along + 1 :]) > 1 else 2, most // math.prod(grid[along + 1 :]))
+    stops = [*range(step, grid[along] - 1, step), grid[along]]
+    ranges = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+    for before in itertools.product(*(range(n) for n in grid[:along])):
+        for part in ranges:
+            yield (*(slice(i, i + 1) for i in before), part)
 
 
 def unit_grid(pattern: Pattern, shape: Box) -> Box:
@@ -65,8 +137,40 @@ def unit_grid(pattern: Pattern, shape: Box) -> Box:
     Budgets see this shape.
     """
     box = pattern.unit(shape)
+    if max(box, default=1) == 1:
+        return shape
     spanned = [b == s != 1 for b, s in zip(box, shape, strict=True)]
     return tuple(n for n, gone in zip(_grid(shape, box), spanned, strict=True) if not gone)
+
+
+def row_shape(pattern: Pattern, shape: Box) -> tuple[int, int]:
+    """Groups and units of a group of a tensor, from its shape alone.
+
+    >>> row_shape(sf.patterns.nm(2, 4), (3, 8)), row_shape(sf.patterns.channel(0), (3, 8))
+    ((6, 4), (1, 3))
+    """
+    grid = _units(pattern, shape)
+    group = pattern.group(grid)
+    return math.prod(size // b if b else 1 for size, b in zip(grid, group, strict=True)), math.prod(group)
+
+
+def to_columns(pattern: Pattern, x: Tensor) -> Tensor | None:
+    """Elements as (rows, units of a group, columns) where each group lies along one dimension, else None.
+
+    >>> to_columns(sf.patterns.nm(1, 2, axis=0), torch.ones(4, 3)).shape
+    torch.Size([2, 2, 3])
+
+    A view where x is contiguous. The groups of `to_rows` are its rows and in each its columns, in this order.
+    """
+    shape = tuple(x.shape)
+    if pattern.reduce is not None or max(pattern.unit(shape), default=1) > 1:
+        return None
+    group = pattern.group(shape)
+    along = [d for d, size in enumerate(group) if size != 1]
+    if len(along) != 1 or not group[along[0]]:
+        return None
+    d, units = along[0], group[along[0]]
+    return x.reshape(math.prod(shape[:d]) * (shape[d] // units), units, math.prod(shape[d + 1 :]))
 
 
 def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -76,13 +180,15 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
     tensor([[0., 1., 2., 3.],
             [4., 5., 6., 7.]])
     """
+    if pattern.reduce is None:
+        return _boxes(x, pattern.group(tuple(x.shape)))
     shape = tuple(x.shape)
-    box = pattern.unit(shape)
-    if pattern.reduce is not None:
-        if x.dtype in (torch.float16, torch.bfloat16):
-            x = x.float()  # a mean rounded to 16 bits would make ties
-        # Some reductions refuse nothing: a maximum of it does not exist.
-        x = over_boxes(x, box, reduce or pattern.reduce) if x.numel() else x.new_zeros(_grid(shape, box))
+    box, pool = pattern.unit(shape), reduce or pattern.reduce
+    short = x.dtype in (torch.float16, torch.bfloat16)  # a mean rounded to 16 bits would make ties
+    if x.numel():
+        x = over_boxes(x, box, (lambda rows: pool(rows.float())) if short else pool)
+    else:  # some reductions refuse nothing: a maximum of it does not exist
+        x = x.new_zeros(_grid(shape, box), dtype=torch.float32 if short else x.dtype)
     return _boxes(x, pattern.group(tuple(x.shape)))
 
 
@@ -93,10 +199,13 @@ def active_rows(pattern: Pattern, mask: Tensor) -> Tensor:
     >>> active_rows(sf.patterns.block((2,)), mask), active_rows(sf.patterns.block((2,), zeros=1), mask)
     (tensor([[True, True]]), tensor([[ True, False]]))
     """
-    if pattern.zeros is None:
-        return to_rows(pattern, mask, lambda unit: unit.any(-1))
     lost = pattern.zeros
-    return to_rows(pattern, mask, lambda unit: unit.sum(-1) > max(unit.shape[-1] - lost, 0))
+    # Bools are summed: torch takes ten times as long to tell whether any of them holds.
+    return to_rows(
+        pattern,
+        mask,
+        lambda unit: unit.sum(-1, dtype=torch.int32) > (0 if lost is None else max(unit.shape[-1] - lost, 0)),
+    )
 
 
 def allowed_rows(pattern: Pattern, like: Tensor, eligible: Flags) -> Flags:
@@ -107,7 +216,7 @@ def allowed_rows(pattern: Pattern, like: Tensor, eligible: Flags) -> Flags:
     """
     if pattern.allowed is None:
         return eligible
-    grid = _grid(tuple(like.shape), pattern.unit(tuple(like.shape)))
+    grid = _units(pattern, tuple(like.shape))
     allowed = _boxes(pattern.allowed(grid).to(like.device), pattern.group(grid))
     return allowed if eligible is None else eligible & allowed
 
@@ -119,7 +228,7 @@ def fixed_count(pattern: Pattern, shape: Box) -> int | Tensor | None:
     (2, 4)
     """
     fixed = pattern.fixed
-    return fixed(_grid(shape, pattern.unit(shape))) if callable(fixed) else fixed
+    return fixed(_units(pattern, shape)) if callable(fixed) else fixed
 
 
 def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
@@ -130,10 +239,18 @@ def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
             [ True,  True, False]])
     """
     box = pattern.unit(shape)
-    grid = _grid(shape, box)
+    plain = max(box, default=1) == 1
+    grid = shape if plain else _grid(shape, box)
     x = _unboxes(rows, pattern.group(grid), grid)
-    for dim, (b, size) in enumerate(zip(box, shape, strict=True)):
-        if b > 1:
-            x = x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], b, *x.shape[dim + 1 :])
-            x = x.flatten(dim, dim + 1).narrow(dim, 0, size)
+    if not plain:
+        for dim in reversed(range(len(shape))):  # what is large is then made last, from whole rows
+            x = _repeated(x, dim, box[dim], shape[dim])
     return x.contiguous()  # not a view of the rows: the strides of a state's masks are what compiled code sees
+
+
+def _repeated(x: Tensor, dim: int, times: int, size: int) -> Tensor:
+    if times <= 1:
+        return x
+    if size % times:
+        return x.index_select(dim, torch.arange(size, device=x.device) // times)
+    return x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :]).flatten(dim, dim + 1)
