@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import optree
 import torch
 from torch import Tensor
 
+from sparsefn import passes
 from sparsefn.algorithms.core import check_update
-from sparsefn.tree import Tree, choose, is_sparse
+from sparsefn.tree import Tree, choose, is_sparse, leaves_like
 from sparsefn.triggers import check_trigger, never
-from sparsefn.types import Algorithm, State, Step, Trigger, masked_view
+from sparsefn.types import Algorithm, State, Step, Trigger, masked_view, moved
 
 
 class Optimizer(Protocol):
@@ -131,34 +133,47 @@ def with_optimizer(
     def descend(state: State, grads: Tree, step: Step) -> State:
         trained = view.get(state)
         prime(trained, state.opt)
-        gradient = view.grads(state, grads, step)
-        updates, opt = optimizer.update(gradient, state.opt, params=trained, inplace=False)
+        # The masked gradient is held by nobody here: its memory is free for the new weights.
+        updates, opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)
+        if view.put is masked_view.put:
+            return moved(state, updates)._replace(opt=opt)
         return view.put(state, optree.tree_map(lambda p, u: p + u, trained, updates))._replace(opt=opt)
 
     def tidy(state: State, before: State) -> State:
+        if not (mask_moments or reset_grown):
+            return state
         trained, treedef = optree.tree_flatten(view.get(state))
         supports = (optree.tree_leaves(view.support(each)) for each in (state, before))
         rows = list(zip(*supports, trained, optree.tree_leaves(view.get(before)), strict=True))
         if torch.compiler.is_compiling():
-            owner_of = _moments(optimizer, view.get(state))
+            owned_by = optree.tree_leaves(_moments(optimizer, view.get(state)))
         else:
             owner_of = owners[treedef] = owners.get(treedef) or _moments(optimizer, view.get(state))
+            owned_by = leaves_like(owner_of, state.opt)
 
-        def leaf(moment: Any, owner: int) -> Any:
-            if owner < 0 or moment.shape != rows[owner][2].shape or not is_sparse(*rows[owner][::2]):
-                return moment
-            now, old, weight, stepped = rows[owner]
-            live = now if mask_moments else torch.ones_like(now)
-            if reset_grown:
-                live = live & (old | ~now)
-                if weight is not stepped:  # what the update itself wrote anew starts anew, as when pruned and regrown
-                    kept = (weight == stepped) | (weight.isnan() & stepped.isnan())
-                    live = live & (~now | kept)
-            return torch.where(live, moment, moment.new_zeros(()))
+        def live(now: Tensor, old: Tensor, weight: Tensor, stepped: Tensor) -> Tensor | None:
+            # Where moments stay what they are; None for everywhere.
+            if not is_sparse(now, weight):
+                return None
+            parts = [now] if mask_moments else []
+            if reset_grown and old is not now:
+                parts.append(old | ~now)
+            if reset_grown and weight is not stepped:
+                # What the update itself wrote anew starts anew, as when pruned and regrown.
+                parts.append(~now | (weight == stepped) | (weight.isnan() & stepped.isnan()))
+            return functools.reduce(torch.logical_and, parts) if parts else None
 
-        if not (mask_moments or reset_grown):
-            return state
-        return state._replace(opt=optree.tree_map(leaf, state.opt, owner_of))
+        lives = [live(*row) for row in rows]
+        leaves, form = optree.tree_flatten(state.opt)
+        owned = {
+            i: mask
+            for i, owner in enumerate(owned_by)
+            if owner >= 0 and (mask := lives[owner]) is not None and leaves[i].shape == mask.shape
+        }
+        masked = passes.cleaned(list(owned.values()), [leaves[i] for i in owned])
+        for i, leaf in zip(owned, masked, strict=True):
+            leaves[i] = leaf
+        return state._replace(opt=optree.tree_unflatten(form, leaves))
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)

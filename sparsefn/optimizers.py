@@ -10,6 +10,8 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn import adam_pass
+from sparsefn.adam_pass import rounded, widen
 from sparsefn.elementary import sqrt
 from sparsefn.numerics import like, number
 from sparsefn.tree import Tree, check_like
@@ -97,12 +99,12 @@ def sgd(lr: Rate, momentum: float = 0.0, nesterov: bool = False, weight_decay: f
     def update(grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, SgdState]:
         _check_update(grads, params, state.momentum if momentum else None, weight_decay, inplace)
         rate = _rate_at(lr, state.count)
-        moved = _with_decay(optree.tree_map(_widen, grads), params, weight_decay)
+        moved = _with_decay(optree.tree_map(widen, grads), params, weight_decay)
         buffer: Tree = moved
         if momentum:
-            buffer = optree.tree_map(lambda b, g: momentum * _widen(b) + g, state.momentum, moved)
+            buffer = optree.tree_map(lambda b, g: momentum * widen(b) + g, state.momentum, moved)
             moved = optree.tree_map(lambda g, b: g + momentum * b, moved, buffer) if nesterov else buffer
-        updates = optree.tree_map(lambda g: -_like(rate, g) * g, moved)
+        updates = optree.tree_map(lambda g: -rounded(rate, g) * g, moved)
         buffer = optree.tree_map(_narrow, buffer, grads) if momentum else ()
         return optree.tree_map(_narrow, updates, grads), SgdState(state.count + 1, buffer)
 
@@ -163,15 +165,13 @@ def _adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float,
         _check_update(grads, params, state.mu, weight_decay, inplace)
         rate = _rate_at(lr, state.count)
         decay1, decay2 = state.decay1 * beta1, state.decay2 * beta2
-        size, scale = rate / (1 - decay1), sqrt(1 - decay2)
-        wide = _with_decay(optree.tree_map(_widen, grads), params, 0.0 if decoupled else weight_decay)
-        mu = optree.tree_map(lambda m, g: _widen(m) + (g - _widen(m)) * (1 - beta1), state.mu, wide)
-        nu = optree.tree_map(lambda v, g: _widen(v) * beta2 + g * g * (1 - beta2), state.nu, wide)
-        updates = optree.tree_map(lambda m, v: -_like(size, m) * (m / (sqrt(v) / _like(scale, v) + eps)), mu, nu)
-        if decoupled and weight_decay:
-            shrink = rate * weight_decay
-            updates = optree.tree_map(lambda u, p: u - _like(shrink, u) * _widen(p), updates, params)
-        updates, mu, nu = (optree.tree_map(_narrow, tree, grads) for tree in (updates, mu, nu))
+        numbers = adam_pass.Step(rate / (1 - decay1), sqrt(1 - decay2), beta1, beta2, eps)
+        if weight_decay:
+            numbers = numbers._replace(**({"shrink": rate * weight_decay} if decoupled else {"decay": weight_decay}))
+        trees = (grads, state.mu, state.nu, params if weight_decay else grads)
+        stepped = adam_pass.step(numbers, *map(optree.tree_leaves, trees))
+        form = optree.tree_structure(state.mu)
+        updates, mu, nu = (optree.tree_unflatten(form, [row[i] for row in stepped]) for i in range(3))
         return updates, AdamState(state.count + 1, mu, nu, decay1, decay2)
 
     return Optimizer(init, update)
@@ -186,17 +186,8 @@ def _zeros(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf.detach())
 
 
-def _widen(leaf: Tensor) -> Tensor:
-    return leaf.to(torch.promote_types(leaf.dtype, torch.float32))
-
-
 def _narrow(leaf: Tensor, like: Tensor) -> Tensor:
     return leaf.to(like.dtype)
-
-
-def _like(scalar: Tensor, leaf: Tensor) -> Tensor:
-    # Rounded by hand: left to type promotion, a batched 0-d tensor rounds elsewhere than a single one.
-    return scalar.to(device=leaf.device, dtype=leaf.dtype)
 
 
 def _rate_at(lr: Rate, count: Tensor) -> Tensor:
@@ -204,7 +195,7 @@ def _rate_at(lr: Rate, count: Tensor) -> Tensor:
 
 
 def _with_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:
-    return optree.tree_map(lambda g, p: g + weight_decay * _widen(p), grads, params) if weight_decay else grads
+    return optree.tree_map(lambda g, p: g + weight_decay * widen(p), grads, params) if weight_decay else grads
 
 
 def _check_update(grads: Tree, params: Tree, moments: Tree, weight_decay: float, inplace: bool) -> None:

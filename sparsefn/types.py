@@ -9,7 +9,8 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.tree import Tree, check_like, is_sparse, paths, same_structure, structure_error
+from sparsefn import passes
+from sparsefn.tree import Tree, check_like, leaves_like, paths, same_structure, structure_error
 
 Step = int | Tensor
 Schedule = Callable[[Step], float | Tensor]
@@ -97,10 +98,11 @@ def support_of(state: State) -> Tree:
     return state.scores["support"] if _named(state.scores, "support", state.params) else state.masks
 
 
-def _inside(support: Tree, new: Tree, old: Tree | int) -> Tree:
-    if isinstance(old, int):
-        return optree.tree_map(lambda s, a: torch.where(s, a, old) if is_sparse(s, a) else a, support, new)
-    return optree.tree_map(lambda s, a, b: torch.where(s, a, b) if is_sparse(s, a) else a, support, new, old)
+def _inside(support: Tree, new: Tree, old: Tree | None = None) -> Tree:
+    masks, treedef = optree.tree_flatten(support)
+    leaves = leaves_like(new, support)
+    chosen = passes.zeroed(masks, leaves) if old is None else passes.either(masks, leaves, leaves_like(old, support))
+    return optree.tree_unflatten(treedef, chosen)
 
 
 def apply_masks(tree: Tree, masks: Tree) -> Tree:
@@ -114,7 +116,7 @@ def apply_masks(tree: Tree, masks: Tree) -> Tree:
     another shape, TypeError for a mask that is not bool.
     """
     check_masks(masks, tree)
-    return _inside(masks, tree, 0)
+    return _inside(masks, tree)
 
 
 def check_masks(masks: Tree, params: Tree) -> None:
@@ -168,10 +170,24 @@ def with_params(state: State, params: Tree) -> State:
     return _put(state, optree.tree_map(lambda p: p.detach(), params))
 
 
+def moved(state: State, updates: Tree) -> State:
+    """The state after updates were added to its params, where these move.
+
+    >>> state = State({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([True, False])})
+    >>> moved(state, {"w": torch.tensor([0.5, 0.5])}).params
+    {'w': tensor([1.5000, 2.0000])}
+
+    What `masked_view.put` makes of the sums, in one pass. Raises ValueError for another structure.
+    """
+    old, treedef = optree.tree_flatten(state.params)
+    new = passes.moved(optree.tree_leaves(support_of(state)), old, leaves_like(updates, state.params))
+    return state._replace(params=optree.tree_unflatten(treedef, new))
+
+
 masked_view = TrainView(
     get=lambda state: state.params,
     put=_put,
-    grads=lambda state, grads, step: _inside(support_of(state), grads, 0),
+    grads=lambda state, grads, step: _inside(support_of(state), grads),
     support=support_of,
 )
 

@@ -52,6 +52,7 @@ ORDER = (
     "compose",
     "timing",
     "optim",
+    "adam_pass",
     "optimizers",
     "table",
     "ensemble",

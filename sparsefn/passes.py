@@ -1,0 +1,230 @@
+"""Passes over the leaves of a tree in blocks: what a training step does with its masks, for the price of the memory.
+
+`torch.where` reads a mask one bool at a time. Here the mask is widened to integers of a float's width, 0 or 1, and
+multiplied with the float's bits: what is left is the float or +0.0, for NaN, inf and -0.0, too. Temporaries are blocks
+that are used again; a fresh tensor of the size of a leaf costs more than the arithmetic on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from sparsefn.arrays import Array, array, each
+from sparsefn.tree import is_sparse
+
+BLOCK = 1 << 16  # elements: the four or five arrays of a pass stay in the second cache of a core
+_SMALL = 1 << 12  # fewer elements are not worth leaving torch for
+_WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
+
+Row = tuple[Array, ...]
+
+
+def memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
+    """The flat memory of contiguous tensors of one shape; None unless all of it may be read past torch.
+
+    >>> from sparsefn import passes
+    >>> passes.memory(torch.zeros(64, 64), torch.ones(64, 64))[1].shape
+    (4096,)
+
+    None for tensors of fewer than `least` elements, those whose gradient is wanted, and where a transform, a trace or
+    a device hides them. bfloat16 comes as int16 words.
+    """
+    shape = tensors[0].shape
+    if shape.numel() < least or forward_ad._current_level >= 0 or torch.compiler.is_compiling():
+        return None
+    graph = torch.is_grad_enabled()
+    found = []
+    for x in tensors:
+        hidden = x.shape != shape or not x.is_contiguous() or (graph and x.requires_grad)
+        flat = None if hidden else array(x)
+        if flat is None:
+            return None
+        found.append(flat.reshape(-1))
+    return tuple(found)
+
+
+def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
+    """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread where that is worth it.
+
+    >>> import numpy as np
+    >>> from sparsefn import passes
+    >>> def double(blocks):
+    ...     for x, out in blocks:
+    ...         np.add(x, x, out=out)
+    >>> x, out = np.ones(3), np.empty(3)
+    >>> passes.run(double, [(x, out)])
+    >>> out
+    array([2., 2., 2.])
+
+    The arrays of a row have one length, blocks at most `BLOCK`. A kernel gets an iterator, so that it makes its
+    temporaries once.
+    """
+    blocks = [(row, at) for row in rows for at in range(0, row[0].size, BLOCK)]
+    if not blocks:  # nor anything to trace
+        return
+    threads = torch.get_num_threads()
+
+    def share(first: int) -> None:
+        with np.errstate(all="ignore"):  # NaN and inf are passed on, as by torch
+            kernel(tuple(x[at : at + BLOCK] for x in row) for row, at in blocks[first::threads])
+
+    each(share, range(min(threads, len(blocks))), len(blocks) * BLOCK)
+
+
+def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Each leaf with +0.0 off its mask; a leaf whose mask is 0-d as it is.
+
+    >>> from sparsefn import passes
+    >>> passes.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
+    [tensor([1., 0.])]
+    """
+    rows: list[Row] = []
+    results = []
+    for mask, leaf in zip(masks, leaves, strict=True):
+        if not is_sparse(mask, leaf):
+            results.append(leaf)
+        elif (flat := _words(mask, leaf)) is None:
+            results.append(torch.where(mask, leaf, leaf.new_zeros(())))
+        else:
+            results.append(torch.empty_like(leaf, requires_grad=False))
+            rows.append((*flat, _fresh(results[-1], flat[1])))
+    run(_zero, rows)
+    return results
+
+
+def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
+    """Each new leaf with the old one's values off its mask; a leaf whose mask is 0-d is the new one.
+
+    >>> from sparsefn import passes
+    >>> passes.either([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -0.0])])
+    [tensor([1., -0.])]
+    """
+    rows: list[Row] = []
+    results = []
+    for mask, a, b in zip(masks, new, old, strict=True):
+        if not is_sparse(mask, a):
+            results.append(a)
+        elif (flat := _words(mask, a, b)) is None:
+            results.append(torch.where(mask, a, b))
+        else:
+            results.append(torch.empty_like(a, requires_grad=False))
+            rows.append((*flat, _fresh(results[-1], flat[1])))
+    run(_select, rows)
+    return results
+
+
+def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
+    """`old + update` where the mask, old off it; `old + update` whole for a leaf whose mask is 0-d.
+
+    >>> from sparsefn import passes
+    >>> passes.moved([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([0.5, 0.5])])
+    [tensor([1.5000, 2.0000])]
+    """
+    rows: list[Row] = []
+    results = []
+    for mask, leaf, update in zip(masks, old, updates, strict=True):
+        summed = leaf.dtype in (torch.float32, torch.float64)  # numpy's sum of these has torch's bits
+        flat = _words(mask, leaf, update) if summed and is_sparse(mask, leaf) else None
+        if flat is None:
+            results += either([mask], [leaf + update], [leaf])
+        else:
+            results.append(torch.empty_like(leaf, requires_grad=False))
+            rows.append((*flat, _fresh(results[-1], flat[1])))
+    run(_move, rows)
+    return results
+
+
+def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """As `zeroed`, but leaves are read first, and handed back as they are if there is nothing to do.
+
+    >>> from sparsefn import passes
+    >>> leaf = torch.zeros(64, 64)
+    >>> passes.cleaned([torch.zeros(64, 64, dtype=torch.bool)], [leaf])[0] is leaf
+    True
+    """
+    results = list(leaves)
+    rows: list[Row] = []
+    looked: list[int] = []
+    for i, (mask, leaf) in enumerate(zip(masks, leaves, strict=True)):
+        if not is_sparse(mask, leaf):
+            continue
+        flat = _words(mask, leaf)
+        if flat is None:
+            results[i] = torch.where(mask, leaf, leaf.new_zeros(()))
+        else:
+            rows.append(flat)
+            looked.append(i)
+    stains: list[bool] = []
+
+    def look(blocks: Iterator[Row]) -> None:
+        room = np.empty(BLOCK, np.bool_)
+        for mask, bits in blocks:
+            if stains:
+                return
+            if _differ(mask, bits, 0, room):
+                stains.append(True)
+
+    run(look, rows)
+    if stains:
+        for i, leaf in zip(looked, zeroed([masks[i] for i in looked], [leaves[i] for i in looked]), strict=True):
+            results[i] = leaf
+    return results
+
+
+def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
+    # The mask as bytes and floats of one dtype as integers.
+    dtype = leaves[0].dtype
+    if not dtype.is_floating_point or any(leaf.dtype != dtype for leaf in leaves) or mask.dtype != torch.bool:
+        return None
+    flat = memory(mask, *leaves)
+    word = _WORDS.get(dtype.itemsize)
+    if flat is None or word is None:
+        return None
+    return flat[0].view(np.int8), *(x.view(word) for x in flat[1:])
+
+
+def _fresh(result: Tensor, like: Array) -> Array:
+    flat = array(result)
+    assert flat is not None  # made by torch.empty_like from a tensor that shows its memory
+    return flat.reshape(-1).view(like.dtype)
+
+
+def _zero(blocks: Iterator[Row]) -> None:
+    for mask, bits, out in blocks:
+        np.copyto(out, mask)
+        np.multiply(out, bits, out=out)
+
+
+def _select(blocks: Iterator[Row]) -> None:
+    room = np.empty(BLOCK, np.int64)
+    for mask, new, old, out in blocks:
+        _either(mask, new, old, out, room)
+
+
+def _move(blocks: Iterator[Row]) -> None:
+    room, changed = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.bool_)
+    for mask, old, update, out in blocks:
+        kind = np.float32 if out.itemsize == 4 else np.float64
+        np.add(old.view(kind), update.view(kind), out=out.view(kind))
+        # Of most optimizers the updates off the mask are zeros, and this is all.
+        if _differ(mask, out, old, changed):
+            _either(mask, out, old, out, room)
+
+
+def _differ(mask: Array, bits: Array, others: Array | int, room: Array) -> bool:
+    off = room[: bits.size]
+    np.not_equal(bits, others, out=off)
+    return bool(np.greater(off, mask.view(np.bool_), out=off).any())
+
+
+def _either(mask: Array, new: Array, old: Array, out: Array, room: Array) -> None:
+    wide = room.view(out.dtype)[: out.size]
+    np.copyto(wide, mask)
+    np.bitwise_xor(new, old, out=out)
+    np.multiply(out, wide, out=out)
+    np.bitwise_xor(out, old, out=out)
