@@ -151,7 +151,8 @@ def row_shape(pattern: Pattern, shape: Box) -> tuple[int, int]:
     """
     grid = _units(pattern, shape)
     group = pattern.group(grid)
-    return math.prod(size // b if b else 1 for size, b in zip(grid, group, strict=True)), math.prod(group)
+    counts = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]  # a list: compilers take no generator
+    return math.prod(counts), math.prod(group)
 
 
 def to_columns(pattern: Pattern, x: Tensor) -> Tensor | None:
