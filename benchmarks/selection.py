@@ -122,10 +122,16 @@ def two_of_four(size: int) -> list[Case]:
 def drawn(n: int) -> list[Case]:
     """Uniform numbers: torch's from its global state, ours from a key."""
     key = sf.random.key(0)
-    return [
+    cases = [
         Case("torch.rand", lambda: torch.rand(n)),
         Case("sparsefn.random.uniform", lambda: sf.random.uniform(key, (n,))),
     ]
+    if n < 10**7:  # in a compiled graph smaller draws are the same operator
+        return cases
+    compiled = torch.compile(lambda key: sf.random.uniform(key, (n,)), fullgraph=True)
+    if not torch.equal(compiled(key), sf.random.uniform(key, (n,))):
+        raise AssertionError("compiled draws differ")
+    return [*cases, Case("sparsefn.random.uniform, compiled", lambda: compiled(key))]
 
 
 def packed(n: int) -> list[Case]:
