@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import BLOCK, Array, array, each
+from sparsefn.arrays import BLOCK, Array, array, each, memory
 from sparsefn.ranks import rank_keys
 
 WIDEST = 32  # units of a row: passes grow with them, so that wider rows are better partitioned
@@ -31,9 +31,7 @@ _WORDS = {  # of each dtype, a signed word, and inf as one
 }
 
 
-def top(
-    scores: Tensor, eligible: Tensor | None, count: int | Tensor, *, absolute: bool = False, see: See = array
-) -> Tensor:
+def top(scores: Tensor, eligible: Tensor | None, count: int | Tensor, *, absolute: bool = False) -> Tensor:
     """The best units of each row, as many as count says or as are eligible.
 
     >>> from sparsefn import narrow
@@ -47,7 +45,7 @@ def top(
     int64 tensor of shape () or (rows * columns,). Larger scores win, then the lower index; NaN ranks below
     -inf. With `absolute` scores are absolute values, which are not stored. Returns a bool tensor of the shape
     of `scores`. Raises TypeError for scores that are not floats, ValueError for other shapes and more than
-    255 units. `see` shows the memory of a tensor: `arrays.memory` inside an operator.
+    255 units.
     """
     if not scores.is_floating_point():
         raise TypeError(f"expected floating-point scores, got {scores.dtype}")
@@ -60,8 +58,15 @@ def top(
         scores, eligible = scores.unsqueeze(2), None if eligible is None else eligible.unsqueeze(2)
     if isinstance(count, Tensor):
         count = _counts(count, *scores.shape)
-    won = _in_memory(scores, eligible, count, absolute, see)
-    return (_ranked(scores, eligible, count, absolute) if won is None else won).reshape(shape)
+    won = _in_memory(scores, eligible, count, absolute, array)
+    if won is None:
+        scores = scores.detach()
+        fused = torch.compiler.is_compiling() and (shape[1] <= _PAIRED or torch.compiler.is_exporting())
+        if fused or scores.device.type != "cpu":
+            won = _ranked(scores, eligible, count, absolute)
+        else:
+            won = _operator(scores, eligible, torch.as_tensor(count), absolute)
+    return won.reshape(shape)
 
 
 def _counts(count: Tensor, rows: int, units: int, columns: int) -> Tensor:
@@ -98,6 +103,39 @@ def _by_units(keys: Tensor, count: int | Tensor) -> Tensor:
         unit = keys[:, i : i + 1]
         rank = rank + ((unit > keys) | ((unit == keys) & (place > i)))
     return rank < count
+
+
+# ---- the operator, for CPU tensors that are plain inside ------------------------------------------
+
+
+@torch.library.custom_op("sparsefn::narrow_winners", mutates_args=())
+def _operator(scores: Tensor, eligible: Tensor | None, count: Tensor, absolute: bool) -> Tensor:
+    """Winners of (rows, units, columns), with a count that is 0-d or spreads to that shape."""
+    won = _in_memory(scores, eligible, count, absolute, memory)
+    return _ranked(scores, eligible, count, absolute) if won is None else won
+
+
+@_operator.register_fake
+def _(scores: Tensor, eligible: Tensor | None, count: Tensor, absolute: bool) -> Tensor:
+    return torch.empty(scores.shape, dtype=torch.bool, device=scores.device)
+
+
+@_operator.register_vmap
+def _(
+    info: Any, in_dims: tuple[Any, ...], scores: Tensor, eligible: Tensor | None, count: Tensor, absolute: bool
+) -> tuple[Tensor, int]:
+    members = info.batch_size
+
+    def rows(x: Tensor, dim: int | None) -> Tensor:
+        return (x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+    every = rows(scores, in_dims[0])
+    if count.ndim == 1:  # a number for each member
+        count = count.reshape(-1, 1).expand(members, every.shape[0] // members).reshape(-1, 1, 1)
+    elif count.ndim:
+        count = rows(count, in_dims[2])
+    won = _operator(every, None if eligible is None else rows(eligible, in_dims[1]), count, absolute)
+    return won.reshape(members, won.shape[0] // members, *won.shape[1:]), 0
 
 
 # ---- plain CPU tensors ---------------------------------------------------------------------------

@@ -54,6 +54,13 @@ def traced(scores, eligible, count, absolute=False):
     return torch.func.vmap(call)(*(x.unsqueeze(0) for x in args))[0]
 
 
+def elsewhere(scores, eligible, count, absolute=False):
+    """The same by operations for any device."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(narrow, "_operator", narrow._ranked)
+        return traced(scores, eligible, count, absolute)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_score_has_the_winners_of_the_reference(kind, dtype):
@@ -68,7 +75,7 @@ def test_every_kind_of_score_has_the_winners_of_the_reference(kind, dtype):
             for count in counts:
                 for absolute in (False, True):
                     want = wanted(scores, eligible, count, absolute)
-                    for run in (narrow.top, traced):
+                    for run in (narrow.top, traced, elsewhere):
                         got = run(scores, eligible, count, absolute=absolute)
                         assert got.dtype == torch.bool and torch.equal(got, want), (shape, count, absolute, run)
         assert torch.equal(scores.view(torch.uint8), before.view(torch.uint8))
@@ -78,7 +85,7 @@ def test_every_kind_of_score_has_the_winners_of_the_reference(kind, dtype):
 def test_counts_of_any_value(count):
     scores = made("signed", torch.float32, 2, 4)
     every = torch.as_tensor(count).clamp(0, 4).expand(2).tolist()
-    for run in (narrow.top, traced):
+    for run in (narrow.top, traced, elsewhere):
         assert run(scores, None, count).sum(1).tolist() == every
 
 
@@ -137,11 +144,21 @@ def test_winners_inside_transforms():
     flags = scores > 0
     only_flags = torch.func.vmap(lambda allowed: narrow.top(one, allowed, 2))(flags)
     assert torch.equal(only_flags, torch.stack([narrow.top(one, allowed, 2) for allowed in flags]))
+    own = torch.arange(18).reshape(3, 6) % 5
+    want = torch.stack([narrow.top(x, None, n) for x, n in zip(scores, own, strict=True)])
+    assert torch.equal(torch.func.vmap(lambda x, n: narrow.top(x, None, n))(scores, own), want)
+    twice = torch.func.vmap(torch.func.vmap(lambda x, n: narrow.top(x, None, n)), in_dims=(0, 1))
+    pairs = torch.stack([counts, counts + 1], 1)
+    got = twice(torch.stack([scores, -scores]), pairs)
+    for i, x in enumerate((scores, -scores)):
+        for j in range(3):
+            assert torch.equal(got[i, j], narrow.top(x[j], None, int(pairs[j, i])))
+    assert torch.func.vmap(lambda x: narrow.top(x, None, 1))(torch.ones(3, 0, 4)).shape == (3, 0, 4)
     gradient = torch.func.grad(lambda x: (x * narrow.top(x, None, 2)).sum())(one)
     assert torch.equal(gradient, narrow.top(one, None, 2).float())
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (6, 9), (2, 4, 3)])
+@pytest.mark.parametrize("shape", [(6, 4), (6, 9), (2, 4, 3)])  # wide rows go through an operator
 @pytest.mark.parametrize("absolute", [False, True])
 def test_compiled_winners(shape, absolute):
     scores, count = made("inf", torch.float32, *shape), torch.tensor(2)
@@ -196,3 +213,19 @@ def test_what_is_refused(call, error, text):
     with pytest.raises(error, match=text):
         call()
     assert narrow.top(torch.ones(1, 255), None, 255).all()
+
+
+@pytest.mark.parametrize("units", [4, 9])
+def test_compiled_ensembles_and_exported_programs(units):
+    scores, counts = made("ties", torch.float32, 3, 5, units), torch.tensor([1, 2, 3])
+    want = torch.stack([narrow.top(x, None, int(n)) for x, n in zip(scores, counts, strict=True)])
+    every = torch.func.vmap(lambda x, n: narrow.top(x, None, n))
+    assert torch.equal(torch.compile(every, fullgraph=True, backend="eager")(scores, counts), want)
+
+    class Winners(torch.nn.Module):
+        def forward(self, x):
+            return narrow.top(x, None, 2)
+
+    program = torch.export.export(Winners(), (scores[0],))
+    assert torch.equal(program.module()(scores[1]), want[1])
+    assert "sparsefn" not in str(program.graph)  # it needs no operator of ours
