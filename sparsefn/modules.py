@@ -220,8 +220,10 @@ def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callab
     The gradient has the structure of params, with zeros for what is not used. With `has_aux` the loss
     returns `(value, aux)` and f `((value, aux), gradient)`; aux is a tree of tensors. Under a transform
     or `torch.compile` this is `torch.func.grad_and_value`, else `torch.autograd.grad`, which is faster;
-    results are the same, detached from any graph outside `torch.func`, and no `.grad` is touched. Raises
-    TypeError for params that are not floating point, ValueError for a loss that is not 0-d.
+    results are detached from any graph outside `torch.func` and no `.grad` is touched. They are the same, but
+    for the last bits where torch has a formula of its own for a backward that may be differentiated again
+    (group norm): see docs/training-step.md. Raises TypeError for params that are not floating point,
+    ValueError for a loss that is not 0-d.
     """
 
     def value_and_gradient(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
