@@ -89,6 +89,20 @@ def test_coins_in_memory_and_by_tensors_agree(monkeypatch, p):
     assert all(bit_equal(a, b) for a, b in zip(fast, flips(), strict=True))
 
 
+def test_compiled_coins_agree():
+    odd = torch.tensor([[0.0, 0.3, 1.0], [float("nan"), float("inf"), -float("inf")], [-1.0, 2.0, 1e-310]]).double()
+
+    def flips(key, chances):
+        return (random.bernoulli(key, chances), *(random.bernoulli(key, p, (50,)) for p in (0.0, 0.3, 1.0)))
+
+    got = torch.compile(flips, fullgraph=True, backend="aot_eager")(KEY, odd)
+    assert all(bit_equal(a, b) for a, b in zip(got, flips(KEY, odd), strict=True))
+    assert not got[1].any() and got[2].any() and not got[2].all() and got[3].all()
+    keys, stack = random.split(KEY, 2), torch.stack((odd, odd.flip(0)))
+    rows = torch.compile(torch.vmap(lambda k, q: flips(k, q)[0]), fullgraph=True, backend="aot_eager")(keys, stack)
+    assert bit_equal(rows, torch.stack([random.bernoulli(k, q) for k, q in zip(keys, stack, strict=True)]))
+
+
 @pytest.mark.parametrize("data", [*FAR.tolist(), "", "0.weight", "é"])
 def test_a_plain_key_is_folded_as_any_other(monkeypatch, data):
     for key in (KEY, random.key(2**64 - 1), KEY + (5 << 32)):
