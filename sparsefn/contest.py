@@ -7,13 +7,14 @@ tensors are plain again. Other devices and exported programs get operations of f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn import ranks, scan
+from sparsefn import narrow, ranks, scan
 from sparsefn.arrays import Array, array, each, memory
 from sparsefn.lanes import select_rows
 from sparsefn.parts import See, flat, part
@@ -26,7 +27,7 @@ _TINY: Array = np.array([1e-45, 0.0], np.float32)
 
 def winners(
     scores: Sequence[Tensor],
-    counts: Sequence[Count],
+    counts: Sequence[Count] | Tensor,
     allow: Flags | None = None,
     deny: Flags | None = None,
     absolute: bool = False,
@@ -37,12 +38,26 @@ def winners(
     >>> contest.winners([torch.tensor([[1.0, 3.0, 3.0, 2.0]])], [1])
     [tensor([[False,  True, False, False]])]
 
-    `scores` are floats of shape (rows, width); a count is an int or a tensor, 0-d or (rows,). Larger scores win
-    first, then the lower index; NaN ranks below -inf. `allow` and `deny` are bool tensors of the shape of
-    the scores, or None: who may win, and who may not. Where fewer may than should, all of them win. With
-    `absolute` scores are absolute values, which are not stored. Raises TypeError for scores that are not floats.
+    `scores` are floats of shape (rows, width); a count is an int or a tensor, 0-d or (rows,), or one tensor has
+    the counts of all rows end to end. Larger scores win first, then the lower index; NaN ranks below -inf.
+    `allow` and `deny` are bool tensors of the shape of the scores, or None: who may win, and who may not.
+    Where fewer may than should, all of them win. With `absolute` scores are absolute values, which are not
+    stored. Raises TypeError for scores that are not floats.
     """
-    return _decided(list(scores), list(counts), _flags(allow, scores), _flags(deny, scores), False, absolute)
+    if len(scores) == 1 and allow is None is deny and scores[0].shape[0] == 1:
+        seen = _alone(scores[0], counts[0], absolute)
+        if seen is not None:
+            return [seen]
+    allowed, denied = _flags(allow, scores), _flags(deny, scores)
+    if not any(leaf.shape[0] > 1 and leaf.shape[1] <= narrow.WIDEST for leaf in scores):
+        return _decided(list(scores), counts, allowed, denied, False, absolute)
+    own = list(torch.split(counts, [leaf.shape[0] for leaf in scores])) if isinstance(counts, Tensor) else counts
+    return [
+        narrow.top(leaf, _eligible(allow, deny), n, absolute=absolute)
+        if leaf.shape[0] > 1 and leaf.shape[1] <= narrow.WIDEST
+        else _decided([leaf], [n], [allow], [deny], False, absolute)[0]
+        for leaf, n, allow, deny in zip(scores, own, allowed, denied, strict=True)
+    ]
 
 
 def joint_winners(
@@ -77,13 +92,25 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     return torch.tensor(counts, dtype=torch.int64)
 
 
+def _alone(scores: Tensor, count: Count, absolute: bool) -> Tensor | None:
+    # One small competition of plain float32 or float64 scores, without ado.
+    if scores.numel() > scan.SMALL or scores.dtype not in (torch.float32, torch.float64):
+        return None
+    seen, number = array(scores), _number(count, array)
+    if seen is None or number is None or not _TINY[0] > _TINY[1]:
+        return None
+    values = seen[0]
+    keep = scan.best(np.abs(values) if absolute else values, int(number) if isinstance(number, int) else number.item())
+    return torch.from_numpy(keep[None])
+
+
 def _flags(flags: Flags | None, scores: Sequence[Tensor]) -> list[Tensor | None]:
     return [None] * len(scores) if flags is None else list(flags)
 
 
 def _decided(
     scores: list[Tensor],
-    counts: list[Count],
+    counts: Sequence[Count] | Tensor,
     allow: list[Tensor | None],
     deny: list[Tensor | None],
     joint: bool,
@@ -92,39 +119,57 @@ def _decided(
     for leaf in scores:
         if not leaf.is_floating_point():
             raise TypeError(f"expected floating-point scores, got {leaf.dtype}")
-    full = [i for i, leaf in enumerate(scores) if leaf.numel()]
-    if len(full) < len(scores):  # an operator takes two empty tensors for one memory
-        own = counts if joint else [counts[i] for i in full]
-        some, allowed, denied = ([tensors[i] for i in full] for tensors in (scores, allow, deny))
-        rest = iter(_decided(some, own, allowed, denied, joint, absolute))  # type: ignore[arg-type]
-        return [next(rest) if leaf.numel() else torch.zeros_like(leaf, dtype=torch.bool) for leaf in scores]
     if not scores:
         return []
     seen = _in_memory(scores, counts, allow, deny, joint, absolute)
     if seen is not None:
         return seen
     scores = [leaf.detach() for leaf in scores]
-    if torch.compiler.is_exporting() or any(leaf.device.type != "cpu" for leaf in scores):
-        return _in_fixed_shapes(scores, counts, allow, deny, joint, absolute)
     rows = [1] if joint else [leaf.shape[0] for leaf in scores]
-    listed = [
-        torch.as_tensor(count, dtype=torch.int64, device=scores[0].device).reshape(-1).expand(n)
-        for count, n in zip(counts, rows, strict=True)
-    ]
-    out: list[Tensor] = _winners(scores, allow, deny, torch.cat(listed), joint, absolute)
-    return out
+    if not isinstance(counts, Tensor):
+        counts = end_to_end(counts, rows, scores[0].device)
+    if torch.compiler.is_exporting() or any(leaf.device.type != "cpu" for leaf in scores):
+        return _in_fixed_shapes(scores, list(torch.split(counts, rows)), allow, deny, joint, absolute)
+    # An operator takes two empty tensors for one memory.
+    some = [i for i, leaf in enumerate(scores) if leaf.numel()]
+    if not joint and len(some) < len(rows):
+        counts = torch.cat([torch.split(counts, rows)[i] for i in some]) if some else counts[:0]
+    kept = [[tensors[i] for i in some] for tensors in (scores, allow, deny)]
+    won = iter(_winners(*kept, counts, joint, absolute) if some else [])
+    return [next(won) if leaf.numel() else torch.zeros_like(leaf, dtype=torch.bool) for leaf in scores]
+
+
+def end_to_end(counts: Sequence[Count], rows: Sequence[int], device: torch.device) -> Tensor:
+    """The counts of all rows in one int64 tensor: each is an int or a tensor, 0-d or (rows,).
+
+    >>> from sparsefn import contest
+    >>> contest.end_to_end([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
+    tensor([3, 3, 1, 2])
+    """
+    if all(isinstance(count, int) for count in counts):
+        listed = [count for count, n in zip(counts, rows, strict=True) for _ in range(n)]
+        return torch.tensor(listed, dtype=torch.int64, device=device)
+    pairs = zip(counts, rows, strict=True)
+    return torch.cat([torch.as_tensor(n, dtype=torch.int64, device=device).reshape(-1).expand(r) for n, r in pairs])
 
 
 def _in_memory(
     scores: list[Tensor],
-    counts: list[Count],
+    counts: Sequence[Count] | Tensor,
     allow: list[Tensor | None],
     deny: list[Tensor | None],
     joint: bool,
     absolute: bool,
     see: See = array,
 ) -> list[Tensor] | None:
-    numbers = [_number(count, see) for count in counts]
+    if isinstance(counts, Tensor):
+        whole = see(counts)
+        if whole is None:
+            return None
+        ends = np.cumsum([0, *(1 if joint else leaf.shape[0] for leaf in scores)]).tolist()
+        numbers: list[int | Array | None] = [whole[a:b] for a, b in pairwise(ends)]
+    else:
+        numbers = [_number(count, see) for count in counts]
     parts = [part(*fields, see) for fields in zip(scores, allow, deny, strict=True)]
     if any(x is None for x in (*numbers, *parts)) or not _TINY[0] > _TINY[1]:  # subnormal numbers count as zero here
         return None
@@ -134,7 +179,7 @@ def _in_memory(
     else:
         jobs = list(zip(seen, numbers, strict=True))
         work = sum(at.out.size for at in seen)
-        each(lambda job: select_rows(job[0], np.broadcast_to(job[1], job[0].out.shape[:1]), absolute), jobs, work)  # type: ignore[arg-type]
+        each(lambda job: select_rows(job[0], np.full(job[0].out.shape[:1], job[1]), absolute), jobs, work)
     return [torch.from_numpy(at.out) for at in seen]
 
 
@@ -147,7 +192,7 @@ def _number(count: Count, see: See) -> int | Array | None:
 
 def _in_fixed_shapes(
     scores: list[Tensor],
-    counts: list[Count],
+    counts: Sequence[Count] | Tensor,
     allow: list[Tensor | None],
     deny: list[Tensor | None],
     joint: bool,
@@ -183,11 +228,12 @@ def _winners(
     absolute: bool,
 ) -> list[Tensor]:
     """Masks like the scores, with the counts of all rows end to end, or the one count."""
+    seen = _in_memory(list(scores), counts, list(allow), list(deny), joint, absolute, memory)
+    if seen is not None:
+        return seen
     shares = [counts] if joint else list(torch.split(counts, [leaf.shape[0] for leaf in scores]))
-    args = list(scores), shares, list(allow), list(deny), joint, absolute
-    seen = _in_memory(*args, memory)  # type: ignore[arg-type]
-    # Parts of one tensor may not leave an operator.
-    return [mask.clone() for mask in _in_fixed_shapes(*args)] if seen is None else seen  # type: ignore[arg-type]
+    won = _in_fixed_shapes(list(scores), shares, list(allow), list(deny), joint, absolute)
+    return [mask.clone() for mask in won]  # parts of one tensor may not leave an operator
 
 
 @_winners.register_fake

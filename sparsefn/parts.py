@@ -146,6 +146,11 @@ class Passes(NamedTuple):
     double: bool
     size: int
 
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of all groups in their order."""
+        return [at for group in self.groups for at in group]
+
     def run(self, step: Callable[[Part, Room], Out]) -> list[Out]:
         """What a step gives for each part, in their order."""
 

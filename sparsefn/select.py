@@ -11,14 +11,41 @@ import sys
 import torch
 from torch import Tensor
 
-from sparsefn import random
-from sparsefn.boxes import active_rows, allowed_rows, fixed_count, from_rows, over_boxes, to_rows
+from sparsefn import narrow, random
+from sparsefn.boxes import (
+    active_rows,
+    allowed_rows,
+    fixed_count,
+    from_rows,
+    over_boxes,
+    row_shape,
+    to_columns,
+    to_rows,
+)
 from sparsefn.contest import joint_winners, totals, winners
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.ranks import rank_keys, top
 from sparsefn.tree import Tree, concrete, flatten
 
 Count = int | Tensor | None
+
+
+def narrow_mask(
+    pattern: Pattern, scores: Tensor, count: int | Tensor, among: Tensor | None = None, absolute: bool = False
+) -> Tensor | None:
+    """The mask of the best of each group of few elements along one dimension, among these; None for other patterns.
+
+    >>> narrow_mask(sf.patterns.nm(1, 2, axis=0), torch.tensor([[1.0, 4.0], [3.0, 2.0]]), 1)
+    tensor([[False,  True],
+            [ True, False]])
+
+    With `absolute` scores are absolute values, which are not stored.
+    """
+    columns = None if pattern.allowed else to_columns(pattern, scores)
+    if columns is None or not 1 < columns.shape[1] <= narrow.WIDEST or columns.shape[0] * columns.shape[2] == 1:
+        return None
+    open_ = None if among is None else to_columns(pattern, among)
+    return narrow.top(columns, open_, count, absolute=absolute).reshape(scores.shape)
 
 
 def unit_mask(pattern: Pattern, kept: Tensor, scores: Tensor, among: Tensor | None = None) -> Tensor:
@@ -68,9 +95,14 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
     `nearly_diagonal` fix it (pass None). An int outside [0, units of a group] is a ValueError, a tensor
     is clamped. Returns a bool mask of the shape of `scores`.
     """
+    shape = tuple(scores.shape)
+    count = _check_count("n_keep", _settled(pattern, "n_keep", n_keep, shape), *row_shape(pattern, shape))
+    mask = narrow_mask(pattern, scores, count)
+    if mask is not None:
+        return mask
     rows = to_rows(pattern, scores)
-    count = _check_count("n_keep", _settled(pattern, "n_keep", n_keep, tuple(scores.shape)), *rows.shape)
-    (kept,) = winners([rows], [count], [allowed_rows(pattern, scores, None)])
+    open_ = allowed_rows(pattern, scores, None)
+    (kept,) = winners([rows], [count], None if open_ is None else [open_])
     return unit_mask(pattern, kept, scores)
 
 

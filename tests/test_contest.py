@@ -135,3 +135,23 @@ def test_scores_are_floats_and_nothing_gives_nothing():
     with pytest.raises(TypeError, match="expected floating-point scores, got torch.int64"):
         contest.winners([torch.tensor([[1]])], [1])
     assert contest.winners([], []) == [] == contest.joint_winners([], 0)
+
+
+def test_one_tensor_may_have_the_counts_of_all_rows():
+    leaves, counts = [X, X[:0], X[:1], X.reshape(100, 3)], torch.arange(107) % 60 - 1
+    want = [reference(leaf, n) for leaf, n in zip(leaves, torch.split(counts, [6, 0, 1, 100]), strict=True)]
+    for some in (slice(0, 3), slice(0, 4)):
+        own = counts[: sum(len(leaf) for leaf in leaves[some])]
+        calls = {
+            "eager": contest.winners(leaves[some], own),
+            "compile": torch.compile(contest.winners, backend="aot_eager", fullgraph=True)(leaves[some], own),
+            "vmap": [m[0] for m in torch.vmap(lambda n, some=some: contest.winners(leaves[some], n))(own[None])],
+        }
+        for won in calls.values():
+            assert all(torch.equal(a, b) for a, b in zip(won, want[some], strict=True))
+
+
+def test_end_to_end():
+    counts = [2, torch.tensor(3), torch.tensor([4, 5])]
+    assert contest.end_to_end(counts, [1, 2, 2], torch.device("cpu")).tolist() == [2, 3, 3, 4, 5]
+    assert contest.end_to_end([2, 1], [1, 2], torch.device("cpu")).tolist() == [2, 1, 1]

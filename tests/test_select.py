@@ -252,3 +252,20 @@ def test_counts_are_checked():
         sf.topk_mask(torch.ones(3, dtype=torch.int64), 1)
     with pytest.raises(ValueError, match=r"expected a bool mask of shape \(3,\), got torch.bool \(2,\)"):
         sf.drop_lowest(x, mask[:2], 1)
+
+
+@pytest.mark.parametrize("m", [2, 4, 16, 64])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("kind", ["continuous", "ties", "nan"])
+def test_groups_along_any_axis(kind, axis, m):
+    x = make(kind, 64 * 128 * 3, torch.float32).reshape(64, 128, 3).movedim(2, 0 if axis == -1 else 2).contiguous()
+    pattern = sf.patterns.nm(m // 2, m, axis=axis)
+    rows = to_rows(pattern, x)
+    want = torch.stack([as_mask(order(row, range(m))[: m // 2], m) for row in rows.tolist()])
+    want = from_rows(pattern, want, tuple(x.shape))
+    assert torch.equal(sf.topk_mask(x, None, pattern=pattern), want)
+    tensor = sf.patterns.nm(torch.tensor(m // 2), m, axis=axis)
+    assert torch.equal(sf.topk_mask(x, None, pattern=tensor), want)
+    state = sf.gmp(None, pattern=pattern, pruned="keep").init({"w": x})
+    magnitude = torch.stack([as_mask(order(row, range(m))[: m // 2], m) for row in rows.abs().tolist()])
+    assert torch.equal(state.masks["w"], from_rows(pattern, magnitude, tuple(x.shape)))

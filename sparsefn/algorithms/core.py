@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -166,7 +167,7 @@ def _drawn(leaves: Leaves, rule: Rule, sparsity: Sparsity, key: Tensor) -> Leave
         raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
     masks: Leaves = {}
     for field, count in zip(rule.fields(leaves), rule.targets(leaves, sparsity), strict=True):
-        size = sum(rule.row_shape(leaves[path]).numel() for path in field)
+        size = sum(math.prod(rule.row_shape(leaves[path])) for path in field)
         for path in field:
             leaf, shape = leaves[path], rule.row_shape(leaves[path])
             total = torch.as_tensor(count, device=leaf.device)

@@ -22,7 +22,7 @@ from sparsefn.algorithms.core import (
 )
 from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, rounded, uniform
-from sparsefn.contest import totals
+from sparsefn.contest import end_to_end, totals
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
 from sparsefn.scores import check_score, gradient, magnitude, momentum
@@ -106,13 +106,11 @@ def drop_grow(
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
-    def goal(leaves: Leaves, had: list[Tensor], step: Step) -> Tensor:
+    def goal(leaves: Leaves, had: Tensor, groups: list[int], step: Step) -> Tensor:
         if current:
-            return torch.cat(had)
+            return had
         counts = rule.targets(leaves, None if level is None else level_at(level, step))
-        return torch.cat(
-            [torch.as_tensor(n, device=h.device).expand(h.shape) for n, h in zip(counts, had, strict=True)]
-        )
+        return end_to_end(counts, groups, had.device)
 
     # Counts are vectors over the competing groups of all fields, end to end.
     def cycle(allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
@@ -128,7 +126,7 @@ def drop_grow(
         active = [_within(rule.active(field, masks), open_) for field, open_ in zip(fields, free, strict=True)]
         groups = [rows.shape[0] for rows in active]
         had = totals(active)
-        target = goal(leaves, list(torch.split(had, groups)), step)
+        target = goal(leaves, had, groups, step)
         wanted = target if plan is None else _loose(had, target)
         rate: Any = level_at(fraction, step)
         if plan is not None and plan.rate is not None:
@@ -138,18 +136,19 @@ def drop_grow(
         if exclude_dropped:
             lost = torch.minimum(lost, (_sizes(active, free) - wanted).clamp(min=0))
         lost = torch.minimum(torch.maximum(lost, had - wanted), had)
-        stay = rule.win(fields, drops, list(torch.split(had - lost, groups)), list(active), absolute=of_drops)
+        stay = rule.win(fields, drops, had - lost, list(active), absolute=of_drops)
         left = totals(stay) if rule.joint else had - lost
         taken = active if exclude_dropped else stay
         if plan is not None:
             space = _sizes(active, free) - (had if exclude_dropped else left)
             target = _moved(plan, stats, masks, [path for (path,) in fields], stay, left, space, target)
-        more = list(torch.split((target - left).clamp(min=0), groups))
+        more = (target - left).clamp(min=0)
         if grow_count is not None:
             room = [_within(~rows, open_) for rows, open_ in zip(taken, free, strict=True)]
             scored = [rule.rows(field, grows) for field in fields]
-            more = [grow_count(*row) for row in zip(scored, room, more, strict=True)]
-        won = rule.win(fields, grows, list(more), free, list(taken), list(stay), absolute=of_grows)
+            wants = torch.split(more, groups)
+            more = torch.cat([grow_count(*row) for row in zip(scored, room, wants, strict=True)])
+        won = rule.win(fields, grows, more, free, list(taken), list(stay), absolute=of_grows)
         new: Leaves = {}
         old: Leaves = {}
         for field, kept, grew in zip(fields, stay, won, strict=True):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsefn.boxes import active_rows, allowed_rows, fixed_count, to_rows, unit_grid
+from sparsefn.boxes import active_rows, allowed_rows, fixed_count, row_shape, to_rows, unit_grid
 from sparsefn.budgets import Distribution, Global, Sparsity, check_fixed, n_kept, spread
 from sparsefn.contest import Count, joint_winners, totals, winners
 from sparsefn.patterns import Pattern
-from sparsefn.select import unit_mask
+from sparsefn.select import narrow_mask, unit_mask
 
 Leaves = dict[str, Tensor]
 Flags = list[Tensor | None]
@@ -81,7 +82,7 @@ class Rule(NamedTuple):
         """Rows of a field by leaf."""
         if rows is None or len(field) == 1:
             return [rows] * len(field)
-        return list(torch.split(rows, [self.row_shape(like[path]).numel() for path in field], -1))
+        return list(torch.split(rows, [math.prod(self.row_shape(like[path])) for path in field], -1))
 
     def masks(self, field: list[str], rows: Tensor, scores: Leaves, among: Leaves | None = None) -> Leaves:
         """Rows of kept units spread over the elements of their leaves, and what the pattern leaves the others."""
@@ -95,20 +96,29 @@ class Rule(NamedTuple):
         self, fields: list[list[str]], scores: Leaves, counts: list[Count], among: Leaves | None, absolute: bool = False
     ) -> Leaves:
         """Masks of the best units of each field, among these masks; `absolute` is of the scores."""
+        open_ = {} if among is None else full(among, scores, [path for field in fields for path in field])
         masks: Leaves = {}
-        if among is None:
-            for field, won in zip(fields, self.win(fields, scores, counts, absolute=absolute), strict=True):
-                masks |= self.masks(field, won, scores)
-            return masks
-        open_ = full(among, scores, [path for field in fields for path in field])
-        flags: Flags = [self.active(field, open_) for field in fields]
+        left: list[int] = []
+        for i, field in enumerate(fields):
+            path = field[0]
+            known = None
+            if self.elementwise and not self.joint:
+                known = narrow_mask(self.pattern, scores[path], counts[i], open_.get(path), absolute)
+            if known is None:
+                left.append(i)
+            else:
+                masks[path] = known
+        fields, counts = [fields[i] for i in left], [counts[i] for i in left]
+        flags: Flags = [self.active(field, open_) if open_ else None for field in fields]
         for field, won in zip(fields, self.win(fields, scores, counts, flags, absolute=absolute), strict=True):
-            masks |= self.masks(field, won, scores, open_)
-        return masks if self.elementwise else {path: mask & open_[path] for path, mask in masks.items()}
+            masks |= self.masks(field, won, scores, open_ or None)
+        if open_ and not self.elementwise:
+            masks = {path: mask & open_[path] for path, mask in masks.items()}
+        return masks
 
-    def row_shape(self, leaf: Tensor) -> torch.Size:
+    def row_shape(self, leaf: Tensor) -> tuple[int, int]:
         """(groups, units of a group) of a leaf, from its shape alone."""
-        return to_rows(self.pattern, torch.empty(leaf.shape, device="meta")).shape
+        return row_shape(self.pattern, tuple(leaf.shape))
 
     def targets(self, leaves: Leaves, sparsity: Sparsity | None) -> list[Count]:
         """Kept count of each field: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
@@ -121,7 +131,7 @@ class Rule(NamedTuple):
         if sparsity is None:
             raise TypeError(f"expected a sparsity: {self.pattern} leaves the count open")
         if isinstance(self.distribution, Global):
-            total = n_kept(sum(self.row_shape(leaf).numel() for leaf in leaves.values()), sparsity)
+            total = n_kept(sum(math.prod(self.row_shape(leaf)) for leaf in leaves.values()), sparsity)
             self.distribution.bounds(grids, total)
             return [total]
         counts = self.distribution(grids, sparsity)
@@ -141,7 +151,7 @@ class Rule(NamedTuple):
         self,
         fields: list[list[str]],
         scores: Leaves,
-        counts: list[Count],
+        counts: Sequence[Count] | Tensor,
         allow: Flags | None = None,
         deny: Flags | None = None,
         held: Flags | None = None,
@@ -149,7 +159,8 @@ class Rule(NamedTuple):
     ) -> list[Tensor]:
         """Rows of the winners of each field, among those that are allowed and not denied.
 
-        `held` are units kept already (for bounds). With `absolute` scores are absolute values, not yet taken.
+        `counts` may be a tensor of the counts of all rows end to end. `held` are units kept already (for bounds).
+        With `absolute` scores are absolute values, not yet taken.
         """
         if not fields:
             return []
