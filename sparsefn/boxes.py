@@ -180,6 +180,8 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
     >>> to_rows(sf.patterns.nm(2, 4), torch.arange(8.0))
     tensor([[0., 1., 2., 3.],
             [4., 5., 6., 7.]])
+
+    Without a gradient where units are reduced: what is chosen has none. Scores of 16 bits are reduced in 32.
     """
     if pattern.reduce is None:
         return _boxes(x, pattern.group(tuple(x.shape)))
@@ -187,7 +189,7 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
     box, pool = pattern.unit(shape), reduce or pattern.reduce
     short = x.dtype in (torch.float16, torch.bfloat16)  # a mean rounded to 16 bits would make ties
     if x.numel():
-        x = over_boxes(x, box, (lambda rows: pool(rows.float())) if short else pool)
+        x = over_boxes(x.detach(), box, (lambda rows: pool(rows.float())) if short else pool)
     else:  # some reductions refuse nothing: a maximum of it does not exist
         x = x.new_zeros(_grid(shape, box), dtype=torch.float32 if short else x.dtype)
     return _boxes(x, pattern.group(tuple(x.shape)))

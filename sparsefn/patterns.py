@@ -147,12 +147,12 @@ def nearly_diagonal(nearliness: int) -> Pattern:
         return grid
 
     def band(grid: Box) -> Tensor:
-        row, column = (torch.arange(size) for size in grid)
-        return (row[:, None] - column).abs() <= reach
+        return torch.ones(grid, dtype=torch.bool).triu_(-reach).tril_(reach)
 
     def count(grid: Box) -> int:
-        rows, columns = grid
-        return sum(max(0, min(columns, i + reach + 1) - max(0, i - reach)) for i in range(rows))
+        rows, columns = group(grid)  # which refuses other shapes
+        above = sum(min(rows, columns - diagonal) for diagonal in range(reach + 1))
+        return above + sum(min(rows - diagonal, columns) for diagonal in range(1, reach + 1))
 
     return Pattern(name, _ones, group, fixed=count, allowed=band)
 
@@ -167,7 +167,8 @@ def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = Non
 
     Blocks start at index 0; those at the far borders may be partial and are reduced over the
     elements that exist. `reduce` is "mean", "sum", "max", "min", "l2" or a callable over the last
-    dimension, applied to the scores as given. A tensor of fewer dimensions is a ValueError.
+    dimension, applied to the scores as given, of some blocks at a time where there are many. A tensor
+    of fewer dimensions is a ValueError.
 
     With `zeros`, a pruned block loses its `zeros` worst elements only (all, if it has no more); counts and
     sparsities stay those of blocks. Where no block is kept, all are pruned so:

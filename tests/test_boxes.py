@@ -172,6 +172,14 @@ def test_pooling_copies_a_little_at_a_time():
     assert sum(seen) == x.numel() and max(seen) <= 1 << 18
 
 
+def test_parameters_are_pooled_some_boxes_at_a_time_too(monkeypatch):
+    w = torch.nn.Parameter(torch.rand(20, 30, generator=torch.Generator().manual_seed(0)))
+    want, seen = to_rows(P.block((4, 5)), w), []
+    monkeypatch.setattr(boxes, "_SLAB", 100)
+    rows = to_rows(P.block((4, 5)), w, lambda units: seen.append(len(units)) or units.mean(-1))
+    assert torch.equal(rows, want) and not rows.requires_grad and len(seen) > 1
+
+
 def test_gradients_flow_through_large_tensors():
     x = torch.ones(1024, 512, requires_grad=True)
     over_boxes(x, (16, 16), lambda rows: rows.sum(-1)).sum().backward()
