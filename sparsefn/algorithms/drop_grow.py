@@ -153,12 +153,14 @@ def drop_grow(
         old: Leaves = {}
         for field, kept, grew in zip(fields, stay, won, strict=True):
             new |= rule.masks(field, kept | grew, drops, masks)
-            old |= rule.masks(field, kept, drops, masks) if restart_dropped else {path: masks[path] for path in field}
+            if restart_dropped:
+                old |= rule.masks(field, kept, drops, masks)
+        del stay, taken, won  # as large as the masks
         if allowed is not None:
             new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
-        held = {
-            path: mask & old[path] & masks[path] if restart_dropped else mask & old[path] for path, mask in new.items()
-        }
+        held = {path: mask & masks[path] for path, mask in new.items()}
+        if restart_dropped:
+            held = {path: mask & old[path] for path, mask in held.items()}
         return _planted(state, new, held, grown, pruned, step)
 
     return masked(rule, memory, cycle, level=level, init=init, where=where, key=key, when=when)
