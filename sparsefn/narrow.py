@@ -19,6 +19,7 @@ from sparsefn.ranks import rank_keys
 
 WIDEST = 32  # units of a row: passes grow with them, so that wider rows are better partitioned
 _BLOCK = 2 * BLOCK  # scores at a time: they are read in place, and all else is bytes
+_FUSED = 4  # units of a row: of more, compiled code is slower than the passes over memory
 _PAIRED = 8  # units of a row: their pairs are few enough to be spelled out
 
 See: TypeAlias = Callable[[Tensor], Array | None]
@@ -61,7 +62,7 @@ def top(scores: Tensor, eligible: Tensor | None, count: int | Tensor, *, absolut
     won = _in_memory(scores, eligible, count, absolute, array)
     if won is None:
         scores = scores.detach()
-        fused = torch.compiler.is_compiling() and (shape[1] <= _PAIRED or torch.compiler.is_exporting())
+        fused = torch.compiler.is_compiling() and (shape[1] <= _FUSED or torch.compiler.is_exporting())
         if fused or scores.device.type != "cpu":
             won = _ranked(scores, eligible, count, absolute)
         else:
