@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import blocks, elementary
-from sparsefn.arrays import Array, array
+from sparsefn.arrays import Array, array, memory
 from sparsefn.blocks import MASK32, PARITY, ROTATIONS, Place
 from sparsefn.numerics import batch_first
 
@@ -79,7 +79,7 @@ def draw(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype
     >>> threefry.draw(torch.tensor([0, 0]), None, 2, "words", torch.int64)
     tensor([1797259609,  928981903])
     """
-    plain = _plain(key, index)
+    plain = _plain(key, index, array)
     if plain is not None:
         return _drawn(plain, n, law, dtype)
     if torch.compiler.is_compiling() and index is None and law in ("words", "uniform") and _is_large(n):
@@ -120,7 +120,7 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Ten
 
     `below` is in [0, 2^32], or a tensor of n chances. NaN and what is below 0 never come true.
     """
-    plain = _plain(key, index)
+    plain = _plain(key, index, array)
     chances = None
     if isinstance(below, Tensor):
         chances = array(below.float() if below.dtype == torch.bfloat16 else below)
@@ -128,23 +128,24 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Ten
         return None
     keys, indices, batch = plain
     chances = None if chances is None else chances.reshape(-1)
-    memory = np.empty((len(keys), n), np.bool_)
+    flips = np.empty((len(keys), n), np.bool_)
     if isinstance(below, int):
         compare, limit = (np.less_equal, np.uint32(below - 1)) if below else (np.less, np.uint32(0))
 
     def use(place: Place, x0: Array, x1: Array) -> None:
         if chances is None:
-            compare(x0, limit, memory[place])
+            compare(x0, limit, flips[place])
         else:
-            np.less(x0, np.multiply(chances[place[1]], 2.0**32, dtype=np.float64), memory[place])
+            with np.errstate(all="ignore"):  # what is too large is always above, and NaN never
+                np.less(x0, np.multiply(chances[place[1]], 2.0**32, dtype=np.float64), flips[place])
 
     blocks.words(keys, indices, n, use, second=False)
-    return torch.from_numpy(memory).reshape((*batch, n))
+    return torch.from_numpy(flips).reshape((*batch, n))
 
 
-def _plain(key: Tensor, index: Tensor | None) -> blocks.Rows | None:
-    keys = array(key)
-    indices = None if index is None else array(index)
+def _plain(key: Tensor, index: Tensor | None, see: Callable[[Tensor], Array | None]) -> blocks.Rows | None:
+    keys = see(key)
+    indices = None if index is None else see(index)
     return None if keys is None or (index is not None and indices is None) else blocks.rows(keys, indices)
 
 
@@ -152,13 +153,13 @@ def _drawn(plain: blocks.Rows, n: int, law: str, dtype: torch.dtype) -> Tensor:
     keys, indices, batch = plain
     xor0, xor1, finish = _LAWS[law]
     # numpy asks for large pages, which torch does not: a fourth of the time for 1e8 bytes
-    memory = np.empty((len(keys), n), _MEMORY[dtype])
-    out = torch.from_numpy(memory)
+    values = np.empty((len(keys), n), _MEMORY[dtype])
+    out = torch.from_numpy(values)
     out = out.view(torch.bfloat16) if dtype == torch.bfloat16 else out
     single = law == "words" or (law == "uniform" and DIGITS[dtype] <= 32)
 
     def use(place: Place, x0: Array, x1: Array) -> None:
-        part = memory[place]
+        part = values[place]
         if law == "words":
             part[...] = x0
         elif law == "uniform" and dtype == torch.float32:
@@ -210,7 +211,7 @@ def _traced(key: Tensor, n: int, law: str, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
 def operator(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
-    plain = _plain(key, index)
+    plain = _plain(key, index, memory)
     if plain is not None:
         return _drawn(plain, n, law, dtype)
     k0, k1 = _halves(key, law)

@@ -8,6 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from sparsefn import blocks, random, threefry
 
 KEY = random.key(3)
+NAN, INF = float("nan"), float("inf")
+ODD = torch.tensor([[0.0, 0.3, 1.0], [NAN, INF, -INF], [-1.0, 1e308, 1e-310]], dtype=torch.float64)
 FAR = torch.tensor([0, 1, -1, 2**31, 2**32 - 1, 2**32, 2**40 + 7, -(2**63), 2**63 - 1])
 LAWS = [
     ("pairs", torch.int64),
@@ -20,7 +22,8 @@ LAWS = [
 
 def as_on_a_device(monkeypatch):
     """Hide the memory of plain tensors, as a device does."""
-    monkeypatch.setattr(threefry, "array", lambda x: None)
+    for see in ("array", "memory"):
+        monkeypatch.setattr(threefry, see, lambda x: None)
 
 
 def bit_equal(a, b):
@@ -75,10 +78,7 @@ def test_two_threads_draw_what_one_draws():
 @pytest.mark.parametrize("p", [0.0, 2.0**-32, 0.3, 1 - 2.0**-33, 1.0])
 def test_coins_in_memory_and_by_tensors_agree(monkeypatch, p):
     keys, index = random.split(KEY, 3), FAR.reshape(3, 3)
-    chances = [torch.full((3, 1), p, dtype=dtype) for dtype in threefry.DIGITS]
-    chances.append(
-        torch.tensor([[0.0, p, 1.0], [float("nan"), float("inf"), -float("inf")], [-1.0, 2.0, 1e-310]]).double()
-    )
+    chances = [ODD, *(torch.full((3, 1), p, dtype=dtype) for dtype in threefry.DIGITS)]
 
     def flips():
         rows = [random.bernoulli(key, p, (3, 3), index=places) for key in (KEY, keys) for places in (None, index)]
@@ -90,15 +90,13 @@ def test_coins_in_memory_and_by_tensors_agree(monkeypatch, p):
 
 
 def test_compiled_coins_agree():
-    odd = torch.tensor([[0.0, 0.3, 1.0], [float("nan"), float("inf"), -float("inf")], [-1.0, 2.0, 1e-310]]).double()
-
     def flips(key, chances):
         return (random.bernoulli(key, chances), *(random.bernoulli(key, p, (50,)) for p in (0.0, 0.3, 1.0)))
 
-    got = torch.compile(flips, fullgraph=True, backend="aot_eager")(KEY, odd)
-    assert all(bit_equal(a, b) for a, b in zip(got, flips(KEY, odd), strict=True))
+    got = torch.compile(flips, fullgraph=True, backend="aot_eager")(KEY, ODD)
+    assert all(bit_equal(a, b) for a, b in zip(got, flips(KEY, ODD), strict=True))
     assert not got[1].any() and got[2].any() and not got[2].all() and got[3].all()
-    keys, stack = random.split(KEY, 2), torch.stack((odd, odd.flip(0)))
+    keys, stack = random.split(KEY, 2), torch.stack((ODD, ODD.flip(0)))
     rows = torch.compile(torch.vmap(lambda k, q: flips(k, q)[0]), fullgraph=True, backend="aot_eager")(keys, stack)
     assert bit_equal(rows, torch.stack([random.bernoulli(k, q) for k, q in zip(keys, stack, strict=True)]))
 
