@@ -6,7 +6,7 @@ import numpy as np
 
 from sparsefn.arrays import BLOCK, Array
 from sparsefn.parts import Part, Room, cut
-from sparsefn.scan import select
+from sparsefn.scan import select, tied
 
 _LONG = 1 << 13  # longer rows are looked at one by one
 
@@ -61,7 +61,9 @@ def _winners(keys: Array, counts: Array, out: Array) -> None:
     places = np.minimum(width - counts, width - 1)
     first = int(places[0])
     if (places == first).all():
-        threshold = np.partition(keys, (max(first - 1, 0), first), axis=1)[:, first, None]
+        # One place alone takes a faster partition, but 15 times as long on heavy ties.
+        kth = (max(first - 1, 0), first) if tied(keys.reshape(-1)) else first
+        threshold = np.partition(keys, kth, axis=1)[:, first, None]
     else:
         threshold = np.take_along_axis(np.sort(keys, axis=1), places[:, None], axis=1)
     np.greater(keys, threshold, out=out)
