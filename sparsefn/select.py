@@ -59,7 +59,14 @@ def unit_mask(pattern: Pattern, kept: Tensor, scores: Tensor, among: Tensor | No
         return mask
     lost = pattern.zeros
     box = pattern.unit(tuple(scores.shape))
-    return mask | over_boxes(rank_keys(scores, among), box, lambda keys: top(keys, max(keys.shape[-1] - lost, 0)))
+
+    def spared(units: Tensor) -> Tensor:
+        keep = max(units.shape[-1] - lost, 0)
+        few = among is None and units.shape[-1] <= narrow.WIDEST
+        return narrow.top(units, None, keep) if few else top(rank_keys(units) if among is None else units, keep)
+
+    # Keys that bar elements are made for all at once, others for the units at hand.
+    return mask | over_boxes(scores.detach() if among is None else rank_keys(scores, among), box, spared)
 
 
 def _check_count(name: str, count: Count, groups: int, available: int) -> int | Tensor:
@@ -173,7 +180,7 @@ def grow_highest(
     """
     barred = active_rows(pattern, _checked(mask, scores))
     if exclude is not None:
-        barred = barred | to_rows(pattern, _checked(exclude, scores), lambda unit: unit.any(-1))
+        barred = barred | to_rows(pattern, _checked(exclude, scores), lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
     open_ = allowed_rows(pattern, scores, None)
     free = barred.shape[-1] - totals([barred]) if open_ is None else totals([open_ & ~barred])
     count = checked_count("n_grow", n_grow, free)
