@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import passes
-from sparsefn.arrays import array
+from sparsefn.arrays import BLOCK, array
 from sparsefn.elementary import sqrt
 
 
@@ -93,7 +93,7 @@ def _in_blocks(numbers: Step, blocks: Iterator[passes.Row]) -> None:
     size, scale = -f(numbers.size.item()), f(numbers.scale.item())
     shrink = None if numbers.shrink is None else f(numbers.shrink.item())
     part1, part2, beta2 = f(1 - numbers.beta1), f(1 - numbers.beta2), f(numbers.beta2)
-    room = np.empty(passes.BLOCK, f)
+    room = np.empty(BLOCK, f)
     for g, m, v, p, update, mu, nu in blocks:
         extra = room[: g.size]
         if numbers.decay:

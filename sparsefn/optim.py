@@ -13,7 +13,7 @@ from sparsefn import passes
 from sparsefn.algorithms.core import check_update
 from sparsefn.tree import Tree, choose, is_sparse, leaves_like
 from sparsefn.triggers import check_trigger, never
-from sparsefn.types import Algorithm, State, Step, Trigger, masked_view, moved
+from sparsefn.types import Algorithm, State, Step, Trigger, masked_view, moved, support_of
 
 
 class Optimizer(Protocol):
@@ -111,6 +111,7 @@ def with_optimizer(
                 f"expected an optimizer with init and update, got {type(optimizer).__name__} without {name}"
             )
     view = algorithm.view
+    one_pass = getattr(optimizer, "under_masks", None)
     owners: dict[Any, Tree] = {}  # by the structure of the trained tree
     primed = False
 
@@ -133,9 +134,14 @@ def with_optimizer(
     def descend(state: State, grads: Tree, step: Step) -> State:
         trained = view.get(state)
         prime(trained, state.opt)
+        plain = view.put is masked_view.put
+        if one_pass is not None and plain and view.grads is masked_view.grads:
+            done = one_pass(grads, state.opt, trained, support_of(state))
+            if done is not None:
+                return state._replace(params=done[0], opt=done[1])
         # The masked gradient is held by nobody here: its memory is free for the new weights.
         updates, opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)
-        if view.put is masked_view.put:
+        if plain:
             return moved(state, updates)._replace(opt=opt)
         return view.put(state, optree.tree_map(lambda p, u: p + u, trained, updates))._replace(opt=opt)
 
@@ -163,7 +169,7 @@ def with_optimizer(
                 parts.append(~now | (weight == stepped) | (weight.isnan() & stepped.isnan()))
             return functools.reduce(torch.logical_and, parts) if parts else None
 
-        lives = [live(*row) for row in rows]
+        lives = {owner: live(*rows[owner]) for owner in owned_by if owner >= 0}
         leaves, form = optree.tree_flatten(state.opt)
         owned = {
             i: mask

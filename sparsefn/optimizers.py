@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import adam_pass
+from sparsefn import adam_pass, sgd_pass
 from sparsefn.adam_pass import rounded, widen
 from sparsefn.elementary import sqrt
 from sparsefn.numerics import like, number
@@ -37,6 +38,19 @@ class Optimizer(NamedTuple):
 
     init: Callable[[Tree], Tree]
     update: Callable[..., tuple[Tree, Tree]]
+
+
+class MaskedOptimizer(Optimizer):
+    """An optimizer that can step under masks in one pass, as `with_optimizer` then does.
+
+    >>> isinstance(sf.optimizers.sgd(0.1), sf.optimizers.Optimizer), len(sf.optimizers.sgd(0.1))
+    (True, 2)
+
+    `under_masks(grads, state, params, masks) -> (params, state)`: what `update` on gradients masked with +0.0 and
+    the sum on the mask alone come to, bit for bit; or None where it does not know better than these.
+    """
+
+    under_masks: Callable[[Tree, Tree, Tree, Tree], tuple[Tree, Tree] | None]
 
 
 class SgdState(NamedTuple):
@@ -96,19 +110,41 @@ def sgd(lr: Rate, momentum: float = 0.0, nesterov: bool = False, weight_decay: f
     def init(params: Tree) -> SgdState:
         return SgdState(_count(params), optree.tree_map(_zeros, params) if momentum else ())
 
+    def leaf(rate: Tensor, g: Tensor, b: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        dtype, g = g.dtype, widen(g)
+        if weight_decay:
+            g = g + weight_decay * widen(p)
+        if momentum:
+            b = momentum * widen(b) + g
+            g = g + momentum * b if nesterov else b
+        return (-rounded(rate, g) * g).to(dtype), b.to(dtype)
+
     def update(grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, SgdState]:
         _check_update(grads, params, state.momentum if momentum else None, weight_decay, inplace)
         rate = _rate_at(lr, state.count)
-        moved = _with_decay(optree.tree_map(widen, grads), params, weight_decay)
-        buffer: Tree = moved
-        if momentum:
-            buffer = optree.tree_map(lambda b, g: momentum * widen(b) + g, state.momentum, moved)
-            moved = optree.tree_map(lambda g, b: g + momentum * b, moved, buffer) if nesterov else buffer
-        updates = optree.tree_map(lambda g: -rounded(rate, g) * g, moved)
-        buffer = optree.tree_map(_narrow, buffer, grads) if momentum else ()
-        return optree.tree_map(_narrow, updates, grads), SgdState(state.count + 1, buffer)
+        trees = (grads, state.momentum if momentum else grads, params if weight_decay else grads)
+        rows = [leaf(rate, *row) for row in zip(*map(optree.tree_leaves, trees), strict=True)]
+        form = optree.tree_structure(trees[1])
+        updates, buffer = (optree.tree_unflatten(form, [row[i] for row in rows]) for i in range(2))
+        return updates, SgdState(state.count + 1, buffer if momentum else ())
 
-    return Optimizer(init, update)
+    def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
+        _check_update(grads, params, state.momentum if momentum else None, weight_decay, False)
+        rate = _rate_at(lr, state.count)
+        numbers = sgd_pass.Numbers(rate, momentum, nesterov, weight_decay)
+        trees = (masks, grads, state.momentum if momentum else grads, params)
+        rows = sgd_pass.step(numbers, functools.partial(leaf, rate), *map(optree.tree_leaves, trees))
+        if rows is None:
+            return None
+        moved = optree.tree_unflatten(optree.tree_structure(params), [new for new, _ in rows])
+        if not momentum:
+            return moved, SgdState(state.count + 1)
+        form = optree.tree_structure(state.momentum)
+        return moved, SgdState(state.count + 1, optree.tree_unflatten(form, [buffer for _, buffer in rows]))
+
+    optimizer = MaskedOptimizer(init, update)
+    optimizer.under_masks = under_masks
+    return optimizer
 
 
 def adam(
@@ -186,16 +222,8 @@ def _zeros(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf.detach())
 
 
-def _narrow(leaf: Tensor, like: Tensor) -> Tensor:
-    return leaf.to(like.dtype)
-
-
 def _rate_at(lr: Rate, count: Tensor) -> Tensor:
     return like(count, lr(count) if callable(lr) else lr).double()
-
-
-def _with_decay(grads: Tree, params: Tree, weight_decay: float) -> Tree:
-    return optree.tree_map(lambda g, p: g + weight_decay * widen(p), grads, params) if weight_decay else grads
 
 
 def _check_update(grads: Tree, params: Tree, moments: Tree, weight_decay: float, inplace: bool) -> None:

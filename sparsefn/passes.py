@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sparsefn.arrays import Array, array, each
+from sparsefn.arrays import BLOCK, Array, array, each
 from sparsefn.tree import is_sparse
 
-BLOCK = 1 << 16  # elements: the four or five arrays of a pass stay in the second cache of a core
 _SMALL = 1 << 12  # fewer elements are not worth leaving torch for
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
 
@@ -61,10 +60,11 @@ def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
     >>> out
     array([2., 2., 2.])
 
-    The arrays of a row have one length, blocks at most `BLOCK`. A kernel gets an iterator, so that it makes its
+    The arrays of a row have one length, blocks at most `arrays.BLOCK`. A kernel gets an iterator, so that it makes its
     temporaries once.
     """
-    blocks = [(row, at) for row in rows for at in range(0, row[0].size, BLOCK)]
+    listed = list(rows)
+    blocks = [(row, at) for row in listed for at in range(0, row[0].size, BLOCK)]
     if not blocks:  # nor anything to trace
         return
     threads = torch.get_num_threads()
@@ -73,7 +73,7 @@ def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
         with np.errstate(all="ignore"):  # NaN and inf are passed on, as by torch
             kernel(tuple(x[at : at + BLOCK] for x in row) for row, at in blocks[first::threads])
 
-    each(share, range(min(threads, len(blocks))), len(blocks) * BLOCK)
+    each(share, range(min(threads, len(blocks))), sum(row[0].size for row in listed))
 
 
 def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
@@ -128,8 +128,11 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
     rows: list[Row] = []
     results = []
     for mask, leaf, update in zip(masks, old, updates, strict=True):
+        if not is_sparse(mask, leaf):
+            results.append(leaf + update)
+            continue
         summed = leaf.dtype in (torch.float32, torch.float64)  # numpy's sum of these has torch's bits
-        flat = _words(mask, leaf, update) if summed and is_sparse(mask, leaf) else None
+        flat = _words(mask, leaf, update) if summed else None
         if flat is None:
             results += either([mask], [leaf + update], [leaf])
         else:
@@ -196,24 +199,50 @@ def _fresh(result: Tensor, like: Array) -> Array:
 
 def _zero(blocks: Iterator[Row]) -> None:
     for mask, bits, out in blocks:
-        np.copyto(out, mask)
-        np.multiply(out, bits, out=out)
+        zero_block(mask, bits, out)
 
 
 def _select(blocks: Iterator[Row]) -> None:
     room = np.empty(BLOCK, np.int64)
     for mask, new, old, out in blocks:
-        _either(mask, new, old, out, room)
+        _either(mask, new, old, out, room.view(out.dtype))
 
 
 def _move(blocks: Iterator[Row]) -> None:
-    room, changed = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.bool_)
+    room = np.empty(BLOCK, np.int64)
     for mask, old, update, out in blocks:
         kind = np.float32 if out.itemsize == 4 else np.float64
         np.add(old.view(kind), update.view(kind), out=out.view(kind))
-        # Of most optimizers the updates off the mask are zeros, and this is all.
-        if _differ(mask, out, old, changed):
-            _either(mask, out, old, out, room)
+        keep_block(mask, old, out, room.view(out.dtype))
+
+
+def zero_block(mask: Array, bits: Array, out: Array) -> None:
+    """The bits on a mask of int8 zeros and ones, zeros off it.
+
+    >>> import numpy as np
+    >>> from sparsefn import passes
+    >>> out = np.empty(2, np.int32)
+    >>> passes.zero_block(np.array([1, 0], np.int8), np.array([7, 8], np.int32), out)
+    >>> out
+    array([7, 0], dtype=int32)
+    """
+    np.copyto(out, mask)
+    np.multiply(out, bits, out=out)
+
+
+def keep_block(mask: Array, old: Array, new: Array, room: Array) -> None:
+    """Put the old bits back into the new ones off a mask of int8 zeros and ones.
+
+    >>> import numpy as np
+    >>> from sparsefn import passes
+    >>> new, room = np.array([7, 8], np.int32), np.empty(2, np.int32)
+    >>> passes.keep_block(np.array([1, 0], np.int8), np.array([1, 2], np.int32), new, room)
+    >>> new
+    array([7, 2], dtype=int32)
+    """
+    # Of most optimizers the updates off the mask are zeros, and there is nothing to put back.
+    if _differ(mask, new, old, room.view(np.bool_)):
+        _either(mask, new, old, new, room)
 
 
 def _differ(mask: Array, bits: Array, others: Array | int, room: Array) -> bool:
@@ -223,7 +252,7 @@ def _differ(mask: Array, bits: Array, others: Array | int, room: Array) -> bool:
 
 
 def _either(mask: Array, new: Array, old: Array, out: Array, room: Array) -> None:
-    wide = room.view(out.dtype)[: out.size]
+    wide = room[: out.size]
     np.copyto(wide, mask)
     np.bitwise_xor(new, old, out=out)
     np.multiply(out, wide, out=out)

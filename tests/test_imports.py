@@ -53,6 +53,7 @@ ORDER = (
     "timing",
     "optim",
     "adam_pass",
+    "sgd_pass",
     "optimizers",
     "table",
     "ensemble",

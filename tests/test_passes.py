@@ -6,11 +6,12 @@ import torch
 
 import sparsefn as sf
 from sparsefn import passes, types
+from sparsefn.arrays import BLOCK
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ODD = (float("nan"), -float("nan"), -0.0, 0.0, float("inf"), -float("inf"), 1e-45, -1e-40, 3e38, 1.0)
 # Below and above what is left to torch, one block, and a little over two; one dimension and several.
-SHAPES = ((0,), (7,), (64, 65), (3, 5, 7, 97), (passes.BLOCK,), (2 * passes.BLOCK + 3,))
+SHAPES = ((0,), (7,), (64, 65), (3, 5, 7, 97), (BLOCK,), (2 * BLOCK + 3,))
 WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -176,7 +177,7 @@ def test_a_mask_of_another_shape_is_an_error_as_in_torch():
 
 
 def test_every_block_reaches_a_kernel_once():
-    rows = [(np.arange(n, dtype=np.int64), np.zeros(n, np.int64)) for n in (1, passes.BLOCK + 1, 0, 20 * passes.BLOCK)]
+    rows = [(np.arange(n, dtype=np.int64), np.zeros(n, np.int64)) for n in (1, BLOCK + 1, 0, 20 * BLOCK)]
 
     def count(blocks):
         for x, out in blocks:

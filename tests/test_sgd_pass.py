@@ -1,0 +1,136 @@
+"""A step of SGD under masks in one pass has the bits of a masked gradient, an update and a sum on the mask."""
+
+import math
+
+import optree
+import pytest
+import torch
+
+import sparsefn as sf
+from sparsefn.checkpoint import tree_equal
+
+ODD = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, math.inf, -math.inf, math.nan, 1.0])
+SGD = {
+    "plain": {},
+    "decay": {"weight_decay": 0.1},
+    "momentum": {"momentum": 0.9},
+    "heavy": {"momentum": 0.9, "weight_decay": 0.1},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+}
+
+
+def trees():
+    draw = torch.Generator().manual_seed(0)
+    params = {
+        "large": torch.randn(1100, 1000, generator=draw),
+        "odd": torch.randn(70, 101, generator=draw),
+        "turned": torch.randn(80, 70, generator=draw).T,
+        "small": torch.randn(3, 4, generator=draw),
+        "double": torch.randn(70, 70, generator=draw, dtype=torch.float64),
+        "half": torch.randn(70, 70, generator=draw).bfloat16(),
+        "bias": torch.randn(5000, generator=draw),
+    }
+    grads = {path: leaf.roll(1, 0) * 2 for path, leaf in params.items()}
+    grads["odd"] = ODD[torch.randint(0, len(ODD), (70, 101), generator=draw)]
+    return params, grads
+
+
+def by_parts(optimizer):
+    return sf.optimizers.Optimizer(optimizer.init, optimizer.update)
+
+
+def comparable(state):
+    """NaN is no value to compare, and may have any sign; zeros have theirs."""
+    leaves = [leaf for leaf in optree.tree_leaves(state) if leaf.is_floating_point()]
+    numbers = [leaf.double().nan_to_num(7.0, math.inf, -math.inf) for leaf in leaves]
+    return [leaf.isnan() for leaf in leaves], numbers, [leaf.signbit() for leaf in numbers], [x.dtype for x in leaves]
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("pruned", ["zero", "keep", "train"])
+@pytest.mark.parametrize("name", SGD)
+def test_bits_are_those_of_the_parts(name, pruned):
+    params, grads = trees()
+    optimizer = sf.optimizers.sgd(0.1, **SGD[name])
+    rigl = sf.rigl(0.8, when=sf.at([1]), init="magnitude", pruned=pruned)
+    one, parts = (sf.with_optimizer(rigl, each) for each in (optimizer, by_parts(optimizer)))
+    state, want = one.init(params), parts.init(params)
+    kept = [leaf.clone() for leaf in optree.tree_leaves((params, grads))]
+    for step in range(3):
+        # The gradients that are not numbers come last: weights are compared by rank before.
+        now = grads if step == 2 else optree.tree_map(lambda g: g.nan_to_num(1.0, 1.0, 1.0), grads)
+        state, want = one.update(state, now, step), parts.update(want, now, step)
+        assert tree_equal(state.masks, want.masks)
+        assert optree.tree_structure(state) == optree.tree_structure(want)
+        for got, expected in zip(comparable(state), comparable(want), strict=True):
+            for a, b in zip(got, expected, strict=True):
+                assert a == b if isinstance(a, torch.dtype) else torch.equal(a, b)
+    assert all(
+        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+        for a, b in zip(optree.tree_leaves((params, grads)), kept, strict=True)
+    )
+
+
+def test_it_is_used_and_only_where_the_optimizer_sees_masked_gradients():
+    params, grads = trees()
+    optimizer = sf.optimizers.sgd(0.1, momentum=0.5)
+    calls = []
+
+    def spy(*trees):
+        calls.append(len(trees))
+        return sf.optimizers.sgd(0.1, momentum=0.5).under_masks(*trees)
+
+    optimizer.under_masks = spy
+    for algorithm, used in (
+        (sf.static(0.5), True),
+        (sf.static(0.5, pruned="train"), True),
+        (sf.with_dense_gradients(sf.static(0.5)), False),
+        (sf.with_terms(sf.static(0.5), sf.terms.l2(0.1)), False),
+    ):
+        whole = sf.with_optimizer(algorithm, optimizer)
+        whole.update(whole.init(params), grads, 0)
+        assert calls == ([4] if used else []), algorithm
+        calls.clear()
+
+
+def test_under_transforms_it_leaves_the_step_to_the_parts():
+    params, grads = ({path: tree[path] for path in ("odd", "bias")} for tree in trees())
+    grads = optree.tree_map(lambda g: g.nan_to_num(1.0, 1.0, 1.0), grads)
+    algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), sf.optimizers.sgd(0.1, momentum=0.9))
+    state = algorithm.init(params)
+    state = algorithm.update(state, grads, 0)
+    want = algorithm.update(state, grads, 1)
+    stacked = optree.tree_map(lambda x: torch.stack([x, x]), (state, grads))
+    batched = torch.vmap(lambda state, grads: algorithm.update(state, grads, 1))(*stacked)
+    half = torch.vmap(lambda grads: algorithm.update(state, grads, 1))(stacked[1])
+    for i in range(2):
+        assert tree_equal(optree.tree_map(lambda x, i=i: x[i], batched), want)
+        assert tree_equal(optree.tree_map(lambda x, i=i: x[i], half), want)
+    compiled = torch.compile(algorithm.update, backend="aot_eager", fullgraph=True)
+    assert tree_equal(compiled(state, grads, torch.tensor(1)), want)
+    slope = torch.func.grad(lambda g: algorithm.update(state, g, 1).params["odd"].sum())(grads)["odd"]
+    torch.testing.assert_close(slope, torch.where(state.masks["odd"], -0.1, 0.0))
+
+
+def test_a_rate_whose_gradient_is_wanted_is_left_to_torch():
+    params, grads = ({path: tree[path] for path in ("turned", "bias")} for tree in trees())
+    rate = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), sf.optimizers.sgd(rate))
+    state = algorithm.update(algorithm.init(params), grads, 0)
+    state.params["bias"].sum().backward()
+    assert rate.grad.item() == pytest.approx(-grads["bias"].double().sum().item(), rel=1e-3)
+
+
+def test_it_refuses_what_update_refuses():
+    params, grads = {"w": torch.ones(2)}, {"w": torch.ones(3)}
+    optimizer = sf.optimizers.sgd(0.1)
+    with pytest.raises(ValueError, match=r"expected grads of shape \(2,\) at 'w', got \(3,\)"):
+        optimizer.under_masks(grads, optimizer.init(params), params, {"w": torch.ones(2, dtype=torch.bool)})
