@@ -15,6 +15,7 @@ from sparsefn.arrays import BLOCK, Array, each
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 MASK32 = 0xFFFFFFFF
+_FEW = 8  # as many blocks take ints as long as arrays
 _SHIFTS = [np.array(r, np.uint32) for r in range(33)]  # a ufunc takes an array sooner than a number
 
 Place: TypeAlias = tuple[slice, slice]
@@ -71,6 +72,9 @@ def words(keys: Array, index: Array | None, n: int, use: Callable[[Place, Array,
     called from several threads. Without `second` the other words are left unfinished.
     """
     count = len(keys)
+    if count * n <= _FEW:
+        x0, x1 = _few(keys, np.arange(n)[None] if index is None else index, (count, n))
+        return use((slice(0, count), slice(0, n)), x0, x1)
     k0, k1 = keys[:, :1].astype(np.uint32), keys[:, 1:].astype(np.uint32)
     schedule = (k0, k1, k0 ^ k1 ^ np.uint32(PARITY))
     added = [(schedule[(i + 1) % 3], schedule[(i + 2) % 3] + np.uint32(i + 1)) for i in range(5)]
@@ -102,6 +106,15 @@ def words(keys: Array, index: Array | None, n: int, use: Callable[[Place, Array,
     threads = max(1, min(len(places), torch.get_num_threads()))
     bounds = [len(places) * i // threads for i in range(threads + 1)]
     each(run, [places[start:stop] for start, stop in pairwise(bounds)], count * n)
+
+
+def _few(keys: Array, index: Array, shape: tuple[int, int]) -> Array:
+    made = [
+        pair(k0 & MASK32, k1 & MASK32, i >> 32 & MASK32, i & MASK32)
+        for (k0, k1), row in zip(keys.tolist(), np.broadcast_to(index, shape).tolist(), strict=True)
+        for i in row
+    ]
+    return np.array(made, np.uint32).reshape(*shape, 2).transpose(2, 0, 1).copy()
 
 
 def _rounds(high: Array, added: list[tuple[Array, Array]], a: Array, b: Array, c: Array, second: bool) -> None:
