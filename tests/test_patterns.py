@@ -152,7 +152,9 @@ def inside(scores, box, zeros):
 
 @pytest.mark.parametrize("kind", ["distinct", "ties", "nan"])
 @pytest.mark.parametrize("zeros", [0, 1, 3, 5])
-@pytest.mark.parametrize(("shape", "box"), [((4, 6), (2, 3)), ((5, 7), (2, 3)), ((3, 8), (1, 5)), ((7, 2), (6, 1))])
+@pytest.mark.parametrize(
+    ("shape", "box"), [((4, 6), (2, 3)), ((5, 7), (2, 3)), ((3, 8), (1, 5)), ((7, 2), (6, 1)), ((7, 9), (5, 8))]
+)
 def test_a_pruned_block_loses_its_worst_elements(shape, box, zeros, kind):
     scores = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     if kind == "ties":
