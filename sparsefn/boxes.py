@@ -91,19 +91,21 @@ def _of_whole_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor]) -> Tens
     if seen and x.numel() > _SLAB and (count := math.prod(_grid(tuple(x.shape), box))) > 1:
         split = _split(x, box)
         try:
-            in_line = split.view(count, -1).is_contiguous()
+            whole = split.view(count, -1)
         except RuntimeError:  # what `_boxes` gives is a copy
-            return _by_slabs(x, box, split, _SLAB, fn)
-        if in_line:
-            return _by_slabs(x, box, split, 4 * _SLAB, fn)
+            whole = None
         # Strided rows stay as they are: the order of a sum depends on the layout.
+        if whole is None or whole.is_contiguous():
+            return _by_slabs(x, box, split, fn)
     shape, out = tuple(x.shape), fn(_boxes(x, box))
     one_each = out.ndim == 1 or out.shape[1] == 1
     return out.reshape(_grid(shape, box)) if one_each else _unboxes(out, box, shape)
 
 
-def _by_slabs(x: Tensor, box: Box, split: Tensor, most: int, fn: Callable[[Tensor], Tensor]) -> Tensor:
+def _by_slabs(x: Tensor, box: Box, split: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     grid, size = split.shape[: x.ndim], math.prod(box)
+    # Threads wait for each other after every operation, for long on a busy machine: for them slabs are few and large.
+    most = _SLAB if torch.get_num_threads() == 1 else 16 * _SLAB
     result: Tensor | None = None
     for at in _slabs(grid, max(2, most // size)):
         slab = split[at]
@@ -118,11 +120,11 @@ def _by_slabs(x: Tensor, box: Box, split: Tensor, most: int, fn: Callable[[Tenso
 
 
 def _slabs(grid: Box, most: int) -> Iterator[tuple[slice, ...]]:
-    """Parts of a grid that cover it, of about `most` cells, never one alone: a lone box may be summed otherwise."""
+    """Parts of a grid that cover it, of `most` cells or less, never one alone: a lone box may be summed otherwise."""
     along = next(d for d in range(len(grid)) if grid[d] > 1 and math.prod(grid[d + 1 :]) <= most)
-    step = max(1 if math.prod(grid[along + 1 :]) > 1 else 2, most // math.prod(grid[along + 1 :]))
-    stops = [*range(step, grid[along] - 1, step), grid[along]]
-    ranges = [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+    size, rest = grid[along], math.prod(grid[along + 1 :])
+    parts = min(-(-size // (most // rest)), size // 2 if rest == 1 else size)
+    ranges = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
     for before in itertools.product(*(range(n) for n in grid[:along])):
         for part in ranges:
             yield (*(slice(i, i + 1) for i in before), part)
@@ -189,7 +191,8 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
     box, pool = pattern.unit(shape), reduce or pattern.reduce
     short = x.dtype in (torch.float16, torch.bfloat16)  # a mean rounded to 16 bits would make ties
     if x.numel():
-        x = over_boxes(x.detach(), box, (lambda rows: pool(rows.float())) if short else pool)
+        widened = (lambda rows: pool(rows.float())) if short else pool
+        x = over_boxes(x.detach(), box, widened)
     else:  # some reductions refuse nothing: a maximum of it does not exist
         x = x.new_zeros(_grid(shape, box), dtype=torch.float32 if short else x.dtype)
     return _boxes(x, pattern.group(tuple(x.shape)))
