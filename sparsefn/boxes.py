@@ -94,8 +94,9 @@ def _of_whole_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor]) -> Tens
             whole = split.view(count, -1)
         except RuntimeError:  # what `_boxes` gives is a copy
             whole = None
-        # Strided rows stay as they are: the order of a sum depends on the layout.
-        if whole is None or whole.is_contiguous():
+        # Strided rows stay as they are: the order of a sum depends on the layout. Others that nothing is copied for are
+        # taken apart for what a function makes of them, which costs several threads more than it gains.
+        if whole is None or (whole.is_contiguous() and (torch.get_num_threads() == 1 or x.element_size() == 2)):
             return _by_slabs(x, box, split, fn)
     shape, out = tuple(x.shape), fn(_boxes(x, box))
     one_each = out.ndim == 1 or out.shape[1] == 1
