@@ -1,13 +1,10 @@
 """Sparse training and pruning as pure functions, on torch.func."""
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from sparsefn import activations as activations
 from sparsefn import budgets as budgets
 from sparsefn import checkpoint as checkpoint
-from sparsefn import config as config
-from sparsefn import curvature as curvature
-from sparsefn import ensemble as ensemble
 from sparsefn import masks as masks
 from sparsefn import modules as modules
 from sparsefn import optimizers as optimizers
@@ -15,10 +12,8 @@ from sparsefn import patterns as patterns
 from sparsefn import random as random
 from sparsefn import redistribute as redistribute
 from sparsefn import reparam as reparam
-from sparsefn import report as report
 from sparsefn import schedules as schedules
 from sparsefn import scores as scores
-from sparsefn import shorthand as shorthand
 from sparsefn import terms as terms
 from sparsefn import tree as tree
 from sparsefn import triggers as triggers
@@ -43,7 +38,6 @@ from sparsefn.algorithms import supermask as supermask
 from sparsefn.compose import chain as chain
 from sparsefn.compose import partition as partition
 from sparsefn.compose import with_terms as with_terms
-from sparsefn.config import from_config as from_config
 
 # Primitives
 from sparsefn.gates import gate as gate
@@ -57,10 +51,6 @@ from sparsefn.select import straight_through as straight_through
 from sparsefn.select import threshold_mask as threshold_mask
 from sparsefn.select import topk_mask as topk_mask
 from sparsefn.select import topk_masks as topk_masks
-from sparsefn.shorthand import from_shorthand as from_shorthand
-from sparsefn.shorthand import to_shorthand as to_shorthand
-from sparsefn.shrink import prune_biases as prune_biases
-from sparsefn.shrink import shrink as shrink
 from sparsefn.timing import phases as phases
 from sparsefn.timing import sequence as sequence
 from sparsefn.triggers import always as always
@@ -81,9 +71,40 @@ from sparsefn.where import default_where as default_where
 
 __version__ = "0.1.0"
 
+if _TYPE_CHECKING:
+    from sparsefn import activations as activations
+    from sparsefn import config as config
+    from sparsefn import curvature as curvature
+    from sparsefn import ensemble as ensemble
+    from sparsefn import report as report
+    from sparsefn import shorthand as shorthand
+    from sparsefn.config import from_config as from_config
+    from sparsefn.shorthand import from_shorthand as from_shorthand
+    from sparsefn.shorthand import to_shorthand as to_shorthand
+    from sparsefn.shrinking import prune_biases as prune_biases
+    from sparsefn.shrinking import shrink as shrink
+
+# Loaded when they are asked for: what stands around training takes as long to load as training itself, and
+# `sf.testing` needs Hypothesis, which users who only train do not have.
+_LATER = {
+    name: name for name in ("activations", "config", "curvature", "ensemble", "report", "shorthand", "testing")
+} | {
+    "from_config": "config",
+    "from_shorthand": "shorthand",
+    "to_shorthand": "shorthand",
+    "prune_biases": "shrinking",
+    "shrink": "shrinking",
+}
+
 
 def __getattr__(name: str) -> object:
-    # `sf.testing` needs Hypothesis, which users who only train do not have: it is loaded when it is asked for.
-    if name == "testing":
-        return _import_module("sparsefn.testing")
-    raise AttributeError(f"module 'sparsefn' has no attribute {name!r}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'sparsefn' has no attribute {name!r}")
+    module = _import_module(f"sparsefn.{_LATER[name]}")
+    value = module if name == _LATER[name] else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

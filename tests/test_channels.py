@@ -1,4 +1,4 @@
-"""The plan of channels, and a layer's view of them; whole modules are in test_shrink.py."""
+"""The plan of channels, and a layer's view of them; whole modules are in test_shrinking.py."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The traced graph: what is followed, who shares tensors, what is changed in place; modules are in test_shrink.py."""
+"""The traced graph: what is followed, who shares tensors, what is changed in place; modules: test_shrinking.py."""
 
 import operator
 import warnings

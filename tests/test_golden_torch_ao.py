@@ -252,5 +252,5 @@ def test_every_recorded_function_is_held():
         *("WeightNormSparsifier two steps", "DataNormSparsifier two steps", "CubicSL", "LambdaSL"),
         *("fpgm_l1", "fpgm_l2", "saliency", "LSTMSaliencyPruner"),
     }
-    elsewhere = {"structured shrink", "ActivationSparsifier"}  # test_shrink, test_activations
+    elsewhere = {"structured shrink", "ActivationSparsifier"}  # test_shrinking, test_activations
     assert set(functions("torch_ao")) == held | elsewhere

@@ -66,7 +66,7 @@ ORDER = (
     "modules",
     "derivatives",
     "curvature",
-    "shrink",
+    "shrinking",
     "checkpoint",
     "braille",
     "flops",

@@ -1,4 +1,4 @@
-"""Constants of a layer's outputs, and layers with fewer channels; whole modules are in test_shrink.py."""
+"""Constants of a layer's outputs, and layers with fewer channels; whole modules are in test_shrinking.py."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What operations do to channels, one at a time; whole modules are in test_shrink.py."""
+"""What operations do to channels, one at a time; whole modules are in test_shrinking.py."""
 
 import operator
 

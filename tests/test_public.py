@@ -8,6 +8,7 @@ import inspect
 import math
 import pkgutil
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,9 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 def bound(module: ModuleType) -> list[str]:
     """The public names that a module's text binds; those it imports count in a package's `__init__` alone."""
     names = []
-    for node in ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body:
+    body = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body
+    later = [inner for node in body if isinstance(node, ast.If) for inner in node.body]  # if TYPE_CHECKING: ...
+    for node in [*body, *later]:
         if isinstance(node, ast.Import | ast.ImportFrom) and hasattr(module, "__path__"):
             names += [alias.asname or alias.name for alias in node.names]
         elif isinstance(node, ast.Assign):
@@ -236,3 +239,35 @@ def test_the_runner_reports_a_wrong_example_of_a_constant() -> None:
     constant = functools.partial(int)
     constant.__doc__ = "Wrong.\n\n>>> torch.ones(1)\ntensor([2.])"
     assert "Expected:\n    tensor([2.])\nGot:\n    tensor([1.])" in run(examples_of(constant, "constant"))
+
+
+def test_what_is_loaded_later_is_told_to_type_checkers_and_listed() -> None:
+    tree = ast.parse(Path(str(sf.__file__)).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    told = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    script = """
+        import sys, sparsefn
+        first = set(sys.modules)
+        print(*sparsefn._LATER)
+        assert not [name for name in ("config", "shrinking", "curvature") if f"sparsefn.{name}" in first]
+        import sparsefn.shrinking
+        assert all(getattr(sparsefn, name) is getattr(sparsefn, name) for name in sparsefn._LATER)
+        assert callable(sparsefn.shrink) and sparsefn.from_config is sparsefn.config.from_config
+        assert {*sparsefn._LATER, "rigl"} <= {*dir(sparsefn)}
+        assert not hasattr(sparsefn, "nothing")
+    """
+    done = subprocess.run([sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert told | {"testing"} == set(done.stdout.split())
+
+
+def test_compiled_code_may_ask_for_what_is_loaded_later() -> None:
+    script = """
+        import torch, sparsefn as sf
+        loss = lambda params: (params["w"] ** 3).sum()
+        double = lambda params: sf.curvature.hessian_vector(loss, params, params, ())
+        compiled = torch.compile(double, backend="eager", fullgraph=True)
+        assert compiled({"w": torch.tensor([2.0])})["w"].tolist() == [24.0]
+    """
+    done = subprocess.run([sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
