@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from sparsefn import narrow, ranks, scan
-from sparsefn.arrays import Array, array, each, memory
-from sparsefn.lanes import select_rows
+from sparsefn.arrays import Array, array, memory
+from sparsefn.lanes import select_each
 from sparsefn.parts import See, flat, part
 
 Count: TypeAlias = int | Tensor
@@ -177,9 +177,7 @@ def _in_memory(
     if joint:
         scan.select([flat(at) for at in seen], np.asarray(numbers[0]).item(), absolute)
     else:
-        jobs = list(zip(seen, numbers, strict=True))
-        work = sum(at.out.size for at in seen)
-        each(lambda job: select_rows(job[0], np.full(job[0].out.shape[:1], job[1]), absolute), jobs, work)
+        select_each(seen, [np.full(at.out.shape[:1], n) for at, n in zip(seen, numbers, strict=True)], absolute)
     return [torch.from_numpy(at.out) for at in seen]
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from sparsefn.arrays import BLOCK, Array
+from sparsefn.arrays import BLOCK, Array, each
 from sparsefn.parts import Part, Room, cut
 from sparsefn.scan import select, tied
 
 _LONG = 1 << 13  # longer rows are looked at one by one
+_SHORT = 1 << 12  # rows of no more are laid together
+_MANY = 4  # fewer are not worth it
 
 _KINDS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
@@ -45,6 +50,38 @@ def select_rows(rows: Part, counts: Array, absolute: bool = False) -> None:
             if flags is not None:
                 keys[flags[at] == barring] = np.iinfo(keys.dtype).min
         _winners(keys, np.clip(counts[at], 0, width), rows.out[at])
+
+
+def select_each(parts: Sequence[Part], counts: Sequence[Array], absolute: bool = False) -> None:
+    """`select_rows` for several tensors, on the threads of torch; many small rows of one width are laid together.
+
+    >>> import numpy as np
+    >>> from sparsefn import lanes, parts
+    >>> tensors = [parts.part(torch.tensor([[1.0, 3.0]])), parts.part(torch.tensor([[2.0, 1.0, 0.0]]))]
+    >>> lanes.select_each(tensors, [np.array([1]), np.array([1])])
+    >>> [part.out.tolist() for part in tensors]
+    [[[False, True]], [[True, False, False]]]
+    """
+    alike: dict[Any, list[int]] = {}
+    for i, at in enumerate(parts):
+        few = at.wide is not None and at.out.shape[0] == 1 and 0 < at.out.size <= _SHORT
+        kind = (at.out.shape, at.wide.dtype, at.allow is None, at.deny is None) if few and at.wide is not None else i
+        alike.setdefault(kind, []).append(i)
+    jobs = [group for some in alike.values() for group in ([some] if len(some) >= _MANY else [[i] for i in some])]
+
+    def run(group: list[int]) -> None:
+        if len(group) == 1:
+            return select_rows(parts[group[0]], counts[group[0]], absolute)
+        rows = _laid_together([parts[i] for i in group])
+        select_rows(rows, np.concatenate([counts[i] for i in group]), absolute)
+        for i, won in zip(group, rows.out, strict=True):
+            parts[i].out[0] = won
+
+    each(run, jobs, sum(at.out.size for at in parts))
+
+
+def _laid_together(parts: Sequence[Part]) -> Part:
+    return Part(*(None if row[0] is None else np.concatenate(row) for row in zip(*parts, strict=True)))  # type: ignore[arg-type]
 
 
 def _keys(scores: Array) -> Array:

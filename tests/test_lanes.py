@@ -58,3 +58,20 @@ def test_the_scores_are_not_written_to():
     lanes.select_rows(parts.part(x, x > 0), np.array([1, 2]), absolute=True)
     torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
     assert x[0, 1].signbit()
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_many_small_rows_of_one_width_are_laid_together_and_change_nothing(absolute, monkeypatch):
+    calls, select_rows = [], lanes.select_rows
+    monkeypatch.setattr(lanes, "select_rows", lambda at, *rest: calls.append(at.out.shape) or select_rows(at, *rest))
+    seed = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, 40, generator=seed).round() for _ in range(9)]
+    tensors += [torch.randn(1, 41, generator=seed), torch.randn(2, 40, generator=seed), torch.zeros(1, 0)]
+    tensors += [torch.randn(1, 40, generator=seed).double(), torch.randn(1, 40, generator=seed).bfloat16()]
+    allow = [None if i % 3 else torch.rand(x.shape, generator=seed) > 0.5 for i, x in enumerate(tensors)]
+    counts = [torch.full((len(x),), (5 * i) % 43) for i, x in enumerate(tensors)]
+    listed = [parts.part(x, flags) for x, flags in zip(tensors, allow, strict=True)]
+    lanes.select_each(listed, [n.numpy() for n in counts], absolute)
+    for at, x, flags, n in zip(listed, tensors, allow, counts, strict=True):
+        assert np.array_equal(at.out, ranks.top(ranks.rank_keys(x.abs() if absolute else x, flags), n).numpy())
+    assert (6, 40) in calls and (3, 40) not in calls  # those without flags; three are not worth it
