@@ -26,9 +26,7 @@ ensemble: $(VENV)/.installed-demo  ## train 64 sparse networks in one vmapped lo
 	$(py) examples/ensemble.py $(ARGS)
 
 bench: $(VENV)/.installed-dev  ## time masks, updates and ensembles against their peers; options in ARGS="--quick"
-	$(py) benchmarks/selection.py $(ARGS)
-	$(py) benchmarks/updates.py $(ARGS)
-	$(py) benchmarks/ensembles.py $(ARGS)
+	@for name in selection pieces updates training ensembles; do $(py) benchmarks/$$name.py $(ARGS) || exit; done
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
 	$(py) -m ruff check --fix .

@@ -4,23 +4,25 @@ import argparse
 import ctypes
 import datetime
 import gc
+import itertools
 import json
-import multiprocessing
 import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 import sparsefn as sf
 
 SHORTEST = 2e-3  # seconds: faster calls are repeated within a round
-WAIT = 300  # seconds a child may take to measure its memory
+SOME = 10**6  # weights from which memory is measured: Linux counts pages to a quarter of a MiB or so
+INPUTS = 16  # that calls on few numbers take in turn
 
 
 class Case(NamedTuple):
@@ -32,19 +34,31 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What one alternative took: seconds a call, time over that of the first, and the middle half of the rounds."""
+    """What one alternative took: seconds a call, time over that of the first, and the middle half of the rounds.
+
+    `rounds` are the seconds of each round. `peak_mib` is the memory that a call adds at most, `extra` how much of
+    that is not there any more when it has returned, in bytes a weight.
+    """
 
     name: str
     seconds: float
     ratio: float
     low: float
     high: float
-    peak_mib: float | None
+    rounds: tuple[float, ...]
+    peak_mib: float | None = None
+    extra: float | None = None
 
 
 def call(case: Case) -> Any:
     """Run an alternative once, with its setup."""
     return case.run() if case.setup is None else case.run(case.setup())
+
+
+def in_turn(run: Callable[[Any], Any], inputs: Iterable[Any]) -> Callable[[], Any]:
+    """A call that takes the next input each time: a loop over one and the same teaches the processor its branches."""
+    endless = itertools.cycle(inputs)
+    return lambda: run(next(endless))
 
 
 def _seconds(case: Case, times: int) -> float:
@@ -62,37 +76,51 @@ def _seconds(case: Case, times: int) -> float:
     return total / times
 
 
-def compare(title: str, cases: Sequence[Case], options: argparse.Namespace, memory: bool = False) -> list[Row]:
+def compare(title: str, cases: Sequence[Case], options: argparse.Namespace, weights: int = 0) -> list[Row]:
     """Time alternatives in interleaved rounds, print a table, and return it. The first is the base of the ratios.
 
     A round runs each once, or as often as `SHORTEST` asks for, every other round backwards. A round's ratios
-    belong to one moment, so that a machine that is busy for a while slows both sides of them.
+    belong to one moment, so that a machine that is busy for a while slows both sides of them. With a number of
+    weights, if it is `SOME` or more, memory is measured too.
     """
-    times = [max(1, int(SHORTEST / max(_seconds(case, 1), 1e-7))) for case in cases]  # the first call warms up, too
-    rounds: list[list[float]] = []
+    for case in cases:
+        call(case)  # warms up
+    times = [max(1, int(SHORTEST / max(_seconds(case, 1), 1e-7))) for case in cases]
+    taken: list[list[float]] = []
     start = time.perf_counter()
-    while len(rounds) < options.rounds and (len(rounds) < 3 or time.perf_counter() - start < options.budget):
-        order = range(len(cases)) if len(rounds) % 2 == 0 else reversed(range(len(cases)))
-        taken = {i: _seconds(cases[i], times[i]) for i in order}
-        rounds.append([taken[i] for i in range(len(cases))])
-    rows = []
-    for i, case in enumerate(cases):
-        ratios = [taken[i] / taken[0] for taken in rounds]
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
-        peak = peak_mib(case) if memory and not options.smoke else None
-        rows.append(Row(case.name, statistics.median(taken[i] for taken in rounds), middle, low, high, peak))
-    show(f"{title} ({len(rounds)} rounds)", rows)
+    while len(taken) < options.rounds and (len(taken) < 3 or time.perf_counter() - start < options.budget):
+        order = range(len(cases)) if len(taken) % 2 == 0 else reversed(range(len(cases)))
+        one = {i: _seconds(cases[i], times[i]) for i in order}
+        taken.append([one[i] for i in range(len(cases))])
+    rows = [row(case.name, [one[i] for one in taken], [one[0] for one in taken]) for i, case in enumerate(cases)]
+    if weights >= SOME:
+        rows = [with_memory(row, case, weights) for row, case in zip(rows, cases, strict=True)]
+    show(f"{title} ({len(taken)} rounds)", rows)
     return rows
+
+
+def row(name: str, taken: Sequence[float], base: Sequence[float]) -> Row:
+    """The row of an alternative from its seconds in each round and those of the base."""
+    return Row(name, statistics.median(taken), *middle(taken, base), tuple(taken))
+
+
+def middle(taken: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
+    """The median of the ratios of each round, and their quartiles."""
+    ratios = [one / other for one, other in zip(taken, base, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return median, low, high
 
 
 def show(title: str, rows: Sequence[Row]) -> None:
     """Print one table."""
     width = max(len(row.name) for row in rows)
-    print(f"\n{title}\n{'':{width}}  {'time, ms':>10}  {'ratio':>7}  {'middle half':>15}  {'peak, MiB':>9}")
+    memory = any(row.peak_mib is not None for row in rows)
+    head = f"{'':{width}}  {'time, ms':>10}  {'ratio':>7}  {'middle half':>15}"
+    print(f"\n{title}\n{head}" + (f"  {'peak, MiB':>9}  {'extra, bytes a weight':>21}" if memory else ""))
     for row in rows:
         spread = f"{row.low:.2f}..{row.high:.2f}"
-        peak = "" if row.peak_mib is None else f"{row.peak_mib:.0f}"
-        print(f"{row.name:{width}}  {row.seconds * 1e3:10.3f}  {row.ratio:7.2f}  {spread:>15}  {peak:>9}", flush=True)
+        line = f"{row.name:{width}}  {row.seconds * 1e3:10.3f}  {row.ratio:7.2f}  {spread:>15}"
+        print(line + ("" if row.peak_mib is None else f"  {row.peak_mib:9.1f}  {row.extra:21.2f}"), flush=True)
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -105,39 +133,34 @@ def _status(field: str) -> float:
     raise ValueError(f"no {field} in /proc/self/status")
 
 
-def _peak_of_second_call(case: Case, out: Any) -> None:
-    torch.set_num_threads(1)  # threads do not live through a fork
-    call(case)  # so that code pages are loaded
-    argument = None if case.setup is None else case.setup()
+def _resident() -> float:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # else freed memory is used again, and not seen
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts at what is resident now
-    before = _status("VmRSS")
-    result = case.run() if case.setup is None else case.run(argument)
-    out.send(_status("VmHWM") - before)
-    del result
+    return _status("VmRSS")
 
 
-def peak_mib(case: Case) -> float | None:
-    """Resident memory that one call adds at its peak, its result included, in MiB; None where Linux does not say.
+def memory_of(case: Case) -> tuple[float, float] | None:
+    """Resident memory that a call adds at its peak, and that it leaves behind: its result. In MiB.
 
-    Measured in a forked child, by one thread. Runs no autograd: its threads do not live through a fork either.
+    None where Linux does not say. The call has run before, so that code pages are loaded.
     """
-    if not Path("/proc/self/clear_refs").exists():
+    reset = Path("/proc/self/clear_refs")
+    if not reset.exists():
         return None
-    context = multiprocessing.get_context("fork")
-    receive, send = context.Pipe(duplex=False)
-    child = context.Process(target=_peak_of_second_call, args=(case, send))
-    child.start()
-    send.close()  # so that a child that dies ends the wait
-    try:
-        return float(receive.recv()) if receive.poll(WAIT) else None
-    except EOFError:
-        return None
-    finally:
-        child.kill()
-        child.join()
-        receive.close()
+    argument = None if case.setup is None else case.setup()
+    before = _resident()
+    reset.write_text("5", encoding="ascii")  # the peak starts at what is resident now
+    result = case.run() if case.setup is None else case.run(argument)
+    peak = _status("VmHWM") - before
+    left = _resident() - before
+    del result, argument
+    return peak, left
+
+
+def with_memory(row: Row, case: Case, weights: int) -> Row:
+    """The row with the memory of a call."""
+    memory = memory_of(case)
+    return row if memory is None else row._replace(peak_mib=memory[0], extra=(memory[0] - memory[1]) * 2**20 / weights)
 
 
 # ---- what is written -----------------------------------------------------------------------------
@@ -149,12 +172,12 @@ def options_of(description: str | None, arguments: Sequence[str] | None = None) 
     parser.add_argument("--quick", action="store_true", help="smaller sizes: all benchmarks in under two minutes")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, one round: does it run, do masks agree")
     parser.add_argument("--large", action="store_true", help="also 1e8 scores (needs 8 GiB of memory)")
-    parser.add_argument("--rounds", type=int, default=None, help="rounds of each comparison, at most (default 9)")
+    parser.add_argument("--rounds", type=int, default=None, help="rounds of each comparison, at most (default 25)")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch; one gives the steadiest ratios")
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder of the JSON files")
     options = parser.parse_args(arguments)
-    options.rounds = options.rounds or (1 if options.smoke else 5 if options.quick else 9)
-    options.budget = 3.0 if options.quick else 20.0  # seconds of a comparison, but three rounds at least
+    options.rounds = options.rounds or (1 if options.smoke else 9 if options.quick else 25)
+    options.budget = 2.0 if options.quick else 12.0  # seconds of a comparison, but three rounds at least
     torch.set_num_threads(options.threads)
     return options
 
@@ -170,6 +193,7 @@ def machine() -> dict[str, Any]:
         "load": [round(load, 2) for load in os.getloadavg()],
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "numpy": np.__version__,
         "sparsefn": sf.__version__,
     }
 

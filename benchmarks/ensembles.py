@@ -3,31 +3,33 @@
     python benchmarks/ensembles.py
     python benchmarks/ensembles.py --quick
 
-784-300-100-10 networks with 90% zeros, batches of 64. The full run compiles the step as well; what that took is printed
-and is not part of the times. Masks of the vmapped change are held against those of the loop.
+Networks of two sizes with 90% zeros, batches of 64. The full run compiles the steps as well; what that took is printed
+and is not part of the times. Weights and masks of each alternative are held against those of the loop.
 """
 
 import argparse
+import itertools
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from _timing import Case, Row, call, compare, options_of, write
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import vmap
 from torch.nn import functional
 
 import sparsefn as sf
 
 SPARSITY, RATE, BATCH = 0.9, 0.01, 64
-SIZES = (784, 300, 100, 10)
+LARGE, SMALL = (784, 300, 100, 10), (64, 32, 10)
+CHUNK = 8  # members at a time
 
 
-def network(divide: int) -> nn.Sequential:
+def network(sizes: tuple[int, ...]) -> nn.Sequential:
     """The network whose weights each member has."""
-    first, *hidden, last = (max(size // divide, 10) for size in SIZES)
     layers: list[nn.Module] = []
-    for inside, outside in zip((first, *hidden), (*hidden, last), strict=True):
+    for inside, outside in itertools.pairwise(sizes):
         layers += [nn.Linear(inside, outside), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -43,46 +45,56 @@ class Members(NamedTuple):
     y: Tensor
 
     def gradients(self, state: sf.State, x: Tensor, y: Tensor) -> Any:
-        """Dense gradients at the effective weights."""
-        return grad(lambda p: functional.cross_entropy(sf.modules.call(self.model, p, x), y))(sf.effective(state))
+        """Dense gradients at the effective weights: by torch.autograd, and under vmap by torch.func."""
+
+        def loss(params: Any) -> Tensor:
+            return functional.cross_entropy(sf.modules.call(self.model, params, x), y)
+
+        return sf.modules.value_and_grad(loss)(sf.effective(state))[1]
 
     def step(self, state: sf.State, x: Tensor, y: Tensor) -> sf.State:
         """A step of training between two changes of the masks."""
         return self.algorithm.update(state, self.gradients(state, x, y), 1)
 
-    def rows(self) -> Any:
-        """State and batch of each member."""
-        return zip(self.alone, self.x, self.y, strict=True)
+    def loop(self, step: Callable[[sf.State, Tensor, Tensor], sf.State]) -> list[sf.State]:
+        """A step of each member by itself."""
+        return [step(*row) for row in zip(self.alone, self.x, self.y, strict=True)]
 
 
-def members_of(count: int, divide: int) -> Members:
+def members_of(count: int, sizes: tuple[int, ...]) -> Members:
     """Networks that start apart, with masks by magnitude."""
     torch.manual_seed(0)
-    models = [network(divide) for _ in range(count)]
+    models = [network(sizes) for _ in range(count)]
     # Between two changes RigL is a static mask; compiled, its own update would compute a change at every step.
     static = sf.static(SPARSITY, init="magnitude")
     algorithm = sf.with_optimizer(static, sf.optimizers.sgd(RATE, momentum=0.9))
     alone = [algorithm.init(sf.modules.params_of(model)) for model in models]
-    x, y = torch.randn(count, BATCH, alone[0].params["0.weight"].shape[1]), torch.randint(0, 10, (count, BATCH))
+    x, y = torch.randn(count, BATCH, sizes[0]), torch.randint(0, 10, (count, BATCH))
     return Members(models[0], algorithm, alone, sf.ensemble.stack(alone), x, y)
 
 
-def step_cases(members: Members, compiled: bool) -> list[Case]:
-    """A step of training of all members."""
+def step_cases(members: Members, backend: str | None) -> list[Case]:
+    """A step of training of all members, and with a backend the compiled one."""
+    data = (members.stacked, members.x, members.y)
     together = vmap(members.step)
-    cases = [
-        Case("loop", lambda: [members.step(*row) for row in members.rows()]),
-        Case("vmap", lambda: together(members.stacked, members.x, members.y)),
-    ]
-    for i, weights in enumerate(sf.ensemble.unstack(call(cases[1]).params)):
-        torch.testing.assert_close(weights, call(cases[0])[i].params, rtol=1e-4, atol=1e-5)
-    if compiled:
+    cases = [Case("loop", lambda: members.loop(members.step)), Case("vmap", lambda: together(*data))]
+    if len(members.alone) > CHUNK:
+        parts = vmap(members.step, chunk_size=CHUNK)
+        cases.append(Case(f"vmap, chunk_size={CHUNK}", lambda: parts(*data)))
+    if backend is not None:
         torch.compiler.reset()  # each size on its own
-        fast = torch.compile(together, dynamic=False)
-        cases.append(Case("vmap, compiled", lambda: fast(members.stacked, members.x, members.y)))
+        alone, fast = (torch.compile(step, dynamic=False, backend=backend) for step in (members.step, together))
+        cases.append(Case("loop, compiled", lambda: members.loop(alone)))
+        cases.append(Case("vmap, compiled", lambda: fast(*data)))
+    reference = [state.params for state in call(cases[0])]
+    for case in cases[1:]:
         start = time.perf_counter()
-        call(cases[-1])
-        print(f"\ncompiled in {time.perf_counter() - start:.1f} s")
+        out = call(case)
+        if "compiled" in case.name:
+            print(f"\n{case.name} in {time.perf_counter() - start:.1f} s")
+        states = out if isinstance(out, list) else sf.ensemble.unstack(out)
+        for state, weights in zip(states, reference, strict=True):
+            torch.testing.assert_close(state.params, weights, rtol=1e-4, atol=1e-5)
     return cases
 
 
@@ -91,30 +103,41 @@ def change_cases(members: Members) -> list[Case]:
     grads = vmap(members.gradients)(members.stacked, members.x, members.y)
     each = sf.ensemble.unstack(grads)
     change = sf.rigl(SPARSITY, init="magnitude").update
-    together = vmap(change, in_dims=(0, 0, None))
     bare = members.stacked._replace(opt=())
     alone = [state._replace(opt=()) for state in members.alone]
+    together = vmap(change, in_dims=(0, 0, None))
     cases = [
         Case("loop", lambda: [change(state, grad, 0) for state, grad in zip(alone, each, strict=True)]),
         Case("vmap", lambda: together(bare, grads, 0)),
     ]
-    for one, other in zip(call(cases[0]), sf.ensemble.unstack(call(cases[1])), strict=True):
-        for path, mask in one.masks.items():
-            if not torch.equal(mask, other.masks[path]):
-                raise AssertionError(f"masks at {path}")
+    if len(alone) > CHUNK:
+        parts = vmap(change, in_dims=(0, 0, None), chunk_size=CHUNK)
+        cases.append(Case(f"vmap, chunk_size={CHUNK}", lambda: parts(bare, grads, 0)))
+    reference = sf.ensemble.stack(call(cases[0])).masks
+    for case in cases[1:]:
+        for path, mask in call(case).masks.items():
+            if not torch.equal(mask, reference[path]):
+                raise AssertionError(f"{case.name}: masks at {path}")
     return cases
 
 
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
-    tables = {}
-    for count in (1, 2) if options.smoke else (1, 4, 16) if options.quick else (1, 4, 16, 64):
-        members = members_of(count, 16 if options.smoke else 1)
-        title = f"training step of {count}"
-        tables[title] = compare(title, step_cases(members, compiled=not options.quick and not options.smoke), options)
-        title = f"RigL's change of the masks of {count}"
-        tables[title] = compare(title, change_cases(members), options)
-    return tables
+    done = {}
+    small, large = (1, 4, 16, 64), (1, 4, 16) if options.quick else (1, 4, 16, 64)
+    if options.smoke:
+        small, large = (1, 9), ()
+    for sizes, counts in ((LARGE, large), (SMALL, small)):
+        for count in counts:
+            members = members_of(count, sizes)
+            what = f"of {count} x {'-'.join(map(str, sizes))}"
+            weights = sum(leaf.numel() for leaf in members.stacked.params.values())
+            title = f"training step {what}"
+            cases = step_cases(members, "aot_eager" if options.smoke else None if options.quick else "inductor")
+            done[title] = compare(title, cases, options, weights)
+            title = f"RigL's change of the masks {what}"
+            done[title] = compare(title, change_cases(members), options, weights)
+    return done
 
 
 if __name__ == "__main__":

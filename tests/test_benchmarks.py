@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -11,21 +12,29 @@ import pytest
 import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+TARGETS = tomllib.loads((BENCHMARKS / "targets.toml").read_text(encoding="utf-8"))["target"]
 PEERS = {
-    "selection": ["torch.topk, scatter", "prune.global_unstructured", "torch.ao WeightNormSparsifier"],
-    "updates": ["torch.topk of each layer, twice", "TorchOpt's adam, dense", "torch.nn.utils.prune, torch.optim"],
-    "ensembles": ["loop", "vmap"],
+    "selection": {"torch.topk, scatter", "prune.global_unstructured"},
+    "pieces": {"torch.ao WeightNormSparsifier", "torch.rand", "dense"},
+    "updates": {"torch.topk of each layer, twice", "torch.topk and torch.rand of each layer"},
+    "training": {"TorchOpt's adam, dense", "torch.nn.utils.prune, torch.optim"},
+    "ensembles": {"loop", "vmap", "vmap, compiled"},
 }
-FACTS = {"date", "cpus", "architecture", "capability", "threads", "load", "python", "torch", "sparsefn"}
+APART = {"rigl-torch", "sparsefn.drop_grow", "cerebras_pytorch, masks alone"}  # rows of peers that are installed apart
+FACTS = {"date", "cpus", "architecture", "capability", "threads", "load", "python", "torch", "numpy", "sparsefn"}
 
 
-@pytest.fixture(scope="module")
-def timing() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmark_timing", BENCHMARKS / "_timing.py")
+def module_of(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def timing() -> ModuleType:
+    return module_of("_timing")
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -44,7 +53,8 @@ def test_a_benchmark_runs_and_its_masks_agree(name: str, tmp_path: Path) -> None
         for row in rows:
             names.add(row["name"])
             assert row["seconds"] > 0 and row["low"] <= row["ratio"] <= row["high"]
-    assert names.issuperset(PEERS[name])
+    aims = [target for target in TARGETS if target["script"] == name]
+    assert names >= PEERS[name] | {target[row] for target in aims for row in ("of", "to") if row in target} - APART
 
 
 def test_a_peer_that_is_not_there_is_named_with_what_installs_it() -> None:
@@ -73,10 +83,16 @@ def test_rounds_alternate_and_ratios_are_of_one_round(timing: ModuleType, monkey
     options = timing.options_of("", ["--rounds=3"])
     cases = [timing.Case("a", lambda: takes("a", 1.0)), timing.Case("b", lambda x: takes("b", x), lambda: 3.0)]
     rows = timing.compare("title", cases, options)
-    assert order == ["a", "b", "a", "b", "b", "a", "a", "b"]
-    # Calls 3 to 8 take 3 and 3 * 4, 3 * 5 and 6, 7 and 3 * 8: b over a is 4, 5/2 and 24/7.
-    assert (rows[0].seconds, rows[1].seconds) == (6.0, 15.0)
-    assert rows[1].ratio == pytest.approx(24 / 7)
+    assert order == ["a", "b", "a", "b", "a", "b", "b", "a", "a", "b"]
+    # Calls 5 to 10 take 5 and 3 * 6, 3 * 7 and 8, 9 and 3 * 10: b over a is 18/5, 21/8 and 10/3.
+    assert (rows[0].rounds, rows[1].rounds) == ((5.0, 8.0, 9.0), (18.0, 21.0, 30.0))
+    assert (rows[0].seconds, rows[1].seconds) == (8.0, 21.0)
+    assert rows[1].ratio == pytest.approx(10 / 3)
+
+
+def test_inputs_are_taken_in_turn(timing: ModuleType) -> None:
+    run = timing.in_turn(lambda x: x * x, [1, 2, 3])
+    assert [run() for _ in range(4)] == [1, 4, 9, 1]
 
 
 def test_masks_agree_up_to_the_order_of_ties_only(timing: ModuleType) -> None:
@@ -91,13 +107,41 @@ def test_masks_agree_up_to_the_order_of_ties_only(timing: ModuleType) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a call is measured on Linux")
 def test_the_peak_of_a_call_holds_what_it_makes_and_drops() -> None:
-    # In a process of its own: forking one with threads warns from Python 3.12 on.
+    # In a process of its own, so that no test before it leaves memory that is used again.
     code = """
 import torch
-from _timing import Case, peak_mib
+from _timing import Case, memory_of
 n = 2**23
-print(peak_mib(Case("", lambda: torch.ones(n).add(1).sum())), peak_mib(Case("", torch.sum, lambda: torch.ones(n))))
+for case in (
+    Case("", lambda: torch.ones(n).add(1).sum()),
+    Case("", lambda: torch.ones(n).add(1)),
+    Case("", torch.sum, lambda: torch.ones(n)),
+):
+    print(*memory_of(case))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, capture_output=True, text=True, check=True)
-    both, neither = map(float, done.stdout.split())
-    assert 60 < both < 72 and neither < 8  # two tensors of 32 MiB; what `setup` makes is not counted
+    (both, dropped), (half, kept), (neither, nothing) = (map(float, line.split()) for line in done.stdout.splitlines())
+    assert 60 < both < 72 and 60 < half < 72 and 28 < kept < 36  # two tensors of 32 MiB, one of them the result
+    assert max(dropped, neither, nothing) < 8  # what `setup` makes is not counted
+
+
+def test_targets_are_held_against_what_was_measured(tmp_path: Path) -> None:
+    def rows(*seconds: float) -> list[dict[str, object]]:
+        return [
+            {"name": name, "rounds": [taken, 2 * taken, 4 * taken], "seconds": taken, "peak_mib": taken, "extra": taken}
+            for name, taken in zip(("sparsefn.topk_mask", "torch.topk, scatter"), seconds, strict=True)
+        ]
+
+    for threads, ours in ((1, 2.0), (2, 4.0)):
+        (tmp_path / str(threads)).mkdir()
+        content = {"machine": {"threads": threads}, "tables": {"keep 10% of 1e6": rows(ours, 18.0)}}
+        (tmp_path / str(threads) / "selection.json").write_text(json.dumps(content), encoding="utf-8")
+    command = [sys.executable, str(BENCHMARKS / "targets.py"), "1", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "| what | target | 1 thread | 2 threads |",
+        "|---|---|---|---|",
+        "| mask of 1e6 scores, over the floor | 4 times at most | not measured | not measured |",
+        "| the same, against `torch.topk` and a scatter | 5 times faster "
+        "| 9.0 (9.0 to 9.0), yes | 4.5 (4.5 to 4.5), **no** |",
+    ]

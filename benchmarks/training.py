@@ -1,0 +1,148 @@
+"""What masks add to a step: of the optimizer, and of training.
+
+    python benchmarks/training.py
+    python benchmarks/training.py --quick
+
+Weights after a step of training are held against those of `torch.nn.utils.prune`.
+"""
+
+import argparse
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torchopt
+from _models import Transformer, convnet, normal_tree, resnet50_shapes
+from _timing import Case, Row, compare, options_of, write
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import prune
+
+import sparsefn as sf
+
+SPARSITY, RATE = 0.9, 1e-3
+Leaves = dict[str, Tensor]
+
+
+def optimizer_cases(shapes: Sequence[tuple[int, ...]]) -> list[Case]:
+    """Adam on these weights: TorchOpt's bare, inside a fixed mask, inside RigL between two changes, and ours.
+
+    Torch takes longer for the root of a zero than for others, and so TorchOpt's Adam for masked gradients.
+    """
+    weights, grads, adam = normal_tree(shapes, 0), normal_tree(shapes, 1), torchopt.adam(RATE)
+
+    def bare(optimizer: Any, weights: Leaves, grads: Leaves) -> Callable[[], Any]:
+        memory = optimizer.init(weights)
+
+        def step() -> Any:
+            updates, new = optimizer.update(grads, memory, params=weights, inplace=False)
+            return torchopt.apply_updates(weights, updates, inplace=False), new
+
+        return step
+
+    def inside(algorithm: sf.Algorithm, optimizer: Any) -> Callable[[], Any]:
+        whole = sf.with_optimizer(algorithm, optimizer)
+        state = whole.init(weights)
+        return lambda: whole.update(state, grads, 1)
+
+    static = sf.static(SPARSITY, init="magnitude")
+    resting = sf.rigl(SPARSITY, when=sf.every(100), init="magnitude")
+    masks = static.init(weights).masks
+    masked = [sf.apply_masks(tree, masks) for tree in (weights, grads)]
+    return [
+        Case("TorchOpt's adam, dense", bare(adam, weights, grads)),
+        Case("TorchOpt's adam, on masked weights and gradients", bare(adam, *masked)),
+        Case("with_optimizer(static, TorchOpt's adam)", inside(static, torchopt.adam(RATE))),
+        Case("with_optimizer(rigl at rest, the same)", inside(resting, torchopt.adam(RATE))),
+        Case("sparsefn's adam, dense", bare(sf.optimizers.adam(RATE), weights, grads)),
+        Case("with_optimizer(rigl at rest, sparsefn's adam)", inside(resting, sf.optimizers.adam(RATE))),
+    ]
+
+
+def training_cases(model: nn.Module, x: Tensor, y: Tensor) -> list[Case]:
+    """A step of SGD: dense and functional, with a fixed mask, and with the hooks of torch.nn.utils.prune."""
+    params = sf.modules.params_of(model)
+
+    def loss(params: Leaves) -> Tensor:
+        return functional.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
+
+    differentiate = sf.modules.value_and_grad(loss)
+
+    def dense(gradient: Callable[[Leaves], Leaves]) -> Callable[[], Leaves]:
+        def step() -> Leaves:
+            grads = gradient(params)
+            return {path: p - RATE * grads[path] for path, p in params.items()}
+
+        return step
+
+    # The hook of a layer runs when the layer is called: nn.MultiheadAttention reads out_proj's weight without.
+    def where(path: str, leaf: Tensor) -> bool:
+        return sf.default_where(path, leaf) and "out_proj" not in path
+
+    static = sf.static(SPARSITY, where=where, init="magnitude")
+    algorithm = sf.with_optimizer(static, sf.optimizers.sgd(RATE))
+    start = algorithm.init(params)
+
+    def masked(state: sf.State) -> sf.State:
+        return algorithm.update(state, differentiate(sf.effective(state))[1], 0)
+
+    hooked = copy.deepcopy(model)
+    for path, mask in start.masks.items():
+        if mask.ndim:
+            owner, _, name = path.rpartition(".")
+            prune.custom_from_mask(hooked.get_submodule(owner), name, mask)
+    plain = copy.deepcopy(model)
+
+    def stepping(module: nn.Module) -> Callable[[], None]:
+        optimizer = torch.optim.SGD(module.parameters(), RATE)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            functional.cross_entropy(module(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    by_hooks = stepping(hooked)
+    by_hooks()
+    theirs = dict(hooked.named_parameters())
+    for path, weight in sf.effective(masked(start)).items():
+        mask = start.masks[path]
+        other = theirs[f"{path}_orig"].detach() * mask if mask.ndim else theirs[path].detach()
+        torch.testing.assert_close(weight, other, msg=lambda text, at=path: f"weights at {at}: {text}")
+    return [
+        Case("dense, functional", dense(lambda params: differentiate(params)[1])),
+        Case("dense, torch.func.grad", dense(torch.func.grad(loss))),
+        Case("sparsefn.static, with_optimizer", lambda: masked(start)),
+        Case("torch.nn.utils.prune, torch.optim", by_hooks),
+        Case("dense, torch.optim", stepping(plain)),
+    ]
+
+
+def main(options: argparse.Namespace) -> dict[str, list[Row]]:
+    """Every table."""
+    divide = 16 if options.smoke else 4 if options.quick else 1
+    shapes, what = resnet50_shapes(divide), "ResNet-50's 54 weights" + (f", channels / {divide}" if divide > 1 else "")
+    torch.manual_seed(0)
+    width, layers, shape = (
+        (8, 1, (2, 4)) if options.smoke else (128, 2, (8, 32)) if options.quick else (256, 4, (8, 32))
+    )
+    encoder, tokens = Transformer(width, layers), torch.randint(0, 128, shape)
+    batch, channels, side = (2, 4, 8) if options.smoke else (8, 16, 32) if options.quick else (16, 64, 32)
+    network, images, labels = convnet(channels), torch.randn(batch, 3, side, side), torch.randint(0, 10, (batch,))
+    size = "" if channels == 64 else f", {channels} channels first"
+    # What a table is made of is dropped before the next: the states of ResNet-50 are large.
+    tables: dict[str, Callable[[], list[Case]]] = {
+        f"step of Adam on {what}": lambda: optimizer_cases(shapes),
+        f"training step of a Transformer {layers} x {width}": lambda: training_cases(
+            encoder, tokens, tokens.roll(1, 1).flatten()
+        ),
+        f"training step of a ResNet-18 for 32 x 32{size}": lambda: training_cases(network, images, labels),
+    }
+    return {title: compare(title, make(), options) for title, make in tables.items()}
+
+
+if __name__ == "__main__":
+    chosen = options_of(__doc__)
+    write("training", main(chosen), chosen)
