@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import passes
-from sparsefn.arrays import BLOCK, array, empty
+from sparsefn.arrays import BLOCK, array
 from sparsefn.elementary import sqrt
 
 
@@ -61,7 +61,7 @@ def step(
         if flat is None:
             results.append(_in_torch(numbers, g, m, v, p))
         else:
-            fresh = empty(g.shape, g.dtype), empty(g.shape, g.dtype), empty(g.shape, g.dtype)
+            fresh = torch.empty_like(g), torch.empty_like(g), torch.empty_like(g)
             results.append(fresh)
             rows.append((*flat, *(x.numpy().reshape(-1) for x in fresh)))
     if rows:

@@ -6,7 +6,7 @@ millions of weights that costs more than the arithmetic. numpy writes into small
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar
 
@@ -18,8 +18,6 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 Array: TypeAlias = np.ndarray[Any, Any]
 Job = TypeVar("Job")
 Out = TypeVar("Out")
-
-_WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}  # by the size of an element
 
 BLOCK = 1 << 17  # elements at a time: two float32 buffers of it fit the second cache of a core
 _MANY = 1 << 20  # fewer elements than this are not worth a second thread
@@ -52,18 +50,6 @@ def memory(x: Tensor) -> Array | None:
         return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
     except (RuntimeError, TypeError):  # wrapped by vmap or grad, fake, a subclass; on another device
         return None
-
-
-def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A fresh CPU tensor, nothing written to it yet; for a large one numpy asks for large pages, as torch does not.
-
-    >>> from sparsefn import arrays
-    >>> arrays.empty((2, 3), torch.bfloat16).shape
-    torch.Size([2, 3])
-
-    Filling a hundred megabytes for the first time takes a quarter of the time so.
-    """
-    return torch.from_numpy(np.empty(tuple(shape), _WORDS[dtype.itemsize])).view(dtype)
 
 
 def each(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]:

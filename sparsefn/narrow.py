@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import BLOCK, Array, array, each, empty, memory
+from sparsefn.arrays import BLOCK, Array, array, each, memory
 from sparsefn.ranks import rank_keys
 
 WIDEST = 32  # units of a row: passes grow with them, so that wider rows are better partitioned
@@ -170,7 +170,7 @@ def _in_memory(scores: Tensor, eligible: Tensor | None, count: int | Tensor, abs
         same = limit.size and limit.min() == limit.max()  # one number is compared much faster
         limit = int(limit.flat[0]) if same else np.broadcast_to(limit.astype(np.uint8), values.shape)
     word, infinity = _WORDS[scores.dtype]
-    out = empty(values.shape, torch.bool)
+    out = torch.empty(values.shape, dtype=torch.bool)
     rows = _Rows(values.view(word), infinity, allow, limit, absolute, out.numpy())
     if out.numel():
         blocks = _blocks(values.shape)

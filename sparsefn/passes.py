@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sparsefn.arrays import BLOCK, Array, array, each, empty
+from sparsefn.arrays import BLOCK, Array, array, each
 from sparsefn.tree import is_sparse
 
 _SMALL = 1 << 12  # fewer elements are not worth leaving torch for
@@ -91,7 +91,7 @@ def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
         elif (flat := _words(mask, leaf)) is None:
             results.append(torch.where(mask, leaf, leaf.new_zeros(())))
         else:
-            results.append(empty(leaf.shape, leaf.dtype))
+            results.append(torch.empty_like(leaf, requires_grad=False))
             rows.append((*flat, _fresh(results[-1], flat[1])))
     run(_zero, rows)
     return results
@@ -112,7 +112,7 @@ def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]
         elif (flat := _words(mask, a, b)) is None:
             results.append(torch.where(mask, a, b))
         else:
-            results.append(empty(a.shape, a.dtype))
+            results.append(torch.empty_like(a, requires_grad=False))
             rows.append((*flat, _fresh(results[-1], flat[1])))
     run(_select, rows)
     return results
@@ -136,7 +136,7 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
         if flat is None:
             results += either([mask], [leaf + update], [leaf])
         else:
-            results.append(empty(leaf.shape, leaf.dtype))
+            results.append(torch.empty_like(leaf, requires_grad=False))
             rows.append((*flat, _fresh(results[-1], flat[1])))
     run(_move, rows)
     return results
@@ -193,7 +193,7 @@ def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
 
 def _fresh(result: Tensor, like: Array) -> Array:
     flat = array(result)
-    assert flat is not None  # it was made here
+    assert flat is not None  # made by torch.empty_like from a tensor that shows its memory
     return flat.reshape(-1).view(like.dtype)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import passes
-from sparsefn.arrays import BLOCK, array, empty
+from sparsefn.arrays import BLOCK, array
 from sparsefn.tree import is_sparse
 
 
@@ -61,8 +61,8 @@ def step(
             update, buffer = leaf(passes.zeroed([mask], [g])[0], b, p)
             results.append((passes.moved([mask], [p], [update])[0], buffer))
         else:
-            new = empty(p.shape, p.dtype)
-            buffer = empty(b.shape, b.dtype) if numbers.momentum else b
+            new = torch.empty_like(p, requires_grad=False)
+            buffer = torch.empty_like(b, requires_grad=False) if numbers.momentum else b
             results.append((new, buffer))
             rows.append((*flat, new.numpy().reshape(-1), buffer.detach().numpy().reshape(-1)))
     if rows:

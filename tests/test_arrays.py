@@ -93,13 +93,3 @@ def test_inside_an_operator_a_mode_that_looks_on_hides_nothing():
     with Watch():
         seen += [arrays.array(x), arrays.memory(x)]
     assert seen[0] is None and seen[1].tolist() == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float32, torch.int64], ids=str)
-@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (1 << 11, 1 << 11)], ids=str)
-def test_fresh_tensors(shape, dtype):
-    x = arrays.empty(shape, dtype)
-    assert tuple(x.shape) == shape and x.dtype == dtype and x.is_contiguous() and not x.requires_grad
-    x.zero_()
-    assert not x.any()
-    assert x.untyped_storage().nbytes() == x.numel() * dtype.itemsize

@@ -184,7 +184,7 @@ def test_no_copy_of_the_scores_is_made():
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < scores.numel() + scores.nbytes // 2  # the mask, and what a block takes
+    assert peak < scores.nbytes // 2  # what a block takes; the mask itself is torch's
 
 
 @pytest.mark.parametrize(
