@@ -126,10 +126,11 @@ def _decided(
         return seen
     scores = [leaf.detach() for leaf in scores]
     rows = [1] if joint else [leaf.shape[0] for leaf in scores]
+    if torch.compiler.is_exporting() or any(leaf.device.type != "cpu" for leaf in scores):
+        own = torch.split(counts, rows) if isinstance(counts, Tensor) else counts
+        return _in_fixed_shapes(scores, own, allow, deny, joint, absolute)
     if not isinstance(counts, Tensor):
         counts = end_to_end(counts, rows, scores[0].device)
-    if torch.compiler.is_exporting() or any(leaf.device.type != "cpu" for leaf in scores):
-        return _in_fixed_shapes(scores, list(torch.split(counts, rows)), allow, deny, joint, absolute)
     # An operator takes two empty tensors for one memory.
     some = [i for i, leaf in enumerate(scores) if leaf.numel()]
     if not joint and len(some) < len(rows):
@@ -190,7 +191,7 @@ def _number(count: Count, see: See) -> int | Array | None:
 
 def _in_fixed_shapes(
     scores: list[Tensor],
-    counts: Sequence[Count] | Tensor,
+    counts: Sequence[Count],
     allow: list[Tensor | None],
     deny: list[Tensor | None],
     joint: bool,
