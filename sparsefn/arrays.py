@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.jit import is_tracing  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -35,7 +36,8 @@ def array(x: Tensor) -> Array | None:
     bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through it, and it must not be
     written to unless the tensor was made for that.
     """
-    return None if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() else memory(x)
+    traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or is_tracing()  # type: ignore[no-untyped-call]
+    return None if traced else memory(x)
 
 
 def memory(x: Tensor) -> Array | None:

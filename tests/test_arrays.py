@@ -1,6 +1,7 @@
 """Which tensors show their memory, and jobs on threads."""
 
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import sparsefn as sf
 from sparsefn import arrays
 
 HIDDEN = {
@@ -93,3 +95,13 @@ def test_inside_an_operator_a_mode_that_looks_on_hides_nothing():
     with Watch():
         seen += [arrays.array(x), arrays.memory(x)]
     assert seen[0] is None and seen[1].tolist() == [1.0, 1.0]
+
+
+def test_a_recorded_program_does_not_take_a_mask_for_a_constant():
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that recording is old
+        torch.jit.trace(lambda x: seen.append(arrays.array(x)) or x + 1.0, (torch.ones(3),))
+        with pytest.raises(RuntimeError):
+            torch.jit.trace(lambda x: sf.topk_mask(x, 2), (torch.ones(3),))
+    assert seen and seen[0] is None
