@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparsefn import contest, ranks
+from sparsefn import contest, narrow, ranks, scan
 
 
 def drawn(seed, *shape):
@@ -54,6 +54,50 @@ def test_winners_are_the_same_everywhere(case, way):
     assert torch.equal(WAYS[way](lambda x: called(x, *rest), scores), reference(scores, *rest[:3], rest[3]))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_memory_is_looked_at_where_there_is_any(case, monkeypatch):
+    scores, *rest = CASES[case]
+    want = reference(scores, *rest[:3], rest[3])
+    monkeypatch.setattr(contest, "_in_fixed_shapes", None)  # in the operator, too
+    assert torch.equal(WAYS["vmap"](lambda x: called(x, *rest), scores), want)
+    monkeypatch.setattr(contest, "_winners", None)
+    assert torch.equal(called(scores, *rest), want)
+    joint = [scores[:2], scores[2:].double()]
+    assert all(mask.all() for mask in contest.joint_winners(joint, torch.tensor(scores.numel())))
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_one_small_competition_is_decided_without_ado(dtype, absolute, monkeypatch):
+    monkeypatch.setattr(contest, "_decided", None)
+    x = drawn(3, 1, scan.SMALL).to(dtype)
+    for k in (0, 7, scan.SMALL + 1):
+        want = reference(x, k, absolute=absolute)
+        for count in (k, torch.tensor(k), torch.tensor([k])):
+            assert torch.equal(contest.winners([x], [count], absolute=absolute)[0], want)
+
+
+def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
+    few, many, one = drawn(5, 2, narrow.WIDEST), drawn(6, 2, narrow.WIDEST + 1), drawn(7, 1, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(contest, "_decided", None)
+        assert torch.equal(contest.winners([few], [3])[0], reference(few, 3))
+    monkeypatch.setattr(contest.narrow, "top", None)
+    for mask, x in zip(contest.winners([many, one], [3, 3]), (many, one), strict=True):
+        assert torch.equal(mask, reference(x, 3))
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "compile" not in way])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_one_competition_without_flags_is_the_same_everywhere(dtype, way):
+    x = drawn(4, 1, 90).to(dtype)
+    for count in (20, torch.tensor(20), torch.tensor([20])):
+        got = WAYS[way](lambda x, count=count: contest.winners([x], [count])[0], x)
+        assert torch.equal(got, reference(x, 20))
+    got = torch.vmap(lambda n: contest.winners([x], [n], absolute=True)[0])(torch.tensor([3, 4]))
+    assert torch.equal(got, torch.stack([reference(x, n, absolute=True) for n in (3, 4)]))
+
+
 def test_counts_and_flags_may_be_batched_alone():
     counts = torch.stack([COUNTS, COUNTS + 1])
     got = torch.vmap(lambda n: called(X, n, FLAGS[0], None, False))(counts)
@@ -90,7 +134,7 @@ def test_members_of_a_joint_competition_have_counts_of_their_own():
 
 
 def test_many_leaves_in_one_call():
-    leaves = [drawn(i, 1 + i % 3, 5 + 40 * (i % 7)) for i in range(50)]
+    leaves = [drawn(i, 1 + i % 3, 5 + 50 * (i % 7)) for i in range(50)]
     for leaf, mask in zip(leaves, contest.winners(leaves, [4] * 50), strict=True):
         assert torch.equal(mask, reference(leaf, 4))
 
@@ -120,6 +164,32 @@ def test_numbers_that_are_flushed_to_zero_elsewhere_still_have_an_order():
         pytest.skip("this processor keeps subnormal numbers")
     try:
         assert torch.equal(called(x, 25, None, None, False), want)
+        assert torch.equal(contest.winners([x], [25])[0], want)
+        assert torch.equal(contest.joint_winners([x], 25)[0], want)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("way", ["eager", "vmap"])
+@pytest.mark.parametrize("absolute", [False, True])
+def test_such_numbers_have_an_order_among_many_others(absolute, way):
+    x = (3 * X).round() * 1e-45
+    counts, ns = torch.arange(-1, 5), [2, torch.tensor([0, 3])]
+    want = [reference(x, counts, FLAGS[0], FLAGS[1], absolute)]
+    want += [reference(x[:4], 2, FLAGS[0][:4], None, absolute), reference(x[4:], ns[1], None, None, absolute)]
+    joint = reference(x.reshape(1, -1), 30, None, FLAGS[1].reshape(1, -1), absolute).reshape(X.shape)
+
+    def masks(x):
+        won = contest.winners([x], [counts], FLAGS[:1], FLAGS[1:], absolute)
+        won += contest.winners([x[:4], x[4:]], ns, [FLAGS[0][:4], None], None, absolute)
+        return torch.cat(
+            [*won, *contest.joint_winners([x[:4], x[4:]], 30, None, [FLAGS[1][:4], FLAGS[1][4:]], absolute)]
+        )
+
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor keeps subnormal numbers")
+    try:
+        assert torch.equal(WAYS[way](masks, x), torch.cat([*want, joint]))
     finally:
         torch.set_flush_denormal(False)
 
@@ -129,7 +199,20 @@ def test_totals():
     want = torch.cat([row.sum(-1) for row in flags])
     assert torch.equal(contest.totals(flags), want)
     assert torch.equal(torch.vmap(lambda x: contest.totals([x]))(FLAGS), FLAGS.sum(-1))
-    assert contest.totals([]).tolist() == []
+    for none in ([], [FLAGS[0][:0]]):
+        assert contest.totals(none).tolist() == [] and contest.totals(none).dtype == torch.int64
+
+
+@pytest.mark.parametrize("way", ["eager", "vmap", "grad"])
+def test_empty_tensors_have_empty_masks(way):
+    def masks(x):
+        won = contest.winners([x[:0], x, x[:, :0]], [2, 3, torch.tensor(1)]) + contest.winners([x[:0]], [1])
+        won += contest.joint_winners([x[:0], x[:, :0]], 2)
+        assert all(mask.dtype == torch.bool for mask in won)
+        assert [tuple(mask.shape) for mask in won] == [(0, 50), (6, 50), (6, 0), (0, 50), (0, 50), (6, 0)]
+        return won[1]
+
+    assert torch.equal(WAYS[way](masks, X), reference(X, 3))
 
 
 def test_scores_are_floats_and_nothing_gives_nothing():
@@ -156,3 +239,7 @@ def test_end_to_end():
     counts = [2, torch.tensor(3), torch.tensor([4, 5])]
     assert contest.end_to_end(counts, [1, 2, 2], torch.device("cpu")).tolist() == [2, 3, 3, 4, 5]
     assert contest.end_to_end([2, 1], [1, 2], torch.device("cpu")).tolist() == [2, 1, 1]
+    none = contest.end_to_end([2], [0], torch.device("meta"))
+    assert none.shape == (0,) and none.dtype == torch.int64 and none.device.type == "meta"
+    short = contest.end_to_end([torch.tensor([1], dtype=torch.int32)], [2], torch.device("cpu"))
+    assert short.tolist() == [1, 1] and short.dtype == torch.int64

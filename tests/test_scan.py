@@ -147,15 +147,66 @@ def test_correctness_does_not_depend_on_the_sample(lie, kind, monkeypatch):
         np.testing.assert_array_equal(selected([x], k), wanted(order, k), err_msg=str(k))
 
 
-def test_a_value_that_many_share_is_not_collected(monkeypatch):
+@pytest.mark.parametrize("alike", [1, 3])
+def test_a_bracket_may_end_at_any_rank(alike, monkeypatch):
+    n, k = scan.SMALL + 2, scan.SMALL // 2
+    x = torch.arange(n).flip(0).div(alike, rounding_mode="floor")
+    want = wanted(ranked(x), k)
+    for shift in range(-600, 200):  # the window of 500 values goes by the wanted rank
+        monkeypatch.setattr(scan, "_sample", lambda passes, low=(n - k + shift) // alike: np.arange(500.0) + low)
+        np.testing.assert_array_equal(selected([x.float()], k), want, err_msg=str(shift))
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.97])
+def test_a_sample_may_have_any_size(share, monkeypatch):
+    x = made("continuous", scan.SMALL + 100)
+    k, drawn = round(share * len(x)), x[:200].numpy()
+    want = wanted(ranked(x), k)
+    for size in range(len(drawn)):  # the window goes over either end, or up to it
+        monkeypatch.setattr(scan, "_sample", lambda passes, size=size: drawn[:size])
+        np.testing.assert_array_equal(selected([x], k), want, err_msg=str(size))
+
+
+def test_scores_have_signs_unless_asked_otherwise():
+    at = parts.part(torch.tensor([-3.0, 1.0]))
+    scan.select([at], 1)
+    assert at.out.tolist() == [False, True]
+
+
+def watched(monkeypatch):
+    """How many scores each pass over a tensor collects."""
     collected, collect = [], scan._collect
 
-    def watched(*args):
+    def watch(*args):
         found = collect(*args)
         collected.append(found[2].size)
         return found
 
-    monkeypatch.setattr(scan, "_collect", watched)
+    monkeypatch.setattr(scan, "_collect", watch)
+    return collected
+
+
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [*itertools.product(("continuous", "sorted", "subnormal"), (0.001, 0.1, 0.5, 0.999)), ("NaN", 0.001), ("NaN", 0.1)],
+)
+def test_a_sample_of_the_scores_makes_one_pass_enough(kind, share, monkeypatch):
+    collected = watched(monkeypatch)
+    sizes = [100_001, 7, 3, 190_000]
+    x = made(kind, sum(sizes))
+    order, low = ranked(x), x < x.nanmedian()  # a sample of all would say little about some
+    for allow, deny in ((None, None), (low, None), (None, low), (low, ~low)):
+        open_ = ~deny if allow is None and deny is not None else allow
+        k = round(share * (len(x) if open_ is None else int(open_.sum())))
+        flags = [None if some is None else list(some.split(sizes)) for some in (allow, deny)]
+        got = selected(list(x.split(sizes)), k, False, *flags)
+        np.testing.assert_array_equal(got, wanted(order, k, open_), err_msg=str(k))
+        assert len(collected) == len(sizes) and 0 < sum(collected) < len(x) // 20
+        collected.clear()
+
+
+def test_a_value_that_many_share_is_not_collected(monkeypatch):
+    collected = watched(monkeypatch)
     n = 500_000
     for kind, k in itertools.product(("90% zeros", "all equal", "one atom"), (n // 10, n // 5, n // 2, 9 * n // 10)):
         x = made(kind, n)
