@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn import contest, narrow, ranks, scan
 
@@ -64,6 +65,17 @@ def test_memory_is_looked_at_where_there_is_any(case, monkeypatch):
     assert torch.equal(called(scores, *rest), want)
     joint = [scores[:2], scores[2:].double()]
     assert all(mask.all() for mask in contest.joint_winners(joint, torch.tensor(scores.numel())))
+
+
+def test_the_operator_sees_memory_where_a_mode_looks_on(monkeypatch):
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(contest, "_in_fixed_shapes", None)
+    with Watch():
+        got = called(X, COUNTS, FLAGS[0], FLAGS[1], True)
+    assert torch.equal(got, reference(X, COUNTS, FLAGS[0], FLAGS[1], True))
 
 
 @pytest.mark.parametrize("absolute", [False, True])
@@ -142,12 +154,14 @@ def test_many_leaves_in_one_call():
 def test_an_exported_program_has_fixed_shapes_and_no_operator_of_ours():
     class Model(torch.nn.Module):
         def forward(self, x, k):
-            return called(x, k, None, None, True), contest.joint_winners([x], 9)[0]
+            own = contest.winners([x[:4], x[4:]], k + torch.arange(6))
+            return called(x, k, None, None, True), contest.joint_winners([x], 9)[0], torch.cat(own)
 
     program = torch.export.export(Model(), (X, torch.tensor(3)))
     assert "sparsefn" not in str(program.graph)
     assert "kthvalue" in str(program.graph) and "sort" in str(program.graph)  # an int count, a count in a tensor
-    one, joint = program.module()(X, torch.tensor(4))
+    one, joint, own = program.module()(X, torch.tensor(4))
+    assert torch.equal(own, reference(X, torch.arange(4, 10)))
     assert torch.equal(one, reference(X, 4, absolute=True))
     assert torch.equal(joint, reference(X.reshape(1, -1), 9).reshape(X.shape))
 
@@ -213,6 +227,9 @@ def test_empty_tensors_have_empty_masks(way):
         return won[1]
 
     assert torch.equal(WAYS[way](masks, X), reference(X, 3))
+    for counts in (torch.tensor([9, *COUNTS]), [9, COUNTS]):
+        got = WAYS[way](lambda x, counts=counts: contest.winners([x[:1, :0], x], counts)[1], X)
+        assert torch.equal(got, reference(X, COUNTS))
 
 
 def test_scores_are_floats_and_nothing_gives_nothing():

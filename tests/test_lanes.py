@@ -12,10 +12,11 @@ KINDS = {
     "zeros": lambda x: torch.where(x > 1.0, x, 0.0),
     "signed zeros": lambda x: torch.where(x > 0, -0.0, 0.0),
     "equal": lambda x: torch.ones_like(x),
+    "neighbours": lambda x: (torch.full_like(x, 1.5).view(torch.int32) + (4 * x).int()).view(x.dtype).copysign(x),
     "NaN": lambda x: torch.where(x > 0.3, torch.nan, x),
     "-NaN and -inf": lambda x: torch.where(x > 0.3, -torch.nan, torch.where(x < -0.3, -torch.inf, x)),
 }
-SHAPES = [(1, 1), (4, 1), (3, 7), (300, 40), (2, 9000), (0, 5), (5, 0), (3 * arrays.BLOCK // 1000, 1000)]
+SHAPES = [(1, 1), (4, 1), (3, 7), (300, 40), (2, 9000), (0, 5), (5, 0), (3 * (arrays.BLOCK // 1000) + 1, 1000)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,6 +45,14 @@ def test_every_dtype(dtype):
     assert np.array_equal(at.out, ranks.top(ranks.rank_keys(x.abs()), 10).numpy())
 
 
+def test_float64_keeps_its_digits():
+    x = 1 + 1e-12 * torch.randn(50, 33, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for absolute in (False, True):
+        at = parts.part(x)
+        lanes.select_rows(at, np.full(50, 10), absolute)
+        assert np.array_equal(at.out, ranks.top(ranks.rank_keys(x), 10).numpy())
+
+
 def test_rows_need_not_lie_end_to_end():
     x = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
     for view in (x.T, x[::2, 3:], x.flip(0)):
@@ -68,6 +77,7 @@ def test_many_small_rows_of_one_width_are_laid_together_and_change_nothing(absol
     tensors = [torch.randn(1, 40, generator=seed).round() for _ in range(9)]
     tensors += [torch.randn(1, 41, generator=seed), torch.randn(2, 40, generator=seed), torch.zeros(1, 0)]
     tensors += [torch.randn(1, 40, generator=seed).double(), torch.randn(1, 40, generator=seed).bfloat16()]
+    tensors += [torch.randn(2, 42, generator=seed) for _ in range(12)]
     allow = [None if i % 3 else torch.rand(x.shape, generator=seed) > 0.5 for i, x in enumerate(tensors)]
     counts = [torch.full((len(x),), (5 * i) % 43) for i, x in enumerate(tensors)]
     listed = [parts.part(x, flags) for x, flags in zip(tensors, allow, strict=True)]
@@ -75,3 +85,9 @@ def test_many_small_rows_of_one_width_are_laid_together_and_change_nothing(absol
     for at, x, flags, n in zip(listed, tensors, allow, counts, strict=True):
         assert np.array_equal(at.out, ranks.top(ranks.rank_keys(x.abs() if absolute else x, flags), n).numpy())
     assert (6, 40) in calls and (3, 40) not in calls  # those without flags; three are not worth it
+
+
+def test_scores_have_signs_unless_asked_otherwise():
+    at = parts.part(torch.tensor([[-3.0, 1.0]]))
+    lanes.select_each([at], [np.array([1])])
+    assert at.out.tolist() == [[False, True]]

@@ -77,10 +77,11 @@ def test_exactly_the_best_win(n, kind):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["continuous", "90% zeros", "NaN and -inf", "subnormal", "infinite"])
 def test_every_dtype(kind, dtype):
-    x = made(kind, 2 * arrays.BLOCK + 3, dtype)
-    order = ranked(x)
-    for k in counts(len(x), x):
-        np.testing.assert_array_equal(selected([x], k), wanted(order, k), err_msg=str(k))
+    for n in (100, 2 * arrays.BLOCK + 3):
+        x = made(kind, n, dtype)
+        order = ranked(x)
+        for k in counts(n, x):
+            np.testing.assert_array_equal(selected([x], k), wanted(order, k), err_msg=f"{n} {k}")
 
 
 @pytest.mark.parametrize("kind", ["continuous", "90% zeros", "all equal", "NaN", "NaN and -inf", "quantised"])
@@ -99,11 +100,12 @@ def test_who_may_win_and_who_may_not(n, kind, share):
 
 
 @pytest.mark.parametrize("kind", ["continuous", "90% zeros", "all equal", "NaN", "quantised"])
-def test_several_tensors_are_one_competition_in_their_order(kind):
-    sizes = [1, 0, 700, arrays.BLOCK + 9, 30_000]
+@pytest.mark.parametrize("sizes", [[1, 0, 700, arrays.BLOCK + 9, 30_000], [1, 0, 700], [5, 400]], ids=str)
+def test_several_tensors_are_one_competition_in_their_order(sizes, kind):
     whole = made(kind, sum(sizes))
     tensors = list(torch.split(whole, sizes))
-    tensors[2] = tensors[2].double()
+    tensors[1] = tensors[1].double()
+    tensors[2:3] = [x.double() for x in tensors[2:3]]
     order = ranked(whole)
     for k in counts(len(whole), whole):
         np.testing.assert_array_equal(selected(tensors, k), wanted(order, k), err_msg=str(k))
