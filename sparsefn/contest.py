@@ -263,9 +263,8 @@ def _(
     def batched(x: Tensor, dim: int | None) -> Tensor:
         return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
 
-    def all_batched(tensors: Flags, dims: Any) -> list[Tensor | None]:
-        pairs = zip(tensors, dims or [None] * len(tensors), strict=True)
-        return [None if x is None else batched(x, dim) for x, dim in pairs]
+    def all_batched(tensors: Flags, dims: Sequence[int | None]) -> list[Tensor | None]:
+        return [None if x is None else batched(x, dim) for x, dim in zip(tensors, dims, strict=True)]
 
     fields = [all_batched(*pair) for pair in zip((scores, allow, deny), in_dims, strict=False)]
     shares = batched(counts, in_dims[3])

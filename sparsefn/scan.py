@@ -149,9 +149,9 @@ def _search(parts: Sequence[Part], share: float, k: int, absolute: bool) -> None
         if 0 <= need <= values.size:
             return _finish(passes.parts, [places for _, places, _ in found], best(values, need))
         if need < 0:
-            known = known._replace(low=bracket.high, low_open=not bracket.high_open)
-        elif bracket.low > -math.inf or bracket.low_open:
-            known = known._replace(high=bracket.low, high_open=not bracket.low_open)
+            known = known._replace(low=bracket.high, low_open=True)
+        elif bracket.low > -math.inf:
+            known = known._replace(high=bracket.low, high_open=True)
         else:  # all numbers win
             _finish(passes.parts, [places for _, places, _ in found], np.ones(values.size, bool))
             return _fill(passes, need - values.size, math.nan)
@@ -182,14 +182,13 @@ def _window(sample: Array, share: float, reach: float, known: _Bracket) -> tuple
     n = sample.size
     rank, spread = (1 - share) * n, reach * math.sqrt(n * share * (1 - share)) + 4
     first, last = math.floor(rank - spread), math.ceil(rank + spread)
-    ends = [end for end in (first, last) if 0 <= end < n]
-    ordered = np.partition(sample, ends) if len(ends) == 2 else np.sort(sample)
+    ordered = np.partition(sample, (first, last)) if first >= 0 and last < n else np.sort(sample)
     bracket = known
-    if 0 <= first < n and known.has(ordered[first]):
+    if first >= 0 and known.has(ordered[first]):
         bracket = bracket._replace(low=float(ordered[first]), low_open=False)
-    if 0 <= last < n and known.has(ordered[last]):
+    if last < n and known.has(ordered[last]):
         bracket = bracket._replace(high=float(ordered[last]), high_open=False)
-    section = ordered[max(first, 0) : max(last + 1, 0)]
+    section = ordered[max(first, 0) : last + 1]
     return bracket, section[bracket.has(section)]
 
 
