@@ -15,6 +15,18 @@ def test_a_part_shares_the_memory_of_wide_scores_and_flags():
     assert at.narrow is None and at.out.shape == (3,) and at.out.dtype == bool
 
 
+def test_narrow_scores_come_as_a_tensor():
+    for dtype in (torch.float16, torch.bfloat16):
+        at = parts.part(torch.ones(3, dtype=dtype))
+        assert at.wide is None and at.narrow.dtype == dtype
+
+
+def test_a_flat_part_has_the_same_memory():
+    flat = parts.flat(at := parts.part(torch.arange(6.0).reshape(2, 3), None, torch.eye(2, 3) > 0))
+    assert flat.wide.tolist() == [0, 1, 2, 3, 4, 5] and flat.deny.tolist() == [True, False, False, False, True, False]
+    assert flat.narrow is None and flat.allow is None and np.shares_memory(flat.out, at.out) and flat.out.shape == (6,)
+
+
 def test_hidden_memory_makes_no_part():
     x, flags = torch.ones(2, 3), torch.ones(2, 3) > 0
     for hidden in (lambda x, f: parts.part(x), lambda x, f: parts.part(torch.ones(3), f)):
@@ -39,6 +51,12 @@ def test_float32_beside_float64_is_widened():
     room = parts.Room(3, False, True)
     ((_, _, scores, _, _),) = room.blocks(parts.part(torch.tensor([1.0, 2.0, 3.0])))
     assert scores.dtype == np.float64 and scores.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_rooms_are_as_wide_as_the_widest_scores():
+    narrow, wide = (parts.part(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64))
+    assert [parts.passes_over(some, False).double for some in ([narrow], [wide], [narrow, wide])] == [False, True, True]
+    assert parts.passes_over([], False).run(lambda at, room: 1) == []
 
 
 @pytest.mark.parametrize("allow", [None, torch.tensor([True, True, False, False])])

@@ -84,6 +84,12 @@ def test_every_dtype(kind, dtype):
             np.testing.assert_array_equal(selected([x], k), wanted(order, k), err_msg=f"{n} {k}")
 
 
+@pytest.mark.parametrize("absolute", [False, True])
+def test_float64_keeps_its_digits(absolute):
+    x = 1 + 1e-12 * made("continuous", scan.SMALL + 100, torch.float64)
+    np.testing.assert_array_equal(selected([x], 10_000, absolute), wanted(ranked(x), 10_000))
+
+
 @pytest.mark.parametrize("kind", ["continuous", "90% zeros", "all equal", "NaN", "NaN and -inf", "quantised"])
 @pytest.mark.parametrize("n", [1000, arrays.BLOCK + 5])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
