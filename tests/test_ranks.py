@@ -46,6 +46,14 @@ def test_top_clamps_ints_and_tensors_and_bars(k):
     assert ranks.top(keys, torch.tensor([k, 1])).tolist() == want
 
 
+@pytest.mark.parametrize("k", range(-1, 7))
+def test_top_takes_the_earlier_of_equals_below_the_best(k):
+    keys = torch.tensor([[4, 2, 2, 5, 2]], dtype=torch.int64)
+    want = [[i in [3, 0, 1, 2, 4][: max(k, 0)] for i in range(5)]]
+    for count in (k, torch.tensor(k), torch.tensor([k])):
+        assert ranks.top(keys, count).tolist() == want
+
+
 def test_no_unit_and_no_row():
     for shape in ((0, 3), (2, 0)):
         assert ranks.top(torch.zeros(shape, dtype=torch.int32), torch.tensor(1)).shape == shape
