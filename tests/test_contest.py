@@ -94,9 +94,11 @@ def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(contest, "_decided", None)
         assert torch.equal(contest.winners([few], [3])[0], reference(few, 3))
-    monkeypatch.setattr(contest.narrow, "top", None)
-    for mask, x in zip(contest.winners([many, one], [3, 3]), (many, one), strict=True):
+    ranked, top = [], narrow.top
+    monkeypatch.setattr(narrow, "top", lambda x, *rest, **named: ranked.append(x) or top(x, *rest, **named))
+    for mask, x in zip(contest.winners([many, few, one], [3, 3, 3]), (many, few, one), strict=True):
         assert torch.equal(mask, reference(x, 3))
+    assert len(ranked) == 1 and ranked[0] is few
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "compile" not in way])
