@@ -37,13 +37,20 @@ ROOT = Path(__file__).parents[1]
 WARM = ["torch", "torch.func", "torch._dynamo", "torch._inductor.compile_fx", "optree", "hypothesis", "numpy"]
 OPTIONS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 PASSED = 0
-QUICK = 2.0  # seconds of tests that are tried first
+QUICK = 4.0  # seconds of tests that are tried first
+SLOW = 12  # seconds of a processor for them: more is a loop without an end
+
+
+class _Visitor(MutationVisitor):
+    # mutmut's own runner must leave out functions with decorators, such as properties and operators.
+    def _skip_node_and_children(self, node: cst.CSTNode) -> bool:
+        return not isinstance(node, cst.FunctionDef) and super()._skip_node_and_children(node)
 
 
 def mutants(source: str) -> Iterator[str]:
     """The source, changed in one place: not its texts, nor what a run on one device cannot see."""
     operators = [(kind, _fewer(operator)) for kind, operator in mutators.mutation_operators]
-    visitor = MutationVisitor(operators, IgnoredCode(set(), set(), set()))
+    visitor = _Visitor(operators, IgnoredCode(set(), set(), set()))
     module = cst.metadata.MetadataWrapper(cst.parse_module(source)).visit(visitor)
     for mutation in visitor.mutations:
         yield module.deep_replace(mutation.original_node, mutation.mutated_node).code  # type: ignore[arg-type]
@@ -141,7 +148,7 @@ class Quick:
         sums = list(itertools.accumulate(took[item.nodeid] for item in session.items))
         del session.items[1 + sum(x < QUICK for x in sums) :]
         for source in self.sources:
-            status = outcome(lambda source=source: attempt(source), self.limit)  # type: ignore[misc]
+            status = outcome(lambda source=source: attempt(source), min(self.limit, SLOW))  # type: ignore[misc]
             with (self.notes / "statuses").open("a") as file:
                 file.write(f"{status}\n")
         return True
@@ -152,6 +159,12 @@ def difference(old: str, new: str) -> str:
     return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
 
 
+def numbers(text: str) -> set[int]:
+    """The numbers of a list with ranges: 3,7,20-40."""
+    ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    return {number for part in ends for number in range(part[0], part[-1] + 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("module", type=Path)
@@ -159,23 +172,31 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=60, help="seconds of a processor for a mutant")
     parser.add_argument("--every", type=int, default=1, help="try only every so many-th mutant")
     parser.add_argument("--first", type=int, default=0, help="from this one on")
+    parser.add_argument("--only", type=numbers, help="try only those of these numbers: 3,7,20-40")
+    parser.add_argument("--quick", action="store_true", help="do not import anew those that survive the quicker tests")
     given, options = parser.parse_known_args()
     tests, path = [*given.tests, *options], (ROOT / given.module).resolve()
     for name in WARM:
         importlib.import_module(name)
     source = path.read_text()
-    sources = [mutant for number, mutant in enumerate(mutants(source)) if number % given.every == given.first]
+    chosen = {
+        number: mutant
+        for number, mutant in enumerate(mutants(source))
+        if (number % given.every == given.first if given.only is None else number in given.only)
+    }
+    sources = list(chosen.values())
     with tempfile.TemporaryDirectory() as folder:
-        quick = Quick(".".join(given.module.with_suffix("").parts), sources, Path(folder), given.limit)
+        # The module as it is comes first: putting in a source must not be what the tests notice.
+        quick = Quick(".".join(given.module.with_suffix("").parts), [source, *sources], Path(folder), given.limit)
         if outcome(lambda: int(pytest.main([*OPTIONS, *tests], [quick])), 10**6):
             sys.exit("the tests fail on the module as it is")
-        statuses = [int(line) for line in Path(folder, "statuses").read_text().split()]
-    assert len(statuses) == len(sources)
-    for number, mutant in enumerate(sources):
-        if statuses[number] == PASSED:
-            statuses[number] = outcome(lambda mutant=mutant: anew(path, mutant, tests), given.limit)  # type: ignore[misc]
-        if statuses[number] <= PASSED:
-            print(f"{number} {statuses[number]}\n{difference(source, mutant)}\n", flush=True)
+        unchanged, *statuses = [int(line) for line in Path(folder, "statuses").read_text().split()]
+    assert unchanged == PASSED and len(statuses) == len(sources)
+    for i, (number, mutant) in enumerate(chosen.items()):
+        if statuses[i] == PASSED and not given.quick:
+            statuses[i] = outcome(lambda mutant=mutant: anew(path, mutant, tests), given.limit)  # type: ignore[misc]
+        if statuses[i] <= PASSED:
+            print(f"{number} {statuses[i]}\n{difference(source, mutant)}\n", flush=True)
     left, late = sum(status == PASSED for status in statuses), sum(status < PASSED for status in statuses)
     print(f"{given.module}: {len(sources)} mutants, {left} survived, {late} ran out of time")
 
