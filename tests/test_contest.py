@@ -78,6 +78,13 @@ def test_the_operator_sees_memory_where_a_mode_looks_on(monkeypatch):
     assert torch.equal(got, reference(X, COUNTS, FLAGS[0], FLAGS[1], True))
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_the_operator_is_what_it_says_it_is(joint):
+    counts = torch.tensor([9]) if joint else COUNTS
+    args = ([X[:2], X[2:].double()], [None, FLAGS[0][2:]], [FLAGS[1][:2], None], counts, joint, True)
+    torch.library.opcheck(torch.ops.sparsefn.winners.default, args, test_utils=("test_schema", "test_faketensor"))
+
+
 @pytest.mark.parametrize("absolute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_one_small_competition_is_decided_without_ado(dtype, absolute, monkeypatch):
