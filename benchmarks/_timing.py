@@ -88,7 +88,7 @@ def compare(title: str, cases: Sequence[Case], options: argparse.Namespace, weig
     times = [max(1, int(SHORTEST / max(_seconds(case, 1), 1e-7))) for case in cases]
     taken: list[list[float]] = []
     start = time.perf_counter()
-    while len(taken) < options.rounds and (len(taken) < 3 or time.perf_counter() - start < options.budget):
+    while len(taken) < options.rounds and (len(taken) < 5 or time.perf_counter() - start < options.budget):
         order = range(len(cases)) if len(taken) % 2 == 0 else reversed(range(len(cases)))
         one = {i: _seconds(cases[i], times[i]) for i in order}
         taken.append([one[i] for i in range(len(cases))])
@@ -177,7 +177,7 @@ def options_of(description: str | None, arguments: Sequence[str] | None = None) 
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder of the JSON files")
     options = parser.parse_args(arguments)
     options.rounds = options.rounds or (1 if options.smoke else 9 if options.quick else 25)
-    options.budget = 2.0 if options.quick else 12.0  # seconds of a comparison, but three rounds at least
+    options.budget = 2.0 if options.quick else 12.0  # seconds of a comparison, but five rounds at least
     torch.set_num_threads(options.threads)
     return options
 
@@ -190,6 +190,7 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
         "load": [round(load, 2) for load in os.getloadavg()],
         "python": platform.python_version(),
         "torch": torch.__version__,
