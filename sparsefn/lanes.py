@@ -67,7 +67,10 @@ def select_each(parts: Sequence[Part], counts: Sequence[Array], absolute: bool =
         few = at.wide is not None and at.out.shape[0] == 1 and 0 < at.out.size <= _SHORT
         kind = (at.out.shape, at.wide.dtype, at.allow is None, at.deny is None) if few and at.wide is not None else i
         alike.setdefault(kind, []).append(i)
-    jobs = [group for some in alike.values() for group in ([some] if len(some) >= _MANY else [[i] for i in some])]
+    jobs: list[list[int]] = []
+    for some in alike.values():
+        height = max(1, BLOCK // max(parts[some[0]].out.size, 1)) if len(some) >= _MANY else 1
+        jobs += [some[first : first + height] for first in range(0, len(some), height)]
 
     def run(group: list[int]) -> None:
         if len(group) == 1:
