@@ -21,7 +21,7 @@ from sparsefn.algorithms.core import (
     sparse_leaves,
 )
 from sparsefn.algorithms.rule import Leaves, Rule, full
-from sparsefn.budgets import Distribution, rounded, uniform
+from sparsefn.budgets import Distribution, rounded, rounded_down, rounded_up, uniform
 from sparsefn.contest import end_to_end, totals
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
@@ -129,10 +129,8 @@ def drop_grow(
         target = goal(leaves, had, groups, step)
         wanted = target if plan is None else _loose(had, target)
         rate: Any = level_at(fraction, step)
-        if plan is not None and plan.rate is not None:
-            own = plan.rate(rate, stats, masks)
-            rate = torch.stack([torch.as_tensor(own[path], dtype=torch.float64) for (path,) in fields])
-        lost = count(rate, had).clamp(min=0)
+        own = {} if plan is None or plan.rate is None else plan.rate(rate, stats, masks)
+        lost = _counted(count, [own.get(field[0], rate) for field in fields], had, groups).clamp(min=0)
         if exclude_dropped:
             lost = torch.minimum(lost, (_sizes(active, free) - wanted).clamp(min=0))
         lost = torch.minimum(torch.maximum(lost, had - wanted), had)
@@ -168,6 +166,15 @@ def drop_grow(
 
 def _within(rows: Tensor, open_: Tensor | None) -> Tensor:
     return rows if open_ is None else rows & open_
+
+
+def _counted(count: Callable[[Any, Any], Any], rates: list[Any], had: Tensor, groups: list[int]) -> Tensor:
+    # Our own rules take the groups of all leaves at once, others those of a leaf, and may give an int.
+    if count in (rounded, rounded_up, rounded_down) and all(rate is rates[0] for rate in rates):
+        every: Tensor = count(rates[0], had)
+        return every
+    given = [count(rate, n) for rate, n in zip(rates, torch.split(had, groups), strict=True)]
+    return end_to_end([n if isinstance(n, int) else torch.as_tensor(n) for n in given], groups, had.device)
 
 
 def _sizes(active: list[Tensor], free: list[Tensor | None]) -> Tensor:

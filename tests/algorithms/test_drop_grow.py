@@ -551,3 +551,29 @@ def test_a_pattern_that_fixes_the_sparsity_needs_none():
     algorithm = sf.rigl(None, drop_fraction=0.5, pattern=sf.patterns.nm(2, 4), init="magnitude")
     state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(0, 0, 0, 9), 0)
     assert kept(state) == {0, 3}
+
+
+def test_a_rounding_rule_may_be_any_function_of_a_leaf():
+    params = {"a": torch.arange(20.0).reshape(2, 10) + 1, "b": torch.arange(30.0).reshape(3, 10) + 1}
+    grads = {path: -leaf for path, leaf in params.items()}
+    asked = []
+
+    def at_most_two(fraction, active):
+        asked.append((fraction, tuple(active.shape)))
+        return min(int(fraction * active), 2)
+
+    rigl = sf.rigl(0.5, drop_fraction=0.3, count=at_most_two, init="magnitude")
+    before = rigl.init(params)
+    after = rigl.update(before, grads, 0).masks
+    assert asked == [(0.3, (1,)), (0.3, (1,))]
+    exact = sf.rigl(0.5, drop_fraction=0.3, count=lambda f, n: torch.full_like(n, 2), init="magnitude")
+    assert sf.checkpoint.tree_equal(after, exact.update(before, grads, 0).masks)
+
+
+def test_redistribution_may_rate_some_leaves_only():
+    plan = sf.redistribute.Redistribute(sf.redistribute.lost, rate=lambda fraction, scores, masks: {"a": 0.0})
+    params = {"a": torch.randn(4, 10), "b": torch.randn(4, 10)}
+    algorithm = sf.set(0.5, drop_fraction=0.4, redistribute=plan, init="magnitude", key=sf.random.key(0))
+    state = algorithm.init(params)
+    new = algorithm.update(state, params, 0)
+    assert torch.equal(new.masks["a"], state.masks["a"]) and not torch.equal(new.masks["b"], state.masks["b"])
