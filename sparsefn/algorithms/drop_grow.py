@@ -171,8 +171,7 @@ def _within(rows: Tensor, open_: Tensor | None) -> Tensor:
 def _counted(count: Callable[[Any, Any], Any], rates: list[Any], had: Tensor, groups: list[int]) -> Tensor:
     # Our own rules take the groups of all leaves at once, others those of a leaf, and may give an int.
     if count in (rounded, rounded_up, rounded_down) and all(rate is rates[0] for rate in rates):
-        every: Tensor = count(rates[0], had)
-        return every
+        return torch.as_tensor(count(rates[0], had))
     given = [count(rate, n) for rate, n in zip(rates, torch.split(had, groups), strict=True)]
     return end_to_end([n if isinstance(n, int) else torch.as_tensor(n) for n in given], groups, had.device)
 
