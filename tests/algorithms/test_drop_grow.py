@@ -577,3 +577,40 @@ def test_redistribution_may_rate_some_leaves_only():
     state = algorithm.init(params)
     new = algorithm.update(state, params, 0)
     assert torch.equal(new.masks["a"], state.masks["a"]) and not torch.equal(new.masks["b"], state.masks["b"])
+
+
+def test_grow_count_sees_the_sizes_of_scores_and_who_is_free():
+    seen = []
+
+    def as_wanted(*args):
+        seen.append(args)
+        return args[2]
+
+    rigl = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", grow_count=as_wanted)
+    state = rigl.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+    state = rigl.update(state, {"w": torch.tensor([[-1.0, 5.0, -7.0, 2.0]])}, 0)
+    ((scores, free, wanted),) = seen
+    assert scores.tolist() == [[1.0, 5.0, 7.0, 2.0]]
+    assert free.tolist() == [[False, True, True, True]] and wanted.tolist() == [1]
+    assert state.masks["w"].tolist() == [[True, False, True, False]]
+
+
+def test_excluded_weights_are_no_room_for_regrowth_between_leaves():
+    algorithm = sf.rigl(
+        0.25, drop_fraction=0.3, exclude_dropped=True, redistribute=sf.redistribute.mean_active, init="magnitude"
+    )
+    params = {"a": torch.arange(20.0).reshape(2, 10) + 1, "b": torch.arange(20.0).reshape(2, 10) + 1}
+    before = algorithm.init(params)
+    grads = {"a": torch.ones(2, 10), "b": 100 * torch.ones(2, 10)}  # all would grow in b, which has 5 free places
+    after = algorithm.update(before, grads, 0)
+    assert [int(mask.sum()) for mask in after.masks.values()] == [14, 16]  # 8 were dropped: 5 to b, 3 back to a
+    for path, mask in after.masks.items():
+        lost = before.masks[path] & (after.params[path] == 0)
+        assert not (mask & lost).any()
+
+
+def test_nothing_to_sparsify_is_left_alone():
+    algorithm = sf.rigl(0.5, where=lambda path, leaf: path == "w")
+    with pytest.warns(UserWarning, match="where"):
+        state = algorithm.init({"b": torch.ones(3)})
+    assert sf.checkpoint.tree_equal(algorithm.update(state, {"b": torch.ones(3)}, 0), state)
