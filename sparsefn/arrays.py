@@ -17,6 +17,7 @@ from torch.jit import is_tracing  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Array: TypeAlias = np.ndarray[Any, Any]
+See: TypeAlias = Callable[[Tensor], Array | None]  # `array`, or `memory` inside an operator
 Job = TypeVar("Job")
 Out = TypeVar("Out")
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sparsefn import narrow, ranks, scan
-from sparsefn.arrays import Array, array, memory
+from sparsefn.arrays import Array, See, array, memory
 from sparsefn.lanes import select_each
-from sparsefn.parts import See, flat, part
+from sparsefn.parts import flat, part
 
 Count: TypeAlias = int | Tensor
 Flags: TypeAlias = Sequence[Tensor | None]
@@ -236,14 +236,7 @@ def _winners(
 
 
 @_winners.register_fake
-def _(
-    scores: Sequence[Tensor],
-    allow: Sequence[Tensor | None],
-    deny: Sequence[Tensor | None],
-    counts: Tensor,
-    joint: bool,
-    absolute: bool,
-) -> list[Tensor]:
+def _(scores: Sequence[Tensor], *rest: object) -> list[Tensor]:
     return [torch.empty(leaf.shape, dtype=torch.bool, device=leaf.device) for leaf in scores]
 
 

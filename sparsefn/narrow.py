@@ -6,15 +6,14 @@ over whole blocks, with nothing sorted or laid out anew. Rows of `WIDEST` units 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import BLOCK, Array, array, each, memory
+from sparsefn.arrays import BLOCK, Array, See, array, each, memory
 from sparsefn.ranks import rank_keys
 
 WIDEST = 32  # units of a row: passes grow with them, so that wider rows are better partitioned
@@ -22,7 +21,6 @@ _BLOCK = 2 * BLOCK  # scores at a time: they are read in place, and all else is 
 _FUSED = 4  # units of a row: of more, compiled code is slower than the passes over memory
 _PAIRED = 8  # units of a row: their pairs are few enough to be spelled out
 
-See: TypeAlias = Callable[[Tensor], Array | None]
 
 _WORDS = {  # of each dtype, a signed word, and inf as one
     torch.float16: (np.int16, 0x7C00),

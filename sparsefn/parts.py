@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import BLOCK, Array, array, each
+from sparsefn.arrays import BLOCK, Array, See, array, each
 
 _THREADED = 1 << 22  # from here on one competition has several threads
 
 Out = TypeVar("Out")
-See = Callable[[Tensor], Array | None]  # `arrays.array`, or `arrays.memory` inside an operator
 
 
 class Part(NamedTuple):

@@ -83,18 +83,7 @@ def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     >>> passes.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
     [tensor([1., 0.])]
     """
-    rows: list[Row] = []
-    results = []
-    for mask, leaf in zip(masks, leaves, strict=True):
-        if not is_sparse(mask, leaf):
-            results.append(leaf)
-        elif (flat := _words(mask, leaf)) is None:
-            results.append(torch.where(mask, leaf, leaf.new_zeros(())))
-        else:
-            results.append(torch.empty_like(leaf, requires_grad=False))
-            rows.append((*flat, _fresh(results[-1], flat[1])))
-    run(_zero, rows)
-    return results
+    return _chosen(_zero, lambda mask, leaf: torch.where(mask, leaf, leaf.new_zeros(())), masks, leaves)
 
 
 def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
@@ -104,17 +93,27 @@ def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]
     >>> passes.either([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -0.0])])
     [tensor([1., -0.])]
     """
+    return _chosen(_select, torch.where, masks, new, old)
+
+
+def _chosen(
+    kernel: Callable[[Iterator[Row]], None],
+    in_torch: Callable[..., Tensor],
+    masks: Sequence[Tensor],
+    *trees: Sequence[Tensor],
+) -> list[Tensor]:
+    # What a kernel makes of a mask and leaves in memory, and torch of others; where the mask is 0-d, the first leaf.
     rows: list[Row] = []
     results = []
-    for mask, a, b in zip(masks, new, old, strict=True):
-        if not is_sparse(mask, a):
-            results.append(a)
-        elif (flat := _words(mask, a, b)) is None:
-            results.append(torch.where(mask, a, b))
+    for mask, *leaves in zip(masks, *trees, strict=True):
+        if not is_sparse(mask, leaves[0]):
+            results.append(leaves[0])
+        elif (flat := _words(mask, *leaves)) is None:
+            results.append(in_torch(mask, *leaves))
         else:
-            results.append(torch.empty_like(a, requires_grad=False))
+            results.append(torch.empty_like(leaves[0], requires_grad=False))
             rows.append((*flat, _fresh(results[-1], flat[1])))
-    run(_select, rows)
+    run(kernel, rows)
     return results
 
 

@@ -126,21 +126,25 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
             raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got a tensor of {data.dtype}")
         if data.ndim:
             raise ValueError(f"expected data to be a 0-d tensor, got shape {tuple(data.shape)}")
-        folded = fold(key, data, "fold int")
-        index = data.to(key.device).reshape(1)
-        return _as_keys(draw(key, index, 1, "fold int", torch.int64)[..., 0]) if folded is None else folded
-    law = "fold str" if isinstance(data, str) else "fold int"
+        return _folded(key, data, "fold int")
     if isinstance(data, str):
-        data = _digest(data)
+        return _folded(key, _digest(data), "fold str")
     if isinstance(data, bool) or not isinstance(data, int):
         raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got {type(data).__name__}")
     if not -(1 << 63) <= data < 1 << 63:
         raise ValueError(f"expected data in [-2**63, 2**63), got {data}")
-    folded = fold(key, data, law)
-    if folded is None:
+    return _folded(key, data, "fold int")
+
+
+def _folded(key: Tensor, data: int | Tensor, law: str) -> Tensor:
+    made = fold(key, data, law)
+    if made is not None:
+        return made
+    if isinstance(data, Tensor):
+        index = data.to(key.device).reshape(1)
+    else:
         index = torch.full((1,), data, dtype=torch.int64, device=key.device)
-        folded = _as_keys(draw(key, index, 1, law, torch.int64)[..., 0])
-    return folded
+    return _as_keys(draw(key, index, 1, law, torch.int64)[..., 0])
 
 
 def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import blocks, elementary
-from sparsefn.arrays import Array, array, memory
+from sparsefn.arrays import Array, See, array, memory
 from sparsefn.blocks import MASK32, PARITY, ROTATIONS, Place
 from sparsefn.numerics import batch_first
 
@@ -143,7 +143,7 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Ten
     return torch.from_numpy(flips).reshape((*batch, n))
 
 
-def _plain(key: Tensor, index: Tensor | None, see: Callable[[Tensor], Array | None]) -> blocks.Rows | None:
+def _plain(key: Tensor, index: Tensor | None, see: See) -> blocks.Rows | None:
     keys = see(key)
     indices = None if index is None else see(index)
     return None if keys is None or (index is not None and indices is None) else blocks.rows(keys, indices)
