@@ -4,39 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from operator import attrgetter
 from typing import Any
 
 import optree
 import torch
 
-from sparsefn.algorithms.core import check_update, detached
+from sparsefn.algorithms.core import check_update
 from sparsefn.algorithms.static import dense
 from sparsefn.masks import intersect
-from sparsefn.tree import Tree, check_globs, check_like, flatten, glob_match, is_sparse
-from sparsefn.types import Algorithm, State, Step, Term, TrainView, Where, masked_view, support_of
-from sparsefn.where import as_globs
-
-
-def has_own_support(state: State) -> bool:
-    """Whether weights of a state move elsewhere than on its masks.
-
-    >>> has_own_support(sf.ste(0.5).init({"w": torch.ones(2, 2)}))
-    True
-    """
-    return support_of(state) is not state.masks
+from sparsefn.tree import Tree, check_like, flatten, is_sparse, wide
+from sparsefn.types import Algorithm, State, Step, Term, TrainView, Where, has_own_support, masked_view, support_of
+from sparsefn.where import matching
 
 
 def pack(parts: Sequence[State], params: Tree, masks: Tree, extra: Sequence[Any]) -> State:
-    """One state of several: scores and keys by the part's number; common support if a part has its own.
+    """One state of several: what a part keeps by its number; common support if a part has its own.
 
     >>> state = sf.dense().init({"w": torch.ones(1)})
     >>> pack([state], state.params, state.masks, [{}]).scores
-    {'0': {'scores': ()}}
+    {'0': {'scores': (), 'support': ()}}
     """
-    scores = {str(i): {"scores": part.scores, **more} for i, (part, more) in enumerate(zip(parts, extra, strict=True))}
-    if any(has_own_support(part) for part in parts):
-        scores["support"] = reduce(intersect, (support_of(part) for part in parts))
-    return State(params, masks, scores, {str(i): part.key for i, part in enumerate(parts)})
+    scores = {str(i): {**kept(part), **more} for i, (part, more) in enumerate(zip(parts, extra, strict=True))}
+    own = any(has_own_support(part) for part in parts)
+    support = reduce(intersect, (support_of(part) for part in parts)) if own else ()
+    return State(params, masks, scores, {str(i): part.key for i, part in enumerate(parts)}, support=support)
+
+
+def kept(part: State) -> dict[str, Tree]:
+    """What the state of a composition keeps of a part beside its params, masks and key.
+
+    >>> kept(sf.dense().init({"w": torch.ones(1)}))
+    {'scores': (), 'support': ()}
+    """
+    return {"scores": part.scores, "support": part.support}
 
 
 def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
@@ -79,13 +80,8 @@ def no_optimizer(name: str, states: Sequence[State]) -> None:
 def _owner(parts: Sequence[tuple[Where, Algorithm]], leaves: dict[str, Any]) -> dict[str, int]:
     owner: dict[str, int] = {}
     for i, (where, _) in enumerate(parts):
-        globs = None if callable(where) else as_globs(where)
-        if globs is not None:
-            check_globs("partition", globs, list(leaves))
-        for path, leaf in leaves.items():
-            hit = where(path, leaf) if callable(where) else any(glob_match(path, glob) for glob in globs or ())
-            if hit:
-                owner.setdefault(path, i)
+        for path in matching("partition", where, leaves):
+            owner.setdefault(path, i)
     return {path: owner.get(path, len(parts)) for path in leaves}
 
 
@@ -121,7 +117,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         ours = isinstance(state.opt, dict) and set(state.opt) == {str(i) for i in count}
         opts = [state.opt[str(i)] if ours else () for i in count]
         return [
-            State(params, masks, state.scores[str(i)]["scores"], state.key[str(i)], opts[i])
+            State(params, masks, key=state.key[str(i)], opt=opts[i], **state.scores[str(i)])
             for i, (params, masks) in enumerate(rows)
         ]
 
@@ -135,21 +131,23 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
 
     def join(states: Sequence[State], like: Tree) -> State:
         params, masks = (merge([state[i] for state in states], like) for i in (0, 1))
-        scores: dict[str, Any] = {str(i): {"scores": state.scores} for i, state in enumerate(states)}
-        if any(has_own_support(state) for state in states):
-            scores["support"] = merge([support_of(state) for state in states], like)
-        opts = {str(i): state.opt for i, state in enumerate(states)}
-        keys = {str(i): state.key for i, state in enumerate(states)}
-        return State(params, masks, scores, keys, opts if any(opt != () for opt in opts.values()) else ())
+        own = any(has_own_support(state) for state in states)
+        support = merge([support_of(state) for state in states], like) if own else ()
+        scores, opts, keys = (
+            {str(i): field(state) for i, state in enumerate(states)}
+            for field in (kept, attrgetter("opt"), attrgetter("key"))
+        )
+        opt = opts if any(opt != () for opt in opts.values()) else ()
+        return State(params, masks, scores, keys, opt, support)
 
     def init(params: Tree) -> State:
-        params = detached(params)
         rows = shares(params, params)
         return join([algorithm.init(row) for algorithm, row in zip(algorithms, rows, strict=True)], params)
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)
-        rows = zip(algorithms, split(state), shares(grads, state.params), strict=True)
+        given = [None for _ in count] if grads is None else shares(grads, state.params)
+        rows = zip(algorithms, split(state), given, strict=True)
         return join([algorithm.update(part, row, step) for algorithm, part, row in rows], state.params)
 
     def each(fn: Callable[[TrainView, State], Tree]) -> Callable[[State], Tree]:
@@ -197,7 +195,6 @@ def chain(*algorithms: Algorithm) -> Algorithm:
 
     def init(params: Tree) -> State:
         parts: list[State] = []
-        params = detached(params)
         for i in range(len(algorithms)):
             parts.append(inside(i, parts).init(params))
             params = parts[-1].params
@@ -213,7 +210,7 @@ def chain(*algorithms: Algorithm) -> Algorithm:
         params, still = state.params, True
         for i in range(len(algorithms)):
             own = state.scores[str(i)]
-            old = State(params, own["masks"], own["scores"], state.key[str(i)], state.opt)
+            old = State(params, key=state.key[str(i)], opt=state.opt, **own)
             parts.append(inside(i, parts).update(old, grads, step))
             params, still = parts[-1].params, still and parts[-1].masks is old.masks
         return join(parts, state.masks if still else _common(parts))
@@ -234,17 +231,21 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     {'w': tensor([ 0.1000, -0.2000])}
 
     Each `term(state, step)` is a tree like `view.get(state)`, read before the optimizer's step and
-    added where the support lets weights move. Another structure or shape is a ValueError, and so is an
-    algorithm that has its optimizer already: terms go inside `with_optimizer`.
+    added where the support lets weights move. Where latents or scores train, a term sees them: its state has
+    the trained tree for params, and for masks where that tree moves. Sums are in float32 or wider. Another
+    structure or shape is a ValueError, and so is an algorithm that has its optimizer already: terms go
+    inside `with_optimizer`.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_terms: expected an Algorithm, got {type(algorithm).__name__}")
     view = algorithm.view
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
-        total, support = view.grads(state, grads, step), view.support(state)
+        given, support, trained = view.grads(state, grads, step), view.support(state), view.get(state)
+        seen = state if trained is state.params else state._replace(params=trained, masks=support, support=())
+        total = optree.tree_map(wide, given)
         for term in terms:
-            extra = term(state, step)
+            extra = term(seen, step)
             check_like("a term", extra, total, dtype=False)
             total = optree.tree_map(
                 lambda g, x, s: g + (torch.where(s, x, 0.0) if is_sparse(s, g) else x).to(g.dtype),
@@ -252,7 +253,7 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
                 extra,
                 support,
             )
-        return total
+        return optree.tree_map(lambda g, x: x.to(g.dtype), given, total)
 
     def within(masks: Tree) -> Algorithm:
         assert algorithm.within is not None

@@ -13,7 +13,7 @@ from sparsefn import passes
 from sparsefn.algorithms.core import check_update
 from sparsefn.tree import Tree, choose, is_sparse, leaves_like
 from sparsefn.triggers import check_trigger, never
-from sparsefn.types import Algorithm, State, Step, Trigger, masked_view, moved, support_of
+from sparsefn.types import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 
 
 class Optimizer(Protocol):
@@ -53,7 +53,7 @@ def _moments(optimizer: Optimizer, trained: Tree) -> Tree:
 # What an optimizer sees that remembers pruned weights, too.
 dense_view = masked_view._replace(
     grads=lambda state, grads, step: grads,
-    support=lambda state: optree.tree_map(lambda p: torch.ones((), dtype=torch.bool, device=p.device), state.params),
+    support=lambda state: everywhere(state.params),
 )
 
 
@@ -132,6 +132,8 @@ def with_optimizer(
         return state._replace(opt=optimizer.init(trained))
 
     def descend(state: State, grads: Tree, step: Step) -> State:
+        if grads is None:
+            raise ValueError("with_optimizer: the optimizer reads gradients, got grads=None")
         trained = view.get(state)
         prime(trained, state.opt)
         plain = view.put is masked_view.put

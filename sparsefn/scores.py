@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsefn import random as _random
 from sparsefn.elementary import vector_norm
-from sparsefn.tree import Tree, is_sparse, map_with_path
+from sparsefn.tree import Tree, is_sparse, map_with_path, wide
 from sparsefn.triggers import never
 from sparsefn.types import Accumulated, Score, State, Step, Trigger
 
@@ -64,7 +64,7 @@ def gradient(state: State, grads: Tree, step: Step) -> Tree:
     Evci et al. 2020, arXiv 1911.11134 (growth in RigL).
     """
     del state, step
-    return grads
+    return _given("gradient", grads)
 
 
 def saliency(state: State, grads: Tree, step: Step) -> Tree:
@@ -77,7 +77,7 @@ def saliency(state: State, grads: Tree, step: Step) -> Tree:
     Lee et al. 2019, arXiv 1810.02340, eq. 5.
     """
     del step
-    return optree.tree_map(lambda w, g: (w * g).abs(), state.params, grads)
+    return optree.tree_map(lambda w, g: (w * g).abs(), state.params, _given("saliency", grads))
 
 
 def movement(state: State, grads: Tree, step: Step) -> Tree:
@@ -90,7 +90,13 @@ def movement(state: State, grads: Tree, step: Step) -> Tree:
     Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020, arXiv 2005.07683, eq. 3.
     """
     del step
-    return optree.tree_map(lambda w, g: -(w * g), state.params, grads)
+    return optree.tree_map(lambda w, g: -(w * g), state.params, _given("movement", grads))
+
+
+def _given(name: str, grads: Tree) -> Tree:
+    if grads is None:
+        raise ValueError(f"scores.{name} reads gradients, got grads=None")
+    return grads
 
 
 def random(state: State, grads: Tree, step: Step) -> Tree:
@@ -135,7 +141,7 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Cal
             return torch.zeros_like(leaf)
         if not -leaf.ndim <= axis < leaf.ndim:
             raise ValueError(f"distance: no axis {axis} in shape {tuple(leaf.shape)} at {path!r}")
-        slices = leaf.detach().to(torch.promote_types(leaf.dtype, torch.float32)).movedim(axis, 0)
+        slices = wide(leaf.detach()).movedim(axis, 0)
         size, rest = slices.shape[0], slices.shape[1:]
         flat = slices.reshape(size, math.prod(rest)).contiguous()
         if callable(norm):
@@ -181,13 +187,8 @@ def check_score(name: str, score: object) -> None:
         raise TypeError(f"expected {name} to be a score such as sf.scores.magnitude, got {score!r}")
 
 
-def _memory(leaf: Tensor) -> Tensor:
-    # 16-bit sums would stop growing; the memory is at least float32.
-    return torch.zeros_like(leaf, dtype=torch.promote_types(leaf.dtype, torch.float32))
-
-
 def _zeros(params: Tree) -> Tree:
-    return optree.tree_map(_memory, params)
+    return optree.tree_map(lambda leaf: torch.zeros_like(wide(leaf)), params)  # 16-bit sums would stop growing
 
 
 def _plain(score: Score) -> Any:
@@ -197,7 +198,7 @@ def _plain(score: Score) -> Any:
 
 
 def _blend(decay: float, memory: Tree, new: Tree) -> Tree:
-    return optree.tree_map(lambda m, x: decay * m + (1 - decay) * x, memory, new)
+    return optree.tree_map(lambda m, x: decay * m + (1 - decay) * x.to(m.dtype), memory, new)
 
 
 def _check_decay(decay: float) -> None:
@@ -219,7 +220,7 @@ def momentum(decay: float) -> Accumulated:
     _check_decay(decay)
     return Accumulated(
         init=_zeros,
-        accumulate=lambda memory, state, grads, step: _blend(decay, memory, grads),
+        accumulate=lambda memory, state, grads, step: _blend(decay, memory, _given("momentum", grads)),
         value=absolute(lambda memory, state, grads, step: memory),
     )
 
@@ -231,7 +232,8 @@ def ema(score: Score, decay: float) -> Accumulated:
     >>> average.accumulate({"w": torch.zeros(1)}, sf.State((), ()), {"w": -torch.ones(1)}, 0)
     {'w': tensor([0.5000])}
 
-    memory <- decay * memory + (1 - decay) * score, from zero, without bias correction.
+    memory <- decay * memory + (1 - decay) * score, from zero, without bias correction. The memory is float32, or
+    wider where the leaf is; a wider score is rounded to it.
     """
     _check_decay(decay)
     fn = _plain(score)
@@ -256,13 +258,14 @@ def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
     3 1.0
 
     A step at which `reset` fires still belongs to the sum that is read at it; the next one starts
-    afresh. So `reset` may be the very trigger of the algorithm. Without `reset`: since step 0.
+    afresh. So `reset` may be the very trigger of the algorithm. Without `reset`: since step 0. Sums are float32,
+    or wider where the leaf is; a wider score is rounded to that.
     """
     fn, fires = _plain(score), reset or never()
 
     def accumulate(memory: Tree, state: State, grads: Tree, step: Step) -> Tree:
         total, fresh = memory["sum"], memory["fresh"]
-        new = optree.tree_map(lambda m, x: torch.where(fresh, 0.0, m) + x, total, fn(state, grads, step))
+        new = optree.tree_map(lambda m, x: torch.where(fresh, 0.0, m) + x.to(m.dtype), total, fn(state, grads, step))
         return {"sum": new, "count": torch.where(fresh, 0, memory["count"]) + 1, "fresh": _flag(fires(step), fresh)}
 
     def init(params: Tree) -> Tree:

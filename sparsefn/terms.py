@@ -1,4 +1,7 @@
-"""Terms that `with_terms` adds to the gradient: (state, step) -> a tree like the params."""
+"""Terms that `with_terms` adds to the gradient: (state, step) -> a tree like the params.
+
+Half-precision leaves have float32 terms: they are rounded once, in the sum with the gradient.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.tree import Tree, is_sparse, map_with_path
-from sparsefn.types import State, Step, Term
+from sparsefn.tree import Tree, flatten, is_sparse, map_with_path, wide
+from sparsefn.types import State, Step, Term, Where
+from sparsefn.where import matching
 
 
 def l1(strength: float) -> Term:
@@ -19,7 +23,7 @@ def l1(strength: float) -> Term:
     >>> sf.terms.l1(0.5)(sf.State({"w": torch.tensor([2.0, 0.0, -1.0])}, {"w": torch.tensor(True)}), 0)
     {'w': tensor([ 0.5000,  0.0000, -0.5000])}
     """
-    return lambda state, step: optree.tree_map(lambda w: strength * torch.sign(w), state.params)
+    return lambda state, step: optree.tree_map(lambda w: strength * torch.sign(wide(w)), state.params)
 
 
 def l2(strength: float) -> Term:
@@ -28,7 +32,7 @@ def l2(strength: float) -> Term:
     >>> sf.terms.l2(0.5)(sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor(True)}), 0)
     {'w': tensor([ 1.0000, -0.5000])}
     """
-    return lambda state, step: optree.tree_map(lambda w: strength * w, state.params)
+    return lambda state, step: optree.tree_map(lambda w: strength * wide(w), state.params)
 
 
 def pruned_decay(strength: float) -> Term:
@@ -42,7 +46,7 @@ def pruned_decay(strength: float) -> Term:
     """
 
     def leaf(w: Tensor, mask: Tensor) -> Tensor:
-        return torch.where(mask, 0.0, strength * w) if is_sparse(mask, w) else torch.zeros_like(w)
+        return torch.where(mask, 0.0, strength * wide(w)) if is_sparse(mask, w) else torch.zeros_like(w)
 
     return lambda state, step: optree.tree_map(leaf, state.params, state.masks)
 
@@ -72,6 +76,27 @@ def noise(std: float, key: Tensor) -> Term:
     if not std >= 0:
         raise ValueError(f"expected std >= 0, got {std}")
     return lambda state, step: map_with_path(
-        lambda path, w: std * random.normal(random.leaf_key(key.to(w.device), path, step), w.shape, w.dtype),
+        lambda path, w: std * wide(random.normal(random.leaf_key(key.to(w.device), path, step), w.shape, w.dtype)),
         state.params,
     )
+
+
+def on(where: Where, term: Term) -> Term:
+    """A term for the chosen leaves alone.
+
+    >>> state = sf.State({"1.weight": torch.tensor([2.0]), "1.bias": torch.tensor([3.0])}, ())
+    >>> sf.terms.on("*.weight", sf.terms.l2(0.5))(state, 0)
+    {'1.weight': tensor([1.]), '1.bias': tensor([0.])}
+
+    `where` is a glob, a sequence of globs, or a function of (path, leaf), as for an algorithm. ValueError for a glob
+    that matches no path of the trained tree. An l1 term on the scales of batch norms is network slimming: Liu et al.
+    2017, arXiv 1708.06519, eq. 1.
+    """
+
+    def chosen(state: State, step: Step) -> Tree:
+        leaves, rebuild = flatten(term(state, step))
+        trained = flatten(state.params)[0]
+        picked = matching("terms.on", where, trained)
+        return rebuild([x if path in picked else torch.zeros_like(x) for path, x in leaves.items()])
+
+    return chosen

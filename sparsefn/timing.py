@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import optree
 import torch
 
-from sparsefn.algorithms.core import check_update, detached
-from sparsefn.compose import check_pairs, check_plain, has_own_support, no_optimizer
-from sparsefn.masks import intersect
+from sparsefn.algorithms.core import check_update
+from sparsefn.compose import check_pairs, check_plain, kept, no_optimizer, pack
 from sparsefn.tree import Tree, choose, concrete, flatten
-from sparsefn.types import Algorithm, State, Step, effective, support_of
+from sparsefn.types import Algorithm, State, Step, effective, has_own_support, support_of
 
 # Made once: a step that changes nothing does no tensor work.
 _TRUE = torch.ones((), dtype=torch.bool, device="cpu")
@@ -32,6 +31,11 @@ def _field(states: Sequence[State], name: str) -> list[Tree]:
 def _only(masks: Tree, owns: dict[str, Any]) -> Tree:
     leaves, rebuild = flatten(masks)
     return rebuild([m if p in owns or not m.ndim else _TRUE.to(m.device) for p, m in leaves.items()])
+
+
+def _part(state: State, params: Tree, masks: Tree, i: int) -> State:
+    own = state.scores[str(i)]
+    return State(params, _only(masks, own["owns"]), own["scores"], state.key[str(i)], state.opt, own["support"])
 
 
 def _expand(masks: Tree, params: Tree, owned: set[str]) -> Tree:
@@ -61,15 +65,10 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     check_plain("sequence", algorithms)
 
     def join(parts: Sequence[State], masks: Tree, owns: Sequence[Any]) -> State:
-        scores: dict[str, Any] = {
-            str(i): {"scores": part.scores, "owns": own} for i, (part, own) in enumerate(zip(parts, owns, strict=True))
-        }
-        if any(has_own_support(part) for part in parts):
-            scores["support"] = reduce(intersect, (support_of(part) for part in parts))
-        return State(parts[-1].params, masks, scores, {str(i): part.key for i, part in enumerate(parts)})
+        return pack(parts, parts[-1].params, masks, [{"owns": own} for own in owns])
 
     def init(params: Tree) -> State:
-        parts = [algorithm.init(detached(params)) for algorithm in algorithms]
+        parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("sequence", parts)
         owner = optree.tree_map(
             lambda *masks: next((i for i, m in enumerate(masks) if m.ndim), 0), *_field(parts, "masks")
@@ -84,13 +83,12 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
         step = check_update(state, grads, step)
         params, masks, parts, owns = state.params, state.masks, [], []
         for i, algorithm in enumerate(algorithms):
-            own = state.scores[str(i)]
-            part = State(params, _only(masks, own["owns"]), own["scores"], state.key[str(i)], state.opt)
+            part = _part(state, params, masks, i)
             part = algorithm.update(part, grads, step)
             params = part.params
             masks = optree.tree_map(lambda old, new: new if new.ndim else old, masks, part.masks)
             parts.append(part)
-            owns.append(own["owns"])
+            owns.append(state.scores[str(i)]["owns"])
         return join(parts, masks, owns)
 
     return Algorithm(init, update)
@@ -123,23 +121,18 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     def join(state: State, part: State, i: int) -> State:
         owned = {path for j in range(len(algorithms)) for path in state.scores[str(j)]["owns"]}
         masks = _expand(part.masks, state.params, owned)
-        scores = {**state.scores, str(i): {"scores": part.scores, "owns": state.scores[str(i)]["owns"]}}
-        if "support" in scores:
-            scores["support"] = _expand(support_of(part), state.params, owned)
-        return State(part.params, masks, scores, {**state.key, str(i): part.key}, state.opt)
+        scores = {**state.scores, str(i): {**kept(part), "owns": state.scores[str(i)]["owns"]}}
+        support = _expand(support_of(part), state.params, owned) if has_own_support(state) else ()
+        return State(part.params, masks, scores, {**state.key, str(i): part.key}, state.opt, support)
 
     def init(params: Tree) -> State:
-        parts = [algorithm.init(detached(params)) for algorithm in algorithms]
+        parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("phases", parts)
-        scores: dict[str, Any] = {str(i): {"scores": p.scores, "owns": _owns(p)} for i, p in enumerate(parts)}
-        if any(has_own_support(part) for part in parts):
-            scores["support"] = ()
-        blank = State(parts[0].params, parts[0].masks, scores, {str(i): part.key for i, part in enumerate(parts)})
-        return join(blank, parts[0], 0)
+        joined = pack(parts, parts[0].params, parts[0].masks, [{"owns": _owns(part)} for part in parts])
+        return join(joined, parts[0], 0)
 
     def run(state: State, grads: Tree, step: Step, i: int) -> State:
-        own = state.scores[str(i)]
-        old = State(state.params, _only(state.masks, own["owns"]), own["scores"], state.key[str(i)], state.opt)
+        old = _part(state, state.params, state.masks, i)
         # A phase that begins starts over from the effective weights.
         begun = step == begins[i]
         part = choose(begun, lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt), old) if i else old

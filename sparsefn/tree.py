@@ -36,6 +36,16 @@ def paths(tree: Tree) -> list[str]:
     return [_render(tree, path) for path in optree.tree_paths(tree)]
 
 
+def none_paths(tree: Tree) -> list[str]:
+    """Dotted paths at which there is None, which to optree is a container without leaves.
+
+    >>> none_paths({"weight": torch.zeros(2), "bias": None})
+    ['bias']
+    """
+    entries, leaves, _ = optree.tree_flatten_with_path(tree, none_is_leaf=True)
+    return [_render(tree, entry) for entry, leaf in zip(entries, leaves, strict=True) if leaf is None]
+
+
 def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Any]], Tree]]:
     """`{path: leaf}` and the function that puts a sequence of leaves back in their place.
 
@@ -184,6 +194,18 @@ def concrete(value: Any) -> Any:
         return value.item()
     except RuntimeError:  # batched by vmap, or fake
         return None
+
+
+def wide(leaf: Tensor) -> Tensor:
+    """The leaf in float32, or as it is if its dtype is that or wider.
+
+    >>> wide(torch.ones((), dtype=torch.bfloat16)).dtype
+    torch.float32
+
+    Torch rounds a Python number to 16 bits in a product with a 0-d half-precision tensor, and not in a product with
+    a larger one; compiled code keeps such products in float32. In float32 all of them agree.
+    """
+    return leaf.to(torch.promote_types(leaf.dtype, torch.float32))
 
 
 def choose(pred: Any, new: Callable[[Tree], Tree], old: Tree) -> Tree:

@@ -29,9 +29,9 @@ class State(NamedTuple):
 
     `params` are the weights before masks; run `sf.effective(state)`. `masks` has the treedef of
     `params`: bool, True = kept, 0-d True for a leaf that is not sparsified. `scores` is what the
-    algorithm accumulates or learns: one tree with the treedef of `params`, or a dict of trees by
-    name. In a dict of trees, `"support"` is where weights move when that is not the mask.
-    `key` is the PRNG key, `opt` the inner optimizer's state. An unused field is `()`.
+    algorithm accumulates or learns, a dict of trees by role; under "learned" and "latent" is what only an
+    optimizer inside the algorithm can train. `key` is the PRNG key, `opt` the inner optimizer's state.
+    `support` is where weights move: a tree of masks, `()` where it is `masks`. An unused field is `()`.
     """
 
     params: Tree
@@ -39,6 +39,7 @@ class State(NamedTuple):
     scores: Tree = ()
     key: Tree = ()
     opt: Tree = ()
+    support: Tree = ()
 
 
 class TrainView(NamedTuple):
@@ -62,7 +63,7 @@ class TrainView(NamedTuple):
 
 
 class Accumulated(NamedTuple):
-    """A score with memory: its leaves live in `state.scores`.
+    """A score with memory: its leaves live in `state.scores`, under the role of the score.
 
     >>> import sparsefn as sf
     >>> ema = sf.scores.ema(sf.scores.gradient, decay=0.5)
@@ -81,21 +82,32 @@ class Accumulated(NamedTuple):
 Score = Callable[[State, Tree, Step], Tree] | Accumulated
 
 
-def _named(scores: Tree, name: str, params: Tree) -> bool:
-    # Params may have a leaf of that name themselves: then scores has params' treedef. Without one nothing is
-    # compared, as compiled code cannot flatten a dict that holds nothing but empty tuples.
-    if not isinstance(scores, dict) or name not in scores:
-        return False
-    return not (isinstance(params, dict) and name in params and same_structure(scores, params))
-
-
 def support_of(state: State) -> Tree:
-    """Where the weights of a state move: `scores["support"]` if there is one, else the masks.
+    """Where the weights of a state move: its support if it has one, else the masks.
 
     >>> support_of(State({"w": torch.ones(1)}, {"w": torch.tensor([True])}))
     {'w': tensor([True])}
     """
-    return state.scores["support"] if _named(state.scores, "support", state.params) else state.masks
+    return state.support if has_own_support(state) else state.masks
+
+
+def has_own_support(state: State) -> bool:
+    """Whether weights of a state move elsewhere than on its masks.
+
+    >>> import sparsefn as sf
+    >>> has_own_support(sf.ste(0.5).init({"w": torch.ones(2, 2)}))
+    True
+    """
+    return not (isinstance(state.support, tuple) and not state.support)
+
+
+def everywhere(tree: Tree) -> Tree:
+    """The support of a tree whose leaves move whole: 0-d True for each.
+
+    >>> everywhere({"w": torch.ones(2)})
+    {'w': tensor(True)}
+    """
+    return optree.tree_map(lambda leaf: torch.ones((), dtype=torch.bool, device=leaf.device), tree)
 
 
 def _inside(support: Tree, new: Tree, old: Tree | None = None) -> Tree:
@@ -153,7 +165,7 @@ def _put(state: State, params: Tree) -> State:
 
 
 def with_params(state: State, params: Tree) -> State:
-    """The state with an outside optimizer's weights put in, detached.
+    """The state with a copy of an outside optimizer's weights put in, detached.
 
     >>> state = State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
     >>> with_params(state, {"w": torch.tensor([2.0, 3.0])}).params
@@ -162,12 +174,28 @@ def with_params(state: State, params: Tree) -> State:
     Weights are taken where the state lets them move: on the mask, or everywhere under
     `pruned="train"`; elsewhere the state keeps its own. For algorithms whose view trains params.
     Raises ValueError or TypeError for another structure, shape or dtype, naming the path, and
-    ValueError for a state of `reparametrised`.
+    ValueError for a state of `reparametrised` or of a `supermask` whose scores train.
     """
-    if _named(state.scores, "latent", state.params):
-        raise ValueError("this state trains latents, which follow from no params; use with_optimizer")
+    _check_outside(state.scores)
     check_like("params", params, state.params)
-    return _put(state, optree.tree_map(lambda p: p.detach(), params))
+    given = optree.tree_map(lambda p: p.detach(), params)
+    put = _put(state, given)
+    return put._replace(params=optree.tree_map(lambda new, old: new.clone() if new is old else new, put.params, given))
+
+
+def _check_outside(scores: Tree) -> None:
+    # Parts of a composition lie below their numbers.
+    if not isinstance(scores, dict):
+        return
+    if "latent" in scores:
+        raise ValueError("this state trains latents, which follow from no params; use with_optimizer")
+    if "learned" in scores:
+        raise ValueError(
+            "this state learns its masks by training scores, which params alone leave as they are; use with_optimizer"
+        )
+    for part in scores.values():
+        if isinstance(part, dict) and "scores" in part:
+            _check_outside(part["scores"])
 
 
 def moved(state: State, updates: Tree) -> State:

@@ -45,18 +45,26 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
     kind of `where`.
     """
     leaves = float_leaves(params)
-    if callable(where):
-        chosen = {path: leaf for path, leaf in leaves.items() if leaf.ndim and where(path, leaf)}
-    else:
-        globs = as_globs(where)
-        check_globs("where", globs, list(leaves))
-        chosen = {
-            path: leaf for path, leaf in leaves.items() if leaf.ndim and any(glob_match(path, glob) for glob in globs)
-        }
+    chosen = {path: leaf for path, leaf in matching("where", where, leaves).items() if leaf.ndim}
     if not chosen:
         known = ", ".join(map(repr, leaves)) or "none"
         warnings.warn(f"no leaf is sparsified: where selects none of the paths ({known})", UserWarning, stacklevel=3)
     return chosen
+
+
+def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The leaves that a function of (path, leaf), a glob or a sequence of globs chooses.
+
+    >>> matching("where", "*.bias", {"0.bias": torch.zeros(2), "0.weight": torch.zeros(2, 2)})
+    {'0.bias': tensor([0., 0.])}
+
+    Raises ValueError for a glob that matches no path, TypeError for another kind of `where`.
+    """
+    if callable(where):
+        return {path: leaf for path, leaf in leaves.items() if where(path, leaf)}
+    globs = as_globs(where)
+    check_globs(what, globs, list(leaves))
+    return {path: leaf for path, leaf in leaves.items() if any(glob_match(path, glob) for glob in globs)}
 
 
 def float_leaves(params: Tree) -> dict[str, Tensor]:

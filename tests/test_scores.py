@@ -149,6 +149,40 @@ def test_memories_give_the_same_bits_for_tensor_steps_and_under_vmap():
     assert torch.equal(torch.func.vmap(lambda rows: run(rows, False), in_dims=1)(grads), loop)
 
 
+@pytest.mark.parametrize("score", [S.momentum(0.9), S.ema(S.saliency, 0.9), S.sum(S.movement), S.mean(S.gradient)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_memories_of_leaves_without_dimensions_have_the_bits_of_a_batch(score, dtype):
+    def remembered(w, g):
+        memory, state = score.init({"t": w}), sf.State({"t": w}, {"t": torch.tensor(True)})
+        for step in range(3):
+            memory = score.accumulate(memory, state, {"t": g * 2**step}, step)
+        return score.value(memory, state, {"t": g}, 2)["t"]
+
+    w, g = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert torch.equal(torch.vmap(remembered)(w, g), torch.stack([remembered(*row) for row in zip(w, g, strict=True)]))
+
+
+@pytest.mark.parametrize("remember", [S.sum, S.mean, lambda score: S.ema(score, 0.5)])
+def test_memories_of_a_wider_score_keep_their_dtype(remember):
+    wide = remember(lambda state, grads, step: optree.tree_map(torch.Tensor.double, grads))
+    algorithm = sf.one_shot(0.5, score=wide, when=sf.at([2]))
+    state = first = algorithm.init({"w": torch.randn(4, 4)})
+    for step in range(4):
+        saved = sf.checkpoint.state_dict(state)
+        state = algorithm.update(state, {"w": torch.randn(4, 4)}, step)
+        resumed = sf.checkpoint.load_state_dict(first, sf.checkpoint.state_dict(state))
+        assert sf.checkpoint.tree_equal(resumed, state)
+        assert all(x.dtype == saved[path].dtype for path, x in sf.checkpoint.state_dict(state).items())
+
+
+@pytest.mark.parametrize("name", ["gradient", "saliency", "movement"])
+def test_scores_of_gradients_say_that_there_are_none(name):
+    with pytest.raises(ValueError, match=f"scores.{name} reads gradients, got grads=None"):
+        getattr(S, name)(state_of(1.0), None, 0)
+    with pytest.raises(ValueError, match="scores.momentum reads gradients, got grads=None"):
+        S.momentum(0.5).accumulate(vector(0.0), NONE, None, 0)
+
+
 def test_memory_makes_no_leaf_of_another_structure_than_its_params():
     params = {"a": [torch.ones(2), (torch.ones(3),)]}
     memory = S.momentum(0.5).init(params)

@@ -5,6 +5,7 @@ import torch
 
 import sparsefn as sf
 
+KEY = sf.random.key(0)
 STATE = sf.State(
     {"w": torch.tensor([3.0, -1.0, 0.0, 2.0]), "b": torch.tensor([4.0])},
     {"w": torch.tensor([True, False, False, True]), "b": torch.tensor(True)},
@@ -100,3 +101,50 @@ def test_a_term_of_another_structure_or_shape_is_an_error():
     wrong = sf.with_terms(sf.dense(), lambda state, step: {"w": torch.ones(2)})
     with pytest.raises(ValueError, match=r"expected a term of shape \(1, 2\) at 'w', got \(2,\)"):
         wrong.view.grads(wrong.init(grads), grads, 0)
+
+
+def test_terms_see_what_is_trained():
+    params = {"w": torch.tensor([[4.0, 3.0]]), "b": torch.tensor([2.0])}
+    latents = sf.with_terms(sf.reparametrised(sf.reparam.power(2.0)), sf.terms.l2(0.5))
+    state = latents.init(params)
+    found = latents.view.grads(state, {"w": torch.zeros(1, 2), "b": torch.zeros(1)}, 0)
+    assert torch.equal(found["latent"]["latent"]["w"], 0.5 * state.scores["latent"]["latent"]["w"])
+    assert found["rest"]["b"].tolist() == [1.0]
+    scores = sf.with_terms(sf.supermask(0.5), sf.terms.l1(0.5), sf.terms.on("scores.*", sf.terms.l2(1.0)))
+    state = scores.init(params)
+    found = scores.view.grads(state, {"w": torch.zeros(1, 2), "b": torch.zeros(1)}, 0)
+    assert torch.equal(found["scores"]["w"], 0.5 + state.scores["learned"]["w"])
+    assert found["params"]["b"].tolist() == [0.5]
+    noisy = sf.with_optimizer(sf.with_terms(sf.supermask(0.5), sf.terms.noise(0.1, KEY)), sf.optimizers.sgd(1.0))
+    state = noisy.init(params)
+    after = noisy.update(state, {"w": torch.zeros(1, 2), "b": torch.zeros(1)}, 0)
+    assert not torch.equal(after.scores["learned"]["w"], state.scores["learned"]["w"])
+
+
+def test_terms_of_dense_algorithms_see_masks_and_not_supports():
+    # Weights of `ste` move everywhere, and pruned_decay is of those off the mask alone.
+    decayed = sf.with_terms(sf.ste(0.5), sf.terms.pruned_decay(0.5))
+    state = decayed.init({"w": torch.tensor([[4.0, 2.0]])})
+    assert decayed.view.grads(state, {"w": torch.zeros(1, 2)}, 0)["w"].tolist() == [[0.0, 1.0]]
+
+
+def test_a_term_on_some_leaves():
+    for where in ("b", ["b"], lambda path, leaf: path == "b"):
+        assert sf.terms.on(where, sf.terms.l2(0.5))(STATE, 0)["b"].tolist() == [2.0]
+        assert sf.terms.on(where, sf.terms.l2(0.5))(STATE, 0)["w"].tolist() == [0.0] * 4
+    with pytest.raises(ValueError, match="terms.on: no path matches 'bias'; the paths are 'b', 'w'"):
+        sf.terms.on("bias", sf.terms.l2(0.5))(STATE, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_terms_of_leaves_without_dimensions_have_the_bits_of_a_batch(dtype):
+    terms = [sf.terms.l1(0.3), sf.terms.l2(0.7), sf.terms.noise(0.1, KEY)]
+    algorithm = sf.with_terms(sf.dense(), *terms)
+
+    def grads_of(w, g):
+        return algorithm.view.grads(algorithm.init({"t": w}), {"t": g}, 0)["t"]
+
+    w, g = torch.randn(2, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+    batch = torch.vmap(grads_of)(w, g)
+    assert batch.dtype == dtype
+    assert torch.equal(batch, torch.stack([grads_of(*row) for row in zip(w, g, strict=True)]))

@@ -75,7 +75,7 @@ def test_each_part_of_a_sequence_keeps_its_memory_and_key():
     algorithm = sf.sequence(*parts)
     state = algorithm.init({"w": torch.randn(4, 4)})
     state = algorithm.update(state, {"w": torch.ones(4, 4)}, 0)
-    assert state.scores["0"]["scores"]["w"].tolist() == [[0.5] * 4] * 4
+    assert state.scores["0"]["scores"]["score"]["w"].tolist() == [[0.5] * 4] * 4
     assert torch.equal(state.key["1"], sf.random.key(4))
     before = state.masks["w"]
     assert torch.equal(algorithm.update(state, {"w": torch.ones(4, 4)}, 1).masks["w"], before)
@@ -172,8 +172,8 @@ def test_a_phase_keeps_its_own_memory_and_makes_it_afresh_at_its_begin():
     state = algorithm.init(row(4, 3, 2, 1))
     for step in range(4):
         state = algorithm.update(state, row(1, 1, 1, 1), step)
-    assert state.scores["0"]["scores"]["w"][0, 0] == 0.75
-    assert state.scores["1"]["scores"]["w"][0, 0] == 0.75
+    assert state.scores["0"]["scores"]["score"]["w"][0, 0] == 0.75
+    assert state.scores["1"]["scores"]["score"]["w"][0, 0] == 0.75
 
 
 def test_masks_keep_their_shapes_through_all_phases():

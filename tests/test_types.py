@@ -10,6 +10,8 @@ import sparsefn as sf
 
 W = torch.tensor([[1.0, -2.0], [3.0, 4.0]])
 MASK = torch.tensor([[True, False], [True, True]])
+SHARED = {"w": torch.rand(4, 4) > 0.5, "b": torch.tensor(True)}
+KEY = sf.random.key(3)
 
 
 def test_apply_masks_selects_and_does_not_multiply():
@@ -86,12 +88,87 @@ def test_with_params_checks_its_tree():
         sf.with_params(latent, {"w": W})
 
 
-def test_a_params_tree_with_a_leaf_called_support():
-    params = {"support": W}
+def test_with_params_refuses_states_whose_scores_learn():
+    text = "this state learns its masks by training scores, which params alone leave as they are; use with_optimizer"
+    for algorithm in (
+        sf.supermask(0.5),
+        sf.supermask(0.5, mode="joint"),
+        sf.partition([("w", sf.supermask(0.5))]),
+        sf.partition([("*", sf.partition([("*", sf.supermask(0.5))]))]),
+    ):
+        with pytest.raises(ValueError, match=text):
+            sf.with_params(algorithm.init({"w": W}), {"w": W})
+    with pytest.raises(ValueError, match="this state trains latents"):
+        sf.with_params(sf.partition([("w", sf.reparametrised(sf.reparam.power(2.0)))]).init({"w": W}), {"w": W})
+    given = sf.supermask(0.5, mode="ste").init({"w": W})  # its weights train, its scores do not
+    assert torch.equal(sf.with_params(given, {"w": -W}).params["w"], -W)
+
+
+@pytest.mark.parametrize("name", ["support", "latent", "learned"])
+def test_names_of_leaves_and_of_memories_say_nothing(name):
+    params = {name: W}
     state = sf.snfs(0.5).init(params)
-    assert optree.tree_structure(state.scores) == optree.tree_structure(params)
-    moved = sf.with_params(state, {"support": torch.ones(2, 2)}).params["support"]
-    assert torch.equal(moved, state.masks["support"].float())
+    assert optree.tree_structure(state.scores["grow"]) == optree.tree_structure(params)
+    moved = sf.with_params(state, {name: torch.ones(2, 2)}).params[name]
+    assert torch.equal(moved, state.masks[name].float())
+
+    def zeros(params):
+        return {name: torch.zeros(()), "scores": {name: torch.zeros(())}}
+
+    memory = sf.Accumulated(zeros, lambda memory, *_: memory, lambda memory, state, *_: state.params)
+    algorithm = sf.with_optimizer(sf.gmp(0.5, score=memory), sf.optimizers.sgd(1.0))
+    state = algorithm.init({"w": W})
+    assert not torch.equal(algorithm.update(state, {"w": W}, 0).params["w"], state.params["w"])
+    assert torch.equal(
+        sf.with_params(state._replace(opt=()), {"w": -W}).params["w"], torch.where(state.masks["w"], -W, 0)
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        sf.dense,
+        lambda: sf.static(0.5, pruned="keep"),
+        lambda: sf.ste(0.5),
+        lambda: sf.snfs(0.5),
+        lambda: sf.from_masks(SHARED),
+        lambda: sf.gmp(0.5, init=SHARED),
+        lambda: sf.rigl(0.5, init=lambda params: SHARED),
+        lambda: sf.supermask(0.5, init=lambda params: params, key=KEY),
+        lambda: sf.reparametrised(sf.reparam.soft_threshold(), key=KEY),
+        lambda: sf.with_optimizer(sf.set(0.5, key=KEY), sf.optimizers.adam(0.1)),
+        lambda: sf.partition([("w", sf.static(0.5, key=KEY))]),
+        lambda: sf.chain(sf.static(0.5), sf.one_shot(0.75)),
+        lambda: sf.sequence(sf.one_shot(0.5), sf.rigl("current")),
+        lambda: sf.phases([(0, sf.dense()), (2, sf.static(0.5))]),
+    ],
+)
+def test_what_becomes_of_an_input_later_does_not_reach_a_state(make):
+    for params in (
+        {"w": torch.randn(4, 4), "b": torch.randn(4)},
+        {"w": torch.nn.Parameter(torch.randn(4, 4)), "b": torch.nn.Parameter(torch.randn(4))},
+    ):
+        algorithm = make()
+        state = algorithm.init(params)
+        inputs = [*params.values(), *SHARED.values(), KEY]
+        with torch.no_grad():
+            before, copies = optree.tree_map(torch.clone, state), [x.clone() for x in inputs]
+            for x in inputs:
+                x.logical_not_() if x.dtype == torch.bool else x.add_(1)
+        assert sf.checkpoint.tree_equal(before, state)
+        with torch.no_grad():
+            for x, copy in zip(inputs, copies, strict=True):
+                x.copy_(copy)
+
+
+def test_with_params_copies():
+    state = sf.partition([("w", sf.ste(0.5)), ("*", sf.dense())]).init({"w": torch.ones(4, 4), "b": torch.ones(4)})
+    weights = {"w": torch.randn(4, 4), "b": torch.randn(4)}
+    put = sf.with_params(state, weights)
+    before = optree.tree_map(torch.clone, put.params)
+    for leaf in weights.values():
+        leaf.add_(1)
+    assert sf.checkpoint.tree_equal(before, put.params)
 
 
 def test_default_view_trains_params_on_the_mask():

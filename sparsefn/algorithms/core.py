@@ -14,7 +14,7 @@ from sparsefn import random
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Sparsity, check_sparsity
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.tree import Tree, check_like, choose, concrete, flatten, is_sparse
+from sparsefn.tree import Tree, check_like, choose, concrete, flatten, is_sparse, none_paths, same_structure
 from sparsefn.triggers import check_step, check_trigger
 from sparsefn.types import (
     Accumulated,
@@ -27,6 +27,7 @@ from sparsefn.types import (
     Where,
     apply_masks,
     check_masks,
+    everywhere,
 )
 from sparsefn.where import float_leaves, select_leaves
 
@@ -61,10 +62,10 @@ def level_at(level: Schedule, step: Step) -> Sparsity:
 # ---- states -------------------------------------------------------------------------------------
 
 
-def detached(params: Tree) -> Tree:
-    """Checked params, nn.Parameters without their autograd history."""
+def copied(params: Tree) -> Tree:
+    """Copies of checked params, of nn.Parameters without their autograd history."""
     float_leaves(params)
-    return optree.tree_map(lambda p: p.detach() if isinstance(p, torch.nn.Parameter) else p, params)
+    return optree.tree_map(lambda p: (p.detach() if isinstance(p, torch.nn.Parameter) else p).clone(), params)
 
 
 def check_pruned(pruned: str) -> None:
@@ -77,8 +78,19 @@ def check_update(state: State, grads: Tree, step: Step) -> Step:
     """Checks at the start of every update, on structure alone; returns the step."""
     if not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
-    check_like("grads", grads, state.params)
+    if grads is not None:
+        _check_grads(grads, state.params)
     return check_step(step)
+
+
+def _check_grads(grads: Tree, params: Tree) -> None:
+    if not same_structure(grads, params):
+        for path in none_paths(grads):
+            raise ValueError(
+                f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
+                "not use, has none; give zeros, or leave it out of params"
+            )
+    check_like("grads", grads, params)
 
 
 def sparse_leaves(state: State) -> tuple[Leaves, Leaves]:
@@ -122,7 +134,9 @@ def start_masks(
     if not isinstance(init, str):
         check_given(init)
         check_masks(init, params)
-        return init if allowed is None else optree.tree_map(torch.logical_and, init, masks_tree(params, allowed))
+        if allowed is None:
+            return optree.tree_map(torch.clone, init)
+        return optree.tree_map(torch.logical_and, init, masks_tree(params, allowed))
     best_of = ("random", "magnitude") if rule.pattern.fixed is None else ()  # the pattern may know how many
     if init in ("bernoulli", "checkerboard", *best_of) and level is None:
         raise ValueError(f"init={init!r} needs a sparsity, got None")
@@ -198,38 +212,22 @@ def settle(state: State, masks: Leaves, pruned: Pruned) -> State:
 
 
 class Memory(NamedTuple):
-    """The Accumulated scores of an algorithm by role, and how they lie in `state.scores`."""
+    """The scores of an algorithm by role; memories of Accumulated ones lie by role in `state.scores`."""
 
     scores: dict[str, Score]
     pruned: Pruned
 
     def init(self, params: Tree) -> Tree:
-        """`()` for nothing, one tree for one memory, else a dict by name."""
-        trees = {name: s.init(params) for name, s in self.scores.items() if isinstance(s, Accumulated)}
-        if self.pruned == "train":
-            trees["support"] = optree.tree_map(lambda p: torch.ones((), dtype=torch.bool, device=p.device), params)
-        return self._pack(trees)
-
-    def _pack(self, trees: dict[str, Tree]) -> Tree:
-        if not trees:
-            return ()
-        return next(iter(trees.values())) if self._alone() else trees
-
-    def _alone(self) -> bool:
-        return self.pruned != "train" and sum(isinstance(s, Accumulated) for s in self.scores.values()) == 1
-
-    def _unpack(self, scores: Tree) -> dict[str, Tree]:
-        if not self._alone():
-            return dict(scores) if isinstance(scores, dict) else {}
-        return {name: scores for name, s in self.scores.items() if isinstance(s, Accumulated)}
+        """The first memory of each role that has one, `()` if none has."""
+        return {role: score.init(params) for role, score in self._kept()} or ()
 
     def accumulate(self, state: State, grads: Tree, step: Step) -> State:
         """Advance every memory: done on every step."""
-        trees = self._unpack(state.scores)
-        for name, score in self.scores.items():
-            if isinstance(score, Accumulated):
-                trees[name] = score.accumulate(trees[name], state, grads, step)
-        return state._replace(scores=self._pack(trees)) if trees else state
+        new = {role: score.accumulate(state.scores[role], state, grads, step) for role, score in self._kept()}
+        return state._replace(scores=new) if new else state
+
+    def _kept(self) -> list[tuple[str, Accumulated]]:
+        return [(role, score) for role, score in self.scores.items() if isinstance(score, Accumulated)]
 
     def read(
         self, role: str, state: State, grads: Tree, step: Step, paths: Mapping[str, Any], signed: bool = False
@@ -243,7 +241,7 @@ class Memory(NamedTuple):
             state = state._replace(key=random.fold_in(state.key, role))
         value: Any = score.value if isinstance(score, Accumulated) else score
         inner = getattr(value, "signed", None) if signed else None
-        given = (self._unpack(state.scores)[role],) if isinstance(score, Accumulated) else ()
+        given = (state.scores[role],) if isinstance(score, Accumulated) else ()
         values = (inner or value)(*given, state, grads, step)
         check_like("scores", values, state.params, dtype=False)
         chosen = pick(values, paths)
@@ -277,10 +275,11 @@ def masked(
 
     def build(allowed: Leaves | None) -> Algorithm:
         def start(params: Tree) -> State:
-            params = detached(params)
+            params = copied(params)
             masks = start_masks(params, rule, where, init, level, seed, allowed)
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
-            return State(kept, masks, memory.init(params), seed)
+            support = everywhere(params) if memory.pruned == "train" else ()
+            return State(kept, masks, memory.init(params), seed.clone(), support=support)
 
         def update(state: State, grads: Tree, step: Step) -> State:
             step = check_update(state, grads, step)

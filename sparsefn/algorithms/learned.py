@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.core import check_update, detached
+from sparsefn.algorithms.core import check_update, copied
 from sparsefn.algorithms.static import dense
 from sparsefn.masks import intersect
 from sparsefn.tree import Tree, flatten, is_sparse
@@ -69,15 +69,15 @@ def reparametrised(
 
     def finish(part: State, masks: Tree, latents: Tree, step: Tensor) -> State:
         both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, masks)
-        scores = {"latent": latents, "inner": {"masks": part.masks, "scores": part.scores}, "step": step}
+        inner = {"masks": part.masks, "scores": part.scores, "support": part.support}
+        scores = {"latent": latents, "inner": inner, "step": step}
         return State(apply_masks(part.params, masks), both, scores, part.key)
 
     def inner_of(state: State) -> State:
-        own = state.scores["inner"]
-        return State(state.params, own["masks"], own["scores"], state.key)
+        return State(state.params, key=state.key, **state.scores["inner"])
 
     def init(params: Tree) -> State:
-        params = detached(params)
+        params = copied(params)
         chosen = select_leaves(params, where)
         latents = reparam.init(chosen, seed)
         step = torch.zeros((), dtype=torch.int64, device=next((p.device for p in chosen.values()), None))

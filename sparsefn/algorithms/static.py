@@ -8,13 +8,13 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.core import Init, Memory, as_level, check_given, check_update, detached, masked
+from sparsefn.algorithms.core import Init, Memory, as_level, check_given, check_update, copied, masked
 from sparsefn.algorithms.rule import Rule
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.tree import Tree
 from sparsefn.triggers import never
-from sparsefn.types import Algorithm, State, Step, Where, apply_masks, check_masks
+from sparsefn.types import Algorithm, State, Step, Where, apply_masks, check_masks, everywhere
 from sparsefn.where import default_where
 
 
@@ -31,8 +31,8 @@ def dense() -> Algorithm:
     """
 
     def init(params: Tree) -> State:
-        params = detached(params)
-        return State(params, optree.tree_map(lambda p: torch.ones((), dtype=torch.bool, device=p.device), params))
+        params = copied(params)
+        return State(params, everywhere(params))
 
     return Algorithm(init, _frozen)
 
@@ -74,8 +74,8 @@ def from_masks(masks: Tree) -> Algorithm:
     check_given(masks)
 
     def init(params: Tree) -> State:
-        params = detached(params)
+        params = copied(params)
         check_masks(masks, params)
-        return State(apply_masks(params, masks), masks)
+        return State(apply_masks(params, masks), optree.tree_map(torch.clone, masks))
 
     return Algorithm(init, _frozen)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.core import as_level, check_update, detached, level_at, masks_tree, pick, settle, sparse_leaves
+from sparsefn.algorithms.core import as_level, check_update, copied, level_at, masks_tree, pick, settle, sparse_leaves
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Distribution, per_leaf, uniform
 from sparsefn.gates import check_mode, gate
@@ -18,7 +17,7 @@ from sparsefn.patterns import Pattern, unstructured
 from sparsefn.select import bernoulli_mask
 from sparsefn.tree import Tree, choose, flatten, leaves_like, same_structure, structure_error
 from sparsefn.triggers import always, check_trigger
-from sparsefn.types import Algorithm, State, Step, TrainView, Trigger, Where
+from sparsefn.types import Algorithm, State, Step, TrainView, Trigger, Where, everywhere
 from sparsefn.where import default_where, select_leaves
 
 Start = str | Callable[[Tree], Tree] | Tree
@@ -43,7 +42,7 @@ def supermask(
     >>> algorithm = sf.with_optimizer(sf.supermask(0.5, init="zeros"), sf.optimizers.sgd(1.0))
     >>> state = algorithm.init({"w": torch.tensor([[1.0, -1.0]])})
     >>> state = algorithm.update(state, {"w": torch.tensor([[0.5, 0.5]])}, 0)
-    >>> state.scores, state.masks
+    >>> state.scores["learned"], state.masks
     ({'w': tensor([[-0.5000,  0.5000]])}, {'w': tensor([[False,  True]])})
 
     `mode` is what trains: "supermask" the scores, "joint" scores and weights, "ste" the weights (scores
@@ -51,10 +50,13 @@ def supermask(
     weight's is the gradient on the mask, a score's is gradient * weight, with `mask_gradient=True` only
     on the mask. Weights off the mask keep their value and their moments: masks may come back to them.
 
-    `state.scores` has the treedef of params, 0-d zero where a leaf is not sparsified; `state.params` are the
-    whole weights. `init` makes the scores: "random" (uniform in [0, 1)), "zeros", "magnitude", a function of
-    params, or a tree like params. `link` maps scores before they compete, and its slope goes into their
-    gradient: `torch.abs` is edge-popup. Masks follow the scores at `sparsity(step)` where `when` fires.
+    `state.scores["learned"]` has the treedef of params, 0-d zero where a leaf is not sparsified (it is
+    `state.scores["score"]` in mode "ste", whose scores do not train); `state.params` are the whole weights. Scores
+    train inside `with_optimizer` alone: `with_params` refuses a state that learns.
+
+    `init` makes the scores: "random" (uniform in [0, 1)), "zeros", "magnitude", a function of params, or a tree
+    like params. `link` maps scores before they compete, and its slope goes into their gradient: `torch.abs` is
+    edge-popup. Masks follow the scores at `sparsity(step)` where `when` fires.
 
     `sparsity="bernoulli"` keeps each weight with probability `link(score)`, clamped to [0, 1]: init draws for
     step 0, update(step) for step + 1, from (key, path). It takes no pattern and no distribution. The last bits
@@ -73,6 +75,7 @@ def supermask(
     if not drawn and level is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or 'bernoulli', got None")
     seed = random.key(0) if key is None else key
+    role = "score" if mode == "ste" else "learned"
     trains = {"supermask": ("scores",), "joint": ("scores", "params"), "ste": ("params",)}[mode]
 
     def linked(score: Tensor) -> Tensor:
@@ -80,7 +83,7 @@ def supermask(
 
     def masked(state: State, step: Step, draw: Step) -> State:
         leaves = sparse_leaves(state)[0]
-        values = {path: linked(score) for path, score in pick(state.scores, leaves).items()}
+        values = {path: linked(score) for path, score in pick(state.scores[role], leaves).items()}
         for path, value in values.items():
             _check_score("link to give scores", path, value, leaves[path])
         if level is not None:
@@ -89,12 +92,13 @@ def supermask(
         return settle(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
 
     def start(params: Tree) -> State:
-        params = detached(params)
+        params = copied(params)
         leaves = select_leaves(params, where)
         rule.grids(leaves)
         whole = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
-        scores = _scores(params, _start(params, leaves, init, seed))
-        return masked(State(params, masks_tree(params, whole), scores, seed), 0, 0)
+        scores = {role: _scores(params, _start(params, leaves, init, seed))}
+        support = everywhere(params) if "params" in trains else ()
+        return masked(State(params, masks_tree(params, whole), scores, seed.clone(), support=support), 0, 0)
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)
@@ -109,21 +113,20 @@ def supermask(
         }
 
     def get(state: State) -> Tree:
-        return view_of(flatten(state.params)[0], pick(state.scores, sparse_leaves(state)[0]))
+        return view_of(flatten(state.params)[0], pick(state.scores[role], sparse_leaves(state)[0]))
 
     def put(state: State, tree: Tree) -> State:
         def merged(old: Tree, new: Leaves) -> Tree:
             leaves, rebuild = flatten(old)
             return rebuild([new.get(path, leaf) for path, leaf in leaves.items()])
 
-        return state._replace(
-            params=merged(state.params, dict(tree["params"])), scores=merged(state.scores, dict(tree["scores"]))
-        )
+        scores = merged(state.scores[role], dict(tree["scores"]))
+        return state._replace(params=merged(state.params, dict(tree["params"])), scores={role: scores})
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step
         leaves, masks = sparse_leaves(state)
-        scores, slopes, dense = pick(state.scores, leaves), {}, flatten(grads)[0]
+        scores, slopes, dense = pick(state.scores[role], leaves), {}, flatten(grads)[0]
         for path, mask in masks.items():
 
             def run(s: Tensor, w: Tensor, mask: Tensor = mask) -> Tensor:
@@ -134,8 +137,7 @@ def supermask(
         return view_of(dense, slopes)
 
     def support(state: State) -> Tree:
-        # Everywhere: masks flip, and what they leave out trains on.
-        return optree.tree_map(lambda leaf: torch.ones((), dtype=torch.bool, device=leaf.device), get(state))
+        return everywhere(get(state))  # masks flip, and pruned weights train on
 
     return Algorithm(start, update, TrainView(get, put, grads_of, support))
 
@@ -154,15 +156,20 @@ def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:
     ValueError for a state without scores and for scores of another shape, TypeError for scores
     that are not floating-point; they keep their dtype.
     """
-    if not same_structure(state.scores, state.params):
-        raise ValueError(structure_error("the scores of a state of supermask", state.scores, state.params))
+    role = next((role for role in ("learned", "score") if isinstance(state.scores, dict) and role in state.scores), "")
+    if not role or not same_structure(state.scores[role], state.params):
+        raise ValueError(f"rescore: expected a state of supermask, got one whose scores are {_roles(state)}")
     leaves = sparse_leaves(state)[0]
     new = {}
-    for path, score in pick(state.scores, leaves).items():
+    for path, score in pick(state.scores[role], leaves).items():
         value = fn(score, leaves[path])
         _check_score("fn to give scores", path, value, leaves[path])
         new[path] = value.detach().to(score.dtype)
-    return state._replace(scores=_scores(state.params, new))
+    return state._replace(scores={role: _scores(state.params, new)})
+
+
+def _roles(state: State) -> str:
+    return ", ".join(map(repr, state.scores)) if isinstance(state.scores, dict) else repr(state.scores)
 
 
 def _check_score(what: str, path: str, score: Any, leaf: Tensor) -> None:
@@ -190,7 +197,7 @@ def _start(params: Tree, leaves: Leaves, init: Start, key: Tensor) -> Leaves:
         given = {p: s for p, s in zip(flatten(params)[0], leaves_like(init, params), strict=True) if p in leaves}
         for path, score in given.items():
             _check_score("initial scores", path, score, leaves[path])
-        return {path: score.detach() for path, score in given.items()}
+        return {path: score.detach().clone() for path, score in given.items()}
     if init == "random":
         draws = random.fold_in(key, "init")
         return {p: random.uniform(random.leaf_key(draws, p).to(x.device), x.shape, x.dtype) for p, x in leaves.items()}

@@ -116,10 +116,10 @@ def units_are_whole(row: Row, case: Case) -> None:
 # ---- which ones -----------------------------------------------------------------------------------
 
 
-def _read(score: Any, before: State, after: State, grads: Any, step: int) -> Any:
+def _read(role: str, score: Any, before: State, after: State, grads: Any, step: int) -> Any:
     """A score as the algorithm read it: what it accumulates has been advanced by then."""
     if isinstance(score, Accumulated):
-        return score.value(after.scores, before, grads, step)
+        return score.value(after.scores[role], before, grads, step)
     return score(before, grads, step)
 
 
@@ -132,7 +132,7 @@ def the_best_are_kept(row: Row, case: Case) -> None:
     for step, grads in enumerate(case.grads):
         before, after = states[step], states[step + 1]
         if meta.choose is not None and meta.when(step):
-            scores = _read(meta.choose, before, after, grads, step)
+            scores = _read("score", meta.choose, before, after, grads, step)
             _check_best(meta, after, scores, before if meta.monotone else None)
 
 
@@ -151,8 +151,8 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
     for step, before, grads, after in transitions(row, case):
         if not meta.when(step):
             continue
-        drops = _read(meta.drop, before, after, grads, step)
-        grows = None if meta.grow is None else _read(meta.grow, before, after, grads, step)
+        drops = _read("drop", meta.drop, before, after, grads, step)
+        grows = None if meta.grow is None else _read("grow", meta.grow, before, after, grads, step)
         for field in competitions(meta, before):
             had, has = field.active(before), field.active(after)
             lost = _lost(meta, step, sum(had), sum(has), len(had))

@@ -415,3 +415,47 @@ def test_inductor_code_gives_the_same_masks():
     for eager, compiled in zip(expected, states, strict=True):
         assert sf.checkpoint.tree_equal(eager.masks, compiled.masks)
         torch.testing.assert_close(optree.tree_leaves(compiled), optree.tree_leaves(eager))
+
+
+# ---- gradients that are not there --------------------------------------------------------------------
+
+
+def test_no_gradients_are_asked_for_where_none_is_read():
+    params = start()
+    algorithms = [
+        sf.dense(),
+        sf.gmp(0.5),
+        sf.set(0.5, when=sf.always()),
+        sf.iterative(0.2),
+        sf.chain(sf.static(0.5), sf.one_shot(0.75)),
+        sf.sequence(sf.one_shot(0.5), sf.set("current", when=sf.always())),
+        sf.phases([(0, sf.static(0.5)), (1, sf.dense())]),
+        sf.partition([("*", sf.gmp(0.5))]),
+        sf.supermask(0.5),
+        sf.reparametrised(sf.reparam.power(2.0), sf.gmp(0.5)),
+    ]
+    for algorithm in algorithms:
+        without = given = algorithm.init(params)
+        for step in range(3):
+            given, without = algorithm.update(given, slopes(params), step), algorithm.update(without, None, step)
+        assert sf.checkpoint.tree_equal(given, without)
+
+
+def test_missing_gradients_are_named():
+    params = {"w": torch.ones(4, 4), "b": torch.ones(4)}
+    for algorithm, error in (
+        (sf.rigl(0.5, when=sf.always()), "scores.gradient reads gradients, got grads=None"),
+        (sf.snfs(0.5), "scores.momentum reads gradients, got grads=None"),
+        (
+            sf.with_optimizer(sf.static(0.5), sf.optimizers.sgd(0.1)),
+            "with_optimizer: the optimizer reads gradients, got grads=None",
+        ),
+    ):
+        with pytest.raises(ValueError, match=error):
+            algorithm.update(algorithm.init(params), None, 0)
+    text = "expected a gradient for every param, got None at 'b': a frozen param, or one that the loss does not use"
+    with pytest.raises(ValueError, match=text):
+        sf.rigl(0.5).update(sf.rigl(0.5).init(params), {"w": params["w"], "b": None}, 0)
+    skipped = sf.with_optimizer(sf.gmp(0.5), sf.optimizers.sgd(0.1), skip=sf.always())
+    state = skipped.init(params)
+    assert sf.checkpoint.tree_equal(skipped.update(state, None, 0).params, state.params)

@@ -220,9 +220,9 @@ def test_snfs_keeps_a_moving_average_of_the_dense_gradient():
     # Decay .5, gradients 1 then 0: .5, .25, without bias correction, and through a save in between.
     algorithm = sf.snfs(0.5, decay=0.5, when=sf.at([9]))
     state = algorithm.update(algorithm.init(row(1, 2)), row(1, 1), 0)
-    assert state.scores["w"].tolist() == [[0.5, 0.5]]
+    assert state.scores["grow"]["w"].tolist() == [[0.5, 0.5]]
     state = sf.checkpoint.load_state_dict(algorithm.init(row(0, 0)), sf.checkpoint.state_dict(state))
-    assert algorithm.update(state, row(0, 0), 1).scores["w"].tolist() == [[0.25, 0.25]]
+    assert algorithm.update(state, row(0, 0), 1).scores["grow"]["w"].tolist() == [[0.25, 0.25]]
 
 
 def test_snfs_moves_regrowth_to_leaves_of_large_momentum():
@@ -324,9 +324,9 @@ def test_fired_weights_are_a_score_with_memory():
         0.5, drop=sf.scores.gradient, grow=fired, drop_fraction=0.5, exclude_dropped=True, init="magnitude"
     )
     state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(1, 2, 0, 0), 0)
-    assert (kept(state), state.scores["w"].tolist()) == ({1, 2}, [[True, True, False, False]])
+    assert (kept(state), state.scores["grow"]["w"].tolist()) == ({1, 2}, [[True, True, False, False]])
     state = algorithm.update(state, row(0, 1, 2, 0), 1)
-    assert state.scores["w"].float().mean() == 0.75
+    assert state.scores["grow"]["w"].float().mean() == 0.75
     assert kept(state) == {2, 3}
 
 

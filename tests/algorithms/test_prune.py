@@ -399,7 +399,7 @@ def test_diagonal_fisher_means_squares_over_samples():
     state = algorithm.init(row(1, -1))
     for step, grads in enumerate((row(1, 2), row(3, 1))):
         state = algorithm.update(state, grads, step)
-    assert value(state.scores, state._replace(params=row(1, -1)), (), 1)["w"].tolist() == [[2.5, 1.25]]
+    assert value(state.scores["score"], state._replace(params=row(1, -1)), (), 1)["w"].tolist() == [[2.5, 1.25]]
     assert kept(state) == {0}
 
 

@@ -57,7 +57,7 @@ def test_movement():
     state = algorithm.init(one(1.0, -1.0))
     assert state.masks["w"].tolist() == [[True, False]]
     state = algorithm.update(state, one(0.5, 0.5), 0)
-    assert state.scores["w"].tolist() == [[-0.5, 0.5]]
+    assert state.scores["learned"]["w"].tolist() == [[-0.5, 0.5]]
     assert state.masks["w"].tolist() == [[False, True]]
     assert state.params["w"].tolist() == [[0.5, -1.0]]  # the gradient on the mask, as it was
 
@@ -156,7 +156,8 @@ def test_a_run_equals_one_through_autograd(mode, optimizer):
     state = algorithm.init(PARAMS)
     trained, moments = algorithm.view.get(state), optimizer()
     frozen = {"0.weight": PARAMS["0"]["weight"], "1.weight": PARAMS["1"]["weight"]}
-    scores = {"0.weight": state.scores["0"]["weight"], "1.weight": state.scores["1"]["weight"]}
+    (given,) = state.scores.values()
+    scores = {f"{path}.weight": given[path]["weight"] for path in ("0", "1")}
 
     def direct(tree):
         weights, s = frozen | dict(tree["params"]), scores | dict(tree["scores"])
@@ -193,25 +194,27 @@ def test_weights_off_the_mask_keep_their_moments():
 def test_scores_at_the_start():
     params = one(3.0, -4.0) | {"b": torch.ones(2)}
     make = functools.partial(sf.supermask, 0.5)
-    assert make(init="zeros").init(params).scores["w"].tolist() == [[0.0, 0.0]]
-    assert make(init="magnitude").init(params).scores["w"].tolist() == [[3.0, 4.0]]
-    assert make(init=lambda p: optree.tree_map(torch.neg, p)).init(params).scores["w"].tolist() == [[-3.0, 4.0]]
+    assert make(init="zeros").init(params).scores["learned"]["w"].tolist() == [[0.0, 0.0]]
+    assert make(init="magnitude").init(params).scores["learned"]["w"].tolist() == [[3.0, 4.0]]
+    assert make(init=lambda p: optree.tree_map(torch.neg, p)).init(params).scores["learned"]["w"].tolist() == [
+        [-3.0, 4.0]
+    ]
     given = {"w": torch.tensor([[0.25, 0.5]], dtype=torch.float64), "b": torch.zeros(())}
     state = make(init=given).init(params)
-    assert torch.equal(state.scores["w"], given["w"]) and state.scores["w"].dtype == torch.float64
+    assert torch.equal(state.scores["learned"]["w"], given["w"]) and state.scores["learned"]["w"].dtype == torch.float64
     for start in ("random", "zeros", "magnitude", given):
-        scores = make(init=start).init(params).scores
+        scores = make(init=start).init(params).scores["learned"]
         assert sf.tree.same_structure(scores, params)
         assert torch.equal(scores["b"], torch.zeros(()))
 
 
 def test_random_scores_lie_in_the_unit_interval_and_follow_the_key():
     params = {"w": torch.ones(32, 32)}
-    scores = [sf.supermask(0.5, key=sf.random.key(i)).init(params).scores["w"] for i in (0, 0, 1)]
+    scores = [sf.supermask(0.5, key=sf.random.key(i)).init(params).scores["learned"]["w"] for i in (0, 0, 1)]
     assert torch.equal(scores[0], scores[1]) and not torch.equal(scores[0], scores[2])
     assert 0 <= float(scores[0].min()) < 0.05 and 0.95 < float(scores[0].max()) < 1
     half = sf.supermask(0.5).init({"w": torch.ones(4, 4, dtype=torch.bfloat16)})
-    assert half.scores["w"].dtype == torch.bfloat16
+    assert half.scores["learned"]["w"].dtype == torch.bfloat16
 
 
 def test_masks_wait_for_their_trigger():
@@ -220,16 +223,16 @@ def test_masks_wait_for_their_trigger():
     state = advance(algorithm, first, [1, 2])
     assert equal(state.masks, first.masks) and not equal(state.scores, first.scores)
     state = advance(algorithm, state, [3])
-    assert torch.equal(state.masks["0"]["weight"], sf.topk_mask(state.scores["0"]["weight"], 24))
+    assert torch.equal(state.masks["0"]["weight"], sf.topk_mask(state.scores["learned"]["0"]["weight"], 24))
 
 
 def test_patterns_and_global_competitions():
     nm = sf.supermask(0.5, pattern=sf.patterns.nm(1, 2)).init(PARAMS)
     assert torch.equal(
-        nm.masks["0"]["weight"], sf.topk_mask(nm.scores["0"]["weight"], None, pattern=sf.patterns.nm(1, 2))
+        nm.masks["0"]["weight"], sf.topk_mask(nm.scores["learned"]["0"]["weight"], None, pattern=sf.patterns.nm(1, 2))
     )
     together = sf.supermask(0.75, distribution=sf.budgets.global_()).init(PARAMS)
-    scores = {path: together.scores[path]["weight"] for path in ("0", "1")}
+    scores = {path: together.scores["learned"][path]["weight"] for path in ("0", "1")}
     assert equal({path: together.masks[path]["weight"] for path in scores}, sf.topk_masks(scores, 18))
 
 
@@ -251,12 +254,12 @@ def test_new_scores_persist():
     state = algorithm.init(PARAMS)
     new = sf.rescore(state, lambda s, w: w.abs())
     assert equal(new.masks, state.masks) and equal(new.params, state.params)
-    assert torch.equal(new.scores["0"]["bias"], torch.zeros(()))
+    assert torch.equal(new.scores["score"]["0"]["bias"], torch.zeros(()))
     for step in range(3):
         new = algorithm.update(new, SLOPES, step)
         for path in ("0", "1"):
             w = PARAMS[path]["weight"]
-            assert torch.equal(new.scores[path]["weight"], w.abs())
+            assert torch.equal(new.scores["score"][path]["weight"], w.abs())
             assert torch.equal(new.masks[path]["weight"], sf.topk_mask(w.abs(), w.numel() // 2))
 
 
@@ -422,7 +425,7 @@ def given(**leaves):
         (
             lambda: sf.rescore(sf.static(0.5).init(one(1.0, 2.0)), lambda s, w: s),
             ValueError,
-            "expected the scores of a state of supermask with the structure of params, but there is no leaf at 'w'",
+            "rescore: expected a state of supermask, got one whose scores are ()",
         ),
         (
             lambda: sf.supermask(0.5, pattern=sf.patterns.nm(2, 4)).init(one(1.0, 2.0)),
