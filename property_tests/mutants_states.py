@@ -22,6 +22,7 @@ from property_tests.planting import (
     magnitude_masks,
     masks_by,
     mutant,
+    per_leaf,
     rigl,
 )
 from property_tests.registry import EVEN, ramp, swap
@@ -93,6 +94,24 @@ def _at_least(least: int, spare: int) -> Callable[[Any, Tensor, Tree], sf.Algori
     )
 
 
+def _by_memory() -> Callable[[Any, Tensor, Tree], sf.Algorithm]:
+    def choose(scores: Tensor, sparsity: Any) -> Tensor:
+        order = sorted(range(scores.dim()), key=lambda d: -scores.stride(d))
+        return sf.topk_mask(scores.permute(order), kept(scores, sparsity)).permute(
+            [order.index(d) for d in range(scores.dim())]
+        )
+
+    return magnitude_masks(choose)
+
+
+def _sized_once(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+    sizes: dict[str, int] = {}
+    score = per_leaf(
+        lambda path, leaf: leaf.abs() * (1.0 if sizes.setdefault(path, leaf.numel()) == leaf.numel() else -1.0)
+    )
+    return sf.gmp(ramp(s), when=EVEN, score=score)
+
+
 def hashed(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     """Draws by `hash`, which every process has its own of."""
     return drawn_by(s, key, lambda path: hash(path) % 2**32)
@@ -131,6 +150,38 @@ STATES = [
             sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(scores=each(lambda g: g[:1], grads))
         ),
     ),
+    mutant(
+        "init keeps the caller's params",
+        "inputs_may_change_later",
+        "dense",
+        lambda s, key, _: sf.dense()._replace(init=lambda params: sf.dense().init(params)._replace(params=params)),
+    ),
+    mutant(
+        "the gradient is kept as it came",
+        "inputs_may_change_later",
+        "rigl",
+        lambda s, key, _: after_update(
+            sf.rigl(s, key=key, **swap), lambda old, new, grads, step: new._replace(params=grads)
+        ),
+    ),
+    mutant(
+        "a tensor is made on the default device",
+        "surroundings_do_not_matter",
+        "gmp",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(opt={"count": torch.zeros(())})
+        ),
+    ),
+    mutant(
+        "what a gradient adds is nothing in inference mode",
+        "surroundings_do_not_matter",
+        "gmp",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN),
+            lambda old, new, grads, step: new if torch.is_grad_enabled() else new._replace(params=grads),
+        ),
+    ),
+    mutant("ties go by their place in memory", "memory_does_not_matter", "static magnitude keep", _by_memory()),
     mutant("draws are numbered by calls", "runs_repeat", "set", _counted_in_a_closure),
     mutant("draws are numbered by the order of a dict", "runs_repeat", "static", _numbered_by_insertion),
     mutant(
@@ -175,6 +226,7 @@ STATES = [
         lambda s, key, _: sf.gmp(ramp(s), when=lambda step: bool(step % 2 == 0)),
         raises=torch._dynamo.exc.TorchDynamoException,
     ),
+    mutant("the sizes of the first model are kept", "one_compiled_update_serves_two_models", "gmp", _sized_once),
     mutant(
         "a norm is sparsified where there is nothing else",
         "nothing_to_sparsify_is_dense",

@@ -178,13 +178,13 @@ def with_params(state: State, params: Tree) -> State:
     """
     _check_outside(state.scores)
     check_like("params", params, state.params)
-    given = optree.tree_map(lambda p: p.detach(), params)
+    given = optree.tree_map(lambda p: p.detach().contiguous(), params)
     put = _put(state, given)
     return put._replace(params=optree.tree_map(lambda new, old: new.clone() if new is old else new, put.params, given))
 
 
 def _check_outside(scores: Tree) -> None:
-    # Parts of a composition lie below their numbers.
+    # The parts of a composition lie below their numbers, other names are roles.
     if not isinstance(scores, dict):
         return
     if "latent" in scores:
@@ -193,8 +193,8 @@ def _check_outside(scores: Tree) -> None:
         raise ValueError(
             "this state learns its masks by training scores, which params alone leave as they are; use with_optimizer"
         )
-    for part in scores.values():
-        if isinstance(part, dict) and "scores" in part:
+    for name, part in scores.items():
+        if name.isdigit():
             _check_outside(part["scores"])
 
 

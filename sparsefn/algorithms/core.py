@@ -63,9 +63,14 @@ def level_at(level: Schedule, step: Step) -> Sparsity:
 
 
 def copied(params: Tree) -> Tree:
-    """Copies of checked params, of nn.Parameters without their autograd history."""
+    """Contiguous copies of checked params, of nn.Parameters without their autograd history."""
     float_leaves(params)
-    return optree.tree_map(lambda p: (p.detach() if isinstance(p, torch.nn.Parameter) else p).clone(), params)
+
+    def copy(leaf: Tensor) -> Tensor:
+        own = leaf.detach() if isinstance(leaf, torch.nn.Parameter) else leaf
+        return own.clone(memory_format=torch.contiguous_format)
+
+    return optree.tree_map(copy, params)
 
 
 def check_pruned(pruned: str) -> None:

@@ -106,12 +106,21 @@ CONSERVATION = Law(
     "conservation",
     (Check(masks.exchanges_conserve, lambda meta: meta.conserves_count, "conserves_count=False"),),
 )
-PURITY = Law("purity", (Check(states.states_keep_their_structure), Check(states.functions_are_pure)))
+PURITY = Law(
+    "purity",
+    (
+        Check(states.states_keep_their_structure),
+        Check(states.functions_are_pure),
+        Check(states.inputs_may_change_later, share=0.08),
+    ),
+)
 DETERMINISM = Law(
     "determinism",
     (
         Check(states.runs_repeat, share=0.2),
         Check(states.threads_do_not_matter, examples=_one(40_000)),
+        Check(states.memory_does_not_matter, share=0.08),
+        Check(states.surroundings_do_not_matter, share=0.08),
         Check(processes_do_not_matter, examples=_one(150), share=0.04),
         Check(states.steps_may_be_tensors),
         Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, "needs_grads=True"),
@@ -131,7 +140,13 @@ VMAP = Law(
         Check(transforms.nested_vmap_is_two_loops, share=0.08),
     ),
 )
-COMPILE = Law("compile_is_eager", (Check(transforms.compiling_changes_nothing, examples=_one(150), share=0.04),))
+COMPILE = Law(
+    "compile_is_eager",
+    (
+        Check(transforms.compiling_changes_nothing, examples=_one(150), share=0.04),
+        Check(transforms.one_compiled_update_serves_two_models, examples=_one(150), share=0.04),
+    ),
+)
 EQUIVARIANCE = Law(
     "equivariance",
     (

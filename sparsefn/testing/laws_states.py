@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import optree
 import torch
 from torch import Tensor
 
@@ -72,6 +73,27 @@ def functions_are_pure(row: Row, case: Case) -> None:
         state = _watched("update", lambda s, g, step=step: algorithm.update(s, g, step), state, grads)
 
 
+def _spoil(tree: Tree) -> None:
+    for leaf in leaves(tree).values():
+        leaf.add_(1) if leaf.is_floating_point() else leaf.logical_not_()
+
+
+def inputs_may_change_later(row: Row, case: Case) -> None:
+    """What becomes of params and gradients after a call, in place, does not reach the state that it gave."""
+    algorithm = algorithm_of(row, case)
+    params = optree.tree_map(torch.clone, case.params)
+    state: Tree = algorithm.init(params)
+    before = optree.tree_map(torch.clone, state)
+    _spoil(params)
+    assert_same("the state from init", before, state)
+    for step, grads in enumerate(case.grads):
+        given = optree.tree_map(torch.clone, grads)
+        state = algorithm.update(state, given, step)
+        before = optree.tree_map(torch.clone, state)
+        _spoil(given)
+        assert_same(f"the state from update {step}", before, state)
+
+
 # ---- the same bits ----------------------------------------------------------------------------------
 
 
@@ -99,15 +121,51 @@ def runs_repeat(row: Row, case: Case) -> None:
 
 
 def threads_do_not_matter(row: Row, case: Case) -> None:
-    """One thread or two: the same bits."""
+    """One thread to four: the same bits."""
     runs, before = [], torch.get_num_threads()
     try:
-        for threads in (1, 2):
+        for threads in (1, 2, 3, 4):
             torch.set_num_threads(threads)
             runs.append(list(updates(algorithm_of(row, case), case))[-1])
     finally:
         torch.set_num_threads(before)
-    assert_same("state", *runs)
+    for threads, run in enumerate(runs[1:], 2):
+        assert_same(f"state with {threads} threads", runs[0], run)
+
+
+def surroundings_do_not_matter(row: Row, case: Case) -> None:
+    """Another default device, inference mode or no gradients at all: the same bits."""
+    algorithm = algorithm_of(row, case)
+    plain = list(updates(algorithm, case))[-1]
+    for name, around in (
+        ("the default device meta", torch.device("meta")),
+        ("inference mode", torch.inference_mode()),
+        ("no_grad", torch.no_grad()),
+    ):
+        with around:
+            other = list(updates(algorithm, case))[-1]
+        assert_same(f"state under {name}", plain, other)
+
+
+def memory_does_not_matter(row: Row, case: Case) -> None:
+    """Leaves with their strides in another order: the same bits."""
+
+    def turned(tree: Tree) -> Tree:
+        return optree.tree_map(lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0) if x.ndim else x.clone(), tree)
+
+    def straight(tree: Tree) -> Tree:
+        return optree.tree_map(torch.Tensor.contiguous, tree)
+
+    runs = [
+        list(
+            updates(
+                algorithm_of(row, case), case._replace(params=laid(case.params), grads=tuple(map(laid, case.grads)))
+            )
+        )
+        for laid in (straight, turned)
+    ]
+    for step, (a, b) in enumerate(zip(*runs, strict=True)):
+        assert_same(f"state {step}", a, b)
 
 
 def steps_may_be_tensors(row: Row, case: Case) -> None:

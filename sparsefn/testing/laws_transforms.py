@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import optree
 import torch
 from torch import Tensor
 
@@ -77,3 +78,20 @@ def compiling_changes_nothing(row: Row, case: Case) -> None:
             compiled = counter.frame_count
             assert compiled <= graphs, f"{compiled} graphs up to step {i}, not {graphs}: see sf.triggers.check_step"
         torch._dynamo.reset()
+
+
+def one_compiled_update_serves_two_models(row: Row, case: Case) -> None:
+    """Compiled for one model, then called with the state of a larger one: the bits of eager updates."""
+    larger = case._replace(params=_doubled(case.params), grads=tuple(map(_doubled, case.grads)))
+    update = torch.compile(algorithm_of(row, case).update, backend="eager", fullgraph=True)
+    for model in (case, larger, case):
+        algorithm = algorithm_of(row, model)
+        eager = state = algorithm.init(model.params)
+        for i, grads in enumerate(model.grads):
+            eager, state = algorithm.update(eager, grads, i), update(state, grads, torch.tensor(i))
+            assert_same(f"state {i}", eager, state)
+    torch._dynamo.reset()
+
+
+def _doubled(tree: Tree) -> Tree:
+    return optree.tree_map(lambda x: torch.cat([x, 2 * x]) if x.ndim else x, tree)

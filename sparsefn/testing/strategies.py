@@ -1,8 +1,9 @@
 """Hypothesis strategies: trees of parameters and gradients, steps, sparsities, schedules, patterns, whole runs.
 
-Trees nest dicts, lists, tuples and named tuples; leaves are float32, float64 or bfloat16, some of one element or of
-none; values hold ties, zeros of both signs, subnormals, infinities and NaN. All of it is drawn from one string of bytes
-(see `sparsefn.testing.values`), so examples are cheap and shrink to small ones.
+Trees nest dicts, lists, tuples and named tuples, some of them empty; leaves are float32, float64, bfloat16 or float16,
+some of one element, of no dimension or empty, some with strides of other orders; values hold ties, zeros of both
+signs, subnormals, infinities and NaN, and gradients may be zero nearly everywhere. All of it is drawn from one string
+of bytes (see `sparsefn.testing.values`), so examples are cheap and shrink to small ones.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def params_trees(
     True
 
     `form` says which shapes, `palettes` which values: some of "ties", "exact" (sums do not round), "holes" (NaN and
-    infinities) and "wild" (subnormals and the largest numbers, too). With `distinct` no two magnitudes are equal.
+    infinities), "rare" (mostly zeros) and "wild" (subnormals and the largest numbers, too). With `distinct` no two
+    magnitudes are equal.
     """
     return cases(form, palettes, distinct).map(lambda case: case.params)
 

@@ -95,6 +95,10 @@ def _holes(byte: int, dtype: torch.dtype) -> float:
     return (0.0, -0.0, 1.0, -1.5, math.nan, math.inf, -math.inf, 3.0)[byte % 8]
 
 
+def _rare(byte: int, dtype: torch.dtype) -> float:
+    return (1.0, -2.0, 3.0)[byte % 3] if byte % 8 == 7 else 0.0
+
+
 def _wild(byte: int, dtype: torch.dtype) -> float:
     info = torch.finfo(dtype)
     tiny = info.smallest_normal * info.eps
@@ -107,15 +111,29 @@ PALETTES: dict[str, Callable[[int, torch.dtype], float]] = {
     "exact": _exact,
     "holes": _holes,
     "wild": _wild,
+    "rare": _rare,
 }
 EVERY = tuple(PALETTES)
-EXACT = ("ties", "exact", "holes")  # sums do not round: for patterns that reduce, and for rescaling
-DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+EXACT = ("ties", "exact", "holes", "rare")  # sums do not round: for patterns that reduce, and for rescaling
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def _filled(source: Source, palette: str, leaf: Tensor) -> Tensor:
     values = [PALETTES[palette](byte, leaf.dtype) for byte in source.values(leaf.numel())]
     return torch.tensor(values, dtype=torch.float64).to(leaf.dtype).reshape(leaf.shape)
+
+
+def _strided(source: Source, leaf: Tensor) -> Tensor:
+    """The values of a leaf in another order of memory: columns first, channels last, or with gaps."""
+    ways: list[Callable[[Tensor], Tensor]] = [
+        lambda x: x,
+        lambda x: x,
+        lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0),
+        lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1) if x.ndim > 1 else x,
+        lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    ]
+    way = source.pick(ways)
+    return way(leaf) if leaf.ndim else leaf
 
 
 def _distinct(source: Source, start: int, stride: int, leaf: Tensor) -> Tensor:
@@ -178,10 +196,12 @@ def _layer(source: Source, form: Form) -> Tree:
 def tree(source: Source, form: Form) -> Tree:
     """A tree of meta tensors; at least one leaf is one that `default_where` chooses."""
     layers = [_layer(source, form) for _ in range(source.pick((1, 2, 3)))]
+    scale = torch.empty((), dtype=source.pick((torch.float32, torch.bfloat16, torch.float16)), device="meta")
     names = [f"layer{len(layers) - i}" for i in range(len(layers))]  # inserted against their order
     named = dict(zip(names, layers, strict=True))
-    nested = {"head": layers[-1], "body": layers[:-1], "scale": torch.empty((), device="meta")}
-    tree = source.pick([named, layers, tuple(layers), OrderedDict(named), nested])
+    nested = {"head": layers[-1], "body": layers[:-1], "scale": scale}
+    hollow = {**named, "scale": scale, "activation": {}, "blocks": {"0": (), "1": []}}
+    tree = source.pick([named, layers, tuple(layers), OrderedDict(named), nested, hollow])
     norm = torch.empty((form.rows, form.columns), device="meta")
     return source.pick([tree, {"tree": tree, "norm": norm}])
 
@@ -197,12 +217,13 @@ def case(source: Source, form: Form, palettes: Sequence[str], distinct: bool, li
     """A run over a drawn tree, or over one with the structure, shapes and dtypes of `like`."""
     leaves, treedef = optree.tree_flatten(tree(source, form) if like is None else like)
     palette = source.pick(palettes)
+    empty = source.pick((palette, palette, palette, "rare"))  # gradients that are nearly all zero
 
-    def filled() -> Tree:
+    def filled(palette: str) -> Tree:
         if distinct:
             return treedef.unflatten([_distinct(source, i, len(leaves), leaf) for i, leaf in enumerate(leaves)])
-        return treedef.unflatten([_filled(source, palette, leaf) for leaf in leaves])
+        return treedef.unflatten([_strided(source, _filled(source, palette, leaf)) for leaf in leaves])
 
     sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
-    params, *grads = (filled() for _ in range(STEPS + 1))
+    params, *grads = (filled(palette if i == 0 else empty) for i in range(STEPS + 1))
     return Case(params, tuple(grads), sparsity(source, [*sizes, sum(sizes)]), source.number(32))
