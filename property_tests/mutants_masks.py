@@ -41,7 +41,17 @@ def _draws_by_position(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     return drawn_by(s, key, lambda path: next(place))
 
 
+def _only_where_it_flows(scores: Tensor, room: Tensor, wanted: Tensor) -> Tensor:
+    return torch.minimum(wanted, ((scores > 0) & room).sum(-1))
+
+
 MASKS = [
+    mutant(
+        "nothing grows where the gradient is zero",
+        "counts_are_exact",
+        "rigl",
+        rigl(grow_count=_only_where_it_flows),
+    ),
     mutant(
         "the count is truncated in float32",
         "counts_are_exact",

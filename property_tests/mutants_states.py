@@ -25,7 +25,7 @@ from property_tests.planting import (
     per_leaf,
     rigl,
 )
-from property_tests.registry import EVEN, ramp, swap
+from property_tests.registry import EVEN, ramp, sgd, swap
 from sparsefn.tree import Tree, concrete
 
 
@@ -94,14 +94,9 @@ def _at_least(least: int, spare: int) -> Callable[[Any, Tensor, Tree], sf.Algori
     )
 
 
-def _by_memory() -> Callable[[Any, Tensor, Tree], sf.Algorithm]:
-    def choose(scores: Tensor, sparsity: Any) -> Tensor:
-        order = sorted(range(scores.dim()), key=lambda d: -scores.stride(d))
-        return sf.topk_mask(scores.permute(order), kept(scores, sparsity)).permute(
-            [order.index(d) for d in range(scores.dim())]
-        )
-
-    return magnitude_masks(choose)
+def _as_it_lies(state: sf.State, grads: Tree, step: Any) -> Tree:
+    """The gradient, read in the order of its memory."""
+    return each(lambda g: g.as_strided(g.shape, torch.empty(g.shape, device="meta").stride()).abs(), grads)
 
 
 def _sized_once(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
@@ -117,7 +112,33 @@ def hashed(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     return drawn_by(s, key, lambda path: hash(path) % 2**32)
 
 
+def _rounded_early(state: sf.State, step: Any) -> Tree:
+    return optree.tree_map(lambda w: 3.3 * (0.7 * (1.1 * w)), state.params)
+
+
+def _filled(tree: Tree) -> Tree:
+    """The tree without its empty containers."""
+    if isinstance(tree, dict):
+        return {name: _filled(part) for name, part in tree.items() if optree.tree_leaves(part)}
+    return tree
+
+
 STATES = [
+    mutant(
+        "empty containers are left out",
+        "states_keep_their_structure",
+        "gmp",
+        lambda s, key, _: after_update(
+            sf.gmp(ramp(s), when=EVEN), lambda old, new, grads, step: new._replace(params=_filled(new.params))
+        ),
+        raises=ValueError,
+    ),
+    mutant(
+        "a term is rounded to half precision",
+        "vmap_is_a_loop",
+        "sgd with_terms",
+        lambda s, key, _: sgd(sf.with_terms(sf.rigl(s, key=key, **swap), _rounded_early)),
+    ),
     mutant(
         "an update adds a field",
         "states_keep_their_structure",
@@ -181,7 +202,7 @@ STATES = [
             lambda old, new, grads, step: new if torch.is_grad_enabled() else new._replace(params=grads),
         ),
     ),
-    mutant("ties go by their place in memory", "memory_does_not_matter", "static magnitude keep", _by_memory()),
+    mutant("a gradient is read as it lies in memory", "memory_does_not_matter", "rigl", rigl(grow=_as_it_lies)),
     mutant("draws are numbered by calls", "runs_repeat", "set", _counted_in_a_closure),
     mutant("draws are numbered by the order of a dict", "runs_repeat", "static", _numbered_by_insertion),
     mutant(

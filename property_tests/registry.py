@@ -489,6 +489,11 @@ ROWS = [
         SWAP._replace(drop=None, conserves_count=False, independent=False),
     ),
     Row(
+        "partition of everything",
+        lambda s, key, _: sf.partition([("*", sf.rigl(s, key=key, **swap))]),
+        SWAP,
+    ),
+    Row(
         "with_terms",
         lambda s, key, _: decayed(sf.rigl(s, key=key, **swap)),
         SWAP._replace(baseline=lambda: decayed(sf.dense())),
@@ -529,6 +534,11 @@ ROWS = [
         "adam rigl",
         lambda s, key, _: adam(sf.rigl(s, key=key, **swap)),
         SWAP._replace(**OWN, baseline=lambda: adam(sf.dense())),
+    ),
+    Row(
+        "sgd with_terms",
+        lambda s, key, _: sgd(decayed(sf.rigl(s, key=key, **swap))),
+        SWAP._replace(**OWN, baseline=lambda: sgd(decayed(sf.dense()))),
     ),
     Row(
         "sgd ste",

@@ -7,7 +7,7 @@ from sparsefn.testing import Row
 from sparsefn.testing.laws_transforms import compiling_changes_nothing
 from sparsefn.testing.strategies import large
 
-COMPILED = ("gmp erk", "adam rigl", "chain")
+COMPILED = ("gmp erk", "adam rigl", "chain", "partition of everything")
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name in COMPILED], ids=lambda row: row.name)

@@ -38,7 +38,7 @@ def bits(x: Tensor) -> Tensor:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+    return (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device) and torch.equal(bits(a), bits(b))
 
 
 def assert_same(what: str, a: Tree, b: Tree) -> None:

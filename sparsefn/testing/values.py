@@ -198,10 +198,10 @@ def tree(source: Source, form: Form) -> Tree:
     layers = [_layer(source, form) for _ in range(source.pick((1, 2, 3)))]
     scale = torch.empty((), dtype=source.pick((torch.float32, torch.bfloat16, torch.float16)), device="meta")
     names = [f"layer{len(layers) - i}" for i in range(len(layers))]  # inserted against their order
-    named = dict(zip(names, layers, strict=True))
-    nested = {"head": layers[-1], "body": layers[:-1], "scale": scale}
-    hollow = {**named, "scale": scale, "activation": {}, "blocks": {"0": (), "1": []}}
-    tree = source.pick([named, layers, tuple(layers), OrderedDict(named), nested, hollow])
+    named = {**dict(zip(names, layers, strict=True)), "activation": {}, "scale": scale}
+    nested = {"head": layers[-1], "body": layers[:-1], "activation": {}, "scale": scale}
+    hollow = {**named, "blocks": {"0": (), "1": []}}
+    tree = source.pick([named, [*layers, scale], (*layers, scale), OrderedDict(named), nested, hollow])
     norm = torch.empty((form.rows, form.columns), device="meta")
     return source.pick([tree, {"tree": tree, "norm": norm}])
 
