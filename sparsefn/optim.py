@@ -9,9 +9,9 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import passes
+from sparsefn import moments, passes
 from sparsefn.algorithms.core import check_update
-from sparsefn.tree import Tree, choose, is_sparse, leaves_like
+from sparsefn.tree import Tree, check_like, choose, is_sparse, same_structure, structure_error
 from sparsefn.triggers import check_trigger, never
 from sparsefn.types import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 
@@ -31,23 +31,6 @@ class Optimizer(Protocol):
 
     def update(self, updates: Any, state: Any, *, params: Any, inplace: bool) -> Any:
         """Turn gradients into updates."""
-
-
-_PROBE = 1_000_003  # no real leaf of the state has one dimension of this size and up
-
-
-def _moments(optimizer: Optimizer, trained: Tree) -> Tree:
-    # Which leaf of the optimizer's state belongs to which trained leaf: seen from shapes alone, so that
-    # it holds for every optimizer (TorchOpt keeps moments as flat lists that no treedef matches).
-    leaves, treedef = optree.tree_flatten(trained)
-    probes = [torch.empty(_PROBE + i, device="meta") for i in range(len(leaves))]
-    state = optimizer.init(optree.tree_unflatten(treedef, probes))
-
-    def owner(leaf: Any) -> int:
-        ours = isinstance(leaf, Tensor) and leaf.ndim == 1 and leaf.shape[0] >= _PROBE
-        return leaf.shape[0] - _PROBE if ours else -1
-
-    return optree.tree_map(owner, state)
 
 
 # What an optimizer sees that remembers pruned weights, too.
@@ -96,10 +79,14 @@ def with_optimizer(
     drop scores see the stepped weights and grow scores the gradient of the same step. Moments are zero
     outside the view's support (`mask_moments`) and start from zero where it turns on again or where the
     algorithm itself sets a kept weight anew (`reset_grown`); `reset` starts the whole optimizer afresh.
-    Moments are found by the shapes that `optimizer.init` gives, for any optimizer. Scores see the stepped
-    optimizer's state in `state.opt`, but not inside `partition` and `reparametrised`, whose parts are other
-    trees. The optimizer must be pure and is called with `inplace=False`. TypeError for something without
-    init and update; ValueError for an algorithm that has an optimizer already.
+    Scores see the stepped optimizer's state in `state.opt`, but not inside `partition` and `reparametrised`,
+    whose parts are other trees.
+
+    The optimizer must be pure and is called with `inplace=False`; its state holds tensors alone. A moment is a tensor
+    of that state with the shape of a trained leaf. Statistics of rows and columns, as Adafactor's, see masked gradients
+    and are left alone. TypeError for something without init and update and for a state that holds a number. ValueError
+    for an algorithm that has an optimizer already, for updates unlike the params, and, unless `mask_moments` and
+    `reset_grown` are both off, for a state that joins leaves in one tensor.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_optimizer: expected an Algorithm, got {type(algorithm).__name__}")
@@ -108,11 +95,13 @@ def with_optimizer(
     for name in ("init", "update"):
         if not callable(getattr(optimizer, name, None)):
             raise TypeError(
-                f"expected an optimizer with init and update, got {type(optimizer).__name__} without {name}"
+                "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), "
+                "such as sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), "
+                f"got {moments.name_of(optimizer)} without {name}"
             )
     view = algorithm.view
     one_pass = getattr(optimizer, "under_masks", None)
-    owners: dict[Any, Tree] = {}  # by the structure of the trained tree
+    known: dict[Any, moments.Found] = {}  # by structure, shapes and dtypes of the trained tree
     primed = False
 
     def prime(trained: Tree, opt: Tree) -> None:
@@ -123,13 +112,31 @@ def with_optimizer(
             optimizer.update(optree.tree_map(torch.zeros_like, trained), opt, params=trained, inplace=False)
             primed = True
 
+    def start(trained: Tree) -> Tree:
+        return moments.unshared(optimizer, optimizer.init(trained), trained)
+
+    def owners(opt: Tree, trained: Tree, support: Tree) -> list[int]:
+        leaves, treedef = optree.tree_flatten(trained)
+        sparse = [is_sparse(*row) for row in zip(optree.tree_leaves(support), leaves, strict=True)]
+        if not any(sparse):
+            return [-1] * len(optree.tree_leaves(opt))
+        if torch.compiler.is_compiling():
+            found = moments.find(optimizer, trained, sparse)
+        else:
+            key = treedef, *((leaf.shape, leaf.dtype, one) for leaf, one in zip(leaves, sparse, strict=True))
+            found = known[key] = known[key] if key in known else moments.find(optimizer, trained, sparse)
+        return moments.owners_in(opt, found, optimizer, trained)
+
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         if state.opt != ():
             raise ValueError("with_optimizer: the algorithm has an optimizer already")
         trained = view.get(state)
+        state = state._replace(opt=start(trained))
+        if mask_moments or reset_grown:
+            owners(state.opt, trained, view.support(state))
         prime(trained, optimizer.init(trained))
-        return state._replace(opt=optimizer.init(trained))
+        return state
 
     def descend(state: State, grads: Tree, step: Step) -> State:
         if grads is None:
@@ -143,21 +150,21 @@ def with_optimizer(
                 return state._replace(params=done[0], opt=done[1])
         # The masked gradient is held by nobody here: its memory is free for the new weights.
         updates, opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)
+        check_like(f"the updates of {moments.name_of(optimizer)}", updates, trained, dtype=False)
+        if not same_structure(opt, state.opt):
+            name = f"the new state of {moments.name_of(optimizer)}"
+            raise ValueError(f"with_optimizer: {structure_error(name, opt, state.opt, 'the old one')}")
+        opt = moments.unshared(optimizer, opt, grads, trained)
         if plain:
             return moved(state, updates)._replace(opt=opt)
-        return view.put(state, optree.tree_map(lambda p, u: p + u, trained, updates))._replace(opt=opt)
+        return view.put(state, optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates))._replace(opt=opt)
 
     def tidy(state: State, before: State) -> State:
         if not (mask_moments or reset_grown):
             return state
-        trained, treedef = optree.tree_flatten(view.get(state))
-        supports = (optree.tree_leaves(view.support(each)) for each in (state, before))
-        rows = list(zip(*supports, trained, optree.tree_leaves(view.get(before)), strict=True))
-        if torch.compiler.is_compiling():
-            owned_by = optree.tree_leaves(_moments(optimizer, view.get(state)))
-        else:
-            owner_of = owners[treedef] = owners.get(treedef) or _moments(optimizer, view.get(state))
-            owned_by = leaves_like(owner_of, state.opt)
+        now_trained, supports = view.get(state), [view.support(each) for each in (state, before)]
+        owned_by = owners(state.opt, now_trained, supports[0])
+        rows = list(zip(*map(optree.tree_leaves, (*supports, now_trained, view.get(before))), strict=True))
 
         def live(now: Tensor, old: Tensor, weight: Tensor, stepped: Tensor) -> Tensor | None:
             # Where moments stay what they are; None for everywhere.
@@ -173,11 +180,7 @@ def with_optimizer(
 
         lives = {owner: live(*rows[owner]) for owner in owned_by if owner >= 0}
         leaves, form = optree.tree_flatten(state.opt)
-        owned = {
-            i: mask
-            for i, owner in enumerate(owned_by)
-            if owner >= 0 and (mask := lives[owner]) is not None and leaves[i].shape == mask.shape
-        }
+        owned = {i: mask for i, owner in enumerate(owned_by) if owner >= 0 and (mask := lives[owner]) is not None}
         masked = passes.cleaned(list(owned.values()), [leaves[i] for i in owned])
         for i, leaf in zip(owned, masked, strict=True):
             leaves[i] = leaf
@@ -190,6 +193,6 @@ def with_optimizer(
         stepped = choose(goes, lambda now: descend(now, grads, step), state)
         state = algorithm.update(stepped, grads, step)._replace(opt=stepped.opt)
         state = tidy(state, stepped)
-        return choose(reset(step), lambda now: now._replace(opt=optimizer.init(view.get(now))), state)  # type: ignore[no-any-return]
+        return choose(reset(step), lambda now: now._replace(opt=start(view.get(now))), state)  # type: ignore[no-any-return]
 
     return algorithm._replace(init=init, update=update, within=None)

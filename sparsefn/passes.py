@@ -128,12 +128,12 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
     results = []
     for mask, leaf, update in zip(masks, old, updates, strict=True):
         if not is_sparse(mask, leaf):
-            results.append(leaf + update)
+            results.append((leaf + update).to(leaf.dtype))
             continue
         summed = leaf.dtype in (torch.float32, torch.float64)  # numpy's sum of these has torch's bits
         flat = _words(mask, leaf, update) if summed else None
         if flat is None:
-            results += either([mask], [leaf + update], [leaf])
+            results += either([mask], [(leaf + update).to(leaf.dtype)], [leaf])
         else:
             results.append(torch.empty_like(leaf, requires_grad=False))
             rows.append((*flat, _fresh(results[-1], flat[1])))

@@ -367,7 +367,20 @@ TABLE = {
     "a torch optimizer": (
         lambda: sf.with_optimizer(sf.dense(), torch.optim.SGD([W], lr=0.1)),
         TypeError,
-        "expected an optimizer with init and update, got SGD without init",
+        "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), such as "
+        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got SGD without init",
+    ),
+    "a class of torch's": (
+        lambda: sf.with_optimizer(sf.dense(), torch.optim.Adam),
+        TypeError,
+        "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), such as "
+        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got Adam without init",
+    ),
+    "an optimizer that was not called": (
+        lambda: sf.with_optimizer(sf.dense(), sf.optimizers.adam),
+        TypeError,
+        "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), such as "
+        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got adam without init",
     ),
     "an optimizer twice": (
         lambda: init(opt(opt(sf.dense()))),

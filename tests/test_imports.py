@@ -51,6 +51,7 @@ ORDER = (
     "reparam",
     "compose",
     "timing",
+    "moments",
     "optim",
     "adam_pass",
     "sgd_pass",

@@ -306,3 +306,55 @@ def test_bad_hyper_parameters_are_named(make, error, text):
     with pytest.raises(error) as caught:
         make()
     assert text in str(caught.value)
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+RATES = {"number": 0.05, "tensor": torch.tensor(0.0512345, dtype=torch.float64), "schedule": halving}
+OPTIONS = {
+    "sgd": lambda lr: O.sgd(lr),
+    "decayed": lambda lr: O.sgd(lr, weight_decay=0.0123),
+    "momentum": lambda lr: O.sgd(lr, momentum=0.9, weight_decay=0.0123),
+    "nesterov": lambda lr: O.sgd(lr, momentum=0.9, nesterov=True, weight_decay=0.0123),
+    "adam": lambda lr: O.adam(lr, weight_decay=0.0123),
+    "adamw": lambda lr: O.adamw(lr, weight_decay=0.0123),
+}
+
+
+def small_leaves(seed):
+    make = torch.Generator().manual_seed(seed)
+    return {
+        f"{dtype}-{ndim}": torch.randn((3,) * ndim, generator=make, dtype=torch.float64).to(dtype)
+        for dtype in DTYPES
+        for ndim in (0, 1)
+    }
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_0d_leaves_of_every_dtype_have_the_bits_of_the_loop_under_vmap(name, rate):
+    optimizer = OPTIONS[name](RATES[rate])
+    stack = lambda trees: optree.tree_map(lambda *leaves: torch.stack(leaves), *trees)  # noqa: E731
+    params = [small_leaves(i) for i in range(7)]
+    states = [optimizer.init(each) for each in params]
+    batched = torch.vmap(lambda g, s, p: optimizer.update(g, s, params=p))
+    for step in range(4):
+        grads = [optree.tree_map(lambda p, k=step: p * 0.5 + torch.sin(3 * p) * (k + 1.3), each) for each in params]
+        got = batched(stack(grads), stack(states), stack(params))
+        rows = [optimizer.update(g, s, params=p) for g, s, p in zip(grads, states, params, strict=True)]
+        assert tree_equal(got, stack(rows)), step
+        states = [state for _, state in rows]
+        params = [optree.tree_map(torch.add, p, u) for p, (u, _) in zip(params, rows, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["nesterov", "adamw"])
+def test_0d_leaves_of_every_dtype_have_the_bits_of_eager_in_compiled_code(name):
+    torch._dynamo.reset()
+    optimizer = OPTIONS[name](halving)
+    compiled = torch.compile(lambda g, s, p: optimizer.update(g, s, params=p), backend="aot_eager")
+    params = small_leaves(0)
+    state = optimizer.init(params)
+    for step in range(3):
+        grads = optree.tree_map(lambda p, k=step: p * 0.5 + torch.sin(3 * p) * (k + 1.3), params)
+        want = optimizer.update(grads, state, params=params)
+        assert tree_equal(compiled(grads, state, params), want)
+        params, state = optree.tree_map(torch.add, params, want[0]), want[1]

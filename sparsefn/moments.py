@@ -1,0 +1,155 @@
+"""Which tensors of an optimizer's state are moments of which trained leaf, for an optimizer of any make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.tree import Tree, paths, same_structure
+
+_MARK = 1 << 25  # a tensor may have one dimension of this size or more, and not two
+_WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alone"
+
+
+def name_of(optimizer: Any) -> str:
+    """What an error calls an optimizer.
+
+    >>> from sparsefn import moments
+    >>> moments.name_of(torch.optim.Adam)
+    'Adam'
+    """
+    return str(getattr(optimizer, "__name__", type(optimizer).__name__))
+
+
+class Found(NamedTuple):
+    """For every leaf of an optimizer's state the index of the trained leaf whose moment it is, or -1.
+
+    >>> from sparsefn import moments
+    >>> moments.Found([-1, 0], (0, 0)).owners
+    [-1, 0]
+
+    `like` is a tree of the state's structure.
+    """
+
+    owners: list[int]
+    like: Tree
+
+
+def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
+    """The moments in the state of an optimizer of such a tree, of which some leaves are sparse.
+
+    >>> from sparsefn import moments
+    >>> params = {"b": torch.ones(2), "w": torch.ones(2, 2)}
+    >>> moments.find(sf.optimizers.sgd(0.1, momentum=0.9), params, [False, True]).owners
+    [-1, 0, 1]
+
+    A moment is a tensor of the shape of its leaf. Statistics of rows or columns, as Adafactor's, belong to no
+    weight. ValueError for a state that joins leaves or holds a sparse one in another shape, and for an optimizer
+    whose init fails on tensors of the meta device.
+    """
+    # Seen from shapes alone: TorchOpt keeps moments as flat lists that no treedef matches. The largest size of each
+    # leaf is made its own. The others stay: which moments an optimizer keeps may depend on them.
+    leaves, treedef = optree.tree_flatten(trained)
+    shapes = [list(leaf.shape) for leaf in leaves]
+    for i, shape in enumerate(shapes):
+        if shape:
+            shape[shape.index(max(shape))] = _MARK + i
+    probes = [torch.empty(s, dtype=x.dtype, device="meta") for s, x in zip(shapes, leaves, strict=True)]
+
+    def owner(path: str, leaf: Any) -> int:
+        sizes = list(leaf.shape) if isinstance(leaf, Tensor) else []
+        marks = {size - _MARK for size in sizes if size >= _MARK}
+        if not marks:
+            return -1
+        i = marks.pop()
+        if not marks and i < len(shapes):
+            if sizes == shapes[i]:
+                return i
+            part = any(sizes.count(size) < shapes[i].count(size) for size in shapes[i])
+            if part or not sparse[i]:
+                return -1
+        raise ValueError(
+            f"with_optimizer: cannot find moments of pruned weights in the state of {name_of(optimizer)}: at {path!r} "
+            f"it joins leaves, or holds one in another shape; {_WAY_OUT}"
+        )
+
+    state = _init_on_meta(optimizer, optree.tree_unflatten(treedef, probes))
+    return Found([owner(*row) for row in zip(paths(state), optree.tree_leaves(state), strict=True)], state)
+
+
+def _init_on_meta(optimizer: Any, probes: Tree) -> Tree:
+    if torch.compiler.is_compiling():
+        return optimizer.init(probes)
+    try:
+        return optimizer.init(probes)
+    except Exception as error:
+        raise ValueError(
+            f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its init fails on tensors of the meta "
+            f"device ({type(error).__name__}: {error}); {_WAY_OUT}"
+        ) from error
+
+
+def owners_in(opt: Tree, found: Found, optimizer: Any, trained: Tree) -> list[int]:
+    """The owners that were found, for a state that must fit them.
+
+    >>> from sparsefn import moments
+    >>> moments.owners_in({"mu": torch.ones(2)}, moments.Found([0], {"mu": 0}), "adam", torch.ones(2))
+    [0]
+
+    ValueError for a state of another structure, or with another shape in place of a moment.
+    """
+    leaves = optree.tree_leaves(trained)
+    if same_structure(found.like, opt) and all(
+        i < 0 or leaf.shape == leaves[i].shape for i, leaf in zip(found.owners, optree.tree_leaves(opt), strict=True)
+    ):
+        return found.owners
+    raise ValueError(
+        f"with_optimizer: cannot find the moments of {name_of(optimizer)}: its state takes another form for leaves of "
+        f"other sizes; {_WAY_OUT}"
+    )
+
+
+def unshared(optimizer: Any, opt: Tree, *given: Tree) -> Tree:
+    """The optimizer's state, with copies of tensors that lie in the memory of what the optimizer was given.
+
+    >>> from sparsefn import moments
+    >>> x = torch.ones(2)
+    >>> moments.unshared(None, {"last": x}, {"w": x})["last"] is x
+    False
+
+    TypeError for a leaf that is no tensor.
+    """
+    taken = {_memory(leaf) for tree in given for leaf in optree.tree_leaves(tree)}
+    leaves, treedef = optree.tree_flatten(opt)
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(_no_tensor(optimizer, opt, i))
+        memory = _memory(leaf)
+        if memory is None or memory in taken:
+            leaves[i] = leaf.clone()
+    return optree.tree_unflatten(treedef, leaves)
+
+
+def _no_tensor(optimizer: Any, opt: Tree, i: int) -> str:
+    accessors, leaves, _ = optree.tree_flatten_with_accessor(opt)
+    holder = type(accessors[i][:-1](opt)).__name__
+    return (
+        f"with_optimizer: expected the state of {name_of(optimizer)} to hold tensors, as vmap, checkpoints and "
+        f"compiled code carry nothing else, got {type(leaves[i]).__name__} at {paths(opt)[i]!r} of {holder}"
+    )
+
+
+def _memory(leaf: Tensor) -> int | None:
+    # None where it is hidden.
+    if torch.compiler.is_compiling():
+        return None
+    while torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+        leaf = torch._C._functorch.get_unwrapped(leaf)
+    try:
+        return int(leaf.untyped_storage()._cdata)
+    except RuntimeError:
+        return None
