@@ -83,9 +83,8 @@ def _run(
     module: nn.Module, state_or_params: State | Tree, buffers: Mapping[str, Tensor] | None, args: Any, kwargs: Any
 ) -> tuple[Any, dict[str, Tensor]]:
     weights = _weights(module, state_or_params)
+    _check_buffers(module, buffers)
     own = dict(module.named_buffers())
-    if buffers is not None:
-        _check_names(module, "buffers", buffers, own, module.named_buffers(remove_duplicate=False))
     copies = {name: buffer.clone() for name, buffer in (own if buffers is None else buffers).items()}
     # functional_call writes buffers that the forward assigned anew back into the dict it was given.
     tensors = {**weights, **copies}
@@ -99,6 +98,12 @@ def _weights(module: nn.Module, state_or_params: State | Tree) -> dict[str, Tens
         module, "parameters", weights, dict(module.named_parameters()), module.named_parameters(remove_duplicate=False)
     )
     return weights
+
+
+def _check_buffers(module: nn.Module, buffers: Mapping[str, Tensor] | None) -> None:
+    if buffers is not None:
+        own, every_name = dict(module.named_buffers()), module.named_buffers(remove_duplicate=False)
+        _check_names(module, "buffers", buffers, own, every_name)
 
 
 def _check_names(
@@ -125,7 +130,7 @@ def _check_shape(what: str, name: str, given: Tensor, like: Tensor) -> None:
         raise ValueError(f"expected {what} of shape {tuple(like.shape)} at {name!r}, got {tuple(given.shape)}")
 
 
-def bake(module: nn.Module, state: State | Tree) -> nn.Module:
+def bake(module: nn.Module, state: State | Tree, *, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A copy of the module that has the effective weights for its own.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
@@ -133,13 +138,17 @@ def bake(module: nn.Module, state: State | Tree) -> nn.Module:
     >>> sf.modules.bake(layer, state)(torch.ones(2)).detach()
     tensor([3.])
 
-    The same outputs as `call`. `requires_grad`, hooks, buffers and modes are those of the module, tied
-    weights stay tied, and a dtype or device is that of the state. Raises as `call` does.
+    The same outputs as `call`. `requires_grad`, hooks and modes are those of the module, and its buffers, unless
+    others are given; tied weights stay tied, and a dtype or device is that of the state. Raises as `call` does.
     """
     weights = _weights(module, state)
+    _check_buffers(module, buffers)
     baked = copy.deepcopy(module)
     for name, param in baked.named_parameters():
         param.data = weights[name].detach().clone()
+    for name, buffer in baked.named_buffers():
+        if buffers is not None:
+            buffer.data = buffers[name].detach().clone()
     return baked
 
 

@@ -18,7 +18,7 @@ def test_a_pin_spreads_over_ties_and_no_further():
     plan = Plan()
     a, b, c = (plan.number(2) for _ in range(3))
     plan.ties += [(b, c), (a, b)]
-    plan.pin([{"x": (Shape(Channels(c[:1], torch.zeros(1), -1, 2)), UNKNOWN, None, 3)}])
+    plan.pin([{"x": (Shape(Channels(c[:1], torch.zeros(1), -1, 2)), UNKNOWN, None, 3)}], "read")
     assert plan.removed().tolist() == [False, True] * 3
 
 
@@ -26,7 +26,7 @@ def test_ties_may_name_a_channel_twice():
     plan = Plan()
     a, b = plan.number(2), plan.number(4)
     plan.ties.append((torch.cat([a, a]), b))
-    plan.pin(Channels(b[3:], torch.zeros(1), -1, 2))
+    plan.pin(Channels(b[3:], torch.zeros(1), -1, 2), "read")
     assert plan.removed().tolist() == [True, False, True, False, True, False]
 
 
