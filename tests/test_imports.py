@@ -62,6 +62,7 @@ ORDER = (
     "operations",
     "layers",
     "dependencies",
+    "pruned",
     "sparse_modules",
     "modules",
     "derivatives",
