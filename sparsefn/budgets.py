@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -140,7 +141,12 @@ def _by_share(shapes: Shapes, sparsity: Sparsity, density: Callable[[tuple[int, 
             raise ValueError(
                 f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {tuple(shape)} at {path!r}"
             )
-    shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
+    try:
+        shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
+    except OverflowError:
+        shares = dict.fromkeys(shapes, math.inf)
+    if math.inf in shares.values():
+        raise ValueError("expected a power whose shares of the leaves are finite, but one overflows; take one nearer 0")
     return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
 
 
@@ -202,11 +208,14 @@ class Global(NamedTuple):
     def bounds(self, shapes: Shapes, total: int | Tensor) -> dict[str, tuple[int, int]]:
         """Least and most kept units of each leaf; raises if the total cannot meet them.
 
-        >>> sf.budgets.global_(floor=0.25, ceiling=0.5).bounds({"a": (8,)}, 4)
-        {'a': (2, 4)}
+        >>> sf.budgets.global_(floor=0.07, ceiling=0.29).bounds({"a": (100,)}, 8)
+        {'a': (7, 29)}
+
+        The product is exact, of the shortest decimal that gives the float: 0.07 is 7/100, as it was written.
         """
         sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-        limits = {p: (math.ceil(self.floor * n), math.floor(self.ceiling * n)) for p, n in sizes.items()}
+        low, high = Fraction(str(self.floor)), Fraction(str(self.ceiling))
+        limits = {p: (math.ceil(low * n), math.floor(high * n)) for p, n in sizes.items()}
         least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
         if isinstance(total, int) and not least <= total <= most:
             raise ValueError(
@@ -234,15 +243,17 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
     >>> algorithm.update(state, state.params, 0).masks
     {'a': tensor([[True, True]]), 'b': tensor([[False, False]])}
 
-    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n units. Bounds
-    that the total cannot meet are a ValueError.
+    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n units, exactly, of the
+    decimals as they are written: 0.07 of 100 is 7. Bounds that the total cannot meet are a ValueError.
     """
     for name, value in (("floor", floor), ("ceiling", ceiling)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"global_: expected {name} to be a float in [0, 1], got {type(value).__name__}")
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"global_: expected {name} in [0, 1], got {value}")
     if floor > ceiling:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
-    return Global(floor, ceiling)
+    return Global(float(floor), float(ceiling))
 
 
 def spread(count: int | Tensor, groups: int) -> int | Tensor:

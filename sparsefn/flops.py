@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from sparsefn.ensemble import check_single
 from sparsefn.modules import buffers_of, call
 from sparsefn.table import aligned
 from sparsefn.tree import flatten, is_sparse
@@ -85,6 +86,7 @@ def flops(module: nn.Module, state: State, *args: Any, **kwargs: Any) -> Flops:
     """
     if not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
+    check_single(state)
     try:
         return _count(module, state, torch.device("meta"), args, kwargs)
     except Exception:  # what the meta device cannot do; a fault of the call itself comes up again below
