@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsefn.shares import Counts
 from sparsefn.shares import apportion as apportion
-from sparsefn.tree import check_globs, concrete, glob_match
+from sparsefn.tree import check_globs, concrete, constant, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
 Sparsity = float | Tensor
@@ -141,12 +141,7 @@ def _by_share(shapes: Shapes, sparsity: Sparsity, density: Callable[[tuple[int, 
             raise ValueError(
                 f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {tuple(shape)} at {path!r}"
             )
-    try:
-        shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
-    except OverflowError:
-        shares = dict.fromkeys(shapes, math.inf)
-    if math.inf in shares.values():
-        raise ValueError("expected a power whose shares of the leaves are finite, but one overflows; take one nearer 0")
+    shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
     return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
 
 
@@ -173,7 +168,15 @@ def erk(power: float = 1.0) -> Distribution:
     """
     if not math.isfinite(power):
         raise ValueError(f"expected a finite power, got {power}")
-    return lambda shapes, sparsity: _by_share(shapes, sparsity, lambda s: (sum(s) / math.prod(s)) ** power)
+
+    def density(shape: tuple[int, ...]) -> float:
+        try:
+            return float((sum(shape) / math.prod(shape)) ** power)
+        except OverflowError as error:
+            text = f"expected a power whose densities are finite, but {power} overflows for shape {tuple(shape)}"
+            raise ValueError(text) from error
+
+    return lambda shapes, sparsity: _by_share(shapes, sparsity, density)
 
 
 def by_path(table: Mapping[str, float]) -> Distribution:
@@ -195,6 +198,14 @@ def by_path(table: Mapping[str, float]) -> Distribution:
     return counts
 
 
+@constant
+def _ratio(x: float) -> tuple[int, int]:
+    # Of the float itself 0.07 * 100 would be a little above 7. Any p / q below 2^26 is found again.
+    exact = Fraction(x)
+    near = (exact.limit_denominator(2**bits) for bits in range(54))
+    return next((fraction for fraction in near if float(fraction) == x), exact).as_integer_ratio()
+
+
 class Global(NamedTuple):
     """One competition over all leaves, each within its bounds (made by `global_`).
 
@@ -211,11 +222,11 @@ class Global(NamedTuple):
         >>> sf.budgets.global_(floor=0.07, ceiling=0.29).bounds({"a": (100,)}, 8)
         {'a': (7, 29)}
 
-        The product is exact, of the shortest decimal that gives the float: 0.07 is 7/100, as it was written.
+        Products are exact, of the simplest fraction that rounds to the float: 0.07 is 7/100, as it was written.
         """
         sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-        low, high = Fraction(str(self.floor)), Fraction(str(self.ceiling))
-        limits = {p: (math.ceil(low * n), math.floor(high * n)) for p, n in sizes.items()}
+        (a, b), (c, d) = _ratio(self.floor), _ratio(self.ceiling)
+        limits = {path: (-(-a * n // b), c * n // d) for path, n in sizes.items()}
         least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
         if isinstance(total, int) and not least <= total <= most:
             raise ValueError(
@@ -243,8 +254,9 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
     >>> algorithm.update(state, state.params, 0).masks
     {'a': tensor([[True, True]]), 'b': tensor([[False, False]])}
 
-    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n units, exactly, of the
-    decimals as they are written: 0.07 of 100 is 7. Bounds that the total cannot meet are a ValueError.
+    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n units. The products are exact,
+    of the simplest fraction that rounds to the float: 0.07 of 100 is 7, and 1 / 3 of 3 is 1. Bounds that the total
+    cannot meet are a ValueError.
     """
     for name, value in (("floor", floor), ("ceiling", ceiling)):
         if isinstance(value, bool) or not isinstance(value, int | float):
