@@ -81,10 +81,10 @@ def flops(
     product counts as dense, a weight that was cast or computed from the leaf too: such leaves are in
     `uncounted`. These are products that a perfect sparse kernel would do, not seconds.
 
-    `args` and `kwargs` are inputs of the module, whose own mode (train or eval) is used; its buffers are too unless
-    others are given, as in `sf.modules.call`. All are left as they are. The call runs on the meta device and costs nothing; a forward that needs values is
-    run as it is, the global random state put back. Raises TypeError for what is no State, ValueError as
-    `call` does.
+    `args` and `kwargs` are inputs of the module, whose own mode (train or eval) is used, and its own buffers
+    unless others are given, as in `sf.modules.call`; all are left as they are. The call runs on the meta device
+    and costs nothing; a forward that needs values is run as it is, the global random state put back. Raises
+    TypeError for what is no State, ValueError for a stack of states and as `call` does.
     """
     if not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
