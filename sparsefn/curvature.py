@@ -197,7 +197,8 @@ def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: 
         absolute = optree.tree_map(lambda w: w.double().abs(), effective(state))
         weights, whole, scored = sparsified(state, absolute)
         leaves, rebuild = unpacked(weights)
-        ones = torch.ones((1, *shape), dtype=torch.float64, device=leaves[0].device if leaves else None)
+        device = next((leaf.device for leaf in optree.tree_leaves(absolute)), None)
+        ones = torch.ones((1, *shape), dtype=torch.float64, device=device)
         flow = gradient_of(lambda xs: _summed(run(whole(rebuild(xs)), ones)))
         gradient, own = rebuild(flow(leaves)), flatten(state.params)[0]
         return scored({path: own[path].double().abs() * g for path, g in gradient.items()})

@@ -30,6 +30,23 @@ def test_ties_may_name_a_channel_twice():
     assert plan.removed().tolist() == [True, False, True, False, True, False]
 
 
+def test_reasons_are_those_of_the_first_pin_or_of_where_a_constant_ended():
+    plan = Plan()
+    a, b = plan.number(3), plan.number(3)
+    plan.ties.append((a, b))
+    first = Channels(a, torch.tensor([1.0, NAN, 2.0]), -1, 2)
+    plan.note(first, torch.full((3,), NAN), "joined")
+    plan.note(first, torch.full((3,), NAN), "joined again")
+    plan.pin([], "nothing")
+    plan.pin(first._replace(ids=a[:2]), "read")
+    plan.pin(first._replace(ids=a[1:2]), "read again")
+    assert plan.reasons(a) == ["joined", "read", ""]  # a note is no pin
+    assert plan.reasons(b) == ["read", "read", ""]
+    assert plan.removed().tolist() == [False, False, True] * 2
+    plan.sizes["layer"] = (UNKNOWN, first._replace(ids=a[2:]))
+    assert plan.reasons(a)[2] == "joined" and plan.reasons(b)[2] == "one channel always stays"
+
+
 def test_a_layer_keeps_one_channel_on_each_side():
     plan = Plan()
     a, b = plan.number(2), plan.number(3)
