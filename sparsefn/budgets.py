@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sparsefn.shares import Counts
 from sparsefn.shares import apportion as apportion
-from sparsefn.tree import check_globs, concrete, glob_match
+from sparsefn.tree import check_globs, concrete, constant, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
 Sparsity = float | Tensor
@@ -167,7 +168,15 @@ def erk(power: float = 1.0) -> Distribution:
     """
     if not math.isfinite(power):
         raise ValueError(f"expected a finite power, got {power}")
-    return lambda shapes, sparsity: _by_share(shapes, sparsity, lambda s: (sum(s) / math.prod(s)) ** power)
+
+    def density(shape: tuple[int, ...]) -> float:
+        try:
+            return float((sum(shape) / math.prod(shape)) ** power)
+        except OverflowError as error:
+            text = f"expected a power whose densities are finite, but {power} overflows for shape {tuple(shape)}"
+            raise ValueError(text) from error
+
+    return lambda shapes, sparsity: _by_share(shapes, sparsity, density)
 
 
 def by_path(table: Mapping[str, float]) -> Distribution:
@@ -189,6 +198,14 @@ def by_path(table: Mapping[str, float]) -> Distribution:
     return counts
 
 
+@constant
+def _ratio(x: float) -> tuple[int, int]:
+    # Of the float itself 0.07 * 100 would be a little above 7. Any p / q below 2^26 is found again.
+    exact = Fraction(x)
+    near = (exact.limit_denominator(2**bits) for bits in range(54))
+    return next((fraction for fraction in near if float(fraction) == x), exact).as_integer_ratio()
+
+
 class Global(NamedTuple):
     """One competition over all leaves, each within its bounds (made by `global_`).
 
@@ -202,11 +219,14 @@ class Global(NamedTuple):
     def bounds(self, shapes: Shapes, total: int | Tensor) -> dict[str, tuple[int, int]]:
         """Least and most kept units of each leaf; raises if the total cannot meet them.
 
-        >>> sf.budgets.global_(floor=0.25, ceiling=0.5).bounds({"a": (8,)}, 4)
-        {'a': (2, 4)}
+        >>> sf.budgets.global_(floor=0.07, ceiling=0.29).bounds({"a": (100,)}, 8)
+        {'a': (7, 29)}
+
+        Products are exact, of the simplest fraction that rounds to the float: 0.07 is 7/100, as it was written.
         """
         sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-        limits = {p: (math.ceil(self.floor * n), math.floor(self.ceiling * n)) for p, n in sizes.items()}
+        (a, b), (c, d) = _ratio(self.floor), _ratio(self.ceiling)
+        limits = {path: (-(-a * n // b), c * n // d) for path, n in sizes.items()}
         least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
         if isinstance(total, int) and not least <= total <= most:
             raise ValueError(
@@ -234,15 +254,18 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
     >>> algorithm.update(state, state.params, 0).masks
     {'a': tensor([[True, True]]), 'b': tensor([[False, False]])}
 
-    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n units. Bounds
-    that the total cannot meet are a ValueError.
+    Each leaf keeps at least ceil(floor * n) and at most floor(ceiling * n) of its n units. The products are exact,
+    of the simplest fraction that rounds to the float: 0.07 of 100 is 7, and 1 / 3 of 3 is 1. Bounds that the total
+    cannot meet are a ValueError.
     """
     for name, value in (("floor", floor), ("ceiling", ceiling)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"global_: expected {name} to be a float in [0, 1], got {type(value).__name__}")
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"global_: expected {name} in [0, 1], got {value}")
     if floor > ceiling:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
-    return Global(floor, ceiling)
+    return Global(float(floor), float(ceiling))
 
 
 def spread(count: int | Tensor, groups: int) -> int | Tensor:

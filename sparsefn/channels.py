@@ -109,16 +109,23 @@ class Plan:
     >>> plan = Plan()
     >>> a, b = plan.number(2), plan.number(2)
     >>> plan.ties.append((a, b))
-    >>> plan.pin(Channels(b[:1], torch.zeros(1), -1, 2))
+    >>> plan.pin(Channels(b[:1], torch.zeros(1), -1, 2), "they are outputs")
     >>> plan.removed()
     tensor([False,  True, False,  True])
+    >>> plan.reasons(b)
+    ['they are outputs', '']
 
-    `sizes` maps the path of a layer to the channels that come in and go out; one of each stays.
+    `pins` are channels that stay, with the reason in words, `notes` say why a constant ended, and `refused` why a
+    layer (by its path) cannot change at all. `sizes` maps the path of a layer to the channels that come in and go
+    out; one of each stays. `at` is the node that is looked at now, in words.
     """
 
     count: int = 0
+    at: str = "it"
     ties: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)
-    pins: list[Tensor] = dataclasses.field(default_factory=list)
+    pins: list[tuple[Tensor, str]] = dataclasses.field(default_factory=list)
+    notes: dict[int, str] = dataclasses.field(default_factory=dict)
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
     sizes: dict[str, tuple[Value, Value]] = dataclasses.field(default_factory=dict)
 
     def number(self, n: int) -> Tensor:
@@ -126,26 +133,47 @@ class Plan:
         self.count += n
         return torch.arange(self.count - n, self.count)
 
-    def pin(self, values: Value) -> None:
-        """Keep every channel in nested values."""
-        self.pins += [value.ids for value in _channels(values)]
+    def pin(self, values: Value, why: str) -> None:
+        """Keep every channel in nested values, for a reason."""
+        self.pins += [(value.ids, why) for value in _channels(values) if len(value.ids)]
+
+    def refuse(self, path: str, values: Value, why: str) -> None:
+        """Keep all that a layer reads, as the layer itself cannot change; a function has no path."""
+        if path:
+            self.refused.setdefault(path, f"the layer is {why}")
+        self.pin(values, f"{self.at}, which reads them, is {why}")
+
+    def note(self, x: Channels, const: Tensor, why: str) -> None:
+        """Remember why channels that were constant are not any more, where `const` says so; the first reason counts."""
+        for i in x.ids[x.const.isfinite() & ~const.isfinite()].tolist():
+            self.notes.setdefault(i, why)
 
     def removed(self) -> Tensor:
-        """Which channels can go: none that is one with a pinned channel."""
-        pinned = torch.zeros(self.count, dtype=torch.bool)
-        for ids in self.pins:
-            pinned[ids] = True
+        """Which channels can go: none that is one with a channel that stays."""
+        return self.verdict() < 0
+
+    def reasons(self, ids: Tensor) -> list[str]:
+        """Why channels have to stay, in words; an empty text for those that go."""
+        pins = {i: why for i, (_, why) in enumerate(self.pins)} | {-1: "", len(self.pins): "one channel always stays"}
+        kept = zip(ids.tolist(), self.verdict()[ids].tolist(), strict=True)
+        return [pins[pin] and self.notes.get(i, pins[pin]) for i, pin in kept]
+
+    def verdict(self) -> Tensor:
+        """For each channel the number of the first pin that keeps it, -1 where it can go."""
+        because = torch.full((self.count,), -1)
+        for i, (ids, _) in enumerate(self.pins):
+            because[ids[because[ids] < 0]] = i
         sides = [side.ids for pair in self.sizes.values() for side in pair if isinstance(side, Channels)]
         while True:
-            before = pinned.clone()
-            for a, b in self.ties:
-                both = pinned[a] | pinned[b]
-                pinned[a[both]] = pinned[b[both]] = True
-            if torch.equal(pinned, before):
-                empty = next((ids for ids in sides if len(ids) and not pinned[ids].any()), None)
+            before = because.clone()
+            for a, b in (*self.ties, *((b, a) for a, b in self.ties)):
+                open_ = (because[a] >= 0) & (because[b] < 0)
+                because[b[open_]] = because[a[open_]]
+            if torch.equal(because, before):
+                empty = next((ids for ids in sides if len(ids) and (because[ids] < 0).all()), None)
                 if empty is None:
-                    return ~pinned
-                pinned[empty[0]] = True
+                    return because
+                because[empty[0]] = len(self.pins)
 
 
 def where_finite(const: Tensor, result: Tensor) -> Tensor:
@@ -168,5 +196,5 @@ def columns(plan: Plan, x: Value, width: int, fits: bool = True) -> Value:
         ids, const = x.ids.repeat_interleave(times), x.const.repeat_interleave(times)
         if len(ids) == width:
             return x._replace(ids=ids, const=const, spread=False)
-    plan.pin(x)
+    plan.pin(x, f"{plan.at} does not read them as its features")
     return UNKNOWN

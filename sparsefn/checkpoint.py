@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsefn import masks
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Tree, concrete, flatten
+from sparsefn.types import State
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -31,7 +32,8 @@ def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
 
     With `pack` every bool tensor that is not 0-d takes one bit an element. It becomes a vector of uint8: the
     number of dimensions, each size in 8 bytes, the lowest first, and the bytes of `sf.masks.pack`. Loading needs
-    no word of it. Raises ValueError for two leaves of one path, TypeError for a leaf that is no tensor.
+    no word of it. Raises ValueError for two leaves of one path, TypeError for a leaf that is no tensor, or is a
+    sparse, nested or quantised one.
     """
     leaves = {path: _tensor("the state", path, leaf) for path, leaf in flatten(state)[0].items()}
     return {
@@ -65,6 +67,9 @@ def _shape_of(packed: Tensor) -> tuple[int, ...] | None:
 def _tensor(what: str, path: str, leaf: object) -> Tensor:
     if not isinstance(leaf, Tensor):
         raise TypeError(f"expected {what} to hold tensors, got {type(leaf).__name__} at {path!r}")
+    if leaf.is_nested or leaf.is_quantized or leaf.layout != torch.strided:
+        kind = "a nested" if leaf.is_nested else "a quantised" if leaf.is_quantized else f"a {leaf.layout}"
+        raise TypeError(f"expected {what} to hold dense tensors, got {kind} one at {path!r}")
     return leaf.detach()
 
 
@@ -88,7 +93,9 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
     values are not used. Packed masks are unpacked. With `strict=False` a path that `sd` lacks keeps the
     template's value and one that the template lacks is left out: a state for params that came or went. The
     result shares no memory with `sd` or the template. Raises ValueError for paths that are missing or
-    unexpected and for another shape, TypeError for another dtype.
+    unexpected, for another shape, for a 0-d False among the masks of a state (0-d masks are True: the leaf is
+    dense) and for tensors of the meta device, which hold no values; TypeError for another dtype and for sparse,
+    nested and quantised tensors. All name the path.
     """
     leaves, rebuild = flatten(template)
     if not isinstance(sd, Mapping):
@@ -97,11 +104,30 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
     if strict and (missing or unexpected):
         raise ValueError(f"expected the paths of the template, but missing are {missing} and unexpected {unexpected}")
     likes = {path: _tensor("the template", path, leaf) for path, leaf in leaves.items()}
-    return rebuild([_fitting(path, like, sd.get(path, like)) for path, like in likes.items()])
+    found = {path: _fitting(path, like, sd.get(path, like)) for path, like in likes.items()}
+    for path, is_mask in flatten(_marked(template))[0].items():
+        if is_mask and not found[path].ndim and concrete(found[path]) is False:
+            raise ValueError(f"expected a mask of full shape or 0-d True at {path!r}, got 0-d False")
+    return rebuild(list(found.values()))
+
+
+def _marked(tree: Tree) -> Tree:
+    # True at the masks of the states in a tree: other 0-d bools may be False, as a flag of a score is.
+    def fields(state: Tree) -> Tree:
+        if not isinstance(state, State):
+            return False
+        named = state._asdict().items()
+        is_mask = ("masks", "support")
+        return State(**{k: optree.tree_map(lambda _: True, v) if k in is_mask else _marked(v) for k, v in named})
+
+    return optree.tree_map(fields, tree, is_leaf=lambda node: isinstance(node, State))
 
 
 def _fitting(path: str, like: Tensor, value: object) -> Tensor:
     found = _tensor("the saved dict", path, value)
+    for what, tensor in (("the saved dict", found), ("the template", like)):
+        if tensor.is_meta:
+            raise ValueError(f"expected {what} to hold values, got a tensor of the meta device at {path!r}")
     if like.dtype == torch.bool and found.dtype == torch.uint8:
         shape = _shape_of(found)
         if shape is None:
@@ -127,7 +153,7 @@ def tree_equal(a: Tree, b: Tree) -> bool:
     False
 
     Shapes and dtypes count, devices do not. A NaN equals a NaN of the same bits, and 0.0 is not -0.0.
-    Raises TypeError for a leaf that is no tensor.
+    Raises TypeError for a leaf that is no dense tensor.
     """
     if optree.tree_structure(a) != optree.tree_structure(b):
         return False
@@ -140,5 +166,6 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _bits(leaf: Tensor) -> Tensor:
+    leaf = leaf.resolve_conj().resolve_neg()  # lazy ones are not in memory yet
     real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
     return real.view(_INTEGERS[real.element_size()])

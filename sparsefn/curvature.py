@@ -2,7 +2,9 @@
 
 Each is a factory that closes over a loss and data, and gives a score as those of `sf.scores`. The loss is that of
 the training loop, `loss(params, *batch) -> 0-d`; `batch` is the tuple of its other arguments, or a function of
-the step that gives one. Derivatives are taken at the effective weights; the `grads` of the update are not used.
+the step that gives one. Derivatives are taken at the effective weights and by the sparsified leaves alone, as the
+authors of these scores take them; a leaf whose mask is 0-d (a bias, a norm) is a constant and scores 0. The `grads` of
+the update are not used.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from torch import Tensor, nn
 
 from sparsefn import modules as _modules
 from sparsefn import random as _random
-from sparsefn.derivatives import Batch, Loss, arguments_at, batch_size, check_loss, gradient_of, unpacked
+from sparsefn.derivatives import Batch, Loss, arguments_at, batch_size, check_loss, gradient_of, sparsified, unpacked
 from sparsefn.derivatives import example_gradients as example_gradients
 from sparsefn.derivatives import hessian_vector as hessian_vector
-from sparsefn.tree import Tree, check_like, is_sparse, leaves_like, map_with_path
+from sparsefn.tree import Tree, check_like, flatten, map_with_path
 from sparsefn.types import Accumulated, State, Step, effective
 
 PlainScore = Callable[[State, Tree, Step], Tree]
@@ -31,13 +33,13 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
     >>> def loss(params, g):
     ...     return (g @ params["w"]).mean()
     >>> score = sf.curvature.fisher(loss, (torch.tensor([[1.0, 2.0], [3.0, 1.0]]),))
-    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor(True)}), (), 0)
+    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
     {'w': tensor([5.0000, 2.5000])}
 
     The square of the batch's gradient would be another thing: [4, 2.25]. With the labels of the data it is
     the empirical Fisher. `chunk_size` examples at a time bound the memory, which is that many gradients;
-    sums are in float32 or wider. `sf.curvature.obd(fisher(loss, batch))` is the saliency of Theis et al. 2018,
-    arXiv 1801.05787.
+    sums are in float32 or wider. Leaves that are not sparsified score 0. `sf.curvature.obd(fisher(loss, batch))`
+    is the saliency of Theis et al. 2018, arXiv 1801.05787.
     """
     check_loss(loss, batch)
     _check_whole("chunk_size", chunk_size)
@@ -49,13 +51,13 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
         now = arguments_at(batch, step)
         size = batch_size(now)
         stride = size if chunk_size is None else chunk_size
-        params = effective(state)
-        total = optree.tree_map(lambda p: torch.zeros_like(_wide(p)), params)
+        weights, whole, scored = sparsified(state)
+        total = {path: torch.zeros_like(_wide(w)) for path, w in weights.items()}
         for start in range(0, size, stride):
             piece = [optree.tree_map(lambda x, i=start: x[i : i + stride], tree) for tree in now]
-            gradients = example_gradients(loss, params, piece)
-            total = optree.tree_map(lambda t, g: t + _wide(g).square().sum(0), total, gradients)
-        return optree.tree_map(lambda x: (x / size).detach(), total)
+            gradients = example_gradients(lambda w, *one: loss(whole(w), *one), weights, piece)
+            total = {path: t + _wide(gradients[path]).square().sum(0) for path, t in total.items()}
+        return scored({path: t / size for path, t in total.items()})
 
     return score
 
@@ -81,11 +83,14 @@ def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk
     def score(state: State, grads: Tree, step: Step) -> Tree:
         del grads
         now = arguments_at(batch, step)
+        weights, whole, scored = sparsified(state)
+
+        def of_weights(chosen: Tree, *batch: Tree) -> Tensor:
+            return loss(whole(chosen), *batch)
+
         if samples is None:
-            found = _exact_diagonal(loss, state, now, chunk_size)
-        else:
-            found = _estimated_diagonal(loss, state, now, step, samples)
-        return optree.tree_map(torch.detach, found)
+            return scored(_exact_diagonal(of_weights, weights, now, chunk_size))
+        return scored(_estimated_diagonal(of_weights, weights, state.key, now, step, samples))
 
     return score
 
@@ -96,11 +101,12 @@ def obd(diagonal: PlainScore) -> PlainScore:
     >>> def loss(params, g):
     ...     return (g @ params["w"]).mean()
     >>> score = sf.curvature.obd(sf.curvature.fisher(loss, (torch.tensor([[1.0, 2.0], [3.0, 1.0]]),)))
-    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor(True)}), (), 0)
+    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
     {'w': tensor([2.5000, 1.2500])}
 
-    `diagonal` is `fisher(...)` or `hessian_diagonal(...)`, or any score without memory. The weight is that of
-    `state.params`, as in `sf.scores.saliency`. LeCun et al. 1989, Optimal Brain Damage.
+    `diagonal` is `fisher(...)` or `hessian_diagonal(...)`, which are 0 for leaves that are not sparsified, or any
+    score without memory. The weight is that of `state.params`, as in `sf.scores.saliency`.
+    LeCun et al. 1989, Optimal Brain Damage.
     """
     if isinstance(diagonal, Accumulated) or not callable(diagonal):
         raise TypeError(
@@ -121,24 +127,32 @@ def grasp(loss: Loss, batch: Batch) -> PlainScore:
 
     >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     >>> score = sf.curvature.grasp(lambda params: params["w"] @ matrix @ params["w"] / 2, ())
-    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor(True)}), (), 0)
+    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
     {'w': tensor([0., 5.])}
 
     The paper's S(-w) = -w * Hg is the change of the gradient's norm when the weight is pruned, and it prunes the
     weights whose S is largest. A score here keeps the largest, so this one is -S; it is signed, no absolute
-    value is taken. The paper divides the logits by a temperature of 200: do so in the loss. For several
-    batches use `sf.scores.mean(grasp(loss, batch))` with a function of the step. The weight is that of
-    `state.params`, as in `sf.scores.saliency`. Wang et al. 2020, arXiv 2002.07376, alg. 1.
+    value is taken. Gradient and Hessian are over the sparsified leaves, as the authors' are over the weights: the
+    gradient of a bias has no part in them, and leaves that are not sparsified score 0. The paper divides the
+    logits by a temperature of 200: do so in the loss. For several batches use `sf.scores.mean(grasp(loss, batch))`
+    with a function of the step. The weight is that of `state.params`, as in `sf.scores.saliency`.
+    Wang et al. 2020, arXiv 2002.07376, alg. 1.
     """
     check_loss(loss, batch)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         del grads
-        now, params = arguments_at(batch, step), effective(state)
-        leaves, rebuild = unpacked(params)
-        gradient = rebuild(gradient_of(lambda weights: loss(rebuild(weights), *now))(leaves))
-        product = hessian_vector(loss, params, gradient, now)
-        return optree.tree_map(lambda w, p: (w * p).detach(), state.params, product)
+        now = arguments_at(batch, step)
+        weights, whole, scored = sparsified(state)
+        leaves, rebuild = unpacked(weights)
+
+        def of_weights(chosen: Tree, *batch: Tree) -> Tensor:
+            return loss(whole(chosen), *batch)
+
+        gradient = rebuild(gradient_of(lambda xs: of_weights(rebuild(xs), *now))(leaves))
+        product = hessian_vector(of_weights, weights, gradient, now)
+        own = flatten(state.params)[0]
+        return scored({path: own[path] * p for path, p in product.items()})
 
     return score
 
@@ -148,15 +162,16 @@ def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: 
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
     >>> weights = {"0.weight": torch.tensor([[1.0, -2.0], [3.0, 0.0]]), "1.weight": torch.tensor([[-1.0, 2.0]])}
-    >>> dense = {path: torch.tensor(True) for path in weights}
-    >>> sf.curvature.synflow(net, (2,))(sf.State(weights, dense), (), 0)["0.weight"]
+    >>> masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in weights.items()}
+    >>> sf.curvature.synflow(net, (2,))(sf.State(weights, masks), (), 0)["0.weight"]
     tensor([[1., 2.],
             [6., 0.]], dtype=torch.float64)
 
     No data: the input is one example of ones, of `input_shape`, which has no batch axis. A module runs in eval
     mode with absolute buffers (a copy of it: neither its mode nor its buffers change); a function
     `forward(params, x)` runs as it is. All is float64, as float32 overflows in deep networks. Made for chains
-    of linear layers and ReLU, where the scores of every layer without a bias sum to the flow.
+    of linear layers and ReLU, where the scores of every layer without a bias sum to the flow. Biases and norms are
+    absolute too, as in the authors' code, and leaves that are not sparsified score 0.
 
     The paper prunes in 100 rounds to kept shares of kept ** ((round + 1) / 100), over all layers jointly:
 
@@ -179,11 +194,14 @@ def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: 
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         del grads, step
-        leaves, rebuild = unpacked(effective(state))
-        ones = torch.ones((1, *shape), dtype=torch.float64, device=leaves[0].device)
-        flow = gradient_of(lambda weights: _summed(run(rebuild(weights), ones)))
-        gradient = rebuild(flow(tuple(leaf.double().abs() for leaf in leaves)))
-        return optree.tree_map(lambda w, g: (w.double().abs() * g).detach(), state.params, gradient)
+        absolute = optree.tree_map(lambda w: w.double().abs(), effective(state))
+        weights, whole, scored = sparsified(state, absolute)
+        leaves, rebuild = unpacked(weights)
+        device = next((leaf.device for leaf in optree.tree_leaves(absolute)), None)
+        ones = torch.ones((1, *shape), dtype=torch.float64, device=device)
+        flow = gradient_of(lambda xs: _summed(run(whole(rebuild(xs)), ones)))
+        gradient, own = rebuild(flow(leaves)), flatten(state.params)[0]
+        return scored({path: own[path].double().abs() * g for path, g in gradient.items()})
 
     return score
 
@@ -191,8 +209,8 @@ def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: 
 # ---- derivatives ----------------------------------------------------------------------------------------
 
 
-def _exact_diagonal(loss: Loss, state: State, batch: Sequence[Tree], chunk_size: int) -> Tree:
-    leaves, rebuild = unpacked(effective(state))
+def _exact_diagonal(loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size: int) -> Tree:
+    leaves, rebuild = unpacked(weights)
 
     def of_leaf(i: int, leaf: Tensor) -> Tensor:
         def moved(one: Sequence[Tensor]) -> Tensor:
@@ -209,32 +227,24 @@ def _exact_diagonal(loss: Loss, state: State, batch: Sequence[Tree], chunk_size:
             parts.append(products.reshape(-1, n).diagonal(offset=start))
         return torch.cat(parts).reshape(leaf.shape)
 
-    masks = leaves_like(state.masks, state.params)
-    return rebuild(
-        [
-            of_leaf(i, leaf) if is_sparse(mask, leaf) else torch.zeros_like(leaf)
-            for i, (mask, leaf) in enumerate(zip(masks, leaves, strict=True))
-        ]
-    )
+    return rebuild([of_leaf(i, leaf) for i, leaf in enumerate(leaves)])
 
 
-def _estimated_diagonal(loss: Loss, state: State, batch: Sequence[Tree], step: Step, samples: int) -> Tree:
-    if not isinstance(state.key, Tensor):
+def _estimated_diagonal(loss: Loss, weights: Tree, key: Tree, batch: Sequence[Tree], step: Step, samples: int) -> Tree:
+    if not isinstance(key, Tensor):
         raise ValueError(
             "expected a state with a PRNG key for an estimated diagonal, got none; pass key=sf.random.key(seed)"
         )
-    params, key = effective(state), _random.fold_in(state.key, "hessian_diagonal")
+    own = _random.fold_in(key, "hessian_diagonal")
 
-    def signs(path: str, mask: Tensor, leaf: Tensor, sample: int) -> Tensor:
-        if not is_sparse(mask, leaf):  # what is not asked for would only add to the variance
-            return torch.zeros_like(leaf)
-        own = _random.leaf_key(_random.fold_in(key, sample).to(leaf.device), path, step)
-        return torch.where(_random.uniform(own, leaf.shape) < 0.5, -1.0, 1.0).to(leaf.dtype)
+    def signs(path: str, leaf: Tensor, sample: int) -> Tensor:
+        drawn = _random.leaf_key(_random.fold_in(own, sample).to(leaf.device), path, step)
+        return torch.where(_random.uniform(drawn, leaf.shape) < 0.5, -1.0, 1.0).to(leaf.dtype)
 
-    total = optree.tree_map(lambda p: torch.zeros_like(_wide(p)), params)
+    total = optree.tree_map(lambda p: torch.zeros_like(_wide(p)), weights)
     for sample in range(samples):
-        vector = map_with_path(lambda path, mask, leaf, i=sample: signs(path, mask, leaf, i), state.masks, params)
-        product = hessian_vector(loss, params, vector, batch)
+        vector = map_with_path(lambda path, leaf, i=sample: signs(path, leaf, i), weights)
+        product = hessian_vector(loss, weights, vector, batch)
         total = optree.tree_map(lambda t, v, p: t + v * p, total, vector, product)
     return optree.tree_map(lambda t: t / samples, total)
 

@@ -116,17 +116,29 @@ def follow(root: nn.Module, graph: fx.Graph, masks: Mapping[str, Tensor]) -> Pla
     for node in graph.nodes:
         if node.users or node.target not in (operator.getitem, getattr):  # the size that nobody reads is free
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            plan.at = _words(root, node)
             if node.op == "call_module":
                 value = _of_module(plan, root, masks, node, fixed, args, kwargs)
             elif node.op in ("call_function", "call_method"):
                 value = _of_function(plan, node, args, kwargs)
             else:
                 value = Input(node.name) if node.op == "placeholder" else UNKNOWN
-            if value is UNKNOWN or node in overwritten:
-                plan.pin((args, kwargs, value))
+            if node.op == "output":
+                plan.pin(args, "they are outputs of the module")
+            elif value is UNKNOWN:
+                path = str(node.target) if node.op == "call_module" else ""
+                plan.refuse(path, (args, kwargs), "not followed")
+            elif node in overwritten:
+                plan.pin((args, kwargs, value), "they are changed in place while something else reads them")
                 value = UNKNOWN
             values[node] = value
     return plan
+
+
+def _words(root: nn.Module, node: fx.Node) -> str:
+    if node.op == "call_module":
+        return f"{str(node.target)!r} ({type(root.get_submodule(str(node.target))).__name__})"
+    return f"{getattr(node.target, '__name__', node.target)}()"
 
 
 def _of_module(
@@ -138,8 +150,12 @@ def _of_module(
     if isinstance(layer, _MODES) and layer.training and getattr(layer, "p", 1):
         raise _mode_error(path, kind.__name__)
     if kwargs or len(args) != 1 or layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
+        plan.refuse(path, (args, kwargs), "called with more than one tensor, or has hooks")
         return UNKNOWN
-    if kind in LAYERS and path not in fixed:
+    if kind in LAYERS and path in fixed:
+        plan.refuse(path, args, "called twice, or shares its weights")
+        return UNKNOWN
+    if kind in LAYERS:
 
         def kept(name: str) -> Tensor:
             return masks[f"{path}.{name}"].cpu().expand(getattr(layer, name).shape)

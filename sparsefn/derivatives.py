@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefn.tree import Tree, check_like, flatten, leaves_like
-from sparsefn.types import Step
+from sparsefn.tree import Tree, check_like, flatten, is_sparse, leaves_like
+from sparsefn.types import State, Step, effective
 from sparsefn.where import float_leaves
 
 Loss = Callable[..., Tensor]
@@ -62,6 +62,8 @@ def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]
     leaves, rebuild = unpacked(params)
     arguments(batch)
     gradient = gradient_of(lambda weights: loss(rebuild(weights), *batch))
+    if not leaves:
+        return vector
     return rebuild(torch.func.jvp(gradient, (leaves,), (tuple(leaves_like(vector, params)),))[1])
 
 
@@ -73,6 +75,36 @@ def unpacked(params: Tree) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Any]]
     """
     # torch.func gets flat tuples alone: it would order dicts otherwise than optree does.
     return tuple(float_leaves(params).values()), flatten(params)[1]
+
+
+def sparsified(
+    state: State, params: Tree | None = None
+) -> tuple[dict[str, Tensor], Callable[[Tree], Tree], Callable[[Tree], Tree]]:
+    """What scores differentiate by: the sparsified leaves by path, and what makes whole trees of them.
+
+    >>> masks = {"w": torch.tensor([True]), "b": torch.tensor(True)}
+    >>> state = sf.State({"w": torch.ones(1), "b": torch.zeros(1)}, masks)
+    >>> weights, whole, scored = sparsified(state)
+    >>> weights
+    {'w': tensor([1.])}
+    >>> whole({"w": torch.full((1,), 5.0)}), scored({"w": torch.full((1,), 5.0)})
+    ({'w': tensor([5.]), 'b': tensor([0.])}, {'w': tensor([5.]), 'b': tensor([0.])})
+
+    The first function puts the other leaves of `params` (the effective weights) beside them, and is for the
+    loss; the second puts zeros there, detached, and is for the scores.
+    """
+    params = effective(state) if params is None else params
+    leaves, rebuild = float_leaves(params), flatten(params)[1]
+    masks = leaves_like(state.masks, params)
+    chosen = {path: leaf for (path, leaf), m in zip(leaves.items(), masks, strict=True) if is_sparse(m, leaf)}
+
+    def whole(weights: Tree) -> Tree:
+        return rebuild([weights.get(path, leaf) for path, leaf in leaves.items()])
+
+    def scored(found: Tree) -> Tree:
+        return rebuild([found[path].detach() if path in found else torch.zeros_like(x) for path, x in leaves.items()])
+
+    return chosen, whole, scored
 
 
 def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:

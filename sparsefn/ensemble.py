@@ -100,6 +100,14 @@ def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
     >>> sf.ensemble.freeze(old, new, torch.tensor([True, False, False]))["w"].tolist()
     [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
 
+    "Keep the best" is a step that members take which are better than ever:
+
+    >>> best, lowest = {"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([0.5, 0.3])
+    >>> now, losses = {"w": torch.tensor([[5.0], [6.0]])}, torch.tensor([0.4, 0.9])
+    >>> best, lowest = sf.ensemble.freeze(best, now, losses >= lowest), torch.minimum(lowest, losses)
+    >>> best["w"].tolist(), lowest
+    ([[5.0], [2.0]], tensor([0.4000, 0.3000]))
+
     `frozen` is a bool tensor of shape (B,), or 0-d inside `vmap`, or (A, B) for a stack of stacks: its
     shape begins that of every leaf. A member's leaves are selected and not computed with, so it keeps
     every bit: weights, masks, scores, key and optimizer. Raises TypeError for a tensor that is not bool
@@ -120,6 +128,32 @@ def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
         return torch.where(frozen.reshape((*leading, *(1,) * (after.ndim - len(leading)))), before, after)
 
     return optree.tree_map(select, old, new)
+
+
+def check_single(state: State) -> None:
+    """Raise ValueError for a stack of states where one state is wanted.
+
+    >>> stack = sf.ensemble.stack([sf.dense().init({"w": torch.ones(3)})] * 2)
+    >>> check_single(stack)
+    Traceback (most recent call last):
+        ...
+    ValueError: expected one state, got a stack of 2: sf.ensemble.summary counts the members of a stack, and ...
+
+    Known by masks that were 0-d and by keys; a stack that has neither passes.
+    """
+    keys = state.key.shape[:-1] if isinstance(state.key, Tensor) else ()
+    leaves, masks = flatten(state.params)[0].values(), flatten(state.masks)[0].values()
+    rows = {
+        tuple(mask.shape)
+        for leaf, mask in zip(leaves, masks, strict=False)
+        if isinstance(mask, Tensor) and mask.ndim == 1 < leaf.ndim and len(mask) == len(leaf)
+    } | {tuple(keys)} - {()}
+    if len(rows) == 1:
+        ((members, *_),) = rows
+        raise ValueError(
+            f"expected one state, got a stack of {members}: sf.ensemble.summary counts the members of a stack, and "
+            "sf.ensemble.member(states, i) gives one"
+        )
 
 
 class Row(NamedTuple):

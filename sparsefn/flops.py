@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from sparsefn.ensemble import check_single
 from sparsefn.modules import buffers_of, call
 from sparsefn.table import aligned
 from sparsefn.tree import flatten, is_sparse
@@ -60,7 +61,9 @@ class Flops(NamedTuple):
         return aligned(lines, left=1) + missed
 
 
-def flops(module: nn.Module, state: State, *args: Any, **kwargs: Any) -> Flops:
+def flops(
+    module: nn.Module, state: State, *args: Any, buffers: Mapping[str, Tensor] | None = None, **kwargs: Any
+) -> Flops:
     """Count the FLOPs of one call of the module, dense and with the masks of a state.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -78,22 +81,24 @@ def flops(module: nn.Module, state: State, *args: Any, **kwargs: Any) -> Flops:
     product counts as dense, a weight that was cast or computed from the leaf too: such leaves are in
     `uncounted`. These are products that a perfect sparse kernel would do, not seconds.
 
-    `args` and `kwargs` are inputs of the module, whose own mode (train or eval) and buffers are used and
-    left as they are. The call runs on the meta device and costs nothing; a forward that needs values is
-    run as it is, the global random state put back. Raises TypeError for what is no State, ValueError as
-    `call` does.
+    `args` and `kwargs` are inputs of the module, whose own mode (train or eval) is used, and its own buffers
+    unless others are given, as in `sf.modules.call`; all are left as they are. The call runs on the meta device
+    and costs nothing; a forward that needs values is run as it is, the global random state put back. Raises
+    TypeError for what is no State, ValueError for a stack of states and as `call` does.
     """
     if not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
+    check_single(state)
+    inputs = (args, buffers_of(module) if buffers is None else buffers, kwargs)
     try:
-        return _count(module, state, torch.device("meta"), args, kwargs)
+        return _count(module, state, torch.device("meta"), *inputs)
     except Exception:  # what the meta device cannot do; a fault of the call itself comes up again below
         pass
     with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-        return _count(module, state, None, args, kwargs)
+        return _count(module, state, None, *inputs)
 
 
-def _count(module: nn.Module, state: State, device: torch.device | None, args: Any, kwargs: Any) -> Flops:
+def _count(module: nn.Module, state: State, device: torch.device | None, args: Any, buffers: Any, kwargs: Any) -> Flops:
     def moved(tree: Any) -> Any:
         # Copies in any case, as a forward may write into what it is given.
         return optree.tree_map(
@@ -120,7 +125,7 @@ def _count(module: nn.Module, state: State, device: torch.device | None, args: A
             stack.enter_context(device)
         dense = stack.enter_context(FlopCounterMode(display=False))
         sparse = stack.enter_context(FlopCounterMode(display=False, custom_mapping=thinned.formulas()))
-        call(module, weights, *moved(args), buffers=moved(buffers_of(module)), **moved(kwargs))
+        call(module, weights, *moved(args), buffers=moved(dict(buffers)), **moved(kwargs))
     counts = [{path: sum(ops.values()) for path, ops in mode.get_flop_counts().items()} for mode in (dense, sparse)]
     # The counter names a module by the class of the root and its path.
     names = {path: f"{type(module).__name__}.{path}" for path, _ in module.named_modules(remove_duplicate=False)}

@@ -42,7 +42,12 @@ def _affine(plan: Plan, weight: Tensor, kept: Tensor, bias: Tensor | None, x: Va
     fixed = const == 0 if padded or bias is None else const.isfinite()
     used = kept.flatten(2).any(2) if kept.ndim > 2 else kept
     if isinstance(x, Channels):
-        plan.pin(x._replace(ids=x.ids[used.any(0) & ~fixed]))
+        taken = "pads with zeros around" if padded else "has no bias to take"
+        for which, why in (
+            (const.isfinite(), f"{plan.at} {taken} their constant, which is not 0"),
+            (~const.isfinite(), f"{plan.at} reads them, and they vary"),
+        ):
+            plan.pin(x._replace(ids=x.ids[used.any(0) & ~fixed & which]), why)
     total = (_sums(weight) * torch.where(fixed, const, 0.0)).sum(1)
     total = (total if bias is None else total + bias).to(weight.dtype)
     return torch.where((used & ~fixed).any(1), torch.nan, total)
@@ -76,7 +81,7 @@ def conv(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
     depthwise = layer.groups == layer.in_channels == layer.out_channels and layer.groups > 1
     x = columns(plan, x, layer.in_channels, isinstance(x, Channels) and x.axis == axis and not x.spread)
     if layer.groups > 1 and not (depthwise and isinstance(x, Channels)):
-        plan.pin(x)
+        plan.refuse(path, x, "a grouped convolution")
         return UNKNOWN
     padded = layer.padding_mode == "zeros" and (
         layer.padding != "valid" if isinstance(layer.padding, str) else any(layer.padding)
@@ -87,6 +92,7 @@ def conv(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
         total = _sums(weight)[:, 0] * torch.where(fixed, x.const, 0.0)
         total = (total if bias is None else total + bias).to(weight.dtype)
         out = x._replace(const=torch.where(mask.flatten(1).any(1) & ~fixed, torch.nan, total), rank=rank)
+        plan.note(x, out.const, f"{plan.at} pads with zeros around their constant, which is not 0")
     else:
         out = Channels(
             plan.number(layer.out_channels), _affine(plan, weight, mask, bias, x, padded), axis, rank, batch=batch
@@ -131,7 +137,7 @@ def recurrent(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
     (tensor([nan, nan, nan]), 3)
     """
     if layer.num_layers > 1 or layer.bidirectional or layer.proj_size:
-        plan.pin(x)
+        plan.refuse(path, x, "of several layers or directions, or projects")
         return UNKNOWN
     x = columns(plan, x, layer.input_size, isinstance(x, Channels) and x.axis == -1)
     units, candidate = layer.hidden_size, GATES[type(layer)][1]
@@ -142,7 +148,7 @@ def recurrent(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
     if (loop_bias := _cpu(layer, "bias_hh_l0")) is not None:
         zero &= loop_bias[rows] == 0
     hidden = Channels(plan.number(units), torch.where(zero, 0.0, torch.nan).to(weight.dtype), -1, 3, batch=object())
-    plan.pin(hidden._replace(ids=hidden.ids[loop.any(0) & ~zero]))
+    plan.pin(hidden._replace(ids=hidden.ids[loop.any(0) & ~zero]), f"{plan.at} reads them again, and they are not 0")
     plan.sizes[path] = (x, hidden)
     return hidden, (hidden, hidden) if isinstance(layer, nn.LSTM) else hidden
 

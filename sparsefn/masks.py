@@ -58,7 +58,8 @@ def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
     An int, or a 0-d int64 tensor where `vmap` or `torch.compile` hides values. With `params` the
     weights of leaves that are not sparsified count as kept. Raises as `n_total` does.
     """
-    counts = [torch.count_nonzero(mask) * size for mask, size in _sizes(masks, params)]
+    rows = _sizes(masks, params)  # a 0-d mask keeps its leaf whole, as its shape alone says
+    counts = [torch.count_nonzero(mask if mask.ndim else torch.ones_like(mask)) * size for mask, size in rows]
     return _known(sum(counts[1:], counts[0])) if counts else 0
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.axes import check_pattern_axis as check_pattern_axis
+from sparsefn.pruned import from_pruned as from_pruned
 from sparsefn.sparse_modules import with_sparse_linears
 from sparsefn.tree import Tree, flatten
 from sparsefn.types import State, effective
@@ -83,9 +84,8 @@ def _run(
     module: nn.Module, state_or_params: State | Tree, buffers: Mapping[str, Tensor] | None, args: Any, kwargs: Any
 ) -> tuple[Any, dict[str, Tensor]]:
     weights = _weights(module, state_or_params)
+    _check_buffers(module, buffers)
     own = dict(module.named_buffers())
-    if buffers is not None:
-        _check_names(module, "buffers", buffers, own, module.named_buffers(remove_duplicate=False))
     copies = {name: buffer.clone() for name, buffer in (own if buffers is None else buffers).items()}
     # functional_call writes buffers that the forward assigned anew back into the dict it was given.
     tensors = {**weights, **copies}
@@ -99,6 +99,12 @@ def _weights(module: nn.Module, state_or_params: State | Tree) -> dict[str, Tens
         module, "parameters", weights, dict(module.named_parameters()), module.named_parameters(remove_duplicate=False)
     )
     return weights
+
+
+def _check_buffers(module: nn.Module, buffers: Mapping[str, Tensor] | None) -> None:
+    if buffers is not None:
+        own, every_name = dict(module.named_buffers()), module.named_buffers(remove_duplicate=False)
+        _check_names(module, "buffers", buffers, own, every_name)
 
 
 def _check_names(
@@ -125,7 +131,7 @@ def _check_shape(what: str, name: str, given: Tensor, like: Tensor) -> None:
         raise ValueError(f"expected {what} of shape {tuple(like.shape)} at {name!r}, got {tuple(given.shape)}")
 
 
-def bake(module: nn.Module, state: State | Tree) -> nn.Module:
+def bake(module: nn.Module, state: State | Tree, *, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A copy of the module that has the effective weights for its own.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
@@ -133,13 +139,17 @@ def bake(module: nn.Module, state: State | Tree) -> nn.Module:
     >>> sf.modules.bake(layer, state)(torch.ones(2)).detach()
     tensor([3.])
 
-    The same outputs as `call`. `requires_grad`, hooks, buffers and modes are those of the module, tied
-    weights stay tied, and a dtype or device is that of the state. Raises as `call` does.
+    The same outputs as `call`. `requires_grad`, hooks and modes are those of the module, and its buffers, unless
+    others are given; tied weights stay tied, and a dtype or device is that of the state. Raises as `call` does.
     """
     weights = _weights(module, state)
+    _check_buffers(module, buffers)
     baked = copy.deepcopy(module)
     for name, param in baked.named_parameters():
         param.data = weights[name].detach().clone()
+    for name, buffer in baked.named_buffers():
+        if buffers is not None:
+            buffer.data = buffers[name].detach().clone()
     return baked
 
 
@@ -165,49 +175,6 @@ def to_sparse(module: nn.Module, state: State, layout: str = "auto", *, blocksiz
     if not isinstance(state, State):
         raise TypeError(f"expected a State, got {type(state).__name__}; without masks use sf.modules.bake")
     return with_sparse_linears(bake(module, state), flatten(state.masks)[0], layout, blocksize)
-
-
-def from_pruned(
-    module: nn.Module, checkpoint: Mapping[str, Tensor] | None = None
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Params and masks of a module pruned by `torch.nn.utils.prune`, or of its checkpoint.
-
-    >>> from torch.nn.utils import prune
-    >>> layer = prune.l1_unstructured(torch.nn.Linear(2, 1, bias=False), "weight", amount=1)
-    >>> params, masks = sf.modules.from_pruned(layer)
-    >>> list(params), masks["weight"].sum()
-    (['weight'], tensor(1))
-    >>> params, masks = sf.modules.from_pruned(torch.nn.Linear(2, 1, bias=False), layer.state_dict())
-    >>> masks["weight"].sum()
-    tensor(1)
-
-    The names are those of the module without pruning, the params the unmasked `*_orig`; what is not
-    pruned has the 0-d mask True. With a checkpoint all values are its own, and the module, pruned or
-    not, says which names are params. Raises ValueError for a mask that holds anything but 0 and 1, and
-    for a checkpoint that lacks a param or has it in another shape; what else is in it is ignored.
-    """
-    own = params_of(module)
-    tensors = {**own, **buffers_of(module)} if checkpoint is None else checkpoint
-    ours = dict(module.named_buffers())
-    params: dict[str, Tensor] = {}
-    masks: dict[str, Tensor] = {}
-    for path, param in own.items():
-        name = path.removesuffix("_orig")
-        name = name if name + "_mask" in ours else path
-        pruned = name + "_orig" in tensors and name + "_mask" in tensors
-        key = name + "_orig" if pruned else name
-        if key not in tensors:
-            raise ValueError(f"expected a checkpoint with {name!r}, or {name + '_orig'!r} and {name + '_mask'!r}")
-        params[name] = tensors[key].detach().clone()
-        masks[name] = torch.ones((), dtype=torch.bool, device=params[name].device)
-        _check_shape("a tensor", key, params[name], param)
-        if pruned:
-            mask = tensors[name + "_mask"]
-            _check_shape("a mask", name + "_mask", mask, param)
-            if not bool(((mask == 0) | (mask == 1)).all()):
-                raise ValueError(f"expected a mask of zeros and ones at {name + '_mask'!r}")
-            masks[name] = mask != 0
-    return params, masks
 
 
 def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., tuple[Any, Tree]]:

@@ -23,7 +23,9 @@ def elementwise(plan: Plan, fn: Callable[..., Tensor], x: Value, *args: Any, **k
     """
     if not isinstance(x, Channels) or not _plain([*args, *kwargs.values()]):
         return UNKNOWN
-    return x._replace(const=where_finite(x.const, fn(x.const.clone(), *args, **kwargs)))
+    const = where_finite(x.const, fn(x.const.clone(), *args, **kwargs))
+    plan.note(x, const, f"{plan.at} makes no finite number of their constant")
+    return x._replace(const=const)
 
 
 def binary(plan: Plan, fn: Callable[..., Tensor], a: Value, b: Value, **kwargs: Any) -> Value:
@@ -36,6 +38,7 @@ def binary(plan: Plan, fn: Callable[..., Tensor], a: Value, b: Value, **kwargs: 
     if not isinstance(a, Channels) or not isinstance(b, Channels):
         one = a if isinstance(a, Channels) else b
         if not isinstance(one, Channels) or not _plain([b if one is a else a, *kwargs.values()]):
+            plan.pin(one, f"{plan.at} joins them with a tensor whose channels are not known")
             return UNKNOWN
         x, y = (v.const.clone() if isinstance(v, Channels) else v for v in (a, b))
         return one._replace(const=where_finite(one.const, fn(x, y, **kwargs)))
@@ -45,6 +48,8 @@ def binary(plan: Plan, fn: Callable[..., Tensor], a: Value, b: Value, **kwargs: 
     const = where_finite(a.const + b.const, fn(a.const.clone(), b.const, **kwargs))
     if fn.__name__ in ("mul", "mul_", "imul"):
         const = torch.where((a.const == 0) | (b.const == 0), 0.0, const)
+    for x in (a, b):
+        plan.note(x, const, f"{plan.at} joins them with a branch where they vary")
     batch = a.batch if (a.batch, a.rank) == (b.batch, b.rank) else object()
     return a._replace(const=const, rank=max(a.rank, b.rank), batch=batch)
 
@@ -121,7 +126,11 @@ def pool(plan: Plan, x: Value, dims: int, even: bool = True) -> Value:
     """
     if not isinstance(x, Channels) or x.axis != -dims - 1:
         return UNKNOWN
-    return x if even else x._replace(const=torch.where(x.const == 0, x.const, torch.nan))
+    if even:
+        return x
+    const = torch.where(x.const == 0, x.const, torch.nan)
+    plan.note(x, const, f"{plan.at} counts zeros around the image, and their constant is not 0")
+    return x._replace(const=const)
 
 
 def size(plan: Plan, x: Value, dim: Any = None) -> Value:

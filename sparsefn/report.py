@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsefn.algorithms.core import as_level, level_at, sparse_leaves
 from sparsefn.braille import braille as braille
+from sparsefn.ensemble import check_single
 from sparsefn.flops import flops as flops
 from sparsefn.masks import sparsity
 from sparsefn.table import aligned
@@ -121,9 +122,11 @@ def summary(state: State) -> Summary:
     sparsified             2      8    0.7500
     all                    4     10    0.6000
 
-    Counts come from the masks, not from the values of the weights. Rows are in optree's order. For a
-    stack of states ask for one member at a time. Raises ValueError where masks do not fit params.
+    Counts come from the masks, not from the values of the weights. Rows are in optree's order. Of a
+    stack of states `sf.ensemble.summary` counts every member. Raises ValueError for a stack, and where masks do
+    not fit params.
     """
+    check_single(state)
     check_masks(state.masks, state.params)
     leaves = flatten(state.params)[0]
     masks = dict(zip(leaves, leaves_like(state.masks, state.params), strict=True))
@@ -144,6 +147,7 @@ def observe(state: State, target: float | Schedule | None = None, step: Step = 0
     clamped, as algorithms do, and without a target it is None. Nothing is registered: call it where you
     log. Raises ValueError where masks do not fit params.
     """
+    check_single(state)
     check_masks(state.masks, state.params)
     level = as_level(target)
     aim = None if level is None else level_at(level, step)
@@ -165,6 +169,7 @@ def diff(old: State, new: State) -> Diff:
     where the two states differ in structure or shapes.
     """
     for state in (old, new):
+        check_single(state)
         check_masks(state.masks, state.params)
     check_like("the new params", new.params, old.params, dtype=False)
     rows = []

@@ -32,8 +32,8 @@ def apportion(
     sorts first, so that the order of the dict is irrelevant. NaN counts as 0; those of share 0 get
     something only when all others are full. A positive share below 2**-400 of the largest counts as
     that. Ints in, ints out; with any tensor the counts are 0-d int64 tensors. A total above the sum of
-    caps, or a negative or infinite share, is a ValueError (where the values are known; an infinite
-    one in a tensor counts as the largest number).
+    caps or above 2**53, or a negative or infinite share, is a ValueError (where the values are known; an
+    infinite one in a tensor counts as the largest number).
     """
     names = sorted(shares)
     for name in names:
@@ -42,6 +42,8 @@ def apportion(
             raise ValueError(f"expected finite shares >= 0, got {share} at {name!r}")
     room = dict.fromkeys(names, total) if caps is None else caps
     plain = not any(isinstance(x, Tensor) for x in (total, *shares.values(), *room.values()))
+    if plain and total > 2**53:
+        raise ValueError(f"expected a total of at most 2**53, up to which counts are exact in float64, got {total}")
     if plain and total > sum(room.values()):
         raise ValueError(f"cannot hand out {total} among caps that sum to {sum(room.values())}")
     if plain:

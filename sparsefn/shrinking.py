@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from sparsefn.channels import Channels, Plan
 from sparsefn.dependencies import follow, trace
-from sparsefn.layers import LAYERS
+from sparsefn.layers import GATES, LAYERS
 from sparsefn.modules import bake
 from sparsefn.tree import Tree, flatten
 from sparsefn.types import State, check_masks
 
 
-def shrink(module: nn.Module, state: State) -> nn.Module:
+def shrink(module: nn.Module, state: State, *, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
     """A copy of the module with smaller layers and the outputs of the masked one.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -42,6 +47,10 @@ def shrink(module: nn.Module, state: State) -> nn.Module:
     cell's in an LSTM, keeps no weight and no bias. The module's own outputs keep their shape, and one
     channel always stays. Names in `state_dict` stay; what is pruned but cannot go is 0.
 
+    A UserWarning names each layer of which a pruned row stays, and says why; there is none where all went.
+    `buffers` are those of the copy, by name (the batch norm's of `sf.modules.call_with_buffers`), the module's own by
+    default.
+
     The forward is followed by `torch.fx`, with its optional arguments at their defaults, for inputs that
     come as batches: images (N, C, H, W), features of a batch norm (N, C). Raises TypeError for anything but a
     State, and ValueError for a module that `torch.fx` cannot follow, for batch norm or dropout in
@@ -52,12 +61,14 @@ def shrink(module: nn.Module, state: State) -> nn.Module:
             f"expected a State, got {type(state).__name__}; of zeros in params make one by "
             "sf.State(params, sf.masks.from_zeros(params))"
         )
-    small = bake(module, state)
+    small, masks = bake(module, state, buffers=buffers), flatten(state.masks)[0]
     if fx.Tracer().is_leaf_module(small, "") or "forward" in vars(small):
-        return small  # one layer: all its channels are outputs
+        _warn(small, masks, Plan(refused={"": "they are outputs of the module"}))
+        return small
     root, graph = trace(small)
-    plan = follow(root, graph, flatten(state.masks)[0])
+    plan = follow(root, graph, masks)
     removed = plan.removed()
+    _warn(small, masks, plan)
     for path, (inputs, outputs) in plan.sizes.items():
         layer = small.get_submodule(path)
         LAYERS[type(layer)].cut(layer, inputs, outputs, removed)
@@ -66,25 +77,77 @@ def shrink(module: nn.Module, state: State) -> nn.Module:
     return small
 
 
-def prune_biases(masks: Tree) -> Tree:
-    """The masks with each bias pruned whose whole row of weights is.
+def prune_biases(module: nn.Module, masks: Tree) -> Tree:
+    """The masks with each bias pruned whose output channel keeps no weight.
 
+    >>> layer = torch.nn.Linear(2, 2)
     >>> rows = {"weight": torch.tensor([[True, False], [False, False]]), "bias": torch.tensor(True)}
-    >>> sf.prune_biases(rows)["bias"]
+    >>> sf.prune_biases(layer, rows)["bias"]
     tensor([ True, False])
 
-    A bias is a leaf beside a leaf of the same name with `weight` for `bias`, and a row is an index of the
-    first dimension. What a bias prunes already stays pruned. Raises TypeError for a mask that is not bool.
+    A bias is a parameter beside one of the same name with `weight` for `bias`. The module says which weights
+    make an output: a row of the weight (an index of its first dimension), but a column in transformers' Conv1D, and
+    the output channel of a transposed convolution, in its group. A bias of another length than there are outputs
+    stays as it is. What a bias prunes already stays pruned. Raises TypeError for a mask that is not bool and
+    ValueError for one that is of no parameter of the module.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected the module whose masks these are, got {type(module).__name__}")
     check_masks(masks, masks)
     named, rebuild = flatten(masks)
+    params = dict(module.named_parameters(remove_duplicate=False))
 
     def mask_of(path: str, mask: Tensor) -> Tensor:
+        if path not in params:
+            raise ValueError(f"expected masks of parameters of the {type(module).__name__}, but {path!r} is none")
         head, dot, name = path.rpartition(".")
         weight = named.get(head + dot + name.replace("bias", "weight"), mask)
-        return mask & weight[..., None].flatten(1).any(1) if "bias" in name and weight.ndim else mask
+        if "bias" not in name or not weight.ndim:
+            return mask
+        kept = _kept_outputs(module.get_submodule(head), weight)
+        return mask & kept if kept.shape == params[path].shape else mask
 
     return rebuild([mask_of(path, mask) for path, mask in named.items()])
+
+
+def _kept_outputs(layer: nn.Module, mask: Tensor) -> Tensor:
+    # Which outputs keep a weight.
+    if isinstance(layer, _ConvTransposeNd):  # (inputs, outputs of a group, ...), the groups one after another
+        grouped = mask.reshape(layer.groups, -1, *mask.shape[1:])
+        return grouped.flatten(3).any(3).any(1).flatten()
+    return mask.any(0) if type(layer).__name__ == "Conv1D" else mask[..., None].flatten(1).any(1)
+
+
+def _warn(small: nn.Module, masks: Mapping[str, Tensor], plan: Plan) -> None:
+    # Before anything is cut: which pruned channels of each layer stay, and why.
+    lines = []
+    for path, layer in small.named_modules():
+        pruned = _pruned(path, layer, masks)
+        if pruned is not None and pruned.any():
+            inside = plan.sizes.get(path, (None, None))[1]
+            whole = plan.refused.get(path, "the layer is not called on its own")
+            every = plan.reasons(inside.ids) if isinstance(inside, Channels) else [whole] * len(pruned)
+            reasons = Counter(why for why, gone in zip(every, pruned.tolist(), strict=True) if gone and why)
+            of = f"of {int(pruned.sum())} pruned channels"
+            lines += [f"{path!r} keeps {n} {of}: {why}" for why, n in reasons.items()]
+    if lines:
+        warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(lines), stacklevel=3)
+
+
+def _pruned(path: str, layer: nn.Module, masks: Mapping[str, Tensor]) -> Tensor | None:
+    # Which output channels keep no weight; None for what has none, such as an embedding.
+    known = isinstance(layer, nn.Linear | nn.Bilinear | _ConvNd) or type(layer).__name__ == "Conv1D"
+    if not known and type(layer) not in GATES:
+        return None
+    names = ("weight_ih_l0", "weight_hh_l0") if type(layer) in GATES else ("weight",)
+    found = [masks.get(f"{path}.{name}".lstrip(".")) for name in names]
+    if any(mask is None or not mask.ndim for mask in found):
+        return None
+    pruned = ~torch.stack([_kept_outputs(layer, mask).cpu() for mask in found if mask is not None]).any(0)
+    if type(layer) in GATES:
+        gates, candidate = GATES[type(layer)]
+        return pruned.reshape(gates, -1)[candidate]
+    return pruned
 
 
 def _check_same(before: tuple[nn.Module, fx.Graph], after: tuple[nn.Module, fx.Graph]) -> None:

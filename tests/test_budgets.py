@@ -93,6 +93,13 @@ def test_a_leaf_without_elements_takes_no_share(make):
     assert make()({"a": (0, 4), "b": (4, 4)}, 0.5) == {"a": 0, "b": 8}
 
 
+def test_erk_of_a_power_that_overflows():
+    text = r"expected a power whose densities are finite, but -200.0 overflows for shape \(64, 32, 3, 3\)"
+    with pytest.raises(ValueError, match=text):
+        B.erk(power=-200.0)({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9)
+    assert B.erk(power=-20.0)({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9) == {"a": 1907, "b": 0}
+
+
 def test_erk_power_zero_is_uniform():
     assert B.erk(power=0.0)({"a": (10, 10), "b": (20, 10)}, 0.9) == {"a": 10, "b": 20}
 
@@ -135,6 +142,30 @@ class TestGlobal:
         assert self.prune(0.5, floor=0.25, ceiling=0.75) == ([1, 1, 1, 0], [1, 0, 0, 0])
         assert self.prune(0.75, floor=0.25, ceiling=0.25) == ([1, 0, 0, 0], [1, 0, 0, 0])
 
+    def test_bounds_are_those_of_the_fraction_as_it_was_written(self):
+        # 0.07 * 100 is 7.000000000000001 in float64, and 0.29 * 100 is 28.999999999999996.
+        params = {"w": torch.rand(10, 10), "v": torch.rand(10, 10) / 100}
+        for floor, ceiling, kept in ((0.07, 1.0, (7, 7)), (0.29, 0.29, (29, 29)), (0.0, 0.29, (29, 0))):
+            distribution = B.global_(floor, ceiling)
+            algorithm = sf.one_shot(1 - sum(kept) / 200, distribution=distribution)
+            masks = algorithm.update(algorithm.init(params), params, 0).masks
+            assert (int(masks["w"].sum()), int(masks["v"].sum())) == kept
+        for q in (*range(1, 130), 997, 1000, 12345, 99991):
+            for p in {0, 1, q // 3, q // 2, q - 1, q}:
+                for n in (q, 3 * q, 7, 1000):
+                    exact = Fraction(p, q) * n
+                    limits = B.global_(p / q, p / q).bounds({"a": (n,)}, torch.tensor(0))["a"]
+                    assert limits == (math.ceil(exact), math.floor(exact))
+        assert B.global_(5e-324).bounds({"a": (10,)}, 10) == {"a": (1, 10)}
+
+    def test_bounds_in_compiled_code(self):
+        algorithm = sf.one_shot(0.9, distribution=B.global_(0.07, 0.29))
+        params = {"w": torch.rand(10, 10), "v": torch.rand(10, 10) / 100}
+        state = algorithm.init(params)
+        compiled = torch.compile(algorithm.update, backend="eager", fullgraph=True)(state, params, 0)
+        assert sf.checkpoint.tree_equal(compiled.masks, algorithm.update(state, params, 0).masks)
+        assert int(compiled.masks["v"].sum()) == 7
+
     def test_infeasible_bounds(self):
         with pytest.raises(ValueError, match=r"keeps between 4 and 8 units, but the sparsity asks for 2 over 'a', 'b'"):
             self.prune(0.75, floor=0.5)
@@ -145,6 +176,11 @@ class TestGlobal:
         for bad, text in (({"floor": -0.1}, "floor"), ({"ceiling": 1.5}, "ceiling"), ({"floor": math.nan}, "floor")):
             with pytest.raises(ValueError, match=rf"global_: expected {text} in \[0, 1\]"):
                 B.global_(**bad)
+        for bad in (True, "0.1", torch.tensor(0.1)):
+            with pytest.raises(
+                TypeError, match=rf"expected ceiling to be a float in \[0, 1\], got {type(bad).__name__}"
+            ):
+                B.global_(ceiling=bad)
         with pytest.raises(ValueError, match="expected floor <= ceiling, got 0.5 > 0.25"):
             B.global_(floor=0.5, ceiling=0.25)
         with pytest.raises(TypeError, match="a global_ budget needs scores"):

@@ -18,7 +18,7 @@ def test_a_pin_spreads_over_ties_and_no_further():
     plan = Plan()
     a, b, c = (plan.number(2) for _ in range(3))
     plan.ties += [(b, c), (a, b)]
-    plan.pin([{"x": (Shape(Channels(c[:1], torch.zeros(1), -1, 2)), UNKNOWN, None, 3)}])
+    plan.pin([{"x": (Shape(Channels(c[:1], torch.zeros(1), -1, 2)), UNKNOWN, None, 3)}], "read")
     assert plan.removed().tolist() == [False, True] * 3
 
 
@@ -26,8 +26,25 @@ def test_ties_may_name_a_channel_twice():
     plan = Plan()
     a, b = plan.number(2), plan.number(4)
     plan.ties.append((torch.cat([a, a]), b))
-    plan.pin(Channels(b[3:], torch.zeros(1), -1, 2))
+    plan.pin(Channels(b[3:], torch.zeros(1), -1, 2), "read")
     assert plan.removed().tolist() == [True, False, True, False, True, False]
+
+
+def test_reasons_are_those_of_the_first_pin_or_of_where_a_constant_ended():
+    plan = Plan()
+    a, b = plan.number(3), plan.number(3)
+    plan.ties.append((a, b))
+    first = Channels(a, torch.tensor([1.0, NAN, 2.0]), -1, 2)
+    plan.note(first, torch.full((3,), NAN), "joined")
+    plan.note(first, torch.full((3,), NAN), "joined again")
+    plan.pin([], "nothing")
+    plan.pin(first._replace(ids=a[:2]), "read")
+    plan.pin(first._replace(ids=a[1:2]), "read again")
+    assert plan.reasons(a) == ["joined", "read", ""]  # a note is no pin
+    assert plan.reasons(b) == ["read", "read", ""]
+    assert plan.removed().tolist() == [False, False, True] * 2
+    plan.sizes["layer"] = (UNKNOWN, first._replace(ids=a[2:]))
+    assert plan.reasons(a)[2] == "joined" and plan.reasons(b)[2] == "one channel always stays"
 
 
 def test_a_layer_keeps_one_channel_on_each_side():

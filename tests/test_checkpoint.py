@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections import OrderedDict
 
 import optree
@@ -278,3 +279,75 @@ def test_packed_masks_fit_no_leaf_of_numbers():
         load_state_dict({"m": torch.zeros(19, dtype=torch.int64)}, saved)
     own = {"m": torch.arange(30, dtype=torch.uint8)}
     assert tree_equal(load_state_dict(own, state_dict(own, pack=True)), own)
+
+
+def test_a_0d_false_is_no_mask_and_may_be_another_leaf():
+    state = make_state()
+    flags = {"fresh": torch.tensor(True)}
+    member = state._replace(scores=flags, opt={"inner": state})
+    for template, path in (
+        (state, "masks.0.bias"),
+        ([member], "0.masks.0.bias"),
+        ((1 * torch.ones(1), member), "1.opt.inner.masks.0.bias"),
+    ):
+        sd = {**state_dict(template), path: torch.tensor(False)}
+        with pytest.raises(
+            ValueError, match=re.escape(f"expected a mask of full shape or 0-d True at {path!r}, got 0-d False")
+        ):
+            load_state_dict(template, sd)
+    loaded = load_state_dict(member, {**state_dict(member), "scores.fresh": torch.tensor(False)})
+    assert not loaded.scores["fresh"]
+    assert not load_state_dict({"masks": torch.tensor(True)}, {"masks": torch.tensor(False)})["masks"]
+    named = {"masks": State({"w": torch.ones(2)}, {"w": torch.tensor(True)}, scores={"masks": torch.tensor(True)})}
+    sd = {**state_dict(named), "masks.scores.masks": torch.tensor(False)}
+    assert not load_state_dict(named, sd)["masks"].scores["masks"]
+
+
+def quantised():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch will remove them
+        return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+STRANGE = {
+    "a torch.sparse_coo": lambda: torch.ones(2).to_sparse(),
+    "a quantised": quantised,
+    "a nested": lambda: torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_tensors_of_another_layout_are_refused_by_their_path(kind):
+    strange, dense = {"a": [STRANGE[kind]()]}, {"a": [torch.ones(2)]}
+    for what, run in (
+        ("the state", lambda: state_dict(strange)),
+        ("the saved dict", lambda: load_state_dict(dense, {"a.0": strange["a"][0]})),
+        ("the template", lambda: load_state_dict(strange, state_dict(dense))),
+        ("a", lambda: tree_equal(strange, dense)),
+        ("b", lambda: tree_equal(dense, strange)),
+    ):
+        with pytest.raises(TypeError, match=f"expected {what} to hold dense tensors, got {kind} one at 'a.0'"):
+            run()
+
+
+def test_the_meta_device_holds_no_values():
+    dense, empty = {"w": torch.ones(2)}, {"w": torch.ones(2, device="meta")}
+    text = "expected the {} to hold values, got a tensor of the meta device at 'w'"
+    with pytest.raises(ValueError, match=text.format("saved dict")):
+        load_state_dict(dense, empty)
+    with pytest.raises(ValueError, match=text.format("template")):
+        load_state_dict(empty, dense)
+    with pytest.raises(ValueError, match=text.format("saved dict")):
+        load_state_dict({"w": torch.ones(9) > 0}, {"w": torch.zeros(11, dtype=torch.uint8, device="meta")})
+
+
+def test_equality_of_lazy_views():
+    a = torch.tensor([1 + 2j, 3 - 4j])
+    assert a.conj().is_conj() and a.conj().imag.is_neg()
+    assert tree_equal(a.conj(), a.conj().resolve_conj())
+    assert not tree_equal(a.conj(), a)
+    assert tree_equal(a.conj().imag, torch.tensor([-2.0, 4.0]))
+    assert not tree_equal(a.conj().imag, a.imag)
+    assert tree_equal(torch._neg_view(a), -a)
+    loaded = load_state_dict({"w": a, "i": a.imag}, state_dict({"w": a.conj(), "i": a.conj().imag}))
+    assert tree_equal(loaded, {"w": torch.tensor([1 - 2j, 3 + 4j]), "i": torch.tensor([-2.0, 4.0])})

@@ -41,13 +41,14 @@ def flat(tree):
 
 
 def hessian_and_gradient(state, loss=loss, batch=(X, Y)):
-    """Both in full at the effective weights, by reverse mode twice."""
-    leaves, treedef = optree.tree_flatten(sf.effective(state))
+    """Both by the sparsified leaves a and b, at the effective weights, by reverse mode twice."""
+    params = sf.effective(state)
+    leaves = [params["a"], params["b"]]
     sizes = [leaf.numel() for leaf in leaves]
 
     def of_vector(vector):
         parts = [part.reshape(leaf.shape) for part, leaf in zip(vector.split(sizes), leaves, strict=True)]
-        return loss(treedef.unflatten(parts), *batch)
+        return loss({**params, "a": parts[0], "b": parts[1]}, *batch)
 
     vector = flat(leaves)
     return (
@@ -69,8 +70,9 @@ def test_fisher_is_the_mean_of_squared_gradients_of_examples(chunk_size):
     state = state_of()
     squares = [hessian_and_gradient(state, batch=(X[i : i + 1], Y[i : i + 1]))[1].square() for i in range(6)]
     found = C.fisher(loss, (X, Y), chunk_size)(state, (), 0)
-    assert torch.allclose(flat(found), torch.stack(squares).mean(0), rtol=1e-12)
-    assert not torch.allclose(flat(found), hessian_and_gradient(state)[1].square(), rtol=0.1)
+    assert torch.allclose(sparse_part(found), torch.stack(squares).mean(0), rtol=1e-12)
+    assert not torch.allclose(sparse_part(found), hessian_and_gradient(state)[1].square(), rtol=0.1)
+    assert not found["bias"].any()  # not sparsified
 
 
 def test_fisher_sees_pruned_positions_and_obd_weighs_them_by_their_weight():
@@ -104,7 +106,7 @@ def test_obd_is_the_rise_of_a_loss_at_its_minimum():
 def test_the_exact_diagonal_is_that_of_the_hessian(chunk_size):
     state = state_of()
     found = C.hessian_diagonal(loss, (X, Y), chunk_size=chunk_size)(state, (), 0)
-    assert torch.allclose(sparse_part(found), hessian_and_gradient(state)[0].diagonal()[:20], atol=1e-13)
+    assert torch.allclose(sparse_part(found), hessian_and_gradient(state)[0].diagonal(), atol=1e-13)
     assert not found["bias"].any()  # not sparsified
 
 
@@ -150,7 +152,8 @@ def test_grasp_is_weight_times_hessian_times_gradient():
     state = state_of()
     hessian, gradient = hessian_and_gradient(state)
     found = C.grasp(loss, (X, Y))(state, (), 0)
-    assert torch.allclose(flat(found), flat(state.params) * (hessian @ gradient), atol=1e-13)
+    assert torch.allclose(sparse_part(found), sparse_part(state.params) * (hessian @ gradient), atol=1e-13)
+    assert not found["bias"].any()  # not sparsified, and a constant of the loss
 
 
 def test_grasp_prunes_where_the_norm_of_the_gradient_falls_least():
@@ -158,7 +161,8 @@ def test_grasp_prunes_where_the_norm_of_the_gradient_falls_least():
     state = state_of(masked=False)
 
     def half_norm(params):
-        return sum(g.square().sum() for g in torch.func.grad(loss)(params, X, Y).values()) / 2
+        gradient = torch.func.grad(loss)(params, X, Y)
+        return sum(gradient[name].square().sum() for name in ("a", "b")) / 2
 
     change = optree.tree_map(lambda w, d: -w * d, state.params, torch.func.grad(half_norm)(state.params))
     algorithm = sf.one_shot(0.25, C.grasp(loss, (X, Y)), distribution=sf.budgets.global_())
@@ -185,9 +189,13 @@ def reference_synflow(module, shape):
     return {name: (p * p.grad).detach().abs() for name, p in twin.named_parameters()}
 
 
+def unpruned(params):
+    return sf.State(params, {name: torch.ones_like(leaf, dtype=torch.bool) for name, leaf in params.items()})
+
+
 def test_synflow_is_one_backward_pass_of_the_absolute_network():
     net = mlp(5, 7, 4)
-    state = sf.dense().init(sf.modules.params_of(net))
+    state = unpruned(sf.modules.params_of(net))
     found = C.synflow(net, (5,))(state, (), 0)
     for name, expected in reference_synflow(net, (5,)).items():
         assert torch.allclose(found[name], expected, rtol=1e-12)
@@ -213,7 +221,7 @@ def test_synflow_leaves_a_module_in_training_as_it_is_and_draws_nothing():
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(12, 2))
     net[1].running_mean.fill_(-0.5)
     before, generator = {name: x.clone() for name, x in net.state_dict().items()}, torch.get_rng_state()
-    state = sf.dense().init(sf.modules.params_of(net))
+    state = unpruned(sf.modules.params_of(net))
     score = C.synflow(net, (2, 4, 4))
     found = score(state, (), 0)
     assert net.training and net[1].training
@@ -225,9 +233,19 @@ def test_synflow_leaves_a_module_in_training_as_it_is_and_draws_nothing():
     assert sf.checkpoint.tree_equal(found, score(state, (), 0))  # nor is it read again
 
 
+def test_synflow_scores_weights_alone_in_a_network_of_absolute_biases_and_norms():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    params = {name: w.neg() if "bias" in name else w for name, w in sf.modules.params_of(net).items()}
+    params["1.bias"] = torch.tensor([-3.0, 1.0, -1.0, 0.0])
+    net.load_state_dict({**net.state_dict(), **params})
+    found = C.synflow(net, (3,))(sf.one_shot(0.5, where=["0.weight", "3.weight"]).init(params), (), 0)
+    for name, expected in reference_synflow(net, (3,)).items():
+        assert torch.allclose(found[name], expected if name in ("0.weight", "3.weight") else 0 * expected)
+
+
 def test_synflow_does_not_overflow_in_a_deep_network():
     net = mlp(*[8] * 70)
-    state = sf.dense().init(optree.tree_map(lambda w: torch.full_like(w, 9.0), sf.modules.params_of(net)))
+    state = unpruned(optree.tree_map(lambda w: torch.full_like(w, 9.0), sf.modules.params_of(net)))
     scores = flat(C.synflow(net, (8,))(state, (), 0))
     assert torch.isfinite(scores).all() and scores.min() > torch.finfo(torch.float32).max
 
@@ -257,6 +275,15 @@ def test_synflow_in_a_hundred_rounds_reaches_the_count_and_keeps_every_layer():
     x = torch.ones(1, 20)
     flow = {n: sf.modules.call(net, optree.tree_map(torch.abs, sf.effective(rounds(n)[-1])), x).sum() for n in (1, 100)}
     assert flow[100] > 0 and flow[100] > flow[1]  # a path is left from input to output
+
+
+@pytest.mark.parametrize("name", ["fisher", "exact", "estimate", "grasp", "synflow"])
+def test_a_state_without_a_sparsified_leaf_scores_zero(name):
+    state = state_of()
+    dense = state._replace(masks=optree.tree_map(lambda _: torch.tensor(True), state.masks))
+    found = scores()[name](dense, (), 0)
+    assert {path: leaf.shape for path, leaf in found.items()} == {p: leaf.shape for p, leaf in state.params.items()}
+    assert not flat(found).any()
 
 
 # ---- as scores of algorithms --------------------------------------------------------------------------

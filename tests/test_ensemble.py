@@ -1,5 +1,8 @@
 """Stacks of states: there and back, member by member under vmap, frozen, summed up, and what is refused."""
 
+import math
+import re
+
 import optree
 import pytest
 import torch
@@ -442,3 +445,37 @@ def test_summary_refuses():
         E.summary(optree.tree_map(lambda x: x[:0], stack))
     with pytest.raises(ValueError, match="expected a stack, but the leaf at 'masks.b' is 0-d"):
         E.summary(E.member(stack, 0)._replace(params={"w": torch.ones(7, 11), "b": torch.ones(7)}))
+
+
+@pytest.mark.parametrize("key", [(), sf.random.key(0)], ids=["no key", "key"])
+def test_reports_of_one_state_name_what_counts_a_stack(key):
+    state = sf.static(0.5).init({"weight": torch.ones(4, 4), "bias": torch.ones(4)})._replace(key=key)
+    states, layer = sf.ensemble.stack([state] * 3), torch.nn.Linear(4, 4)
+    text = (
+        "expected one state, got a stack of 3: sf.ensemble.summary counts the members of a stack, and "
+        "sf.ensemble.member(states, i) gives one"
+    )
+    for report in (
+        sf.report.summary,
+        sf.report.observe,
+        lambda states: sf.report.diff(states, states),
+        lambda states: sf.report.diff(state, states),
+        lambda states: sf.report.flops(layer, states, torch.ones(1, 4)),
+    ):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            report(states)
+    # Nor is one state a stack, whatever its shapes.
+    for shape in ((3,), (3, 3), ()):
+        one = sf.static(0.5, where="*", init="dense").init({"a": torch.ones(2, 3), "b": torch.ones(3)})
+        one = one._replace(params={**one.params, "c": torch.ones(shape)}, masks={**one.masks, "c": torch.tensor(True)})
+        assert sf.report.summary(one._replace(key=key)).total.kept == 9 + math.prod(shape)
+
+
+def test_the_best_of_each_member_is_kept():
+    torch.manual_seed(0)
+    states = [{"w": torch.full((3, 2), float(step))} for step in range(6)]
+    losses = torch.rand(6, 3)
+    best, lowest = states[0], losses[0]
+    for now, loss in zip(states, losses, strict=True):
+        best, lowest = sf.ensemble.freeze(best, now, loss >= lowest), torch.minimum(lowest, loss)
+    assert best["w"][:, 0].tolist() == losses.argmin(0).tolist() and torch.equal(lowest, losses.amin(0))

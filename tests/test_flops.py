@@ -324,3 +324,23 @@ def test_a_fault_of_the_call_is_raised_as_it_is_and_all_is_put_back():
     assert raised.value.__context__ is None
     assert (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled) == FLAGS
     assert counting.flops is sf.report.flops
+
+
+def test_buffers_may_be_given():
+    class Gated(nn.Module):  # the forward needs the value, so that it runs as it is
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+            self.register_buffer("times", torch.tensor(1))
+
+        def forward(self, x):
+            return sum(self.layer(x) for _ in range(int(self.times)))
+
+    module = Gated()
+    state = sf.dense().init(sf.modules.params_of(module))
+    x = torch.ones(1, 4)
+    assert sf.report.flops(module, state, x).total.dense == 16
+    assert sf.report.flops(module, state, x, buffers={"times": torch.tensor(3)}).total.dense == 48
+    assert module.times == 1
+    with pytest.raises(ValueError, match=r"expected the buffers of the Gated, but missing are \['times'\]"):
+        sf.report.flops(module, state, x, buffers={})

@@ -63,6 +63,7 @@ ORDER = (
     "operations",
     "layers",
     "dependencies",
+    "pruned",
     "sparse_modules",
     "modules",
     "derivatives",

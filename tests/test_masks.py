@@ -73,6 +73,16 @@ def test_counts_refuse_what_is_no_masks_tree():
             count({"w": X}, PARAMS)
 
 
+def test_counts_go_by_the_shape_of_a_0d_mask():
+    # Its leaf is whole for `apply_masks` whatever it holds, so it is for the counts.
+    masks = {"w": X, "b": ~T}
+    assert M.n_kept(masks, PARAMS) == M.n_kept({"w": X, "b": T}, PARAMS) == int(X.sum()) + 5
+    assert sum(int(x.count_nonzero()) for x in apply_masks({"w": 1 + 0 * X, "b": torch.ones(5)}, masks).values()) == (
+        M.n_kept(masks, PARAMS)
+    )
+    assert M.sparsity({"b": ~T}, {"b": PARAMS["b"]}) == 0.0
+
+
 def test_set_operations():
     a, b = {"w": X}, {"w": Y}
     assert torch.equal(M.intersect(a, b)["w"], X & Y)

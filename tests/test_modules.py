@@ -2,13 +2,11 @@
 
 import copy
 import pickle
-import re
 
 import optree
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import prune
 
 from sparsefn import ensemble
 from sparsefn import modules as M
@@ -395,73 +393,3 @@ def test_value_and_grad_refuses():
         square({"w": torch.ones(2), "n": 1.0})
     with pytest.raises(TypeError, match=r"expected the loss to return \(value, aux\), got Tensor"):
         M.value_and_grad(lambda params: params["w"].sum(), has_aux=True)({"w": torch.ones(2)})
-
-
-def test_from_pruned():
-    module, _ = build("mlp")
-    original = M.params_of(module)
-    prune.l1_unstructured(module[0], "weight", amount=5)
-    prune.random_structured(module[2], "weight", amount=1, dim=0)
-    prune.l1_unstructured(module[2], "bias", amount=1)
-    before = snapshot(module)
-    params, masks = M.from_pruned(module)
-    assert sorted(params) == sorted(masks) == sorted(original)
-    assert all(torch.equal(params[path], original[path]) for path in original)
-    assert masks["0.bias"].shape == ()
-    assert masks["0.bias"].dtype == torch.bool
-    for path, mask in (("0.weight", module[0].weight_mask), ("2.weight", module[2].weight_mask)):
-        assert torch.equal(masks[path], mask.bool())
-    assert masks["2.bias"].sum() == 1
-    after = snapshot(module)
-    assert tree_equal(after[0], before[0])
-    x = torch.ones(1, 3)
-    plain = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    assert torch.equal(M.call(plain, State(params, masks), x), module(x))
-
-
-def test_from_pruned_of_a_plain_module_and_of_a_mask_that_scales():
-    module, _ = build("mlp")
-    params, masks = M.from_pruned(module)
-    assert tree_equal(params, M.params_of(module))
-    assert all(mask.shape == () and bool(mask) for mask in masks.values())
-    odd = nn.Module()
-    odd.x_orig = nn.Parameter(torch.ones(2))  # named like a pruned one, but without a mask
-    assert list(M.from_pruned(odd)[0]) == ["x_orig"]
-    prune.custom_from_mask(module[0], "weight", torch.full((4, 3), 2.0))
-    with pytest.raises(ValueError, match=r"expected a mask of zeros and ones at '0.weight_mask'"):
-        M.from_pruned(module)
-
-
-def test_from_pruned_of_a_checkpoint():
-    pruned, _ = build("mlp")
-    prune.l1_unstructured(pruned[0], "weight", amount=5)
-    plain, _ = build("mlp")
-    saved = {**pruned.state_dict(), "unknown": torch.ones(1)}
-    params, masks = M.from_pruned(plain, saved)
-    assert tree_equal((params, masks), M.from_pruned(pruned))
-    assert sorted(params) == sorted(M.params_of(plain))
-    saved["0.weight_orig"].zero_()
-    assert params["0.weight"].abs().sum() > 0
-    # A plain checkpoint for a pruned module: nothing in it is pruned.
-    params, masks = M.from_pruned(pruned, plain.state_dict())
-    assert tree_equal(params, M.params_of(plain))
-    assert all(mask.shape == () for mask in masks.values())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"0.weight_mask": None}, "expected a checkpoint with '0.weight', or '0.weight_orig' and '0.weight_mask'"),
-        ({"0.bias": None}, "expected a checkpoint with '0.bias', or '0.bias_orig' and '0.bias_mask'"),
-        ({"0.bias": torch.ones(3)}, r"expected a tensor of shape (4,) at '0.bias', got (3,)"),
-        ({"0.weight_mask": torch.ones(2)}, r"expected a mask of shape (4, 3) at '0.weight_mask', got (2,)"),
-        ({"0.weight_mask": torch.full((4, 3), 0.5)}, "expected a mask of zeros and ones at '0.weight_mask'"),
-    ],
-    ids=["mask", "param", "shape", "mask_shape", "values"],
-)
-def test_from_pruned_of_a_bad_checkpoint(change, message):
-    module, _ = build("mlp")
-    prune.l1_unstructured(module[0], "weight", amount=5)
-    saved = {name: change.get(name, tensor) for name, tensor in module.state_dict().items()}
-    with pytest.raises(ValueError, match=re.escape(message)):
-        M.from_pruned(module, {name: tensor for name, tensor in saved.items() if tensor is not None})

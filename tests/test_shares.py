@@ -67,6 +67,15 @@ def test_shares_of_any_size_get_the_same():
     )
 
 
+def test_totals_are_exact_up_to_the_largest():
+    for total in (2**53, 2**53 - 1, 2**52 + 1):
+        assert sum(B.apportion({"a": 1.0, "b": 1.0, "c": 1.0}, total).values()) == total
+    with pytest.raises(
+        ValueError, match=r"expected a total of at most 2\*\*53, up to which counts are exact .*, got 9007199254740993"
+    ):
+        B.apportion({"a": 1.0, "b": 1.0, "c": 1.0}, 2**53 + 1)
+
+
 def test_errors():
     with pytest.raises(ValueError, match="cannot hand out 9 among caps that sum to 8"):
         B.apportion({"a": 1.0}, 9, {"a": 8})

@@ -45,6 +45,18 @@ def layouts(module):
 LAYOUTS = [("csr", None), ("bsr", None), ("bsr", 4)]
 
 
+@pytest.mark.parametrize("layout", ["csr", "bsr"])
+@pytest.mark.parametrize(("outputs", "inputs"), [(3, 0), (0, 3), (0, 0)])
+@pytest.mark.parametrize("batch", [(), (2,), (0,), (2, 0)], ids=str)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
+def test_layers_without_inputs_or_outputs(layout, outputs, inputs, batch):
+    layer, state = single(outputs, inputs)
+    x = torch.randn(*batch, inputs)
+    fast = to_sparse(layer, state, layout)
+    assert isinstance(fast, SparseLinear)
+    close(fast(x), sf.modules.call(layer, state, x))
+
+
 @pytest.mark.parametrize(("layout", "blocksize"), LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])
