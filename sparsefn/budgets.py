@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsefn.shares import Counts
 from sparsefn.shares import apportion as apportion
-from sparsefn.tree import check_globs, concrete, glob_match
+from sparsefn.tree import check_globs, concrete, glob_match, known
 
 Shapes = Mapping[str, tuple[int, ...]]
 Sparsity = float | Tensor
@@ -79,7 +79,7 @@ def _whole(
         return tensor(fraction.double() * n).to(torch.int64)
     if isinstance(n, Tensor):
         return tensor(n * torch.full((), fraction, dtype=torch.float64)).to(torch.int64)
-    return number(fraction * n)
+    return number(known(fraction) * n)
 
 
 def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsefn import passes
 from sparsefn.algorithms.core import check_update
-from sparsefn.tree import Tree, choose, is_sparse, leaves_like
+from sparsefn.tree import Tree, choose, is_sparse, leaves_like, leaves_of, opened
 from sparsefn.triggers import check_trigger, never
 from sparsefn.types import Algorithm, State, Step, Trigger, masked_view, moved, support_of
 
@@ -39,9 +39,9 @@ _PROBE = 1_000_003  # no real leaf of the state has one dimension of this size a
 def _moments(optimizer: Optimizer, trained: Tree) -> Tree:
     # Which leaf of the optimizer's state belongs to which trained leaf: seen from shapes alone, so that
     # it holds for every optimizer (TorchOpt keeps moments as flat lists that no treedef matches).
-    leaves, treedef = optree.tree_flatten(trained)
+    leaves, rebuild = opened(trained)
     probes = [torch.empty(_PROBE + i, device="meta") for i in range(len(leaves))]
-    state = optimizer.init(optree.tree_unflatten(treedef, probes))
+    state = optimizer.init(rebuild(probes))
 
     def owner(leaf: Any) -> int:
         ours = isinstance(leaf, Tensor) and leaf.ndim == 1 and leaf.shape[0] >= _PROBE
@@ -148,13 +148,14 @@ def with_optimizer(
     def tidy(state: State, before: State) -> State:
         if not (mask_moments or reset_grown):
             return state
-        trained, treedef = optree.tree_flatten(view.get(state))
-        supports = (optree.tree_leaves(view.support(each)) for each in (state, before))
-        rows = list(zip(*supports, trained, optree.tree_leaves(view.get(before)), strict=True))
+        trained = view.get(state)
+        trees = (view.support(state), view.support(before), trained, view.get(before))
+        rows = list(zip(*map(leaves_of, trees), strict=True))
         if torch.compiler.is_compiling():
-            owned_by = optree.tree_leaves(_moments(optimizer, view.get(state)))
+            owned_by = leaves_of(_moments(optimizer, trained))
         else:
-            owner_of = owners[treedef] = owners.get(treedef) or _moments(optimizer, view.get(state))
+            form = optree.tree_structure(trained)
+            owner_of = owners[form] = owners.get(form) or _moments(optimizer, trained)
             owned_by = leaves_like(owner_of, state.opt)
 
         def live(now: Tensor, old: Tensor, weight: Tensor, stepped: Tensor) -> Tensor | None:
@@ -170,7 +171,7 @@ def with_optimizer(
             return functools.reduce(torch.logical_and, parts) if parts else None
 
         lives = {owner: live(*rows[owner]) for owner in owned_by if owner >= 0}
-        leaves, form = optree.tree_flatten(state.opt)
+        leaves, rebuild = opened(state.opt)
         owned = {
             i: mask
             for i, owner in enumerate(owned_by)
@@ -179,7 +180,7 @@ def with_optimizer(
         masked = passes.cleaned(list(owned.values()), [leaves[i] for i in owned])
         for i, leaf in zip(owned, masked, strict=True):
             leaves[i] = leaf
-        return state._replace(opt=optree.tree_unflatten(form, leaves))
+        return state._replace(opt=rebuild(leaves))
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsefn.numerics import where
 from sparsefn.ranks import rank_keys, top
-from sparsefn.tree import constant
+from sparsefn.tree import constant, known
 
 Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 
@@ -35,6 +35,7 @@ def apportion(
     caps, or a negative or infinite share, is a ValueError (where the values are known; an infinite
     one in a tensor counts as the largest number).
     """
+    shares = {name: known(share) for name, share in shares.items()}
     names = sorted(shares)
     for name in names:
         share = shares[name]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.tree import Tree, is_sparse, map_with_path
+from sparsefn.tree import Tree, is_sparse, map_with_path, opened
 from sparsefn.types import State, Step, Term
 
 
@@ -56,9 +56,9 @@ def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
     """
 
     def term(state: State, step: Step) -> Tree:
-        leaves, treedef = optree.tree_flatten(state.params)
-        gradient = torch.func.grad(lambda values: fn(optree.tree_unflatten(treedef, values), step))
-        return optree.tree_unflatten(treedef, gradient(leaves))
+        leaves, rebuild = opened(state.params)
+        gradient = torch.func.grad(lambda values: fn(rebuild(values), step))
+        return rebuild(gradient(leaves))
 
     return term
 
