@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, namedtuple
 
+import optree
 import pytest
 import torch
 
@@ -123,3 +124,55 @@ def test_constant_is_the_mark_of_torch():
     path = tree.constant(lambda: sum(ord(c) for c in __import__("pathlib").Path("a").name))
     compiled = torch.compile(lambda x: x + path(), backend="eager", fullgraph=True)
     assert compiled(torch.tensor(1.0)) == 98.0
+
+
+EMPTY = [
+    {"a": {}, "w": 1},
+    {"a": {"b": {}}, "w": 1},
+    {"a": [], "b": (), "w": [1, ({}, 2)]},
+    [{}, 1, [[], {"x": {}}]],
+    ((), 1),
+    Pair(1, {}),
+    OrderedDict(z={}, y=1),
+    {"o": OrderedDict(b={}, a=1), "w": None},
+    {"a": {}},
+    {},
+    1,
+]
+
+
+@pytest.mark.parametrize("numbers", EMPTY, ids=str)
+def test_compiled_code_goes_through_empty_containers(numbers):
+    torch._dynamo.reset()
+    params = optree.tree_map(lambda n: torch.full((2,), float(n)), numbers)
+    seen = []
+
+    def double(params):
+        leaves, rebuild = tree.flatten(params)
+        seen.append((tree.paths(params), list(leaves)))
+        assert tree.same_structure(params, params)
+        return rebuild([2 * leaf for leaf in leaves.values()])
+
+    got = torch.compile(double, fullgraph=True, backend="eager")(params)
+    assert optree.tree_structure(got) == optree.tree_structure(params)
+    assert [leaf.tolist() for leaf in tree.leaves_of(got)] == [[2.0 * n] * 2 for n in tree.leaves_of(numbers)]
+    assert seen[0] == (tree.paths(numbers), tree.paths(numbers))
+
+
+def test_compiled_trees_keep_the_order_in_which_a_dict_was_filled():
+    params = {"b": torch.ones(1), "a": torch.zeros(1)}
+    again = torch.compile(
+        lambda params: tree.opened(params)[1](tree.leaves_of(params)), fullgraph=True, backend="eager"
+    )
+    assert list(again(params)) == ["b", "a"] and torch.equal(again(params)["b"], params["b"])
+
+
+def test_fixed_sizes_and_known_floats_are_numbers_in_compiled_code():
+    def count(x, share):
+        tree.fix_sizes({"x": x})
+        return x, round(tree.known(share) * x.shape[0]), max([*x.shape], default=0)
+
+    compiled = torch.compile(count, fullgraph=True, backend="eager", dynamic=True)
+    for n, share in [(5, 0.5), (6, 0.3), (7, 0.5)]:
+        assert compiled(torch.ones(n, 3), share)[1:] == (round(share * n), n)
+    assert tree.known(0.1) == 0.1 and tree.known(True) is True
