@@ -19,7 +19,7 @@ def test_compiled_updates_are_eager_ones(row: Row) -> None:
 
 
 # What reads sizes and numbers in ways of its own: budgets by shape, units, fixed counts.
-SHAPED = ("gmp erk", "gmp channel", "gmp block global", "ste nm")
+SHAPED = ("gmp erk", "gmp channel", "ste nm")
 
 
 def model(row: Row, size: int, seed: int) -> dict[str, torch.Tensor]:

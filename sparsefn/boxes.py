@@ -133,7 +133,7 @@ def _slabs(grid: Box, most: int) -> Iterator[tuple[slice, ...]]:
 
 def _single(box: Box) -> bool:
     # max(box, default=1) == 1, which compilers do not take of symbolic sizes.
-    return not any([n > 1 for n in box]) and (not box or any([n == 1 for n in box]))
+    return not any(n > 1 for n in box) and (not box or any(n == 1 for n in box))
 
 
 def unit_grid(pattern: Pattern, shape: Box) -> Box:

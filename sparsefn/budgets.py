@@ -205,8 +205,9 @@ class Global(NamedTuple):
         >>> sf.budgets.global_(floor=0.25, ceiling=0.5).bounds({"a": (8,)}, 4)
         {'a': (2, 4)}
         """
-        sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-        limits = {p: (math.ceil(self.floor * n), math.floor(self.ceiling * n)) for p, n in sizes.items()}
+        sizes = {path: known(math.prod(shape)) for path, shape in shapes.items()}
+        floor, ceiling = known(self.floor), known(self.ceiling)
+        limits = {p: (math.ceil(floor * n), math.floor(ceiling * n)) for p, n in sizes.items()}
         least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
         if isinstance(total, int) and not least <= total <= most:
             raise ValueError(

@@ -132,7 +132,7 @@ def number(name: str, value: Any) -> Real:
     try:
         finite = float(value)
     except OverflowError:
-        raise ValueError(f"expected {name} to fit a float, got an int of {value.bit_length()} bits") from None
+        raise ValueError(f"expected {name} to fit a float, got an int of {int(value).bit_length()} bits") from None
     if not math.isfinite(finite):
         raise ValueError(f"expected {name} to be finite, got {value}")
     return finite

@@ -35,7 +35,7 @@ def apportion(
     caps, or a negative or infinite share, is a ValueError (where the values are known; an infinite
     one in a tensor counts as the largest number).
     """
-    shares = {name: known(share) for name, share in shares.items()}
+    shares = {name: known(share) if isinstance(share, float) else share for name, share in shares.items()}
     names = sorted(shares)
     for name in names:
         share = shares[name]

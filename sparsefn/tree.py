@@ -197,12 +197,14 @@ def fix_sizes(tree: Tree) -> None:
 
 
 def known(value: Any) -> Any:
-    """The number itself; compiled code then knows the value of a float, and no longer computes with it.
+    """The number itself; compiled code then knows its value, and no longer computes with it.
 
     >>> known(0.1), known(3)
     (0.1, 3)
     """
-    return float.fromhex(value.hex()) if torch.compiler.is_compiling() and isinstance(value, float) else value
+    if not torch.compiler.is_compiling():
+        return value
+    return float.fromhex(value.hex()) if isinstance(value, float) else len(range(value))
 
 
 def constant(fn: Function) -> Function:
