@@ -26,7 +26,8 @@ from property_tests.planting import (
     rigl,
 )
 from property_tests.registry import EVEN, ramp, sgd, swap
-from sparsefn.tree import Tree, concrete
+from sparsefn.compiling import concrete
+from sparsefn.tree import Tree
 
 
 def _counted_in_a_closure(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:

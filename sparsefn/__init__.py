@@ -1,6 +1,7 @@
 """Sparse training and pruning as pure functions, on torch.func."""
 
 from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from sparsefn import budgets as budgets
@@ -71,6 +72,77 @@ from sparsefn.where import default_where as default_where
 
 __version__ = "0.1.0"
 
+# What `from sparsefn import *` gives: everything but `set`, which would hide the builtin, and `testing`.
+__all__ = [
+    "Accumulated",
+    "Algorithm",
+    "State",
+    "TrainView",
+    "activations",
+    "always",
+    "apply_masks",
+    "at",
+    "bernoulli_mask",
+    "budgets",
+    "chain",
+    "checkpoint",
+    "config",
+    "curvature",
+    "default_where",
+    "dense",
+    "drop_grow",
+    "drop_lowest",
+    "effective",
+    "ensemble",
+    "every",
+    "from_config",
+    "from_masks",
+    "from_shorthand",
+    "gate",
+    "gmp",
+    "grow_highest",
+    "iterative",
+    "masked_view",
+    "masks",
+    "modules",
+    "never",
+    "one_shot",
+    "optimizers",
+    "partition",
+    "patterns",
+    "phases",
+    "prune_biases",
+    "random",
+    "redistribute",
+    "reparam",
+    "reparametrised",
+    "report",
+    "rescore",
+    "rigl",
+    "schedules",
+    "scores",
+    "sequence",
+    "shorthand",
+    "shrink",
+    "snfs",
+    "sparsify",
+    "static",
+    "ste",
+    "straight_through",
+    "supermask",
+    "terms",
+    "threshold_mask",
+    "to_shorthand",
+    "topk_mask",
+    "topk_masks",
+    "tree",
+    "triggers",
+    "with_dense_gradients",
+    "with_optimizer",
+    "with_params",
+    "with_terms",
+]
+
 if _TYPE_CHECKING:
     from sparsefn import activations as activations
     from sparsefn import config as config
@@ -107,4 +179,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    # What cannot be loaded is not listed, so that help and inspect work without Hypothesis.
+    return sorted({*__all__, "__version__", "set", *(["testing"] if _find_spec("hypothesis") else [])})

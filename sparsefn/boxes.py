@@ -61,7 +61,7 @@ def _grid(shape: Box, box: Box) -> Box:
 def _units(pattern: Pattern, shape: Box) -> Box:
     # The grid of the units of a tensor of this shape.
     box = pattern.unit(shape)
-    return shape if max(box, default=1) == 1 else _grid(shape, box)
+    return shape if _single(box) else _grid(shape, box)
 
 
 def over_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor], dim: int = 0) -> Tensor:
@@ -131,6 +131,11 @@ def _slabs(grid: Box, most: int) -> Iterator[tuple[slice, ...]]:
             yield (*(slice(i, i + 1) for i in before), part)
 
 
+def _single(box: Box) -> bool:
+    # max(box, default=1) == 1, which compilers do not take of symbolic sizes.
+    return not any(n > 1 for n in box) and (not box or any(n == 1 for n in box))
+
+
 def unit_grid(pattern: Pattern, shape: Box) -> Box:
     """Shape of the grid of units of a tensor, without the dimensions that a unit spans.
 
@@ -140,7 +145,7 @@ def unit_grid(pattern: Pattern, shape: Box) -> Box:
     Budgets see this shape.
     """
     box = pattern.unit(shape)
-    if max(box, default=1) == 1:
+    if _single(box):
         return shape
     spanned = [b == s != 1 for b, s in zip(box, shape, strict=True)]
     return tuple(n for n, gone in zip(_grid(shape, box), spanned, strict=True) if not gone)
@@ -167,7 +172,7 @@ def to_columns(pattern: Pattern, x: Tensor) -> Tensor | None:
     A view where x is contiguous. The groups of `to_rows` are its rows and in each its columns, in this order.
     """
     shape = tuple(x.shape)
-    if pattern.reduce is not None or max(pattern.unit(shape), default=1) > 1:
+    if pattern.reduce is not None or not _single(pattern.unit(shape)):
         return None
     group = pattern.group(shape)
     along = [d for d, size in enumerate(group) if size != 1]
@@ -246,7 +251,7 @@ def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
             [ True,  True, False]])
     """
     box = pattern.unit(shape)
-    plain = max(box, default=1) == 1
+    plain = _single(box)
     grid = shape if plain else _grid(shape, box)
     x = _unboxes(rows, pattern.group(grid), grid)
     if not plain:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefn.compiling import concrete, constant, known
 from sparsefn.shares import Counts
 from sparsefn.shares import apportion as apportion
-from sparsefn.tree import check_globs, concrete, constant, glob_match
+from sparsefn.tree import check_globs, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
 Sparsity = float | Tensor
@@ -80,7 +81,7 @@ def _whole(
         return tensor(fraction.double() * n).to(torch.int64)
     if isinstance(n, Tensor):
         return tensor(n * torch.full((), fraction, dtype=torch.float64)).to(torch.int64)
-    return number(fraction * n)
+    return number(known(fraction) * n)
 
 
 def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
@@ -224,8 +225,8 @@ class Global(NamedTuple):
 
         Products are exact, of the simplest fraction that rounds to the float: 0.07 is 7/100, as it was written.
         """
-        sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-        (a, b), (c, d) = _ratio(self.floor), _ratio(self.ceiling)
+        sizes = {path: known(math.prod(shape)) for path, shape in shapes.items()}
+        (a, b), (c, d) = _ratio(known(self.floor)), _ratio(known(self.ceiling))
         limits = {path: (-(-a * n // b), c * n // d) for path, n in sizes.items()}
         least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
         if isinstance(total, int) and not least <= total <= most:
@@ -291,6 +292,6 @@ def check_fixed(sparsity: Sparsity, density: float, name: str) -> None:
         ...
     ValueError: nm(2, 4) fixes the sparsity at 0.5, got 0.9
     """
-    known = concrete(sparsity)
-    if known is not None and not math.isclose(known, 1 - density, abs_tol=1e-6):
-        raise ValueError(f"{name} fixes the sparsity at {1 - density:g}, got {known:g}")
+    level = concrete(sparsity)
+    if level is not None and not abs(level - (1 - density)) <= 1e-6:  # compilers take no isclose
+        raise ValueError(f"{name} fixes the sparsity at {1 - density:g}, got {level:g}")

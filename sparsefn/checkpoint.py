@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsefn import masks
-from sparsefn.tree import Tree, concrete, flatten
+from sparsefn.compiling import concrete
+from sparsefn.tree import Tree, flatten
 from sparsefn.types import State
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

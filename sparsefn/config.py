@@ -203,24 +203,26 @@ def _any_leaf(path: str, leaf: Tensor) -> bool:
     return True
 
 
-def _entries(config: Any, at: str, grouped: bool = False) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every entry of a config and where it is, lists laid end to end."""
-    if isinstance(config, list | tuple):
-        if not config:
-            raise ValueError(f"{at}: expected at least one entry, got none")
-        for i, item in enumerate(config):
-            yield from _entries(item, f"{at}[{i}]", grouped)
-    elif isinstance(config, Mapping) and "groups" in config:
-        yield from _entries(config["groups"], f"{at}.groups", True)
-    elif isinstance(config, Mapping):
-        inner = config.get("params", {}) if grouped else {}
-        if not isinstance(inner, Mapping):
-            raise ValueError(f"{at}: expected params to be a dict, got {inner!r}")
-        yield at, {name: value for name, value in config.items() if not grouped or name != "params"} | dict(inner)
-    elif isinstance(config, int | float) and not isinstance(config, bool):
-        yield at, {"sparsity": config}
-    else:
-        raise ValueError(f"{at}: expected a number, a dict or a list of them, got {config!r}")
+def _entries(config: Any, at: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every entry of a config and where it is, lists laid end to end, however deep they are."""
+    waiting: list[tuple[Any, str, bool]] = [(config, at, False)]
+    while waiting:
+        config, at, grouped = waiting.pop()
+        if isinstance(config, list | tuple):
+            if not config:
+                raise ValueError(f"{at}: expected at least one entry, got none")
+            waiting += [(item, f"{at}[{i}]", grouped) for i, item in enumerate(config)][::-1]
+        elif isinstance(config, Mapping) and "groups" in config:
+            waiting.append((config["groups"], f"{at}.groups", True))
+        elif isinstance(config, Mapping):
+            inner = config.get("params", {}) if grouped else {}
+            if not isinstance(inner, Mapping):
+                raise ValueError(f"{at}: expected params to be a dict, got {inner!r}")
+            yield at, {name: value for name, value in config.items() if not grouped or name != "params"} | dict(inner)
+        elif isinstance(config, int | float) and not isinstance(config, bool):
+            yield at, {"sparsity": config}
+        else:
+            raise ValueError(f"{at}: expected a number, a dict or a list of them, got {config!r}")
 
 
 def _alias(entry: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:

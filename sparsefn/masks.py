@@ -13,8 +13,9 @@ from torch.nn import functional
 from sparsefn import random
 from sparsefn.arrays import array
 from sparsefn.budgets import check_sparsity
+from sparsefn.compiling import concrete
 from sparsefn.numerics import divide, like
-from sparsefn.tree import Tree, concrete, flatten, leaves_like, map_with_path
+from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
 from sparsefn.types import Where, check_masks
 from sparsefn.where import default_where, select_leaves
 

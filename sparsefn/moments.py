@@ -9,7 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.tree import Tree, paths, same_structure
+from sparsefn.tree import Tree, leaves_of, opened, paths, same_structure
 
 _MARK = 1 << 25  # a tensor may have one dimension of this size or more, and not two
 _WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alone"
@@ -53,7 +53,7 @@ def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
     """
     # Seen from shapes alone: TorchOpt keeps moments as flat lists that no treedef matches. The largest size of each
     # leaf is made its own. The others stay: which moments an optimizer keeps may depend on them.
-    leaves, treedef = optree.tree_flatten(trained)
+    leaves, rebuild = opened(trained)
     shapes = [list(leaf.shape) for leaf in leaves]
     for i, shape in enumerate(shapes):
         if shape:
@@ -77,8 +77,8 @@ def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
             f"it joins leaves, or holds one in another shape; {_WAY_OUT}"
         )
 
-    state = _init_on_meta(optimizer, optree.tree_unflatten(treedef, probes))
-    return Found([owner(*row) for row in zip(paths(state), optree.tree_leaves(state), strict=True)], state)
+    state = _init_on_meta(optimizer, rebuild(probes))
+    return Found([owner(*row) for row in zip(paths(state), leaves_of(state), strict=True)], state)
 
 
 def _init_on_meta(optimizer: Any, probes: Tree) -> Tree:
@@ -102,9 +102,9 @@ def owners_in(opt: Tree, found: Found, optimizer: Any, trained: Tree) -> list[in
 
     ValueError for a state of another structure, or with another shape in place of a moment.
     """
-    leaves = optree.tree_leaves(trained)
+    leaves = leaves_of(trained)
     if same_structure(found.like, opt) and all(
-        i < 0 or leaf.shape == leaves[i].shape for i, leaf in zip(found.owners, optree.tree_leaves(opt), strict=True)
+        i < 0 or leaf.shape == leaves[i].shape for i, leaf in zip(found.owners, leaves_of(opt), strict=True)
     ):
         return found.owners
     raise ValueError(
@@ -123,15 +123,15 @@ def unshared(optimizer: Any, opt: Tree, *given: Tree) -> Tree:
 
     TypeError for a leaf that is no tensor.
     """
-    taken = {_memory(leaf) for tree in given for leaf in optree.tree_leaves(tree)}
-    leaves, treedef = optree.tree_flatten(opt)
+    taken = {_memory(leaf) for tree in given for leaf in leaves_of(tree)}
+    leaves, rebuild = opened(opt)
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
             raise TypeError(_no_tensor(optimizer, opt, i))
         memory = _memory(leaf)
         if memory is None or memory in taken:
             leaves[i] = leaf.clone()
-    return optree.tree_unflatten(treedef, leaves)
+    return rebuild(leaves)
 
 
 def _no_tensor(optimizer: Any, opt: Tree, i: int) -> str:

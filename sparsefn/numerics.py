@@ -57,7 +57,9 @@ def floor(x: Real) -> Real:
     >>> numerics.floor(-1.5)
     -2.0
     """
-    return torch.floor(x) if isinstance(x, Tensor) else float(math.floor(x))
+    if isinstance(x, Tensor):
+        return torch.floor(x)
+    return float(math.floor(x)) if math.isfinite(x) else x
 
 
 def two_sum(a: Real, b: Real) -> tuple[Real, Real]:
@@ -127,9 +129,13 @@ def number(name: str, value: Any) -> Real:
         return value.to(torch.float64)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"expected {name} to be a number or a 0-d float tensor, got {type(value).__name__}")
-    if not math.isfinite(value):
+    try:
+        finite = float(value)
+    except OverflowError:
+        raise ValueError(f"expected {name} to fit a float, got an int of {int(value).bit_length()} bits") from None
+    if not math.isfinite(finite):
         raise ValueError(f"expected {name} to be finite, got {value}")
-    return float(value)
+    return finite
 
 
 def check_positive(name: str, value: Real) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsefn import moments, passes
 from sparsefn.algorithms.core import check_update
-from sparsefn.tree import Tree, check_like, choose, is_sparse, same_structure, structure_error
+from sparsefn.tree import Tree, check_like, choose, is_sparse, leaves_of, opened, same_structure, structure_error
 from sparsefn.triggers import check_trigger, never
 from sparsefn.types import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 
@@ -116,14 +116,17 @@ def with_optimizer(
         return moments.unshared(optimizer, optimizer.init(trained), trained)
 
     def owners(opt: Tree, trained: Tree, support: Tree) -> list[int]:
-        leaves, treedef = optree.tree_flatten(trained)
-        sparse = [is_sparse(*row) for row in zip(optree.tree_leaves(support), leaves, strict=True)]
+        leaves = leaves_of(trained)
+        sparse = [is_sparse(*row) for row in zip(leaves_of(support), leaves, strict=True)]
         if not any(sparse):
-            return [-1] * len(optree.tree_leaves(opt))
+            return [-1] * len(leaves_of(opt))
         if torch.compiler.is_compiling():
             found = moments.find(optimizer, trained, sparse)
         else:
-            key = treedef, *((leaf.shape, leaf.dtype, one) for leaf, one in zip(leaves, sparse, strict=True))
+            key = (
+                optree.tree_structure(trained),
+                *((leaf.shape, leaf.dtype, one) for leaf, one in zip(leaves, sparse, strict=True)),
+            )
             found = known[key] = known[key] if key in known else moments.find(optimizer, trained, sparse)
         return moments.owners_in(opt, found, optimizer, trained)
 
@@ -164,7 +167,7 @@ def with_optimizer(
             return state
         now_trained, supports = view.get(state), [view.support(each) for each in (state, before)]
         owned_by = owners(state.opt, now_trained, supports[0])
-        rows = list(zip(*map(optree.tree_leaves, (*supports, now_trained, view.get(before))), strict=True))
+        rows = list(zip(*map(leaves_of, (*supports, now_trained, view.get(before))), strict=True))
 
         def live(now: Tensor, old: Tensor, weight: Tensor, stepped: Tensor) -> Tensor | None:
             # Where moments stay what they are; None for everywhere.
@@ -179,12 +182,12 @@ def with_optimizer(
             return functools.reduce(torch.logical_and, parts) if parts else None
 
         lives = {owner: live(*rows[owner]) for owner in owned_by if owner >= 0}
-        leaves, form = optree.tree_flatten(state.opt)
+        leaves, rebuild = opened(state.opt)
         owned = {i: mask for i, owner in enumerate(owned_by) if owner >= 0 and (mask := lives[owner]) is not None}
         masked = passes.cleaned(list(owned.values()), [leaves[i] for i in owned])
         for i, leaf in zip(owned, masked, strict=True):
             leaves[i] = leaf
-        return state._replace(opt=optree.tree_unflatten(form, leaves))
+        return state._replace(opt=rebuild(leaves))
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)

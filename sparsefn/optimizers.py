@@ -15,7 +15,7 @@ from sparsefn import adam_pass, sgd_pass
 from sparsefn.adam_pass import rounded, widen
 from sparsefn.elementary import sqrt
 from sparsefn.numerics import like, number
-from sparsefn.tree import Tree, check_like
+from sparsefn.tree import Tree, check_like, leaves_of, opened
 from sparsefn.types import Schedule
 
 Rate = float | Tensor | Schedule
@@ -123,9 +123,9 @@ def sgd(lr: Rate, momentum: float = 0.0, nesterov: bool = False, weight_decay: f
         _check_update(grads, params, state.momentum if momentum else None, weight_decay, inplace)
         rate = _rate_at(lr, state.count)
         trees = (grads, state.momentum if momentum else grads, params if weight_decay else grads)
-        rows = [leaf(rate, *row) for row in zip(*map(optree.tree_leaves, trees), strict=True)]
-        form = optree.tree_structure(trees[1])
-        updates, buffer = (optree.tree_unflatten(form, [row[i] for row in rows]) for i in range(2))
+        rows = [leaf(rate, *row) for row in zip(*map(leaves_of, trees), strict=True)]
+        rebuild = opened(trees[1])[1]
+        updates, buffer = (rebuild([row[i] for row in rows]) for i in range(2))
         return updates, SgdState(state.count + 1, buffer if momentum else ())
 
     def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
@@ -133,14 +133,13 @@ def sgd(lr: Rate, momentum: float = 0.0, nesterov: bool = False, weight_decay: f
         rate = _rate_at(lr, state.count)
         numbers = sgd_pass.Numbers(rate, momentum, nesterov, weight_decay)
         trees = (masks, grads, state.momentum if momentum else grads, params)
-        rows = sgd_pass.step(numbers, functools.partial(leaf, rate), *map(optree.tree_leaves, trees))
+        rows = sgd_pass.step(numbers, functools.partial(leaf, rate), *map(leaves_of, trees))
         if rows is None:
             return None
-        moved = optree.tree_unflatten(optree.tree_structure(params), [new for new, _ in rows])
+        moved = opened(params)[1]([new for new, _ in rows])
         if not momentum:
             return moved, SgdState(state.count + 1)
-        form = optree.tree_structure(state.momentum)
-        return moved, SgdState(state.count + 1, optree.tree_unflatten(form, [buffer for _, buffer in rows]))
+        return moved, SgdState(state.count + 1, opened(state.momentum)[1]([buffer for _, buffer in rows]))
 
     optimizer = MaskedOptimizer(init, update)
     optimizer.under_masks = under_masks
@@ -205,16 +204,16 @@ def _adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float,
         if weight_decay:
             numbers = numbers._replace(**({"shrink": rate * weight_decay} if decoupled else {"decay": weight_decay}))
         trees = (grads, state.mu, state.nu, params if weight_decay else grads)
-        stepped = adam_pass.step(numbers, *map(optree.tree_leaves, trees))
-        form = optree.tree_structure(state.mu)
-        updates, mu, nu = (optree.tree_unflatten(form, [row[i] for row in stepped]) for i in range(3))
+        stepped = adam_pass.step(numbers, *map(leaves_of, trees))
+        rebuild = opened(state.mu)[1]
+        updates, mu, nu = (rebuild([row[i] for row in stepped]) for i in range(3))
         return updates, AdamState(state.count + 1, mu, nu, decay1, decay2)
 
     return Optimizer(init, update)
 
 
 def _count(params: Tree) -> Tensor:
-    leaves = optree.tree_leaves(params)
+    leaves = leaves_of(params)
     return torch.zeros((), dtype=torch.int64, device=leaves[0].device if leaves else None)
 
 

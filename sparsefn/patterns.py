@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsefn.compiling import concrete
 from sparsefn.elementary import vector_norm
-from sparsefn.tree import concrete
 
 Box = tuple[int, ...]
 Reduce = str | Callable[[Tensor], Tensor]

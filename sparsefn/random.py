@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from sparsefn.blocks import MASK32
+from sparsefn.compiling import constant
 from sparsefn.threefry import DIGITS, coins, draw, fold
-from sparsefn.tree import Tree, constant, map_with_path
+from sparsefn.tree import Tree, map_with_path
 
 
 def _check_key(key: Tensor) -> None:

@@ -22,7 +22,7 @@ from sparsefn.types import Schedule, Step, Trigger
 
 
 def _step(step: Step) -> Step:
-    check_kind(step)
+    step = check_kind(step)
     if torch.compiler.is_compiling() and not isinstance(step, Tensor):
         return torch.full((), step, dtype=torch.int64, device="cpu")  # one graph for all steps
     return step
@@ -82,7 +82,8 @@ def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
 
     def schedule(step: Step) -> Real:
         t = _time(step)
-        return where(t == 0.0, a, b - (b - a) * elementary.exp(rate * t))
+        moved = (b - a) * elementary.exp(rate * t)
+        return where(t == 0.0, a, b - where(moved != moved, 0.0, moved))  # NaN: nothing times what overflowed
 
     return schedule
 
@@ -112,11 +113,10 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
     """
     a, b, half = numbers(init=init, minimum=minimum, half_period=half_period)
     check_positive("half_period", half)
-    period = 2.0 * half
 
     def schedule(step: Step) -> Real:
         t = _time(step)
-        t = t - period * floor(divide(t, period))  # exact for a whole half_period: bits repeat
+        t = t - half * (2.0 * floor(divide(t, half) * 0.5))  # exact for a whole half_period: bits repeat
         return _between(a, b, (1.0 + elementary.cospi(divide(t, half))) * 0.5)
 
     return schedule

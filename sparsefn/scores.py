@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsefn import random as _random
 from sparsefn.elementary import vector_norm
-from sparsefn.tree import Tree, is_sparse, map_with_path, wide
+from sparsefn.tree import Tree, is_sparse, leaves_of, map_with_path, wide
 from sparsefn.triggers import never
 from sparsefn.types import Accumulated, Score, State, Step, Trigger
 
@@ -269,7 +269,7 @@ def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
         return {"sum": new, "count": torch.where(fresh, 0, memory["count"]) + 1, "fresh": _flag(fires(step), fresh)}
 
     def init(params: Tree) -> Tree:
-        device = next((leaf.device for leaf in optree.tree_leaves(params)), None)
+        device = next((leaf.device for leaf in leaves_of(params)), None)
         count = torch.zeros((), dtype=torch.int64, device=device)
         return {"sum": _zeros(params), "count": count, "fresh": count > 0}
 

@@ -22,10 +22,11 @@ from sparsefn.boxes import (
     to_columns,
     to_rows,
 )
+from sparsefn.compiling import concrete
 from sparsefn.contest import joint_winners, totals, winners
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.ranks import rank_keys, top
-from sparsefn.tree import Tree, concrete, flatten
+from sparsefn.tree import Tree, flatten
 
 Count = int | Tensor | None
 
@@ -73,6 +74,8 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
     if isinstance(count, Tensor):
         if count.is_floating_point() or count.dtype == torch.bool:
             raise TypeError(f"expected {name} of an integer dtype, got {count.dtype}")
+        if count.ndim == 1 and not available:
+            return count.new_zeros(groups, dtype=torch.int64)  # shapes do not tell how many empty groups there are
         if count.ndim and tuple(count.shape) != (groups,):
             raise ValueError(f"expected {name} of shape () or ({groups},), got {tuple(count.shape)}")
         return count.to(torch.int64)

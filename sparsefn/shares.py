@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsefn.compiling import constant, known
 from sparsefn.numerics import where
 from sparsefn.ranks import rank_keys, top
-from sparsefn.tree import constant
 
 Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 
@@ -35,6 +35,7 @@ def apportion(
     caps or above 2**53, or a negative or infinite share, is a ValueError (where the values are known; an
     infinite one in a tensor counts as the largest number).
     """
+    shares = {name: known(share) if isinstance(share, float) else share for name, share in shares.items()}
     names = sorted(shares)
     for name in names:
         share = shares[name]

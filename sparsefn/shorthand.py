@@ -106,7 +106,7 @@ def to_shorthand(spec: Shorthand | Pattern) -> str:
     if isinstance(spec, _Dense) and level == 0.0 and not flag:
         return "DENSE"
     if runs is None:
-        return f"TOPK{{{_EXACT.subtract(1, Decimal(repr(level))):f}}}{letter}"
+        return f"TOPK{{{_EXACT.subtract(1, Decimal(repr(float(level)))):f}}}{letter}"
     kept, run = int(runs[1]), int(runs[2])
     if not kept:
         raise ValueError(f"no shorthand for {pattern}: a run keeps one element or more")

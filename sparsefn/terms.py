@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.tree import Tree, flatten, is_sparse, map_with_path, wide
+from sparsefn.tree import Tree, flatten, is_sparse, map_with_path, opened, wide
 from sparsefn.types import State, Step, Term, Where
 from sparsefn.where import matching
 
@@ -60,9 +60,9 @@ def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
     """
 
     def term(state: State, step: Step) -> Tree:
-        leaves, treedef = optree.tree_flatten(state.params)
-        gradient = torch.func.grad(lambda values: fn(optree.tree_unflatten(treedef, values), step))
-        return optree.tree_unflatten(treedef, gradient(leaves))
+        leaves, rebuild = opened(state.params)
+        gradient = torch.func.grad(lambda values: fn(rebuild(values), step))
+        return rebuild(gradient(leaves))
 
     return term
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import optree
 import torch
 from torch import Tensor
 
+from sparsefn.compiling import concrete, constant
+
 Tree = Any  # any optree pytree of tensors
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def _render(tree: Tree, path: Sequence[Any]) -> str:
@@ -33,6 +34,8 @@ def paths(tree: Tree) -> list[str]:
     >>> paths({"layer": {"weight": torch.zeros(2), "bias": torch.zeros(2)}})
     ['layer.bias', 'layer.weight']
     """
+    if torch.compiler.is_compiling():
+        return [_render(tree, path) for path, _ in _walk(tree, ())]
     return [_render(tree, path) for path in optree.tree_paths(tree)]
 
 
@@ -46,6 +49,53 @@ def none_paths(tree: Tree) -> list[str]:
     return [_render(tree, entry) for entry, leaf in zip(entries, leaves, strict=True) if leaf is None]
 
 
+def leaves_of(tree: Tree) -> list[Any]:
+    """The leaves, in optree's order; in compiled code, too, where optree refuses a dict without tensors.
+
+    >>> leaves_of({"b": 1, "a": [2, {}]})
+    [2, 1]
+    """
+    return opened(tree)[0]
+
+
+def opened(tree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]], Tree]]:
+    """The leaves and the function that puts a sequence of leaves back in their place.
+
+    >>> leaves, rebuild = opened({"b": 1, "a": [2, {}]})
+    >>> rebuild([leaf + 1 for leaf in leaves])
+    {'b': 2, 'a': [3, {}]}
+    """
+    if torch.compiler.is_compiling():
+        return [leaf for _, leaf in _walk(tree, ())], lambda values: _refilled(tree, iter(values))
+    leaves, treedef = optree.tree_flatten(tree)
+    return leaves, lambda values: optree.tree_unflatten(treedef, values)
+
+
+def _children(node: Tree) -> tuple[Sequence[Any], Sequence[Any], Callable[[Sequence[Any]], Tree]]:
+    # The children of a container, their entries in a path, and the function that makes a container like it. The
+    # compiler works out the flattening of a dict without tensors beforehand, and cannot hold what optree returns.
+    if type(node) is dict:
+        keys = optree.utils.total_order_sorted(node)
+        return [node[key] for key in keys], keys, lambda new: {**node, **dict(zip(keys, new, strict=True))}
+    children, metadata, entries, unflatten = optree.tree_flatten_one_level(node)
+    return children, entries, lambda new: unflatten(metadata, new)
+
+
+def _walk(node: Tree, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
+    # (path, leaf) of every leaf: optree's own, for compiled code.
+    if optree.tree_is_leaf(node):
+        return [(path, node)]
+    children, entries, _ = _children(node)
+    return [found for child, entry in zip(children, entries, strict=True) for found in _walk(child, (*path, entry))]
+
+
+def _refilled(node: Tree, values: Iterator[Any]) -> Tree:
+    if optree.tree_is_leaf(node):
+        return next(values)
+    children, _, rebuild = _children(node)
+    return rebuild([_refilled(child, values) for child in children])
+
+
 def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Any]], Tree]]:
     """`{path: leaf}` and the function that puts a sequence of leaves back in their place.
 
@@ -57,14 +107,13 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Any]], Tr
 
     Raises ValueError where two leaves share a dotted path.
     """
-    entries, leaves, treedef = optree.tree_flatten_with_path(tree)
+    leaves, rebuild = opened(tree)
     named: dict[str, Tensor] = {}
-    for entry, leaf in zip(entries, leaves, strict=True):
-        name = _render(tree, entry)
+    for name, leaf in zip(paths(tree), leaves, strict=True):
         if name in named:
             raise ValueError(f"expected one leaf a path, but two leaves are at {name!r}; rename one")
         named[name] = leaf
-    return named, lambda values: optree.tree_unflatten(treedef, values)
+    return named, rebuild
 
 
 def map_with_path(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
@@ -97,7 +146,7 @@ def leaves_like(tree: Tree, like: Tree) -> list[Any]:
     """
     if not same_structure(tree, like):
         raise ValueError(structure_error("tree", tree, like, "the other"))
-    return optree.tree_leaves(tree)
+    return leaves_of(tree)
 
 
 def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") -> str:
@@ -133,7 +182,7 @@ def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True) -> None
     """
     if not same_structure(tree, like):
         raise ValueError(structure_error(what, tree, like))
-    leaves, wanted = optree.tree_leaves(tree), optree.tree_leaves(like)
+    leaves, wanted = leaves_of(tree), leaves_of(like)
     for i, (leaf, want) in enumerate(zip(leaves, wanted, strict=True)):
         if not isinstance(leaf, Tensor):
             raise TypeError(f"expected {what} to be tensors, got {type(leaf).__name__} at {paths(like)[i]!r}")
@@ -144,16 +193,18 @@ def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True) -> None
             raise TypeError(f"expected {what} of dtype {want.dtype} at {paths(like)[i]!r}, got {leaf.dtype}")
 
 
-def constant(fn: Function) -> Function:
-    """Mark a function of plain values: compiled code calls it while it is traced and keeps what it returns.
+def fix_sizes(tree: Tree) -> None:
+    """Let compiled code know every size of the leaves as a number; does nothing elsewhere.
 
-    >>> constant(lambda word: len(word))("four")
-    4
+    >>> fix_sizes({"w": torch.zeros(2)})
 
-    As `torch.compiler.assume_constant_result`, which imports the compiler, and that takes a second.
+    Counts are exact integers of sizes, worked out with Python numbers, so a graph is of one model: a model of
+    other shapes gets a graph of its own.
     """
-    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return fn
+    if torch.compiler.is_compiling():
+        for leaf in leaves_of(tree):
+            for size in leaf.shape:
+                range(size)  # what the compiler must know the value of
 
 
 @constant
@@ -178,22 +229,6 @@ def check_globs(what: str, globs: Sequence[str], names: Sequence[str]) -> None:
         if not any(glob_match(name, glob) for name in names):
             known = ", ".join(map(repr, names))
             raise ValueError(f"{what}: no path matches {glob!r}; the paths are {known}")
-
-
-def concrete(value: Any) -> Any:
-    """The Python number in a 0-d tensor, or None where a transform hides it.
-
-    >>> concrete(torch.tensor(3)), concrete(2.5)
-    (3, 2.5)
-    """
-    if not isinstance(value, Tensor):
-        return value
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return value.item()
-    except RuntimeError:  # batched by vmap, or fake
-        return None
 
 
 def wide(leaf: Tensor) -> Tensor:
@@ -236,12 +271,3 @@ def is_sparse(mask: Tensor, leaf: Tensor) -> bool:
     False
     """
     return mask.ndim == leaf.ndim and leaf.ndim > 0
-
-
-def as_mapping(tree: Mapping[str, Any] | Tree) -> dict[str, Any]:
-    """`{path: leaf}` of any tree.
-
-    >>> as_mapping((1, {"a": 2}))
-    {'0': 1, '1.a': 2}
-    """
-    return flatten(tree)[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -11,21 +12,32 @@ from torch import Tensor
 from sparsefn.types import Step
 
 
-def check_kind(step: Step) -> None:
-    """Raise unless the step is an int, of any sign, or a 0-d int64 tensor.
+def check_kind(step: Step) -> Step:
+    """The step itself, if it is one: an int of any sign or a 0-d int64 tensor.
 
     >>> sf.triggers.check_kind(0.5)
     Traceback (most recent call last):
         ...
     TypeError: expected step to be an int or a 0-d int64 tensor, got float
+
+    An integer of another kind, such as NumPy's, comes back as an int. ValueError for an int that does not fit
+    int64, or whose successor does not.
     """
+    if torch.compiler.is_compiling() and not isinstance(step, int | float | Tensor) and hasattr(step, "__array__"):
+        step = torch.as_tensor(step)  # while compiling, a NumPy integer is an array without dimensions
+        step = step if step.is_floating_point() or step.dtype == torch.bool else step.to(torch.int64)
     if isinstance(step, Tensor):
         if step.dtype != torch.int64:
             raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got a tensor of {step.dtype}")
         if step.ndim:
             raise ValueError(f"expected step to be a 0-d tensor, got shape {tuple(step.shape)}")
-    elif isinstance(step, bool) or not isinstance(step, int):
+        return step
+    if isinstance(step, bool) or not isinstance(step, int | Integral):
         raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got {type(step).__name__}")
+    step = int(step)
+    if not -(2**63) <= step < 2**63 - 1:
+        raise ValueError(f"expected a step that fits int64, as the one after it must, got {step}")
+    return step
 
 
 def check_step(step: Step) -> Step:
@@ -35,10 +47,10 @@ def check_step(step: Step) -> Step:
     3
 
     Under `vmap` the tensor is 0-d per member. While compiling, an int comes back as a tensor: that
-    graph serves every step. Raises TypeError for another type or dtype, ValueError for a negative int
-    or a tensor that is not 0-d.
+    graph serves every step. Raises TypeError for another type or dtype, ValueError for an int that is negative
+    or above 2**63 - 2 and for a tensor that is not 0-d.
     """
-    check_kind(step)
+    step = check_kind(step)
     if isinstance(step, Tensor):
         return step
     if step < 0:
@@ -87,13 +99,13 @@ class Every:
 
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""
-        check_kind(step)
+        step = check_kind(step)
         fires = (step >= self.start) & ((step - self.start) % self.n == 0)
         return fires if self.stop is None else fires & (step < self.stop)
 
     def count(self, step: Step) -> Step:
         """How often it has fired at steps up to this one, itself included."""
-        check_kind(step)
+        step = check_kind(step)
         last = step if self.stop is None else _most(step, self.stop - 1)
         return _least((last - self.start) // self.n + 1, 0)
 
@@ -112,13 +124,13 @@ class At:
 
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""
-        check_kind(step)
+        step = check_kind(step)
         steps = self._tensor(step)
         return step in self.steps if steps is None else torch.eq(steps, step).any(-1)
 
     def count(self, step: Step) -> Step:
         """How often it has fired at steps up to this one, itself included."""
-        check_kind(step)
+        step = check_kind(step)
         steps = self._tensor(step)
         if steps is None:
             return sum(step >= fires for fires in self.steps)
@@ -163,6 +175,8 @@ def check_whole(call: str, name: str, value: object, low: int) -> None:
     """
     if not isinstance(value, Tensor):
         check_int(call, name, value, low)
+        if isinstance(value, int) and value >= 2**63:
+            raise ValueError(f"{call}: expected {name} to fit int64, got {value}")
     elif value.dtype != torch.int64:
         raise TypeError(f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a tensor of {value.dtype}")
     elif value.ndim:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import passes
-from sparsefn.tree import Tree, check_like, leaves_like, paths, same_structure, structure_error
+from sparsefn.tree import Tree, check_like, leaves_like, leaves_of, opened, paths, same_structure, structure_error
 
 Step = int | Tensor
 Schedule = Callable[[Step], float | Tensor]
@@ -111,10 +111,10 @@ def everywhere(tree: Tree) -> Tree:
 
 
 def _inside(support: Tree, new: Tree, old: Tree | None = None) -> Tree:
-    masks, treedef = optree.tree_flatten(support)
+    masks, rebuild = opened(support)
     leaves = leaves_like(new, support)
     chosen = passes.zeroed(masks, leaves) if old is None else passes.either(masks, leaves, leaves_like(old, support))
-    return optree.tree_unflatten(treedef, chosen)
+    return rebuild(chosen)
 
 
 def apply_masks(tree: Tree, masks: Tree) -> Tree:
@@ -141,7 +141,7 @@ def check_masks(masks: Tree, params: Tree) -> None:
     """
     if not same_structure(masks, params):
         raise ValueError(structure_error("masks", masks, params))
-    leaves, wanted = optree.tree_leaves(masks), optree.tree_leaves(params)
+    leaves, wanted = leaves_of(masks), leaves_of(params)
     for i, (mask, leaf) in enumerate(zip(leaves, wanted, strict=True)):
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
             got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -207,9 +207,9 @@ def moved(state: State, updates: Tree) -> State:
 
     What `masked_view.put` makes of the sums, in one pass. Raises ValueError for another structure.
     """
-    old, treedef = optree.tree_flatten(state.params)
-    new = passes.moved(optree.tree_leaves(support_of(state)), old, leaves_like(updates, state.params))
-    return state._replace(params=optree.tree_unflatten(treedef, new))
+    old, rebuild = opened(state.params)
+    new = passes.moved(leaves_of(support_of(state)), old, leaves_like(updates, state.params))
+    return state._replace(params=rebuild(new))
 
 
 masked_view = TrainView(

@@ -457,3 +457,16 @@ def test_groups_that_do_not_divide_are_refused_for_each_leaf():
     algorithm = sf.config.from_config(RIGL | {"balance_in_groups": 3})
     with pytest.raises(ValueError, match=r"in_groups\(3\): expected axis 1 divisible by 3, got shape \(6, 4\) at 'v'"):
         algorithm.init({"v": torch.ones(6, 4), "w": W})
+
+
+def test_lists_may_nest_as_deep_as_they_like():
+    config = 0.5
+    for _ in range(3000):
+        config = [config]
+    assert int(sf.from_config(config).init({"w": torch.ones(4, 4)}).masks["w"].sum()) == 8
+
+
+def test_an_int_beyond_all_floats_is_refused_at_its_entry():
+    level = {"type": "cosine", "init": 0.3, "half_period": 10**400}
+    with pytest.raises(ValueError, match="config: expected half_period to fit a float, got an int of 1329 bits"):
+        sf.from_config({"algorithm": "gmp", "sparsity": level})

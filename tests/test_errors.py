@@ -89,6 +89,11 @@ TABLE = {
         ValueError,
         "expected a sparsity schedule to give numbers, got nan at step 0",
     ),
+    "schedule of words": (
+        lambda: init(sf.gmp(lambda step: "x")),
+        TypeError,
+        "expected a sparsity schedule to give numbers, got str at step 0",
+    ),
     # patterns
     "n > m": (lambda: sf.patterns.nm(5, 4), ValueError, "nm: expected n <= m, got n=5, m=4"),
     "axis not divisible": (

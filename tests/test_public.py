@@ -261,6 +261,28 @@ def test_what_is_loaded_later_is_told_to_type_checkers_and_listed() -> None:
     assert told | {"testing"} == set(done.stdout.split())
 
 
+def test_listing_and_star_import_hide_nothing_and_need_no_hypothesis() -> None:
+    script = """
+        import builtins, inspect, pydoc, sys
+        sys.modules["hypothesis"] = None
+        import sparsefn
+        names = dict(inspect.getmembers(sparsefn))
+        assert "rigl(" in pydoc.render_doc(sparsefn)
+        assert {"rigl", "set", "curvature", "shrink"} <= {*names} and "testing" not in names
+        scope = {}
+        exec("from sparsefn import *", scope)
+        assert scope["rigl"] is sparsefn.rigl
+        assert not {*scope} & {*dir(builtins)} - {"__builtins__"}
+        import sparsefn.contest
+        print(*dir(sparsefn))
+    """
+    done = subprocess.run([sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {*done.stdout.split()} == {*bound(sf)} - {"testing"} | {"__version__"}
+    assert {*sf.__all__} == {*bound(sf)} - {"set"} and sf.__all__ == sorted(sf.__all__)
+    assert {*dir(sf)} == {*bound(sf), "testing", "__version__"}
+
+
 def test_compiled_code_may_ask_for_what_is_loaded_later() -> None:
     script = """
         import torch, sparsefn as sf

@@ -383,3 +383,20 @@ def test_min_max_end_looks_at_the_step_after_a_chunk():
     peak = schedules.piecewise({0: 0.5, 2**16: 0.75, 2**16 + 1: 0.25})
     assert schedules.min_max_end(peak, 0, 2**16 + 1) == (0.25, 0.75, 0.25)
     assert schedules.min_max_end(peak, 2**16, 2**16) == (0.75, 0.75, 0.75)
+
+
+@pytest.mark.parametrize("step", [7, torch.tensor(7)])
+def test_a_wave_longer_than_half_of_all_floats(step):
+    assert float(schedules.cosine(1.0, 1e308)(step)) == 1.0
+    assert float(schedules.cosine(1.0, 1e308, 0.5)(step)) == 1.0
+
+
+@pytest.mark.parametrize("step", [1000, torch.tensor(1000)])
+def test_an_exponential_that_goes_nowhere_stays_there(step):
+    assert float(schedules.exponential(1.0, 1.0, final=1.0)(step)) == 1.0
+    assert float(schedules.exponential(0.5, 1.0, final=1.0)(step)) == -math.inf
+
+
+def test_an_int_beyond_all_floats_is_refused():
+    with pytest.raises(ValueError, match="expected half_period to fit a float, got an int of 1329 bits"):
+        schedules.cosine(0.3, 10**400)

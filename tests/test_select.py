@@ -269,3 +269,10 @@ def test_groups_along_any_axis(kind, axis, m):
     state = sf.gmp(None, pattern=pattern, pruned="keep").init({"w": x})
     magnitude = torch.stack([as_mask(order(row, range(m))[: m // 2], m) for row in rows.abs().tolist()])
     assert torch.equal(state.masks["w"], from_rows(pattern, magnitude, tuple(x.shape)))
+
+
+@pytest.mark.parametrize("pattern", [sf.patterns.out_groups(2), sf.patterns.in_groups(2)])
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0)])
+def test_one_count_a_group_of_an_empty_tensor(pattern, shape):
+    for count in (torch.tensor([1, 1]), torch.tensor(1), 0):
+        assert sf.topk_mask(torch.zeros(shape), count, pattern=pattern).shape == shape

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -166,3 +167,8 @@ def test_errors(call, error, text):
     with pytest.raises(error) as raised:
         call()
     assert str(raised.value) == text
+
+
+def test_a_float_of_numpy_is_a_float():
+    spec = sf.shorthand.Shorthand(sf.patterns.unstructured(), np.float64(0.25), False)
+    assert sf.to_shorthand(spec) == "TOPK{0.75}(U)"

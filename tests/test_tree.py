@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, namedtuple
 
+import optree
 import pytest
 import torch
 
@@ -81,16 +82,6 @@ def test_check_globs():
         tree.check_globs("where", ["a*", "A.*"], ["a.b", "d"])
 
 
-def test_concrete_values_and_hidden_ones():
-    assert (
-        tree.concrete(3) == 3 and tree.concrete(torch.tensor(2.5)) == 2.5 and tree.concrete(torch.tensor(True)) is True
-    )
-    seen = []
-    torch.func.vmap(lambda x: (seen.append(tree.concrete(x)), x)[1])(torch.ones(2))
-    torch.func.grad(lambda x: (seen.append(tree.concrete(x)), x)[1])(torch.tensor(2.0))
-    assert seen == [None, 2.0]
-
-
 def test_choose_is_lazy_where_the_truth_is_known():
     old = {"a": torch.zeros(2), "b": torch.ones(1)}
 
@@ -111,15 +102,42 @@ def test_sparse_is_read_off_shapes():
     assert not tree.is_sparse(torch.tensor(True), torch.tensor(1.0))
 
 
-def test_constant_is_the_mark_of_torch():
-    def ours(word):
-        return len(word)
+EMPTY = [
+    {"a": {}, "w": 1},
+    {"a": {"b": {}}, "w": 1},
+    {"a": [], "b": (), "w": [1, ({}, 2)]},
+    [{}, 1, [[], {"x": {}}]],
+    ((), 1),
+    Pair(1, {}),
+    OrderedDict(z={}, y=1),
+    {"o": OrderedDict(b={}, a=1), "w": None},
+    {"a": {}},
+    {},
+    1,
+]
 
-    def theirs(word):
-        return len(word)
 
-    assert vars(tree.constant(ours)) == vars(torch.compiler.assume_constant_result(theirs))
-    # Without the mark the compiler gives up on a function that it cannot trace.
-    path = tree.constant(lambda: sum(ord(c) for c in __import__("pathlib").Path("a").name))
-    compiled = torch.compile(lambda x: x + path(), backend="eager", fullgraph=True)
-    assert compiled(torch.tensor(1.0)) == 98.0
+@pytest.mark.parametrize("numbers", EMPTY, ids=str)
+def test_compiled_code_goes_through_empty_containers(numbers):
+    torch._dynamo.reset()
+    params = optree.tree_map(lambda n: torch.full((2,), float(n)), numbers)
+    seen = []
+
+    def double(params):
+        leaves, rebuild = tree.flatten(params)
+        seen.append((tree.paths(params), list(leaves)))
+        assert tree.same_structure(params, params)
+        return rebuild([2 * leaf for leaf in leaves.values()])
+
+    got = torch.compile(double, fullgraph=True, backend="eager")(params)
+    assert optree.tree_structure(got) == optree.tree_structure(params)
+    assert [leaf.tolist() for leaf in tree.leaves_of(got)] == [[2.0 * n] * 2 for n in tree.leaves_of(numbers)]
+    assert seen[0] == (tree.paths(numbers), tree.paths(numbers))
+
+
+def test_compiled_trees_keep_the_order_in_which_a_dict_was_filled():
+    params = {"b": torch.ones(1), "a": torch.zeros(1)}
+    again = torch.compile(
+        lambda params: tree.opened(params)[1](tree.leaves_of(params)), fullgraph=True, backend="eager"
+    )
+    assert list(again(params)) == ["b", "a"] and torch.equal(again(params)["b"], params["b"])

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
@@ -217,3 +218,37 @@ def test_one_graph_serves_every_member_and_step():
 def test_a_tensor_that_is_no_step_is_named(call, error, text):
     with pytest.raises(error, match=text):
         call(torch.tensor(3))
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_numpys_integers_are_steps(kind):
+    assert triggers.check_step(kind(3)) == 3 and type(triggers.check_step(kind(3))) is int
+    assert triggers.every(3)(kind(3)) is True and triggers.at([4]).count(kind(3)) == 0
+    compiled = torch.compile(lambda step: triggers.check_step(step) * 2, fullgraph=True, backend="eager")
+    result = compiled(kind(3))
+    assert result.dtype == torch.int64 and result.item() == 6
+
+
+@pytest.mark.parametrize("step", [np.float64(3), np.bool_(True)])
+def test_other_numbers_of_numpy_are_none(step):
+    with pytest.raises(TypeError, match="expected step to be an int or a 0-d int64 tensor, got (float64|bool)"):
+        triggers.check_step(step)
+
+
+@pytest.mark.parametrize("step", [2**63 - 1, 2**63, -(2**63) - 1])
+@pytest.mark.parametrize("take", [triggers.check_kind, triggers.every(3), triggers.at([1]).count])
+def test_a_step_and_the_one_after_it_fit_int64(take, step):
+    with pytest.raises(ValueError, match=f"expected a step that fits int64, as the one after it must, got {step}"):
+        take(step)
+    take(2**63 - 2)
+
+
+def test_bounds_of_triggers_fit_int64():
+    with pytest.raises(
+        ValueError, match=r"every\(n, start, stop\): expected stop to fit int64, got 18446744073709551616"
+    ):
+        triggers.every(3, stop=2**64)
+    with pytest.raises(ValueError, match=r"at\(steps\): expected every step to fit int64, got 9223372036854775808"):
+        triggers.at([2**63])
+    last = triggers.every(3, stop=2**63 - 1)
+    assert last(6) is True and last(torch.tensor(6)).item() is True

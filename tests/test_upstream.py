@@ -4,6 +4,7 @@ A test of a limit fails when upstream mends it. Then its line in docs/transforms
 """
 
 import io
+import math
 import multiprocessing
 import warnings
 from functools import partial
@@ -400,3 +401,29 @@ def test_the_old_names_work_and_warn(name):
     x = torch.tensor([0.5]) if name == "vmap" else torch.tensor(0.5)
     with warnings.catch_warnings():
         assert torch.equal(transformed(x), getattr(torch.func, name)(torch.sin)(x))
+
+
+# ---- compiled trees -------------------------------------------------------------------------------
+
+
+def test_optree_refuses_a_dict_without_tensors_in_compiled_code():
+    with refused(torch._dynamo.exc.Unsupported, "DictMetaData"):
+        compiled(lambda tree: optree.tree_leaves(tree))({"a": {}, "w": X})
+
+
+def test_the_library_goes_through_it():
+    assert torch.equal(compiled(lambda tree: sf.tree.leaves_of(tree))({"a": {}, "w": X})[0], X)
+
+
+def test_a_compiled_number_is_symbolic_where_shapes_are_dynamic():
+    dynamic = partial(compiled, dynamic=True)
+    with refused(torch._dynamo.exc.Unsupported, "non-Tensor"):
+        dynamic(lambda x: (x, math.isinf(x.shape[0] * 0.5)))(torch.ones(5))
+    with refused(torch._dynamo.exc.Unsupported, "max"):
+        dynamic(lambda x: (x, max(x.shape, default=1)))(torch.ones(5, 6))
+
+    def known(x):
+        sf.tree.fix_sizes(x)
+        return x, math.isinf(x.shape[0] * 0.5), max(x.shape, default=1)
+
+    assert dynamic(known)(torch.ones(5, 6))[1:] == (False, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 import optree
@@ -13,8 +14,9 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Sparsity, check_sparsity
+from sparsefn.compiling import concrete
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.tree import Tree, check_like, choose, concrete, flatten, is_sparse, none_paths, same_structure
+from sparsefn.tree import Tree, check_like, choose, fix_sizes, flatten, is_sparse, none_paths, same_structure
 from sparsefn.triggers import check_step, check_trigger
 from sparsefn.types import (
     Accumulated,
@@ -54,6 +56,8 @@ def level_at(level: Schedule, step: Step) -> Sparsity:
     value = level(step)
     if isinstance(value, Tensor):
         return value.clamp(0.0, 1.0)
+    if not isinstance(value, int | float | Real):
+        raise TypeError(f"expected a sparsity schedule to give numbers, got {type(value).__name__} at step {step}")
     if value != value:
         raise ValueError(f"expected a sparsity schedule to give numbers, got {value} at step {step}")
     return float(min(max(value, 0.0), 1.0))
@@ -85,6 +89,7 @@ def check_update(state: State, grads: Tree, step: Step) -> Step:
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
     if grads is not None:
         _check_grads(grads, state.params)
+    fix_sizes((state, grads))
     return check_step(step)
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn.compiling import concrete
 from sparsefn.testing import Case, Meta, Row
 from sparsefn.testing import laws_transforms as laws
-from sparsefn.tree import concrete
 
 W = torch.arange(1.0, 13.0).reshape(3, 4)
 _FACTORS = [1.0] * 8
