@@ -9,18 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsefn.elementary import vector_norm
+from sparsefn.pooling import Pooling
 from sparsefn.tree import concrete
 
 Box = tuple[int, ...]
 Reduce = str | Callable[[Tensor], Tensor]
 
-_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda x: x.mean(-1),
-    "sum": lambda x: x.sum(-1),
-    "max": lambda x: x.amax(-1),
-    "min": lambda x: x.amin(-1),
-    "l2": lambda x: vector_norm(x, 2),
+_REDUCTIONS: dict[str, Pooling] = {
+    **{name: Pooling(name) for name in ("mean", "sum", "max", "min")},
+    "l2": Pooling("norm", 2),
 }
 
 
@@ -213,7 +210,7 @@ def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
         at = _axis(name, axis, size)
         return tuple(1 if i == at else max(s, 1) for i, s in enumerate(size))
 
-    return Pattern(name, unit, _blocks(name, groups, axis), lambda x: vector_norm(x, norm))
+    return Pattern(name, unit, _blocks(name, groups, axis), Pooling("norm", norm))
 
 
 def kernel(reduce: Reduce = "mean") -> Pattern:
