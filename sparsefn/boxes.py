@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from sparsefn.arrays import array
+from sparsefn.folds import slabs
 from sparsefn.patterns import Box, Pattern
-from sparsefn.pooling import Pooling, pool, slabs, split
+from sparsefn.pooling import Pooling, pool, split
 
 Flags = TypeVar("Flags", Tensor, Tensor | None)
 
