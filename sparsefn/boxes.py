@@ -250,6 +250,6 @@ def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
 def _repeated(x: Tensor, dim: int, times: int, size: int) -> Tensor:
     if times <= 1:
         return x
-    if size % times:
-        return x.index_select(dim, torch.arange(size, device=x.device) // times)
-    return x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :]).flatten(dim, dim + 1)
+    x = x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :]).flatten(dim, dim + 1)
+    # Selected by index, inductor's vectors give garbage. A copy, as the rest would stay in memory.
+    return x.narrow(dim, 0, size).clone() if size % times else x

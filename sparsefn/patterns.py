@@ -163,9 +163,9 @@ def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = Non
             [False, False,  True]])
 
     Blocks start at index 0; those at the far borders may be partial and are reduced over the
-    elements that exist. `reduce` is "mean", "sum", "max", "min", "l2" or a callable over the last
-    dimension, applied to the scores as given, of some blocks at a time where there are many. A tensor
-    of fewer dimensions is a ValueError.
+    elements that exist. `reduce` is "mean", "sum", "max", "min", "l2", whose sums have one order everywhere,
+    or a callable over the last dimension of contiguous rows, the scores of some blocks at a time where there
+    are many: its own sums may depend on threads and compilers. A tensor of fewer dimensions is a ValueError.
 
     With `zeros`, a pruned block loses its `zeros` worst elements only (all, if it has no more); counts and
     sparsities stay those of blocks. Where no block is kept, all are pruned so:

@@ -13,6 +13,9 @@ from sparsefn.boxes import active_rows, to_rows
 from sparsefn.elementary import vector_norm
 from sparsefn.pooling import Pooling, _operator, pool, reference
 from sparsefn.scores import distance
+from sparsefn.testing.laws_dependence import order_of_sums_is_fixed
+from sparsefn.testing.meta import Meta, Row
+from sparsefn.testing.strategies import large
 
 P = sf.patterns
 KINDS = [Pooling(name) for name in ("sum", "mean", "max", "min")] + [
@@ -276,7 +279,7 @@ def test_near_ties_end_alike_in_compiled_and_exported_code():
         pairs = zip(some, leaves, strict=True)
         return [sf.topk_mask(x, to_rows(p, x).numel() // 2, pattern=p) for (p, _), x in pairs]
 
-    some = NEAR_TIES[::2]
+    some = [*NEAR_TIES[::2], (P.block((256, 1024), "sum"), permuted(2, 256 * 1000).reshape(256, 2000))]
     leaves = [x for _, x in some]
     want = all_masks(*leaves)
     compiled = torch.compile(all_masks, fullgraph=True)(*leaves)
@@ -344,3 +347,17 @@ def test_kept_units_are_found_in_every_layout():
         for layout in LAYOUTS.values():
             assert torch.equal(active_rows(pattern, layout(mask)), want)
         assert torch.equal(torch.vmap(lambda m, p=pattern: active_rows(p, m))(mask[None])[0], want)
+
+
+def test_the_law_of_near_ties_finds_sums_that_depend_on_threads():
+    def order(rows):
+        return (rows if torch.get_num_threads() == 1 else rows.flip(-1)).cumsum(-1)[:, -1]
+
+    for reduce, holds in (("sum", True), (order, False)):
+        pattern = P.block((4, 5), reduce)
+        row = Row("gmp", lambda sparsity, key, params, p=pattern: sf.gmp(sparsity, pattern=p), Meta(pattern=pattern))
+        if holds:
+            order_of_sums_is_fixed(row, large(row.meta.layout.form, 300))
+        else:
+            with pytest.raises(AssertionError, match="threads: differs at"):
+                order_of_sums_is_fixed(row, large(row.meta.layout.form, 300))
