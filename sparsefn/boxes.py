@@ -250,6 +250,13 @@ def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
 def _repeated(x: Tensor, dim: int, times: int, size: int) -> Tensor:
     if times <= 1:
         return x
-    x = x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :]).flatten(dim, dim + 1)
-    # Selected by index, inductor's vectors give garbage. A copy, as the rest would stay in memory.
-    return x.narrow(dim, 0, size).clone() if size % times else x
+    edge = size % times
+    if not edge:
+        return _spread(x, dim, times)
+    # Whole units and the last one apart: where one index serves both, inductor's vectors of bools are garbage.
+    last = _spread(x.narrow(dim, x.shape[dim] - 1, 1), dim, edge)
+    return torch.cat([_spread(x.narrow(dim, 0, x.shape[dim] - 1), dim, times), last], dim) if size > times else last
+
+
+def _spread(x: Tensor, dim: int, times: int) -> Tensor:
+    return x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :]).flatten(dim, dim + 1)

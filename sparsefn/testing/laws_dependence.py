@@ -147,8 +147,8 @@ def order_of_sums_is_fixed(row: Row, case: Case) -> None:
     def masks(params: Any, grads: Any) -> Any:
         return _final_masks(row, near._replace(params=params, grads=grads))
 
-    members: Any = optree.tree_map(lambda x: x[None], (turned.params, turned.grads))
-    batch = torch.vmap(masks)(*members)
+    members: Any = (turned.params, turned.grads)
+    batch = torch.vmap(masks)(*optree.tree_map(lambda x: x[None], members))
     assert_same("masks of a batch", want, optree.tree_map(lambda x: x[0] if x.ndim else x, batch))
 
 
