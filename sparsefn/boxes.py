@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from sparsefn.arrays import array
+from sparsefn.folds import slabs
 from sparsefn.patterns import Box, Pattern
+from sparsefn.pooling import Pooling, pool, split
 
 Flags = TypeVar("Flags", Tensor, Tensor | None)
 
 _SLAB = 1 << 18  # elements that are laid out anew at a time: few enough for a core's cache
-
-
-def _split(x: Tensor, box: Box) -> Tensor:
-    """View x, whose sizes are divisible by box, as its grid of boxes followed by the dimensions of a box."""
-    sizes = [n for size, b in zip(x.shape, box, strict=True) for n in (size // b if b else 1, b)]
-    return x.reshape(sizes).permute(*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2))
 
 
 def _boxes(x: Tensor, box: Box) -> Tensor:
@@ -31,8 +27,8 @@ def _boxes(x: Tensor, box: Box) -> Tensor:
     size = math.prod(box)
     if size and _in_line(box, x.shape):
         return x.reshape(x.numel() // size, size)
-    split = _split(x, box)
-    return split.reshape(math.prod(split.shape[: x.ndim]), size)
+    parts = split(x, box)
+    return parts.reshape(math.prod(parts.shape[: x.ndim]), size)
 
 
 def _in_line(box: Box, shape: Box) -> bool:
@@ -64,7 +60,7 @@ def _units(pattern: Pattern, shape: Box) -> Box:
     return shape if _single(box) else _grid(shape, box)
 
 
-def over_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor], dim: int = 0) -> Tensor:
+def over_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor]) -> Tensor:
     """A function of (boxes, elements) at each box of x, whose far borders may be partial boxes.
 
     >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.sum(-1))
@@ -73,62 +69,50 @@ def over_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor], dim: int = 0
     tensor([[1., 2., 1.],
             [3., 4., 2.]])
 
-    It gives a number a box, laid out as their grid, or one an element. Of a large CPU tensor it sees some boxes at
-    a time, two at least: what it says of one must not depend on the others.
+    It gives a number a box, laid out as their grid, or one an element. It gets contiguous rows, of a large CPU tensor
+    some at a time: what it says of one must not depend on the others.
     """
+    return _over_parts(x, box, partial(pool, how=fn) if isinstance(fn, Pooling) else partial(_of_whole_boxes, fn), 0)
+
+
+def _over_parts(x: Tensor, box: Box, fn: Callable[[Tensor, Box], Tensor], dim: int) -> Tensor:
+    # A function of tensors that boxes fill, at the inner part of x and at its borders.
     if dim == x.ndim:
-        return _of_whole_boxes(x, box, fn)
+        return fn(x, box)
     size, edge = x.shape[dim], x.shape[dim] % box[dim]
+    if not edge:
+        return _over_parts(x, box, fn, dim + 1)
     border = (*box[:dim], edge, *box[dim + 1 :])
-    parts = [over_boxes(x.narrow(dim, 0, size - edge), box, fn, dim + 1)] if size >= box[dim] or not size else []
-    if edge:
-        parts.append(over_boxes(x.narrow(dim, size - edge, edge), border, fn, dim + 1))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+    last = _over_parts(x.narrow(dim, size - edge, edge), border, fn, dim + 1)
+    if size < box[dim]:
+        return last
+    return torch.cat([_over_parts(x.narrow(dim, 0, size - edge), box, fn, dim + 1), last], dim)
 
 
-def _of_whole_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor]) -> Tensor:
-    seen = array(x) is not None and not x.requires_grad
-    if seen and x.numel() > _SLAB and (count := math.prod(_grid(tuple(x.shape), box))) > 1:
-        split = _split(x, box)
-        try:
-            whole = split.view(count, -1)
-        except RuntimeError:  # what `_boxes` gives is a copy
-            whole = None
-        # Strided rows stay as they are: the order of a sum depends on the layout. Others that nothing is copied for are
-        # taken apart for what a function makes of them, which costs several threads more than it gains.
-        if whole is None or (whole.is_contiguous() and (torch.get_num_threads() == 1 or x.element_size() == 2)):
-            return _by_slabs(x, box, split, fn)
-    shape, out = tuple(x.shape), fn(_boxes(x, box))
+def _of_whole_boxes(fn: Callable[[Tensor], Tensor], x: Tensor, box: Box) -> Tensor:
+    if array(x) is not None and not x.requires_grad and x.numel() > _SLAB:
+        return _by_slabs(fn, x, box)
+    shape, out = tuple(x.shape), fn(_boxes(x, box).contiguous())
     one_each = out.ndim == 1 or out.shape[1] == 1
     return out.reshape(_grid(shape, box)) if one_each else _unboxes(out, box, shape)
 
 
-def _by_slabs(x: Tensor, box: Box, split: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
-    grid, size = split.shape[: x.ndim], math.prod(box)
+def _by_slabs(fn: Callable[[Tensor], Tensor], x: Tensor, box: Box) -> Tensor:
+    parts, size = split(x, box), math.prod(box)
+    grid = parts.shape[: x.ndim]
     # Threads wait for each other after every operation, for long on a busy machine: for them slabs are few and large.
     most = _SLAB if torch.get_num_threads() == 1 else 16 * _SLAB
     result: Tensor | None = None
-    for at in _slabs(grid, max(2, most // size)):
-        slab = split[at]
+    for at in slabs(grid, max(1, most // size)):
+        slab = parts[at]
         out = fn(slab.reshape(-1, size).contiguous())
         one_each = out.ndim == 1 or out.shape[1] == 1
         if result is None:
             result = out.new_empty(grid if one_each else x.shape)
-            target = result if one_each else _split(result, box)
+            target = result if one_each else split(result, box)
         target[at] = out.reshape(target[at].shape)
     assert result is not None
     return result
-
-
-def _slabs(grid: Box, most: int) -> Iterator[tuple[slice, ...]]:
-    """Parts of a grid that cover it, of `most` cells or less, never one alone: a lone box may be summed otherwise."""
-    along = next(d for d in range(len(grid)) if grid[d] > 1 and math.prod(grid[d + 1 :]) <= most)
-    size, rest = grid[along], math.prod(grid[along + 1 :])
-    parts = min(-(-size // (most // rest)), size // 2 if rest == 1 else size)
-    ranges = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
-    for before in itertools.product(*(range(n) for n in grid[:along])):
-        for part in ranges:
-            yield (*(slice(i, i + 1) for i in before), part)
 
 
 def _single(box: Box) -> bool:
@@ -194,11 +178,12 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
     if pattern.reduce is None:
         return _boxes(x, pattern.group(tuple(x.shape)))
     shape = tuple(x.shape)
-    box, pool = pattern.unit(shape), reduce or pattern.reduce
+    box, fn = pattern.unit(shape), reduce or pattern.reduce
     short = x.dtype in (torch.float16, torch.bfloat16)  # a mean rounded to 16 bits would make ties
     if x.numel():
-        widened = (lambda rows: pool(rows.float())) if short else pool
-        x = over_boxes(x.detach(), box, widened)
+        x = over_boxes(
+            x.detach(), box, (lambda rows: fn(rows.float())) if short and not isinstance(fn, Pooling) else fn
+        )
     else:  # some reductions refuse nothing: a maximum of it does not exist
         x = x.new_zeros(_grid(shape, box), dtype=torch.float32 if short else x.dtype)
     return _boxes(x, pattern.group(tuple(x.shape)))
@@ -212,12 +197,19 @@ def active_rows(pattern: Pattern, mask: Tensor) -> Tensor:
     (tensor([[True, True]]), tensor([[ True, False]]))
     """
     lost = pattern.zeros
-    # Bools are summed: torch takes ten times as long to tell whether any of them holds.
-    return to_rows(
-        pattern,
+    if pattern.reduce is None or not mask.numel():
+        return to_rows(pattern, mask)
+    kept = _over_parts(
         mask,
-        lambda unit: unit.sum(-1, dtype=torch.int32) > (0 if lost is None else max(unit.shape[-1] - lost, 0)),
+        pattern.unit(tuple(mask.shape)),
+        lambda part, box: (
+            pool(part, box, Pooling("max"))
+            if lost is None
+            else pool(part, box, Pooling("sum")) > max(math.prod(box) - lost, 0)
+        ),
+        0,
     )
+    return _boxes(kept, pattern.group(tuple(kept.shape)))
 
 
 def allowed_rows(pattern: Pattern, like: Tensor, eligible: Flags) -> Flags:
@@ -263,6 +255,13 @@ def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
 def _repeated(x: Tensor, dim: int, times: int, size: int) -> Tensor:
     if times <= 1:
         return x
-    if size % times:
-        return x.index_select(dim, torch.arange(size, device=x.device) // times)
+    edge = size % times
+    if not edge:
+        return _spread(x, dim, times)
+    # Whole units and the last one apart: where one index serves both, inductor's vectors of bools are garbage.
+    last = _spread(x.narrow(dim, x.shape[dim] - 1, 1), dim, edge)
+    return torch.cat([_spread(x.narrow(dim, 0, x.shape[dim] - 1), dim, times), last], dim) if size > times else last
+
+
+def _spread(x: Tensor, dim: int, times: int) -> Tensor:
     return x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :]).flatten(dim, dim + 1)

@@ -15,16 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from sparsefn.numerics import Real, batch_first, floor, like, two_product, two_sum, where
+from sparsefn.numerics import Real, batch_first, floor, folded, like, two_product, two_sum, where, whole_power
+from sparsefn.slopes import EXP_MAX, EXP_MIN, SLOPES, differentiated
 
 # ln 2 in two parts; the first has 20 trailing zero bits, so k * _LN2_HI is exact for every exponent k.
 _LN2_HI = 0.6931471803691238
 _LN2_LO = 1.9082149292705877e-10
 _LOG2_E = 1.4426950408889634
 _SQRT2 = 1.4142135623730951
-_EXP_MIN, _EXP_MAX = -708.0, 709.782712893384  # below: 0, no subnormals (compiled code may flush them); above: inf
 _EXP_TAIL = tuple(1.0 / math.factorial(n) for n in range(2, 15))
 _ATANH_TAIL = tuple(2.0 / n for n in range(3, 25, 2))
 _COS = (1.0, -4.934802200544679, 4.0587121264167685, -1.3352627688545895, 0.2353306303588932, -0.02580689139001406,
@@ -32,8 +31,6 @@ _COS = (1.0, -4.934802200544679, 4.0587121264167685, -1.3352627688545895, 0.2353
 _SIN = (3.141592653589793, -5.16771278004997, 2.5501640398773455, -0.5992645293207921, 0.08214588661112823,
         -0.0073704309457143504, 0.00046630280576761255, -2.1915353447830217e-05, 7.952054001475513e-07,
         -2.2948428997269873e-08)  # fmt: skip
-
-_SLOPED = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 
 
 def _horner(coefficients: tuple[float, ...], x: Real) -> Real:
@@ -79,14 +76,14 @@ def exp(x: Real) -> Real:
 
 
 def _exp_sum(high: Real, low: Real) -> Real:
-    x = where(high > _EXP_MAX, _EXP_MAX, where(high < _EXP_MIN, _EXP_MIN, high))
+    x = where(high > EXP_MAX, EXP_MAX, where(high < EXP_MIN, EXP_MIN, high))
     k = floor(x * _LOG2_E + 0.5)
     r, low = two_sum(x - k * _LN2_HI, low - k * _LN2_LO)
     one, error = two_sum(1.0, r)
     value = one + (error + (r * r * _horner(_EXP_TAIL, r) + (low + low * r)))
     half = floor(k * 0.5)
     value = value * _power_of_two(half) * _power_of_two(k - half)
-    return where(high > _EXP_MAX, math.inf, where(high < _EXP_MIN, 0.0, value))
+    return where(high > EXP_MAX, math.inf, where(high < EXP_MIN, 0.0, value))
 
 
 def _power_of_two(k: Real) -> Real:
@@ -170,33 +167,6 @@ _FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
 }
 
 
-def _native_cospi(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
-    return torch.cos(math.pi * (x - 2.0 * torch.floor(x * 0.5)))
-
-
-def _native_exp(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
-    return torch.exp(torch.where((x > _EXP_MIN) & (x < _EXP_MAX), x, 0.0))
-
-
-def _native_log(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
-    return torch.log(torch.where((x > 0.0) & (x < math.inf), x, 1.0))
-
-
-def _native_power(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
-    tame = (x > 0.0) & (value < 1e308)
-    power = torch.pow(torch.where(tame, x, 1.0), torch.where(tame, y, 1.0))
-    return torch.where(tame, power, torch.where((x == 0.0) & (y == 1.0), x, 0.0))
-
-
-# torch's own functions, where they are finite and have a slope; elsewhere constants.
-_SLOPES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "cospi": _native_cospi,
-    "exp": _native_exp,
-    "log": _native_log,
-    "power": _native_power,
-}
-
-
 def value_of(name: str, x: Real, y: Real = 0.0) -> Real:
     """A function by name, without derivatives: for what only draws numbers, and by many.
 
@@ -213,20 +183,12 @@ def _smooth(name: str, x: Real, y: Real) -> Real:
         return value_of(name, x, y)
     a, b = like(model, x), like(model, y)
     value: Tensor = _on_tensors(name, a.detach(), b.detach())
-    if not _differentiated(a, b):
+    if not differentiated(a, b):
         return value
     # A zero that has the slopes: a backward of the operator's own would not reach forward mode. It is subtracted,
     # as -0.0 + 0.0 would be 0.0.
-    slope = _SLOPES[name](a, b, value)
+    slope = SLOPES[name](a, b, value)
     return value - (slope.detach() - slope)
-
-
-def _differentiated(*tensors: Tensor) -> bool:
-    # Whether anyone may ask for a slope. Compiled code is traced once for all who do.
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return True
-    layers = torch._C._functorch.get_interpreter_stack() or []
-    return any(layer.key() in _SLOPED for layer in layers) or any(x.requires_grad for x in tensors)
 
 
 # Opaque to the compiler: as a graph `power` takes half a minute to compile.
@@ -262,7 +224,7 @@ def sqrt(x: Tensor) -> Tensor:
     Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. Of -0.0 it is 0.0. The slope at 0
     is 0 and not inf: so are those of norms of zeros and of Adam's steps.
     """
-    if not _differentiated(x) and x.dtype != torch.float64:
+    if not differentiated(x) and x.dtype != torch.float64:
         return x.double().sqrt_().to(x.dtype).add_(0.0)  # -0.0 becomes 0.0
     zero = x == 0
     if x.dtype == torch.float64:
@@ -286,6 +248,41 @@ def vector_norm(x: Tensor, order: float) -> Tensor:
     >>> elementary.vector_norm(torch.tensor([[3.0, -4.0]]), 2)
     tensor([5.])
 
-    Any float, inf included; order 2 is the same bits in eager and compiled code.
+    Any float, inf included; the same bits everywhere (see `numerics.folded`).
     """
-    return sqrt((x * x).sum(-1)) if order == 2 else torch.linalg.vector_norm(x, order, dim=-1)
+    sizes = x.abs().movedim(-1, 0)
+    if math.isinf(order):
+        return folded(sizes, torch.maximum if order > 0 else torch.minimum)
+    return root(folded(raised(sizes, order)), order)
+
+
+def raised(x: Tensor, order: float) -> Tensor:
+    """Numbers from 0 up to the power of an order, as a norm adds them: of order 0, whether they are not 0.
+
+    >>> from sparsefn import elementary
+    >>> elementary.raised(torch.tensor([0.0, 2.0]), 3.0)
+    tensor([0., 8.])
+
+    Whole powers are products.
+    """
+    if order == 0:
+        return (x != 0).to(x.dtype)
+    return whole_power(x, int(order)) if order >= 1 and order == int(order) else _wide_power(x, order)
+
+
+def root(total: Tensor, order: float) -> Tensor:
+    """The root of some order: of a sum of powers, the norm.
+
+    >>> from sparsefn import elementary
+    >>> elementary.root(torch.tensor([8.0]), 3.0)
+    tensor([2.])
+    """
+    if order in (0, 1) or math.isinf(order):
+        return total
+    return sqrt(total) if order == 2 else _wide_power(total, 1 / order)
+
+
+def _wide_power(x: Tensor, exponent: float) -> Tensor:
+    value = power(x.double(), exponent)
+    value = torch.where(x == (0 if exponent < 0 else math.inf), math.inf, value)
+    return torch.where(x == math.inf, 0.0, value).to(x.dtype) if exponent < 0 else value.to(x.dtype)

@@ -7,7 +7,7 @@ float and a tensor have the same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -94,6 +94,38 @@ def _halves(a: Real) -> tuple[Real, Real]:
     t = a * 134217729.0  # 2^27 + 1
     high = t - (t - a)
     return high, a - high
+
+
+def whole_power(x: Any, n: int) -> Any:
+    """x to the power n >= 1, by squaring: of a float, a tensor or an array.
+
+    >>> from sparsefn import numerics
+    >>> numerics.whole_power(2.0, 5)
+    32.0
+    """
+    product = x
+    for bit in bin(n)[3:]:
+        product = product * product
+        product = product * x if bit == "1" else product
+    return product
+
+
+def folded(x: Tensor, join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> Tensor:
+    """The entries along the first dimension joined into one: the later half with the first, until one is left.
+
+    >>> from sparsefn import numerics
+    >>> numerics.folded(torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]]))
+    tensor([ 6., 60.])
+
+    The first part is the largest power of two below their number, so that of seven the last three go to the first
+    three. An order of sums that does not depend on the layout, the device or the number of threads.
+    """
+    while len(x) > 1:
+        half = 1 << (len(x) - 1).bit_length() - 1
+        rest = len(x) - half
+        joined = join(x[:rest], x[half:])
+        x = joined if rest == half else torch.cat([joined, x[rest:half]])
+    return x[0]
 
 
 def numbers(**values: Any) -> list[Real]:

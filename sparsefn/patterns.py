@@ -10,17 +10,14 @@ import torch
 from torch import Tensor
 
 from sparsefn.compiling import concrete
-from sparsefn.elementary import vector_norm
+from sparsefn.pooling import Pooling
 
 Box = tuple[int, ...]
 Reduce = str | Callable[[Tensor], Tensor]
 
-_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": lambda x: x.mean(-1),
-    "sum": lambda x: x.sum(-1),
-    "max": lambda x: x.amax(-1),
-    "min": lambda x: x.amin(-1),
-    "l2": lambda x: vector_norm(x, 2),
+_REDUCTIONS: dict[str, Pooling] = {
+    **{name: Pooling(name) for name in ("mean", "sum", "max", "min")},
+    "l2": Pooling("norm", 2),
 }
 
 
@@ -166,9 +163,9 @@ def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = Non
             [False, False,  True]])
 
     Blocks start at index 0; those at the far borders may be partial and are reduced over the
-    elements that exist. `reduce` is "mean", "sum", "max", "min", "l2" or a callable over the last
-    dimension, applied to the scores as given, of some blocks at a time where there are many. A tensor
-    of fewer dimensions is a ValueError.
+    elements that exist. `reduce` is "mean", "sum", "max", "min", "l2", whose sums have one order everywhere,
+    or a callable over the last dimension of contiguous rows, the scores of some blocks at a time where there
+    are many: its own sums may depend on threads and compilers. A tensor of fewer dimensions is a ValueError.
 
     With `zeros`, a pruned block loses its `zeros` worst elements only (all, if it has no more); counts and
     sparsities stay those of blocks. Where no block is kept, all are pruned so:
@@ -213,7 +210,7 @@ def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
         at = _axis(name, axis, size)
         return tuple(1 if i == at else max(s, 1) for i, s in enumerate(size))
 
-    return Pattern(name, unit, _blocks(name, groups, axis), lambda x: vector_norm(x, norm))
+    return Pattern(name, unit, _blocks(name, groups, axis), Pooling("norm", norm))
 
 
 def kernel(reduce: Reduce = "mean") -> Pattern:

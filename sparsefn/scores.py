@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from sparsefn import random as _random
-from sparsefn.elementary import vector_norm
+from sparsefn.pooling import Pooling
 from sparsefn.tree import Tree, is_sparse, leaves_of, map_with_path, wide
 from sparsefn.triggers import never
 from sparsefn.types import Accumulated, Score, State, Step, Trigger
 
 _PIECE = 2**22  # entries of differences at a time
+_SUM = Pooling("sum")
 
 
 def absolute(signed: Callable[..., Tree]) -> Callable[..., Tree]:
@@ -145,7 +146,7 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Cal
         size, rest = slices.shape[0], slices.shape[1:]
         flat = slices.reshape(size, math.prod(rest)).contiguous()
         if callable(norm):
-            sums = _checked_distances(norm(flat), size, path).abs().sum(-1)
+            sums = _SUM(_checked_distances(norm(flat), size, path).abs())
         else:
             sums = _distance_sums(flat, norm)
         return sums.reshape(size, *(1 for _ in rest)).expand(size, *rest).movedim(0, axis)
@@ -158,15 +159,11 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Cal
 
 
 def _distance_sums(flat: Tensor, norm: float) -> Tensor:
-    # A few slices at a time against all: every sum runs along a last dimension, so that neither the size of
-    # the piece nor the number of threads changes its bits (a product of matrices would be faster and neither).
+    # A few slices at a time against all; a product of matrices would be faster, in an order of its own.
     size, width = flat.shape
-    step = max(1, _PIECE // max(1, size * width))
-    parts = [
-        vector_norm((flat[start : start + step, None] - flat).contiguous(), norm).sum(-1)
-        for start in range(0, size, step)
-    ]
-    return torch.cat(parts) if parts else flat.sum(-1)
+    step, length = max(1, _PIECE // max(1, size * width)), Pooling("norm", norm)
+    parts = [_SUM(length(flat[start : start + step, None] - flat)) for start in range(0, size, step)]
+    return torch.cat(parts) if parts else _SUM(flat)
 
 
 def _checked_distances(matrix: Tensor, size: int, path: str) -> Tensor:
