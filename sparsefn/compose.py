@@ -11,6 +11,7 @@ import torch
 
 from sparsefn.algorithms.core import check_update, detached
 from sparsefn.algorithms.static import dense
+from sparsefn.calls import check_call
 from sparsefn.masks import intersect
 from sparsefn.tree import Tree, check_globs, check_like, flatten, glob_match, is_sparse
 from sparsefn.types import Algorithm, State, Step, Term, TrainView, Where, masked_view, support_of
@@ -239,6 +240,10 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_terms: expected an Algorithm, got {type(algorithm).__name__}")
+    for i, term in enumerate(terms):
+        if not callable(term):
+            raise TypeError(f"with_terms: expected a term such as sf.terms.l2(0.1) at position {i}, got {term!r}")
+        check_call(f"the term at position {i}", term, "state", "step")
     view = algorithm.view
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:

@@ -71,6 +71,8 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
     (with `reset_grown=False`) and scores may read momenta of pruned weights in `state.opt`. ValueError
     for an algorithm with a view of its own (latents, terms).
     """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"with_dense_gradients: expected an Algorithm, got {type(algorithm).__name__}")
     if algorithm.view is not masked_view:
         raise ValueError("with_dense_gradients: expected an algorithm that trains params, got one with its own view")
     return algorithm._replace(view=dense_view, within=None)

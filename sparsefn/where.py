@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from sparsefn.calls import check_call
 from sparsefn.tree import Tree, check_globs, flatten, glob_match
 from sparsefn.types import Where
 
@@ -46,6 +47,7 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
     """
     leaves = float_leaves(params)
     if callable(where):
+        check_call("where", where, "path", "leaf")
         chosen = {path: leaf for path, leaf in leaves.items() if leaf.ndim and where(path, leaf)}
     else:
         globs = as_globs(where)

@@ -180,7 +180,7 @@ def test_random_growth_has_an_exact_count_unless_it_is_told_otherwise():
     params = {"w": torch.randn(40, 50)}
     counts = {}
     for name, rule in (("exact", None), ("chance", R.independently)):
-        algorithm = sf.set(0.5, drop_fraction=0.4, grow_count=rule, key=sf.random.key(3))
+        algorithm = sf.set(0.5, drop_fraction=0.4, grow_count=rule, key=sf.random.key(3), when=sf.always())
         state, counts[name] = algorithm.init(params), []
         for step in range(20):
             counts[name].append(int(algorithm.update(state, params, step).masks["w"].sum()))

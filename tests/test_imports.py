@@ -19,6 +19,7 @@ ORDER = (
     "blocks",
     "passes",
     "types",
+    "calls",
     "numerics",
     "elementary",
     "threefry",

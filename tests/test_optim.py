@@ -401,7 +401,7 @@ def test_scores_see_it_inside_compositions(wrap):
 
 def test_an_optimizer_around_a_partition_may_have_a_state_of_any_form():
     for optimizer in (sf.optimizers.adam(0.1), torchopt.adam(0.1), torchopt.sgd(0.1, momentum=0.9)):
-        parts = sf.partition([("w", sf.rigl(0.5)), ("v", sf.static(0.5))])
+        parts = sf.partition([("w", sf.rigl(0.5, when=sf.always())), ("v", sf.static(0.5))])
         algorithm = sf.with_optimizer(parts, optimizer)
         state = algorithm.init(PARAMS)
         structure = optree.tree_structure(state)

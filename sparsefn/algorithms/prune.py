@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsefn.algorithms.core import Init, Memory, as_level, level_at, masked, settle, sparse_leaves
 from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, per_leaf, rounded, uniform
+from sparsefn.calls import check_call
 from sparsefn.contest import Count, totals
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.scores import check_score, magnitude
@@ -179,6 +180,7 @@ def _removal(fraction: Any, count: Any) -> Callable[[Tensor, Step], Count]:
     """How many of the active units are pruned at a step."""
     level = as_level(fraction, "fraction")
     if callable(count):
+        check_call("count", count, "fraction", "active")
         if level is None:
             raise TypeError("iterative: expected a fraction of what remains, or a count of it, got neither")
         return lambda active, step: count(level_at(level, step), active)

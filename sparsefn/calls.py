@@ -1,0 +1,72 @@
+"""How a function can be called: errors at the door for another function, or another keyword, than was meant."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from sparsefn.types import Accumulated
+
+
+def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
+    """Raise TypeError unless the function can be called with as many arguments as are named.
+
+    >>> check_call("distribution", sf.budgets.erk(), "shapes", "sparsity")
+    >>> check_call("distribution", sf.budgets.erk, "shapes", "sparsity")
+    Traceback (most recent call last):
+        ...
+    TypeError: expected distribution to be a function of (shapes, sparsity), got erk, one of (power)
+
+    A function whose signature Python does not know is not looked at, nor is any while compiling.
+    """
+    if torch.compiler.is_compiling():
+        return
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        name, own = getattr(fn, "__name__", type(fn).__name__), ", ".join(signature.parameters)
+        raise TypeError(
+            f"expected {what} to be a function of ({', '.join(arguments)}), got {name}, one of ({own})"
+        ) from None
+
+
+def check_keywords(given: Iterable[str], *makers: Callable[..., Any]) -> None:
+    """Raise TypeError for a keyword that no maker has: the first is named, and the keyword that is closest.
+
+    >>> check_keywords(["drop_fractoin"], sf.rigl, sf.drop_grow)
+    Traceback (most recent call last):
+        ...
+    TypeError: rigl() got an unexpected keyword argument 'drop_fractoin'; did you mean 'drop_fraction'?
+    """
+    if torch.compiler.is_compiling():
+        return
+    every = [p for make in makers for p in inspect.signature(make).parameters.values()]
+    known = [p.name for p in every if p.kind is p.KEYWORD_ONLY]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
+            raise TypeError(f"{makers[0].__name__}() got an unexpected keyword argument {name!r}; {hint}")
+
+
+def check_score(name: str, score: object) -> None:
+    """Raise TypeError unless it is a score: a function of (state, grads, step), or one with memory.
+
+    >>> check_score("drop", "magnitude")
+    Traceback (most recent call last):
+        ...
+    TypeError: expected drop to be a score such as sf.scores.magnitude, got 'magnitude'
+    """
+    if isinstance(score, Accumulated):
+        return
+    if not callable(score):
+        raise TypeError(f"expected {name} to be a score such as sf.scores.magnitude, got {score!r}")
+    check_call(name, score, "state", "grads", "step")
