@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
 
     A function whose signature Python does not know is not looked at, nor is any while compiling.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _takes(fn, len(arguments)):
         return
     try:
         signature = inspect.signature(fn)
@@ -38,7 +39,18 @@ def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
         ) from None
 
 
-def check_keywords(given: Iterable[str], *makers: Callable[..., Any]) -> None:
+def _takes(fn: Callable[..., Any], n: int) -> bool:
+    # Whether n arguments are surely right, seen at a glance: algorithms are made anew at every step of an ensemble.
+    fn = inspect.unwrap(fn)
+    own = fn if isinstance(fn, FunctionType) else vars(type(fn)).get("__call__")
+    if not isinstance(own, FunctionType) or own.__code__.co_kwonlyargcount:
+        return False
+    most = own.__code__.co_argcount - (own is not fn)
+    least = most - len(own.__defaults__ or ())
+    return least <= n and (n <= most or bool(own.__code__.co_flags & inspect.CO_VARARGS))
+
+
+def check_keywords(given: Iterable[str], *makers: Any) -> None:
     """Raise TypeError for a keyword that no maker has: the first is named, and the keyword that is closest.
 
     >>> check_keywords(["drop_fractoin"], sf.rigl, sf.drop_grow)
@@ -48,8 +60,8 @@ def check_keywords(given: Iterable[str], *makers: Callable[..., Any]) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    every = [p for make in makers for p in inspect.signature(make).parameters.values()]
-    known = [p.name for p in every if p.kind is p.KEYWORD_ONLY]
+    codes = [make.__code__ for make in makers]
+    known = [name for c in codes for name in c.co_varnames[c.co_argcount : c.co_argcount + c.co_kwonlyargcount]]
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)

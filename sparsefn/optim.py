@@ -94,6 +94,13 @@ def with_optimizer(
     >>> algorithm.update(state, {"w": torch.ones(1, 2)}, 0).params
     {'w': tensor([[0.0000, 1.5000]])}
 
+    SNIP prunes by weights times gradients: `skip` leaves out the step that would move the weights before.
+
+    >>> snip = sf.with_optimizer(sf.one_shot(0.5, sf.scores.saliency), sf.optimizers.sgd(9.0), skip=sf.at([0]))
+    >>> state = snip.init({"w": torch.tensor([[1.0, 2.0]])})
+    >>> snip.update(state, {"w": torch.tensor([[3.0, 1.0]])}, 0).params
+    {'w': tensor([[1., 0.]])}
+
     Order in one update: gradient terms -> optimizer (not when `skip` fires) -> masks -> moments. So
     drop scores see the stepped weights and grow scores the gradient of the same step. Moments are zero
     outside the view's support (`mask_moments`) and start from zero where it turns on again or where the

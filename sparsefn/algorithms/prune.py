@@ -106,7 +106,9 @@ def one_shot(
     >>> algorithm.update(state, {"w": torch.tensor([[0.1, -0.4, 1.0, -0.05]])}, 0).masks
     {'w': tensor([[False,  True,  True, False]])}
 
-    With saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340.
+    With saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340. Inside `with_optimizer` masks follow
+    the optimizer's step, and such a score would multiply stepped weights by the gradient of those before: leave
+    that one step out, `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
     """
     return gmp(
         sparsity,
