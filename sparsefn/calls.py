@@ -14,7 +14,7 @@ from sparsefn.types import Accumulated
 
 
 def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
-    """Raise TypeError unless the function can be called with as many arguments as are named.
+    """Raise TypeError unless it is a function that can be called with as many arguments as are named.
 
     >>> check_call("distribution", sf.budgets.erk(), "shapes", "sparsity")
     >>> check_call("distribution", sf.budgets.erk, "shapes", "sparsity")
@@ -26,6 +26,9 @@ def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
     """
     if torch.compiler.is_compiling() or _takes(fn, len(arguments)):
         return
+    wanted = f"expected {what} to be a function of ({', '.join(arguments)})"
+    if not callable(fn):
+        raise TypeError(f"{wanted}, got {fn!r}")
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # written in C
@@ -34,9 +37,7 @@ def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
         signature.bind(*arguments)
     except TypeError:
         name, own = getattr(fn, "__name__", type(fn).__name__), ", ".join(signature.parameters)
-        raise TypeError(
-            f"expected {what} to be a function of ({', '.join(arguments)}), got {name}, one of ({own})"
-        ) from None
+        raise TypeError(f"{wanted}, got {name}, one of ({own})") from None
 
 
 def _takes(fn: Callable[..., Any], n: int) -> bool:

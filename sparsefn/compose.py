@@ -241,8 +241,6 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_terms: expected an Algorithm, got {type(algorithm).__name__}")
     for i, term in enumerate(terms):
-        if not callable(term):
-            raise TypeError(f"with_terms: expected a term such as sf.terms.l2(0.1) at position {i}, got {term!r}")
         check_call(f"the term at position {i}", term, "state", "step")
     view = algorithm.view
 

@@ -68,6 +68,18 @@ WRONG = {
         lambda: sf.rigl(0.5, redistribute=lambda n: n),
         "expected redistribute to be a function of (scores, before, after), got <lambda>, one of (n)",
     ),
+    "no function": (
+        lambda: sf.rigl(0.5, count=3),
+        "expected count to be a function of (fraction, active), got 3",
+    ),
+    "grown values": (
+        lambda: sf.rigl(0.5, grown="zeros"),
+        "expected grown to be a function of (state, grown, step), got 'zeros'",
+    ),
+    "a name as a link": (
+        lambda: sf.supermask(0.5, link="abs"),
+        "expected link to be a function of (score), got 'abs'",
+    ),
     "term": (
         lambda: sf.with_terms(sf.dense(), sf.terms.l2),
         "expected the term at position 0 to be a function of (state, step), got l2, one of (",

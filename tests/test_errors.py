@@ -138,7 +138,7 @@ TABLE = {
     "a number as a term": (
         lambda: sf.with_terms(sf.dense(), 0.1),
         TypeError,
-        "with_terms: expected a term such as sf.terms.l2(0.1) at position 0, got 0.1",
+        "expected the term at position 0 to be a function of (state, step), got 0.1",
     ),
     "effective weights of a dict": (
         lambda: sf.effective(PARAMS),
