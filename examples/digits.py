@@ -94,15 +94,11 @@ def method(name: str, sparsity: float, distribution: str, steps: int) -> Callabl
     every = max(1, steps // 50)
     stop = 3 * steps // 4 // every * every  # the last quarter trains a fixed mask
     budget = DISTRIBUTIONS[distribution]
-    moves: dict[str, Any] = {
-        "when": sf.every(every, start=every, stop=stop),
-        "drop_fraction": sf.schedules.cosine_decay(0.3, stop),
-    }
     cubic = sf.schedules.polynomial(0.0, sparsity, begin=0, end=stop)
     return {
         "static": lambda key: sf.static(sparsity, distribution=budget, key=key),
-        "set": lambda key: sf.set(sparsity, distribution=budget, key=key, **moves),
-        "rigl": lambda key: sf.rigl(sparsity, distribution=budget, key=key, **moves),
+        "set": lambda key: sf.set(sparsity, steps=steps, distribution=budget, key=key),
+        "rigl": lambda key: sf.rigl(sparsity, steps=steps, distribution=budget, key=key),
         "gmp": lambda key: sf.gmp(cubic, when=sf.every(every, stop=stop + 1), distribution=budget, key=key),
     }[name]
 

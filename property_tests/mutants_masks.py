@@ -162,7 +162,7 @@ MASKS = [
         "masks are made anew between triggers",
         "nothing_happens_between_triggers",
         "rigl even magnitude",
-        lambda s, key, _: sf.rigl(s, init="magnitude", drop_fraction=0.5),
+        lambda s, key, _: sf.rigl(s, init="magnitude", drop_fraction=0.5, when=sf.always()),
     ),
     mutant(
         "an idle step copies the masks",

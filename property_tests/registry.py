@@ -356,7 +356,7 @@ ROWS = [
     Row("rigl nm", lambda s, key, _: sf.rigl(0.5, key=key, pattern=NM.pattern, **swap), SWAP._replace(**FIXED)),
     Row(
         "rigl from dense",
-        lambda s, key, _: sf.rigl(ramp(s), init="dense", drop_fraction=0.6),
+        lambda s, key, _: sf.rigl(ramp(s), init="dense", drop_fraction=0.6, when=ALWAYS),
         SWAP._replace(
             level=ramp, start="dense", fraction=lambda step: 0.6, stochastic=False, permutes=True, conserves_count=False
         ),
@@ -472,7 +472,9 @@ ROWS = [
     ),
     Row(
         "phases to rigl",
-        lambda s, key, _: sf.phases([(0, sf.gmp(ramp(s), when=EVEN)), (2, sf.rigl(s, key=key, drop_fraction=0.5))]),
+        lambda s, key, _: sf.phases(
+            [(0, sf.gmp(ramp(s), when=EVEN)), (2, sf.rigl(s, key=key, when=ALWAYS, drop_fraction=0.5))]
+        ),
         PRUNE._replace(
             when=ALWAYS,
             exact_count=False,

@@ -112,7 +112,7 @@ def with_term(make: object) -> object:
 
 def soft(v: torch.Tensor) -> sf.Algorithm:
     soft = sf.reparam.soft_threshold(lambda s: v * torch.sigmoid(s), init=0.5)
-    return sf.with_optimizer(sf.reparametrised(soft, sf.set(0.5)), sf.optimizers.adam(0.1))
+    return sf.with_optimizer(sf.reparametrised(soft, sf.set(0.5, when=sf.always())), sf.optimizers.adam(0.1))
 
 
 # What a run is made of, as a function of one number.
@@ -167,8 +167,12 @@ COUNTED: dict[str, object] = {
     "sparsity by a schedule": lambda v: sf.with_optimizer(
         sf.gmp(S.polynomial(0.1, v, begin=0, end=4)), sf.optimizers.sgd(0.1)
     ),
-    "drop fraction": lambda v: sf.with_optimizer(sf.rigl(0.5, drop_fraction=v), sf.optimizers.adam(0.1)),
-    "erk": lambda v: sf.with_optimizer(sf.rigl(v, distribution=sf.budgets.erk()), sf.optimizers.sgd(0.1)),
+    "drop fraction": lambda v: sf.with_optimizer(
+        sf.rigl(0.5, drop_fraction=v, when=sf.always()), sf.optimizers.adam(0.1)
+    ),
+    "erk": lambda v: sf.with_optimizer(
+        sf.rigl(v, distribution=sf.budgets.erk(), when=sf.always()), sf.optimizers.sgd(0.1)
+    ),
 }
 
 

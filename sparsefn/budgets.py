@@ -35,14 +35,17 @@ def check_sparsity(sparsity: Sparsity, what: str = "sparsity") -> Sparsity:
             got = f"{sparsity.dtype} of shape {tuple(sparsity.shape)}"
             raise TypeError(f"expected {what} to be a 0-d floating-point tensor, got {got}")
         return sparsity
+    percent = isinstance(sparsity, int | float) and 1 < sparsity <= 100
+    hint = f"; {sparsity} per cent is written {sparsity / 100}" if percent else ""
     if isinstance(sparsity, int):
-        hint = "" if isinstance(sparsity, bool) else f"; a fraction is written {float(sparsity)}"
+        if sparsity in (0, 1) and not isinstance(sparsity, bool):
+            hint = f"; a fraction is written {float(sparsity)}"
         kind = type(sparsity).__name__
         raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
     if not isinstance(sparsity, float):
         raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}")
     if not 0.0 <= sparsity <= 1.0:
-        raise ValueError(f"expected {what} in [0, 1], got {sparsity}")
+        raise ValueError(f"expected {what} in [0, 1], got {sparsity}{hint}")
     return sparsity
 
 

@@ -12,6 +12,7 @@ import torch
 
 from sparsefn.algorithms.core import check_update
 from sparsefn.algorithms.static import dense
+from sparsefn.calls import check_call
 from sparsefn.masks import intersect
 from sparsefn.tree import Tree, check_like, flatten, is_sparse, wide
 from sparsefn.types import Algorithm, State, Step, Term, TrainView, Where, has_own_support, masked_view, support_of
@@ -238,6 +239,8 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_terms: expected an Algorithm, got {type(algorithm).__name__}")
+    for i, term in enumerate(terms):
+        check_call(f"the term at position {i}", term, "state", "step")
     view = algorithm.view
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:

@@ -54,6 +54,8 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
     (with `reset_grown=False`) and scores may read momenta of pruned weights in `state.opt`. ValueError
     for an algorithm with a view of its own (latents, terms).
     """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"with_dense_gradients: expected an Algorithm, got {type(algorithm).__name__}")
     if algorithm.view is not masked_view:
         raise ValueError("with_dense_gradients: expected an algorithm that trains params, got one with its own view")
     return algorithm._replace(view=dense_view, within=None)
@@ -74,6 +76,13 @@ def with_optimizer(
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
     >>> algorithm.update(state, {"w": torch.ones(1, 2)}, 0).params
     {'w': tensor([[0.0000, 1.5000]])}
+
+    SNIP prunes by weights times gradients: `skip` leaves out the step that would move the weights before.
+
+    >>> snip = sf.with_optimizer(sf.one_shot(0.5, sf.scores.saliency), sf.optimizers.sgd(9.0), skip=sf.at([0]))
+    >>> state = snip.init({"w": torch.tensor([[1.0, 2.0]])})
+    >>> snip.update(state, {"w": torch.tensor([[3.0, 1.0]])}, 0).params
+    {'w': tensor([[1., 0.]])}
 
     Order in one update: gradient terms -> optimizer (not when `skip` fires) -> masks -> moments. So
     drop scores see the stepped weights and grow scores the gradient of the same step. Moments are zero

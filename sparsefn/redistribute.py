@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.budgets import rounded_down
+from sparsefn.calls import check_call
 from sparsefn.scores import check_score
 from sparsefn.shares import Counts, apportion
 from sparsefn.types import Score
@@ -60,6 +61,7 @@ def check_redistribute(redistribute: object) -> Redistribute:
             "expected redistribute to be a function such as sf.redistribute.mean_active, or a Redistribute, "
             f"got {plan.share!r}"
         )
+    check_call("redistribute", plan.share, "scores", "before", "after")
     if plan.score is not None:
         check_score("the score of redistribute", plan.score)
     if plan.rate is not None and not callable(plan.rate):

@@ -8,24 +8,33 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn import random as _random
+from sparsefn.calls import check_score as check_score
 from sparsefn.pooling import Pooling
 from sparsefn.tree import Tree, is_sparse, leaves_of, map_with_path, wide
 from sparsefn.triggers import never
 from sparsefn.types import Accumulated, Score, State, Step, Trigger
 
+Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
+
 _PIECE = 2**22  # entries of differences at a time
 _SUM = Pooling("sum")
 
 
-def absolute(signed: Callable[..., Tree]) -> Callable[..., Tree]:
-    """A score that is the absolute value of what a function gives: selection reads that, and stores no copy of it.
+def _plain(score: object) -> Any:
+    if isinstance(score, Accumulated) or not callable(score):
+        raise TypeError(f"expected a score function of (state, grads, step), got {type(score).__name__}")
+    return score
+
+
+def absolute(signed: Signed) -> Signed:
+    """A score that is the absolute value of what another gives: selection reads that, and stores no copy of it.
 
     >>> @sf.scores.absolute
     ... def drift(state, grads, step):
@@ -33,15 +42,19 @@ def absolute(signed: Callable[..., Tree]) -> Callable[..., Tree]:
     >>> drift(sf.State((), (), opt={"w": torch.tensor([-2.0, 1.0])}), (), 0)
     {'w': tensor([2., 1.])}
 
-    A decorator of a Score, or of the `value` of an Accumulated one; `signed` of the result is the function.
+    A decorator of a Score, with memory or without, and of the `value` of one with memory; `signed` of the result
+    is the function. Raises TypeError for what is no score.
     """
+    if isinstance(signed, Accumulated):
+        return signed._replace(value=absolute(signed.value))
+    _plain(signed)
 
     @functools.wraps(signed)
     def score(*args: Any) -> Tree:
         return optree.tree_map(torch.abs, signed(*args))
 
     score.signed = signed  # type: ignore[attr-defined]
-    return score
+    return score  # type: ignore[return-value]
 
 
 @absolute
@@ -172,26 +185,8 @@ def _checked_distances(matrix: Tensor, size: int, path: str) -> Tensor:
     return matrix
 
 
-def check_score(name: str, score: object) -> None:
-    """Raise TypeError unless it is a score: a function of (state, grads, step), or one with memory.
-
-    >>> sf.scores.check_score("drop", "magnitude")
-    Traceback (most recent call last):
-        ...
-    TypeError: expected drop to be a score such as sf.scores.magnitude, got 'magnitude'
-    """
-    if not callable(score) and not isinstance(score, Accumulated):
-        raise TypeError(f"expected {name} to be a score such as sf.scores.magnitude, got {score!r}")
-
-
 def _zeros(params: Tree) -> Tree:
     return optree.tree_map(lambda leaf: torch.zeros_like(wide(leaf)), params)  # 16-bit sums would stop growing
-
-
-def _plain(score: Score) -> Any:
-    if isinstance(score, Accumulated) or not callable(score):
-        raise TypeError(f"expected a score function of (state, grads, step), got {type(score).__name__}")
-    return score
 
 
 def _blend(decay: float, memory: Tree, new: Tree) -> Tree:

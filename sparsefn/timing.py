@@ -54,7 +54,7 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     """The state passes through: each update runs all of them in order, so a later one may regrow.
 
     >>> prune = sf.gmp(sf.schedules.piecewise({0: 0.0, 1: 0.5}), init="dense")
-    >>> regrow = sf.rigl("current", drop_fraction=0.5)
+    >>> regrow = sf.rigl("current", drop_fraction=0.5, when=sf.always())
     >>> algorithm = sf.sequence(prune, regrow)
     >>> state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 1).masks

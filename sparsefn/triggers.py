@@ -9,6 +9,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from sparsefn.calls import check_call
 from sparsefn.types import Step
 
 
@@ -70,6 +71,7 @@ def check_trigger(name: str, trigger: object) -> None:
     """
     if not callable(trigger):
         raise TypeError(f"expected {name} to be a trigger such as every(100) or at([0]), got {trigger!r}")
+    check_call(name, trigger, "step")
 
 
 def _most(value: Step, most: Step) -> Step:

@@ -156,7 +156,11 @@ def effective(state: State) -> Tree:
 
     >>> effective(State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])}))
     {'w': tensor([1., 0.])}
+
+    Raises TypeError for what is no State.
     """
+    if not isinstance(state, State):
+        raise TypeError(f"effective: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")
     return apply_masks(state.params, state.masks)
 
 

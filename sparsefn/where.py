@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from sparsefn.calls import check_call
 from sparsefn.tree import Tree, check_globs, flatten, glob_match
 from sparsefn.types import Where
 
@@ -61,6 +62,7 @@ def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Te
     Raises ValueError for a glob that matches no path, TypeError for another kind of `where`.
     """
     if callable(where):
+        check_call(what, where, "path", "leaf")
         return {path: leaf for path, leaf in leaves.items() if where(path, leaf)}
     globs = as_globs(where)
     check_globs(what, globs, list(leaves))

@@ -100,8 +100,8 @@ def test_a_global_budget_inside_a_part_sees_its_leaves_alone():
 def test_latents_train_in_one_part_and_weights_in_another():
     optimizer = sf.optimizers.sgd(0.1, momentum=0.9, weight_decay=0.05)
     power = sf.reparametrised(sf.reparam.power(2.0))
-    state = run(sf.with_optimizer(sf.partition([("a", power), ("b", sf.rigl(0.5))]), optimizer))
-    for path, algorithm in (("a", power), ("b", sf.rigl(0.5))):
+    state = run(sf.with_optimizer(sf.partition([("a", power), ("b", sf.rigl(0.5, when=sf.always()))]), optimizer))
+    for path, algorithm in (("a", power), ("b", sf.rigl(0.5, when=sf.always()))):
         alone = run(sf.with_optimizer(algorithm, optimizer), params={path: RANDOM[path]})
         assert torch.equal(state.params[path], alone.params[path])
         assert torch.equal(state.masks[path], alone.masks[path])
@@ -150,7 +150,7 @@ def test_where_fewer_are_left_than_asked_for_all_of_them_stay():
 
 def test_random_growth_in_a_chain_stays_inside_the_first_mask():
     rows = sf.static(0.5, pattern=sf.patterns.channel(0), key=sf.random.key(1))
-    algorithm = sf.chain(rows, sf.set(0.75, drop_fraction=0.5, key=sf.random.key(2)))
+    algorithm = sf.chain(rows, sf.set(0.75, drop_fraction=0.5, key=sf.random.key(2), when=sf.always()))
     params = {"w": torch.randn(8, 8)}
     state = algorithm.init(params)
     allowed, seen = rows.init(params).masks["w"], set()

@@ -77,8 +77,13 @@ def test_rigl(name, word):
 
 def test_set():
     config = {"algorithm": "SET", "sparsity": 0.75, "drop_fraction": 0.2}
-    same(sf.config.from_config(config, key=KEY), sf.set(0.75, drop_fraction=0.2, init="random", key=KEY))
-    same(sf.config.from_config({"algorithm": "set", "sparsity": 0.75}), sf.set(0.75, drop_fraction=0.3))
+    same(
+        sf.config.from_config(config, key=KEY),
+        sf.set(0.75, drop_fraction=0.2, init="random", key=KEY, when=sf.always()),
+    )
+    same(
+        sf.config.from_config({"algorithm": "set", "sparsity": 0.75}), sf.set(0.75, drop_fraction=0.3, when=sf.always())
+    )
 
 
 def test_gmp():
@@ -95,7 +100,7 @@ def test_balance_groups(name, pattern):
     other = ({"balance_in_groups", "balance_out_groups"} - {name}).pop()
     groups = 3 if "in" in name.split("_") else 2
     config = {"algorithm": "rigl", "sparsity": 0.75, "init_method": "topk", name: groups, other: None}
-    same(sf.config.from_config(config), sf.rigl(0.75, init="magnitude", pattern=pattern))
+    same(sf.config.from_config(config), sf.rigl(0.75, init="magnitude", pattern=pattern, when=sf.always()))
     state = sf.config.from_config(config).init({"w": W})
     rows = state.masks["w"].unflatten(1 if groups == 3 else 0, (groups, -1))
     assert rows.sum((0, 2) if groups == 3 else (1, 2)).tolist() == [24 // groups] * groups

@@ -137,7 +137,7 @@ def gradual(final, power=3):
 
 
 def decayed(steps):
-    return sgd(sf.rigl(0.5, drop_fraction=sf.schedules.cosine_decay(0.4, steps), key=KEYS[0]))
+    return sgd(sf.rigl(0.5, drop_fraction=sf.schedules.cosine_decay(0.4, steps), key=KEYS[0], when=sf.always()))
 
 
 def cycled(low, n):
@@ -147,20 +147,26 @@ def cycled(low, n):
 
 # How an algorithm comes of one member's numbers, and the numbers: one tuple a member.
 MEMBERS = {
-    "seed": (lambda key: sgd(sf.set(0.75, key=key)), [(key,) for key in KEYS]),
+    "seed": (lambda key: sgd(sf.set(0.75, key=key, when=sf.always())), [(key,) for key in KEYS]),
     "sparsity of static": (lambda s: sgd(sf.static(s, key=KEYS[0])), [(0.0,), (0.5,), (0.9,), (1.0,)]),
-    "sparsity of rigl": (lambda s: sgd(sf.rigl(s, key=KEYS[0])), [(0.25,), (0.5,), (0.9,)]),
-    "sparsity of snfs": (lambda s: sgd(sf.snfs(s, key=KEYS[0])), [(0.25,), (0.5,), (0.9,)]),
+    "sparsity of rigl": (lambda s: sgd(sf.rigl(s, key=KEYS[0], when=sf.always())), [(0.25,), (0.5,), (0.9,)]),
+    "sparsity of snfs": (lambda s: sgd(sf.snfs(s, key=KEYS[0], when=sf.always())), [(0.25,), (0.5,), (0.9,)]),
     "sparsity by global_": (
-        lambda s: sgd(sf.rigl(s, distribution=sf.budgets.global_(), key=KEYS[0])),
+        lambda s: sgd(sf.rigl(s, distribution=sf.budgets.global_(), key=KEYS[0], when=sf.always())),
         [(0.25,), (0.5,), (0.9,)],
     ),
     "sparsity of rows": (
-        lambda s: sgd(sf.rigl(s, pattern=sf.patterns.row_balanced(), key=KEYS[0])),
+        lambda s: sgd(sf.rigl(s, pattern=sf.patterns.row_balanced(), key=KEYS[0], when=sf.always())),
         [(0.25,), (0.5,), (0.9,)],
     ),
-    "drop fraction": (lambda f: sgd(sf.rigl(0.5, drop_fraction=f, key=KEYS[0])), [(0.0,), (0.1,), (0.5,), (1.0,)]),
-    "seed and sparsity": (lambda key, s: sgd(sf.set(s, key=key)), [(KEYS[0], 0.5), (KEYS[1], 0.9), (KEYS[2], 0.75)]),
+    "drop fraction": (
+        lambda f: sgd(sf.rigl(0.5, drop_fraction=f, key=KEYS[0], when=sf.always())),
+        [(0.0,), (0.1,), (0.5,), (1.0,)],
+    ),
+    "seed and sparsity": (
+        lambda key, s: sgd(sf.set(s, key=key, when=sf.always())),
+        [(KEYS[0], 0.5), (KEYS[1], 0.9), (KEYS[2], 0.75)],
+    ),
     "end of a schedule": (gradual, [(0.5,), (0.75,), (0.95,)]),
     "end and power of a schedule": (gradual, [(0.5, 1.0), (0.75, 3.0), (0.95, 2.0)]),
     "length of a schedule": (decayed, [(4.0,), (8.0,), (11.0,)]),
@@ -177,24 +183,26 @@ MEMBERS = {
     "listed steps": (lambda a, b: sgd(sf.set(0.75, when=sf.at([a, b]), key=KEYS[0])), [(0, 3), (7, 7), (50, 11)]),
     "when pruned": (lambda step: sgd(sf.one_shot(0.75, when=sf.at([step]))), [(0,), (5,), (11,), (12,)]),
     "skipped steps": (
-        lambda n: sf.with_optimizer(sf.set(0.75, key=KEYS[0]), O.adam(0.1), skip=sf.every(n, start=1)),
+        lambda n: sf.with_optimizer(
+            sf.set(0.75, key=KEYS[0], when=sf.always()), O.adam(0.1), skip=sf.every(n, start=1)
+        ),
         [(1,), (2,), (5,)],
     ),
     "reset steps": (
-        lambda n: sf.with_optimizer(sf.set(0.75, key=KEYS[0]), O.adam(0.1), reset=sf.every(n)),
+        lambda n: sf.with_optimizer(sf.set(0.75, key=KEYS[0], when=sf.always()), O.adam(0.1), reset=sf.every(n)),
         [(1,), (4,), (50,)],
     ),
     "rate of sgd": (
-        lambda lr: sf.with_optimizer(sf.set(0.75, key=KEYS[0]), O.sgd(lr, momentum=0.5)),
+        lambda lr: sf.with_optimizer(sf.set(0.75, key=KEYS[0], when=sf.always()), O.sgd(lr, momentum=0.5)),
         [(0.0,), (0.0625,), (0.1,)],
     ),
     "rate of adam": (
-        lambda lr: sf.with_optimizer(sf.set(0.75, key=KEYS[0]), O.adam(lr)),
+        lambda lr: sf.with_optimizer(sf.set(0.75, key=KEYS[0], when=sf.always()), O.adam(lr)),
         [(0.001,), (0.0625,), (0.1,)],
     ),
     "rate of adamw on a schedule": (
         lambda lr: sf.with_optimizer(
-            sf.set(0.75, key=KEYS[0]), O.adamw(sf.schedules.linear_decay(lr, 9.0), weight_decay=0.25)
+            sf.set(0.75, key=KEYS[0], when=sf.always()), O.adamw(sf.schedules.linear_decay(lr, 9.0), weight_decay=0.25)
         ),
         [(0.001,), (0.0625,), (0.1,)],
     ),
@@ -202,7 +210,7 @@ MEMBERS = {
     "count of iterative": (lambda n: sgd(sf.iterative(count=n, when=sf.every(5))), [(0,), (1,), (15,)]),
     "count of n:m, fixed": (lambda n: sgd(sf.static(None, pattern=sf.patterns.nm(n, 4))), [(0,), (1,), (3,), (4,)]),
     "count of n:m, moving": (
-        lambda n: sgd(sf.rigl(None, pattern=sf.patterns.nm(n, 4), key=KEYS[0])),
+        lambda n: sgd(sf.rigl(None, pattern=sf.patterns.nm(n, 4), key=KEYS[0], when=sf.always())),
         [(0,), (1,), (2,), (4,)],
     ),
     "count of n:m, straight through": (lambda n: sgd(sf.ste(None, pattern=sf.patterns.nm(n, 4))), [(1,), (2,), (3,)]),

@@ -78,12 +78,78 @@ TABLE = {
         TypeError,
         "expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got None",
     ),
-    "drop_fraction None": (
-        lambda: sf.rigl(0.5, drop_fraction=None),
+    "per cent": (
+        lambda: sf.rigl(90),
         TypeError,
-        "expected drop_fraction to be a float in [0, 1], a schedule or a 0-d tensor, got None",
+        "expected sparsity to be a float in [0, 1], got the int 90; 90 per cent is written 0.9",
     ),
-    "static None": (lambda: init(sf.static(None)), ValueError, "init='random' needs a sparsity, got None"),
+    "per cent as a float": (
+        lambda: sf.set(0.5, drop_fraction=30.0),
+        ValueError,
+        "expected drop_fraction in [0, 1], got 30.0; 30.0 per cent is written 0.3",
+    ),
+    "an int beyond all": (
+        lambda: sf.static(1000),
+        TypeError,
+        "expected sparsity to be a float in [0, 1], got the int 1000",
+    ),
+    "a schedule of schedules": (
+        lambda: init(sf.gmp(sf.schedules.constant)),
+        TypeError,
+        "expected a sparsity schedule to give numbers, got function at step 0",
+    ),
+    "steps of 0": (lambda: sf.rigl(0.5, steps=0), ValueError, "drop_grow: expected steps >= 1, got 0"),
+    "steps of a float": (
+        lambda: sf.set(0.5, steps=1e4),
+        TypeError,
+        "drop_grow: expected steps to be an int, got float",
+    ),
+    "steps of nothing": (
+        lambda: sf.snfs(0.5, steps=1000, when=sf.every(10), drop_fraction=0.3),
+        ValueError,
+        "expected steps, or both when and drop_fraction, got all three: steps would say nothing",
+    ),
+    "static None": (
+        lambda: init(sf.static(None)),
+        ValueError,
+        "init='random' needs a sparsity, got None; init may be an algorithm that has one",
+    ),
+    "iterative at random": (
+        lambda: init(sf.iterative(0.2, init="random")),
+        ValueError,
+        "init='random' needs a sparsity, got None; init may be an algorithm that has one",
+    ),
+    "a sparsity for latents": (
+        lambda: sf.reparametrised(0.8),
+        TypeError,
+        "reparametrised: expected a Reparametrisation such as sf.reparam.power(2.0), got 0.8; a sparsity belongs to "
+        "inner, as in reparametrised(sf.reparam.power(2.0), sf.static(0.9))",
+    ),
+    "a sparsity for inner": (
+        lambda: sf.reparametrised(sf.reparam.power(2.0), 0.8),
+        TypeError,
+        "reparametrised: expected inner to be an Algorithm, got float",
+    ),
+    "dense gradients of an optimizer": (
+        lambda: sf.with_dense_gradients(sf.optimizers.sgd(0.1)),
+        TypeError,
+        "with_dense_gradients: expected an Algorithm, got MaskedOptimizer",
+    ),
+    "a number as a term": (
+        lambda: sf.with_terms(sf.dense(), 0.1),
+        TypeError,
+        "expected the term at position 0 to be a function of (state, step), got 0.1",
+    ),
+    "effective weights of a dict": (
+        lambda: sf.effective(PARAMS),
+        TypeError,
+        "effective: expected a State, as algorithm.init(params) gives it, got dict",
+    ),
+    "absolute of a name": (
+        lambda: sf.scores.absolute("magnitude"),
+        TypeError,
+        "expected a score function of (state, grads, step), got str",
+    ),
     "schedule of nan": (
         lambda: init(sf.gmp(lambda step: NAN)),
         ValueError,
@@ -182,8 +248,8 @@ TABLE = {
     "unknown init": (
         lambda: init(sf.static(0.5, init="ones")),
         ValueError,
-        "expected init to be 'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', a function of "
-        "params or a masks tree, got 'ones'",
+        "expected init to be 'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', an "
+        "algorithm, a function of params or a masks tree, got 'ones'",
     ),
     "unknown pruned": (
         lambda: sf.rigl(0.5, pruned="freeze"),

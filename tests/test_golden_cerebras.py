@@ -58,6 +58,14 @@ def test_topk_counts_round_half_even_here():
     assert counts == [10, 9, 8, 7, 5, 4, 3, 2, 2, 1, 0, 0, 0]
 
 
+def test_counts_differ_by_one_at_most_up_to_two_to_the_24():
+    draws = [int(x) for x in sf.random.bits(sf.random.key(0), (4000,)) & (2**24 - 1)]
+    for i, n in enumerate(draws):
+        sparsity = i / len(draws)
+        assert abs(truncated(sparsity, n) - sf.budgets.n_kept(n, sparsity)) <= 1
+    assert (truncated(0.6, 10**9), sf.budgets.n_kept(10**9, 0.6)) == (399_999_968, 400_000_000)
+
+
 @every("make_mask_drop_minimum")
 def test_drop(case):
     pattern, score, mask = pattern_of(case), case.inputs["score"], case.inputs["mask"]

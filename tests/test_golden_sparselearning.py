@@ -180,7 +180,7 @@ def test_random_growth_has_an_exact_count_unless_it_is_told_otherwise():
     params = {"w": torch.randn(40, 50)}
     counts = {}
     for name, rule in (("exact", None), ("chance", R.independently)):
-        algorithm = sf.set(0.5, drop_fraction=0.4, grow_count=rule, key=sf.random.key(3))
+        algorithm = sf.set(0.5, drop_fraction=0.4, grow_count=rule, key=sf.random.key(3), when=sf.always())
         state, counts[name] = algorithm.init(params), []
         for step in range(20):
             counts[name].append(int(algorithm.update(state, params, step).masks["w"].sum()))
@@ -514,6 +514,59 @@ def test_their_loop(settings, full):
         for name in masks:
             assert torch.equal(state.masks[name], kept[name] != 0), (step, name)
             assert torch.allclose(state.params[name], params[name], atol=1e-5), (step, name)
+
+
+# What docs/coming-from/sparselearning.md writes for the recipes, from given masks.
+IN_PLACE = R.Redistribute(R.lost, rate=R.careful(R.active))
+BY_MOMENTUM = R.Redistribute(R.mean_active, score=SCORES["momentum"], most=0.99, rate=R.careful(R.mean_active))
+PAGE = {
+    "RigL": (
+        {"growth": "absolute-gradient", "redistribution": "none", "dense_gradients": False, "optimizer": "sgd"},
+        lambda **options: sf.rigl(
+            "current", count=sf.budgets.rounded_up, restart_dropped=True, redistribute=IN_PLACE, **options
+        ),
+    ),
+    "SNFS": (
+        {"growth": "momentum", "redistribution": "momentum", "dense_gradients": True, "optimizer": "sgd"},
+        lambda **options: sf.with_dense_gradients(
+            sf.snfs(
+                "current",
+                grow=SCORES["momentum"],
+                count=sf.budgets.rounded_up,
+                redistribute=BY_MOMENTUM,
+                **options,
+            )
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAGE)
+@pytest.mark.parametrize("density", [0.3, 0.5, 0.85])
+def test_the_recipes_of_the_page_are_theirs_to_the_last_weight(name, density):
+    settings, make = PAGE[name]
+    args = {"lr": 0.05, "momentum": 0.9, "eps": 0.05, "prune_rate": 0.3, "T_max": 10, **settings}
+    steps, updates = 9, [3, 5, 7]
+    found = 0
+    for seed in range(100):
+        weights, masks, gradients = drawn(seed, density, steps)
+        theirs = list(their_run(args, weights, masks, gradients, updates))
+        if len(theirs) < updates[0] + 1:
+            continue
+        found += 1
+        when, decay = sf.at(updates), sf.schedules.cosine_decay(0.3, 10)
+        algorithm = make(drop_fraction=lambda step, decay=decay: decay(step - 1), when=when, init=masks)
+        sgd = sf.optimizers.sgd(0.05, momentum=0.9)
+        algorithm = sf.with_optimizer(algorithm, sgd, skip=when, reset_grown=False)
+        state = algorithm.init(weights)
+        for step, (params, kept) in enumerate(theirs):  # it ends where a layer is full, or rounding loses a weight
+            state = algorithm.update(state, gradients[step], step)
+            for path in masks:
+                assert torch.equal(state.masks[path], kept[path] != 0), (step, path)
+                assert torch.allclose(state.params[path], params[path], atol=1e-5), (step, path)
+        if found == 5:
+            return
+    assert found, "no run of theirs went past its first update"
 
 
 # ---- recipes ----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ ORDER = (
     "blocks",
     "passes",
     "types",
+    "calls",
     "numerics",
     "slopes",
     "elementary",

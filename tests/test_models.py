@@ -190,7 +190,12 @@ def test_a_model_with_nothing_to_sparsify_warns_and_trains_densely():
     torch.manual_seed(0)
     module, x, y = nn.Sequential(nn.LayerNorm(3), nn.Tanh()), torch.randn(8, 3), torch.arange(8) % 3
     optimizer = sf.optimizers.adam(0.05)
-    for algorithm in (sf.rigl(0.5), sf.gmp(0.5), sf.snfs(0.5), sf.gmp(0.5, distribution=sf.budgets.global_())):
+    for algorithm in (
+        sf.rigl(0.5, when=sf.always()),
+        sf.gmp(0.5),
+        sf.snfs(0.5, when=sf.always()),
+        sf.gmp(0.5, distribution=sf.budgets.global_()),
+    ):
         with pytest.warns(
             UserWarning, match=r"no leaf is sparsified: where selects none of the paths \('0.bias', '0.we"
         ):

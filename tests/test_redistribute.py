@@ -121,7 +121,7 @@ def test_lost_is_the_same_as_no_redistribution():
     params = {"a": torch.randn(8, 8), "b": torch.randn(3, 5)}
     ends = []
     for plan in (None, R.lost, R.Redistribute(R.lost)):
-        algorithm = sf.rigl(0.6, drop_fraction=0.4, redistribute=plan)
+        algorithm = sf.rigl(0.6, drop_fraction=0.4, redistribute=plan, when=sf.always())
         state = algorithm.init(params)
         for step in range(3):
             state = algorithm.update(state, {path: torch.sin(9 * w) for path, w in state.params.items()}, step)
@@ -143,7 +143,9 @@ def test_careful_rates_spare_important_leaves_that_are_nearly_dense():
 
     for below in (0.2, 0.1, 0.0):
         plan = R.Redistribute(share, rate=R.careful(below=below))
-        algorithm = sf.rigl("current", drop_fraction=0.5, count=sf.budgets.rounded_up, redistribute=plan, init=masks)
+        algorithm = sf.rigl(
+            "current", drop_fraction=0.5, count=sf.budgets.rounded_up, redistribute=plan, init=masks, when=sf.always()
+        )
         algorithm.update(algorithm.init(params), grads, 0)
     assert dropped == [{"a": 1, "b": 5}, {"a": 5, "b": 5}, {"a": 5, "b": 5}]
     fractions = R.careful()(

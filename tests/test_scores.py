@@ -305,3 +305,18 @@ def test_the_slices_nearest_to_all_others_are_pruned():
     mask = algorithm.update(algorithm.init({"w": w}), {"w": w}, 0).masks["w"]
     assert mask.all(1).tolist() == [False, True, False, True]
     assert mask.any(1).tolist() == [False, True, False, True]
+
+
+def test_the_absolute_value_of_a_score_with_memory_has_its_memory():
+    # Averages of a signed score whose signs change: the size of the average, not the average of sizes.
+    total = S.absolute(S.mean(S.movement))
+    params, grads = {"w": torch.tensor([[2.0, -1.0, 1.0, 3.0]])}, {"w": torch.tensor([[1.0, 3.0, -2.0, 0.5]])}
+    algorithm = sf.one_shot(0.5, score=total, when=sf.at([1]), pruned="keep")
+    state = algorithm.init(params)
+    for step in range(2):
+        state = algorithm.update(state, grads, step)
+    assert state.masks["w"].tolist() == [[True, True, False, False]]  # of -2, 3, 2 and -1.5: ties to the lower
+    for score in (S.sum(S.movement), S.ema(S.movement, 0.5), S.momentum(0.5)):
+        memory = score.accumulate(score.init(params), sf.State(params, ()), grads, 0)
+        signed, size = (each.value(memory, sf.State(params, ()), grads, 0)["w"] for each in (score, S.absolute(score)))
+        assert torch.equal(size, signed.abs())

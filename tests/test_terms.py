@@ -84,8 +84,8 @@ def test_terms_keep_the_dtype_of_the_gradient():
 
 def test_l2_inside_the_gradient_equals_weight_decay():
     params = {"w": torch.randn(4, 4)}
-    terms = sf.with_optimizer(sf.with_terms(sf.rigl(0.5), sf.terms.l2(0.1)), sf.optimizers.adam(0.05))
-    decay = sf.with_optimizer(sf.rigl(0.5), sf.optimizers.adam(0.05, weight_decay=0.1))
+    terms = sf.with_optimizer(sf.with_terms(sf.rigl(0.5, when=sf.always()), sf.terms.l2(0.1)), sf.optimizers.adam(0.05))
+    decay = sf.with_optimizer(sf.rigl(0.5, when=sf.always()), sf.optimizers.adam(0.05, weight_decay=0.1))
     a, b = terms.init(params), decay.init(params)
     for step in range(5):
         grads = {"w": torch.cos(3 * sf.effective(a)["w"])}

@@ -35,7 +35,7 @@ def test_granet_prunes_and_regrows_in_one_update():
     state = algorithm.update(state, grads, 1)
     assert kept(state) == {0, 1, 6, 7}
     assert state.params["w"].tolist() == [[8.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
-    chained = sf.chain(sf.gmp(0.5, init="dense"), sf.rigl("current", drop_fraction=0.5))
+    chained = sf.chain(sf.gmp(0.5, init="dense"), sf.rigl("current", drop_fraction=0.5, when=sf.always()))
     assert kept(chained.update(chained.init(row(8, 7, 6, 5, 4, 3, 2, 1)), grads, 1)) == {0, 1, 2, 3}
 
 

@@ -385,7 +385,7 @@ def test_an_exported_program_works_out_constants_in_strict_mode_alone():
     with refused(Exception, "Could not guard on data-dependent expression"):
         torch.export.export(Constant(), (X,))
     assert torch.equal(torch.export.export(Constant(), (X,), strict=True).module()(X), X + 1)
-    algorithm = sf.rigl(0.5, distribution=sf.budgets.erk(), drop_fraction=0.5)
+    algorithm = sf.rigl(0.5, distribution=sf.budgets.erk(), drop_fraction=0.5, when=sf.always())
     params = {"a": torch.arange(12.0).reshape(3, 4), "b": torch.arange(10.0).reshape(5, 2)}
     state, step = algorithm.init(params), torch.tensor(0)
     program = torch.export.export(Update(algorithm), (state, params, step), strict=True).module()

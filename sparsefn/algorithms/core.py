@@ -14,6 +14,7 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Sparsity, check_sparsity
+from sparsefn.calls import check_call
 from sparsefn.compiling import concrete
 from sparsefn.masks import checkerboard, from_zeros
 from sparsefn.tree import Tree, check_like, choose, fix_sizes, flatten, is_sparse, none_paths, same_structure
@@ -34,7 +35,7 @@ from sparsefn.types import (
 from sparsefn.where import float_leaves, select_leaves
 
 Pruned = str
-Init = str | Callable[[Tree], Tree] | Tree
+Init = str | Algorithm | Callable[[Tree], Tree] | Tree
 
 
 # ---- sparsity and its value at a step -----------------------------------------------------------
@@ -45,6 +46,7 @@ def as_level(sparsity: Any, what: str = "sparsity") -> Schedule | None:
     if sparsity is None:
         return None
     if callable(sparsity):
+        check_call(what, sparsity, "step")
         schedule: Schedule = sparsity
         return schedule
     value = check_sparsity(sparsity, what)
@@ -139,7 +141,10 @@ def start_masks(
     rule.grids(leaves)
     if level is not None:
         rule.targets(leaves, level_at(level, 0))  # a budget that cannot be met is refused here
-    if callable(init):
+    if isinstance(init, Algorithm):
+        init = init.init(params).masks
+    elif callable(init):
+        check_call("init", init, "params")
         init = init(params)
     if not isinstance(init, str):
         check_given(init)
@@ -149,7 +154,7 @@ def start_masks(
         return optree.tree_map(torch.logical_and, init, masks_tree(params, allowed))
     best_of = ("random", "magnitude") if rule.pattern.fixed is None else ()  # the pattern may know how many
     if init in ("bernoulli", "checkerboard", *best_of) and level is None:
-        raise ValueError(f"init={init!r} needs a sparsity, got None")
+        raise ValueError(f"init={init!r} needs a sparsity, got None; init may be an algorithm that has one")
     if init == "dense":
         masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
     elif init == "from_zeros":
@@ -170,8 +175,8 @@ def start_masks(
         return masks_tree(params, best(rule, scores, leaves, sparsity, allowed))
     else:
         known = (
-            "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', a function of params or a "
-            "masks tree"
+            "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', an algorithm, a function of "
+            "params or a masks tree"
         )
         raise ValueError(f"expected init to be {known}, got {init!r}")
     return masks_tree(params, {p: m & allowed[p] if allowed and p in allowed else m for p, m in masks.items()})

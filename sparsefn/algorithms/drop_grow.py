@@ -22,13 +22,15 @@ from sparsefn.algorithms.core import (
 )
 from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, rounded, rounded_down, rounded_up, uniform
+from sparsefn.calls import check_call, check_keywords
 from sparsefn.contest import end_to_end, totals
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
+from sparsefn.schedules import cosine_decay
 from sparsefn.scores import check_score, gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
 from sparsefn.tree import Tree, check_like, flatten
-from sparsefn.triggers import always
+from sparsefn.triggers import check_int, every
 from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks
 from sparsefn.where import default_where
 
@@ -51,14 +53,15 @@ def drop_grow(
     *,
     drop: Score,
     grow: Score,
-    drop_fraction: Any = 0.3,
+    drop_fraction: Any = None,
     count: Callable[[Any, Any], Any] = rounded,
     grown: Grown = zeros,
     grow_count: GrowCount | None = None,
     exclude_dropped: bool = False,
     restart_dropped: bool = False,
     redistribute: Redistribute | Share | None = None,
-    when: Trigger = always(),
+    when: Trigger | None = None,
+    steps: int | None = None,
     where: Where = default_where,
     pattern: Pattern = unstructured(),
     distribution: Distribution = uniform(),
@@ -74,11 +77,14 @@ def drop_grow(
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 0).masks
     {'w': tensor([[ True, False, False,  True]])}
 
-    At each trigger, `count(drop_fraction, active)` weights are dropped (round half even) and as many
+    Where `when` fires, `count(drop_fraction, active)` weights are dropped (round half even) and as many
     grown as the sparsity asks for, so that exactly n_kept are active afterwards; where too many are
     active (a dense start) more are dropped. `sparsity` is a float, a Schedule, a 0-d tensor, None where
     the pattern fixes it, or "current" to grow back what was dropped; `drop_fraction` is a float, a
     Schedule or a 0-d tensor.
+    Say how long the run is: `steps` makes masks change every 100 steps (in a run below 10,000, every hundredth
+    part of it) in its first three quarters, while the drop_fraction falls from 0.3 to 0 as half a cosine wave.
+    `when` and `drop_fraction` go before that where given; without `steps` they are `every(100)` and 0.3.
     Just-dropped weights may grow back unless `exclude_dropped`; one that does keeps its value unless
     `restart_dropped`. Newly grown weights start at `grown(state, grown_masks, step)`. `grow_count` says
     how many really grow, all that are wanted by default; `sf.redistribute.independently` gives each a
@@ -88,6 +94,10 @@ def drop_grow(
     """
     for name, score in (("drop", drop), ("grow", grow)):
         check_score(name, score)
+    check_call("count", count, "fraction", "active")
+    check_call("grown", grown, "state", "grown", "step")
+    if grow_count is not None:
+        check_call("grow_count", grow_count, "scores", "free", "wanted")
     rule, current = Rule(pattern, distribution).check(), isinstance(sparsity, str)
     if (sparsity is None and pattern.fixed is None) or (current and sparsity != "current"):
         wrong = ValueError if current else TypeError
@@ -98,9 +108,8 @@ def drop_grow(
         raise ValueError(
             "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()"
         )
-    fraction = as_level(drop_fraction, "drop_fraction")
-    if fraction is None:
-        raise TypeError("expected drop_fraction to be a float in [0, 1], a schedule or a 0-d tensor, got None")
+    when, drop_fraction = _timetable(when, drop_fraction, steps)
+    fraction: Any = as_level(drop_fraction, "drop_fraction")
     if current and isinstance(init, str) and init in ("random", "magnitude"):
         init = "dense"
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
@@ -127,7 +136,8 @@ def drop_grow(
         groups = [rows.shape[0] for rows in active]
         had = totals(active)
         target = goal(leaves, had, groups, step)
-        wanted = target if plan is None else _loose(had, target)
+        # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
+        wanted = target if plan is None else torch.where(had.sum() > target.sum(), target, had)
         rate: Any = level_at(fraction, step)
         own = {} if plan is None or plan.rate is None else plan.rate(rate, stats, masks)
         lost = _counted(count, [own.get(field[0], rate) for field in fields], had, groups).clamp(min=0)
@@ -164,6 +174,19 @@ def drop_grow(
     return masked(rule, memory, cycle, level=level, init=init, where=where, key=key, when=when)
 
 
+def _timetable(when: Trigger | None, fraction: Any, steps: int | None) -> tuple[Trigger, Any]:
+    # What is given, else what Evci et al. 2020 chose for a run of that length.
+    often: Trigger = every(100)
+    share: Any = 0.3
+    if steps is not None:
+        check_int("drop_grow", "steps", steps, 1)
+        if when is not None and fraction is not None:
+            raise ValueError("expected steps, or both when and drop_fraction, got all three: steps would say nothing")
+        stop = max(1, 3 * steps // 4)
+        often, share = every(min(100, max(1, steps // 100)), stop=stop), cosine_decay(0.3, stop)
+    return often if when is None else when, share if fraction is None else fraction
+
+
 def _within(rows: Tensor, open_: Tensor | None) -> Tensor:
     return rows if open_ is None else rows & open_
 
@@ -184,11 +207,6 @@ def _sizes(active: list[Tensor], free: list[Tensor | None]) -> Tensor:
             for rows, open_ in zip(active, free, strict=True)
         ]
     )
-
-
-def _loose(had: Tensor, target: Tensor) -> Tensor:
-    # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
-    return torch.where(had.sum() > target.sum(), target, had)
 
 
 def _moved(
@@ -229,6 +247,11 @@ def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: str,
     return state._replace(params=rebuild(planted))
 
 
+def _preset(preset: Callable[..., Algorithm], sparsity: Any, **options: Any) -> Algorithm:
+    check_keywords(options, preset, drop_grow)
+    return drop_grow(sparsity, **options)
+
+
 def set(sparsity: Any, **options: Any) -> Algorithm:
     """Sparse evolutionary training: drop the smallest weights, grow at random.
 
@@ -237,10 +260,10 @@ def set(sparsity: Any, **options: Any) -> Algorithm:
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     8
 
-    `drop_grow` with drop=magnitude and grow=random; takes its keywords. Mocanu et al. 2018,
-    arXiv 1707.04780, without the split by sign of the original.
+    `drop_grow` with drop=magnitude and grow=random; takes its keywords, `steps=` first of all. Mocanu et al.
+    2018, arXiv 1707.04780, without the split by sign of the original.
     """
-    return drop_grow(sparsity, **{"drop": magnitude, "grow": random_score, **options})
+    return _preset(set, sparsity, **{"drop": magnitude, "grow": random_score, **options})
 
 
 def rigl(sparsity: Any, **options: Any) -> Algorithm:
@@ -251,10 +274,10 @@ def rigl(sparsity: Any, **options: Any) -> Algorithm:
     >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 5.0, 9.0]])}, 0).masks
     {'w': tensor([[ True, False, False,  True]])}
 
-    `drop_grow` with drop=magnitude and grow=gradient; takes its keywords. Evci et al. 2020,
-    arXiv 1911.11134, algorithm 1.
+    `sf.rigl(0.9, steps=10_000)` is the algorithm of the paper for a run of 10,000 steps. `drop_grow` with
+    drop=magnitude and grow=gradient; takes its keywords. Evci et al. 2020, arXiv 1911.11134, algorithm 1.
     """
-    return drop_grow(sparsity, **{"drop": magnitude, "grow": gradient, **options})
+    return _preset(rigl, sparsity, **{"drop": magnitude, "grow": gradient, **options})
 
 
 def snfs(sparsity: Any, *, decay: float = 0.9, **options: Any) -> Algorithm:
@@ -268,8 +291,8 @@ def snfs(sparsity: Any, *, decay: float = 0.9, **options: Any) -> Algorithm:
     (6, 10)
 
     `drop_grow` with drop=magnitude, grow=momentum(decay) and redistribution of the regrowth by mean
-    momentum over the active weights; takes its keywords. The total is exact, a leaf's count is free
-    after the first update. Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
+    momentum over the active weights; takes its keywords, `steps=` first of all. The total is exact, a leaf's
+    count is free after the first update. Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
     """
-    defaults = {"drop": magnitude, "grow": momentum(decay), "redistribute": mean_active}
-    return drop_grow(sparsity, **{**defaults, **options})
+    parts = {"drop": magnitude, "grow": momentum(decay), "redistribute": mean_active, **options}
+    return _preset(snfs, sparsity, **parts)

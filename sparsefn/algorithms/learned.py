@@ -53,7 +53,14 @@ def reparametrised(
     steps too: `update(step)` draws for step + 1. Leaves that are not chosen train directly. A weight
     that `inner` grows back resumes from its latent.
     """
+    if not isinstance(reparam, Reparametrisation):
+        raise TypeError(
+            f"reparametrised: expected a Reparametrisation such as sf.reparam.power(2.0), got {reparam!r}; a sparsity "
+            "belongs to inner, as in reparametrised(sf.reparam.power(2.0), sf.static(0.9))"
+        )
     inside = dense() if inner is None else inner
+    if not isinstance(inside, Algorithm):
+        raise TypeError(f"reparametrised: expected inner to be an Algorithm, got {type(inside).__name__}")
     if inside.view is not masked_view:
         raise ValueError("reparametrised: expected an inner algorithm without a view of its own (latents or terms)")
     seed = random.key(0) if key is None else key

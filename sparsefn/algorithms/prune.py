@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsefn.algorithms.core import Init, Memory, as_level, level_at, masked, settle, sparse_leaves
 from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, per_leaf, rounded, uniform
+from sparsefn.calls import check_call
 from sparsefn.contest import Count, totals
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.scores import check_score, magnitude
@@ -105,7 +106,9 @@ def one_shot(
     >>> algorithm.update(state, {"w": torch.tensor([[0.1, -0.4, 1.0, -0.05]])}, 0).masks
     {'w': tensor([[False,  True,  True, False]])}
 
-    With saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340.
+    With saliency at step 0 this is SNIP: Lee et al. 2019, arXiv 1810.02340. Inside `with_optimizer` masks follow
+    the optimizer's step, and such a score would multiply stepped weights by the gradient of those before: leave
+    that one step out, `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
     """
     return gmp(
         sparsity,
@@ -179,6 +182,7 @@ def _removal(fraction: Any, count: Any) -> Callable[[Tensor, Step], Count]:
     """How many of the active units are pruned at a step."""
     level = as_level(fraction, "fraction")
     if callable(count):
+        check_call("count", count, "fraction", "active")
         if level is None:
             raise TypeError("iterative: expected a fraction of what remains, or a count of it, got neither")
         return lambda active, step: count(level_at(level, step), active)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsefn.boxes import active_rows, allowed_rows, fixed_count, row_shape, to_rows, unit_grid
 from sparsefn.budgets import Distribution, Global, Sparsity, check_fixed, n_kept, spread
+from sparsefn.calls import check_call
 from sparsefn.contest import Count, joint_winners, totals, winners
 from sparsefn.patterns import Pattern
 from sparsefn.select import narrow_mask, unit_mask
@@ -31,6 +32,7 @@ class Rule(NamedTuple):
             raise TypeError(f"expected pattern to be one such as sf.patterns.nm(2, 4), got {self.pattern!r}")
         if not callable(self.distribution):
             raise TypeError(f"expected distribution to be one such as sf.budgets.erk(), got {self.distribution!r}")
+        check_call("distribution", self.distribution, "shapes", "sparsity")
         return self
 
     @property

@@ -12,6 +12,7 @@ from sparsefn import random
 from sparsefn.algorithms.core import as_level, check_update, copied, level_at, masks_tree, pick, settle, sparse_leaves
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Distribution, per_leaf, uniform
+from sparsefn.calls import check_call
 from sparsefn.gates import check_mode, gate
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.select import bernoulli_mask
@@ -66,13 +67,15 @@ def supermask(
     """
     check_mode(mode)
     check_trigger("when", when)
+    if link is not None:
+        check_call("link", link, "score")
     drawn = isinstance(sparsity, str)
     if drawn and sparsity != "bernoulli":
         raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
     rule, level = Rule(pattern, distribution).check(), None if drawn else as_level(sparsity)
     if drawn and (pattern != unstructured() or distribution is not per_leaf):
         raise ValueError("supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution")
-    if not drawn and level is None:
+    if not drawn and level is None and pattern.fixed is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or 'bernoulli', got None")
     seed = random.key(0) if key is None else key
     role = "score" if mode == "ste" else "learned"
@@ -86,8 +89,9 @@ def supermask(
         values = {path: linked(score) for path, score in pick(state.scores[role], leaves).items()}
         for path, value in values.items():
             _check_score("link to give scores", path, value, leaves[path])
-        if level is not None:
-            return settle(state, best(rule, values, leaves, level_at(level, step), None), "keep")
+        if not drawn:
+            sparsity = None if level is None else level_at(level, step)
+            return settle(state, best(rule, values, leaves, sparsity, None), "keep")
         keys = {path: random.leaf_key(state.key, path, draw) for path in values}
         return settle(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
 
@@ -190,6 +194,7 @@ def _scores(params: Tree, scores: Leaves) -> Tree:
 
 def _start(params: Tree, leaves: Leaves, init: Start, key: Tensor) -> Leaves:
     if callable(init):
+        check_call("init", init, "params")
         init = init(params)
     if not isinstance(init, str):
         if not same_structure(init, params):

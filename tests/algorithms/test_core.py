@@ -309,6 +309,23 @@ def assert_members(batch, loop):
         torch.testing.assert_close(optree.tree_leaves(one), optree.tree_leaves(single), rtol=1e-5, atol=1e-6)
 
 
+def test_an_algorithm_may_make_the_first_masks():
+    # Rounds of pruning from a random start, and RigL from ERK masks made elsewhere.
+    first = sf.static(0.5, distribution=sf.budgets.erk(), key=sf.random.key(3))
+    masks = first.init(DRAWN).masks
+    rounds = sf.iterative(0.25, init=first)
+    state = rounds.init(DRAWN)
+    assert sf.checkpoint.tree_equal(state.masks, masks)
+    assert sf.checkpoint.tree_equal(state.params, sf.apply_masks(DRAWN, masks))
+    n = int(masks["w"].sum())
+    assert int(rounds.update(state, DRAWN, 0).masks["w"].sum()) == n - round(n / 4)
+    for make in (sf.static, sf.gmp, sf.ste, sf.rigl, sf.set):
+        assert sf.checkpoint.tree_equal(make(0.5, init=first).init(DRAWN).masks, masks)
+    inside = sf.chain(sf.static(0.5, pattern=sf.patterns.channel(0)), sf.gmp(0.5, init=first))
+    both = inside.init(DRAWN)
+    assert not (both.masks["w"] & ~masks["w"]).any()
+
+
 @pytest.mark.parametrize("name", VMAPPED)
 def test_vmap_over_seeds_and_sparsities_equals_the_loop(name):
     grid = [(seed, level) for seed in SEEDS for level in LEVELS]

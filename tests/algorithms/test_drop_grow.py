@@ -76,7 +76,7 @@ def test_the_dropped_are_a_rounded_fraction_of_the_active():
 
 def test_the_drop_fraction_may_be_a_schedule_or_a_tensor():
     params, grads = row(8, 7, 6, 5, 4, 3, 2, 1), row(0, 0, 0, 0, 4, 3, 2, 1)
-    decay = sf.rigl(0.5, drop_fraction=sf.schedules.cosine_decay(1.0, 2), init="magnitude")
+    decay = sf.rigl(0.5, drop_fraction=sf.schedules.cosine_decay(1.0, 2), init="magnitude", when=sf.always())
     for step, expected in ((0, {4, 5, 6, 7}), (1, {0, 1, 4, 5}), (2, {0, 1, 2, 3})):
         assert kept(decay.update(decay.init(params), grads, step)) == expected
     fixed = sf.rigl(0.5, drop_fraction=torch.tensor(0.5), init="magnitude")
@@ -98,7 +98,7 @@ def test_a_dense_start_is_brought_to_the_target_and_a_schedule_is_followed():
     assert count(algorithm.update(state, params, 0)) == 20
 
     level = sf.schedules.piecewise({0: 0.5, 1: 0.9, 2: 0.3})
-    algorithm = sf.rigl(level, drop_fraction=0.1)
+    algorithm = sf.rigl(level, drop_fraction=0.1, when=sf.always())
     state, seen = algorithm.init(params), []
     for step in range(3):
         state = algorithm.update(state, params, step)
@@ -128,7 +128,7 @@ def test_current_grows_back_exactly_what_was_dropped():
 )
 def test_every_pattern_keeps_its_counts(pattern):
     params = {"w": torch.randn(6, 8)}
-    algorithm = sf.rigl(0.5, drop_fraction=0.5, pattern=pattern, key=sf.random.key(5))
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, pattern=pattern, key=sf.random.key(5), when=sf.always())
     state = algorithm.init(params)
     first, moved = state.masks["w"], False
     for step in range(3):
@@ -181,7 +181,7 @@ def test_set_grows_at_random_by_key_path_and_step():
     params = {"w": torch.randn(8, 8)}
 
     def grown(step=0, seed=0, tree=params):
-        algorithm = sf.set(0.5, drop_fraction=0.5, init="magnitude", key=sf.random.key(seed))
+        algorithm = sf.set(0.5, drop_fraction=0.5, init="magnitude", key=sf.random.key(seed), when=sf.always())
         state = algorithm.init(tree)
         new = algorithm.update(state, tree, step)
         assert int(new.masks["w"].sum()) == 32
@@ -205,7 +205,7 @@ def test_random_drop_and_random_growth_draw_apart():
 
         return score
 
-    algorithm = sf.set(0.5, drop=draws("drop"), grow=draws("grow"))
+    algorithm = sf.set(0.5, drop=draws("drop"), grow=draws("grow"), when=sf.always())
     state = algorithm.init({"w": torch.ones(8, 8)})
     algorithm.update(state, state.params, 0)
     assert not (seen["drop"]["w"] == seen["grow"]["w"]).all()
@@ -238,7 +238,7 @@ def test_snfs_moves_regrowth_to_leaves_of_large_momentum():
 def test_counts_that_have_moved_stay_moved():
     # With nothing to drop the next update changes nothing, though no leaf has the uniform count of 4.
     fraction = sf.schedules.piecewise({0: 0.5, 1: 0.0})
-    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=fraction, init="magnitude")
+    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=fraction, init="magnitude", when=sf.always())
     w = torch.tensor([[8.0, 7.0, 6.0, 5.0, 0.0, 0.0, 0.0, 0.0]])
     grads = {"a": torch.ones(1, 8), "b": torch.full((1, 8), 3.0)}
     state = algorithm.update(algorithm.init({"a": w, "b": w}), grads, 0)
@@ -254,7 +254,7 @@ def test_redistribution_brings_a_dense_start_to_the_total():
 
 
 def test_redistribution_never_overfills_a_leaf_and_keeps_the_total():
-    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5)
+    algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5, when=sf.always())
     params = {"a": torch.randn(2, 3), "b": torch.randn(20, 20)}
     state = algorithm.init(params)
     total = count(state)
@@ -277,6 +277,7 @@ def test_survivors_share_the_regrowth_of_dsr():
         redistribute=survivors,
         exclude_dropped=True,
         init=masks,
+        when=sf.always(),
     )
     params = {path: torch.arange(50.0, 0.0, -1.0).reshape(5, 10) for path in masks}
     algorithm_state = algorithm.init(params)
@@ -285,6 +286,74 @@ def test_survivors_share_the_regrowth_of_dsr():
     for path, survived in (("a", 30), ("b", 10)):
         assert state.masks[path].flatten()[:survived].all()
         assert not state.masks[path].flatten()[survived : survived + 4].any()
+
+
+# ---- when, and how many -------------------------------------------------------------------------
+
+
+def changes(algorithm, steps):
+    """{step: how many weights were exchanged} of the steps at which masks changed."""
+    params = {"w": torch.arange(400.0).reshape(20, 20).cos()}
+    state, seen = algorithm.init(params), {}
+    for step in range(steps):
+        # The pruned weights have the largest gradients, so that all that is dropped is exchanged.
+        grads = {"w": torch.where(state.masks["w"], 0.0, 1.0 + params["w"].abs())}
+        new = algorithm.update(state, grads, step)
+        if new is not state:
+            seen[step] = int((state.masks["w"] & ~new.masks["w"]).sum())
+        state = new
+    return seen
+
+
+@pytest.mark.parametrize("preset", [sf.rigl, sf.set])
+def test_masks_change_every_100_steps_unless_the_caller_says_otherwise(preset):
+    kept = {"init": "magnitude", "exclude_dropped": True}
+    assert changes(preset(0.5, **kept), 301) == dict.fromkeys((0, 100, 200, 300), 60)
+    assert changes(preset(0.5, when=sf.at([3]), **kept), 5) == {3: 60}
+    assert changes(preset(0.5, drop_fraction=0.1, **kept), 101) == {0: 20, 100: 20}
+
+
+@pytest.mark.parametrize(
+    ("steps", "period", "stop"),
+    [
+        (1, 1, 1),
+        (2, 1, 1),
+        (3, 1, 2),
+        (100, 1, 75),
+        (250, 2, 187),
+        (1000, 10, 750),
+        (10_000, 100, 7500),
+        (90_000, 100, 67_500),
+    ],
+)
+def test_the_length_of_a_run_gives_the_period_the_end_and_the_decay(steps, period, stop):
+    params = {"w": torch.arange(400.0).reshape(20, 20).cos()}
+    grads = {"w": torch.arange(400.0).reshape(20, 20).sin()}
+    ours = sf.rigl(0.5, steps=steps, init="magnitude")
+    told = sf.rigl(
+        0.5,
+        when=sf.every(period, stop=stop),
+        drop_fraction=sf.schedules.cosine_decay(0.3, stop),
+        init="magnitude",
+    )
+    for step in {0, 1, period, period + 1, stop // 2 // period * period, stop - 1, stop, steps - 1, steps}:
+        state = ours.init(params)
+        assert sf.checkpoint.tree_equal(ours.update(state, grads, step), told.update(state, grads, step))
+        if step >= stop or step % period:
+            assert ours.update(state, grads, step) is state
+
+
+def test_what_is_given_goes_before_what_follows_from_the_length():
+    kept = {"init": "magnitude", "exclude_dropped": True}
+    seen = changes(sf.rigl(0.5, steps=400, when=sf.every(150), **kept), 400)
+    assert seen == {0: 60, 150: 30, 300: 0}  # 0.3 of 200, then half of it, and none from three quarters on
+    assert changes(sf.rigl(0.5, steps=400, drop_fraction=0.1, **kept), 400) == dict.fromkeys(range(0, 300, 4), 20)
+
+
+def test_every_preset_takes_the_length():
+    for preset in (sf.set, sf.rigl, sf.snfs):
+        state = preset(0.5, steps=1000, init="magnitude").init(row(4, 3, 2, 1))
+        assert kept(state) == {0, 1}
 
 
 # ---- scores and values of other papers ----------------------------------------------------------
@@ -321,7 +390,13 @@ def test_fired_weights_are_a_score_with_memory():
         value=lambda memory, state, grads, step: optree.tree_map(lambda m: (~m).float(), memory),
     )
     algorithm = sf.drop_grow(
-        0.5, drop=sf.scores.gradient, grow=fired, drop_fraction=0.5, exclude_dropped=True, init="magnitude"
+        0.5,
+        drop=sf.scores.gradient,
+        grow=fired,
+        drop_fraction=0.5,
+        exclude_dropped=True,
+        init="magnitude",
+        when=sf.always(),
     )
     state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(1, 2, 0, 0), 0)
     assert (kept(state), state.scores["grow"]["w"].tolist()) == ({1, 2}, [[True, True, False, False]])
@@ -338,7 +413,7 @@ def test_grown_weights_start_where_they_are_told():
         seen.append((grown["w"].tolist(), grown["b"].tolist(), step))
         return optree.tree_map(lambda p: torch.full_like(p, -1e-12), state.params)
 
-    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", grown=epsilon)
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", grown=epsilon, when=sf.always())
     state = algorithm.init({**row(4, 3, 2, 1), "b": torch.ones(2)})
     state = algorithm.update(state, {**row(0, 0, 9, 1), "b": torch.ones(2)}, 5)
     torch.testing.assert_close(state.params["w"], torch.tensor([[4.0, 0.0, -1e-12, 0.0]]), rtol=0, atol=0)
@@ -366,7 +441,7 @@ def test_two_scores_with_memory_lie_by_their_roles():
 
 @pytest.mark.parametrize("pruned", ["keep", "train"])
 def test_pruned_weights_may_stay_in_the_state(pruned):
-    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", pruned=pruned)
+    algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude", pruned=pruned, when=sf.always())
     state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(0, 0, 0, 9), 0)
     assert state.params["w"].tolist() == [[4.0, 3.0, 2.0, 0.0]]
     assert sf.effective(state)["w"].tolist() == [[4.0, 0.0, 0.0, 0.0]]
@@ -495,7 +570,7 @@ def test_an_optimizers_moments_are_scores():
 
 def test_excluding_the_dropped_where_nothing_is_free_drops_nothing():
     for fraction in (0.5, 1.0):
-        algorithm = sf.rigl(0.0, drop_fraction=fraction, exclude_dropped=True)
+        algorithm = sf.rigl(0.0, drop_fraction=fraction, exclude_dropped=True, when=sf.always())
         assert kept(algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(1, 1, 1, 1), 0)) == {0, 1, 2, 3}
 
 
@@ -548,7 +623,7 @@ def test_leaves_over_and_under_their_targets_are_brought_there():
 
 
 def test_a_pattern_that_fixes_the_sparsity_needs_none():
-    algorithm = sf.rigl(None, drop_fraction=0.5, pattern=sf.patterns.nm(2, 4), init="magnitude")
+    algorithm = sf.rigl(None, drop_fraction=0.5, pattern=sf.patterns.nm(2, 4), init="magnitude", when=sf.always())
     state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(0, 0, 0, 9), 0)
     assert kept(state) == {0, 3}
 
@@ -562,11 +637,13 @@ def test_a_rounding_rule_may_be_any_function_of_a_leaf():
         asked.append((fraction, tuple(active.shape)))
         return min(int(fraction * active), 2)
 
-    rigl = sf.rigl(0.5, drop_fraction=0.3, count=at_most_two, init="magnitude")
+    rigl = sf.rigl(0.5, drop_fraction=0.3, count=at_most_two, init="magnitude", when=sf.always())
     before = rigl.init(params)
     after = rigl.update(before, grads, 0).masks
     assert asked == [(0.3, (1,)), (0.3, (1,))]
-    exact = sf.rigl(0.5, drop_fraction=0.3, count=lambda f, n: torch.full_like(n, 2), init="magnitude")
+    exact = sf.rigl(
+        0.5, drop_fraction=0.3, count=lambda f, n: torch.full_like(n, 2), init="magnitude", when=sf.always()
+    )
     assert sf.checkpoint.tree_equal(after, exact.update(before, grads, 0).masks)
 
 

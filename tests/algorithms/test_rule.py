@@ -52,7 +52,11 @@ def test_global_drop_and_grow_keep_the_total_and_the_bounds():
     }
     grads = {path: torch.randn(4, 5, generator=generator) / p.abs().mean() for path, p in params.items()}
     algorithm = sf.rigl(
-        0.5, drop_fraction=0.4, distribution=sf.budgets.global_(floor=0.2, ceiling=0.7), init="magnitude"
+        0.5,
+        drop_fraction=0.4,
+        distribution=sf.budgets.global_(floor=0.2, ceiling=0.7),
+        init="magnitude",
+        when=sf.always(),
     )
     state = algorithm.init(params)
     for step in range(6):
@@ -113,7 +117,12 @@ def test_partial_zeros_are_dropped_and_grown_block_by_block():
     params = {path: torch.randn(4, 8, generator=generator) for path in "ab"}
     for distribution in (sf.budgets.uniform(), sf.budgets.global_()):
         algorithm = sf.rigl(
-            0.5, drop_fraction=0.5, pattern=P.block((1, 4), zeros=2), distribution=distribution, init="magnitude"
+            0.5,
+            drop_fraction=0.5,
+            pattern=P.block((1, 4), zeros=2),
+            distribution=distribution,
+            init="magnitude",
+            when=sf.always(),
         )
         state, moved = algorithm.init(params), 0
         for step in range(4):
@@ -158,8 +167,8 @@ def test_a_band_needs_no_sparsity():
         sf.one_shot(None, pattern=BAND),
         sf.gmp(None, pattern=BAND, regrow=True),
         sf.ste(None, pattern=BAND),
-        sf.rigl(None, pattern=BAND),
-        sf.rigl(None, pattern=BAND, init="dense"),
+        sf.rigl(None, pattern=BAND, when=sf.always()),
+        sf.rigl(None, pattern=BAND, init="dense", when=sf.always()),
     ):
         masks = kept(algorithm, params)
         assert all(torch.equal(masks[path], band[path]) for path in SHAPES)
@@ -169,7 +178,7 @@ def test_a_band_needs_no_sparsity():
     ):
         sf.gmp(None)
     with pytest.raises(TypeError, match="expected sparsity to be .* or 'current', got None"):
-        sf.rigl(None)
+        sf.rigl(None, when=sf.always())
     with pytest.raises(ValueError, match="init='random' needs a sparsity, got None"):
         sf.static(None).init(params)
     with pytest.raises(ValueError, match="init='checkerboard' needs a sparsity, got None"):
@@ -181,7 +190,9 @@ def test_a_band_needs_no_sparsity():
 def test_a_band_stays_while_weights_are_dropped_and_grown(init, exclude):
     params = {"w": torch.rand(5, 5, generator=torch.Generator().manual_seed(0))}
     band = sf.topk_mask(params["w"], None, pattern=BAND)
-    algorithm = sf.rigl(1 - 13 / 25, pattern=BAND, drop_fraction=0.5, init=init, exclude_dropped=exclude)
+    algorithm = sf.rigl(
+        1 - 13 / 25, pattern=BAND, drop_fraction=0.5, init=init, exclude_dropped=exclude, when=sf.always()
+    )
     state = algorithm.init(params)
     for step in range(3):
         state = algorithm.update(state, {"w": -params["w"]}, step)

@@ -443,3 +443,16 @@ def test_errors(call, error, text):
     with pytest.raises(error) as raised:
         call()
     assert str(raised.value) == text
+
+
+def test_a_pattern_that_fixes_the_sparsity_needs_none():
+    pattern = sf.patterns.nm(2, 4)
+    params = {"w": torch.randn(4, 8)}
+    learned = sf.with_optimizer(sf.supermask(None, pattern=pattern, key=sf.random.key(1)), sf.optimizers.sgd(0.5))
+    told = sf.with_optimizer(sf.supermask(0.5, pattern=pattern, key=sf.random.key(1)), sf.optimizers.sgd(0.5))
+    a, b = learned.init(params), told.init(params)
+    for step in range(3):
+        grads = {"w": torch.randn(4, 8)}
+        a, b = learned.update(a, grads, step), told.update(b, grads, step)
+        assert sf.checkpoint.tree_equal(a, b)
+        assert (a.masks["w"].unflatten(1, (2, 4)).sum(-1) == 2).all()

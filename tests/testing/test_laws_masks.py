@@ -21,7 +21,7 @@ def row(make, meta):
 
 
 def swapping(**options):
-    return lambda s: sf.rigl(s, init="magnitude", drop_fraction=0.5, **options)
+    return lambda s: sf.rigl(s, init="magnitude", **{"when": sf.always(), "drop_fraction": 0.5, **options})
 
 
 def test_healthy_algorithms_hold():
