@@ -86,7 +86,8 @@ def _run(
     module: nn.Module, state_or_params: Any, buffers: Mapping[str, Tensor] | None, partial: bool, args: Any, kwargs: Any
 ) -> tuple[Any, dict[str, Tensor], list[str]]:
     weights = placed(module, "parameters", state_or_params, partial)
-    copies = {name: (at, buffer.clone()) for name, (at, buffer) in placed(module, "buffers", buffers).items()}
+    given = placed(module, "buffers", {}, True) if buffers is None else placed(module, "buffers", buffers)
+    copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     if any(name != at for named in (weights, copies) for name, (at, _) in named.items()):  # there are wrappers
         check_not_parallel(module)
     # functional_call writes buffers that the forward assigned anew back into the dict it was given.
@@ -140,16 +141,16 @@ def placed(module: nn.Module, kind: str, given: Any, partial: bool = False) -> d
     >>> placed(torch.nn.Linear(1, 1), "parameters", {"bias": torch.zeros(1), "weight": torch.ones(1, 1)})
     {'weight': ('weight', tensor([[1.]])), 'bias': ('bias', tensor([0.]))}
 
-    `given` is a State or a tree, and None for all of the module's own. Raises TypeError and ValueError as `call` does.
+    `given` is a State or a tree; with `partial` what it lacks is the module's own. Raises as `call` does.
     """
     own = own_tensors(module, kind)
-    nothing = given is None or (isinstance(given, dict) and not given)  # an empty dict does not flatten under compile
+    nothing = isinstance(given, dict) and not given  # which torch.compile cannot flatten
     tensors = {} if nothing else flatten(effective(given) if isinstance(given, State) else given)[0]
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or not name:
             wanted, at = _KINDS[kind], f" at {name!r}" if name else ""
             raise TypeError(f"expected the {kind} as {wanted}, got {type(tensor).__name__}{at}")
-    missing = [] if partial or given is None else [name for name in own if name not in tensors]
+    missing = [] if partial else [name for name in own if name not in tensors]
     unknown = [name for name in tensors if name not in own]
     if missing or unknown:
         first = {id(tensor): name for name, (_, tensor) in own.items()}

@@ -71,14 +71,16 @@ def bake(
     they are given, and with `partial` the parameters that the state has not. Tied weights stay tied, and a dtype
     or device is that of the state. Raises as `call` does.
     """
-    new = {"parameters": placed(module, "parameters", state, partial), "buffers": placed(module, "buffers", buffers)}
+    new = {"parameters": placed(module, "parameters", state, partial)}
+    new["buffers"] = {} if buffers is None else placed(module, "buffers", buffers)
     # What a hook has computed, as weight_norm's does, is part of a graph, which deepcopy refuses.
     attributes = [value for part in module.modules() for value in vars(part).values()]
     memo: dict[int, Any] = {id(v): v.detach().clone() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
     baked = copy.deepcopy(module, memo)
     for kind, tensors in new.items():
-        for name, (_, tensor) in own_tensors(baked, kind).items():
-            tensor.data = tensors[name][1].detach().clone()
+        own = own_tensors(baked, kind)
+        for name, (_, tensor) in tensors.items():
+            own[name][1].data = tensor.detach().clone()
     return baked
 
 

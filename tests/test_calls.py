@@ -102,6 +102,8 @@ def test_arguments_in_the_wrong_places_are_named():
         M.call(net, x)
     with pytest.raises(TypeError, match=wanted.format("float at '0.weight'")):
         M.bake(net, {"0.weight": 1.0})
+    with pytest.raises(ValueError, match="missing are .*'0.weight'"):
+        M.call(net, None, x)
     with pytest.raises(TypeError, match=r"^expected the buffers as a dict of tensors, got Tensor$"):
         M.call_with_buffers(net, state, x)
 
