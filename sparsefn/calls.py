@@ -159,8 +159,8 @@ def placed(module: nn.Module, kind: str, given: Any, partial: bool = False) -> d
             f"expected the {kind} of the {type(module).__name__}, but missing are {missing} and unknown {unknown}"
             + "".join(f"; {name!r} is tied to {tied[name]!r}" for name in unknown if name in tied)
         )
-    for name, tensor in tensors.items():
-        check_shape(kind, name, tensor, own[name][1])
+    for name, (_, tensor) in own.items():
+        check_shape(kind, name, tensors.get(name, tensor), tensor)
     return {name: (at, tensors[name] if name in tensors else tensor.detach()) for name, (at, tensor) in own.items()}
 
 
