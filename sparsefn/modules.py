@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from sparsefn.axes import channel_axis as channel_axis
 from sparsefn.axes import check_pattern_axis as check_pattern_axis
 from sparsefn.axes import pattern_axis as pattern_axis
-from sparsefn.calls import call as call
-from sparsefn.calls import call_with_buffers as call_with_buffers
-from sparsefn.calls import check_shape, placed
 from sparsefn.gradients import value_and_grad as value_and_grad
 from sparsefn.sparse_modules import with_sparse_linears
+from sparsefn.stateless import call as call
+from sparsefn.stateless import call_with_buffers as call_with_buffers
+from sparsefn.stateless import check_shape, placed
 from sparsefn.tree import Tree, flatten
 from sparsefn.types import State
 from sparsefn.weights import weights_of as weights_of
-from sparsefn.wrappers import own_tensors
+from sparsefn.wrappers import own_tensors, unwrapped
 
 
 def params_of(module: nn.Module, *, trainable: bool = False) -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ def from_pruned(
     for a checkpoint that lacks a param or has it in another shape; what else is in it is ignored.
     """
     own = params_of(module)
-    tensors = {**own, **buffers_of(module)} if checkpoint is None else _without_wrappers(module, checkpoint)
+    tensors = {**own, **buffers_of(module)} if checkpoint is None else unwrapped(module, checkpoint)
     ours = own_tensors(module, "buffers")
     params: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
@@ -159,13 +159,3 @@ def from_pruned(
                 raise ValueError(f"expected a mask of zeros and ones at {name + '_mask'!r}")
             masks[name] = mask != 0
     return params, masks
-
-
-def _without_wrappers(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    # The state_dict of a wrapped module has the wrappers in its keys, but those for checkpointing take theirs out.
-    pairs = [(path, name) for name, (path, _) in own_tensors(module, "parameters").items()]
-    pairs += [(path.replace("_checkpoint_wrapped_module.", ""), name) for path, name in pairs]
-    layers = {path.rpartition(".")[0]: name.rpartition(".")[0] for path, name in pairs}
-    keys = {key: key.rpartition(".") for key in checkpoint}
-    named = {key: (layers.get(head, head), name) for key, (head, _, name) in keys.items()}
-    return {f"{head}.{name}" if head else name: checkpoint[key] for key, (head, name) in named.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 # The child that holds the wrapped module, and the classes that hold one so. Classes are told by name, as importing
@@ -54,6 +56,23 @@ def _without_wrappers(root: nn.Module, path: str) -> str:
             kept.append(part)
         owner = owner.get_submodule(part)
     return ".".join([*kept, parts[-1]])
+
+
+def unwrapped(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint of the module by the names of `own_tensors`, with or without wrappers in its keys.
+
+    >>> net = torch.nn.DataParallel(torch.nn.Linear(1, 1, bias=False))
+    >>> [list(unwrapped(net, checkpoint)) for checkpoint in (net.state_dict(), net.module.state_dict())]
+    [['weight'], ['weight']]
+
+    What is not beside a parameter keeps its key.
+    """
+    pairs = [(path, name) for name, (path, _) in own_tensors(module, "parameters").items()]
+    pairs += [(path.replace("_checkpoint_wrapped_module.", ""), name) for path, name in pairs]  # as state_dict has it
+    layers = {path.rpartition(".")[0]: name.rpartition(".")[0] for path, name in pairs}
+    keys = {key: key.rpartition(".") for key in checkpoint}
+    named = {key: (layers.get(head, head), name) for key, (head, _, name) in keys.items()}
+    return {f"{head}.{name}" if head else name: checkpoint[key] for key, (head, name) in named.items()}
 
 
 def check_not_parallel(module: nn.Module) -> None:

@@ -66,7 +66,7 @@ ORDER = (
     "dependencies",
     "sparse_modules",
     "gradients",
-    "calls",
+    "stateless",
     "modules",
     "derivatives",
     "curvature",
