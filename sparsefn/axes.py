@@ -1,11 +1,54 @@
-"""Whether a pattern lies along the axis that a layer sums over."""
+"""Along which axes of a weight a layer's inputs and outputs lie, and whether a pattern fits them."""
 
 from __future__ import annotations
 
-from torch import nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
 from sparsefn.patterns import Box, Pattern
+from sparsefn.weights import is_conv1d, is_weight, layer_of
+from sparsefn.wrappers import own_tensors
+
+
+def pattern_axis(module: nn.Module, path: str) -> int:
+    """The axis of a weight that the layer's product sums over, for `sf.patterns.nm` and `block`.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ConvTranspose2d(4, 8, 2))
+    >>> [sf.modules.pattern_axis(net, path) for path in ("0.weight", "1.weight")]
+    [1, 0]
+
+    `path` is the name of a parameter in `params_of(module)`. Patterns count axes in the tensor as it is, and hardware
+    that skips zeros wants N:M runs along the inputs: axis 1 for Linear, recurrent and attention weights and
+    convolutions, 0 for transposed convolutions and transformers' Conv1D, and the last, 2, for Bilinear, which sums
+    over 1 as well. Layers of two kinds take two patterns:
+
+    >>> where, params = sf.modules.weights_of(net), sf.modules.params_of(net)
+    >>> axes = {path: sf.modules.pattern_axis(net, path) for path, leaf in params.items() if where(path, leaf)}
+    >>> parts = []
+    >>> for axis in sorted({*axes.values()}):
+    ...     paths = [path for path in axes if axes[path] == axis]
+    ...     parts.append((paths, sf.ste(None, pattern=sf.patterns.nm(2, 4, axis=axis), where=paths)))
+    >>> masks = sf.partition(parts).init(params).masks
+    >>> masks["0.weight"].sum(1), masks["1.weight"].sum(0).unique()
+    (tensor([4, 4, 4, 4]), tensor([2]))
+
+    Raises ValueError for a path that is no parameter, and for a parameter that no product sums over.
+    """
+    return _axes(module, path)[0]
+
+
+def channel_axis(module: nn.Module, path: str) -> int:
+    """The axis of a weight that the layer's outputs lie along, for `sf.patterns.channel`.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ConvTranspose2d(4, 8, 2))
+    >>> [sf.modules.channel_axis(net, path) for path in ("0.weight", "1.weight")]
+    [0, 1]
+
+    Axis 1 for transposed convolutions (with groups: the outputs of one group) and transformers' Conv1D, else 0;
+    in recurrent and in-projection weights the gates or projections follow each other along it, which is
+    `channel(..., groups=)`. Raises as `pattern_axis` does.
+    """
+    return _axes(module, path)[1]
 
 
 def check_pattern_axis(module: nn.Module, path: str, pattern: Pattern) -> bool:
@@ -15,19 +58,16 @@ def check_pattern_axis(module: nn.Module, path: str, pattern: Pattern) -> bool:
     >>> [sf.modules.check_pattern_axis(net, "0.weight", sf.patterns.nm(2, 4, axis=a)) for a in (1, -1, 0)]
     [True, True, False]
 
-    `path` is the dotted name of a parameter. Hardware that skips zeros wants N:M runs and blocks along the axis
-    that the product sums over: 1 for Linear, recurrent and attention weights and convolutions, 0 for transposed
-    convolutions and transformers' Conv1D, 1 or 2 for Bilinear. Patterns without runs or blocks of a fixed
-    length pass, and so do weights that no product sums over (embeddings, biases, norms). Raises ValueError
-    for a path that is no parameter, and for a shape that the pattern does not divide.
+    `path` is the name of a parameter, and the axis the one that `pattern_axis` gives; either of Bilinear's is right.
+    Patterns without runs or blocks of a fixed length pass, and so do weights that no product sums over
+    (embeddings, biases, norms). Raises ValueError for a path that is no parameter, and for a shape that the pattern
+    does not divide.
     """
-    owner, _, name = path.rpartition(".")
-    params = dict(module.named_parameters(remove_duplicate=False))
-    if path not in params:
-        raise ValueError(f"expected the path of a parameter, got {path!r}; they are {', '.join(map(repr, params))}")
-    shape = tuple(params[path].shape)
-    inputs, runs = _inputs(module.get_submodule(owner), name, shape), run_axes(pattern, shape)
-    return not inputs or not runs or any(axis in inputs for axis in runs)
+    layer, param = _parameter(module, path)
+    runs = run_axes(pattern, tuple(param.shape))
+    if layer is None or not runs:
+        return True
+    return any(axis in runs for axis in ((1, 2) if isinstance(layer, nn.Bilinear) else (_axes(module, path)[0],)))
 
 
 def run_axes(pattern: Pattern, shape: Box) -> set[int]:
@@ -45,16 +85,19 @@ def run_axes(pattern: Pattern, shape: Box) -> set[int]:
     return {axis for box, larger in boxes for axis, (a, b) in enumerate(zip(box, larger, strict=True)) if a == b > 1}
 
 
-def _inputs(owner: nn.Module, name: str, shape: Box) -> tuple[int, ...]:
-    # The axes of a parameter that the layer's product sums over; none is known for what is not listed.
-    if len(shape) < 2:
-        return ()
-    if isinstance(owner, nn.Bilinear):
-        return (1, 2)
-    if isinstance(owner, _ConvTransposeNd) or type(owner).__name__ == "Conv1D":
-        return (0,)
-    if isinstance(owner, nn.Linear | _ConvNd | nn.RNNBase | nn.RNNCellBase):
-        return (1,)
-    if isinstance(owner, nn.MultiheadAttention) and name.endswith("proj_weight"):
-        return (1,)
-    return ()
+def _parameter(module: nn.Module, path: str) -> tuple[nn.Module | None, Tensor]:
+    # The layer is None where no product sums over the parameter, as far as the layer's type tells.
+    named = own_tensors(module, "parameters", tied=True)
+    if path not in named:
+        raise ValueError(f"expected the path of a parameter, got {path!r}; they are {', '.join(map(repr, named))}")
+    inside, param = named[path]
+    return layer_of(module, inside)[0] if is_weight(module, inside, param) else None, param
+
+
+def _axes(module: nn.Module, path: str) -> tuple[int, int]:
+    layer, _ = _parameter(module, path)
+    if layer is None:
+        raise ValueError(f"expected the weight of a layer that multiplies with it, got {path!r}")
+    if isinstance(layer, nn.Bilinear):
+        return 2, 0
+    return (0, 1) if isinstance(layer, _ConvTransposeNd) or is_conv1d(layer) else (1, 0)

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from sparsefn.ensemble import check_single
-from sparsefn.modules import buffers_of, call
+from sparsefn.modules import buffers_of, call_with_buffers
 from sparsefn.table import aligned
 from sparsefn.tree import flatten, is_sparse
 from sparsefn.types import State, effective
@@ -125,7 +125,9 @@ def _count(module: nn.Module, state: State, device: torch.device | None, args: A
             stack.enter_context(device)
         dense = stack.enter_context(FlopCounterMode(display=False))
         sparse = stack.enter_context(FlopCounterMode(display=False, custom_mapping=thinned.formulas()))
-        call(module, weights, *moved(args), buffers=moved(dict(buffers)), **moved(kwargs))
+        # A forward may checkpoint, as no backward follows: `call` refuses that where it is the first with such hooks.
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach))
+        call_with_buffers(module, weights, moved(dict(buffers)), *moved(args), **moved(kwargs))
     counts = [{path: sum(ops.values()) for path, ops in mode.get_flop_counts().items()} for mode in (dense, sparse)]
     # The counter names a module by the class of the root and its path.
     names = {path: f"{type(module).__name__}.{path}" for path, _ in module.named_modules(remove_duplicate=False)}

@@ -90,6 +90,7 @@ def nm(n: int | Tensor, m: int, axis: int = -1) -> Pattern:
     >>> sf.topk_mask(torch.tensor([4.0, 1.0, 2.0, 3.0]), None, pattern=sf.patterns.nm(2, 4))
     tensor([ True, False, False,  True])
 
+    The axis counts in the tensor as it is: `sf.modules.pattern_axis` says which one a layer sums over.
     0 <= n <= m, else ValueError; the axis must be divisible by m, else ValueError when a mask is
     made. `n` may be a 0-d int64 tensor, one a member of an ensemble: it is clamped, and give the
     algorithm no sparsity, which is not compared with it. Mishra et al. 2021, arXiv 2104.08378.
@@ -199,6 +200,7 @@ def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
     tensor([[False, False],
             [ True,  True]])
 
+    The axis counts in the tensor as it is: `sf.modules.channel_axis` says along which one a layer's outputs lie.
     `norm` is the order p of the vector norm: any float, inf included. With `groups`, slices compete inside
     each of so many equal blocks of them, such as the 4 gates of an LSTM, and an int count is a count of
     each block; an axis that they do not divide is a ValueError.

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from sparsefn.stateless import check_shape
+from sparsefn.wrappers import own_tensors, unwrapped
+
 _AO = "parametrizations"
 
 
@@ -34,9 +37,11 @@ def from_pruned(
     has it in another shape, and for a weight that torch.ao prunes by rows or with another parametrization besides;
     what else is in a checkpoint is ignored.
     """
-    own, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    own, buffers = (
+        {name: tensor for name, (_, tensor) in own_tensors(module, kind).items()} for kind in ("parameters", "buffers")
+    )
     _check_parametrizations(module)
-    tensors = {**own, **buffers} if checkpoint is None else checkpoint
+    tensors = {**own, **buffers} if checkpoint is None else unwrapped(module, checkpoint)
     params: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
     for path, param in own.items():
@@ -44,10 +49,10 @@ def from_pruned(
         key, mask_key = _keys(name, tensors)
         params[name] = tensors[key].detach().clone()
         masks[name] = torch.ones((), dtype=torch.bool, device=params[name].device)
-        _check_shape("a tensor", key, params[name], param)
+        check_shape("a tensor", key, params[name], param)
         if mask_key:
             mask = tensors[mask_key]
-            _check_shape("a mask", mask_key, mask, param)
+            check_shape("a mask", mask_key, mask, param)
             if not bool(((mask == 0) | (mask == 1)).all()):
                 raise ValueError(f"expected a mask of zeros and ones at {mask_key!r}")
             masks[name] = mask != 0
@@ -101,8 +106,3 @@ def _check_parametrizations(module: nn.Module) -> None:
                     f"expected FakeSparsity to be the one parametrization of {at!r}, got {', '.join(kinds)}; take the "
                     "others off with torch.nn.utils.parametrize.remove_parametrizations before sparsifier.prepare"
                 )
-
-
-def _check_shape(what: str, name: str, given: Tensor, like: Tensor) -> None:
-    if given.shape != like.shape:
-        raise ValueError(f"expected {what} of shape {tuple(like.shape)} at {name!r}, got {tuple(given.shape)}")

@@ -2,30 +2,66 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from sparsefn.calls import check_call
+from sparsefn.compiling import constant
 from sparsefn.tree import Tree, check_globs, flatten, glob_match
 from sparsefn.types import Where
 
-_DENSE = ("embedding", "norm", "lm_head", "pe_helper")
+_ANYWHERE = ("embed", "norm", "lm_head", "pe_helper", "rel_pos")
+_WORDS = {"emb", "wte", "wpe", "ln", "bias"}
+_LAST_WORDS = {"token", "tokens", "scale", "position", "positional"}
 
 
 def default_where(path: str, leaf: Tensor) -> bool:
-    """Whether a leaf is sparsified unless the caller says otherwise.
+    """Whether a leaf is sparsified by default: weights, heads but `lm_head` included, and no embedding or norm.
 
-    >>> sf.default_where("encoder.0.weight", torch.zeros(4, 4)), sf.default_where("encoder.0.bias", torch.zeros(4))
-    (True, False)
-    >>> sf.default_where("LayerNorm.weight", torch.zeros(4, 4))
-    False
+    >>> sizes = {"wte.weight": (9, 4), "ln.weight": (4, 4), "fc.weight": (4, 4), "fc.bias": (4,), "head.weight": (9, 4)}
+    >>> [path for path, shape in sizes.items() if sf.default_where(path, torch.zeros(shape))]
+    ['fc.weight', 'head.weight']
 
-    True for a leaf of two dimensions or more whose lower-cased path has none of `embedding`,
-    `norm`, `lm_head` and `pe_helper` in it.
+    True for a leaf of two dimensions or more, unless its lower-cased path
+
+    - has `embed`, `norm`, `lm_head`, `rel_pos` or `pe_helper` anywhere in it,
+    - has one of the words `emb`, `wte`, `wpe`, `ln` and `bias`, where words are what dots and underscores part,
+      without digits at their end,
+    - has one of the words `token`, `tokens`, `scale`, `position` and `positional` after its last dot, as `cls_token`,
+    - ends in `shared.weight`, the embedding of T5 and BART,
+    - ends in `weight_g` or `original0`, and one dimension at most is longer than 1: the magnitudes of weight norm.
+
+    So embeddings (of patches, too), positions, class tokens, norms, biases and scales stay dense under their usual
+    names. A path cannot tell an output head named `classifier`, `score`, `fc` or `head` from an inner layer of that
+    name: name it in your own `where`, or in `sf.partition`, to leave it dense. `lm_head` is most often the embedding
+    itself. For a module `sf.modules.weights_of` chooses by the types of layers.
     """
-    return leaf.ndim >= 2 and not any(word in path.lower() for word in _DENSE)
+    return leaf.ndim >= 2 and not _dense_name(path) and not is_magnitude(path, leaf)
+
+
+@constant
+def _dense_name(path: str) -> bool:
+    path = path.lower()
+    last = path.rpartition(".")[2]
+    words, last_words = ({word.rstrip("0123456789") for word in re.split("[._]", text)} for text in (path, last))
+    return (
+        any(part in path for part in _ANYWHERE)
+        or not words.isdisjoint(_WORDS)
+        or not last_words.isdisjoint(_LAST_WORDS)
+        or path.split(".")[-2:] == ["shared", "weight"]
+    )
+
+
+def is_magnitude(path: str, leaf: Tensor) -> bool:
+    """Whether a leaf is the magnitudes that weight norm keeps beside the directions of a weight.
+
+    >>> is_magnitude("parametrizations.weight.original0", torch.ones(4, 1)), is_magnitude("weight_v", torch.ones(4, 4))
+    (True, False)
+    """
+    return path.endswith(("_g", ".original0")) and sum(size > 1 for size in leaf.shape) <= 1
 
 
 def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tensor]:
@@ -85,17 +121,17 @@ def float_leaves(params: Tree) -> dict[str, Tensor]:
     return leaves
 
 
-def as_globs(where: object) -> list[str]:
+def as_globs(globs: object, what: str = "where", kinds: str = "a function, a glob or a sequence of globs") -> list[str]:
     """One glob or a sequence of them as a list; TypeError for anything else.
 
     >>> as_globs("head.*"), as_globs(("a", "b"))
     (['head.*'], ['a', 'b'])
     """
-    if isinstance(where, str):
-        return [where]
-    if not isinstance(where, Sequence):
-        raise TypeError(f"expected where to be a function, a glob or a sequence of globs, got {type(where).__name__}")
-    for glob in where:
+    if isinstance(globs, str):
+        return [globs]
+    if not isinstance(globs, Sequence):
+        raise TypeError(f"expected {what} to be {kinds}, got {type(globs).__name__}")
+    for glob in globs:
         if not isinstance(glob, str):
-            raise TypeError(f"expected where to hold globs, got {type(glob).__name__}")
-    return list(where)
+            raise TypeError(f"expected {what} to hold globs, got {type(glob).__name__}")
+    return list(globs)

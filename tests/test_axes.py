@@ -49,6 +49,41 @@ def test_runs_lie_along_the_input_channels(name):
             assert sf.modules.check_pattern_axis(layer, param, nm(2, 4, axis=same)) == (axis in inputs)
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_axes_of_inputs_and_outputs(name):
+    layer, param, inputs = LAYERS[name]
+    net = nn.ModuleDict({"body": nn.Sequential(layer)})
+    assert sf.modules.pattern_axis(net, f"body.0.{param}") == sf.modules.pattern_axis(layer, param) == max(inputs)
+    outputs = 1 if inputs == {0} else 0
+    assert sf.modules.channel_axis(net, f"body.0.{param}") == sf.modules.channel_axis(layer, param) == outputs
+
+
+def test_channels_are_the_outputs():
+    for layer, x in ((nn.ConvTranspose2d(2, 3, 2), torch.ones(1, 2, 4, 4)), (nn.Linear(2, 3), torch.ones(1, 4, 4, 2))):
+        axis = sf.modules.channel_axis(layer, "weight")
+        state = sf.static(1 / 3, pattern=sf.patterns.channel(axis)).init(sf.modules.params_of(layer))
+        out = sf.modules.call(layer, state, x).movedim(-1 if isinstance(layer, nn.Linear) else 1, 0)
+        assert sum(bool((channel == bias).all()) for channel, bias in zip(out, layer.bias, strict=True)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_parametrized_weights_have_the_axes_of_their_layer():
+    for make, directions, magnitudes in (
+        (
+            nn.utils.parametrizations.weight_norm,
+            "parametrizations.weight.original1",
+            "parametrizations.weight.original0",
+        ),
+        (nn.utils.weight_norm, "weight_v", "weight_g"),
+    ):
+        net = nn.Sequential(make(nn.ConvTranspose1d(4, 8, 3)))
+        assert sf.modules.pattern_axis(net, f"0.{directions}") == 0
+        assert not sf.modules.check_pattern_axis(net, f"0.{directions}", nm(2, 4, axis=1))
+        assert sf.modules.check_pattern_axis(net, f"0.{magnitudes}", nm(2, 4, axis=0))
+        with pytest.raises(ValueError, match="expected the weight of a layer that multiplies with it, got '0.*'"):
+            sf.modules.pattern_axis(net, f"0.{magnitudes}")
+
+
 def test_blocks():
     layer = nn.Linear(16, 8)
     found = [sf.modules.check_pattern_axis(layer, "weight", block(shape)) for shape in ((1, 4), (4, 1), (4, 4), (1, 1))]
@@ -58,6 +93,10 @@ def test_blocks():
 @pytest.mark.parametrize("name", FREE)
 def test_weights_that_no_product_sums_over_pass(name):
     layer, param = FREE[name]
+    for axis_of in (sf.modules.pattern_axis, sf.modules.channel_axis):
+        text = f"^expected the weight of a layer that multiplies with it, got '{param}'$"
+        with pytest.raises(ValueError, match=text):
+            axis_of(layer, param)
     for axis in range(layer.get_parameter(param).ndim):
         assert sf.modules.check_pattern_axis(layer, param, nm(2, 4, axis=axis))
 

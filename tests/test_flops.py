@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as hooks
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import sparsefn as sf
@@ -344,3 +345,19 @@ def test_buffers_may_be_given():
     assert module.times == 1
     with pytest.raises(ValueError, match=r"expected the buffers of the Gated, but missing are \['times'\]"):
         sf.report.flops(module, state, x, buffers={})
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_forward_with_activation_checkpointing_is_counted(grad):
+    class Checkpointing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False)
+
+    with torch.set_grad_enabled(grad):
+        module = Checkpointing()
+        report = flops(module, state_of(module), X)
+    assert (report.total.dense, report.total.sparse) == (2 * 15 * 64, 2 * 15 * 16)

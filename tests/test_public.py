@@ -27,13 +27,14 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def bound(module: ModuleType) -> list[str]:
-    """The public names that a module's text binds; those it imports count in a package's `__init__` alone."""
+    """The public names that a module's text binds; of imports in a package's `__init__` all, else `x as x`."""
     names = []
     body = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8")).body
     later = [inner for node in body if isinstance(node, ast.If) for inner in node.body]  # if TYPE_CHECKING: ...
     for node in [*body, *later]:
-        if isinstance(node, ast.Import | ast.ImportFrom) and hasattr(module, "__path__"):
-            names += [alias.asname or alias.name for alias in node.names]
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            handed_on = [alias for alias in node.names if hasattr(module, "__path__") or alias.asname == alias.name]
+            names += [alias.asname or alias.name for alias in handed_on]
         elif isinstance(node, ast.Assign):
             names += [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

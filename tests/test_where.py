@@ -1,28 +1,115 @@
 """Which leaves are sparsified: the default rule, functions, globs, and what is refused."""
 
+import re
+
 import pytest
 import torch
 
-from sparsefn.where import default_where, select_leaves
+from sparsefn.where import _ANYWHERE, _LAST_WORDS, _WORDS, default_where, select_leaves
 
 W, B = torch.zeros(2, 2), torch.zeros(2)
 
 
+# Names of real models, with shapes of as many dimensions as they have there.
+SPARSE = """
+    0.weight                                                    2 2
+    conv.weight                                                 2 2 3 3
+    transformer.h.0.attn.c_attn.weight                          4 12
+    transformer.h.0.mlp.c_fc.weight                             4 16
+    model.layers.0.self_attn.q_proj.weight                      4 4
+    model.layers.0.mlp.gate_proj.weight                         8 4
+    model.layers.0.mlp.shared_experts.up_proj.weight            8 4
+    model.layers.0.mlp.shared_expert_gate.weight                1 4
+    bert.encoder.layer.0.attention.self.query.weight            4 4
+    bert.pooler.dense.weight                                    4 4
+    encoder.block.0.layer.0.SelfAttention.q.weight              4 4
+    blocks.0.attn.qkv.weight                                    12 4
+    blocks.0.mlp_tokens.fc1.weight                              4 4
+    layers.0.blocks.0.attn.proj.weight                          4 4
+    layer1.0.conv1.weight                                       4 4 3 3
+    layer2.0.downsample.0.weight                                4 4 1 1
+    visual.proj                                                 4 4
+    text_projection                                             4 4
+    weight_ih_l0                                                8 2
+    lstm.weight_hh_l1_reverse                                   8 2
+    self_attn.in_proj_weight                                    12 4
+    self_attn.out_proj.weight                                   4 4
+    fc.parametrizations.weight.original1                        4 4
+    fc.parametrizations.weight.original                         4 4
+    fc.parametrizations.weight.original0                        4 4
+    fc.weight_v                                                 4 4
+    gate.w_g                                                    4 4
+    classifier.weight                                           3 4
+    score.weight                                                3 4
+    fc.weight                                                   3 4
+    head.weight                                                 3 4
+    regressor.weight                                            1 4
+    shared.0.weight                                             4 4
+    multi_scale.0.weight                                        4 4
+    token_mixer.weight                                          4 4
+    decomposition.weight                                        4 4
+"""
+DENSE = """
+    0.bias                                                      2
+    scale
+    transformer.wte.weight                                      9 4
+    transformer.wpe.weight                                      9 4
+    transformer.ln_f.weight                                     2 2
+    h.0.ln1.weight                                              2 2
+    lm_head.weight                                              9 4
+    LM_head.weight                                              9 4
+    model.embed_tokens.weight                                   9 4
+    model.layers.0.input_layernorm.weight                       4
+    model.decoder.embed_positions.weight                        9 4
+    embed_out.weight                                            9 4
+    bert.embeddings.word_embeddings.weight                      9 4
+    bert.embeddings.token_type_embeddings.weight                2 4
+    bert.embeddings.LayerNorm.weight                            4 4
+    tok_Embeddings.weight                                       9 4
+    tok_emb.weight                                              9 4
+    pos_emb                                                     1 9 4
+    shared.weight                                               9 4
+    model.shared.weight                                         9 4
+    encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight   32 4
+    encoder.layer.0.attention.rel_embeddings.weight             9 4
+    pos_embed                                                   1 9 4
+    cls_token                                                   1 1 4
+    dist_token                                                  1 1 4
+    mask_tokens                                                 1 3 4
+    patch_embed.proj.weight                                     4 3 2 2
+    vit.embeddings.patch_embeddings.projection.weight           4 3 2 2
+    layers.0.blocks.0.attn.relative_position_bias_table         9 4
+    layers.0.blocks.0.attn.logit_scale                          4 1 1
+    blocks.0.attn.rel_pos_h                                     9 4
+    visual.class_embedding                                      4
+    positional_embedding                                        9 4
+    encoder.positional                                          9 4
+    bn1.weight                                                  4
+    layer2.0.downsample.1.weight                                4
+    self_attn.bias_k                                            1 1 4
+    transformer.r_w_bias                                        2 4
+    fc.parametrizations.weight.original0                        4 1
+    parametrizations.weight.original0                           4 1 1 1
+    conv.weight_g                                               4 1 1 1
+    lstm.weight_hh_l0_g                                         8 1
+    x.pe_helper.y                                               2 2
+"""
+
+
+def rows(table):
+    return [(path, tuple(map(int, shape))) for path, *shape in map(str.split, table.strip().splitlines())]
+
+
 @pytest.mark.parametrize(
-    ("path", "shape", "chosen"),
-    [
-        ("0.weight", (2, 2), True),
-        ("conv.weight", (2, 2, 3, 3), True),
-        ("0.bias", (2,), False),
-        ("scale", (), False),
-        ("tok_Embeddings.weight", (2, 2), False),
-        ("LayerNorm.weight", (2, 2), False),
-        ("LM_head.weight", (2, 2), False),
-        ("x.pe_helper.y", (2, 2), False),
-    ],
+    ("path", "shape", "chosen"), [(*row, table is SPARSE) for table in (SPARSE, DENSE) for row in rows(table)]
 )
 def test_default_where(path, shape, chosen):
     assert default_where(path, torch.zeros(shape)) is chosen
+
+
+def test_the_words_of_the_docstring_are_those_of_the_rule():
+    named = set(re.findall("`([a-z_0-9]+)`", default_where.__doc__))
+    assert {*_ANYWHERE, *_WORDS, *_LAST_WORDS} <= named
 
 
 def test_order_is_optrees_whatever_the_insertion():

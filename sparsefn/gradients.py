@@ -1,0 +1,80 @@
+"""Values and gradients of a loss, by the fastest way that is right where it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.tree import Tree, flatten
+from sparsefn.where import float_leaves
+
+Differentiated = tuple[Sequence[Tensor], tuple[Tensor, Tree]]
+
+
+def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., tuple[Any, Tree]]:
+    """`f(params, ...) -> (value, gradient)` for `loss(params, ...)`.
+
+    >>> f = sf.modules.value_and_grad(lambda params, x: (params["w"] * x).sum())
+    >>> f({"w": torch.tensor([1.0, 2.0]), "unused": torch.ones(1)}, torch.tensor([3.0, 4.0]))
+    (tensor(11.), {'w': tensor([3., 4.]), 'unused': tensor([0.])})
+
+    The gradient has the structure of params, with zeros for what is not used. With `has_aux` the loss
+    returns `(value, aux)` and f `((value, aux), gradient)`; aux is a tree of tensors. Under a transform
+    or `torch.compile`, in inference mode and for tensors made there this is `torch.func.grad_and_value`, else
+    `torch.autograd.grad`, which is faster; results are detached from any graph outside `torch.func` and no `.grad`
+    is touched. They are the same, but for the last bits where torch has a formula of its own for a backward that
+    may be differentiated again (group norm): see docs/training-step.md. Raises TypeError for params that are not
+    floating point, ValueError for a loss that is not 0-d.
+    """
+
+    def value_and_gradient(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+        leaves, rebuild = list(float_leaves(params).values()), flatten(params)[1]
+
+        def run(inputs: list[Tensor]) -> tuple[Tensor, Tree]:
+            return _pair(loss(rebuild(inputs), *args, **kwargs), has_aux)
+
+        if _transformed():
+            grads, (value, aux) = torch.func.grad_and_value(run, has_aux=True)(leaves)
+        elif _inference((leaves, args, kwargs)):
+            with torch.no_grad():  # which keeps other tensors that require a gradient out of it
+                grads, (value, aux) = torch.func.grad_and_value(run, has_aux=True)(leaves)
+        else:
+            grads, (value, aux) = _autograd(run, leaves)
+        return (value, aux) if has_aux else value, rebuild(grads)
+
+    return value_and_gradient
+
+
+def _transformed() -> bool:
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _inference(tree: Tree) -> bool:
+    # Autograd records nothing in inference mode, and nothing of tensors made there; torch.func differentiates both.
+    leaves = optree.tree_leaves(tree)
+    return torch.is_inference_mode_enabled() or any(isinstance(x, Tensor) and x.is_inference() for x in leaves)
+
+
+def _pair(result: Any, has_aux: bool) -> tuple[Tensor, Tree]:
+    if has_aux and not (isinstance(result, tuple) and len(result) == 2):
+        raise TypeError(f"expected the loss to return (value, aux), got {type(result).__name__}")
+    value, aux = result if has_aux else (result, ())
+    if not isinstance(value, Tensor) or value.ndim:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"expected the loss to be a 0-d tensor, got {got}")
+    return value, aux
+
+
+def _autograd(run: Callable[[list[Tensor]], tuple[Tensor, Tree]], leaves: list[Tensor]) -> Differentiated:
+    with torch.enable_grad():
+        inputs = [leaf.detach().requires_grad_() for leaf in leaves]
+        value, aux = run(inputs)
+    if value.requires_grad and inputs:
+        grads: Sequence[Tensor] = torch.autograd.grad(value, inputs, materialize_grads=True)
+    else:  # a loss that uses no param
+        grads = [torch.zeros_like(leaf) for leaf in leaves]
+    return grads, (value.detach(), optree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, aux))

@@ -1,0 +1,93 @@
+"""Names of a module's tensors without what wrappers put into them: data parallelism, torch.compile, checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+# The child that holds the wrapped module, and the classes that hold one so. Classes are told by name, as importing
+# them would load torch's compiler.
+_CHILDREN = {
+    "module": {"DistributedDataParallel", "DataParallel"},
+    "_orig_mod": {"OptimizedModule"},
+    "_checkpoint_wrapped_module": {"ActivationWrapper"},
+}
+
+
+def wrapped_child(module: nn.Module) -> str | None:
+    """The name of the child that a wrapper of torch's holds, None for any other module.
+
+    >>> wrapped_child(torch.nn.DataParallel(torch.nn.Linear(1, 1)))
+    'module'
+    >>> wrapped_child(torch.nn.ModuleDict({"module": torch.nn.Linear(1, 1)}))
+    """
+    kinds = {kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")}
+    return next((child for child, names in _CHILDREN.items() if names & kinds), None)
+
+
+def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str, tuple[str, Tensor]]:
+    """`{name: (dotted path in the module, tensor)}` of the parameters or buffers of a module.
+
+    >>> net = torch.nn.Sequential(torch.nn.DataParallel(torch.nn.Linear(1, 1, bias=False)))
+    >>> {name: path for name, (path, _) in own_tensors(net, "parameters").items()}
+    {'0.weight': '0.module.weight'}
+
+    Names are those that the module has without wrappers. `kind` is "parameters" or "buffers"; a tied tensor is
+    there once, under its first name, or with `tied` under each. Raises TypeError for what is no module.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected a module first, as in call(module, state, x), got {type(module).__name__}")
+    prefix, inner = "", module
+    while child := wrapped_child(inner):  # a checkpointing wrapper has names of its own for what it holds
+        prefix, inner = f"{prefix}{child}.", inner.get_submodule(child)
+    named = inner.named_parameters if kind == "parameters" else inner.named_buffers
+    return {
+        _without_wrappers(inner, name): (prefix + name, tensor) for name, tensor in named(remove_duplicate=not tied)
+    }
+
+
+def _without_wrappers(root: nn.Module, path: str) -> str:
+    if not any(child in path for child in _CHILDREN):
+        return path
+    parts, owner, kept = path.split("."), root, []
+    for part in parts[:-1]:
+        if part not in _CHILDREN or wrapped_child(owner) != part:
+            kept.append(part)
+        owner = owner.get_submodule(part)
+    return ".".join([*kept, parts[-1]])
+
+
+def unwrapped(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint of the module by the names of `own_tensors`, with or without wrappers in its keys.
+
+    >>> net = torch.nn.DataParallel(torch.nn.Linear(1, 1, bias=False))
+    >>> [list(unwrapped(net, checkpoint)) for checkpoint in (net.state_dict(), net.module.state_dict())]
+    [['weight'], ['weight']]
+
+    What is not beside a parameter keeps its key.
+    """
+    pairs = [(path, name) for name, (path, _) in own_tensors(module, "parameters").items()]
+    pairs += [(path.replace("_checkpoint_wrapped_module.", ""), name) for path, name in pairs]  # as state_dict has it
+    layers = {path.rpartition(".")[0]: name.rpartition(".")[0] for path, name in pairs}
+    keys = {key: key.rpartition(".") for key in checkpoint}
+    named = {key: (layers.get(head, head), name) for key, (head, _, name) in keys.items()}
+    return {f"{head}.{name}" if head else name: checkpoint[key] for key, (head, name) in named.items()}
+
+
+def check_not_parallel(module: nn.Module) -> None:
+    """Raise ValueError for a module that is, or holds, a wrapper for data parallelism.
+
+    >>> check_not_parallel(torch.nn.DataParallel(torch.nn.Linear(1, 1)))
+    Traceback (most recent call last):
+        ...
+    ValueError: expected a module without data parallelism, as gradients would not be reduced over its copies, but it is
+    a DataParallel: pass its `.module`, and reduce the gradients yourself
+    """
+    for path, part in module.named_modules():
+        if wrapped_child(part) == "module":
+            raise ValueError(
+                "expected a module without data parallelism, as gradients would not be reduced over its copies, but "
+                f"{f'{path!r} in it' if path else 'it'} is a {type(part).__name__}: pass its `.module`, and reduce the "
+                "gradients yourself"
+            )
