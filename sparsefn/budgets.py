@@ -78,7 +78,7 @@ def _whole(
     if isinstance(fraction, Tensor):
         return tensor(fraction.double() * n).to(torch.int64)
     if isinstance(n, Tensor):
-        return tensor(n * torch.full((), fraction, dtype=torch.float64)).to(torch.int64)
+        return tensor(n * torch.full((), fraction, dtype=torch.float64, device=n.device)).to(torch.int64)
     return number(fraction * n)
 
 
@@ -256,7 +256,7 @@ def spread(count: int | Tensor, groups: int) -> int | Tensor:
     if isinstance(count, int) and count % groups == 0:
         return count // groups
     extra = count % groups
-    device = count.device if isinstance(count, Tensor) else None
+    device = count.device if isinstance(count, Tensor) else torch.device("cpu")
     return count // groups + (torch.arange(groups, device=device) < extra)
 
 

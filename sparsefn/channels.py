@@ -124,7 +124,7 @@ class Plan:
     def number(self, n: int) -> Tensor:
         """Numbers for n new channels."""
         self.count += n
-        return torch.arange(self.count - n, self.count)
+        return torch.arange(self.count - n, self.count, device="cpu")
 
     def pin(self, values: Value) -> None:
         """Keep every channel in nested values."""
@@ -132,7 +132,7 @@ class Plan:
 
     def removed(self) -> Tensor:
         """Which channels can go: none that is one with a pinned channel."""
-        pinned = torch.zeros(self.count, dtype=torch.bool)
+        pinned = torch.zeros(self.count, dtype=torch.bool, device="cpu")
         for ids in self.pins:
             pinned[ids] = True
         sides = [side.ids for pair in self.sizes.values() for side in pair if isinstance(side, Channels)]

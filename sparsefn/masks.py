@@ -184,7 +184,7 @@ def from_dict(params: Tree, given: Mapping[str, Tensor], where: Where = default_
     for path in select_leaves(params, where):
         if path not in given:
             raise ValueError(f"from_dict: expected a mask for {path!r}, which is to be sparse; there are {known}")
-    true = torch.ones((), dtype=torch.bool)
+    true = torch.ones((), dtype=torch.bool, device="cpu")
     return map_with_path(lambda path, x: given[path] != 0 if path in given else true.to(x.device), params)
 
 
@@ -222,8 +222,8 @@ def checkerboard(shape: Sequence[int], sparsity: float | Tensor, *, device: torc
     dimensions.
     """
     check_sparsity(sparsity)
-    if device is None and isinstance(sparsity, Tensor):
-        device = sparsity.device
+    if device is None:
+        device = sparsity.device if isinstance(sparsity, Tensor) else torch.device("cpu")
     model = torch.empty((), device=device)
     density = 1 - like(model, sparsity).to(model.device, torch.float64)
     if not shape or min(shape) < 0:
@@ -263,7 +263,7 @@ def _bytes(mask: Tensor) -> Tensor:
     bits = functional.pad(mask.reshape(-1), (0, -mask.numel() % 8)).reshape(-1, 8).to(torch.uint8)
     out = bits[:, 0]
     for j in range(1, 8):
-        out = out | (bits[:, j] << j)
+        out = out | bits[:, j] * (1 << j)  # DTensor forgets to shift
     return out
 
 

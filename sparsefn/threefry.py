@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import blocks, elementary
-from sparsefn.arrays import Array, See, array, memory
+from sparsefn.arrays import Array, See, array, check_device, memory
 from sparsefn.blocks import MASK32, PARITY, ROTATIONS, Place
 from sparsefn.numerics import batch_first
 
@@ -82,6 +82,7 @@ def draw(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype
     plain = _plain(key, index, array)
     if plain is not None:
         return _drawn(plain, n, law, dtype)
+    check_device("a key and its indices", key.device, index)
     if torch.compiler.is_compiling() and index is None and law in ("words", "uniform") and _is_large(n):
         return _traced(key, n, law, dtype)
     drawn: Tensor = operator(key, index, n, law, dtype)

@@ -158,7 +158,7 @@ def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     sparsity = level_at(level, 0)
     if isinstance(sparsity, Tensor):
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
-    return {path: checkerboard(leaf.shape, sparsity).to(leaf.device) for path, leaf in leaves.items()}
+    return {path: checkerboard(leaf.shape, sparsity, device=leaf.device) for path, leaf in leaves.items()}
 
 
 def _drawn(leaves: Leaves, rule: Rule, sparsity: Sparsity, key: Tensor) -> Leaves:

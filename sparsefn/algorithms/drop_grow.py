@@ -171,9 +171,9 @@ def _within(rows: Tensor, open_: Tensor | None) -> Tensor:
 def _counted(count: Callable[[Any, Any], Any], rates: list[Any], had: Tensor, groups: list[int]) -> Tensor:
     # Our own rules take the groups of all leaves at once, others those of a leaf, and may give an int.
     if count in (rounded, rounded_up, rounded_down) and all(rate is rates[0] for rate in rates):
-        return torch.as_tensor(count(rates[0], had))
+        return torch.as_tensor(count(rates[0], had), device=had.device)
     given = [count(rate, n) for rate, n in zip(rates, torch.split(had, groups), strict=True)]
-    return end_to_end([n if isinstance(n, int) else torch.as_tensor(n) for n in given], groups, had.device)
+    return end_to_end(given, groups, had.device)
 
 
 def _sizes(active: list[Tensor], free: list[Tensor | None]) -> Tensor:
@@ -206,7 +206,7 @@ def _moved(
     shares = plan.share({path: stats[path] for path in paths}, masks, kept)
     caps = dict(zip(paths, space.unbind(), strict=True))
     regrown = allocate(shares, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
-    return left + torch.stack([torch.as_tensor(regrown[path]) for path in paths])
+    return left + end_to_end([regrown[path] for path in paths], [1] * len(paths), left.device)
 
 
 def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: str, step: Step) -> State:

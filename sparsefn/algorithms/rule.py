@@ -186,7 +186,7 @@ class Rule(NamedTuple):
         allow_, deny_, held_ = (self.split(field, flags, scores) for flags in (allow, deny, held))
         allow_ = [allowed_rows(self.pattern, scores[p], flags) for p, flags in zip(field, allow_, strict=True)]
         sizes = {path: (row.shape[-1],) for path, row in zip(field, rows, strict=True)}
-        limits = list(self.distribution.bounds(sizes, torch.zeros(())).values())
+        limits = list(self.distribution.bounds(sizes, torch.zeros((), device="cpu")).values())
         if any(most < n for (_, most), (n,) in zip(limits, sizes.values(), strict=True)):
             # Those beyond the most that a leaf keeps are barred.
             left = [most - _had(flags) for (_, most), flags in zip(limits, held_, strict=True)]
