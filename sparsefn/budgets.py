@@ -49,6 +49,8 @@ def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
 
     >>> rounded(0.5, 5), rounded(0.5, torch.tensor([5, 7]))
     (2, tensor([2, 4]))
+
+    Of a NaN in a tensor nothing is taken; a float that is NaN is a ValueError.
     """
     return _whole(fraction, n, round, torch.round)
 
@@ -75,11 +77,14 @@ def rounded_down(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
 def _whole(
     fraction: Sparsity, n: int | Tensor, number: Callable[[float], int], tensor: Callable[[Tensor], Tensor]
 ) -> int | Tensor:
-    if isinstance(fraction, Tensor):
-        return tensor(fraction.double() * n).to(torch.int64)
-    if isinstance(n, Tensor):
-        return tensor(n * torch.full((), fraction, dtype=torch.float64, device=n.device)).to(torch.int64)
-    return number(fraction * n)
+    if not isinstance(fraction, Tensor):
+        if fraction != fraction:
+            raise ValueError(f"expected a fraction in [0, 1], got {fraction}")
+        if not isinstance(n, Tensor):
+            return number(fraction * n)
+        fraction = torch.full((), fraction, dtype=torch.float64, device=n.device)
+    part = torch.nan_to_num(fraction.double() * n, nan=0.0)  # what NaN casts to depends on the processor
+    return tensor(part).to(torch.int64)
 
 
 def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
@@ -89,9 +94,11 @@ def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
     (1, 3)
 
     An int for a float, a 0-d int64 tensor for a 0-d tensor. Errors as in the argument's description:
-    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN.
+    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN. A tensor, which is not looked at, is clamped,
+    and NaN in it is sparsity 0: everything is kept.
     """
-    return n - rounded(check_sparsity(sparsity), n)
+    checked = check_sparsity(sparsity)
+    return n - rounded(checked.clamp(0.0, 1.0) if isinstance(checked, Tensor) else checked, n)
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:

@@ -217,7 +217,7 @@ def checkerboard(shape: Sequence[int], sparsity: float | Tensor, *, device: torc
 
     Every row of the last dimension keeps about `(1 - sparsity) * columns`; leading dimensions count
     as rows in row-major order. `sparsity` is a float in [0, 1] or a 0-d floating tensor (which may
-    be batched). 1.0, and any density under 2**-31, keeps nothing. Raises TypeError for an int
+    be batched; NaN is 0). 1.0, and any density under 2**-31, keeps nothing. Raises TypeError for an int
     sparsity, ValueError outside [0, 1] (the value of a tensor is not looked at) or for a shape without
     dimensions.
     """
@@ -225,7 +225,7 @@ def checkerboard(shape: Sequence[int], sparsity: float | Tensor, *, device: torc
     if device is None:
         device = sparsity.device if isinstance(sparsity, Tensor) else torch.device("cpu")
     model = torch.empty((), device=device)
-    density = 1 - like(model, sparsity).to(model.device, torch.float64)
+    density = 1 - like(model, sparsity).to(model.device, torch.float64).nan_to_num(0.0)
     if not shape or min(shape) < 0:
         raise ValueError(f"expected a shape of one dimension or more, none negative, got {tuple(shape)}")
     columns, rows = shape[-1], math.prod(shape[:-1])

@@ -23,7 +23,7 @@ _SORTED = 1 << 11  # so many are sorted sooner than partitioned
 SMALL = 1 << 15  # no more scores than this are looked at all at once
 _SURE = 2.5  # standard deviations of a rank in the sample on either side; a miss costs another pass
 _FEW = 7  # as many equal ones around the wanted rank are chance
-_CROWDED = 24  # one score in so many is collected, if more are inside the bracket
+_CROWDED = 32  # one score in so many is collected, if more are inside the bracket
 _MOST = 1 << 16  # so many are collected in any case
 _HEAVY = 32  # a value that more than one in so many of the sample have is tried by itself
 
@@ -148,10 +148,10 @@ def _search(parts: Sequence[Part], share: float, k: int, absolute: bool) -> None
                 known = known._replace(high=value, high_open=True)
             continue
         found = passes.run(partial(_collect, bracket, [max(passes.size // _CROWDED, _MOST)]))
-        need, inside = k - sum(at.above for at in found), sum(at.inside for at in found)
-        values = np.concatenate([at.values for at in found])
+        need, inside = k - sum(above for above, *_ in found), sum(count for _, count, *_ in found)
+        values = np.concatenate([scores for *_, scores in found])
         if 0 <= need <= inside == values.size:
-            return _finish(passes.parts, [at.places for at in found], best(values, need))
+            return _finish(passes.parts, [places for *_, places, _ in found], best(values, need))
         if 0 <= need <= inside:  # too many to collect: those that were are a closer sample
             known, sample, share, reach = bracket, values[:: values.size >> 15 | 1].copy(), need / inside, _SURE
             del found, values  # before the next are collected
@@ -229,18 +229,9 @@ def _numbers(at: Part, room: Room) -> None:
         bar(at, start, stop, winners)
 
 
-class _Found(NamedTuple):
-    """How many are above a bracket and inside it, with the places and scores of those inside that were collected."""
-
-    above: int
-    inside: int
-    places: Array
-    values: Array
-
-
-def _collect(bracket: _Bracket, spare: list[int], at: Part, room: Room) -> _Found:
-    # Those above the bracket go into the mask. Those inside are collected while places are to spare, of which all
-    # threads have the same; a count that they miss costs memory alone.
+def _collect(bracket: _Bracket, spare: list[int], at: Part, room: Room) -> tuple[int, int, Array, Array]:
+    # How many are above the bracket, which go into the mask, and inside, with the places and scores of those. They are
+    # collected while places are to spare, for all threads together; a count that these miss costs memory alone.
     above, inside, places, values = 0, 0, [np.empty(0, np.int64)], [room.scores[:0]]
     for start, stop, scores, winners, flags in room.blocks(at):
         bracket.exceeds(scores, bracket.high, out=winners)
@@ -257,7 +248,7 @@ def _collect(bracket: _Bracket, spare: list[int], at: Part, room: Room) -> _Foun
         spare[0] -= found.size
         values.append(scores[found])
         places.append(found + start)
-    return _Found(above, inside, np.concatenate(places), np.concatenate(values))
+    return above, inside, np.concatenate(places), np.concatenate(values)
 
 
 def _finish(parts: Sequence[Part], places: Sequence[Array], keep: Array) -> None:

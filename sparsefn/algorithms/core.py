@@ -49,10 +49,10 @@ def as_level(sparsity: Any, what: str = "sparsity") -> Schedule | None:
 
 
 def level_at(level: Schedule, step: Step) -> Sparsity:
-    """The sparsity at a step; a schedule that leaves [0, 1] is clamped to it."""
+    """The sparsity at a step; a schedule that leaves [0, 1] is clamped to it, and NaN in a tensor is 0."""
     value = level(step)
     if isinstance(value, Tensor):
-        return value.clamp(0.0, 1.0)
+        return value.nan_to_num(0.0).clamp(0.0, 1.0)
     if value != value:
         raise ValueError(f"expected a sparsity schedule to give numbers, got {value} at step {step}")
     return float(min(max(value, 0.0), 1.0))
