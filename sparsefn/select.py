@@ -102,7 +102,8 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
 
     `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern; `nm` and
     `nearly_diagonal` fix it (pass None). An int outside [0, units of a group], or another than the
-    pattern's, is a ValueError; a tensor is clamped, to what the pattern fixes if it does. Returns a bool mask of the shape of `scores`.
+    pattern's, is a ValueError; a tensor is not compared: it is clamped, or what is fixed is taken.
+    Returns a bool mask of the shape of `scores`.
     """
     shape = tuple(scores.shape)
     count = _check_count("n_keep", _settled(pattern, "n_keep", n_keep, shape), *row_shape(pattern, shape))

@@ -39,7 +39,8 @@ def test_every_factory_names_its_device(file):
 
 
 def test_the_rule_finds_what_it_looks_for():
-    source = "def f(x):\n    return torch.tensor(1) + torch.as_tensor(x, device=x.device) + np.zeros(2) + torch.where(x, 1, 2)"
+    said, other = "torch.as_tensor(x, device=x.device)", "np.zeros(2) + torch.where(x, 1, 2)"
+    source = f"def f(x):\n    return torch.tensor(1) + {said} + {other}"
     assert unplaced(source) == ["line 2: torch.tensor(1)"]
     assert {"tensor", "as_tensor", "arange", "full", "zeros", "ones", "empty", "eye", "sparse_csr_tensor"} <= FACTORIES
 

@@ -248,6 +248,10 @@ def test_counts_are_checked():
         sf.topk_mask(x, torch.tensor([1, 2]))
     with pytest.raises(ValueError, match=r"nm\(1, 3, axis=-1\) fixes n_keep at 1, got 2"):
         sf.topk_mask(x, 2, pattern=sf.patterns.nm(1, 3))
+    with pytest.raises(TypeError, match="expected n_keep of an integer dtype, got torch.float32"):
+        sf.topk_mask(x, torch.tensor(1.0), pattern=sf.patterns.nm(1, 3))
+    with pytest.raises(ValueError, match=r"expected n_keep of shape \(\) or \(1,\), got \(2,\)"):
+        sf.topk_mask(x, torch.tensor([1, 1]), pattern=sf.patterns.nm(1, 3))
     with pytest.raises(TypeError, match="expected floating-point scores, got torch.int64"):
         sf.topk_mask(torch.ones(3, dtype=torch.int64), 1)
     with pytest.raises(ValueError, match=r"expected a bool mask of shape \(3,\), got torch.bool \(2,\)"):
@@ -269,3 +273,14 @@ def test_groups_along_any_axis(kind, axis, m):
     state = sf.gmp(None, pattern=pattern, pruned="keep").init({"w": x})
     magnitude = torch.stack([as_mask(order(row, range(m))[: m // 2], m) for row in rows.abs().tolist()])
     assert torch.equal(state.masks["w"], from_rows(pattern, magnitude, tuple(x.shape)))
+
+
+def test_what_a_pattern_fixes_is_taken_where_the_count_is_a_tensor():
+    x = torch.randn(4, 8)
+    for pattern in (sf.patterns.nm(2, 4), sf.patterns.nearly_diagonal(3)):
+        want = sf.topk_mask(x, None, pattern=pattern)
+        for count in (2, 0, 99):
+            assert torch.equal(sf.topk_mask(x, torch.tensor(count), pattern=pattern), want)
+    counts = torch.tensor([1, 2])
+    many = torch.vmap(lambda n: sf.topk_mask(x, n, pattern=sf.patterns.nm(2, 4)))(counts)
+    assert torch.equal(many[0], many[1])
