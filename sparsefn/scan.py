@@ -245,6 +245,7 @@ def _collect(bracket: _Bracket, spare: list[int], at: Part, room: Room) -> tuple
             continue
         found = np.flatnonzero(flags)
         inside += found.size
+        found = found[: spare[0]]
         spare[0] -= found.size
         values.append(scores[found])
         places.append(found + start)
