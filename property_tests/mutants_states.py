@@ -100,6 +100,11 @@ def _as_it_lies(state: sf.State, grads: Tree, step: Any) -> Tree:
     return each(lambda g: g.as_strided(g.shape, torch.empty(g.shape, device="meta").stride()).abs(), grads)
 
 
+def _by_threads(units: Tensor) -> Tensor:
+    parts = [part.sum(-1) for part in units.tensor_split(torch.get_num_threads(), -1)]
+    return torch.stack(parts).sum(0) / units.shape[-1]
+
+
 def _sized_once(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     sizes: dict[str, int] = {}
     score = per_leaf(
@@ -204,6 +209,17 @@ STATES = [
         ),
     ),
     mutant("a gradient is read as it lies in memory", "memory_does_not_matter", "rigl", rigl(grow=_as_it_lies)),
+    mutant(
+        "a unit is summed in as many parts as there are threads",
+        "order_of_sums_is_fixed",
+        "gmp block global",
+        lambda s, key, _: sf.gmp(
+            ramp(s),
+            when=EVEN,
+            distribution=sf.budgets.global_(),
+            pattern=sf.patterns.block((2, 2), reduce=_by_threads),
+        ),
+    ),
     mutant("draws are numbered by calls", "runs_repeat", "set", _counted_in_a_closure),
     mutant("draws are numbered by the order of a dict", "runs_repeat", "static", _numbered_by_insertion),
     mutant(

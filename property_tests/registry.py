@@ -72,7 +72,7 @@ def chosen(params: Tree) -> list[str]:
 
 
 def checkerboards(sparsity: Any, params: Tree) -> sf.Algorithm:
-    paths, true = chosen(params), torch.ones((), dtype=torch.bool)
+    paths, true = chosen(params), torch.ones((), dtype=torch.bool, device="cpu")
     masks = [sf.masks.checkerboard(x.shape, sparsity) if p in paths else true for p, x in leaves(params).items()]
     return sf.from_masks(optree.tree_unflatten(optree.tree_structure(params), masks))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import passes
-from sparsefn.arrays import BLOCK, array
+from sparsefn.arrays import BLOCK, array, fresh
 from sparsefn.elementary import sqrt
 
 
@@ -61,9 +61,9 @@ def step(
         if flat is None:
             results.append(_in_torch(numbers, g, m, v, p))
         else:
-            fresh = torch.empty_like(g), torch.empty_like(g), torch.empty_like(g)
-            results.append(fresh)
-            rows.append((*flat, *(x.numpy().reshape(-1) for x in fresh)))
+            (update, a), (mu, b), (nu, c) = (fresh(flat[0], g.dtype) for _ in range(3))
+            results.append((update.reshape(g.shape), mu.reshape(g.shape), nu.reshape(g.shape)))
+            rows.append((*flat, a, b, c))
     if rows:
         passes.run(lambda blocks: _in_blocks(numbers, blocks), rows)
     return results

@@ -13,13 +13,22 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.jit import is_tracing  # type: ignore[attr-defined]
+from torch._C import DispatchKey, DispatchKeySet, _dispatch_keys, _is_tracing
+from torch._C._functorch import TransformType, get_interpreter_stack
+from torch.compiler import is_compiling
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Array: TypeAlias = np.ndarray[Any, Any]
 See: TypeAlias = Callable[[Tensor], Array | None]  # `array`, or `memory` inside an operator
+Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
 Out = TypeVar("Out")
+
+# A dense CPU tensor that nothing wraps and nothing is yet to be done to, made under autograd or under inference_mode.
+_DENSE = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutocastCPU)
+_TRACKED = _DENSE.add(DispatchKey.ADInplaceOrView).add(DispatchKey.AutogradCPU)
+_PLAIN = frozenset((_DENSE.raw_repr(), _TRACKED.raw_repr()))
+_KINDS = frozenset((Tensor, torch.nn.Parameter))  # a subclass may mean something else by its memory
 
 BLOCK = 1 << 17  # elements at a time: two float32 buffers of it fit the second cache of a core
 _MANY = 1 << 20  # fewer elements than this are not worth a second thread
@@ -37,8 +46,13 @@ def array(x: Tensor) -> Array | None:
     bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through it, and it must not be
     written to unless the tensor was made for that.
     """
-    traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or is_tracing()  # type: ignore[no-untyped-call]
-    return None if traced else memory(x)
+    if is_compiling() or is_in_torch_dispatch_mode() or _is_tracing():
+        return None
+    # Under grad or functionalize torch wraps what is made from any memory, so that writing to it would not reach it.
+    levels = get_interpreter_stack()
+    if levels is not None and any(level.key() != TransformType.Vmap for level in levels):
+        return None
+    return memory(x)
 
 
 def memory(x: Tensor) -> Array | None:
@@ -47,12 +61,63 @@ def memory(x: Tensor) -> Array | None:
     >>> from sparsefn import arrays
     >>> arrays.memory(torch.tensor([1.0, 2.0]))
     array([1., 2.], dtype=float32)
+
+    Wrapped tensors have a `numpy()`, too, which may hand out memory that nobody wrote to. So the tensor is asked first
+    what handles its operations: only one that torch's dense CPU kernels read as it lies shows its memory.
     """
-    x = x.detach()
-    try:
-        return (x.view(torch.int16) if x.dtype == torch.bfloat16 else x).numpy()
-    except (RuntimeError, TypeError):  # wrapped by vmap or grad, fake, a subclass; on another device
+    if type(x) not in _KINDS or _dispatch_keys(x).raw_repr() not in _PLAIN:
         return None
+    try:
+        return (x.detach() if x.requires_grad else x).numpy()
+    except TypeError:  # a dtype that numpy lacks
+        return memory(x.detach().view(torch.int16)) if x.dtype == torch.bfloat16 else None
+    except RuntimeError:  # detached under a transform, it is wrapped
+        return None
+
+
+def fresh(like: Array, dtype: torch.dtype) -> tuple[Tensor, Array]:
+    """A new plain CPU tensor of the shape of an array, to be written to, and its memory.
+
+    >>> from sparsefn import arrays
+    >>> out, values = arrays.fresh(arrays.array(torch.ones(2)), torch.float32)
+    >>> values[:] = 3.0
+    >>> out
+    tensor([3., 3.])
+
+    The memory has the dtype of `like`, whose items have as many bytes as those of `dtype`. What torch makes may be
+    wrapped by a transform, and may lie on another device.
+    """
+    values = np.empty(like.shape, like.dtype)
+    made = torch.from_numpy(values)
+    return made if made.dtype == dtype else made.view(dtype), values
+
+
+def check_device(what: str, device: torch.device, *others: Tensor | None) -> None:
+    """Raise ValueError for a tensor on another device.
+
+    >>> from sparsefn import arrays
+    >>> arrays.check_device("a key and its index", torch.device("meta"), torch.zeros(2))
+    Traceback (most recent call last):
+        ...
+    ValueError: expected a key and its index on one device, got meta and cpu
+    """
+    for x in others:
+        if x is not None and x.device != device:
+            raise ValueError(f"expected {what} on one device, got {device} and {x.device}")
+
+
+def placed(count: Count, device: torch.device) -> Count:
+    """A count for scores on a device: a tensor is moved there from the CPU, and refused from elsewhere.
+
+    >>> from sparsefn import arrays
+    >>> arrays.placed(torch.tensor(3), torch.device("meta")).device
+    device(type='meta')
+    """
+    if not isinstance(count, Tensor) or count.device == device:
+        return count
+    if count.device.type != "cpu":
+        check_device("scores and counts", device, count)
+    return count.to(device)
 
 
 def each(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]:
@@ -62,11 +127,17 @@ def each(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]
     >>> arrays.each(lambda job: 2 * job, [1, 2], work=2)
     [2, 4]
 
-    Results stand in the order of the jobs. The first error is raised.
+    Results stand in the order of the jobs. The first error is raised. numpy says nothing of NaN and inf in a job: it
+    would of a signalling NaN, which torch takes as any other.
     """
     listed = list(jobs)
     threads = min(torch.get_num_threads(), len(listed))
+
+    def quiet(job: Job) -> Out:
+        with np.errstate(all="ignore"):  # of the thread at hand
+            return run(job)
+
     if threads < 2 or work < _MANY:
-        return [run(job) for job in listed]
+        return [quiet(job) for job in listed]
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(run, listed))
+        return list(pool.map(quiet, listed))

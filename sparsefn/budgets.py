@@ -11,92 +11,17 @@ import torch
 from torch import Tensor
 
 from sparsefn.compiling import concrete, constant, known
+from sparsefn.rounding import Sparsity, check_sparsity
+from sparsefn.rounding import n_kept as n_kept
+from sparsefn.rounding import rounded as rounded
+from sparsefn.rounding import rounded_down as rounded_down
+from sparsefn.rounding import rounded_up as rounded_up
 from sparsefn.shares import Counts
 from sparsefn.shares import apportion as apportion
 from sparsefn.tree import check_globs, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
-Sparsity = float | Tensor
 Distribution = Callable[[Shapes, Sparsity], Counts]
-
-
-def check_sparsity(sparsity: Sparsity, what: str = "sparsity") -> Sparsity:
-    """Raise unless it is a float in [0, 1] or a 0-d floating-point tensor.
-
-    >>> check_sparsity(1)
-    Traceback (most recent call last):
-        ...
-    TypeError: expected sparsity to be a float in [0, 1], got the int 1; a fraction is written 1.0
-
-    The value of a tensor is not looked at.
-    """
-    if isinstance(sparsity, Tensor):
-        if not sparsity.is_floating_point() or sparsity.ndim:
-            got = f"{sparsity.dtype} of shape {tuple(sparsity.shape)}"
-            raise TypeError(f"expected {what} to be a 0-d floating-point tensor, got {got}")
-        return sparsity
-    percent = isinstance(sparsity, int | float) and 1 < sparsity <= 100
-    hint = f"; {sparsity} per cent is written {sparsity / 100}" if percent else ""
-    if isinstance(sparsity, int):
-        if sparsity in (0, 1) and not isinstance(sparsity, bool):
-            hint = f"; a fraction is written {float(sparsity)}"
-        kind = type(sparsity).__name__
-        raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
-    if not isinstance(sparsity, float):
-        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}")
-    if not 0.0 <= sparsity <= 1.0:
-        raise ValueError(f"expected {what} in [0, 1], got {sparsity}{hint}")
-    return sparsity
-
-
-def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
-    """round_half_even(fraction * n) in float64: the one rounding rule of the library.
-
-    >>> rounded(0.5, 5), rounded(0.5, torch.tensor([5, 7]))
-    (2, tensor([2, 4]))
-    """
-    return _whole(fraction, n, round, torch.round)
-
-
-def rounded_up(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
-    """ceil(fraction * n) in float64: the count of those who never drop too few.
-
-    >>> sf.budgets.rounded_up(0.21, 5)
-    2
-    >>> algorithm = sf.rigl(0.5, drop_fraction=0.3, count=sf.budgets.rounded_up)
-    """
-    return _whole(fraction, n, math.ceil, torch.ceil)
-
-
-def rounded_down(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
-    """floor(fraction * n) in float64, which `int()` gives elsewhere.
-
-    >>> sf.budgets.rounded_down(0.99, 15)
-    14
-    """
-    return _whole(fraction, n, math.floor, torch.floor)
-
-
-def _whole(
-    fraction: Sparsity, n: int | Tensor, number: Callable[[float], int], tensor: Callable[[Tensor], Tensor]
-) -> int | Tensor:
-    if isinstance(fraction, Tensor):
-        return tensor(fraction.double() * n).to(torch.int64)
-    if isinstance(n, Tensor):
-        return tensor(n * torch.full((), fraction, dtype=torch.float64)).to(torch.int64)
-    return number(known(fraction) * n)
-
-
-def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
-    """How many of n units are kept at a sparsity: n - round_half_even(sparsity * n).
-
-    >>> sf.budgets.n_kept(10, 0.9), sf.budgets.n_kept(5, 0.5)
-    (1, 3)
-
-    An int for a float, a 0-d int64 tensor for a 0-d tensor. Errors as in the argument's description:
-    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN.
-    """
-    return n - rounded(check_sparsity(sparsity), n)
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:
@@ -283,7 +208,7 @@ def spread(count: int | Tensor, groups: int) -> int | Tensor:
     if isinstance(count, int) and count % groups == 0:
         return count // groups
     extra = count % groups
-    device = count.device if isinstance(count, Tensor) else None
+    device = count.device if isinstance(count, Tensor) else torch.device("cpu")
     return count // groups + (torch.arange(groups, device=device) < extra)
 
 

@@ -131,7 +131,7 @@ class Plan:
     def number(self, n: int) -> Tensor:
         """Numbers for n new channels."""
         self.count += n
-        return torch.arange(self.count - n, self.count)
+        return torch.arange(self.count - n, self.count, device="cpu")
 
     def pin(self, values: Value, why: str) -> None:
         """Keep every channel in nested values, for a reason."""
@@ -160,7 +160,7 @@ class Plan:
 
     def verdict(self) -> Tensor:
         """For each channel the number of the first pin that keeps it, -1 where it can go."""
-        because = torch.full((self.count,), -1)
+        because = torch.full((self.count,), -1, device="cpu")
         for i, (ids, _) in enumerate(self.pins):
             because[ids[because[ids] < 0]] = i
         sides = [side.ids for pair in self.sizes.values() for side in pair if isinstance(side, Channels)]

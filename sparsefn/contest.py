@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import narrow, ranks, scan
-from sparsefn.arrays import Array, See, array, memory
+from sparsefn.arrays import Array, See, array, check_device, memory, placed
 from sparsefn.lanes import select_each
 from sparsefn.parts import flat, part
 
@@ -87,9 +87,9 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     """
     seen = [array(rows) for rows in flags]
     if not flags or any(rows is None for rows in seen):
-        return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64)
+        return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64, device="cpu")
     counts = [np.count_nonzero(row) for rows in seen if rows is not None for row in rows]
-    return torch.tensor(counts, dtype=torch.int64)
+    return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
 
 def _alone(scores: Tensor, count: Count, absolute: bool) -> Tensor | None:
@@ -124,13 +124,18 @@ def _decided(
     seen = _in_memory(scores, counts, allow, deny, joint, absolute)
     if seen is not None:
         return seen
+    for leaf, *flags in zip(scores, allow, deny, strict=True):
+        check_device("scores and who may win", leaf.device, *flags)
+    if joint:
+        check_device("all scores of one competition", scores[0].device, *scores)
     scores = [leaf.detach() for leaf in scores]
     rows = [1] if joint else [leaf.shape[0] for leaf in scores]
     if torch.compiler.is_exporting() or any(leaf.device.type != "cpu" for leaf in scores):
-        own = torch.split(counts, rows) if isinstance(counts, Tensor) else counts
+        split = torch.split(counts, rows) if isinstance(counts, Tensor) else counts
+        own = [placed(n, leaf.device) for n, leaf in zip(split, scores, strict=False)]
         return _in_fixed_shapes(scores, own, allow, deny, joint, absolute)
-    if not isinstance(counts, Tensor):
-        counts = end_to_end(counts, rows, scores[0].device)
+    whole = counts if isinstance(counts, Tensor) else end_to_end(counts, rows, scores[0].device)
+    counts = placed(whole, scores[0].device)
     # An operator takes two empty tensors for one memory.
     some = [i for i, leaf in enumerate(scores) if leaf.numel()]
     if not joint and len(some) < len(rows):
@@ -150,7 +155,7 @@ def end_to_end(counts: Sequence[Count], rows: Sequence[int], device: torch.devic
     if all(isinstance(count, int) for count in counts):
         listed = [count for count, n in zip(counts, rows, strict=True) for _ in range(n)]
         return torch.tensor(listed, dtype=torch.int64, device=device)
-    pairs = zip(counts, rows, strict=True)
+    pairs = zip((placed(count, device) for count in counts), rows, strict=True)
     return torch.cat([torch.as_tensor(n, dtype=torch.int64, device=device).reshape(-1).expand(r) for n, r in pairs])
 
 

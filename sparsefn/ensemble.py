@@ -273,7 +273,7 @@ def summary(states: State) -> Summary:
             raise TypeError(f"expected a bool mask at {path!r}, got {mask.dtype}")
         if tuple(mask.shape) == (members,):
             dense.append(path)
-            shared = torch.full((members, members), total)
+            shared = torch.full((members, members), total, device="cpu")
         elif mask.shape == leaf.shape:
             shared = _shared(mask.reshape(members, total))
         else:
@@ -286,7 +286,7 @@ def summary(states: State) -> Summary:
 
 def _shared(masks: Tensor) -> Tensor:
     # Sums of zeros and ones are exact in float64 below 2^53, in any order; parts bound the memory.
-    counts = torch.zeros(len(masks), len(masks), dtype=torch.int64)
+    counts = torch.zeros(len(masks), len(masks), dtype=torch.int64, device="cpu")
     for first in range(0, masks.shape[1], 1 << 16):
         wide = masks[:, first : first + (1 << 16)].double()
         counts += (wide @ wide.T).to("cpu", torch.int64)
@@ -294,5 +294,5 @@ def _shared(masks: Tensor) -> Tensor:
 
 
 def _sum(path: str, rows: Sequence[Row], members: int) -> Row:
-    shared = sum((row.shared for row in rows), torch.zeros(members, members, dtype=torch.int64))
+    shared = sum((row.shared for row in rows), torch.zeros(members, members, dtype=torch.int64, device="cpu"))
     return Row(path, (), sum(row.total for row in rows), shared)

@@ -38,7 +38,7 @@ def _sums(weight: Tensor) -> Tensor:
 def _affine(plan: Plan, weight: Tensor, kept: Tensor, bias: Tensor | None, x: Value, padded: bool = False) -> Tensor:
     # The constants of the rows. Pins the columns that are used and cannot be folded into the bias: those that
     # vary, and those that are not 0 where there is no bias, or where zeros around the image make them vary.
-    const = x.const if isinstance(x, Channels) else torch.full(weight.shape[1:2], torch.nan)
+    const = x.const if isinstance(x, Channels) else torch.full(weight.shape[1:2], torch.nan, device="cpu")
     fixed = const == 0 if padded or bias is None else const.isfinite()
     used = kept.flatten(2).any(2) if kept.ndim > 2 else kept
     if isinstance(x, Channels):
@@ -154,7 +154,7 @@ def recurrent(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
 
 
 def _stays(side: Value, removed: Tensor, width: int) -> Tensor:
-    return ~removed[side.ids] if isinstance(side, Channels) else torch.ones(width, dtype=torch.bool)
+    return ~removed[side.ids] if isinstance(side, Channels) else torch.ones(width, dtype=torch.bool, device="cpu")
 
 
 def _take(layer: nn.Module, name: str, keep: Tensor, dim: int = 0) -> None:

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from sparsefn import random
 from sparsefn.arrays import array
-from sparsefn.budgets import check_sparsity
 from sparsefn.compiling import concrete
 from sparsefn.numerics import divide, like
+from sparsefn.rounding import check_sparsity
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
 from sparsefn.types import Where, check_masks
 from sparsefn.where import default_where, select_leaves
@@ -86,8 +86,7 @@ def _pairwise(fn: Callable[[str, Tensor, Tensor], Tensor], a: Tree, b: Tree) -> 
 
     def checked(path: str, x: Tensor, y: Tensor) -> Tensor:
         if x.ndim and y.ndim and x.shape != y.shape:
-            shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
-            raise ValueError(f"expected two masks of one shape at {path!r}, got {shapes}")
+            raise ValueError(f"expected two masks of one shape at {path!r}, got {tuple(x.shape)} and {tuple(y.shape)}")
         return fn(path, x, y)
 
     return map_with_path(checked, a, b)
@@ -186,7 +185,7 @@ def from_dict(params: Tree, given: Mapping[str, Tensor], where: Where = default_
     for path in select_leaves(params, where):
         if path not in given:
             raise ValueError(f"from_dict: expected a mask for {path!r}, which is to be sparse; there are {known}")
-    true = torch.ones((), dtype=torch.bool)
+    true = torch.ones((), dtype=torch.bool, device="cpu")
     return map_with_path(lambda path, x: given[path] != 0 if path in given else true.to(x.device), params)
 
 
@@ -219,15 +218,15 @@ def checkerboard(shape: Sequence[int], sparsity: float | Tensor, *, device: torc
 
     Every row of the last dimension keeps about `(1 - sparsity) * columns`; leading dimensions count
     as rows in row-major order. `sparsity` is a float in [0, 1] or a 0-d floating tensor (which may
-    be batched). 1.0, and any density under 2**-31, keeps nothing. Raises TypeError for an int
+    be batched; NaN is 0). 1.0, and any density under 2**-31, keeps nothing. Raises TypeError for an int
     sparsity, ValueError outside [0, 1] (the value of a tensor is not looked at) or for a shape without
     dimensions.
     """
     check_sparsity(sparsity)
-    if device is None and isinstance(sparsity, Tensor):
-        device = sparsity.device
+    if device is None:
+        device = sparsity.device if isinstance(sparsity, Tensor) else torch.device("cpu")
     model = torch.empty((), device=device)
-    density = 1 - like(model, sparsity).to(model.device, torch.float64)
+    density = 1 - like(model, sparsity).to(model.device, torch.float64).nan_to_num(0.0)
     if not shape or min(shape) < 0:
         raise ValueError(f"expected a shape of one dimension or more, none negative, got {tuple(shape)}")
     columns, rows = shape[-1], math.prod(shape[:-1])
@@ -265,7 +264,7 @@ def _bytes(mask: Tensor) -> Tensor:
     bits = functional.pad(mask.reshape(-1), (0, -mask.numel() % 8)).reshape(-1, 8).to(torch.uint8)
     out = bits[:, 0]
     for j in range(1, 8):
-        out = out | (bits[:, j] << j)
+        out = out | bits[:, j] * (1 << j)  # DTensor forgets to shift
     return out
 
 

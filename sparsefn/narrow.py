@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import BLOCK, Array, See, array, each, memory
+from sparsefn.arrays import BLOCK, Array, See, array, check_device, each, memory, placed
 from sparsefn.ranks import rank_keys
 
 WIDEST = 32  # units of a row: passes grow with them, so that wider rows are better partitioned
@@ -59,12 +59,14 @@ def top(scores: Tensor, eligible: Tensor | None, count: int | Tensor, *, absolut
         count = _counts(count, *scores.shape)
     won = _in_memory(scores, eligible, count, absolute, array)
     if won is None:
+        check_device("scores and who may win", scores.device, eligible)
+        count = placed(count, scores.device)
         scores = scores.detach()
         fused = torch.compiler.is_compiling() and (shape[1] <= _FUSED or torch.compiler.is_exporting())
         if fused or scores.device.type != "cpu":
             won = _ranked(scores, eligible, count, absolute)
         else:
-            won = _operator(scores, eligible, torch.as_tensor(count), absolute)
+            won = _operator(scores, eligible, torch.as_tensor(count, device=scores.device), absolute)
     return won.reshape(shape)
 
 
@@ -168,13 +170,13 @@ def _in_memory(scores: Tensor, eligible: Tensor | None, count: int | Tensor, abs
         same = limit.size and limit.min() == limit.max()  # one number is compared much faster
         limit = int(limit.flat[0]) if same else np.broadcast_to(limit.astype(np.uint8), values.shape)
     word, infinity = _WORDS[scores.dtype]
-    out = torch.empty(values.shape, dtype=torch.bool)
-    rows = _Rows(values.view(word), infinity, allow, limit, absolute, out.numpy())
-    if out.numel():
+    out: Array = np.empty(values.shape, np.bool_)
+    rows = _Rows(values.view(word), infinity, allow, limit, absolute, out)
+    if out.size:
         blocks = _blocks(values.shape)
         share = -(-len(blocks) // torch.get_num_threads())
-        each(partial(_select, rows), [blocks[i : i + share] for i in range(0, len(blocks), share)], out.numel())
-    return out
+        each(partial(_select, rows), [blocks[i : i + share] for i in range(0, len(blocks), share)], out.size)
+    return torch.from_numpy(out)
 
 
 def _blocks(shape: tuple[int, ...]) -> list[_Block]:

@@ -214,7 +214,7 @@ def _adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float,
 
 def _count(params: Tree) -> Tensor:
     leaves = leaves_of(params)
-    return torch.zeros((), dtype=torch.int64, device=leaves[0].device if leaves else None)
+    return torch.zeros((), dtype=torch.int64, device=leaves[0].device if leaves else torch.device("cpu"))
 
 
 def _zeros(leaf: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sparsefn.arrays import BLOCK, Array, array, each
+from sparsefn.arrays import BLOCK, Array, array, each, fresh
 from sparsefn.tree import is_sparse
 
 _SMALL = 1 << 12  # fewer elements are not worth leaving torch for
@@ -70,8 +70,7 @@ def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
     threads = torch.get_num_threads()
 
     def share(first: int) -> None:
-        with np.errstate(all="ignore"):  # NaN and inf are passed on, as by torch
-            kernel(tuple(x[at : at + BLOCK] for x in row) for row, at in blocks[first::threads])
+        kernel(tuple(x[at : at + BLOCK] for x in row) for row, at in blocks[first::threads])
 
     each(share, range(min(threads, len(blocks))), sum(row[0].size for row in listed))
 
@@ -111,8 +110,7 @@ def _chosen(
         elif (flat := _words(mask, *leaves)) is None:
             results.append(in_torch(mask, *leaves))
         else:
-            results.append(torch.empty_like(leaves[0], requires_grad=False))
-            rows.append((*flat, _fresh(results[-1], flat[1])))
+            results.append(_into(rows, flat, leaves[0]))
     run(kernel, rows)
     return results
 
@@ -135,8 +133,7 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
         if flat is None:
             results += either([mask], [(leaf + update).to(leaf.dtype)], [leaf])
         else:
-            results.append(torch.empty_like(leaf, requires_grad=False))
-            rows.append((*flat, _fresh(results[-1], flat[1])))
+            results.append(_into(rows, flat, leaf))
     run(_move, rows)
     return results
 
@@ -190,10 +187,11 @@ def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
     return flat[0].view(np.int8), *(x.view(word) for x in flat[1:])
 
 
-def _fresh(result: Tensor, like: Array) -> Array:
-    flat = array(result)
-    assert flat is not None  # made by torch.empty_like from a tensor that shows its memory
-    return flat.reshape(-1).view(like.dtype)
+def _into(rows: list[Row], flat: Row, leaf: Tensor) -> Tensor:
+    # A row with room for what its kernel makes, which is like the leaf.
+    result, room = fresh(flat[-1], leaf.dtype)
+    rows.append((*flat, room))
+    return result.reshape(leaf.shape)
 
 
 def _zero(blocks: Iterator[Row]) -> None:

@@ -145,7 +145,7 @@ def nearly_diagonal(nearliness: int) -> Pattern:
         return grid
 
     def band(grid: Box) -> Tensor:
-        return torch.ones(grid, dtype=torch.bool).triu_(-reach).tril_(reach)
+        return torch.ones(grid, dtype=torch.bool, device="cpu").triu_(-reach).tril_(reach)
 
     def count(grid: Box) -> int:
         rows, columns = group(grid)  # which refuses other shapes

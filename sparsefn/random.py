@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sparsefn.arrays import check_device
 from sparsefn.blocks import MASK32
 from sparsefn.compiling import constant
 from sparsefn.threefry import DIGITS, coins, draw, fold
@@ -256,6 +257,7 @@ def bernoulli(
         shape, places = _checked(key, shape, index)
         flips = coins(key, p.expand(shape), places, math.prod(shape))
         if flips is None:
+            check_device("a key and its probabilities", key.device, p)
             scaled = (p.to(torch.float64) * 2.0**32).ceil().nan_to_num(0.0).clamp(0.0, 2.0**32)
             flips = _below(bits(key, shape, index=index), scaled.to(torch.int64))
         return flips.reshape((*key.shape[:-1], *shape))

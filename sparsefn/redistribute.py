@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.budgets import rounded_down
 from sparsefn.calls import check_call
+from sparsefn.rounding import rounded_down
 from sparsefn.scores import check_score
 from sparsefn.shares import Counts, apportion
 from sparsefn.types import Score
@@ -150,7 +150,7 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
 
     def rate(fraction: Any, scores: Leaves, masks: Leaves) -> Leaves:
         shares = {p: torch.nan_to_num(s.double()) for p, s in share(scores, masks, masks).items()}
-        average = torch.stack(list(shares.values())).mean() if shares else torch.zeros(())
+        average = torch.stack(list(shares.values())).mean() if shares else 0.0
         fractions = {}
         for path, mask in masks.items():
             sparsity = (mask.numel() - mask.sum()).double() / max(mask.numel(), 1)
@@ -184,8 +184,9 @@ def allocate(
         return apportion(shares, total, room)
     caps = {path: rounded_down(most, n) for path, n in room.items()}
     reach: Any = sum(caps.values())
-    plain = not any(isinstance(n, Tensor) for n in (total, reach))
-    first: Any = min(total, reach) if plain else torch.minimum(torch.as_tensor(total), torch.as_tensor(reach))
+    device = next((n.device for n in (total, reach) if isinstance(n, Tensor)), None)
+    whole: Any = (total, reach) if device is None else [torch.as_tensor(n, device=device) for n in (total, reach)]
+    first: Any = min(whole) if device is None else torch.minimum(*whole)
     filled: Any = apportion(shares, first, caps)
     rest: Any = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
     return {path: filled[path] + rest[path] for path in shares}

@@ -2,8 +2,9 @@
 
 A strided sample brackets the threshold. One pass writes what is surely above straight into the mask and collects the
 few scores inside the bracket, of which the best are found by a partition. What a sample cannot say is counted: where
-the bracket was wrong it moves, so that the sample decides about speed alone. A value that very many scores share, as
-the zeros of a tensor that was pruned before, is tried as the threshold by itself: its entries are never collected.
+the bracket was wrong it moves, and where too many are inside, some of them are the next sample. So the sample decides
+about speed alone. A value that very many scores share, as the zeros of a tensor that was pruned before, is tried as
+the threshold by itself: its entries are never collected.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ _SORTED = 1 << 11  # so many are sorted sooner than partitioned
 SMALL = 1 << 15  # no more scores than this are looked at all at once
 _SURE = 2.5  # standard deviations of a rank in the sample on either side; a miss costs another pass
 _FEW = 7  # as many equal ones around the wanted rank are chance
+_CROWDED = 32  # one score in so many is collected, if more are inside the bracket
+_MOST = 1 << 16  # so many are collected in any case
 _HEAVY = 32  # a value that more than one in so many of the sample have is tried by itself
 
 
+@np.errstate(all="ignore")  # a signalling NaN is as any other
 def select(parts: Sequence[Part], k: int, absolute: bool = False) -> None:
     """Write into each `out` who is among the k best of all parts: larger first, NaN last, then the earlier.
 
@@ -143,18 +147,22 @@ def _search(parts: Sequence[Part], share: float, k: int, absolute: bool) -> None
             else:
                 known = known._replace(high=value, high_open=True)
             continue
-        found = passes.run(partial(_collect, bracket))
-        need = k - sum(above for above, _, _ in found)
-        values = np.concatenate([scores for _, _, scores in found])
-        if 0 <= need <= values.size:
-            return _finish(passes.parts, [places for _, places, _ in found], best(values, need))
+        found = passes.run(partial(_collect, bracket, [max(passes.size // _CROWDED, _MOST)]))
+        need, inside = k - sum(above for above, *_ in found), sum(count for _, count, *_ in found)
+        values = np.concatenate([scores for *_, scores in found])
+        if 0 <= need <= inside == values.size:
+            return _finish(passes.parts, [places for *_, places, _ in found], best(values, need))
+        if 0 <= need <= inside:  # too many to collect: those that were are a closer sample
+            known, sample, share, reach = bracket, values[:: values.size >> 15 | 1].copy(), need / inside, _SURE
+            del found, values  # before the next are collected
+            continue
         if need < 0:
             known = known._replace(low=bracket.high, low_open=True)
         elif bracket.low > -math.inf:
             known = known._replace(high=bracket.low, high_open=True)
         else:  # all numbers win
-            _finish(passes.parts, [places for _, places, _ in found], np.ones(values.size, bool))
-            return _fill(passes, need - values.size, math.nan)
+            passes.run(_numbers)
+            return _fill(passes, need - inside, math.nan)
         reach *= 8
 
 
@@ -193,13 +201,13 @@ def _window(sample: Array, share: float, reach: float, known: _Bracket) -> tuple
 
 
 def _heavy(sample: Array, section: Array) -> float | None:
-    # The commonest value around the wanted rank, if many scores have it.
+    # The commonest value around the wanted rank, or an end of it, if many scores have it.
     section = np.sort(section)
-    if not (section[_FEW:] == section[: max(section.size - _FEW, 0)]).any():
-        return None
-    values, counts = np.unique(section, return_counts=True)
-    value = values[counts.argmax()]
-    return float(value) if np.count_nonzero(sample == value) * _HEAVY > sample.size else None
+    likely = [*section[:1], *section[-1:]]
+    if (section[_FEW:] == section[: max(section.size - _FEW, 0)]).any():
+        values, counts = np.unique(section, return_counts=True)
+        likely.insert(0, values[counts.argmax()])
+    return next((float(x) for x in likely if np.count_nonzero(sample == x) * _HEAVY > sample.size), None)
 
 
 def _compare(value: float, at: Part, room: Room) -> tuple[int, int]:
@@ -215,9 +223,16 @@ def _compare(value: float, at: Part, room: Room) -> tuple[int, int]:
     return above, equal
 
 
-def _collect(bracket: _Bracket, at: Part, room: Room) -> tuple[int, Array, Array]:
-    # Those above the bracket go into the mask; places and scores of those inside are collected.
-    above, places, values = 0, [np.empty(0, np.int64)], [room.scores[:0]]
+def _numbers(at: Part, room: Room) -> None:
+    for start, stop, scores, winners, _ in room.blocks(at):
+        np.equal(scores, scores, out=winners)
+        bar(at, start, stop, winners)
+
+
+def _collect(bracket: _Bracket, spare: list[int], at: Part, room: Room) -> tuple[int, int, Array, Array]:
+    # How many are above the bracket, which go into the mask, and inside, with the places and scores of those. They are
+    # collected while places are to spare, for all threads together; a count that these miss costs memory alone.
+    above, inside, places, values = 0, 0, [np.empty(0, np.int64)], [room.scores[:0]]
     for start, stop, scores, winners, flags in room.blocks(at):
         bracket.exceeds(scores, bracket.high, out=winners)
         bracket.reaches(scores, bracket.low, out=flags)
@@ -225,10 +240,16 @@ def _collect(bracket: _Bracket, at: Part, room: Room) -> tuple[int, Array, Array
         bar(at, start, stop, winners)
         bar(at, start, stop, flags)
         above += int(np.count_nonzero(winners))
+        if spare[0] <= 0:
+            inside += int(np.count_nonzero(flags))
+            continue
         found = np.flatnonzero(flags)
+        inside += found.size
+        found = found[: spare[0]]
+        spare[0] -= found.size
         values.append(scores[found])
         places.append(found + start)
-    return above, np.concatenate(places), np.concatenate(values)
+    return above, inside, np.concatenate(places), np.concatenate(values)
 
 
 def _finish(parts: Sequence[Part], places: Sequence[Array], keep: Array) -> None:

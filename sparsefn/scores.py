@@ -261,7 +261,7 @@ def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
         return {"sum": new, "count": torch.where(fresh, 0, memory["count"]) + 1, "fresh": _flag(fires(step), fresh)}
 
     def init(params: Tree) -> Tree:
-        device = next((leaf.device for leaf in leaves_of(params)), None)
+        device = next((leaf.device for leaf in leaves_of(params)), torch.device("cpu"))
         count = torch.zeros((), dtype=torch.int64, device=device)
         return {"sum": _zeros(params), "count": count, "fresh": count > 0}
 

@@ -90,7 +90,9 @@ def _settled(pattern: Pattern, name: str, count: Count, shape: tuple[int, ...]) 
     fixed = fixed_count(pattern, shape)
     if fixed is None:
         return count
-    if count is not None and (isinstance(count, Tensor) or isinstance(fixed, Tensor) or count != fixed):
+    if isinstance(count, Tensor):
+        _check_count(name, count, row_shape(pattern, shape)[0], 0)
+    elif count is not None and (isinstance(fixed, Tensor) or count != fixed):
         raise ValueError(f"{pattern} fixes {name} at {fixed}, got {count}")
     return fixed
 
@@ -102,8 +104,9 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
     tensor([False,  True, False, False])
 
     `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern; `nm` and
-    `nearly_diagonal` fix it (pass None). An int outside [0, units of a group] is a ValueError, a tensor
-    is clamped. Returns a bool mask of the shape of `scores`.
+    `nearly_diagonal` fix it (pass None). An int outside [0, units of a group], or another than the
+    pattern's, is a ValueError; a tensor is not compared: it is clamped, or what is fixed is taken.
+    Returns a bool mask of the shape of `scores`.
     """
     shape = tuple(scores.shape)
     count = _check_count("n_keep", _settled(pattern, "n_keep", n_keep, shape), *row_shape(pattern, shape))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import passes
-from sparsefn.arrays import BLOCK, array
+from sparsefn.arrays import BLOCK, array, fresh
 from sparsefn.tree import is_sparse
 
 
@@ -61,10 +61,10 @@ def step(
             update, buffer = leaf(passes.zeroed([mask], [g])[0], b, p)
             results.append((passes.moved([mask], [p], [update])[0], buffer))
         else:
-            new = torch.empty_like(p, requires_grad=False)
-            buffer = torch.empty_like(b, requires_grad=False) if numbers.momentum else b
-            results.append((new, buffer))
-            rows.append((*flat, new.numpy().reshape(-1), buffer.detach().numpy().reshape(-1)))
+            new, room = fresh(flat[-1], p.dtype)
+            buffer, moved = fresh(flat[-1], b.dtype) if numbers.momentum else (b, flat[2])  # not written to
+            results.append((new.reshape(p.shape), buffer.reshape(p.shape) if numbers.momentum else b))
+            rows.append((*flat, room, moved))
     if rows:
         passes.run(lambda blocks: _in_blocks(numbers, blocks), rows)
     return results

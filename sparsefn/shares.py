@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 
 from sparsefn.compiling import constant, known
 from sparsefn.numerics import where
@@ -57,12 +59,13 @@ def apportion(
 
 @constant
 def _numbers(shares: tuple[Any, ...], total: Any, caps: tuple[Any, ...]) -> tuple[int, ...]:
-    # Under compile this is worked out while tracing: a budget of plain numbers is not in the graph.
-    return tuple(_fill(shares, caps, total).tolist())
+    # Under compile this is worked out while tracing: a budget of plain numbers is not in the graph. Nor is it fake.
+    with _disable_current_modes() if is_in_torch_dispatch_mode() else contextlib.nullcontext():
+        return tuple(int(n) for n in _fill(shares, caps, total))
 
 
 def _fill(shares: Sequence[float | Tensor], caps: Sequence[int | Tensor], total: int | Tensor) -> Tensor:
-    device = next((x.device for x in (total, *shares, *caps) if isinstance(x, Tensor)), None)
+    device = next((x.device for x in (total, *shares, *caps) if isinstance(x, Tensor)), torch.device("cpu"))
     s = _scaled(torch.nan_to_num(_vector(shares, device), nan=0.0))
     c, t = _vector(caps, device), _vector([total], device)[0]
     first = torch.where(s > 0, c, 0.0)
@@ -80,7 +83,7 @@ def _scaled(shares: Tensor) -> Tensor:
     return torch.where(shares > 0, torch.maximum(shares, peak * 2.0**-400), shares) * factor
 
 
-def _vector(values: Sequence[float | Tensor], device: torch.device | None) -> Tensor:
+def _vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
     if not values:
         return torch.zeros(0, dtype=torch.float64, device=device)
     cells = [v if isinstance(v, Tensor) else torch.full((), v, dtype=torch.float64, device=device) for v in values]

@@ -74,7 +74,13 @@ class SparseLinear(nn.Module):
         # Made in each forward, in some microseconds: of dense buffers `to`, `state_dict` and `deepcopy` know all.
         size = (self.out_features, self.in_features)
         return torch.sparse_compressed_tensor(
-            self.crow, self.col, self.values, size, layout=self.layout, check_invariants=False
+            self.crow,
+            self.col,
+            self.values,
+            size,
+            layout=self.layout,
+            device=self.values.device,
+            check_invariants=False,
         )
 
     def forward(self, x: Tensor) -> Tensor:

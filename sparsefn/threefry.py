@@ -13,9 +13,10 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from sparsefn import blocks, elementary
-from sparsefn.arrays import Array, See, array, memory
+from sparsefn.arrays import Array, See, array, check_device, memory
 from sparsefn.blocks import MASK32, PARITY, ROTATIONS, Place
 from sparsefn.numerics import batch_first
 
@@ -82,6 +83,9 @@ def draw(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype
     plain = _plain(key, index, array)
     if plain is not None:
         return _drawn(plain, n, law, dtype)
+    check_device("a key and its indices", key.device, index)
+    if is_in_torch_dispatch_mode() and not torch.compiler.is_compiling():  # fake tensors take no key made before them
+        key = torch.ops.aten.lift_fresh(key)
     if torch.compiler.is_compiling() and index is None and law in ("words", "uniform") and _is_large(n):
         return _traced(key, n, law, dtype)
     drawn: Tensor = operator(key, index, n, law, dtype)

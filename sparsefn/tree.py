@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import optree
@@ -114,6 +114,16 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Any]], Tr
             raise ValueError(f"expected one leaf a path, but two leaves are at {name!r}; rename one")
         named[name] = leaf
     return named, rebuild
+
+
+def leaves_at(tree: Tree, paths: Iterable[str]) -> dict[str, Tensor]:
+    """Some leaves of a tree by their paths.
+
+    >>> leaves_at({"a": torch.zeros(1), "b": torch.ones(1)}, ["b"])
+    {'b': tensor([1.])}
+    """
+    leaves = flatten(tree)[0]
+    return {path: leaves[path] for path in paths}
 
 
 def map_with_path(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:

@@ -25,7 +25,7 @@ def check_kind(step: Step) -> Step:
     int64, or whose successor does not.
     """
     if torch.compiler.is_compiling() and not isinstance(step, int | float | Tensor) and hasattr(step, "__array__"):
-        step = torch.as_tensor(step)  # while compiling, a NumPy integer is an array without dimensions
+        step = torch.as_tensor(step, device="cpu")  # while compiling, a NumPy integer is an array without dimensions
         step = step if step.is_floating_point() or step.dtype == torch.bool else step.to(torch.int64)
     if isinstance(step, Tensor):
         if step.dtype != torch.int64:

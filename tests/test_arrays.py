@@ -12,12 +12,22 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import sparsefn as sf
 from sparsefn import arrays
 
+
+class Named(torch.Tensor):
+    pass
+
+
 HIDDEN = {
     "vmap": lambda see: torch.vmap(see)(torch.ones(2, 3)),
     "grad": lambda see: torch.func.grad(lambda x: see(x).sum())(torch.ones(3)),
     "jvp": lambda see: torch.func.jvp(see, (torch.ones(3),), (torch.ones(3),)),
     "fake": lambda see: see(FakeTensorMode().from_tensor(torch.ones(3))),
     "trace": lambda see: make_fx(see)(torch.ones(3)),
+    "functionalize": lambda see: torch.func.functionalize(see)(torch.ones(3)),
+    "functionalize of a plain one": lambda see: torch.func.functionalize(lambda _: see(torch.ones(3)))(torch.ones(1)),
+    "negative view": lambda see: see(torch._neg_view(torch.ones(3))),
+    "zeros": lambda see: see(torch._efficientzerotensor((3,))),
+    "subclass": lambda see: see(torch.ones(3).as_subclass(Named)),
     "meta": lambda see: see(torch.ones(3, device="meta")),
 }
 
@@ -49,6 +59,28 @@ def test_what_is_traced_or_elsewhere_stays_hidden(name):
 
     HIDDEN[name](see)
     assert seen and all(memory is None for memory in seen)
+
+
+def test_layouts_and_dtypes_that_numpy_lacks_stay_hidden():
+    x = torch.ones(3, 3)
+    lacking = [x.to(torch.float8_e5m2), x.to_sparse(), x.to_mkldnn()]
+    assert all(arrays.memory(other) is None for other in lacking)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_fresh_tensor_shares_its_memory(dtype):
+    like = arrays.array(torch.ones(2, 3, dtype=dtype))
+    with torch.device("meta"):
+        out, values = arrays.fresh(like, dtype)
+    values[:] = like
+    assert out.dtype == dtype and out.device.type == "cpu" and torch.equal(out, torch.ones(2, 3, dtype=dtype))
+
+
+def test_a_signalling_nan_is_as_any_other_on_every_thread(monkeypatch):
+    monkeypatch.setattr(arrays, "_MANY", 1)
+    x = np.array([0x7F800001], np.uint32).view(np.float32)
+    with np.errstate(all="raise"):
+        assert all(np.isnan(y) for y in arrays.each(lambda job: x + job, [1.0, 2.0], 1 << 24))
 
 
 def test_compiled_code_sees_no_memory():

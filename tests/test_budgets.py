@@ -46,6 +46,29 @@ def test_bad_sparsity(sparsity, error, text):
             call()
 
 
+def test_nan_in_a_tensor_is_sparsity_zero():
+    nan = torch.tensor(math.nan)
+    assert B.n_kept(10, nan) == 10
+    assert [int(B.n_kept(10, torch.tensor(s))) for s in (-0.5, 1.5, math.inf, -math.inf)] == [10, 0, 0, 10]
+    for rule in (B.rounded, B.rounded_up, B.rounded_down):
+        assert rule(nan, torch.tensor([3, 4])).tolist() == [0, 0] and rule(nan, 3) == 0
+        for n in (3, torch.tensor([3])):
+            with pytest.raises(ValueError, match=r"expected a fraction in \[0, 1\], got nan"):
+                rule(math.nan, n)
+    params = {"w": torch.randn(4, 8), "v": torch.randn(8, 8)}
+    for distribution in (B.uniform(), B.erk(), B.global_()):
+        state = sf.gmp(nan, distribution=distribution).init(params)
+        assert all(mask.all() for mask in state.masks.values())
+    swap = sf.rigl(0.5, drop_fraction=nan, init="magnitude")
+    state = swap.init(params)
+    assert torch.equal(swap.update(state, params, 0).masks["w"], state.masks["w"])
+    with pytest.raises(ValueError, match="expected a sparsity schedule to give numbers, got nan at step 0"):
+        sf.gmp(lambda step: math.nan).init(params)
+    hidden = torch.vmap(lambda s: sf.gmp(s).init(params).masks["w"])(torch.tensor([math.nan, 0.5]))
+    assert hidden.sum((1, 2)).tolist() == [32, 16]
+    assert sf.masks.checkerboard((2, 8), nan).all()
+
+
 def test_uniform():
     assert B.uniform()(SHAPES, 0.98) == {"a": 384, "b": 600, "c": 20}
 

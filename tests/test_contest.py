@@ -1,10 +1,11 @@
 """One selection under every transform, on every way through it."""
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsefn import contest, narrow, ranks, scan
+from sparsefn import arrays, contest, narrow, parts, ranks, scan
 
 
 def drawn(seed, *shape):
@@ -269,3 +270,43 @@ def test_end_to_end():
     assert none.shape == (0,) and none.dtype == torch.int64 and none.device.type == "meta"
     short = contest.end_to_end([torch.tensor([1], dtype=torch.int32)], [2], torch.device("cpu"))
     assert short.tolist() == [1, 1] and short.dtype == torch.int64
+
+
+def signalling(x):
+    """The tensor with one NaN that a processor reports."""
+    word, bits = {
+        torch.float32: (torch.int32, 0x7F800001),
+        torch.float64: (torch.int64, 0x7FF0000000000001),
+        torch.float16: (torch.int16, 0x7C01),
+        torch.bfloat16: (torch.int16, 0x7F81),
+    }[x.dtype]
+    x.view(-1).view(word)[3] = bits
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(4, 100), (300, 64), (1, 1000), (1, 40_000), (2, 70_000)], ids=str)
+def test_a_signalling_nan_is_as_any_other(shape, dtype, monkeypatch):
+    monkeypatch.setattr(arrays, "_MANY", 1)
+    monkeypatch.setattr(parts, "_THREADED", 1)
+    threads, quiet = torch.get_num_threads(), torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x, k = signalling(quiet.clone()), shape[1] // 2
+    quiet.view(-1)[3] = torch.nan
+    mask = torch.zeros(shape, dtype=torch.bool)
+    calls = {
+        "rows": lambda x, absolute: contest.winners([x], [k], absolute=absolute),
+        "denied": lambda x, absolute: contest.winners([x], [k], None, [mask], absolute),
+        "joint": lambda x, absolute: contest.joint_winners([x, x.double()], k, absolute=absolute),
+        "short rows": lambda x, absolute: [narrow.top(x.reshape(-1, 4), None, 2, absolute=absolute)],
+        "vmap": lambda x, absolute: [torch.vmap(lambda row: contest.winners([row[None]], [k])[0])(x)],
+    }
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        try:
+            for name, call in calls.items():
+                for absolute in (False, True):
+                    with np.errstate(all="raise"):
+                        got = call(x, absolute)
+                    assert all(torch.equal(a, b) for a, b in zip(got, call(quiet, absolute), strict=True)), name
+        finally:
+            torch.set_num_threads(threads)

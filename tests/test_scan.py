@@ -1,6 +1,7 @@
 """Selection in memory against a full sort, for every way through it."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -147,12 +148,61 @@ LIES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lie", LIES)
-def test_correctness_does_not_depend_on_the_sample(lie, kind, monkeypatch):
+@pytest.mark.parametrize("most", [scan._MOST, 300], ids=["all are collected", "few are collected"])
+def test_correctness_does_not_depend_on_the_sample(most, lie, kind, monkeypatch):
+    monkeypatch.setattr(scan, "_MOST", most)
+    monkeypatch.setattr(scan, "_CROWDED", 1 << 20)
     monkeypatch.setattr(scan, "_sample", lambda passes: np.array(LIES[lie], np.float32))
     x = made(kind, scan.SMALL + 100)
     order = ranked(x)
     for k in (1, len(x) // 10, len(x) // 2, len(x) - 1):
         np.testing.assert_array_equal(selected([x], k), wanted(order, k), err_msg=str(k))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("order", ["as drawn", "sorted", "reversed"])
+def test_correctness_does_not_depend_on_how_many_are_collected(order, kind, monkeypatch):
+    monkeypatch.setattr(scan, "_CROWDED", 1 << 20)
+    x = made(kind, scan.SMALL + 100)
+    x = {"as drawn": x, "sorted": x.sort().values, "reversed": x.sort(descending=True).values}[order]
+    ranks, deny = ranked(x), x.view(torch.int32) % 3 == 0
+    for most in (200, 3000):
+        monkeypatch.setattr(scan, "_MOST", most)
+        for k in (1, 5, len(x) // 3, len(x) - 5):
+            np.testing.assert_array_equal(selected([x], k), wanted(ranks, k), err_msg=f"{most} {k}")
+            got = selected([x[:7], x[7:]], k, deny=[deny[:7], deny[7:]])
+            np.testing.assert_array_equal(got, wanted(ranks, k, ~deny), err_msg=f"{most} {k} denied")
+
+
+CROWDS = {  # of draws from a normal distribution: heavy ties, and levels that are each too light to be tried alone
+    "few are not zero": lambda x: torch.where(x.abs() > 4.0, x, 0.0),
+    "zeros and ones": lambda x: (x > 0).float(),
+    "all equal but few": lambda x: torch.where(x > 4.0, 2.0, -1.0),
+    "zeros of two signs": lambda x: torch.where(x > 4.5, 1.0, torch.where(x > 0, 0.0, -0.0)),
+    "most are NaN": lambda x: torch.where(x > -3.0, torch.nan, x),
+    "most are -inf": lambda x: torch.where(x > -3.0, -torch.inf, x),
+    "NaN and -inf": lambda x: torch.where(x > 0.0, torch.nan, torch.where(x < -0.1, -torch.inf, x)),
+    "levels": lambda x: (torch.special.ndtr(x) * 34).floor(),
+    "sorted levels": lambda x: (torch.special.ndtr(x) * 34).floor().sort().values,
+    "continuous": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", CROWDS)
+def test_memory_beyond_the_mask_is_bounded(kind, dtype):
+    n = 1 << 22
+    x = CROWDS[kind](torch.randn(n, generator=torch.Generator().manual_seed(3))).to(dtype)
+    order = ranked(x) if dtype == torch.float32 else None
+    for k in (5, n // 10, n // 2, n - 5):
+        part = parts.part(x)
+        tracemalloc.start()
+        scan.select([part], k)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2 * n, f"{k}: {peak / n} bytes a score"
+        if order is not None:
+            assert np.array_equal(part.out, wanted(order, k)), k
 
 
 @pytest.mark.parametrize("alike", [1, 3])

@@ -248,6 +248,10 @@ def test_counts_are_checked():
         sf.topk_mask(x, torch.tensor([1, 2]))
     with pytest.raises(ValueError, match=r"nm\(1, 3, axis=-1\) fixes n_keep at 1, got 2"):
         sf.topk_mask(x, 2, pattern=sf.patterns.nm(1, 3))
+    with pytest.raises(TypeError, match="expected n_keep of an integer dtype, got torch.float32"):
+        sf.topk_mask(x, torch.tensor(1.0), pattern=sf.patterns.nm(1, 3))
+    with pytest.raises(ValueError, match=r"expected n_keep of shape \(\) or \(1,\), got \(2,\)"):
+        sf.topk_mask(x, torch.tensor([1, 1]), pattern=sf.patterns.nm(1, 3))
     with pytest.raises(TypeError, match="expected floating-point scores, got torch.int64"):
         sf.topk_mask(torch.ones(3, dtype=torch.int64), 1)
     with pytest.raises(ValueError, match=r"expected a bool mask of shape \(3,\), got torch.bool \(2,\)"):
@@ -276,3 +280,14 @@ def test_groups_along_any_axis(kind, axis, m):
 def test_one_count_a_group_of_an_empty_tensor(pattern, shape):
     for count in (torch.tensor([1, 1]), torch.tensor(1), 0):
         assert sf.topk_mask(torch.zeros(shape), count, pattern=pattern).shape == shape
+
+
+def test_what_a_pattern_fixes_is_taken_where_the_count_is_a_tensor():
+    x = torch.randn(4, 8)
+    for pattern in (sf.patterns.nm(2, 4), sf.patterns.nearly_diagonal(3)):
+        want = sf.topk_mask(x, None, pattern=pattern)
+        for count in (2, 0, 99):
+            assert torch.equal(sf.topk_mask(x, torch.tensor(count), pattern=pattern), want)
+    counts = torch.tensor([1, 2])
+    many = torch.vmap(lambda n: sf.topk_mask(x, n, pattern=sf.patterns.nm(2, 4)))(counts)
+    assert torch.equal(many[0], many[1])

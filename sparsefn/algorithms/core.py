@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn import random
+from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Leaves, Rule, best
-from sparsefn.budgets import Sparsity, check_sparsity
 from sparsefn.calls import check_call
 from sparsefn.compiling import concrete
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.tree import Tree, check_like, choose, fix_sizes, flatten, is_sparse, none_paths, same_structure
+from sparsefn.rounding import Sparsity, check_sparsity
+from sparsefn.tree import Tree, check_like, choose, fix_sizes, flatten, is_sparse, leaves_at, none_paths, same_structure
 from sparsefn.triggers import check_step, check_trigger
 from sparsefn.types import (
-    Accumulated,
     Algorithm,
     Schedule,
-    Score,
     State,
     Step,
     Trigger,
@@ -54,10 +53,10 @@ def as_level(sparsity: Any, what: str = "sparsity") -> Schedule | None:
 
 
 def level_at(level: Schedule, step: Step) -> Sparsity:
-    """The sparsity at a step; a schedule that leaves [0, 1] is clamped to it."""
+    """The sparsity at a step; a schedule that leaves [0, 1] is clamped to it, and NaN in a tensor is 0."""
     value = level(step)
     if isinstance(value, Tensor):
-        return value.clamp(0.0, 1.0)
+        return value.nan_to_num(0.0).clamp(0.0, 1.0)
     if not isinstance(value, int | float | Real):
         raise TypeError(f"expected a sparsity schedule to give numbers, got {type(value).__name__} at step {step}")
     if value != value:
@@ -120,12 +119,6 @@ def masks_tree(params: Tree, masks: Leaves) -> Tree:
     )
 
 
-def pick(tree: Tree, paths: Mapping[str, Any]) -> Leaves:
-    """Some leaves of a tree, by path."""
-    leaves = flatten(tree)[0]
-    return {path: leaves[path] for path in paths}
-
-
 def check_given(masks: Tree) -> None:
     """Raise for a masks tree that would prune a whole leaf by one entry."""
     for path, mask in flatten(masks)[0].items():
@@ -158,7 +151,7 @@ def start_masks(
     if init == "dense":
         masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
     elif init == "from_zeros":
-        masks = pick(from_zeros(params, where=lambda path, leaf: path in leaves), leaves)
+        masks = leaves_at(from_zeros(params, where=lambda path, leaf: path in leaves), leaves)
     elif init == "checkerboard":
         masks = _checkerboards(leaves, level)
     elif init == "bernoulli":
@@ -187,7 +180,7 @@ def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     sparsity = level_at(level, 0)
     if isinstance(sparsity, Tensor):
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
-    return {path: checkerboard(leaf.shape, sparsity).to(leaf.device) for path, leaf in leaves.items()}
+    return {path: checkerboard(leaf.shape, sparsity, device=leaf.device) for path, leaf in leaves.items()}
 
 
 def _drawn(leaves: Leaves, rule: Rule, sparsity: Sparsity, key: Tensor) -> Leaves:
@@ -221,49 +214,6 @@ def settle(state: State, masks: Leaves, pruned: Pruned) -> State:
     tree = masks_tree(state.params, masks)
     params = apply_masks(state.params, tree) if pruned == "zero" else state.params
     return state._replace(params=params, masks=tree)
-
-
-# ---- scores with memory -------------------------------------------------------------------------
-
-
-class Memory(NamedTuple):
-    """The scores of an algorithm by role; memories of Accumulated ones lie by role in `state.scores`."""
-
-    scores: dict[str, Score]
-    pruned: Pruned
-
-    def init(self, params: Tree) -> Tree:
-        """The first memory of each role that has one, `()` if none has."""
-        return {role: score.init(params) for role, score in self._kept()} or ()
-
-    def accumulate(self, state: State, grads: Tree, step: Step) -> State:
-        """Advance every memory: done on every step."""
-        new = {role: score.accumulate(state.scores[role], state, grads, step) for role, score in self._kept()}
-        return state._replace(scores=new) if new else state
-
-    def _kept(self) -> list[tuple[str, Accumulated]]:
-        return [(role, score) for role, score in self.scores.items() if isinstance(score, Accumulated)]
-
-    def read(
-        self, role: str, state: State, grads: Tree, step: Step, paths: Mapping[str, Any], signed: bool = False
-    ) -> tuple[Leaves, bool]:
-        """The scores of a role for some leaves; each role draws its own random numbers.
-
-        With `signed`, a score that is an absolute value comes without it taken, and True.
-        """
-        score = self.scores[role]
-        if isinstance(state.key, Tensor):
-            state = state._replace(key=random.fold_in(state.key, role))
-        value: Any = score.value if isinstance(score, Accumulated) else score
-        inner = getattr(value, "signed", None) if signed else None
-        given = (state.scores[role],) if isinstance(score, Accumulated) else ()
-        values = (inner or value)(*given, state, grads, step)
-        check_like("scores", values, state.params, dtype=False)
-        chosen = pick(values, paths)
-        for path, leaf in chosen.items():
-            if not leaf.is_floating_point():
-                raise TypeError(f"expected floating-point scores, got {leaf.dtype} at {path!r}")
-        return chosen, inner is not None
 
 
 # ---- the frame of every algorithm that starts from masks ----------------------------------------

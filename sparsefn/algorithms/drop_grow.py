@@ -11,25 +11,25 @@ from torch import Tensor
 
 from sparsefn.algorithms.core import (
     Init,
-    Memory,
     as_level,
     level_at,
     masked,
     masks_tree,
-    pick,
     settle,
     sparse_leaves,
 )
+from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Leaves, Rule, full
-from sparsefn.budgets import Distribution, rounded, rounded_down, rounded_up, uniform
+from sparsefn.budgets import Distribution, uniform
 from sparsefn.calls import check_call, check_keywords
 from sparsefn.contest import end_to_end, totals
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
+from sparsefn.rounding import rounded, rounded_down, rounded_up
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import check_score, gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
-from sparsefn.tree import Tree, check_like, flatten
+from sparsefn.tree import Tree, check_like, flatten, leaves_at
 from sparsefn.triggers import check_int, every
 from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks
 from sparsefn.where import default_where
@@ -194,9 +194,9 @@ def _within(rows: Tensor, open_: Tensor | None) -> Tensor:
 def _counted(count: Callable[[Any, Any], Any], rates: list[Any], had: Tensor, groups: list[int]) -> Tensor:
     # Our own rules take the groups of all leaves at once, others those of a leaf, and may give an int.
     if count in (rounded, rounded_up, rounded_down) and all(rate is rates[0] for rate in rates):
-        return torch.as_tensor(count(rates[0], had))
+        return torch.as_tensor(count(rates[0], had), device=had.device)
     given = [count(rate, n) for rate, n in zip(rates, torch.split(had, groups), strict=True)]
-    return end_to_end([n if isinstance(n, int) else torch.as_tensor(n) for n in given], groups, had.device)
+    return end_to_end(given, groups, had.device)
 
 
 def _sizes(active: list[Tensor], free: list[Tensor | None]) -> Tensor:
@@ -224,7 +224,7 @@ def _moved(
     shares = plan.share({path: stats[path] for path in paths}, masks, kept)
     caps = dict(zip(paths, space.unbind(), strict=True))
     regrown = allocate(shares, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
-    return left + torch.stack([torch.as_tensor(regrown[path]) for path in paths])
+    return left + end_to_end([regrown[path] for path in paths], [1] * len(paths), left.device)
 
 
 def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: str, step: Step) -> State:
@@ -238,7 +238,7 @@ def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: str,
     if grown is not zeros:
         tree = grown(state, masks_tree(state.params, fresh), step)
         check_like("grown values", tree, state.params)
-        values = pick(tree, fresh)
+        values = leaves_at(tree, fresh)
     leaves, rebuild = flatten(state.params)
     planted = [
         torch.where(fresh[path], values.get(path, torch.zeros_like(leaf)), leaf) if path in fresh else leaf

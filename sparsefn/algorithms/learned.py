@@ -68,7 +68,7 @@ def reparametrised(
     def made(latents: Tree, params: Tree, step: Step) -> tuple[Tree, Tree]:
         weights, masks = reparam.apply(latents, step, seed)
         leaves, rebuild = flatten(params)
-        true = torch.ones((), dtype=torch.bool)
+        true = torch.ones((), dtype=torch.bool, device="cpu")
         return (
             rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]),
             rebuild([masks.get(path, true.to(leaf.device)) for path, leaf in leaves.items()]),
@@ -87,7 +87,7 @@ def reparametrised(
         params = copied(params)
         chosen = select_leaves(params, where)
         latents = reparam.init(chosen, seed)
-        step = torch.zeros((), dtype=torch.int64, device=next((p.device for p in chosen.values()), None))
+        step = torch.zeros((), dtype=torch.int64, device=next((p.device for p in chosen.values()), torch.device("cpu")))
         weights, masks = made(latents, params, step)
         part = inside.init(weights)
         if part.opt != ():

@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsefn.algorithms.core import Init, Memory, as_level, level_at, masked, settle, sparse_leaves
+from sparsefn.algorithms.core import Init, as_level, level_at, masked, settle, sparse_leaves
+from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Leaves, Rule, full
-from sparsefn.budgets import Distribution, per_leaf, rounded, uniform
+from sparsefn.budgets import Distribution, per_leaf, uniform
 from sparsefn.calls import check_call
 from sparsefn.contest import Count, totals
 from sparsefn.patterns import Pattern, unstructured
+from sparsefn.rounding import rounded
 from sparsefn.scores import check_score, magnitude
 from sparsefn.select import checked_count
 from sparsefn.tree import Tree

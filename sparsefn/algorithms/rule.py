@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from sparsefn.boxes import active_rows, allowed_rows, fixed_count, row_shape, to_rows, unit_grid
-from sparsefn.budgets import Distribution, Global, Sparsity, check_fixed, n_kept, spread
+from sparsefn.budgets import Distribution, Global, check_fixed, spread
 from sparsefn.calls import check_call
 from sparsefn.contest import Count, joint_winners, totals, winners
 from sparsefn.patterns import Pattern
+from sparsefn.rounding import Sparsity, n_kept
 from sparsefn.select import narrow_mask, unit_mask
 
 Leaves = dict[str, Tensor]
@@ -188,7 +189,7 @@ class Rule(NamedTuple):
         allow_, deny_, held_ = (self.split(field, flags, scores) for flags in (allow, deny, held))
         allow_ = [allowed_rows(self.pattern, scores[p], flags) for p, flags in zip(field, allow_, strict=True)]
         sizes = {path: (row.shape[-1],) for path, row in zip(field, rows, strict=True)}
-        limits = list(self.distribution.bounds(sizes, torch.zeros(())).values())
+        limits = list(self.distribution.bounds(sizes, torch.zeros((), device="cpu")).values())
         if any(most < n for (_, most), (n,) in zip(limits, sizes.values(), strict=True)):
             # Those beyond the most that a leaf keeps are barred.
             left = [most - _had(flags) for (_, most), flags in zip(limits, held_, strict=True)]

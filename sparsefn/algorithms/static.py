@@ -8,7 +8,8 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.core import Init, Memory, as_level, check_given, check_update, copied, masked
+from sparsefn.algorithms.core import Init, as_level, check_given, check_update, copied, masked
+from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Rule
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.patterns import Pattern, unstructured

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.core import as_level, check_update, copied, level_at, masks_tree, pick, settle, sparse_leaves
+from sparsefn.algorithms.core import as_level, check_update, copied, level_at, masks_tree, settle, sparse_leaves
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Distribution, per_leaf, uniform
 from sparsefn.calls import check_call
 from sparsefn.gates import check_mode, gate
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.select import bernoulli_mask
-from sparsefn.tree import Tree, choose, flatten, leaves_like, same_structure, structure_error
+from sparsefn.tree import Tree, choose, flatten, leaves_at, leaves_like, same_structure, structure_error
 from sparsefn.triggers import always, check_trigger
 from sparsefn.types import Algorithm, State, Step, TrainView, Trigger, Where, everywhere
 from sparsefn.where import default_where, select_leaves
@@ -86,7 +86,7 @@ def supermask(
 
     def masked(state: State, step: Step, draw: Step) -> State:
         leaves = sparse_leaves(state)[0]
-        values = {path: linked(score) for path, score in pick(state.scores[role], leaves).items()}
+        values = {path: linked(score) for path, score in leaves_at(state.scores[role], leaves).items()}
         for path, value in values.items():
             _check_score("link to give scores", path, value, leaves[path])
         if not drawn:
@@ -117,7 +117,7 @@ def supermask(
         }
 
     def get(state: State) -> Tree:
-        return view_of(flatten(state.params)[0], pick(state.scores[role], sparse_leaves(state)[0]))
+        return view_of(flatten(state.params)[0], leaves_at(state.scores[role], sparse_leaves(state)[0]))
 
     def put(state: State, tree: Tree) -> State:
         def merged(old: Tree, new: Leaves) -> Tree:
@@ -130,7 +130,7 @@ def supermask(
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step
         leaves, masks = sparse_leaves(state)
-        scores, slopes, dense = pick(state.scores[role], leaves), {}, flatten(grads)[0]
+        scores, slopes, dense = leaves_at(state.scores[role], leaves), {}, flatten(grads)[0]
         for path, mask in masks.items():
 
             def run(s: Tensor, w: Tensor, mask: Tensor = mask) -> Tensor:
@@ -165,7 +165,7 @@ def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:
         raise ValueError(f"rescore: expected a state of supermask, got one whose scores are {_roles(state)}")
     leaves = sparse_leaves(state)[0]
     new = {}
-    for path, score in pick(state.scores[role], leaves).items():
+    for path, score in leaves_at(state.scores[role], leaves).items():
         value = fn(score, leaves[path])
         _check_score("fn to give scores", path, value, leaves[path])
         new[path] = value.detach().to(score.dtype)

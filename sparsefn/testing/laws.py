@@ -121,6 +121,12 @@ DETERMINISM = Law(
         Check(states.threads_do_not_matter, examples=_one(40_000)),
         Check(states.memory_does_not_matter, share=0.08),
         Check(states.surroundings_do_not_matter, share=0.08),
+        Check(
+            dependence.order_of_sums_is_fixed,
+            lambda meta: meta.layout.reduce is not None,
+            examples=_one(300),
+            share=0.04,
+        ),
         Check(processes_do_not_matter, examples=_one(150), share=0.04),
         Check(states.steps_may_be_tensors),
         Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, "needs_grads=True"),

@@ -20,10 +20,10 @@ def levels_stay_in_bounds(row: Row, case: Case) -> None:
     meta = row.meta
     level = meta.level(case.sparsity)
     for step in (0, 1, 2, 3, 10, 1000, 2**40):
-        value, hidden = level(step), level(torch.tensor(step))
+        value, hidden = level(step), level(torch.tensor(step, device="cpu"))
         assert 0.0 <= float(value) <= 1.0, f"the level at step {step} is {value}"
         assert float(hidden) == float(value), f"the level at step {step} is {value}, but {hidden} for a tensor"
-        fires, hidden = meta.when(step), meta.when(torch.tensor(step))
+        fires, hidden = meta.when(step), meta.when(torch.tensor(step, device="cpu"))
         assert bool(fires) == bool(hidden), f"the trigger says {fires} at step {step}, but {hidden} for a tensor"
 
 
@@ -93,7 +93,7 @@ def leaves_are_independent(row: Row, case: Case) -> None:
     """Another leaf in front changes nothing for the others."""
 
     def masks(extra: bool) -> Any:
-        more = {"a": torch.ones((4, 4))} if extra else {}
+        more = {"a": torch.ones((4, 4), device="cpu")} if extra else {}
         run = Case({"t": case.params, **more}, tuple({"t": g, **more} for g in case.grads), case.sparsity, case.seed)
         return _final_masks(row, run)["t"]
 
@@ -159,10 +159,10 @@ def _permuted(row: Row, tree: Any) -> Any:
     def leaf(x: torch.Tensor) -> torch.Tensor:
         if x.ndim < 2 or not x.numel():
             return x
-        values, new = torch.rand(x.numel(), generator=generator), torch.empty(x.numel())
+        values, new = torch.rand(x.numel(), generator=generator, device="cpu"), torch.empty(x.numel(), device="cpu")
         for group in groups(row.meta.layout, tuple(x.shape)):
             for unit in group:
-                new[torch.tensor(unit)] = values[torch.randperm(len(unit), generator=generator)]
+                new[unit] = values[torch.randperm(len(unit), generator=generator, device="cpu")]
         return new.to(x.dtype).reshape(x.shape)
 
     return optree.tree_map(leaf, tree)

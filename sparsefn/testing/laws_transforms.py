@@ -29,7 +29,7 @@ def _run(row: Row, case: Case, key: Tensor, sparsity: Any, params: Tree, grads: 
 
 def _sparsities(row: Row, numbers: list[float]) -> tuple[Any, int | None]:
     if row.meta.tensor_sparsity:
-        return torch.tensor(numbers, dtype=torch.float64), 0
+        return torch.tensor(numbers, dtype=torch.float64, device="cpu"), 0
     return numbers[0], None
 
 
@@ -41,7 +41,7 @@ def vmap_is_a_loop(row: Row, case: Case) -> None:
     grads = [case.grads, case.grads[::-1], case.grads[1:] + case.grads[:1]]
     sparsity, axis = _sparsities(row, numbers)
     mapped = torch.vmap(partial(_run, row, case), in_dims=(0, axis, 0, 0, 0))
-    stacked = mapped(keys, sparsity, stack(params), stack(grads), torch.tensor(starts))
+    stacked = mapped(keys, sparsity, stack(params), stack(grads), torch.tensor(starts, device="cpu"))
     for i, member in enumerate(unstack(stacked)):
         single = _run(row, case, keys[i], numbers[i], params[i], grads[i], starts[i])
         assert_same(f"member {i}", single, member)
@@ -88,7 +88,7 @@ def one_compiled_update_serves_two_models(row: Row, case: Case) -> None:
         algorithm = algorithm_of(row, model)
         eager = state = algorithm.init(model.params)
         for i, grads in enumerate(model.grads):
-            eager, state = algorithm.update(eager, grads, i), update(state, grads, torch.tensor(i))
+            eager, state = algorithm.update(eager, grads, i), update(state, grads, torch.tensor(i, device="cpu"))
             assert_same(f"state {i}", eager, state)
     torch._dynamo.reset()
 

@@ -54,7 +54,7 @@ def layout_of(pattern: Pattern) -> Layout:
 
     def one(values: list[float]) -> float:
         assert reduce is not None
-        return float(reduce(torch.tensor([values], dtype=torch.float64))[0])
+        return float(reduce(torch.tensor([values], dtype=torch.float64, device="cpu"))[0])
 
     band = pattern.allowed
     return Layout(

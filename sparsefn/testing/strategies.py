@@ -184,11 +184,11 @@ def large(form: Form = Form(), elements: int = 150) -> Case:
     >>> sf.testing.strategies.large().params["a"].shape
     torch.Size([13, 13])
     """
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator("cpu").manual_seed(7)
     size = math.isqrt(elements // (form.rows * form.columns)) + 1
 
     def leaf(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator, device="cpu")
 
     def tree() -> Tree:
         weight = leaf(size * form.rows, size * form.columns)

@@ -120,7 +120,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 def _filled(source: Source, palette: str, leaf: Tensor) -> Tensor:
     values = [PALETTES[palette](byte, leaf.dtype) for byte in source.values(leaf.numel())]
-    return torch.tensor(values, dtype=torch.float64).to(leaf.dtype).reshape(leaf.shape)
+    return torch.tensor(values, dtype=torch.float64, device="cpu").to(leaf.dtype).reshape(leaf.shape)
 
 
 def _strided(source: Source, leaf: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def _distinct(source: Source, start: int, stride: int, leaf: Tensor) -> Tensor:
     values = [0.0] * len(data)
     for rank, i in enumerate(sorted(range(len(data)), key=lambda i: (data[i], i))):
         values[i] = (1 + start + stride * rank) * (1.0 if data[i] % 2 else -1.0)
-    return torch.tensor(values, dtype=torch.float64).to(leaf.dtype).reshape(leaf.shape)
+    return torch.tensor(values, dtype=torch.float64, device="cpu").to(leaf.dtype).reshape(leaf.shape)
 
 
 # ---- shapes and trees -----------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def tensor(source: Source, shape: tuple[int, ...], palettes: Sequence[str] = EVE
 
 def mask(source: Source, shape: tuple[int, ...]) -> Tensor:
     flags = [byte % 2 == 1 for byte in source.values(math.prod(shape))]
-    return torch.tensor(flags, dtype=torch.bool).reshape(shape)
+    return torch.tensor(flags, dtype=torch.bool, device="cpu").reshape(shape)
 
 
 def _layer(source: Source, form: Form) -> Tree:

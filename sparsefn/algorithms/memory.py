@@ -1,0 +1,53 @@
+"""The scores of an algorithm by role, and what accumulated ones remember."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.algorithms.rule import Leaves
+from sparsefn.tree import Tree, check_like, leaves_at
+from sparsefn.types import Accumulated, Score, State, Step
+
+
+class Memory(NamedTuple):
+    """The scores of an algorithm by role; memories of Accumulated ones lie by role in `state.scores`."""
+
+    scores: dict[str, Score]
+    pruned: str
+
+    def init(self, params: Tree) -> Tree:
+        """The first memory of each role that has one, `()` if none has."""
+        return {role: score.init(params) for role, score in self._kept()} or ()
+
+    def accumulate(self, state: State, grads: Tree, step: Step) -> State:
+        """Advance every memory: done on every step."""
+        new = {role: score.accumulate(state.scores[role], state, grads, step) for role, score in self._kept()}
+        return state._replace(scores=new) if new else state
+
+    def _kept(self) -> list[tuple[str, Accumulated]]:
+        return [(role, score) for role, score in self.scores.items() if isinstance(score, Accumulated)]
+
+    def read(
+        self, role: str, state: State, grads: Tree, step: Step, paths: Mapping[str, Any], signed: bool = False
+    ) -> tuple[Leaves, bool]:
+        """The scores of a role for some leaves; each role draws its own random numbers.
+
+        With `signed`, a score that is an absolute value comes without it taken, and True.
+        """
+        score = self.scores[role]
+        if isinstance(state.key, Tensor):
+            state = state._replace(key=random.fold_in(state.key, role))
+        value: Any = score.value if isinstance(score, Accumulated) else score
+        inner = getattr(value, "signed", None) if signed else None
+        given = (state.scores[role],) if isinstance(score, Accumulated) else ()
+        values = (inner or value)(*given, state, grads, step)
+        check_like("scores", values, state.params, dtype=False)
+        chosen = leaves_at(values, paths)
+        for path, leaf in chosen.items():
+            if not leaf.is_floating_point():
+                raise TypeError(f"expected floating-point scores, got {leaf.dtype} at {path!r}")
+        return chosen, inner is not None

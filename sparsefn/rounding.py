@@ -1,0 +1,99 @@
+"""Counts from fractions: the one rounding rule of the library."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparsefn.compiling import known
+
+Sparsity = float | Tensor
+
+
+def check_sparsity(sparsity: Sparsity, what: str = "sparsity") -> Sparsity:
+    """Raise unless it is a float in [0, 1] or a 0-d floating-point tensor.
+
+    >>> check_sparsity(1)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected sparsity to be a float in [0, 1], got the int 1; a fraction is written 1.0
+
+    The value of a tensor is not looked at.
+    """
+    if isinstance(sparsity, Tensor):
+        if not sparsity.is_floating_point() or sparsity.ndim:
+            got = f"{sparsity.dtype} of shape {tuple(sparsity.shape)}"
+            raise TypeError(f"expected {what} to be a 0-d floating-point tensor, got {got}")
+        return sparsity
+    percent = isinstance(sparsity, int | float) and 1 < sparsity <= 100
+    hint = f"; {sparsity} per cent is written {sparsity / 100}" if percent else ""
+    if isinstance(sparsity, int):
+        if sparsity in (0, 1) and not isinstance(sparsity, bool):
+            hint = f"; a fraction is written {float(sparsity)}"
+        kind = type(sparsity).__name__
+        raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
+    if not isinstance(sparsity, float):
+        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}")
+    if not 0.0 <= sparsity <= 1.0:
+        raise ValueError(f"expected {what} in [0, 1], got {sparsity}{hint}")
+    return sparsity
+
+
+def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
+    """round_half_even(fraction * n) in float64: the one rounding rule of the library.
+
+    >>> rounded(0.5, 5), rounded(0.5, torch.tensor([5, 7]))
+    (2, tensor([2, 4]))
+
+    Of a NaN in a tensor nothing is taken; a float that is NaN is a ValueError.
+    """
+    return _whole(fraction, n, round, torch.round)
+
+
+def rounded_up(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
+    """ceil(fraction * n) in float64: the count of those who never drop too few.
+
+    >>> sf.budgets.rounded_up(0.21, 5)
+    2
+    >>> algorithm = sf.rigl(0.5, drop_fraction=0.3, count=sf.budgets.rounded_up)
+    """
+    return _whole(fraction, n, math.ceil, torch.ceil)
+
+
+def rounded_down(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
+    """floor(fraction * n) in float64, which `int()` gives elsewhere.
+
+    >>> sf.budgets.rounded_down(0.99, 15)
+    14
+    """
+    return _whole(fraction, n, math.floor, torch.floor)
+
+
+def _whole(
+    fraction: Sparsity, n: int | Tensor, number: Callable[[float], int], tensor: Callable[[Tensor], Tensor]
+) -> int | Tensor:
+    if not isinstance(fraction, Tensor):
+        if fraction != fraction:
+            raise ValueError(f"expected a fraction in [0, 1], got {fraction}")
+        if not isinstance(n, Tensor):
+            return number(known(fraction) * n)
+        fraction = torch.full((), fraction, dtype=torch.float64, device=n.device)
+    part = torch.nan_to_num(fraction.double() * n, nan=0.0)  # what NaN casts to depends on the processor
+    return tensor(part).to(torch.int64)
+
+
+def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
+    """How many of n units are kept at a sparsity: n - round_half_even(sparsity * n).
+
+    >>> sf.budgets.n_kept(10, 0.9), sf.budgets.n_kept(5, 0.5)
+    (1, 3)
+
+    An int for a float, a 0-d int64 tensor for a 0-d tensor. Errors as in the argument's description:
+    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN. A tensor, which is not looked at, is clamped,
+    and NaN in it is sparsity 0: everything is kept.
+    """
+    checked = check_sparsity(sparsity)
+    return n - rounded(checked.clamp(0.0, 1.0) if isinstance(checked, Tensor) else checked, n)
