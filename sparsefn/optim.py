@@ -192,7 +192,7 @@ def with_optimizer(
 
         lives = {owner: live(*rows[owner]) for owner in owned_by if owner >= 0}
         leaves, rebuild = opened(state.opt)
-        owned = {i: mask for i, owner in enumerate(owned_by) if owner >= 0 and (mask := lives[owner]) is not None}
+        owned = {i: mask for i, mask in enumerate(map(lives.get, owned_by)) if mask is not None}
         masked = passes.cleaned(list(owned.values()), [leaves[i] for i in owned])
         for i, leaf in zip(owned, masked, strict=True):
             leaves[i] = leaf
