@@ -45,6 +45,10 @@ def _only_where_it_flows(scores: Tensor, room: Tensor, wanted: Tensor) -> Tensor
     return torch.minimum(wanted, ((scores > 0) & room).sum(-1))
 
 
+def _infinite_where_nan(path: str, leaf: Tensor) -> Tensor:
+    return torch.nan_to_num(leaf.abs(), nan=math.inf)
+
+
 MASKS = [
     mutant(
         "nothing grows where the gradient is zero",
@@ -91,8 +95,10 @@ MASKS = [
     mutant(
         "NaN wins",
         "the_best_are_kept",
-        "gmp",
-        gmp(per_leaf(lambda path, leaf: torch.nan_to_num(leaf.abs(), nan=math.inf))),
+        "gmp regrow keep",
+        lambda s, key, _: sf.gmp(
+            lambda step: s, when=EVEN, score=per_leaf(_infinite_where_nan), regrow=True, pruned="keep"
+        ),
     ),
     mutant(
         "ties go to the higher index",

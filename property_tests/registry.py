@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -82,16 +81,9 @@ def board(sparsity: Any) -> Callable[[Tree], Tree]:
     return lambda params: checkerboards(sparsity, params).init(params).masks
 
 
-@torch.compiler.assume_constant_result
-def loses(path: str) -> bool:
-    return zlib.crc32(path.encode()) % 2 == 1
-
-
 def lopsided(state: sf.State, grads: Tree, step: Any) -> Tree:
-    """Magnitudes, but some leaves lose to all others."""
-    weights = leaves(state.params)
-    made = [x.abs() * 0.0 if loses(path) else x.abs() + 1 for path, x in weights.items()]
-    return optree.tree_unflatten(optree.tree_structure(state.params), made)
+    """Magnitudes, but leaves of more columns lose to all others."""
+    return optree.tree_map(lambda x: (x.abs() + 1) / 8.0 ** sum(x.shape[1:]), state.params)
 
 
 def split(params: Tree, first: sf.Algorithm, rest: sf.Algorithm) -> sf.Algorithm:

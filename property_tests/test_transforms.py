@@ -261,4 +261,4 @@ def test_a_page_keeps_its_words_and_gets_the_rows_in_order() -> None:
 def test_a_failure_without_a_reason_is_raised_with_its_cell() -> None:
     with pytest.raises(RuntimeError, match="changed, tensor step: AssertionError: tensor steps: differs"):
         transforms.cell(changed(by_kind), "tensor step")
-    assert transforms.cell(NAMED["rigl erk"], "export") == "b"
+    assert transforms.cell(NAMED["one_shot fisher"], "export") == "a"

@@ -240,7 +240,6 @@ REASONS = {
     "Tensor that doesn't have storage": "a",
     "level <= current_level": "a",
     "aten.equal.default": "a",
-    "Could not extract specialized integer": "b",
 }
 
 

@@ -113,9 +113,9 @@ PALETTES: dict[str, Callable[[int, torch.dtype], float]] = {
     "wild": _wild,
     "rare": _rare,
 }
-EVERY = tuple(PALETTES)
-EXACT = ("ties", "exact", "holes", "rare")  # sums do not round: for patterns that reduce, and for rescaling
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+EVERY = ("ties", "exact", "holes", "wild")
+EXACT = ("ties", "exact", "holes")  # sums do not round: for patterns that reduce, and for rescaling
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float64, torch.float16)
 
 
 def _filled(source: Source, palette: str, leaf: Tensor) -> Tensor:
