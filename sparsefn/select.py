@@ -91,7 +91,7 @@ def _settled(pattern: Pattern, name: str, count: Count, shape: tuple[int, ...]) 
     if fixed is None:
         return count
     if isinstance(count, Tensor):
-        _check_count(name, count, row_shape(pattern, shape)[0], 0)
+        _check_count(name, count, *row_shape(pattern, shape))
     elif count is not None and (isinstance(fixed, Tensor) or count != fixed):
         raise ValueError(f"{pattern} fixes {name} at {fixed}, got {count}")
     return fixed

@@ -73,6 +73,18 @@ _LAWS: dict[str, tuple[int, int, Callable[[Tensor, Tensor, torch.dtype], Tensor]
 }
 
 
+def lifted(key: Tensor) -> Tensor:
+    """The key, for operations under a dispatch mode: fake tensors take no real one that was made before them.
+
+    >>> from sparsefn import threefry
+    >>> threefry.lifted(sf.random.key(0))
+    tensor([0, 0])
+    """
+    if is_in_torch_dispatch_mode() and not torch.compiler.is_compiling():
+        return torch.ops.aten.lift_fresh(key)  # type: ignore[no-any-return]
+    return key
+
+
 def draw(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
     """Keys (*K, 2), indices (*I, n) or None for 0..n-1 -> draws (*broadcast(K, I), n).
 
@@ -84,8 +96,7 @@ def draw(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype
     if plain is not None:
         return _drawn(plain, n, law, dtype)
     check_device("a key and its indices", key.device, index)
-    if is_in_torch_dispatch_mode() and not torch.compiler.is_compiling():  # fake tensors take no key made before them
-        key = torch.ops.aten.lift_fresh(key)
+    key = lifted(key)
     if torch.compiler.is_compiling() and index is None and law in ("words", "uniform") and _is_large(n):
         return _traced(key, n, law, dtype)
     drawn: Tensor = operator(key, index, n, law, dtype)

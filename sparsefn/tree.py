@@ -126,6 +126,22 @@ def leaves_at(tree: Tree, paths: Iterable[str]) -> dict[str, Tensor]:
     return {path: leaves[path] for path in paths}
 
 
+def copied(tree: Tree) -> Tree:
+    """Contiguous copies of the leaves, of nn.Parameters without their autograd history: what a state begins with.
+
+    >>> params = {"w": torch.ones(2)}
+    >>> state = sf.State(copied(params), {"w": torch.tensor(True)})
+    >>> params["w"].zero_(), state.params["w"]
+    (tensor([0., 0.]), tensor([1., 1.]))
+    """
+
+    def copy(leaf: Tensor) -> Tensor:
+        own = leaf.detach() if isinstance(leaf, torch.nn.Parameter) else leaf
+        return own.clone(memory_format=torch.contiguous_format)
+
+    return optree.tree_map(copy, tree)
+
+
 def map_with_path(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """`optree.tree_map` whose function gets the dotted path first.
 

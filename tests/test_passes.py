@@ -93,7 +93,7 @@ def test_other_layouts_and_dtypes_that_differ(dtype):
         identical(passes.cleaned([kept], [leaf])[0], torch.where(kept, leaf, zero))
         same(passes.moved([kept], [leaf], [leaf])[0], torch.where(kept, leaf + leaf, leaf))
     other = values((128, 130), torch.float64, 5)
-    mixed = torch.where(mask, whole.T + other, whole.T)
+    mixed = torch.where(mask, (whole.T + other).to(dtype), whole.T)  # params keep their dtype
     same(passes.moved([mask], [whole.T.contiguous()], [other])[0], mixed)
 
 

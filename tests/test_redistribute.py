@@ -77,7 +77,7 @@ def test_the_statistic_may_be_another_score_than_that_of_growth():
     state = algorithm.init({"a": w, "b": w})
     high = row(1, 1, 1, 1, 2, 3, 4, 5)
     state = algorithm.update(state, {"a": high, "b": 8 * high}, 0)
-    assert state.scores["a"][0, 0] == 0.5  # advanced though nothing fires
+    assert state.scores["share"]["a"][0, 0] == 0.5  # advanced though nothing fires
     assert counts(state.masks) == {"a": 4, "b": 4}
     # Averages .75 and 2.5 of gradients (1, 8) and (1, 1): of 4, one and three.
     state = algorithm.update(state, {"a": high, "b": high}, 1)

@@ -18,7 +18,19 @@ from sparsefn.calls import check_call
 from sparsefn.compiling import concrete
 from sparsefn.masks import checkerboard, from_zeros
 from sparsefn.rounding import Sparsity, check_sparsity
-from sparsefn.tree import Tree, check_like, choose, fix_sizes, flatten, is_sparse, leaves_at, none_paths, same_structure
+from sparsefn.threefry import lifted
+from sparsefn.tree import (
+    Tree,
+    check_like,
+    choose,
+    copied,
+    fix_sizes,
+    flatten,
+    is_sparse,
+    leaves_at,
+    none_paths,
+    same_structure,
+)
 from sparsefn.triggers import check_step, check_trigger
 from sparsefn.types import (
     Algorithm,
@@ -67,15 +79,10 @@ def level_at(level: Schedule, step: Step) -> Sparsity:
 # ---- states -------------------------------------------------------------------------------------
 
 
-def copied(params: Tree) -> Tree:
-    """Contiguous copies of checked params, of nn.Parameters without their autograd history."""
+def own_params(params: Tree) -> Tree:
+    """Copies of params, checked."""
     float_leaves(params)
-
-    def copy(leaf: Tensor) -> Tensor:
-        own = leaf.detach() if isinstance(leaf, torch.nn.Parameter) else leaf
-        return own.clone(memory_format=torch.contiguous_format)
-
-    return optree.tree_map(copy, params)
+    return copied(params)
 
 
 def check_pruned(pruned: str) -> None:
@@ -240,11 +247,11 @@ def masked(
 
     def build(allowed: Leaves | None) -> Algorithm:
         def start(params: Tree) -> State:
-            params = copied(params)
+            params = own_params(params)
             masks = start_masks(params, rule, where, init, level, seed, allowed)
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
-            return State(kept, masks, memory.init(params), seed.clone(), support=support)
+            return State(kept, masks, memory.init(params), lifted(seed).clone(), support=support)
 
         def update(state: State, grads: Tree, step: Step) -> State:
             step = check_update(state, grads, step)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.core import check_update, copied
+from sparsefn.algorithms.core import check_update, own_params
 from sparsefn.algorithms.static import dense
 from sparsefn.masks import intersect
 from sparsefn.tree import Tree, flatten, is_sparse
@@ -84,7 +84,7 @@ def reparametrised(
         return State(state.params, key=state.key, **state.scores["inner"])
 
     def init(params: Tree) -> State:
-        params = copied(params)
+        params = own_params(params)
         chosen = select_leaves(params, where)
         latents = reparam.init(chosen, seed)
         step = torch.zeros((), dtype=torch.int64, device=next((p.device for p in chosen.values()), torch.device("cpu")))

@@ -8,7 +8,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.core import Init, as_level, check_given, check_update, copied, masked
+from sparsefn.algorithms.core import Init, as_level, check_given, check_update, masked, own_params
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Rule
 from sparsefn.budgets import Distribution, uniform
@@ -32,7 +32,7 @@ def dense() -> Algorithm:
     """
 
     def init(params: Tree) -> State:
-        params = copied(params)
+        params = own_params(params)
         return State(params, everywhere(params))
 
     return Algorithm(init, _frozen)
@@ -75,7 +75,7 @@ def from_masks(masks: Tree) -> Algorithm:
     check_given(masks)
 
     def init(params: Tree) -> State:
-        params = copied(params)
+        params = own_params(params)
         check_masks(masks, params)
         return State(apply_masks(params, masks), optree.tree_map(torch.clone, masks))
 

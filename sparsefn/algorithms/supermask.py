@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.core import as_level, check_update, copied, level_at, masks_tree, settle, sparse_leaves
+from sparsefn.algorithms.core import as_level, check_update, level_at, masks_tree, own_params, settle, sparse_leaves
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Distribution, per_leaf, uniform
 from sparsefn.calls import check_call
 from sparsefn.gates import check_mode, gate
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.select import bernoulli_mask
+from sparsefn.threefry import lifted
 from sparsefn.tree import Tree, choose, flatten, leaves_at, leaves_like, same_structure, structure_error
 from sparsefn.triggers import always, check_trigger
 from sparsefn.types import Algorithm, State, Step, TrainView, Trigger, Where, everywhere
@@ -96,13 +97,13 @@ def supermask(
         return settle(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
 
     def start(params: Tree) -> State:
-        params = copied(params)
+        params = own_params(params)
         leaves = select_leaves(params, where)
         rule.grids(leaves)
         whole = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
         scores = {role: _scores(params, _start(params, leaves, init, seed))}
         support = everywhere(params) if "params" in trains else ()
-        return masked(State(params, masks_tree(params, whole), scores, seed.clone(), support=support), 0, 0)
+        return masked(State(params, masks_tree(params, whole), scores, lifted(seed).clone(), support=support), 0, 0)
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)

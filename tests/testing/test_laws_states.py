@@ -70,7 +70,7 @@ calls = itertools.count()
         (
             laws.threads_do_not_matter,
             row(update=changed(lambda s, g: s._replace(key=torch.tensor([0, torch.get_num_threads()])))),
-            "state: differs at key",
+            "state with 2 threads: differs at key",
         ),
         (
             laws.steps_may_be_tensors,
