@@ -17,7 +17,7 @@ test: $(VENV)/.installed-dev  ## lint, type-check and run every test
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
 	$(py) -m mypy --strict sparsefn
-	$(py) -m pytest tests property_tests
+	OMP_NUM_THREADS=1 $(py) -m pytest -n auto --dist worksteal tests property_tests
 
 demo: $(VENV)/.installed-demo  ## train a small sparse network; options in ARGS="..."
 	$(py) examples/digits.py $(ARGS)
