@@ -324,7 +324,7 @@ def test_the_scores_of_a_channels_last_model_choose_the_same_kernels():
     assert torch.equal(first, last)
 
 
-@pytest.mark.parametrize("norm", [1, 2, 3, lambda rows: (rows[:, None] - rows).abs().amax(-1)], ids=str)
+@pytest.mark.parametrize("norm", [1, 2, 3, lambda rows: (rows[:, None] - rows).abs().amax(-1)])
 def test_distances_do_not_depend_on_threads_layout_or_batch(norm, threads, monkeypatch):
     monkeypatch.setattr(sf.scores, "_PIECE", 700)
     x = permuted(20, 30)
