@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from property_tests.effort import seed, tries
 from property_tests.registry import ROWS
@@ -36,16 +35,6 @@ def test_every_law_binds_a_row_and_every_row_is_bound_by_many() -> None:
     assert all(any(check.binds(row.meta) for row in ROWS) for _, check in CHECKS)
     assert all(len({law.name for law, check in CHECKS if check.binds(row.meta)}) >= 6 for row in ROWS)
     assert len({row.name for row in ROWS}) == len(ROWS)
-
-
-def test_the_default_device_is_not_read() -> None:
-    for row in ROWS:
-        run = large(row.meta.layout.form, 40)
-        algorithm = algorithm_of(row, run)
-        want = [digest(state) for state in updates(algorithm, run)]
-        with torch.device("meta"):
-            got = [digest(state) for state in updates(algorithm, run)]
-        assert got == want, row.name
 
 
 def digests() -> dict[str, str]:

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import optree
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as start_from
@@ -47,6 +48,16 @@ def assert_same(what: str, a: Tree, b: Tree) -> None:
     assert set(left) == set(right), f"{what}: other leaves: {sorted(set(left) ^ set(right))}"
     for path, leaf in left.items():
         assert equal(leaf, right[path]), f"{what}: differs at {path}:\n{leaf}\n{right[path]}"
+
+
+def turned(tree: Tree) -> Tree:
+    """The same leaves, their memory from the last dimension to the first."""
+
+    def turn(x: Tensor) -> Tensor:
+        back = tuple(range(x.ndim))[::-1]
+        return x.permute(back).contiguous().permute(back)
+
+    return optree.tree_map(turn, tree)
 
 
 def digest(tree: Tree) -> str:

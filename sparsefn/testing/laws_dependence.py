@@ -8,7 +8,7 @@ from typing import Any
 import optree
 import torch
 
-from sparsefn.testing.harness import Work, algorithm_of, assert_same, leaves, updates
+from sparsefn.testing.harness import Work, algorithm_of, assert_same, leaves, turned, updates
 from sparsefn.testing.meta import Row
 from sparsefn.testing.oracle import groups
 from sparsefn.testing.values import Case
@@ -134,20 +134,20 @@ def permutations_commute(row: Row, case: Case) -> None:
 def order_of_sums_is_fixed(row: Row, case: Case) -> None:
     """Units that hold the same numbers in other orders: threads, the layout of memory and a batch change no mask."""
     near = case._replace(params=_permuted(row, case.params), grads=tuple(_permuted(row, tree) for tree in case.grads))
-    turned = near._replace(params=_turned(near.params), grads=tuple(map(_turned, near.grads)))
+    other = near._replace(params=turned(near.params), grads=tuple(map(turned, near.grads)))
     before, want = torch.get_num_threads(), _final_masks(row, near)
     try:
         for threads in (1, 2, 3, 4):
             torch.set_num_threads(threads)
             assert_same(f"masks with {threads} threads", want, _final_masks(row, near))
-            assert_same(f"masks of turned leaves with {threads} threads", want, _final_masks(row, turned))
+            assert_same(f"masks of turned leaves with {threads} threads", want, _final_masks(row, other))
     finally:
         torch.set_num_threads(before)
 
     def masks(params: Any, grads: Any) -> Any:
         return _final_masks(row, near._replace(params=params, grads=grads))
 
-    members: Any = (turned.params, turned.grads)
+    members: Any = (other.params, other.grads)
     batch = torch.vmap(masks)(*optree.tree_map(lambda x: x[None], members))
     assert_same("masks of a batch", want, optree.tree_map(lambda x: x[0] if x.ndim else x, batch))
 
@@ -166,8 +166,3 @@ def _permuted(row: Row, tree: Any) -> Any:
         return new.to(x.dtype).reshape(x.shape)
 
     return optree.tree_map(leaf, tree)
-
-
-def _turned(tree: Any) -> Any:
-    """The same leaves, their memory from the last dimension to the first."""
-    return optree.tree_map(lambda x: x.permute(*range(x.ndim)[::-1]).contiguous().permute(*range(x.ndim)[::-1]), tree)

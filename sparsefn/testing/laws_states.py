@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.checkpoint import load_state_dict, state_dict
-from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, updates
+from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, turned, updates
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, same_structure
@@ -149,21 +149,8 @@ def surroundings_do_not_matter(row: Row, case: Case) -> None:
 
 def memory_does_not_matter(row: Row, case: Case) -> None:
     """Leaves with their strides in another order: the same bits."""
-
-    def turned(tree: Tree) -> Tree:
-        return optree.tree_map(lambda x: x.movedim(0, -1).contiguous().movedim(-1, 0) if x.ndim else x.clone(), tree)
-
-    def straight(tree: Tree) -> Tree:
-        return optree.tree_map(torch.Tensor.contiguous, tree)
-
-    runs = [
-        list(
-            updates(
-                algorithm_of(row, case), case._replace(params=laid(case.params), grads=tuple(map(laid, case.grads)))
-            )
-        )
-        for laid in (straight, turned)
-    ]
+    other = case._replace(params=turned(case.params), grads=tuple(map(turned, case.grads)))
+    runs = (updates(algorithm_of(row, run), run) for run in (case, other))
     for step, (a, b) in enumerate(zip(*runs, strict=True)):
         assert_same(f"state {step}", a, b)
 
