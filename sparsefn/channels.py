@@ -153,7 +153,7 @@ class Plan:
         return self.verdict() < 0
 
     def reasons(self, ids: Tensor) -> list[str]:
-        """Why channels have to stay, in words; an empty text for those that go."""
+        """Why channels have to stay, in words; an empty text for a channel that goes."""
         pins = {i: why for i, (_, why) in enumerate(self.pins)} | {-1: "", len(self.pins): "one channel always stays"}
         kept = zip(ids.tolist(), self.verdict()[ids].tolist(), strict=True)
         return [pins[pin] and self.notes.get(i, pins[pin]) for i, pin in kept]

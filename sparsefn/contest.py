@@ -40,7 +40,7 @@ def winners(
 
     `scores` are floats of shape (rows, width); a count is an int or a tensor, 0-d or (rows,), or one tensor has
     the counts of all rows end to end. Larger scores win first, then the lower index; NaN ranks below -inf.
-    `allow` and `deny` are bool tensors of the shape of the scores, or None: who may win, and who may not.
+    `allow` and `deny` are bool tensors of the shape of the scores, or None: entries that compete, and that do not.
     Where fewer may than should, all of them win. With `absolute` scores are absolute values, which are not
     stored. Raises TypeError for scores that are not floats.
     """
@@ -125,7 +125,7 @@ def _decided(
     if seen is not None:
         return seen
     for leaf, *flags in zip(scores, allow, deny, strict=True):
-        check_device("scores and who may win", leaf.device, *flags)
+        check_device("scores and flags", leaf.device, *flags)
     if joint:
         check_device("all scores of one competition", scores[0].device, *scores)
     scores = [leaf.detach() for leaf in scores]

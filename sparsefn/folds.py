@@ -77,7 +77,7 @@ def _merged(x: Array, rank: int) -> tuple[Array, int]:
 
 
 def _cut(x: Array, rank: int, size: int) -> list[Array]:
-    # Of tall units every so-many-th element, (elements, units ...): the first steps join those with each other alone.
+    # Of tall units every `apart`-th element, (elements, units ...): the first steps join these with each other alone.
     first, inner = x.shape[0], size // x.shape[0]
     beside = min((stride for n, stride in zip(x.shape[rank:], x.strides[rank:], strict=True) if n > 1), default=0)
     if first <= _TALL or inner & (inner - 1) or not (size > _BLOCK or 0 < beside < x.strides[0]):

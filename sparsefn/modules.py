@@ -30,7 +30,7 @@ def params_of(module: nn.Module, *, trainable: bool = False) -> dict[str, Tensor
     ['weight', 'bias']
 
     Detached copies, in the order of `named_parameters`; tied weights appear once, under their first name. Names
-    are those that the module has without `DistributedDataParallel`, `torch.compile` and checkpointing wrappers
+    are as in the module without `DistributedDataParallel`, `torch.compile` and checkpointing wrappers
     in it, as random draws depend on them. With `trainable` only those with `requires_grad`: an optimizer moves
     all that it is given. Then `partial=True` tells `call` and `bake` to take the others from the module.
 

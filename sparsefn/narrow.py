@@ -59,7 +59,7 @@ def top(scores: Tensor, eligible: Tensor | None, count: int | Tensor, *, absolut
         count = _counts(count, *scores.shape)
     won = _in_memory(scores, eligible, count, absolute, array)
     if won is None:
-        check_device("scores and who may win", scores.device, eligible)
+        check_device("scores and flags", scores.device, eligible)
         count = placed(count, scores.device)
         scores = scores.detach()
         fused = torch.compiler.is_compiling() and (shape[1] <= _FUSED or torch.compiler.is_exporting())

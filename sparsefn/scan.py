@@ -152,7 +152,7 @@ def _search(parts: Sequence[Part], share: float, k: int, absolute: bool) -> None
         values = np.concatenate([scores for *_, scores in found])
         if 0 <= need <= inside == values.size:
             return _finish(passes.parts, [places for *_, places, _ in found], best(values, need))
-        if 0 <= need <= inside:  # too many to collect: those that were are a closer sample
+        if 0 <= need <= inside:  # too many to collect: the scores that were are a closer sample
             known, sample, share, reach = bracket, values[:: values.size >> 15 | 1].copy(), need / inside, _SURE
             del found, values  # before the next are collected
             continue

@@ -33,7 +33,7 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str
     >>> {name: path for name, (path, _) in own_tensors(net, "parameters").items()}
     {'0.weight': '0.module.weight'}
 
-    Names are those that the module has without wrappers. `kind` is "parameters" or "buffers"; a tied tensor is
+    Names are as in the module without wrappers. `kind` is "parameters" or "buffers"; a tied tensor is
     there once, under its first name, or with `tied` under each. Raises TypeError for what is no module.
     """
     if not isinstance(module, nn.Module):

@@ -52,8 +52,8 @@ REFUSED = {
         "scores and counts",
     ),
     "a count of short rows": (lambda: narrow.top(X, None, torch.tensor(3, device="meta")), "scores and counts"),
-    "a mask": (lambda: sf.drop_lowest(X, META > 0, 2), "scores and who may win"),
-    "flags of short rows": (lambda: narrow.top(X, META > 0, 2), "scores and who may win"),
+    "a mask": (lambda: sf.drop_lowest(X, META > 0, 2), "scores and flags"),
+    "flags of short rows": (lambda: narrow.top(X, META > 0, 2), "scores and flags"),
     "leaves": (lambda: sf.topk_masks([X, META], 2), "all scores of one competition"),
     "an index": (
         lambda: sf.random.uniform(KEY, (2,), index=torch.ones(2, device="meta").long()),
