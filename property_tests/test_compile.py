@@ -18,8 +18,8 @@ def test_compiled_updates_are_eager_ones(row: Row) -> None:
     compiling_changes_nothing(row, large(row.meta.layout.form))
 
 
-# What reads sizes and numbers in ways of its own: budgets by shape, units, fixed counts.
-SHAPED = ("gmp erk", "gmp channel", "ste nm")
+# What reads sizes and numbers in ways of its own: budgets by shape, units, fixed counts, parts of a tree.
+SHAPED = ("gmp erk", "gmp channel", "ste nm", "partition of everything")
 
 
 def model(row: Row, size: int, seed: int) -> dict[str, torch.Tensor]:

@@ -78,12 +78,15 @@ def no_optimizer(name: str, states: Sequence[State]) -> None:
             raise ValueError(f"{name}: the algorithm at position {i} has an optimizer; put with_optimizer outermost")
 
 
-def _owner(parts: Sequence[tuple[Where, Algorithm]], leaves: dict[str, Any]) -> dict[str, int]:
-    owner: dict[str, int] = {}
-    for i, (where, _) in enumerate(parts):
-        for path in matching("partition", where, leaves):
-            owner.setdefault(path, i)
-    return {path: owner.get(path, len(parts)) for path in leaves}
+def _shares(rules: Sequence[tuple[Where, Algorithm]], tree: Tree, like: Tree) -> list[dict[str, Any]]:
+    # The leaves of each part by path, and those of no part. The first match wins.
+    leaves, known = flatten(tree)[0], flatten(like)[0]
+    left, rows = list(leaves), []
+    for where, _ in rules:
+        hits = matching("partition", where, known)
+        rows.append({path: leaves[path] for path in left if path in hits})
+        left = [path for path in left if path not in hits]
+    return [*rows, {path: leaves[path] for path in left}]
 
 
 def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
@@ -106,20 +109,18 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"partition: expected an Algorithm at position {i}, got {type(algorithm).__name__}")
     algorithms = [algorithm for _, algorithm in rules] + [dense()]
-    count = range(len(algorithms))
+    names = [str(i) for i in range(len(algorithms))]
 
     def shares(tree: Tree, like: Tree) -> list[dict[str, Any]]:
-        leaves, owner = flatten(tree)[0], _owner(rules, flatten(like)[0])
-        return [{path: leaf for path, leaf in leaves.items() if owner[path] == i} for i in count]
+        return _shares(rules, tree, like)
 
     def split(state: State) -> list[State]:
-        rows = zip(shares(state.params, state.params), shares(state.masks, state.params), strict=True)
+        rows = zip(names, shares(state.params, state.params), shares(state.masks, state.params), strict=True)
         # The state of an optimizer around the partition is not its parts' matter.
-        ours = isinstance(state.opt, dict) and set(state.opt) == {str(i) for i in count}
-        opts = [state.opt[str(i)] if ours else () for i in count]
+        ours = isinstance(state.opt, dict) and set(state.opt) == set(names)
         return [
-            State(params, masks, key=state.key[str(i)], opt=opts[i], **state.scores[str(i)])
-            for i, (params, masks) in enumerate(rows)
+            State(params, masks, key=state.key[i], opt=state.opt[i] if ours else (), **state.scores[i])
+            for i, params, masks in rows
         ]
 
     def bare(state: State) -> list[State]:
@@ -147,7 +148,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
 
     def update(state: State, grads: Tree, step: Step) -> State:
         step = check_update(state, grads, step)
-        given = [None for _ in count] if grads is None else shares(grads, state.params)
+        given = [None for _ in names] if grads is None else shares(grads, state.params)
         rows = zip(algorithms, split(state), given, strict=True)
         return join([algorithm.update(part, row, step) for algorithm, part, row in rows], state.params)
 
