@@ -21,7 +21,7 @@ from sparsefn import random as _random
 from sparsefn.derivatives import Batch, Loss, arguments_at, batch_size, check_loss, gradient_of, sparsified, unpacked
 from sparsefn.derivatives import example_gradients as example_gradients
 from sparsefn.derivatives import hessian_vector as hessian_vector
-from sparsefn.tree import Tree, check_like, flatten, map_with_path
+from sparsefn.tree import Tree, check_like, flatten, map_with_path, wide
 from sparsefn.types import Accumulated, State, Step, effective
 
 PlainScore = Callable[[State, Tree, Step], Tree]
@@ -52,11 +52,11 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
         size = batch_size(now)
         stride = size if chunk_size is None else chunk_size
         weights, whole, scored = sparsified(state)
-        total = {path: torch.zeros_like(_wide(w)) for path, w in weights.items()}
+        total = {path: torch.zeros_like(wide(w)) for path, w in weights.items()}
         for start in range(0, size, stride):
             piece = [optree.tree_map(lambda x, i=start: x[i : i + stride], tree) for tree in now]
             gradients = example_gradients(lambda w, *one: loss(whole(w), *one), weights, piece)
-            total = {path: t + _wide(gradients[path]).square().sum(0) for path, t in total.items()}
+            total = {path: t + wide(gradients[path]).square().sum(0) for path, t in total.items()}
         return scored({path: t / size for path, t in total.items()})
 
     return score
@@ -117,7 +117,7 @@ def obd(diagonal: PlainScore) -> PlainScore:
     def score(state: State, grads: Tree, step: Step) -> Tree:
         found = diagonal(state, grads, step)
         check_like("the diagonal", found, state.params, dtype=False)
-        return optree.tree_map(lambda w, h: _wide(w).square() * h / 2, state.params, found)
+        return optree.tree_map(lambda w, h: wide(w).square() * h / 2, state.params, found)
 
     return score
 
@@ -241,7 +241,7 @@ def _estimated_diagonal(loss: Loss, weights: Tree, key: Tree, batch: Sequence[Tr
         drawn = _random.leaf_key(_random.fold_in(own, sample).to(leaf.device), path, step)
         return torch.where(_random.uniform(drawn, leaf.shape) < 0.5, -1.0, 1.0).to(leaf.dtype)
 
-    total = optree.tree_map(lambda p: torch.zeros_like(_wide(p)), weights)
+    total = optree.tree_map(lambda p: torch.zeros_like(wide(p)), weights)
     for sample in range(samples):
         vector = map_with_path(lambda path, leaf, i=sample: signs(path, leaf, i), weights)
         product = hessian_vector(loss, weights, vector, batch)
@@ -266,10 +266,6 @@ def _summed(out: Tensor) -> Tensor:
     if not isinstance(out, Tensor):
         raise TypeError(f"expected forward to give a tensor, got {type(out).__name__}")
     return out.sum()
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 # ---- checks ---------------------------------------------------------------------------------------------
