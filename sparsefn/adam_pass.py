@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn import passes
-from sparsefn.arrays import BLOCK, array, fresh
-from sparsefn.elementary import sqrt
+from sparsefn.engine import leafwise
+from sparsefn.engine.elementary import sqrt
+from sparsefn.engine.memory import BLOCK, fresh, visible
 
 
 class Step(NamedTuple):
@@ -52,12 +52,12 @@ def step(
 
     Half-precision leaves are computed in float32 and rounded once. Without decay and shrink the params are not read.
     """
-    rows: list[passes.Row] = []
+    rows: list[leafwise.Row] = []
     results: list[Leaves] = []
     plain = _plain(numbers)
     for g, m, v, p in zip(grads, mus, nus, params, strict=True):
         single = plain and all(x.dtype == torch.float32 for x in (g, m, v, p))
-        flat = passes.memory(g, m, v, p, least=1) if single else None
+        flat = leafwise.flat_memory(g, m, v, p, least=1) if single else None
         if flat is None:
             results.append(_in_torch(numbers, g, m, v, p))
         else:
@@ -65,14 +65,14 @@ def step(
             results.append((update.reshape(g.shape), mu.reshape(g.shape), nu.reshape(g.shape)))
             rows.append((*flat, a, b, c))
     if rows:
-        passes.run(lambda blocks: _in_blocks(numbers, blocks), rows)
+        leafwise.run(lambda blocks: _in_blocks(numbers, blocks), rows)
     return results
 
 
 def _plain(numbers: Step) -> bool:
     tensors = [x for x in (numbers.size, numbers.scale, numbers.shrink) if x is not None]
     graph = torch.is_grad_enabled()
-    return not any((graph and x.requires_grad) or array(x) is None for x in tensors)
+    return not any((graph and x.requires_grad) or visible(x) is None for x in tensors)
 
 
 def _in_torch(numbers: Step, g: Tensor, m: Tensor, v: Tensor, p: Tensor) -> Leaves:
@@ -87,7 +87,7 @@ def _in_torch(numbers: Step, g: Tensor, m: Tensor, v: Tensor, p: Tensor) -> Leav
     return update.to(dtype), m.to(dtype), v.to(dtype)
 
 
-def _in_blocks(numbers: Step, blocks: Iterator[passes.Row]) -> None:
+def _in_blocks(numbers: Step, blocks: Iterator[leafwise.Row]) -> None:
     # The operations of `_in_torch` one by one: numpy rounds each as torch does. Its root of a float32 is the right one.
     f = np.float32
     size, scale = -f(numbers.size.item()), f(numbers.scale.item())

@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import array
-from sparsefn.folds import slabs
+from sparsefn.engine.folds import slabs
+from sparsefn.engine.memory import visible
+from sparsefn.engine.pooling import Pooling, pool, split
 from sparsefn.patterns import Box, Pattern
-from sparsefn.pooling import Pooling, pool, split
 
 Flags = TypeVar("Flags", Tensor, Tensor | None)
 
@@ -90,7 +90,7 @@ def _over_parts(x: Tensor, box: Box, fn: Callable[[Tensor, Box], Tensor], dim: i
 
 
 def _of_whole_boxes(fn: Callable[[Tensor], Tensor], x: Tensor, box: Box) -> Tensor:
-    if array(x) is not None and not x.requires_grad and x.numel() > _SLAB:
+    if visible(x) is not None and not x.requires_grad and x.numel() > _SLAB:
         return _by_slabs(fn, x, box)
     shape, out = tuple(x.shape), fn(_boxes(x, box).contiguous())
     one_each = out.ndim == 1 or out.shape[1] == 1

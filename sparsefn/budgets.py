@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.compiling import concrete, constant, known
-from sparsefn.rounding import Sparsity, check_sparsity
-from sparsefn.rounding import n_kept as n_kept
-from sparsefn.rounding import rounded as rounded
-from sparsefn.rounding import rounded_down as rounded_down
-from sparsefn.rounding import rounded_up as rounded_up
-from sparsefn.shares import Counts
-from sparsefn.shares import apportion as apportion
+from sparsefn.engine.apportion import Counts
+from sparsefn.engine.apportion import apportion as apportion
+from sparsefn.engine.checks import Sparsity, check_sparsity
+from sparsefn.engine.rounding import n_kept as n_kept
+from sparsefn.engine.rounding import rounded as rounded
+from sparsefn.engine.rounding import rounded_down as rounded_down
+from sparsefn.engine.rounding import rounded_up as rounded_up
+from sparsefn.engine.transforms import concrete, constant, known
 from sparsefn.tree import check_globs, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]

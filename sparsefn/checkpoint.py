@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import masks
-from sparsefn.compiling import concrete
+from sparsefn.engine.transforms import concrete
 from sparsefn.tree import Tree, flatten
 from sparsefn.types import State
 

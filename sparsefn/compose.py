@@ -12,9 +12,10 @@ import torch
 
 from sparsefn.algorithms.core import check_update
 from sparsefn.algorithms.static import dense
-from sparsefn.calls import check_call
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.leafwise import is_sparse
 from sparsefn.masks import intersect
-from sparsefn.tree import Tree, check_like, flatten, is_sparse, wide
+from sparsefn.tree import Tree, check_like, flatten, wide
 from sparsefn.types import Algorithm, State, Step, Term, TrainView, Where, has_own_support, masked_view, support_of
 from sparsefn.where import matching
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import narrow, ranks, scan
-from sparsefn.arrays import Array, See, array, check_device, memory, placed
+from sparsefn.engine.memory import Array, See, check_device, placed, visible, visible_inside
 from sparsefn.lanes import select_each
 from sparsefn.parts import flat, part
 
@@ -85,7 +85,7 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     >>> contest.totals([torch.tensor([[True, False], [True, True]]), torch.tensor([[True]])])
     tensor([1, 2, 1])
     """
-    seen = [array(rows) for rows in flags]
+    seen = [visible(rows) for rows in flags]
     if not flags or any(rows is None for rows in seen):
         return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64, device="cpu")
     counts = [np.count_nonzero(row) for rows in seen if rows is not None for row in rows]
@@ -96,7 +96,7 @@ def _alone(scores: Tensor, count: Count, absolute: bool) -> Tensor | None:
     # One small competition of plain float32 or float64 scores, without ado.
     if scores.numel() > scan.SMALL or scores.dtype not in (torch.float32, torch.float64):
         return None
-    seen, number = array(scores), _number(count, array)
+    seen, number = visible(scores), _number(count, visible)
     if seen is None or number is None or not _TINY[0] > _TINY[1]:
         return None
     values = seen[0]
@@ -166,7 +166,7 @@ def _in_memory(
     deny: list[Tensor | None],
     joint: bool,
     absolute: bool,
-    see: See = array,
+    see: See = visible,
 ) -> list[Tensor] | None:
     if isinstance(counts, Tensor):
         whole = see(counts)
@@ -232,7 +232,7 @@ def _winners(
     absolute: bool,
 ) -> list[Tensor]:
     """Masks like the scores, with the counts of all rows end to end, or the one count."""
-    seen = _in_memory(list(scores), counts, list(allow), list(deny), joint, absolute, memory)
+    seen = _in_memory(list(scores), counts, list(allow), list(deny), joint, absolute, visible_inside)
     if seen is not None:
         return seen
     shares = [counts] if joint else list(torch.split(counts, [leaf.shape[0] for leaf in scores]))

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefn.tree import Tree, check_like, flatten, is_sparse, leaves_like
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.tree import Tree, check_like, flatten, leaves_like
 from sparsefn.types import State, Step, effective
 from sparsefn.where import float_leaves
 

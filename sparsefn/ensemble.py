@@ -10,7 +10,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.table import aligned
+from sparsefn.engine.table import aligned
 from sparsefn.tree import Tree, check_like, flatten, leaves_like
 from sparsefn.types import State
 

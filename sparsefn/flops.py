@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.table import aligned
 from sparsefn.ensemble import check_single
 from sparsefn.modules import buffers_of, call_with_buffers
-from sparsefn.table import aligned
-from sparsefn.tree import flatten, is_sparse
+from sparsefn.tree import flatten
 from sparsefn.types import State, effective
 
 _ADD_FIRST = (torch.ops.aten.addmm, torch.ops.aten.baddbmm)  # whose first argument is added, not multiplied

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsefn.arrays import BLOCK, Array, each
+from sparsefn.engine.memory import BLOCK, Array, each
 from sparsefn.parts import Part, Room, cut
 from sparsefn.scan import select, tied
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsefn import random
-from sparsefn.arrays import array
-from sparsefn.compiling import concrete
-from sparsefn.numerics import divide, like
-from sparsefn.rounding import check_sparsity
+from sparsefn.engine.checks import check_sparsity
+from sparsefn.engine.memory import visible
+from sparsefn.engine.numbers import divide, like
+from sparsefn.engine.transforms import concrete
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
 from sparsefn.types import Where, check_masks
 from sparsefn.where import default_where, select_leaves
@@ -258,7 +258,7 @@ def pack(masks: Tree) -> Tree:
 
 
 def _bytes(mask: Tensor) -> Tensor:
-    memory = array(mask)
+    memory = visible(mask)
     if memory is not None:
         return torch.from_numpy(np.packbits(memory.reshape(-1), bitorder="little"))
     bits = functional.pad(mask.reshape(-1), (0, -mask.numel() % 8)).reshape(-1, 8).to(torch.uint8)
@@ -293,7 +293,7 @@ def unpack(packed: Tree, like: Tree) -> Tree:
 
 
 def _bits(packed: Tensor, n: int) -> Tensor:
-    memory = array(packed)
+    memory = visible(packed)
     if memory is not None:
         return torch.from_numpy(np.unpackbits(memory, count=n, bitorder="little").view(np.bool_))
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)

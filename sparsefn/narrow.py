@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import BLOCK, Array, See, array, check_device, each, memory, placed
+from sparsefn.engine.memory import BLOCK, Array, See, check_device, each, placed, visible, visible_inside
 from sparsefn.ranks import rank_keys
 
 WIDEST = 32  # units of a row: passes grow with them, so that wider rows are better partitioned
@@ -57,7 +57,7 @@ def top(scores: Tensor, eligible: Tensor | None, count: int | Tensor, *, absolut
         scores, eligible = scores.unsqueeze(2), None if eligible is None else eligible.unsqueeze(2)
     if isinstance(count, Tensor):
         count = _counts(count, *scores.shape)
-    won = _in_memory(scores, eligible, count, absolute, array)
+    won = _in_memory(scores, eligible, count, absolute, visible)
     if won is None:
         check_device("scores and flags", scores.device, eligible)
         count = placed(count, scores.device)
@@ -112,7 +112,7 @@ def _by_units(keys: Tensor, count: int | Tensor) -> Tensor:
 @torch.library.custom_op("sparsefn::narrow_winners", mutates_args=())
 def _operator(scores: Tensor, eligible: Tensor | None, count: Tensor, absolute: bool) -> Tensor:
     """Winners of (rows, units, columns), with a count that is 0-d or spreads to that shape."""
-    won = _in_memory(scores, eligible, count, absolute, memory)
+    won = _in_memory(scores, eligible, count, absolute, visible_inside)
     return _ranked(scores, eligible, count, absolute) if won is None else won
 
 

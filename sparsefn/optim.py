@@ -9,10 +9,13 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import moments, passes
+from sparsefn import moments
 from sparsefn.algorithms.core import check_update
-from sparsefn.tree import Tree, check_like, choose, is_sparse, leaves_of, opened, same_structure, structure_error
-from sparsefn.triggers import check_trigger, never
+from sparsefn.engine import leafwise
+from sparsefn.engine.checks import check_trigger
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error
+from sparsefn.triggers import never
 from sparsefn.types import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 
 
@@ -193,7 +196,7 @@ def with_optimizer(
         lives = {owner: live(*rows[owner]) for owner in owned_by if owner >= 0}
         leaves, rebuild = opened(state.opt)
         owned = {i: mask for i, mask in enumerate(map(lives.get, owned_by)) if mask is not None}
-        masked = passes.cleaned(list(owned.values()), [leaves[i] for i in owned])
+        masked = leafwise.cleaned(list(owned.values()), [leaves[i] for i in owned])
         for i, leaf in zip(owned, masked, strict=True):
             leaves[i] = leaf
         return state._replace(opt=rebuild(leaves))

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from sparsefn import adam_pass, sgd_pass
 from sparsefn.adam_pass import rounded, widen
-from sparsefn.elementary import sqrt
-from sparsefn.numerics import like, number
+from sparsefn.engine.checks import number
+from sparsefn.engine.elementary import sqrt
+from sparsefn.engine.numbers import like
 from sparsefn.tree import Tree, check_like, leaves_of, opened
 from sparsefn.types import Schedule
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import BLOCK, Array, See, array, each
+from sparsefn.engine.memory import BLOCK, Array, See, each, visible
 
 _THREADED = 1 << 22  # from here on one competition has several threads
 
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     out: Array
 
 
-def part(scores: Tensor, allow: Tensor | None = None, deny: Tensor | None = None, see: See = array) -> Part | None:
+def part(scores: Tensor, allow: Tensor | None = None, deny: Tensor | None = None, see: See = visible) -> Part | None:
     """A part of a competition from tensors of one shape, with room for its mask; None where their memory is hidden.
 
     >>> from sparsefn import parts, scan

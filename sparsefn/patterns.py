@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sparsefn.compiling import concrete
-from sparsefn.pooling import Pooling
+from sparsefn.engine.pooling import Pooling
+from sparsefn.engine.transforms import concrete
 
 Box = tuple[int, ...]
 Reduce = str | Callable[[Tensor], Tensor]

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import check_device
-from sparsefn.blocks import MASK32
-from sparsefn.compiling import constant
-from sparsefn.threefry import DIGITS, coins, draw, fold
+from sparsefn.engine.memory import check_device
+from sparsefn.engine.threefry import DIGITS, coins, draw, fold
+from sparsefn.engine.transforms import constant
+from sparsefn.engine.words import MASK32
 from sparsefn.tree import Tree, map_with_path
 
 

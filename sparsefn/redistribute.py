@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.calls import check_call
-from sparsefn.rounding import rounded_down
-from sparsefn.scores import check_score
-from sparsefn.shares import Counts, apportion
-from sparsefn.types import Score
+from sparsefn.engine.apportion import Counts, apportion
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.rounding import rounded_down
+from sparsefn.types import Score, check_score
 
 Leaves = dict[str, Tensor]
 # (scores, masks before, masks after the drop), by path -> share of the regrowth, by path

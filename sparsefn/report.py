@@ -10,11 +10,12 @@ from torch import Tensor
 
 from sparsefn.algorithms.core import as_level, level_at, sparse_leaves
 from sparsefn.braille import braille as braille
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.table import aligned
 from sparsefn.ensemble import check_single
 from sparsefn.flops import flops as flops
 from sparsefn.masks import sparsity
-from sparsefn.table import aligned
-from sparsefn.tree import check_like, flatten, is_sparse, leaves_like
+from sparsefn.tree import check_like, flatten, leaves_like
 from sparsefn.types import Schedule, State, Step, check_masks
 
 

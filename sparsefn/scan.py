@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsefn.arrays import Array
+from sparsefn.engine.memory import Array
 from sparsefn.parts import Part, Passes, Room, bar, cut, open_count, passes_over
 
 _SORTED = 1 << 11  # so many are sorted sooner than partitioned

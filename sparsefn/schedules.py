@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefn import elementary
-from sparsefn.numerics import Real, check_positive, divide, floor, like, numbers, where
-from sparsefn.triggers import check_int, check_kind, check_whole
+from sparsefn.engine import elementary
+from sparsefn.engine.checks import check_int, check_kind, check_positive, check_whole, numbers
+from sparsefn.engine.numbers import Real, divide, floor, like, where
 from sparsefn.types import Schedule, Step, Trigger
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sparsefn import random as _random
-from sparsefn.calls import check_score as check_score
-from sparsefn.pooling import Pooling
-from sparsefn.tree import Tree, is_sparse, leaves_of, map_with_path, wide
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.pooling import Pooling
+from sparsefn.tree import Tree, leaves_of, map_with_path, wide
 from sparsefn.triggers import never
 from sparsefn.types import Accumulated, Score, State, Step, Trigger
 

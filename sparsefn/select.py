@@ -22,8 +22,8 @@ from sparsefn.boxes import (
     to_columns,
     to_rows,
 )
-from sparsefn.compiling import concrete
 from sparsefn.contest import joint_winners, totals, winners
+from sparsefn.engine.transforms import concrete
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.ranks import rank_keys, top
 from sparsefn.tree import Tree, flatten

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn import passes
-from sparsefn.arrays import BLOCK, array, fresh
-from sparsefn.tree import is_sparse
+from sparsefn.engine import leafwise
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.memory import BLOCK, fresh, visible
 
 
 class Numbers(NamedTuple):
@@ -50,34 +50,34 @@ def step(
     `leaf(grad, momentum, param)` gives the update and the momentum of a leaf in torch, for leaves that are not plain;
     without momentum the buffers are handed on. None where the rate is hidden by a transform or its gradient is wanted.
     """
-    if array(numbers.rate) is None or (torch.is_grad_enabled() and numbers.rate.requires_grad):
+    if visible(numbers.rate) is None or (torch.is_grad_enabled() and numbers.rate.requires_grad):
         return None
-    rows: list[passes.Row] = []
+    rows: list[leafwise.Row] = []
     results = []
     for mask, g, b, p in zip(masks, grads, buffers, params, strict=True):
         plain = is_sparse(mask, p) and all(x.dtype == torch.float32 for x in (g, b, p))
-        flat = passes.memory(mask, g, b, p) if plain else None
+        flat = leafwise.flat_memory(mask, g, b, p) if plain else None
         if flat is None:
-            update, buffer = leaf(passes.zeroed([mask], [g])[0], b, p)
-            results.append((passes.moved([mask], [p], [update])[0], buffer))
+            update, buffer = leaf(leafwise.zeroed([mask], [g])[0], b, p)
+            results.append((leafwise.moved([mask], [p], [update])[0], buffer))
         else:
             new, room = fresh(flat[-1], p.dtype)
             buffer, moved = fresh(flat[-1], b.dtype) if numbers.momentum else (b, flat[2])  # not written to
             results.append((new.reshape(p.shape), buffer.reshape(p.shape) if numbers.momentum else b))
             rows.append((*flat, room, moved))
     if rows:
-        passes.run(lambda blocks: _in_blocks(numbers, blocks), rows)
+        leafwise.run(lambda blocks: _in_blocks(numbers, blocks), rows)
     return results
 
 
-def _in_blocks(numbers: Numbers, blocks: Iterator[passes.Row]) -> None:
+def _in_blocks(numbers: Numbers, blocks: Iterator[leafwise.Row]) -> None:
     # The operations of `leaf` one by one: numpy rounds each as torch does.
     f = np.float32
     rate, momentum, decay = -f(numbers.rate.item()), f(numbers.momentum), f(numbers.decay)
     rooms = [np.empty(BLOCK, f) for _ in range(2)]
     for mask, gradient, b, p, new, buffer in blocks:
         g, extra = (room[: p.size] for room in rooms)
-        passes.zero_block(mask.view(np.int8), gradient.view(np.int32), g.view(np.int32))
+        leafwise.zero_block(mask.view(np.int8), gradient.view(np.int32), g.view(np.int32))
         if numbers.decay:
             np.add(g, np.multiply(p, decay, out=extra), out=g)
         if numbers.momentum:
@@ -87,4 +87,4 @@ def _in_blocks(numbers: Numbers, blocks: Iterator[passes.Row]) -> None:
             else:
                 g = buffer
         np.add(p, np.multiply(g, rate, out=extra), out=new)
-        passes.keep_block(mask.view(np.int8), p.view(np.int32), new.view(np.int32), extra.view(np.int32))
+        leafwise.keep_block(mask.view(np.int8), p.view(np.int32), new.view(np.int32), extra.view(np.int32))

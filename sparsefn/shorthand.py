@@ -13,8 +13,8 @@ from decimal import Context, Decimal
 from typing import NamedTuple
 
 from sparsefn.budgets import check_fixed
+from sparsefn.engine.checks import check_sparsity
 from sparsefn.patterns import Pattern, nm, unstructured
-from sparsefn.rounding import check_sparsity
 
 _GRAMMAR = (
     "DENSE, TOPK{density}(U), BTOPK{kept:run,axis}(U) or BERN, with (M) for (U) where the mask gates the gradient"

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.tree import Tree, flatten, is_sparse, map_with_path, opened, wide
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.types import State, Step, Term, Where
 from sparsefn.where import matching
 

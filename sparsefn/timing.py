@@ -11,8 +11,8 @@ import optree
 import torch
 
 from sparsefn.algorithms.core import check_update
-from sparsefn.compiling import concrete
 from sparsefn.compose import check_pairs, check_plain, kept, no_optimizer, pack
+from sparsefn.engine.transforms import concrete
 from sparsefn.tree import Tree, choose, flatten
 from sparsefn.types import Algorithm, State, Step, effective, has_own_support, support_of
 

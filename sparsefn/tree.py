@@ -10,7 +10,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.compiling import concrete, constant
+from sparsefn.engine.transforms import concrete, constant
 
 Tree = Any  # any optree pytree of tensors
 
@@ -288,12 +288,3 @@ def select(pred: Tensor, new: Tree, old: Tree) -> Tree:
     {'a': tensor(1)}
     """
     return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, a, b), new, old)
-
-
-def is_sparse(mask: Tensor, leaf: Tensor) -> bool:
-    """Whether a leaf is sparsified, read off shapes alone (0-d True means dense).
-
-    >>> is_sparse(torch.tensor(True), torch.zeros(2, 2))
-    False
-    """
-    return mask.ndim == leaf.ndim and leaf.ndim > 0

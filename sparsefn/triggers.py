@@ -4,74 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral
 
 import torch
 from torch import Tensor
 
-from sparsefn.calls import check_call
+from sparsefn.engine.checks import check_kind, check_whole
+from sparsefn.engine.checks import check_step as check_step
 from sparsefn.types import Step
-
-
-def check_kind(step: Step) -> Step:
-    """The step itself, if it is one: an int of any sign or a 0-d int64 tensor.
-
-    >>> sf.triggers.check_kind(0.5)
-    Traceback (most recent call last):
-        ...
-    TypeError: expected step to be an int or a 0-d int64 tensor, got float
-
-    An integer of another kind, such as NumPy's, comes back as an int. ValueError for an int that does not fit
-    int64, or whose successor does not.
-    """
-    if torch.compiler.is_compiling() and not isinstance(step, int | float | Tensor) and hasattr(step, "__array__"):
-        step = torch.as_tensor(step, device="cpu")  # while compiling, a NumPy integer is an array without dimensions
-        step = step if step.is_floating_point() or step.dtype == torch.bool else step.to(torch.int64)
-    if isinstance(step, Tensor):
-        if step.dtype != torch.int64:
-            raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got a tensor of {step.dtype}")
-        if step.ndim:
-            raise ValueError(f"expected step to be a 0-d tensor, got shape {tuple(step.shape)}")
-        return step
-    if isinstance(step, bool) or not isinstance(step, int | Integral):
-        raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got {type(step).__name__}")
-    step = int(step)
-    if not -(2**63) <= step < 2**63 - 1:
-        raise ValueError(f"expected a step that fits int64, as the one after it must, got {step}")
-    return step
-
-
-def check_step(step: Step) -> Step:
-    """The step itself, if it is one: an int >= 0 or a 0-d int64 tensor.
-
-    >>> sf.triggers.check_step(3)
-    3
-
-    Under `vmap` the tensor is 0-d per member. While compiling, an int comes back as a tensor: that
-    graph serves every step. Raises TypeError for another type or dtype, ValueError for an int that is negative
-    or above 2**63 - 2 and for a tensor that is not 0-d.
-    """
-    step = check_kind(step)
-    if isinstance(step, Tensor):
-        return step
-    if step < 0:
-        raise ValueError(f"expected step >= 0, got {step}")
-    if torch.compiler.is_compiling():
-        return torch.full((), step, dtype=torch.int64, device="cpu")  # as_tensor would compile anew for every step
-    return step
-
-
-def check_trigger(name: str, trigger: object) -> None:
-    """Raise TypeError unless it can be called with a step.
-
-    >>> sf.triggers.check_trigger("when", 100)
-    Traceback (most recent call last):
-        ...
-    TypeError: expected when to be a trigger such as every(100) or at([0]), got 100
-    """
-    if not callable(trigger):
-        raise TypeError(f"expected {name} to be a trigger such as every(100) or at([0]), got {trigger!r}")
-    check_call(name, trigger, "step")
 
 
 def _most(value: Step, most: Step) -> Step:
@@ -149,40 +88,6 @@ class At:
             return torch.tensor(self.steps, dtype=torch.int64, device=step.device)
         kind = given[-1].device
         return torch.stack([torch.full((), x, device=kind) if isinstance(x, int) else x for x in self.steps])
-
-
-def check_int(call: str, name: str, value: object, low: int) -> None:
-    """Raise unless the argument of that name is an int and at least `low`.
-
-    >>> sf.triggers.check_int("every(n)", "n", 0, 1)
-    Traceback (most recent call last):
-        ...
-    ValueError: every(n): expected n >= 1, got 0
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{call}: expected {name} to be an int, got {type(value).__name__}")
-    if value < low:
-        raise ValueError(f"{call}: expected {name} >= {low}, got {value}")
-
-
-def check_whole(call: str, name: str, value: object, low: int) -> None:
-    """Raise unless the argument of that name is a 0-d int64 tensor, or passes `check_int`.
-
-    >>> sf.triggers.check_whole("every(n)", "n", torch.tensor(0.5), 1)
-    Traceback (most recent call last):
-        ...
-    TypeError: every(n): expected n to be an int or a 0-d int64 tensor, got a tensor of torch.float32
-
-    The value of a tensor is not looked at: it may be batched, or on another device.
-    """
-    if not isinstance(value, Tensor):
-        check_int(call, name, value, low)
-        if isinstance(value, int) and value >= 2**63:
-            raise ValueError(f"{call}: expected {name} to fit int64, got {value}")
-    elif value.dtype != torch.int64:
-        raise TypeError(f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a tensor of {value.dtype}")
-    elif value.ndim:
-        raise ValueError(f"{call}: expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}")
 
 
 def every(n: Step, start: Step = 0, stop: Step | None = None) -> Every:

@@ -9,10 +9,11 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import passes
+from sparsefn.engine import leafwise
+from sparsefn.engine.checks import Step as Step
+from sparsefn.engine.checks import check_call
 from sparsefn.tree import Tree, check_like, leaves_like, leaves_of, opened, paths, same_structure, structure_error
 
-Step = int | Tensor
 Schedule = Callable[[Step], float | Tensor]
 Trigger = Callable[[Step], bool | Tensor]
 Where = Callable[[str, Tensor], bool] | str | Sequence[str]
@@ -113,7 +114,9 @@ def everywhere(tree: Tree) -> Tree:
 def _inside(support: Tree, new: Tree, old: Tree | None = None) -> Tree:
     masks, rebuild = opened(support)
     leaves = leaves_like(new, support)
-    chosen = passes.zeroed(masks, leaves) if old is None else passes.either(masks, leaves, leaves_like(old, support))
+    chosen = (
+        leafwise.zeroed(masks, leaves) if old is None else leafwise.either(masks, leaves, leaves_like(old, support))
+    )
     return rebuild(chosen)
 
 
@@ -212,7 +215,7 @@ def moved(state: State, updates: Tree) -> State:
     What `masked_view.put` makes of the sums, in one pass. Raises ValueError for another structure.
     """
     old, rebuild = opened(state.params)
-    new = passes.moved(leaves_of(support_of(state)), old, leaves_like(updates, state.params))
+    new = leafwise.moved(leaves_of(support_of(state)), old, leaves_like(updates, state.params))
     return state._replace(params=rebuild(new))
 
 
@@ -243,3 +246,18 @@ class Algorithm(NamedTuple):
     update: Callable[[State, Tree, Step], State]
     view: TrainView = masked_view
     within: Callable[[Tree], Algorithm] | None = None
+
+
+def check_score(name: str, score: object) -> None:
+    """Raise TypeError unless it is a score: a function of (state, grads, step), or one with memory.
+
+    >>> check_score("drop", "magnitude")
+    Traceback (most recent call last):
+        ...
+    TypeError: expected drop to be a score such as sf.scores.magnitude, got 'magnitude'
+    """
+    if isinstance(score, Accumulated):
+        return
+    if not callable(score):
+        raise TypeError(f"expected {name} to be a score such as sf.scores.magnitude, got {score!r}")
+    check_call(name, score, "state", "grads", "step")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sparsefn.calls import check_call
-from sparsefn.compiling import constant
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.transforms import constant
 from sparsefn.tree import Tree, check_globs, flatten, glob_match
 from sparsefn.types import Where
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsefn import arrays, contest, narrow, parts, ranks, scan
+from sparsefn import contest, narrow, parts, ranks, scan
+from sparsefn.engine import memory
 
 
 def drawn(seed, *shape):
@@ -287,7 +288,7 @@ def signalling(x):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(4, 100), (300, 64), (1, 1000), (1, 40_000), (2, 70_000)], ids=str)
 def test_a_signalling_nan_is_as_any_other(shape, dtype, monkeypatch):
-    monkeypatch.setattr(arrays, "_MANY", 1)
+    monkeypatch.setattr(memory, "_MANY", 1)
     monkeypatch.setattr(parts, "_THREADED", 1)
     threads, quiet = torch.get_num_threads(), torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     x, k = signalling(quiet.clone()), shape[1] // 2

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn import arrays, lanes, parts, ranks
+from sparsefn import lanes, parts, ranks
+from sparsefn.engine import memory
 
 KINDS = {
     "continuous": lambda x: x,
@@ -16,7 +17,7 @@ KINDS = {
     "NaN": lambda x: torch.where(x > 0.3, torch.nan, x),
     "-NaN and -inf": lambda x: torch.where(x > 0.3, -torch.nan, torch.where(x < -0.3, -torch.inf, x)),
 }
-SHAPES = [(1, 1), (4, 1), (3, 7), (300, 40), (2, 9000), (0, 5), (5, 0), (3 * (arrays.BLOCK // 1000) + 1, 1000)]
+SHAPES = [(1, 1), (4, 1), (3, 7), (300, 40), (2, 9000), (0, 5), (5, 0), (3 * (memory.BLOCK // 1000) + 1, 1000)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

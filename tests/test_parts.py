@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn import arrays, parts
+from sparsefn import parts
+from sparsefn.engine import memory
 
 
 def test_a_part_shares_the_memory_of_wide_scores_and_flags():
@@ -39,10 +40,10 @@ def test_hidden_memory_makes_no_part():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("absolute", [False, True])
 def test_blocks_are_the_scores_in_their_order(dtype, absolute):
-    x = torch.randn(arrays.BLOCK + 3).to(dtype)
-    room = parts.Room(arrays.BLOCK, absolute, dtype == torch.float64)
+    x = torch.randn(memory.BLOCK + 3).to(dtype)
+    room = parts.Room(memory.BLOCK, absolute, dtype == torch.float64)
     read = [(start, stop, scores.copy()) for start, stop, scores, _, _ in room.blocks(parts.part(x))]
-    assert [row[:2] for row in read] == [(0, arrays.BLOCK), (arrays.BLOCK, arrays.BLOCK + 3)]
+    assert [row[:2] for row in read] == [(0, memory.BLOCK), (memory.BLOCK, memory.BLOCK + 3)]
     want = x.double().abs() if absolute else x.double()
     assert np.array_equal(np.concatenate([row[2] for row in read]), want.numpy())
 

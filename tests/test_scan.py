@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn import arrays, parts, scan
+from sparsefn import parts, scan
+from sparsefn.engine import memory
 
-SIZES = [1, 2, 1000, scan.SMALL + 1, 2 * arrays.BLOCK + 5]
+SIZES = [1, 2, 1000, scan.SMALL + 1, 2 * memory.BLOCK + 5]
 KINDS = {
     "continuous": lambda x: x,
     "ties": lambda x: x.round(),
@@ -78,7 +79,7 @@ def test_exactly_the_best_win(n, kind):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", ["continuous", "90% zeros", "NaN and -inf", "subnormal", "infinite"])
 def test_every_dtype(kind, dtype):
-    for n in (100, 2 * arrays.BLOCK + 3):
+    for n in (100, 2 * memory.BLOCK + 3):
         x = made(kind, n, dtype)
         order = ranked(x)
         for k in counts(n, x):
@@ -92,7 +93,7 @@ def test_float64_keeps_its_digits(absolute):
 
 
 @pytest.mark.parametrize("kind", ["continuous", "90% zeros", "all equal", "NaN", "NaN and -inf", "quantised"])
-@pytest.mark.parametrize("n", [1000, arrays.BLOCK + 5])
+@pytest.mark.parametrize("n", [1000, memory.BLOCK + 5])
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.99])
 def test_who_may_win_and_who_may_not(n, kind, share):
     x, seed = made(kind, n), torch.Generator().manual_seed(1)
@@ -107,7 +108,7 @@ def test_who_may_win_and_who_may_not(n, kind, share):
 
 
 @pytest.mark.parametrize("kind", ["continuous", "90% zeros", "all equal", "NaN", "quantised"])
-@pytest.mark.parametrize("sizes", [[1, 0, 700, arrays.BLOCK + 9, 30_000], [1, 0, 700], [5, 400]], ids=str)
+@pytest.mark.parametrize("sizes", [[1, 0, 700, memory.BLOCK + 9, 30_000], [1, 0, 700], [5, 400]], ids=str)
 def test_several_tensors_are_one_competition_in_their_order(sizes, kind):
     whole = made(kind, sum(sizes))
     tensors = list(torch.split(whole, sizes))
@@ -121,8 +122,8 @@ def test_several_tensors_are_one_competition_in_their_order(sizes, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_change_nothing(kind, monkeypatch):
     monkeypatch.setattr(parts, "_THREADED", 1)
-    monkeypatch.setattr(arrays, "_MANY", 1)
-    x, threads = made(kind, 2 * arrays.BLOCK + 3), torch.get_num_threads()
+    monkeypatch.setattr(memory, "_MANY", 1)
+    x, threads = made(kind, 2 * memory.BLOCK + 3), torch.get_num_threads()
     order = ranked(x)
     torch.set_num_threads(3)
     try:

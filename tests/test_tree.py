@@ -8,6 +8,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn import tree
+from sparsefn.engine import leafwise
 
 Pair = namedtuple("Pair", "left right")
 
@@ -97,9 +98,9 @@ def test_choose_is_lazy_where_the_truth_is_known():
 
 
 def test_sparse_is_read_off_shapes():
-    assert tree.is_sparse(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2))
-    assert not tree.is_sparse(torch.tensor(True), torch.ones(2, 2))
-    assert not tree.is_sparse(torch.tensor(True), torch.tensor(1.0))
+    assert leafwise.is_sparse(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2))
+    assert not leafwise.is_sparse(torch.tensor(True), torch.ones(2, 2))
+    assert not leafwise.is_sparse(torch.tensor(True), torch.tensor(1.0))
 
 
 EMPTY = [

@@ -5,6 +5,7 @@ import torch._dynamo.testing
 from torch.func import vmap
 
 from sparsefn import triggers
+from sparsefn.engine import checks
 
 KINDS = [
     (triggers.every(1), range(60)),
@@ -70,14 +71,14 @@ def test_triggers_compare_and_print_by_value():
 
 def test_check_step_lets_steps_through():
     step = torch.tensor(4)
-    assert triggers.check_step(0) == 0 and triggers.check_step(7) == 7
-    assert triggers.check_step(step) is step
-    assert vmap(triggers.check_step)(torch.arange(3)).tolist() == [0, 1, 2]
+    assert checks.check_step(0) == 0 and checks.check_step(7) == 7
+    assert checks.check_step(step) is step
+    assert vmap(checks.check_step)(torch.arange(3)).tolist() == [0, 1, 2]
 
 
 def test_check_step_makes_one_graph_for_all_ints():
     counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(lambda step: triggers.check_step(step) * 2, fullgraph=True, backend=counter)
+    compiled = torch.compile(lambda step: checks.check_step(step) * 2, fullgraph=True, backend=counter)
     for step in range(8):
         result = compiled(step)
         assert result.dtype == torch.int64 and result.item() == 2 * step
@@ -107,7 +108,7 @@ def test_check_step_makes_one_graph_for_all_ints():
         (lambda: triggers.at(5), TypeError, r"at\(steps\): expected a list of ints, got 5; write at\(\[5\]\)"),
         (lambda: triggers.at([1, -2]), ValueError, r"at\(steps\): expected every step >= 0, got -2"),
         (lambda: triggers.at([1, 2.0]), TypeError, r"at\(steps\): expected every step to be an int, got float"),
-        (lambda: triggers.check_step(-1), ValueError, "expected step >= 0, got -1"),
+        (lambda: checks.check_step(-1), ValueError, "expected step >= 0, got -1"),
     ],
 )
 def test_bad_input_is_named(call, error, text):
@@ -115,7 +116,7 @@ def test_bad_input_is_named(call, error, text):
         call()
 
 
-@pytest.mark.parametrize("use", [triggers.check_step, triggers.every(2), triggers.at([1]), triggers.at([1]).count])
+@pytest.mark.parametrize("use", [checks.check_step, triggers.every(2), triggers.at([1]), triggers.at([1]).count])
 @pytest.mark.parametrize(
     "step, error, text",
     [
@@ -222,9 +223,9 @@ def test_a_tensor_that_is_no_step_is_named(call, error, text):
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
 def test_numpys_integers_are_steps(kind):
-    assert triggers.check_step(kind(3)) == 3 and type(triggers.check_step(kind(3))) is int
+    assert checks.check_step(kind(3)) == 3 and type(checks.check_step(kind(3))) is int
     assert triggers.every(3)(kind(3)) is True and triggers.at([4]).count(kind(3)) == 0
-    compiled = torch.compile(lambda step: triggers.check_step(step) * 2, fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda step: checks.check_step(step) * 2, fullgraph=True, backend="eager")
     result = compiled(kind(3))
     assert result.dtype == torch.int64 and result.item() == 6
 
@@ -232,11 +233,11 @@ def test_numpys_integers_are_steps(kind):
 @pytest.mark.parametrize("step", [np.float64(3), np.bool_(True)])
 def test_other_numbers_of_numpy_are_none(step):
     with pytest.raises(TypeError, match="expected step to be an int or a 0-d int64 tensor, got (float64|bool)"):
-        triggers.check_step(step)
+        checks.check_step(step)
 
 
 @pytest.mark.parametrize("step", [2**63 - 1, 2**63, -(2**63) - 1])
-@pytest.mark.parametrize("take", [triggers.check_kind, triggers.every(3), triggers.at([1]).count])
+@pytest.mark.parametrize("take", [checks.check_kind, triggers.every(3), triggers.at([1]).count])
 def test_a_step_and_the_one_after_it_fit_int64(take, step):
     with pytest.raises(ValueError, match=f"expected a step that fits int64, as the one after it must, got {step}"):
         take(step)

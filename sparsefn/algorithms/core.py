@@ -14,24 +14,12 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Leaves, Rule, best
-from sparsefn.calls import check_call
-from sparsefn.compiling import concrete
+from sparsefn.engine.checks import Sparsity, check_call, check_sparsity, check_step, check_trigger
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.threefry import lifted
+from sparsefn.engine.transforms import concrete
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.rounding import Sparsity, check_sparsity
-from sparsefn.threefry import lifted
-from sparsefn.tree import (
-    Tree,
-    check_like,
-    choose,
-    copied,
-    fix_sizes,
-    flatten,
-    is_sparse,
-    leaves_at,
-    none_paths,
-    same_structure,
-)
-from sparsefn.triggers import check_step, check_trigger
+from sparsefn.tree import Tree, check_like, choose, copied, fix_sizes, flatten, leaves_at, none_paths, same_structure
 from sparsefn.types import (
     Algorithm,
     Schedule,

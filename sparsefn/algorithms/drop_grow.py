@@ -21,17 +21,17 @@ from sparsefn.algorithms.core import (
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, uniform
-from sparsefn.calls import check_call, check_keywords
 from sparsefn.contest import end_to_end, totals
+from sparsefn.engine.checks import check_call, check_int, check_keywords
+from sparsefn.engine.rounding import rounded, rounded_down, rounded_up
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
-from sparsefn.rounding import rounded, rounded_down, rounded_up
 from sparsefn.schedules import cosine_decay
-from sparsefn.scores import check_score, gradient, magnitude, momentum
+from sparsefn.scores import gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
 from sparsefn.tree import Tree, check_like, flatten, leaves_at
-from sparsefn.triggers import check_int, every
-from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks
+from sparsefn.triggers import every
+from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks, check_score
 from sparsefn.where import default_where
 
 # (state, newly grown masks, step) -> values of the grown weights

@@ -12,8 +12,9 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.algorithms.core import check_update, own_params
 from sparsefn.algorithms.static import dense
+from sparsefn.engine.leafwise import is_sparse
 from sparsefn.masks import intersect
-from sparsefn.tree import Tree, flatten, is_sparse
+from sparsefn.tree import Tree, flatten
 from sparsefn.types import Algorithm, State, Step, TrainView, Where, apply_masks, masked_view, support_of
 from sparsefn.where import default_where, select_leaves
 

@@ -11,15 +11,15 @@ from sparsefn.algorithms.core import Init, as_level, level_at, masked, settle, s
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, per_leaf, uniform
-from sparsefn.calls import check_call
 from sparsefn.contest import Count, totals
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.rounding import rounded
 from sparsefn.patterns import Pattern, unstructured
-from sparsefn.rounding import rounded
-from sparsefn.scores import check_score, magnitude
+from sparsefn.scores import magnitude
 from sparsefn.select import checked_count
 from sparsefn.tree import Tree
 from sparsefn.triggers import always, at
-from sparsefn.types import Algorithm, Schedule, Score, State, Step, Trigger, Where
+from sparsefn.types import Algorithm, Schedule, Score, State, Step, Trigger, Where, check_score
 from sparsefn.where import default_where
 
 # (masks of the sparsified leaves, step) -> kept count of each field

@@ -12,13 +12,13 @@ from sparsefn import random
 from sparsefn.algorithms.core import as_level, check_update, level_at, masks_tree, own_params, settle, sparse_leaves
 from sparsefn.algorithms.rule import Leaves, Rule, best
 from sparsefn.budgets import Distribution, per_leaf, uniform
-from sparsefn.calls import check_call
+from sparsefn.engine.checks import check_call, check_trigger
+from sparsefn.engine.threefry import lifted
 from sparsefn.gates import check_mode, gate
 from sparsefn.patterns import Pattern, unstructured
 from sparsefn.select import bernoulli_mask
-from sparsefn.threefry import lifted
 from sparsefn.tree import Tree, choose, flatten, leaves_at, leaves_like, same_structure, structure_error
-from sparsefn.triggers import always, check_trigger
+from sparsefn.triggers import always
 from sparsefn.types import Algorithm, State, Step, TrainView, Trigger, Where, everywhere
 from sparsefn.where import default_where, select_leaves
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.compiling import concrete
+from sparsefn.engine.transforms import concrete
 from sparsefn.testing import Case, Meta, Row
 from sparsefn.testing import laws_transforms as laws
 
@@ -40,5 +40,5 @@ def test_a_graph_for_every_step_is_noticed():
             state = state._replace(params={"w": state.params["w"] * _FACTORS[step]})
         return base.update(state, grads, step)
 
-    with pytest.raises(AssertionError, match="3 graphs up to step 2, not 2: see sf.triggers.check_step"):
+    with pytest.raises(AssertionError, match="3 graphs up to step 2, not 2: see sf.engine.checks.check_step"):
         laws.compiling_changes_nothing(row(lambda s, key: sf.Algorithm(base.init, update)), CASE)

@@ -3,7 +3,7 @@
 import torch
 from torch.func import grad, jvp, vmap
 
-from sparsefn.slopes import SLOPES, differentiated
+from sparsefn.engine.slopes import SLOPES, differentiated
 
 
 def test_who_asks_for_slopes():

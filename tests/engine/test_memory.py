@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import sparsefn as sf
-from sparsefn import arrays
+from sparsefn.engine import memory
 
 
 class Named(torch.Tensor):
@@ -35,18 +35,18 @@ HIDDEN = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool])
 def test_the_memory_is_shared(dtype):
     x = torch.ones(2, 3, dtype=dtype)
-    seen = arrays.array(x)
+    seen = memory.visible(x)
     x[1, 2] = 0
     assert seen.shape == (2, 3) and not seen[1, 2] and seen.sum() == 5
 
 
 def test_bfloat16_comes_as_words():
-    seen = arrays.array(torch.tensor([1.0, -0.0], dtype=torch.bfloat16))
+    seen = memory.visible(torch.tensor([1.0, -0.0], dtype=torch.bfloat16))
     assert seen.dtype == np.int16 and seen.tolist() == [0x3F80, -0x8000]
 
 
 def test_a_tensor_that_requires_grad_shows_its_memory():
-    assert arrays.array(torch.nn.Parameter(torch.ones(2))).tolist() == [1.0, 1.0]
+    assert memory.visible(torch.nn.Parameter(torch.ones(2))).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", HIDDEN)
@@ -54,39 +54,39 @@ def test_what_is_traced_or_elsewhere_stays_hidden(name):
     seen = []
 
     def see(x):
-        seen.append(arrays.array(x))
+        seen.append(memory.visible(x))
         return x * 1.0
 
     HIDDEN[name](see)
-    assert seen and all(memory is None for memory in seen)
+    assert seen and all(found is None for found in seen)
 
 
 def test_layouts_and_dtypes_that_numpy_lacks_stay_hidden():
     x = torch.ones(3, 3)
     lacking = [x.to(torch.float8_e5m2), x.to_sparse(), x.to_mkldnn()]
-    assert all(arrays.memory(other) is None for other in lacking)
+    assert all(memory.visible_inside(other) is None for other in lacking)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 def test_a_fresh_tensor_shares_its_memory(dtype):
-    like = arrays.array(torch.ones(2, 3, dtype=dtype))
+    like = memory.visible(torch.ones(2, 3, dtype=dtype))
     with torch.device("meta"):
-        out, values = arrays.fresh(like, dtype)
+        out, values = memory.fresh(like, dtype)
     values[:] = like
     assert out.dtype == dtype and out.device.type == "cpu" and torch.equal(out, torch.ones(2, 3, dtype=dtype))
 
 
 def test_a_signalling_nan_is_as_any_other_on_every_thread(monkeypatch):
-    monkeypatch.setattr(arrays, "_MANY", 1)
+    monkeypatch.setattr(memory, "_MANY", 1)
     x = np.array([0x7F800001], np.uint32).view(np.float32)
     with np.errstate(all="raise"):
-        assert all(np.isnan(y) for y in arrays.each(lambda job: x + job, [1.0, 2.0], 1 << 24))
+        assert all(np.isnan(y) for y in memory.each(lambda job: x + job, [1.0, 2.0], 1 << 24))
 
 
 def test_compiled_code_sees_no_memory():
     @torch.compile(backend="eager", fullgraph=True)
     def see(x):
-        return x + (0.0 if arrays.array(x) is None else 1.0)
+        return x + (0.0 if memory.visible(x) is None else 1.0)
 
     assert see(torch.ones(2)).tolist() == [1.0, 1.0]
 
@@ -101,17 +101,17 @@ def test_every_job_runs_and_the_first_error_is_raised(work):
         with lock:
             done.append(job)
 
-    arrays.each(run, [0, 1, 2], work)
+    memory.each(run, [0, 1, 2], work)
     assert sorted(done) == [0, 1, 2]
     with pytest.raises(RuntimeError, match="job 3"):
-        arrays.each(run, [3, 4], work)
+        memory.each(run, [3, 4], work)
 
 
 def test_much_work_is_done_on_the_threads_that_torch_has():
     threads, together = torch.get_num_threads(), threading.Barrier(2, timeout=20)
     torch.set_num_threads(2)
     try:
-        arrays.each(lambda job: together.wait() and None, [0, 1], 1 << 24)  # each waits for the other
+        memory.each(lambda job: together.wait() and None, [0, 1], 1 << 24)  # each waits for the other
     finally:
         torch.set_num_threads(threads)
 
@@ -125,7 +125,7 @@ def test_inside_an_operator_a_mode_that_looks_on_hides_nothing():
 
     x = torch.ones(2)
     with Watch():
-        seen += [arrays.array(x), arrays.memory(x)]
+        seen += [memory.visible(x), memory.visible_inside(x)]
     assert seen[0] is None and seen[1].tolist() == [1.0, 1.0]
 
 
@@ -133,7 +133,7 @@ def test_a_recorded_program_does_not_take_a_mask_for_a_constant():
     seen = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that recording is old
-        torch.jit.trace(lambda x: seen.append(arrays.array(x)) or x + 1.0, (torch.ones(3),))
+        torch.jit.trace(lambda x: seen.append(memory.visible(x)) or x + 1.0, (torch.ones(3),))
         with pytest.raises(RuntimeError):
             torch.jit.trace(lambda x: sf.topk_mask(x, 2), (torch.ones(3),))
     assert seen and seen[0] is None

@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Array: TypeAlias = np.ndarray[Any, Any]
-See: TypeAlias = Callable[[Tensor], Array | None]  # `array`, or `memory` inside an operator
+See: TypeAlias = Callable[[Tensor], Array | None]  # `visible`, or `visible_inside` inside an operator
 Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
 Out = TypeVar("Out")
@@ -34,13 +34,13 @@ BLOCK = 1 << 17  # elements at a time: two float32 buffers of it fit the second 
 _MANY = 1 << 20  # fewer elements than this are not worth a second thread
 
 
-def array(x: Tensor) -> Array | None:
+def visible(x: Tensor) -> Array | None:
     """The memory of a plain CPU tensor, shared; None where a transform, a trace or a device hides it.
 
-    >>> from sparsefn import arrays
-    >>> arrays.array(torch.tensor([1.0, 2.0]))
+    >>> from sparsefn.engine import memory
+    >>> memory.visible(torch.tensor([1.0, 2.0]))
     array([1., 2.], dtype=float32)
-    >>> _ = torch.vmap(lambda x: print(arrays.array(x)) or x)(torch.ones(1, 2))
+    >>> _ = torch.vmap(lambda x: print(memory.visible(x)) or x)(torch.ones(1, 2))
     None
 
     bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through it, and it must not be
@@ -52,14 +52,14 @@ def array(x: Tensor) -> Array | None:
     levels = get_interpreter_stack()
     if levels is not None and any(level.key() != TransformType.Vmap for level in levels):
         return None
-    return memory(x)
+    return visible_inside(x)
 
 
-def memory(x: Tensor) -> Array | None:
-    """`array` inside an operator of our own: what looks on from outside does not see in here.
+def visible_inside(x: Tensor) -> Array | None:
+    """`visible` inside an operator of our own: what looks on from outside does not see in here.
 
-    >>> from sparsefn import arrays
-    >>> arrays.memory(torch.tensor([1.0, 2.0]))
+    >>> from sparsefn.engine import memory
+    >>> memory.visible_inside(torch.tensor([1.0, 2.0]))
     array([1., 2.], dtype=float32)
 
     Wrapped tensors have a `numpy()`, too, which may hand out memory that nobody wrote to. So the tensor is asked first
@@ -70,7 +70,7 @@ def memory(x: Tensor) -> Array | None:
     try:
         return (x.detach() if x.requires_grad else x).numpy()
     except TypeError:  # a dtype that numpy lacks
-        return memory(x.detach().view(torch.int16)) if x.dtype == torch.bfloat16 else None
+        return visible_inside(x.detach().view(torch.int16)) if x.dtype == torch.bfloat16 else None
     except RuntimeError:  # detached under a transform, it is wrapped
         return None
 
@@ -78,8 +78,8 @@ def memory(x: Tensor) -> Array | None:
 def fresh(like: Array, dtype: torch.dtype) -> tuple[Tensor, Array]:
     """A new plain CPU tensor of the shape of an array, to be written to, and its memory.
 
-    >>> from sparsefn import arrays
-    >>> out, values = arrays.fresh(arrays.array(torch.ones(2)), torch.float32)
+    >>> from sparsefn.engine import memory
+    >>> out, values = memory.fresh(memory.visible(torch.ones(2)), torch.float32)
     >>> values[:] = 3.0
     >>> out
     tensor([3., 3.])
@@ -95,8 +95,8 @@ def fresh(like: Array, dtype: torch.dtype) -> tuple[Tensor, Array]:
 def check_device(what: str, device: torch.device, *others: Tensor | None) -> None:
     """Raise ValueError for a tensor on another device.
 
-    >>> from sparsefn import arrays
-    >>> arrays.check_device("a key and its index", torch.device("meta"), torch.zeros(2))
+    >>> from sparsefn.engine import memory
+    >>> memory.check_device("a key and its index", torch.device("meta"), torch.zeros(2))
     Traceback (most recent call last):
         ...
     ValueError: expected a key and its index on one device, got meta and cpu
@@ -109,8 +109,8 @@ def check_device(what: str, device: torch.device, *others: Tensor | None) -> Non
 def placed(count: Count, device: torch.device) -> Count:
     """A count for scores on a device: a tensor is moved there from the CPU, and refused from elsewhere.
 
-    >>> from sparsefn import arrays
-    >>> arrays.placed(torch.tensor(3), torch.device("meta")).device
+    >>> from sparsefn.engine import memory
+    >>> memory.placed(torch.tensor(3), torch.device("meta")).device
     device(type='meta')
     """
     if not isinstance(count, Tensor) or count.device == device:
@@ -123,8 +123,8 @@ def placed(count: Count, device: torch.device) -> Count:
 def each(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]:
     """What every job gives, on as many threads as torch may use where the work, counted in elements, is worth it.
 
-    >>> from sparsefn import arrays
-    >>> arrays.each(lambda job: 2 * job, [1, 2], work=2)
+    >>> from sparsefn.engine import memory
+    >>> memory.each(lambda job: 2 * job, [1, 2], work=2)
     [2, 4]
 
     Results stand in the order of the jobs. The first error is raised. numpy says nothing of NaN and inf in a job: it

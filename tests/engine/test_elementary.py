@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.func import grad, jvp, vmap
 
-from sparsefn import elementary
+from sparsefn.engine import elementary
 
 RNG = random.Random(0)
 ANY = [RNG.uniform(-3, 3) for _ in range(600)] + [RNG.uniform(-800, 800) for _ in range(400)]

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefn.numerics import Real, batch_first, floor, folded, like, two_product, two_sum, where, whole_power
-from sparsefn.slopes import EXP_MAX, EXP_MIN, SLOPES, differentiated
+from sparsefn.engine.numbers import Real, batch_first, floor, folded, like, two_product, two_sum, where, whole_power
+from sparsefn.engine.slopes import EXP_MAX, EXP_MIN, SLOPES, differentiated
 
 # ln 2 in two parts; the first has 20 trailing zero bits, so k * _LN2_HI is exact for every exponent k.
 _LN2_HI = 0.6931471803691238
@@ -43,7 +43,7 @@ def _horner(coefficients: tuple[float, ...], x: Real) -> Real:
 def cospi(x: Real) -> Real:
     """cos(pi x), exact at multiples of 1/2.
 
-    >>> from sparsefn import elementary
+    >>> from sparsefn.engine import elementary
     >>> elementary.cospi(0.0), elementary.cospi(0.5), elementary.cospi(1.0)
     (1.0, 0.0, -1.0)
 
@@ -66,7 +66,7 @@ def _cospi(x: Real) -> Real:
 def exp(x: Real) -> Real:
     """e to the x.
 
-    >>> from sparsefn import elementary
+    >>> from sparsefn.engine import elementary
     >>> elementary.exp(0.0), elementary.exp(-1000.0)
     (1.0, 0.0)
 
@@ -110,7 +110,7 @@ def _split_exponent(x: Real) -> tuple[Real, Real]:
 def log(x: Real) -> Real:
     """The natural logarithm of a positive normal number.
 
-    >>> from sparsefn import elementary
+    >>> from sparsefn.engine import elementary
     >>> elementary.log(1.0)
     0.0
 
@@ -141,7 +141,7 @@ def _log_sum(x: Real) -> tuple[Real, Real]:
 def power(base: Real, exponent: Real) -> Real:
     """`base ** exponent` for base >= 0; `power(b, 0)` is 1 and `power(b, 1)` is b.
 
-    >>> from sparsefn import elementary
+    >>> from sparsefn.engine import elementary
     >>> elementary.power(0.5, 3.0), elementary.power(0.0, 2.0)
     (0.125, 0.0)
 
@@ -170,7 +170,7 @@ _FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
 def value_of(name: str, x: Real, y: Real = 0.0) -> Real:
     """A function by name, without derivatives: for what only draws numbers, and by many.
 
-    >>> from sparsefn import elementary
+    >>> from sparsefn.engine import elementary
     >>> elementary.value_of("cospi", 1.0)
     -1.0
     """
@@ -217,7 +217,7 @@ def _(info: Any, in_dims: tuple[int | None, ...], name: str, x: Tensor, y: Tenso
 def sqrt(x: Tensor) -> Tensor:
     """The correctly rounded square root of a tensor of any float dtype.
 
-    >>> from sparsefn import elementary
+    >>> from sparsefn.engine import elementary
     >>> elementary.sqrt(torch.tensor([0.0, 2.0, 9.0]))
     tensor([0.0000, 1.4142, 3.0000])
 
@@ -244,7 +244,7 @@ def _corrected_sqrt(x: Tensor) -> Tensor:
 def vector_norm(x: Tensor, order: float) -> Tensor:
     """The norm of some order along the last dimension.
 
-    >>> from sparsefn import elementary
+    >>> from sparsefn.engine import elementary
     >>> elementary.vector_norm(torch.tensor([[3.0, -4.0]]), 2)
     tensor([5.])
 
@@ -259,7 +259,7 @@ def vector_norm(x: Tensor, order: float) -> Tensor:
 def raised(x: Tensor, order: float) -> Tensor:
     """Numbers from 0 up to the power of an order, as a norm adds them: of order 0, whether they are not 0.
 
-    >>> from sparsefn import elementary
+    >>> from sparsefn.engine import elementary
     >>> elementary.raised(torch.tensor([0.0, 2.0]), 3.0)
     tensor([0., 8.])
 
@@ -273,7 +273,7 @@ def raised(x: Tensor, order: float) -> Tensor:
 def root(total: Tensor, order: float) -> Tensor:
     """The root of some order: of a sum of powers, the norm.
 
-    >>> from sparsefn import elementary
+    >>> from sparsefn.engine import elementary
     >>> elementary.root(torch.tensor([8.0]), 3.0)
     tensor([2.])
     """

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
-from sparsefn.arrays import BLOCK, Array, each
+from sparsefn.engine.memory import BLOCK, Array, each
 
 _BLOCK = BLOCK // 2  # elements at a time: they are added in place, beside a copy of them
 _TALL = 128  # elements of a unit in one block, where units lie side by side in memory
@@ -30,7 +30,7 @@ def fold(x: Array, rank: int, work: Work) -> Array:
     """The entries along the first `rank` dimensions, in row-major order, joined into one.
 
     >>> import numpy as np
-    >>> from sparsefn.folds import Work, fold
+    >>> from sparsefn.engine.folds import Work, fold
     >>> fold(np.arange(6.0).reshape(3, 2), 1, Work(None, np.add, np.float64))
     array([6., 9.])
 
@@ -94,7 +94,7 @@ def _cut(x: Array, rank: int, size: int) -> list[Array]:
 def slabs(grid: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
     """Parts of a grid that cover it, of so many cells or less.
 
-    >>> from sparsefn.folds import slabs
+    >>> from sparsefn.engine.folds import slabs
     >>> list(slabs((2, 3), 2))
     [(slice(0, 1, None), slice(0, 2, None)), (slice(0, 1, None), slice(2, 4, None)), (slice(1, 2, None), ...
     """

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn import passes, types
-from sparsefn.arrays import BLOCK
+from sparsefn import types
+from sparsefn.engine import leafwise
+from sparsefn.engine.memory import BLOCK
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ODD = (float("nan"), -float("nan"), -0.0, 0.0, float("inf"), -float("inf"), 1e-45, -1e-40, 3e38, 1.0)
@@ -51,19 +52,19 @@ def threads(request):
 def test_bits_are_those_of_where(shape, dtype):
     mask, new, old = mask_of(shape), values(shape, dtype, 0), values(shape, dtype, 1)
     zero = torch.zeros((), dtype=dtype)
-    identical(passes.zeroed([mask], [new])[0], torch.where(mask, new, zero))
-    identical(passes.either([mask], [new], [old])[0], torch.where(mask, new, old))
-    same(passes.moved([mask], [old], [new])[0], torch.where(mask, old + new, old))
-    identical(passes.cleaned([mask], [new])[0], torch.where(mask, new, zero))
+    identical(leafwise.zeroed([mask], [new])[0], torch.where(mask, new, zero))
+    identical(leafwise.either([mask], [new], [old])[0], torch.where(mask, new, old))
+    same(leafwise.moved([mask], [old], [new])[0], torch.where(mask, old + new, old))
+    identical(leafwise.cleaned([mask], [new])[0], torch.where(mask, new, zero))
     # Off the mask a moved leaf keeps its very bits, NaN included.
-    identical(torch.where(mask, zero, passes.moved([mask], [old], [new])[0]), torch.where(mask, zero, old))
+    identical(torch.where(mask, zero, leafwise.moved([mask], [old], [new])[0]), torch.where(mask, zero, old))
 
 
 def test_updates_that_are_zeros_off_the_mask_leave_every_bit():
     mask, old = mask_of((100, 100)), values((100, 100), torch.float32, 2)
     for zero in (0.0, -0.0):
         update = torch.where(mask, 1.0, zero)
-        identical(passes.moved([mask], [old], [update])[0], torch.where(mask, old + update, old))
+        identical(leafwise.moved([mask], [old], [update])[0], torch.where(mask, old + update, old))
 
 
 def test_many_leaves_on_threads():
@@ -73,11 +74,11 @@ def test_many_leaves_on_threads():
         new.append(values(shape, DTYPES[i % 2], i))
         old.append(values(shape, DTYPES[i % 2], 100 + i))
     masks[3], zeros = torch.tensor(True), [x.new_zeros(()) for x in new]
-    for row in zip(masks, new, old, zeros, passes.zeroed(masks, new), passes.either(masks, new, old), strict=True):
+    for row in zip(masks, new, old, zeros, leafwise.zeroed(masks, new), leafwise.either(masks, new, old), strict=True):
         mask, a, b, zero, masked, chosen = row
         identical(masked, torch.where(mask, a, zero))
         identical(chosen, torch.where(mask, a, b))
-    for mask, a, b, result in zip(masks, new, old, passes.moved(masks, old, new), strict=True):
+    for mask, a, b, result in zip(masks, new, old, leafwise.moved(masks, old, new), strict=True):
         same(result, torch.where(mask, a + b, b))
 
 
@@ -89,31 +90,31 @@ def test_other_layouts_and_dtypes_that_differ(dtype):
     cases.append((mask[:1].expand(128, 130), whole.T.contiguous()))
     for kept, leaf in cases:
         zero = leaf.new_zeros(())
-        identical(passes.zeroed([kept], [leaf])[0], torch.where(kept, leaf, zero))
-        identical(passes.cleaned([kept], [leaf])[0], torch.where(kept, leaf, zero))
-        same(passes.moved([kept], [leaf], [leaf])[0], torch.where(kept, leaf + leaf, leaf))
+        identical(leafwise.zeroed([kept], [leaf])[0], torch.where(kept, leaf, zero))
+        identical(leafwise.cleaned([kept], [leaf])[0], torch.where(kept, leaf, zero))
+        same(leafwise.moved([kept], [leaf], [leaf])[0], torch.where(kept, leaf + leaf, leaf))
     other = values((128, 130), torch.float64, 5)
     mixed = torch.where(mask, (whole.T + other).to(dtype), whole.T)  # params keep their dtype
-    same(passes.moved([mask], [whole.T.contiguous()], [other])[0], mixed)
+    same(leafwise.moved([mask], [whole.T.contiguous()], [other])[0], mixed)
 
 
 def test_nothing_is_written_to_and_a_clean_leaf_is_handed_back():
     mask, leaf, other = mask_of((90, 90)), values((90, 90), torch.float32, 6), values((90, 90), torch.float32, 7)
     copies = [x.clone() for x in (mask, leaf, other)]
-    passes.zeroed([mask], [leaf])
-    passes.either([mask], [leaf], [other])
-    passes.moved([mask], [leaf], [other])
-    passes.cleaned([mask], [leaf])
+    leafwise.zeroed([mask], [leaf])
+    leafwise.either([mask], [leaf], [other])
+    leafwise.moved([mask], [leaf], [other])
+    leafwise.cleaned([mask], [leaf])
     for x, copy in zip((leaf, other), copies[1:], strict=True):
         identical(x, copy)
     assert torch.equal(mask, copies[0])
-    (clean,) = passes.zeroed([mask], [leaf])
-    assert passes.cleaned([mask], [clean])[0] is clean
+    (clean,) = leafwise.zeroed([mask], [leaf])
+    assert leafwise.cleaned([mask], [clean])[0] is clean
     spot = int((~mask).flatten().nonzero()[-1])
     stained = clean.clone()
     stained.view(-1)[spot] = -0.0  # a zero of the other sign is a stain
-    identical(passes.cleaned([mask], [stained])[0], clean)
-    dense = passes.zeroed([torch.tensor(True)], [leaf])[0]
+    identical(leafwise.cleaned([mask], [stained])[0], clean)
+    dense = leafwise.zeroed([torch.tensor(True)], [leaf])[0]
     assert dense is leaf
 
 
@@ -121,20 +122,20 @@ def test_gradients_flow_as_through_where():
     mask = mask_of((80, 80))
     for dtype in (torch.float32, torch.float64):
         leaf = values((80, 80), dtype, 8).nan_to_num(1.0, 1.0, 1.0).requires_grad_()
-        passes.zeroed([mask], [leaf])[0].sum().backward()
+        leafwise.zeroed([mask], [leaf])[0].sum().backward()
         identical(leaf.grad, mask.to(dtype))
         old = torch.ones((80, 80), dtype=dtype, requires_grad=True)
         leaf.grad = None
-        passes.moved([mask], [old], [leaf])[0].sum().backward()
+        leafwise.moved([mask], [old], [leaf])[0].sum().backward()
         identical(leaf.grad, mask.to(dtype))
         identical(old.grad, torch.ones_like(old))
         with torch.no_grad():
-            assert not passes.zeroed([mask], [leaf])[0].requires_grad
+            assert not leafwise.zeroed([mask], [leaf])[0].requires_grad
     parameter = torch.nn.Parameter(torch.ones(80, 80), requires_grad=False)
-    assert type(passes.zeroed([mask], [parameter])[0]) is torch.Tensor
+    assert type(leafwise.zeroed([mask], [parameter])[0]) is torch.Tensor
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(torch.ones(80, 80), torch.full((80, 80), 3.0))
-        tangent = torch.autograd.forward_ad.unpack_dual(passes.zeroed([mask], [dual])[0]).tangent
+        tangent = torch.autograd.forward_ad.unpack_dual(leafwise.zeroed([mask], [dual])[0]).tangent
     identical(tangent, torch.where(mask, 3.0, 0.0))
 
 
@@ -144,10 +145,10 @@ def test_the_same_under_transforms():
 
     def all_of(mask, a, b):
         return (
-            passes.zeroed([mask], [a])[0],
-            passes.either([mask], [a], [b])[0],
-            passes.moved([mask], [b], [a])[0],
-            passes.cleaned([mask], [a])[0],
+            leafwise.zeroed([mask], [a])[0],
+            leafwise.either([mask], [a], [b])[0],
+            leafwise.moved([mask], [b], [a])[0],
+            leafwise.cleaned([mask], [a])[0],
         )
 
     batched = torch.vmap(all_of)(masks, new, old)
@@ -166,14 +167,14 @@ def test_the_same_under_transforms():
 
 def test_sums_that_overflow_say_nothing():
     mask, big = torch.ones(70, 70, dtype=torch.bool), torch.full((70, 70), 3e38)
-    assert passes.moved([mask], [big], [big])[0].isinf().all()
+    assert leafwise.moved([mask], [big], [big])[0].isinf().all()
     big[0, 0] = float("inf")
-    assert passes.moved([mask], [big], [-big])[0][0, 0].isnan()
+    assert leafwise.moved([mask], [big], [-big])[0][0, 0].isnan()
 
 
 def test_a_mask_of_another_shape_is_an_error_as_in_torch():
     with pytest.raises(RuntimeError):
-        passes.zeroed([mask_of((64, 64))], [torch.ones(64, 65)])
+        leafwise.zeroed([mask_of((64, 64))], [torch.ones(64, 65)])
 
 
 def test_every_block_reaches_a_kernel_once():
@@ -183,22 +184,22 @@ def test_every_block_reaches_a_kernel_once():
         for x, out in blocks:
             out += x + 1
 
-    passes.run(count, rows)
+    leafwise.run(count, rows)
     for x, out in rows:
         assert np.array_equal(out, x + 1)
     with pytest.raises(ZeroDivisionError):
-        passes.run(lambda blocks: [1 // 0 for _ in blocks], rows)
+        leafwise.run(lambda blocks: [1 // 0 for _ in blocks], rows)
 
 
 def test_memory_is_for_plain_tensors_of_one_shape():
     x = torch.ones(64, 64)
-    assert passes.memory(x, x) is not None
+    assert leafwise.flat_memory(x, x) is not None
     hidden = [x[:2], x.T[:, :63], x.clone().requires_grad_(), x.to("meta"), x.to_sparse()]
     for other in hidden:
-        assert passes.memory(other) is None, other
-    assert passes.memory(x, torch.ones(4096)) is None
+        assert leafwise.flat_memory(other) is None, other
+    assert leafwise.flat_memory(x, torch.ones(4096)) is None
     with torch.no_grad():
-        assert passes.memory(hidden[2]) is not None
+        assert leafwise.flat_memory(hidden[2]) is not None
 
 
 def test_a_state_moves_as_it_is_put():

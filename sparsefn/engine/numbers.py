@@ -19,8 +19,8 @@ Real: TypeAlias = "float | Tensor"  # a Python float or a float64 tensor
 def where(condition: bool | Tensor, a: Real, b: Real) -> Real:
     """`a` if the condition holds, else `b`; elementwise where the condition is a tensor.
 
-    >>> from sparsefn import numerics
-    >>> numerics.where(True, 1.0, 2.0), numerics.where(torch.tensor(False), 1.0, 2.0)
+    >>> from sparsefn.engine import numbers
+    >>> numbers.where(True, 1.0, 2.0), numbers.where(torch.tensor(False), 1.0, 2.0)
     (1.0, tensor(2., dtype=torch.float64))
     """
     if not isinstance(condition, Tensor):
@@ -31,8 +31,8 @@ def where(condition: bool | Tensor, a: Real, b: Real) -> Real:
 def like(model: Tensor, value: Real) -> Tensor:
     """The number as a float64 tensor on the device of `model`.
 
-    >>> from sparsefn import numerics
-    >>> numerics.like(torch.tensor(0), 0.5)
+    >>> from sparsefn.engine import numbers
+    >>> numbers.like(torch.tensor(0), 0.5)
     tensor(0.5000, dtype=torch.float64)
     """
     if isinstance(value, Tensor):
@@ -43,8 +43,8 @@ def like(model: Tensor, value: Real) -> Tensor:
 def divide(a: Real, b: Real) -> Real:
     """`a / b`, truly divided: on some devices a tensor over a Python number is a product with 1 / b.
 
-    >>> from sparsefn import numerics
-    >>> numerics.divide(1.0, 4.0)
+    >>> from sparsefn.engine import numbers
+    >>> numbers.divide(1.0, 4.0)
     0.25
     """
     return a / (like(a, b) if isinstance(a, Tensor) else b)
@@ -53,8 +53,8 @@ def divide(a: Real, b: Real) -> Real:
 def floor(x: Real) -> Real:
     """The largest whole number that is not above `x`, as a float.
 
-    >>> from sparsefn import numerics
-    >>> numerics.floor(-1.5)
+    >>> from sparsefn.engine import numbers
+    >>> numbers.floor(-1.5)
     -2.0
     """
     if isinstance(x, Tensor):
@@ -65,8 +65,8 @@ def floor(x: Real) -> Real:
 def two_sum(a: Real, b: Real) -> tuple[Real, Real]:
     """The rounded sum and what rounding took away; together they are exact.
 
-    >>> from sparsefn import numerics
-    >>> numerics.two_sum(1.0, 2.0**-60) == (1.0, 2.0**-60)
+    >>> from sparsefn.engine import numbers
+    >>> numbers.two_sum(1.0, 2.0**-60) == (1.0, 2.0**-60)
     True
 
     Knuth, The Art of Computer Programming, volume 2, section 4.2.2.
@@ -79,8 +79,8 @@ def two_sum(a: Real, b: Real) -> tuple[Real, Real]:
 def two_product(a: Real, b: Real) -> tuple[Real, Real]:
     """The rounded product and what rounding took away; together they are exact.
 
-    >>> from sparsefn import numerics
-    >>> numerics.two_product(1 + 2.0**-30, 1 + 2.0**-30) == (1 + 2.0**-29, 2.0**-60)
+    >>> from sparsefn.engine import numbers
+    >>> numbers.two_product(1 + 2.0**-30, 1 + 2.0**-30) == (1 + 2.0**-29, 2.0**-60)
     True
 
     For factors below 2^996. Dekker 1971, doi 10.1007/BF01397083.
@@ -99,8 +99,8 @@ def _halves(a: Real) -> tuple[Real, Real]:
 def whole_power(x: Any, n: int) -> Any:
     """x to the power n >= 1, by squaring: of a float, a tensor or an array.
 
-    >>> from sparsefn import numerics
-    >>> numerics.whole_power(2.0, 5)
+    >>> from sparsefn.engine import numbers
+    >>> numbers.whole_power(2.0, 5)
     32.0
     """
     product = x
@@ -113,8 +113,8 @@ def whole_power(x: Any, n: int) -> Any:
 def folded(x: Tensor, join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> Tensor:
     """The entries along the first dimension joined into one: the later half with the first, until one is left.
 
-    >>> from sparsefn import numerics
-    >>> numerics.folded(torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]]))
+    >>> from sparsefn.engine import numbers
+    >>> numbers.folded(torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]]))
     tensor([ 6., 60.])
 
     The first part is the largest power of two below their number, so that of seven the last three go to the first
@@ -128,66 +128,11 @@ def folded(x: Tensor, join: Callable[[Tensor, Tensor], Tensor] = torch.add) -> T
     return x[0]
 
 
-def numbers(**values: Any) -> list[Real]:
-    """Finite hyper-parameters as floats; all as float64 tensors where one is a 0-d float tensor.
-
-    >>> from sparsefn import numerics
-    >>> numerics.numbers(init=0.5, final=1)
-    [0.5, 1.0]
-    >>> numerics.numbers(init=0.5, final=torch.tensor(1.0))
-    [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
-
-    Raises what `number` raises.
-    """
-    checked = [number(name, value) for name, value in values.items()]
-    model = next((x for x in checked if isinstance(x, Tensor)), None)
-    return checked if model is None else [like(model, x) for x in checked]
-
-
-def number(name: str, value: Any) -> Real:
-    """A finite hyper-parameter as a float, or a 0-d float tensor as float64.
-
-    >>> from sparsefn import numerics
-    >>> numerics.number("slope", 1)
-    1.0
-
-    Raises TypeError for another type or dtype, ValueError for NaN, inf or a tensor that is not 0-d.
-    """
-    if isinstance(value, Tensor):
-        if not value.is_floating_point():
-            raise TypeError(f"expected {name} to be a number or a 0-d float tensor, got a tensor of {value.dtype}")
-        if value.ndim:
-            raise ValueError(f"expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}")
-        return value.to(torch.float64)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"expected {name} to be a number or a 0-d float tensor, got {type(value).__name__}")
-    try:
-        finite = float(value)
-    except OverflowError:
-        raise ValueError(f"expected {name} to fit a float, got an int of {int(value).bit_length()} bits") from None
-    if not math.isfinite(finite):
-        raise ValueError(f"expected {name} to be finite, got {value}")
-    return finite
-
-
-def check_positive(name: str, value: Real) -> None:
-    """Raise for a float that is not above 0; the sign of a tensor is not looked at.
-
-    >>> from sparsefn import numerics
-    >>> numerics.check_positive("steps", 0.0)
-    Traceback (most recent call last):
-        ...
-    ValueError: expected steps > 0, got 0.0
-    """
-    if not isinstance(value, Tensor) and value <= 0:
-        raise ValueError(f"expected {name} > 0, got {value}")
-
-
 def batch_first(dims: Sequence[int | None], *tensors: Tensor | None) -> list[Tensor | None]:
     """The arguments of a batching rule, the batch in front of those that have one, ready to broadcast.
 
-    >>> from sparsefn import numerics
-    >>> [x.shape for x in numerics.batch_first((1, None), torch.zeros(3, 5), torch.zeros(4, 3))]
+    >>> from sparsefn.engine import numbers
+    >>> [x.shape for x in numbers.batch_first((1, None), torch.zeros(3, 5), torch.zeros(4, 3))]
     [torch.Size([5, 1, 3]), torch.Size([4, 3])]
     """
     pairs = list(zip(tensors, dims, strict=False))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn import arrays, blocks
+from sparsefn.engine import memory, words
 
 # Random123's known answers: key, counter -> words.
 KNOWN = {
@@ -21,7 +21,7 @@ def drawn(keys, index, n, second=True):
         out[(0, *place)] = x0
         out[(1, *place)] = x1
 
-    blocks.words(np.array(keys, np.int64).reshape(-1, 2), index, n, use, second)
+    words.words(np.array(keys, np.int64).reshape(-1, 2), index, n, use, second)
     return out if second else out[0]
 
 
@@ -29,7 +29,7 @@ def one_by_one(keys, index, n):
     wide = np.broadcast_to(np.arange(n) if index is None else index, (len(keys), n)).tolist()
     return np.array(
         [
-            [blocks.pair(*key, i >> 32 & 0xFFFFFFFF, i & 0xFFFFFFFF)[word] for i in row]
+            [words.pair(*key, i >> 32 & 0xFFFFFFFF, i & 0xFFFFFFFF)[word] for i in row]
             for word in (0, 1)
             for key, row in zip(keys, wide, strict=True)
         ]
@@ -38,10 +38,10 @@ def one_by_one(keys, index, n):
 
 @pytest.mark.parametrize("case", KNOWN)
 def test_known_answers(case):
-    (key, counter), words = case, KNOWN[case]
-    assert blocks.pair(*key, *counter) == words
+    (key, counter), expected = case, KNOWN[case]
+    assert words.pair(*key, *counter) == expected
     index = np.full((1, 100), (counter[0] << 32 | counter[1]) - (counter[0] >> 31 << 64), np.int64)
-    assert (drawn([key], index, 100) == np.array(words)[:, None, None]).all()
+    assert (drawn([key], index, 100) == np.array(expected)[:, None, None]).all()
 
 
 KEYS = [(0, 0), (0xFFFFFFFF, 1), (0x12345678, 0x9ABCDEF0)]
@@ -51,7 +51,7 @@ KEYS = [(0, 0), (0xFFFFFFFF, 1), (0x12345678, 0x9ABCDEF0)]
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("cut", [64, 1 << 17])
 def test_words_are_those_of_each_block(n, rows, cut, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", cut)
+    monkeypatch.setattr(words, "BLOCK", cut)
     keys = KEYS[:rows]
     far = np.arange(n) * 0x1_0000_0001 - 3
     for index in (None, far[None], np.stack([far + i for i in range(rows)])):
@@ -61,8 +61,8 @@ def test_words_are_those_of_each_block(n, rows, cut, monkeypatch):
 
 
 def test_threads_change_nothing(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK", 64)
-    monkeypatch.setattr(arrays, "_MANY", 1)
+    monkeypatch.setattr(words, "BLOCK", 64)
+    monkeypatch.setattr(memory, "_MANY", 1)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -73,7 +73,7 @@ def test_threads_change_nothing(monkeypatch):
 
 def test_batches_of_keys_and_indices_broadcast():
     keys, index = np.arange(12).reshape(2, 3, 2), np.arange(12).reshape(3, 4)
-    flat, wide, batch = blocks.rows(keys, index)
+    flat, wide, batch = words.rows(keys, index)
     assert batch == (2, 3) and flat.tolist() == keys.reshape(6, 2).tolist()
     assert wide.tolist() == index.tolist() * 2
-    assert blocks.rows(keys[0, 0], None)[2] == ()
+    assert words.rows(keys[0, 0], None)[2] == ()

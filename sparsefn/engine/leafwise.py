@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from sparsefn.arrays import BLOCK, Array, array, each, fresh
-from sparsefn.tree import is_sparse
+from sparsefn.engine.memory import BLOCK, Array, each, fresh, visible
 
 _SMALL = 1 << 12  # fewer elements are not worth leaving torch for
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
@@ -23,11 +22,11 @@ _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  
 Row = tuple[Array, ...]
 
 
-def memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
+def flat_memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
     """The flat memory of contiguous tensors of one shape; None unless all of it may be read past torch.
 
-    >>> from sparsefn import passes
-    >>> passes.memory(torch.zeros(64, 64), torch.ones(64, 64))[1].shape
+    >>> from sparsefn.engine import leafwise
+    >>> leafwise.flat_memory(torch.zeros(64, 64), torch.ones(64, 64))[1].shape
     (4096,)
 
     None for tensors of fewer than `least` elements, those whose gradient is wanted, and where a transform, a trace or
@@ -40,7 +39,7 @@ def memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
     found = []
     for x in tensors:
         hidden = x.shape != shape or not x.is_contiguous() or (graph and x.requires_grad)
-        flat = None if hidden else array(x)
+        flat = None if hidden else visible(x)
         if flat is None:
             return None
         found.append(flat.reshape(-1))
@@ -51,12 +50,12 @@ def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
     """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread where that is worth it.
 
     >>> import numpy as np
-    >>> from sparsefn import passes
+    >>> from sparsefn.engine import leafwise
     >>> def double(blocks):
     ...     for x, out in blocks:
     ...         np.add(x, x, out=out)
     >>> x, out = np.ones(3), np.empty(3)
-    >>> passes.run(double, [(x, out)])
+    >>> leafwise.run(double, [(x, out)])
     >>> out
     array([2., 2., 2.])
 
@@ -78,8 +77,8 @@ def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
 def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     """Each leaf with +0.0 off its mask; a leaf whose mask is 0-d as it is.
 
-    >>> from sparsefn import passes
-    >>> passes.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
+    >>> from sparsefn.engine import leafwise
+    >>> leafwise.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
     [tensor([1., 0.])]
     """
     return _chosen(_zero, lambda mask, leaf: torch.where(mask, leaf, leaf.new_zeros(())), masks, leaves)
@@ -88,8 +87,8 @@ def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
 def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
     """Each new leaf with the old one's values off its mask; a leaf whose mask is 0-d is the new one.
 
-    >>> from sparsefn import passes
-    >>> passes.either([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -0.0])])
+    >>> from sparsefn.engine import leafwise
+    >>> leafwise.either([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -0.0])])
     [tensor([1., -0.])]
     """
     return _chosen(_select, torch.where, masks, new, old)
@@ -118,8 +117,8 @@ def _chosen(
 def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
     """`old + update` where the mask, old off it; `old + update` whole for a leaf whose mask is 0-d.
 
-    >>> from sparsefn import passes
-    >>> passes.moved([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([0.5, 0.5])])
+    >>> from sparsefn.engine import leafwise
+    >>> leafwise.moved([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([0.5, 0.5])])
     [tensor([1.5000, 2.0000])]
     """
     rows: list[Row] = []
@@ -141,9 +140,9 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
 def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     """As `zeroed`, but leaves are read first, and handed back as they are if there is nothing to do.
 
-    >>> from sparsefn import passes
+    >>> from sparsefn.engine import leafwise
     >>> leaf = torch.zeros(64, 64)
-    >>> passes.cleaned([torch.zeros(64, 64, dtype=torch.bool)], [leaf])[0] is leaf
+    >>> leafwise.cleaned([torch.zeros(64, 64, dtype=torch.bool)], [leaf])[0] is leaf
     True
     """
     results = list(leaves)
@@ -180,7 +179,7 @@ def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
     dtype = leaves[0].dtype
     if not dtype.is_floating_point or any(leaf.dtype != dtype for leaf in leaves) or mask.dtype != torch.bool:
         return None
-    flat = memory(mask, *leaves)
+    flat = flat_memory(mask, *leaves)
     word = _WORDS.get(dtype.itemsize)
     if flat is None or word is None:
         return None
@@ -217,9 +216,9 @@ def zero_block(mask: Array, bits: Array, out: Array) -> None:
     """The bits on a mask of int8 zeros and ones, zeros off it.
 
     >>> import numpy as np
-    >>> from sparsefn import passes
+    >>> from sparsefn.engine import leafwise
     >>> out = np.empty(2, np.int32)
-    >>> passes.zero_block(np.array([1, 0], np.int8), np.array([7, 8], np.int32), out)
+    >>> leafwise.zero_block(np.array([1, 0], np.int8), np.array([7, 8], np.int32), out)
     >>> out
     array([7, 0], dtype=int32)
     """
@@ -231,9 +230,9 @@ def keep_block(mask: Array, old: Array, new: Array, room: Array) -> None:
     """Put the old bits back into the new ones off a mask of int8 zeros and ones.
 
     >>> import numpy as np
-    >>> from sparsefn import passes
+    >>> from sparsefn.engine import leafwise
     >>> new, room = np.array([7, 8], np.int32), np.empty(2, np.int32)
-    >>> passes.keep_block(np.array([1, 0], np.int8), np.array([1, 2], np.int32), new, room)
+    >>> leafwise.keep_block(np.array([1, 0], np.int8), np.array([1, 2], np.int32), new, room)
     >>> new
     array([7, 2], dtype=int32)
     """
@@ -254,3 +253,12 @@ def _either(mask: Array, new: Array, old: Array, out: Array, room: Array) -> Non
     np.bitwise_xor(new, old, out=out)
     np.multiply(out, wide, out=out)
     np.bitwise_xor(out, old, out=out)
+
+
+def is_sparse(mask: Tensor, leaf: Tensor) -> bool:
+    """Whether a leaf is sparsified, read off shapes alone (0-d True means dense).
+
+    >>> is_sparse(torch.tensor(True), torch.zeros(2, 2))
+    False
+    """
+    return mask.ndim == leaf.ndim and leaf.ndim > 0

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn import folds
-from sparsefn.folds import Work, fold, slabs
-from sparsefn.numerics import folded
+from sparsefn.engine import folds
+from sparsefn.engine.folds import Work, fold, slabs
+from sparsefn.engine.numbers import folded
 
 ADD = Work(None, np.add, np.float32)
 SHAPES = [

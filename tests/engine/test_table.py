@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsefn.table import aligned
+from sparsefn.engine.table import aligned
 
 
 def test_text_is_left_and_numbers_right():

@@ -8,38 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn.compiling import known
-
-Sparsity = float | Tensor
-
-
-def check_sparsity(sparsity: Sparsity, what: str = "sparsity") -> Sparsity:
-    """Raise unless it is a float in [0, 1] or a 0-d floating-point tensor.
-
-    >>> check_sparsity(1)
-    Traceback (most recent call last):
-        ...
-    TypeError: expected sparsity to be a float in [0, 1], got the int 1; a fraction is written 1.0
-
-    The value of a tensor is not looked at.
-    """
-    if isinstance(sparsity, Tensor):
-        if not sparsity.is_floating_point() or sparsity.ndim:
-            got = f"{sparsity.dtype} of shape {tuple(sparsity.shape)}"
-            raise TypeError(f"expected {what} to be a 0-d floating-point tensor, got {got}")
-        return sparsity
-    percent = isinstance(sparsity, int | float) and 1 < sparsity <= 100
-    hint = f"; {sparsity} per cent is written {sparsity / 100}" if percent else ""
-    if isinstance(sparsity, int):
-        if sparsity in (0, 1) and not isinstance(sparsity, bool):
-            hint = f"; a fraction is written {float(sparsity)}"
-        kind = type(sparsity).__name__
-        raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
-    if not isinstance(sparsity, float):
-        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}")
-    if not 0.0 <= sparsity <= 1.0:
-        raise ValueError(f"expected {what} in [0, 1], got {sparsity}{hint}")
-    return sparsity
+from sparsefn.engine.checks import Sparsity, check_sparsity
+from sparsefn.engine.transforms import known
 
 
 def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from sparsefn import blocks, elementary
-from sparsefn.arrays import Array, See, array, check_device, memory
-from sparsefn.blocks import MASK32, PARITY, ROTATIONS, Place
-from sparsefn.numerics import batch_first
+from sparsefn.engine import elementary, words
+from sparsefn.engine.memory import Array, See, check_device, visible, visible_inside
+from sparsefn.engine.numbers import batch_first
+from sparsefn.engine.words import MASK32, PARITY, ROTATIONS, Place
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
 _LARGE = 1 << 20  # draws of a key from which on a compiled graph takes the rounds in: two seconds to compile
@@ -76,7 +76,7 @@ _LAWS: dict[str, tuple[int, int, Callable[[Tensor, Tensor, torch.dtype], Tensor]
 def lifted(key: Tensor) -> Tensor:
     """The key, for operations under a dispatch mode: fake tensors take no real one that was made before them.
 
-    >>> from sparsefn import threefry
+    >>> from sparsefn.engine import threefry
     >>> threefry.lifted(sf.random.key(0))
     tensor([0, 0])
     """
@@ -88,11 +88,11 @@ def lifted(key: Tensor) -> Tensor:
 def draw(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
     """Keys (*K, 2), indices (*I, n) or None for 0..n-1 -> draws (*broadcast(K, I), n).
 
-    >>> from sparsefn import threefry
+    >>> from sparsefn.engine import threefry
     >>> threefry.draw(torch.tensor([0, 0]), None, 2, "words", torch.int64)
     tensor([1797259609,  928981903])
     """
-    plain = _plain(key, index, array)
+    plain = _plain(key, index, visible)
     if plain is not None:
         return _drawn(plain, n, law, dtype)
     check_device("a key and its indices", key.device, index)
@@ -112,33 +112,33 @@ def _is_large(n: int) -> bool:
 def fold(key: Tensor, data: int | Tensor, law: str) -> Tensor | None:
     """The key of a plain key and a plain number, by `law`; None where either is not plain.
 
-    >>> from sparsefn import threefry
+    >>> from sparsefn.engine import threefry
     >>> threefry.fold(torch.tensor([0, 0]), 1, "fold int")
     tensor([3520574224,  438507793])
     """
-    keys = array(key) if key.ndim == 1 else None
-    number = array(data) if isinstance(data, Tensor) else data
+    keys = visible(key) if key.ndim == 1 else None
+    number = visible(data) if isinstance(data, Tensor) else data
     if keys is None or number is None:
         return None
     k0, k1 = keys.tolist()
     xor0, xor1, _ = _LAWS[law]
-    made = blocks.pair((k0 ^ xor0) & MASK32, (k1 ^ xor1) & MASK32, (int(number) >> 32) & MASK32, int(number) & MASK32)
+    made = words.pair((k0 ^ xor0) & MASK32, (k1 ^ xor1) & MASK32, (int(number) >> 32) & MASK32, int(number) & MASK32)
     return torch.from_numpy(np.array(made, np.int64))
 
 
 def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Tensor | None:
     """Where the first word is below a number, or below 2^32 times a chance; None where a tensor is not plain.
 
-    >>> from sparsefn import threefry
+    >>> from sparsefn.engine import threefry
     >>> threefry.coins(torch.tensor([0, 0]), 1 << 30, None, 3)
     tensor([False,  True, False])
 
     `below` is in [0, 2^32], or a tensor of n chances. NaN and what is below 0 never come true.
     """
-    plain = _plain(key, index, array)
+    plain = _plain(key, index, visible)
     chances = None
     if isinstance(below, Tensor):
-        chances = array(below.float() if below.dtype == torch.bfloat16 else below)
+        chances = visible(below.float() if below.dtype == torch.bfloat16 else below)
     if plain is None or (isinstance(below, Tensor) and chances is None):
         return None
     keys, indices, batch = plain
@@ -154,17 +154,17 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Ten
             with np.errstate(all="ignore"):  # what is too large is always above, and NaN never
                 np.less(x0, np.multiply(chances[place[1]], 2.0**32, dtype=np.float64), flips[place])
 
-    blocks.words(keys, indices, n, use, second=False)
+    words.words(keys, indices, n, use, second=False)
     return torch.from_numpy(flips).reshape((*batch, n))
 
 
-def _plain(key: Tensor, index: Tensor | None, see: See) -> blocks.Rows | None:
+def _plain(key: Tensor, index: Tensor | None, see: See) -> words.Rows | None:
     keys = see(key)
     indices = None if index is None else see(index)
-    return None if keys is None or (index is not None and indices is None) else blocks.rows(keys, indices)
+    return None if keys is None or (index is not None and indices is None) else words.rows(keys, indices)
 
 
-def _drawn(plain: blocks.Rows, n: int, law: str, dtype: torch.dtype) -> Tensor:
+def _drawn(plain: words.Rows, n: int, law: str, dtype: torch.dtype) -> Tensor:
     keys, indices, batch = plain
     xor0, xor1, finish = _LAWS[law]
     # numpy asks for large pages, which torch does not: a fourth of the time for 1e8 bytes
@@ -190,7 +190,7 @@ def _drawn(plain: blocks.Rows, n: int, law: str, dtype: torch.dtype) -> Tensor:
             x, y = (torch.from_numpy(half.view(np.int32)) for half in (x0, x1))
             out[place] = finish(x, y, dtype)
 
-    blocks.words(keys ^ np.array([xor0, xor1]), indices, n, use, not single)
+    words.words(keys ^ np.array([xor0, xor1]), indices, n, use, not single)
     return out.reshape((*batch, n))
 
 
@@ -226,7 +226,7 @@ def _traced(key: Tensor, n: int, law: str, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
 def operator(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
-    plain = _plain(key, index, memory)
+    plain = _plain(key, index, visible_inside)
     if plain is not None:
         return _drawn(plain, n, law, dtype)
     k0, k1 = _halves(key, law)

@@ -5,7 +5,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from sparsefn import blocks, random, threefry
+from sparsefn import random
+from sparsefn.engine import threefry, words
 
 KEY = random.key(3)
 NAN, INF = float("nan"), float("inf")
@@ -55,7 +56,7 @@ def test_memory_and_tensors_give_the_same_draws(monkeypatch, law, dtype, n):
 
 @pytest.mark.parametrize(("law", "dtype"), LAWS)
 def test_blocks_of_rows_and_of_columns_give_the_same_draws(monkeypatch, law, dtype):
-    monkeypatch.setattr(blocks, "BLOCK", 64)
+    monkeypatch.setattr(words, "BLOCK", 64)
     cases = [(KEY, 259), (random.split(KEY, 3), 33), (random.split(KEY, 3), 129), (random.split(KEY, 41), 5)]
     fast = [threefry.draw(key, None, n, law, dtype) for key, n in cases]
     as_on_a_device(monkeypatch)

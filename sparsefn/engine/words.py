@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from sparsefn.arrays import BLOCK, Array, each
+from sparsefn.engine.memory import BLOCK, Array, each
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
@@ -25,8 +25,8 @@ Rows: TypeAlias = tuple[Array, Array | None, tuple[int, ...]]
 def pair(k0: int, k1: int, high: int, low: int) -> tuple[int, int]:
     """The two words of one block, from ints to ints.
 
-    >>> from sparsefn import blocks
-    >>> [hex(word) for word in blocks.pair(0, 0, 0, 0)]
+    >>> from sparsefn.engine import words
+    >>> [hex(word) for word in words.pair(0, 0, 0, 0)]
     ['0x6b200159', '0x99ba4efe']
 
     All are in [0, 2^32). For one block this is ten times as fast as arrays.
@@ -46,8 +46,8 @@ def rows(keys: Array, index: Array | None) -> Rows:
     """Keys (*K, 2) as (rows, 2), indices (*I, n) as (rows or 1, n), and the batch that rows stand for.
 
     >>> import numpy as np
-    >>> from sparsefn import blocks
-    >>> keys, index, batch = blocks.rows(np.zeros((2, 3, 2), np.int64), np.arange(4))
+    >>> from sparsefn.engine import words
+    >>> keys, index, batch = words.rows(np.zeros((2, 3, 2), np.int64), np.arange(4))
     >>> keys.shape, index.shape, batch
     ((6, 2), (1, 4), (2, 3))
     """
@@ -63,8 +63,8 @@ def words(keys: Array, index: Array | None, n: int, use: Callable[[Place, Array,
     """Give the words of every block to `use`, with the rows and columns that they belong to.
 
     >>> import numpy as np
-    >>> from sparsefn import blocks
-    >>> blocks.words(np.zeros((1, 2), np.int64), None, 1, lambda place, x0, x1: print(x0, x1), True)
+    >>> from sparsefn.engine import words
+    >>> words.words(np.zeros((1, 2), np.int64), None, 1, lambda place, x0, x1: print(x0, x1), True)
     [[1797259609]] [[2579123966]]
 
     `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), or None for 0..n-1. The words are uint32 of the

@@ -17,7 +17,7 @@ _SLOPED = (torch._C._functorch.TransformType.Grad, torch._C._functorch.Transform
 def differentiated(*tensors: Tensor) -> bool:
     """Whether anyone may ask for a slope. Compiled code is traced once for all who do.
 
-    >>> from sparsefn.slopes import differentiated
+    >>> from sparsefn.engine.slopes import differentiated
     >>> differentiated(torch.zeros(1)), differentiated(torch.zeros(1, requires_grad=True))
     (False, True)
     """

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn import folds
 from sparsefn.boxes import active_rows, to_rows
-from sparsefn.elementary import vector_norm
-from sparsefn.pooling import Pooling, _operator, pool, reference
+from sparsefn.engine import folds
+from sparsefn.engine.elementary import vector_norm
+from sparsefn.engine.pooling import Pooling, _operator, pool, reference
 from sparsefn.scores import distance
 from sparsefn.testing.laws_dependence import order_of_sums_is_fixed
 from sparsefn.testing.meta import Meta, Row
@@ -104,7 +104,7 @@ def test_the_order_of_additions_is_the_one_that_is_told(size):
     squares = [by_hand(row * row, lambda a, b: a + b) for row in rows]
     assert Pooling("norm", 2)(x).tolist() == [np.sqrt(s) for s in squares]
     cubes = [by_hand(np.abs(row) * np.abs(row) * np.abs(row), lambda a, b: a + b) for row in rows]
-    roots = [np.float32(sf.elementary.power(float(c), 1 / 3)) for c in cubes]
+    roots = [np.float32(sf.engine.elementary.power(float(c), 1 / 3)) for c in cubes]
     assert Pooling("norm", 3)(x).tolist() == roots
     assert torch.equal(Pooling("max")(x), x.amax(-1)) and torch.equal(Pooling("min")(x), x.amin(-1))
 

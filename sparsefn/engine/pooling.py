@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.arrays import Array, See, array, memory
-from sparsefn.elementary import raised, root
-from sparsefn.folds import Work, fold
-from sparsefn.numerics import folded, whole_power
+from sparsefn.engine.elementary import raised, root
+from sparsefn.engine.folds import Work, fold
+from sparsefn.engine.memory import Array, See, visible, visible_inside
+from sparsefn.engine.numbers import folded, whole_power
 
 Box = tuple[int, ...]
 
@@ -35,7 +35,7 @@ _JOINS: dict[str, tuple[Any, Any]] = {
 class Pooling:
     """A reduction of the last dimension: "sum", "mean", "max", "min", "norm" of some order.
 
-    >>> from sparsefn.pooling import Pooling
+    >>> from sparsefn.engine.pooling import Pooling
     >>> Pooling("norm", 2)(torch.tensor([[3.0, -4.0], [0.0, 1.0]]))
     tensor([5., 1.])
 
@@ -53,7 +53,7 @@ class Pooling:
 def split(x: Tensor, box: Box) -> Tensor:
     """View x, whose sizes are divisible by box, as its grid of boxes followed by the dimensions of a box.
 
-    >>> from sparsefn.pooling import split
+    >>> from sparsefn.engine.pooling import split
     >>> split(torch.zeros(4, 9), (2, 3)).shape
     torch.Size([2, 3, 2, 3])
     """
@@ -64,7 +64,7 @@ def split(x: Tensor, box: Box) -> Tensor:
 def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
     """One number for each box of x, whose sizes are divisible by box, laid out as their grid.
 
-    >>> from sparsefn.pooling import Pooling, pool
+    >>> from sparsefn.engine.pooling import Pooling, pool
     >>> pool(torch.ones(2, 6), (2, 3), Pooling("sum"))
     tensor([[6., 6.]])
 
@@ -75,7 +75,7 @@ def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
     x, name, order = x.detach(), how.name, float(how.order)
     if not x.numel():
         return x.new_zeros(_grid(x, box), dtype=_dtype(x, name))
-    seen = _in_memory(x, box, name, order, array)
+    seen = _in_memory(x, box, name, order, visible)
     if seen is not None:
         return seen
     compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
@@ -102,7 +102,7 @@ def _join(name: str, order: float) -> str:
 def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
     """What `pool` gives, by operations on whole tensors.
 
-    >>> from sparsefn.pooling import reference
+    >>> from sparsefn.engine.pooling import reference
     >>> reference(torch.ones(2, 6), (2, 3), "mean", 1.0)
     tensor([[1., 1.]])
     """
@@ -124,7 +124,7 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
 @torch.library.custom_op("sparsefn::pool", mutates_args=())
 def _operator(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
     """One number for each box of a tensor that has elements."""
-    seen = _in_memory(x, tuple(box), name, order, memory)
+    seen = _in_memory(x, tuple(box), name, order, visible_inside)
     return reference(x, tuple(box), name, order) if seen is None else seen
 
 

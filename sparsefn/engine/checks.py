@@ -1,0 +1,261 @@
+"""How a function can be called: errors at the door for another function, or another keyword, than was meant."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from numbers import Integral
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.numbers import Real, like
+
+
+def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
+    """Raise TypeError unless it is a function that can be called with as many arguments as are named.
+
+    >>> check_call("distribution", sf.budgets.erk(), "shapes", "sparsity")
+    >>> check_call("distribution", sf.budgets.erk, "shapes", "sparsity")
+    Traceback (most recent call last):
+        ...
+    TypeError: expected distribution to be a function of (shapes, sparsity), got erk, one of (power)
+
+    A function whose signature Python does not know is not looked at, nor is any while compiling.
+    """
+    if torch.compiler.is_compiling() or _takes(fn, len(arguments)):
+        return
+    wanted = f"expected {what} to be a function of ({', '.join(arguments)})"
+    if not callable(fn):
+        raise TypeError(f"{wanted}, got {fn!r}")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        name, own = getattr(fn, "__name__", type(fn).__name__), ", ".join(signature.parameters)
+        raise TypeError(f"{wanted}, got {name}, one of ({own})") from None
+
+
+def _takes(fn: Callable[..., Any], n: int) -> bool:
+    # Whether n arguments are surely right, seen at a glance: algorithms are made anew at every step of an ensemble.
+    fn = inspect.unwrap(fn)
+    own = fn if isinstance(fn, FunctionType) else vars(type(fn)).get("__call__")
+    if not isinstance(own, FunctionType) or own.__code__.co_kwonlyargcount:
+        return False
+    most = own.__code__.co_argcount - (own is not fn)
+    least = most - len(own.__defaults__ or ())
+    return least <= n and (n <= most or bool(own.__code__.co_flags & inspect.CO_VARARGS))
+
+
+def check_keywords(given: Iterable[str], *makers: Any) -> None:
+    """Raise TypeError for a keyword that no maker has: the first is named, and the keyword that is closest.
+
+    >>> check_keywords(["drop_fractoin"], sf.rigl, sf.drop_grow)
+    Traceback (most recent call last):
+        ...
+    TypeError: rigl() got an unexpected keyword argument 'drop_fractoin'; did you mean 'drop_fraction'?
+    """
+    if torch.compiler.is_compiling():
+        return
+    codes = [make.__code__ for make in makers]
+    known = [name for c in codes for name in c.co_varnames[c.co_argcount : c.co_argcount + c.co_kwonlyargcount]]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
+            raise TypeError(f"{makers[0].__name__}() got an unexpected keyword argument {name!r}; {hint}")
+
+
+Step = int | Tensor
+Sparsity = float | Tensor
+
+
+def check_kind(step: Step) -> Step:
+    """The step itself, if it is one: an int of any sign or a 0-d int64 tensor.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.check_kind(0.5)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected step to be an int or a 0-d int64 tensor, got float
+
+    An integer of another kind, such as NumPy's, comes back as an int. ValueError for an int that does not fit
+    int64, or whose successor does not.
+    """
+    if torch.compiler.is_compiling() and not isinstance(step, int | float | Tensor) and hasattr(step, "__array__"):
+        step = torch.as_tensor(step, device="cpu")  # while compiling, a NumPy integer is an array without dimensions
+        step = step if step.is_floating_point() or step.dtype == torch.bool else step.to(torch.int64)
+    if isinstance(step, Tensor):
+        if step.dtype != torch.int64:
+            raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got a tensor of {step.dtype}")
+        if step.ndim:
+            raise ValueError(f"expected step to be a 0-d tensor, got shape {tuple(step.shape)}")
+        return step
+    if isinstance(step, bool) or not isinstance(step, int | Integral):
+        raise TypeError(f"expected step to be an int or a 0-d int64 tensor, got {type(step).__name__}")
+    step = int(step)
+    if not -(2**63) <= step < 2**63 - 1:
+        raise ValueError(f"expected a step that fits int64, as the one after it must, got {step}")
+    return step
+
+
+def check_step(step: Step) -> Step:
+    """The step itself, if it is one: an int >= 0 or a 0-d int64 tensor.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.check_step(3)
+    3
+
+    Under `vmap` the tensor is 0-d per member. While compiling, an int comes back as a tensor: that
+    graph serves every step. Raises TypeError for another type or dtype, ValueError for an int that is negative
+    or above 2**63 - 2 and for a tensor that is not 0-d.
+    """
+    step = check_kind(step)
+    if isinstance(step, Tensor):
+        return step
+    if step < 0:
+        raise ValueError(f"expected step >= 0, got {step}")
+    if torch.compiler.is_compiling():
+        return torch.full((), step, dtype=torch.int64, device="cpu")  # as_tensor would compile anew for every step
+    return step
+
+
+def check_int(call: str, name: str, value: object, low: int) -> None:
+    """Raise unless the argument of that name is an int and at least `low`.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.check_int("every(n)", "n", 0, 1)
+    Traceback (most recent call last):
+        ...
+    ValueError: every(n): expected n >= 1, got 0
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{call}: expected {name} to be an int, got {type(value).__name__}")
+    if value < low:
+        raise ValueError(f"{call}: expected {name} >= {low}, got {value}")
+
+
+def check_whole(call: str, name: str, value: object, low: int) -> None:
+    """Raise unless the argument of that name is a 0-d int64 tensor, or passes `check_int`.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.check_whole("every(n)", "n", torch.tensor(0.5), 1)
+    Traceback (most recent call last):
+        ...
+    TypeError: every(n): expected n to be an int or a 0-d int64 tensor, got a tensor of torch.float32
+
+    The value of a tensor is not looked at: it may be batched, or on another device.
+    """
+    if not isinstance(value, Tensor):
+        check_int(call, name, value, low)
+        if isinstance(value, int) and value >= 2**63:
+            raise ValueError(f"{call}: expected {name} to fit int64, got {value}")
+    elif value.dtype != torch.int64:
+        raise TypeError(f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a tensor of {value.dtype}")
+    elif value.ndim:
+        raise ValueError(f"{call}: expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}")
+
+
+def check_trigger(name: str, trigger: object) -> None:
+    """Raise TypeError unless it can be called with a step.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.check_trigger("when", 100)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected when to be a trigger such as every(100) or at([0]), got 100
+    """
+    if not callable(trigger):
+        raise TypeError(f"expected {name} to be a trigger such as every(100) or at([0]), got {trigger!r}")
+    check_call(name, trigger, "step")
+
+
+def check_sparsity(sparsity: Sparsity, what: str = "sparsity") -> Sparsity:
+    """Raise unless it is a float in [0, 1] or a 0-d floating-point tensor.
+
+    >>> check_sparsity(1)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected sparsity to be a float in [0, 1], got the int 1; a fraction is written 1.0
+
+    The value of a tensor is not looked at.
+    """
+    if isinstance(sparsity, Tensor):
+        if not sparsity.is_floating_point() or sparsity.ndim:
+            got = f"{sparsity.dtype} of shape {tuple(sparsity.shape)}"
+            raise TypeError(f"expected {what} to be a 0-d floating-point tensor, got {got}")
+        return sparsity
+    percent = isinstance(sparsity, int | float) and 1 < sparsity <= 100
+    hint = f"; {sparsity} per cent is written {sparsity / 100}" if percent else ""
+    if isinstance(sparsity, int):
+        if sparsity in (0, 1) and not isinstance(sparsity, bool):
+            hint = f"; a fraction is written {float(sparsity)}"
+        kind = type(sparsity).__name__
+        raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
+    if not isinstance(sparsity, float):
+        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}")
+    if not 0.0 <= sparsity <= 1.0:
+        raise ValueError(f"expected {what} in [0, 1], got {sparsity}{hint}")
+    return sparsity
+
+
+def numbers(**values: Any) -> list[Real]:
+    """Finite hyper-parameters as floats; all as float64 tensors where one is a 0-d float tensor.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.numbers(init=0.5, final=1)
+    [0.5, 1.0]
+    >>> checks.numbers(init=0.5, final=torch.tensor(1.0))
+    [tensor(0.5000, dtype=torch.float64), tensor(1., dtype=torch.float64)]
+
+    Raises what `number` raises.
+    """
+    checked = [number(name, value) for name, value in values.items()]
+    model = next((x for x in checked if isinstance(x, Tensor)), None)
+    return checked if model is None else [like(model, x) for x in checked]
+
+
+def number(name: str, value: Any) -> Real:
+    """A finite hyper-parameter as a float, or a 0-d float tensor as float64.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.number("slope", 1)
+    1.0
+
+    Raises TypeError for another type or dtype, ValueError for NaN, inf or a tensor that is not 0-d.
+    """
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"expected {name} to be a number or a 0-d float tensor, got a tensor of {value.dtype}")
+        if value.ndim:
+            raise ValueError(f"expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}")
+        return value.to(torch.float64)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"expected {name} to be a number or a 0-d float tensor, got {type(value).__name__}")
+    try:
+        finite = float(value)
+    except OverflowError:
+        raise ValueError(f"expected {name} to fit a float, got an int of {int(value).bit_length()} bits") from None
+    if not math.isfinite(finite):
+        raise ValueError(f"expected {name} to be finite, got {value}")
+    return finite
+
+
+def check_positive(name: str, value: Real) -> None:
+    """Raise for a float that is not above 0; the sign of a tensor is not looked at.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.check_positive("steps", 0.0)
+    Traceback (most recent call last):
+        ...
+    ValueError: expected steps > 0, got 0.0
+    """
+    if not isinstance(value, Tensor) and value <= 0:
+        raise ValueError(f"expected {name} > 0, got {value}")
