@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from sparsefn.patterns import Box, Pattern
+from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.weights import is_conv1d, is_weight, layer_of
 from sparsefn.wrappers import own_tensors
 

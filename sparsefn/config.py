@@ -18,10 +18,11 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsefn import patterns, schedules, triggers
+from sparsefn import schedules, triggers
 from sparsefn.algorithms import dense, gmp, rigl, set, static
 from sparsefn.algorithms.core import level_at, masks_tree
 from sparsefn.compose import partition
+from sparsefn.patterns import kinds
 from sparsefn.shorthand import from_shorthand as from_shorthand
 from sparsefn.shorthand import to_shorthand as to_shorthand
 from sparsefn.tree import Tree
@@ -45,7 +46,7 @@ _SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "cycling": schedules.cycling,
 }
 _INITS = {"random": "random", "topk": "magnitude", "from_zeros": "from_zeros", "checkerboard": "checkerboard"}
-_PATTERNS = {"balance_in_groups": patterns.in_groups, "balance_out_groups": patterns.out_groups}
+_PATTERNS = {"balance_in_groups": kinds.in_groups, "balance_out_groups": kinds.out_groups}
 
 Part = tuple[Where, Callable[[Where], Algorithm]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn.patterns import Pattern, unstructured
+from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.select import Count, straight_through, topk_mask
 
 MODES = ("supermask", "joint", "ste")

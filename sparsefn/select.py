@@ -1,7 +1,7 @@
 """Exact selection: one tensor of scores -> one mask, ties to the lowest index, NaN last.
 
 A competition is ordered by score (larger first), then by lower row-major index. NaN ranks below
--inf, -0.0 equals 0.0. Patterns make rows of units here; `sparsefn.contest` says who wins.
+-inf, -0.0 equals 0.0. Patterns make rows of units here; `sparsefn.engine.selection.winners` says who wins.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ import sys
 import torch
 from torch import Tensor
 
-from sparsefn import narrow, random
-from sparsefn.boxes import (
+from sparsefn import random
+from sparsefn.engine.selection import groups
+from sparsefn.engine.selection.reference import rank_keys, top
+from sparsefn.engine.selection.winners import joint_winners, totals, winners
+from sparsefn.engine.transforms import concrete
+from sparsefn.patterns.kinds import Pattern, unstructured
+from sparsefn.patterns.units import (
     active_rows,
     allowed_rows,
     fixed_count,
@@ -22,10 +27,6 @@ from sparsefn.boxes import (
     to_columns,
     to_rows,
 )
-from sparsefn.contest import joint_winners, totals, winners
-from sparsefn.engine.transforms import concrete
-from sparsefn.patterns import Pattern, unstructured
-from sparsefn.ranks import rank_keys, top
 from sparsefn.tree import Tree, flatten
 
 Count = int | Tensor | None
@@ -43,10 +44,10 @@ def narrow_mask(
     With `absolute` scores are absolute values, which are not stored.
     """
     columns = None if pattern.allowed else to_columns(pattern, scores)
-    if columns is None or not 1 < columns.shape[1] <= narrow.WIDEST or columns.shape[0] * columns.shape[2] == 1:
+    if columns is None or not 1 < columns.shape[1] <= groups.WIDEST or columns.shape[0] * columns.shape[2] == 1:
         return None
     open_ = None if among is None else to_columns(pattern, among)
-    return narrow.top(columns, open_, count, absolute=absolute).reshape(scores.shape)
+    return groups.top(columns, open_, count, absolute=absolute).reshape(scores.shape)
 
 
 def unit_mask(pattern: Pattern, kept: Tensor, scores: Tensor, among: Tensor | None = None) -> Tensor:
@@ -63,8 +64,8 @@ def unit_mask(pattern: Pattern, kept: Tensor, scores: Tensor, among: Tensor | No
 
     def spared(units: Tensor) -> Tensor:
         keep = max(units.shape[-1] - lost, 0)
-        few = among is None and units.shape[-1] <= narrow.WIDEST
-        return narrow.top(units, None, keep) if few else top(rank_keys(units) if among is None else units, keep)
+        few = among is None and units.shape[-1] <= groups.WIDEST
+        return groups.top(units, None, keep) if few else top(rank_keys(units) if among is None else units, keep)
 
     # Keys that bar elements are made for all at once, others for the units at hand.
     return mask | over_boxes(scores.detach() if among is None else rank_keys(scores, among), box, spared)

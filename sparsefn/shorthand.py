@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sparsefn.budgets import check_fixed
 from sparsefn.engine.checks import check_sparsity
-from sparsefn.patterns import Pattern, nm, unstructured
+from sparsefn.patterns.kinds import Pattern, nm, unstructured
 
 _GRAMMAR = (
     "DENSE, TOPK{density}(U), BTOPK{kept:run,axis}(U) or BERN, with (M) for (U) where the mask gates the gradient"

@@ -10,7 +10,7 @@ import torch
 from golden_data import Case, cases
 
 import sparsefn as sf
-from sparsefn.boxes import to_rows
+from sparsefn.patterns.units import to_rows
 
 SYSTEM = "cerebras"
 

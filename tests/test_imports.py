@@ -20,7 +20,7 @@ WINGS = (
         *("state", "tree", "where", "triggers", "schedules", "random", "scores", "patterns", "budgets", "redistribute"),
         *("masks", "select", "gates", "terms", "reparam", "activations", "optimizers"),
         # TODO
-        *("types", "boxes", "contest", "ranks", "parts", "scan", "lanes", "narrow", "adam_pass", "sgd_pass"),
+        *("types", "adam_pass", "sgd_pass"),
     ),
     ("algorithms",),
     ("compose", "timing", "optim", "moments"),

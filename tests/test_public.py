@@ -274,7 +274,7 @@ def test_listing_and_star_import_hide_nothing_and_need_no_hypothesis() -> None:
         exec("from sparsefn import *", scope)
         assert scope["rigl"] is sparsefn.rigl
         assert not {*scope} & {*dir(builtins)} - {"__builtins__"}
-        import sparsefn.contest
+        import sparsefn.engine.selection.winners
         print(*dir(sparsefn))
     """
     done = subprocess.run([sys.executable, "-c", inspect.cleandoc(script)], capture_output=True, text=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.boxes import from_rows, to_rows
+from sparsefn.patterns.units import from_rows, to_rows
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 KINDS = ["continuous", "ties", "zeros", "equal", "nan", "inf", "subnormal", "sorted", "reversed", "signed zeros"]

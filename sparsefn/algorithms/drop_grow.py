@@ -21,10 +21,10 @@ from sparsefn.algorithms.core import (
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, uniform
-from sparsefn.contest import end_to_end, totals
 from sparsefn.engine.checks import check_call, check_int, check_keywords
 from sparsefn.engine.rounding import rounded, rounded_down, rounded_up
-from sparsefn.patterns import Pattern, unstructured
+from sparsefn.engine.selection.winners import end_to_end, totals
+from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import gradient, magnitude, momentum

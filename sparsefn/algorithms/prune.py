@@ -11,10 +11,10 @@ from sparsefn.algorithms.core import Init, as_level, level_at, masked, settle, s
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Leaves, Rule, full
 from sparsefn.budgets import Distribution, per_leaf, uniform
-from sparsefn.contest import Count, totals
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.rounding import rounded
-from sparsefn.patterns import Pattern, unstructured
+from sparsefn.engine.selection.winners import Count, totals
+from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.scores import magnitude
 from sparsefn.select import checked_count
 from sparsefn.tree import Tree

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.boxes import active_rows, allowed_rows, fixed_count, row_shape, to_rows, unit_grid
 from sparsefn.budgets import Distribution, Global, check_fixed, spread
-from sparsefn.contest import Count, joint_winners, totals, winners
 from sparsefn.engine.checks import Sparsity, check_call
 from sparsefn.engine.rounding import n_kept
-from sparsefn.patterns import Pattern
+from sparsefn.engine.selection.winners import Count, joint_winners, totals, winners
+from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.units import active_rows, allowed_rows, fixed_count, row_shape, to_rows, unit_grid
 from sparsefn.select import narrow_mask, unit_mask
 
 Leaves = dict[str, Tensor]

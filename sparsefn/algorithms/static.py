@@ -12,7 +12,7 @@ from sparsefn.algorithms.core import Init, as_level, check_given, check_update, 
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.rule import Rule
 from sparsefn.budgets import Distribution, uniform
-from sparsefn.patterns import Pattern, unstructured
+from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.tree import Tree
 from sparsefn.triggers import never
 from sparsefn.types import Algorithm, State, Step, Where, apply_masks, check_masks, everywhere

@@ -15,7 +15,7 @@ from sparsefn.budgets import Distribution, per_leaf, uniform
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.threefry import lifted
 from sparsefn.gates import check_mode, gate
-from sparsefn.patterns import Pattern, unstructured
+from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.select import bernoulli_mask
 from sparsefn.tree import Tree, choose, flatten, leaves_at, leaves_like, same_structure, structure_error
 from sparsefn.triggers import always

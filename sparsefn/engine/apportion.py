@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 
 from sparsefn.engine.numbers import where
+from sparsefn.engine.selection.reference import rank_keys, top
 from sparsefn.engine.transforms import constant, known
-from sparsefn.ranks import rank_keys, top
 
 Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 

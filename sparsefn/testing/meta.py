@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsefn.algorithms import dense
 from sparsefn.budgets import Global, uniform
-from sparsefn.patterns import Pattern
+from sparsefn.patterns.kinds import Pattern
 from sparsefn.schedules import constant
 from sparsefn.testing.oracle import ELEMENTS, Layout, layout_of
 from sparsefn.tree import Tree

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from sparsefn.boxes import to_rows
-from sparsefn.patterns import Pattern, unstructured
+from sparsefn.patterns.kinds import Pattern, unstructured
+from sparsefn.patterns.units import to_rows
 from sparsefn.testing.values import Form, shapes
 
 Box = tuple[int, ...]

@@ -16,10 +16,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsefn import patterns as _patterns
 from sparsefn import schedules as _schedules
 from sparsefn import triggers as _triggers
-from sparsefn.patterns import Pattern
+from sparsefn.patterns import kinds as _patterns
+from sparsefn.patterns.kinds import Pattern
 from sparsefn.testing import values
 from sparsefn.testing.values import EVERY, STEPS, Case, Form, Layer, Source
 from sparsefn.tree import Tree

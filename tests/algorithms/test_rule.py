@@ -34,7 +34,7 @@ def test_counts_are_of_units(pattern, units):
         params = {"w": torch.rand(3, 6)}
     for sparsity in (0.25, 0.5, 0.8):
         mask = kept(sf.one_shot(sparsity, pattern=pattern), params)["w"]
-        from sparsefn.boxes import to_rows
+        from sparsefn.patterns.units import to_rows
 
         assert int(to_rows(pattern, mask, lambda unit: unit.any(-1)).sum()) == sf.budgets.n_kept(units, sparsity)
 

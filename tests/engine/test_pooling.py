@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.boxes import active_rows, to_rows
 from sparsefn.engine import folds
 from sparsefn.engine.elementary import vector_norm
 from sparsefn.engine.pooling import Pooling, _operator, pool, reference
+from sparsefn.patterns.units import active_rows, to_rows
 from sparsefn.scores import distance
 from sparsefn.testing.laws_dependence import order_of_sums_is_fixed
 from sparsefn.testing.meta import Meta, Row

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsefn.engine.folds import slabs
 from sparsefn.engine.memory import visible
 from sparsefn.engine.pooling import Pooling, pool, split
-from sparsefn.patterns import Box, Pattern
+from sparsefn.patterns.kinds import Box, Pattern
 
 Flags = TypeVar("Flags", Tensor, Tensor | None)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsefn.engine.memory import Array
-from sparsefn.parts import Part, Passes, Room, bar, cut, open_count, passes_over
+from sparsefn.engine.selection.entries import Part, Passes, Room, bar, cut, open_count, passes_over
 
 _SORTED = 1 << 11  # so many are sorted sooner than partitioned
 SMALL = 1 << 15  # no more scores than this are looked at all at once
@@ -32,9 +32,10 @@ _HEAVY = 32  # a value that more than one in so many of the sample have is tried
 def select(parts: Sequence[Part], k: int, absolute: bool = False) -> None:
     """Write into each `out` who is among the k best of all parts: larger first, NaN last, then the earlier.
 
-    >>> from sparsefn import parts, scan
-    >>> part = parts.part(torch.tensor([1.0, float("nan"), -3.0]))
-    >>> scan.select([part], 1, absolute=True)
+    >>> from sparsefn.engine.selection import entries
+    >>> from sparsefn.engine.selection import bracket
+    >>> part = entries.part(torch.tensor([1.0, float("nan"), -3.0]))
+    >>> bracket.select([part], 1, absolute=True)
     >>> part.out
     array([False, False,  True])
 
@@ -58,8 +59,8 @@ def best(values: Array, k: int) -> Array:
     """Which of some values are the k best: larger first, NaN last, then the earlier.
 
     >>> import numpy as np
-    >>> from sparsefn import scan
-    >>> scan.best(np.array([1.0, 3.0, 3.0, np.nan]), 1)
+    >>> from sparsefn.engine.selection import bracket
+    >>> bracket.best(np.array([1.0, 3.0, 3.0, np.nan]), 1)
     array([False,  True, False, False])
     """
     n = values.size
@@ -89,8 +90,8 @@ def tied(values: Array) -> bool:
     """Whether a tenth of some values or more are probably equal, by a look at a few of them.
 
     >>> import numpy as np
-    >>> from sparsefn import scan
-    >>> scan.tied(np.arange(1000)), scan.tied(np.arange(1000).clip(500))
+    >>> from sparsefn.engine.selection import bracket
+    >>> bracket.tied(np.arange(1000)), bracket.tied(np.arange(1000).clip(500))
     (False, True)
     """
     few = np.sort(values[:: max(values.size >> 6, 1)])

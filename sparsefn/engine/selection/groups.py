@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.memory import BLOCK, Array, See, check_device, each, placed, visible, visible_inside
-from sparsefn.ranks import rank_keys
+from sparsefn.engine.selection.reference import rank_keys
 
 WIDEST = 32  # units of a row: passes grow with them, so that wider rows are better partitioned
 _BLOCK = 2 * BLOCK  # scores at a time: they are read in place, and all else is bytes
@@ -33,10 +33,10 @@ _WORDS = {  # of each dtype, a signed word, and inf as one
 def top(scores: Tensor, eligible: Tensor | None, count: int | Tensor, *, absolute: bool = False) -> Tensor:
     """The best units of each row, as many as count says or as are eligible.
 
-    >>> from sparsefn import narrow
-    >>> narrow.top(torch.tensor([[1.0, -4.0, 4.0, 2.0]]), None, 2)
+    >>> from sparsefn.engine.selection import groups
+    >>> groups.top(torch.tensor([[1.0, -4.0, 4.0, 2.0]]), None, 2)
     tensor([[False, False,  True,  True]])
-    >>> narrow.top(torch.tensor([[1.0, -4.0, 4.0, 2.0]]), None, 2, absolute=True)
+    >>> groups.top(torch.tensor([[1.0, -4.0, 4.0, 2.0]]), None, 2, absolute=True)
     tensor([[False,  True,  True, False]])
 
     `scores` are floats of shape (rows, units), or (rows, units, columns) where the units of each column compete

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn import boxes
-from sparsefn.boxes import active_rows, from_rows, over_boxes, row_shape, to_columns, to_rows, unit_grid
+from sparsefn.patterns import units
+from sparsefn.patterns.units import active_rows, from_rows, over_boxes, row_shape, to_columns, to_rows, unit_grid
 
 P = sf.patterns
 FITTING = [
@@ -131,9 +131,9 @@ def test_some_boxes_at_a_time_give_the_bits_of_all_at_once(shape, box, layout, t
     x = LAYOUTS[layout](torch.randn(shape, generator=torch.Generator().manual_seed(0)))
     for name, fn in REDUCTIONS.items():
         for size in (1, 37, 400):
-            monkeypatch.setattr(boxes, "_SLAB", size)
+            monkeypatch.setattr(units, "_SLAB", size)
             got = over_boxes(x, box, fn)
-            monkeypatch.setattr(boxes, "_SLAB", x.numel())
+            monkeypatch.setattr(units, "_SLAB", x.numel())
             assert torch.equal(got, over_boxes(x, box, fn)), (name, size)
 
 
@@ -153,7 +153,7 @@ def test_large_tensors_are_pooled_like_each_box_by_itself(dtype, reduce, threads
     x = torch.randn(37, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
     x[0, 0], x[5, 5], x[9, 9], x[20] = float("nan"), float("inf"), -0.0, 1e-42
     pattern = P.block((4, 8), reduce)
-    monkeypatch.setattr(boxes, "_SLAB", 20)
+    monkeypatch.setattr(units, "_SLAB", 20)
     rows = to_rows(pattern, x)
     wide = x.float() if dtype.itemsize == 2 else x
     want = plainly(wide, (4, 8), pattern.reduce).reshape(1, -1)
@@ -169,7 +169,7 @@ def test_large_masks_are_the_same_in_parts(pattern, threads, monkeypatch):
     mask[: shape[0] // 2, :9] = True
     whole = active_rows(pattern, mask)
     assert 0 < whole.sum() < whole.numel()
-    monkeypatch.setattr(boxes, "_SLAB", 20)
+    monkeypatch.setattr(units, "_SLAB", 20)
     assert torch.equal(active_rows(pattern, mask), whole)
 
 
@@ -183,9 +183,9 @@ def test_pooling_copies_a_little_at_a_time(threads):
 def test_parameters_are_pooled_some_boxes_at_a_time_too(threads, monkeypatch):
     w = torch.nn.Parameter(torch.rand(20, 30, generator=torch.Generator().manual_seed(0)))
     want, seen = to_rows(P.block((4, 5)), w), []
-    monkeypatch.setattr(boxes, "_SLAB", 20)
+    monkeypatch.setattr(units, "_SLAB", 20)
     mean = P.block((4, 5)).reduce
-    rows = to_rows(P.block((4, 5)), w, lambda units: seen.append(len(units)) or mean(units))
+    rows = to_rows(P.block((4, 5)), w, lambda boxes: seen.append(len(boxes)) or mean(boxes))
     assert torch.equal(rows, want) and not rows.requires_grad and len(seen) > 1
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn import lanes, parts, ranks
 from sparsefn.engine import memory
+from sparsefn.engine.selection import entries, reference, rows
 
 KINDS = {
     "continuous": lambda x: x,
@@ -23,57 +23,62 @@ SHAPES = [(1, 1), (4, 1), (3, 7), (300, 40), (2, 9000), (0, 5), (5, 0), (3 * (me
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rows_are_those_of_the_integers(shape, kind):
-    rows, width = shape
+    height, width = shape
     x = KINDS[kind](torch.randn(shape, generator=torch.Generator().manual_seed(0)))
     flags = torch.rand(2, *shape, generator=torch.Generator().manual_seed(1)) > 0.4
-    own = torch.arange(rows) % (width + 2) - 1
+    own = torch.arange(height) % (width + 2) - 1
     for absolute, (allow, deny) in ((False, (None, None)), (True, (flags[0], None)), (False, (flags[0], flags[1]))):
         open_ = (flags[0] if allow is not None else torch.ones(shape) > 0) & (
             flags[1] == 0 if deny is not None else True
         )
-        keys = ranks.rank_keys(x.abs() if absolute else x, open_)
-        for counts in (own, torch.full((rows,), width // 3), torch.full((rows,), width + 1), torch.zeros(rows).long()):
-            at = parts.part(x, allow, deny)
-            lanes.select_rows(at, counts.numpy(), absolute)
-            assert np.array_equal(at.out, ranks.top(keys, counts).numpy())
+        keys = reference.rank_keys(x.abs() if absolute else x, open_)
+        for counts in (
+            own,
+            torch.full((height,), width // 3),
+            torch.full((height,), width + 1),
+            torch.zeros(height).long(),
+        ):
+            at = entries.part(x, allow, deny)
+            rows.select_rows(at, counts.numpy(), absolute)
+            assert np.array_equal(at.out, reference.top(keys, counts).numpy())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_every_dtype(dtype):
     x = torch.randn(50, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
-    at = parts.part(x)
-    lanes.select_rows(at, np.full(50, 10), absolute=True)
-    assert np.array_equal(at.out, ranks.top(ranks.rank_keys(x.abs()), 10).numpy())
+    at = entries.part(x)
+    rows.select_rows(at, np.full(50, 10), absolute=True)
+    assert np.array_equal(at.out, reference.top(reference.rank_keys(x.abs()), 10).numpy())
 
 
 def test_float64_keeps_its_digits():
     x = 1 + 1e-12 * torch.randn(50, 33, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for absolute in (False, True):
-        at = parts.part(x)
-        lanes.select_rows(at, np.full(50, 10), absolute)
-        assert np.array_equal(at.out, ranks.top(ranks.rank_keys(x), 10).numpy())
+        at = entries.part(x)
+        rows.select_rows(at, np.full(50, 10), absolute)
+        assert np.array_equal(at.out, reference.top(reference.rank_keys(x), 10).numpy())
 
 
 def test_rows_need_not_lie_end_to_end():
     x = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
     for view in (x.T, x[::2, 3:], x.flip(0)):
-        at = parts.part(view)
-        lanes.select_rows(at, np.full(len(view), 5))
-        assert np.array_equal(at.out, ranks.top(ranks.rank_keys(view), 5).numpy())
+        at = entries.part(view)
+        rows.select_rows(at, np.full(len(view), 5))
+        assert np.array_equal(at.out, reference.top(reference.rank_keys(view), 5).numpy())
 
 
 def test_the_scores_are_not_written_to():
     x = torch.tensor([[1.0, -0.0, torch.nan], [2.0, 3.0, -1.0]])
     before = x.clone()
-    lanes.select_rows(parts.part(x, x > 0), np.array([1, 2]), absolute=True)
+    rows.select_rows(entries.part(x, x > 0), np.array([1, 2]), absolute=True)
     torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
     assert x[0, 1].signbit()
 
 
 @pytest.mark.parametrize("absolute", [False, True])
 def test_many_small_rows_of_one_width_are_laid_together_and_change_nothing(absolute, monkeypatch):
-    calls, select_rows = [], lanes.select_rows
-    monkeypatch.setattr(lanes, "select_rows", lambda at, *rest: calls.append(at.out.shape) or select_rows(at, *rest))
+    calls, select_rows = [], rows.select_rows
+    monkeypatch.setattr(rows, "select_rows", lambda at, *rest: calls.append(at.out.shape) or select_rows(at, *rest))
     seed = torch.Generator().manual_seed(0)
     tensors = [torch.randn(1, 40, generator=seed).round() for _ in range(9)]
     tensors += [torch.randn(1, 41, generator=seed), torch.randn(2, 40, generator=seed), torch.zeros(1, 0)]
@@ -81,14 +86,14 @@ def test_many_small_rows_of_one_width_are_laid_together_and_change_nothing(absol
     tensors += [torch.randn(2, 42, generator=seed) for _ in range(12)]
     allow = [None if i % 3 else torch.rand(x.shape, generator=seed) > 0.5 for i, x in enumerate(tensors)]
     counts = [torch.full((len(x),), (5 * i) % 43) for i, x in enumerate(tensors)]
-    listed = [parts.part(x, flags) for x, flags in zip(tensors, allow, strict=True)]
-    lanes.select_each(listed, [n.numpy() for n in counts], absolute)
+    listed = [entries.part(x, flags) for x, flags in zip(tensors, allow, strict=True)]
+    rows.select_each(listed, [n.numpy() for n in counts], absolute)
     for at, x, flags, n in zip(listed, tensors, allow, counts, strict=True):
-        assert np.array_equal(at.out, ranks.top(ranks.rank_keys(x.abs() if absolute else x, flags), n).numpy())
+        assert np.array_equal(at.out, reference.top(reference.rank_keys(x.abs() if absolute else x, flags), n).numpy())
     assert (6, 40) in calls and (3, 40) not in calls  # those without flags; three are not worth it
 
 
 def test_scores_have_signs_unless_asked_otherwise():
-    at = parts.part(torch.tensor([[-3.0, 1.0]]))
-    lanes.select_each([at], [np.array([1])])
+    at = entries.part(torch.tensor([[-3.0, 1.0]]))
+    rows.select_each([at], [np.array([1])])
     assert at.out.tolist() == [[False, True]]

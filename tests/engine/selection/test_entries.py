@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn import parts
 from sparsefn.engine import memory
+from sparsefn.engine.selection import entries
 
 
 def test_a_part_shares_the_memory_of_wide_scores_and_flags():
     x, allow, deny = torch.ones(3), torch.ones(3) > 0, torch.ones(3) > 1
-    at = parts.part(x, allow, deny)
+    at = entries.part(x, allow, deny)
     x[0], allow[0], deny[0] = 5.0, False, True
     assert (at.wide[0], at.allow[0], at.deny[0]) == (5.0, False, True)
     assert at.narrow is None and at.out.shape == (3,) and at.out.dtype == bool
@@ -18,68 +18,72 @@ def test_a_part_shares_the_memory_of_wide_scores_and_flags():
 
 def test_narrow_scores_come_as_a_tensor():
     for dtype in (torch.float16, torch.bfloat16):
-        at = parts.part(torch.ones(3, dtype=dtype))
+        at = entries.part(torch.ones(3, dtype=dtype))
         assert at.wide is None and at.narrow.dtype == dtype
 
 
 def test_a_flat_part_has_the_same_memory():
-    flat = parts.flat(at := parts.part(torch.arange(6.0).reshape(2, 3), None, torch.eye(2, 3) > 0))
+    flat = entries.flat(at := entries.part(torch.arange(6.0).reshape(2, 3), None, torch.eye(2, 3) > 0))
     assert flat.wide.tolist() == [0, 1, 2, 3, 4, 5] and flat.deny.tolist() == [True, False, False, False, True, False]
     assert flat.narrow is None and flat.allow is None and np.shares_memory(flat.out, at.out) and flat.out.shape == (6,)
 
 
 def test_hidden_memory_makes_no_part():
     x, flags = torch.ones(2, 3), torch.ones(2, 3) > 0
-    for hidden in (lambda x, f: parts.part(x), lambda x, f: parts.part(torch.ones(3), f)):
+    for hidden in (lambda x, f: entries.part(x), lambda x, f: entries.part(torch.ones(3), f)):
         seen = []
         torch.vmap(lambda x, f, hidden=hidden, seen=seen: seen.append(hidden(x, f)) or x)(x, flags)
         assert seen == [None]
-    assert parts.part(torch.ones(3), None, torch.ones(3, device="meta") > 0) is None
+    assert entries.part(torch.ones(3), None, torch.ones(3, device="meta") > 0) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("absolute", [False, True])
 def test_blocks_are_the_scores_in_their_order(dtype, absolute):
     x = torch.randn(memory.BLOCK + 3).to(dtype)
-    room = parts.Room(memory.BLOCK, absolute, dtype == torch.float64)
-    read = [(start, stop, scores.copy()) for start, stop, scores, _, _ in room.blocks(parts.part(x))]
+    room = entries.Room(memory.BLOCK, absolute, dtype == torch.float64)
+    read = [(start, stop, scores.copy()) for start, stop, scores, _, _ in room.blocks(entries.part(x))]
     assert [row[:2] for row in read] == [(0, memory.BLOCK), (memory.BLOCK, memory.BLOCK + 3)]
     want = x.double().abs() if absolute else x.double()
     assert np.array_equal(np.concatenate([row[2] for row in read]), want.numpy())
 
 
 def test_float32_beside_float64_is_widened():
-    room = parts.Room(3, False, True)
-    ((_, _, scores, _, _),) = room.blocks(parts.part(torch.tensor([1.0, 2.0, 3.0])))
+    room = entries.Room(3, False, True)
+    ((_, _, scores, _, _),) = room.blocks(entries.part(torch.tensor([1.0, 2.0, 3.0])))
     assert scores.dtype == np.float64 and scores.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_rooms_are_as_wide_as_the_widest_scores():
-    narrow, wide = (parts.part(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64))
-    assert [parts.passes_over(some, False).double for some in ([narrow], [wide], [narrow, wide])] == [False, True, True]
-    assert parts.passes_over([], False).run(lambda at, room: 1) == []
+    narrow, wide = (entries.part(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64))
+    assert [entries.passes_over(some, False).double for some in ([narrow], [wide], [narrow, wide])] == [
+        False,
+        True,
+        True,
+    ]
+    assert entries.passes_over([], False).run(lambda at, room: 1) == []
 
 
 @pytest.mark.parametrize("allow", [None, torch.tensor([True, True, False, False])])
 @pytest.mark.parametrize("deny", [None, torch.tensor([True, False, True, False])])
 def test_who_may_win(allow, deny):
-    at = parts.part(torch.zeros(4), allow, deny)
+    at = entries.part(torch.zeros(4), allow, deny)
     want = (torch.ones(4) > 0 if allow is None else allow) & (torch.ones(4) > 0 if deny is None else ~deny)
-    assert parts.open_count(at) == int(want.sum())
+    assert entries.open_count(at) == int(want.sum())
     flags = np.ones(3, bool)
-    parts.bar(at, 1, 4, flags)
+    entries.bar(at, 1, 4, flags)
     assert flags.tolist() == want[1:].tolist()
 
 
 @pytest.mark.parametrize("sizes", [[10], [3, 3, 4], [1, 0, 9], [9, 1], [0], []])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_groups_hold_everything_once_and_in_order(sizes, threads, monkeypatch):
-    monkeypatch.setattr(parts, "_THREADED", 1)
+    monkeypatch.setattr(entries, "_THREADED", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         tensors = list(torch.arange(float(sum(sizes))).split(sizes))
-        passes = parts.passes_over([parts.part(x) for x in tensors], False)
+        passes = entries.passes_over([entries.part(x) for x in tensors], False)
     finally:
         torch.set_num_threads(before)
     assert len(passes.groups) == max(1, min(threads, sum(sizes)))

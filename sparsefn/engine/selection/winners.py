@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn import narrow, ranks, scan
 from sparsefn.engine.memory import Array, See, check_device, placed, visible, visible_inside
-from sparsefn.lanes import select_each
-from sparsefn.parts import flat, part
+from sparsefn.engine.selection import bracket, groups, reference
+from sparsefn.engine.selection.entries import flat, part
+from sparsefn.engine.selection.rows import select_each
 
 Count: TypeAlias = int | Tensor
 Flags: TypeAlias = Sequence[Tensor | None]
@@ -34,8 +34,8 @@ def winners(
 ) -> list[Tensor]:
     """Masks of the best of each row of some tensors, as many as their counts say.
 
-    >>> from sparsefn import contest
-    >>> contest.winners([torch.tensor([[1.0, 3.0, 3.0, 2.0]])], [1])
+    >>> from sparsefn.engine.selection import winners
+    >>> winners.winners([torch.tensor([[1.0, 3.0, 3.0, 2.0]])], [1])
     [tensor([[False,  True, False, False]])]
 
     `scores` are floats of shape (rows, width); a count is an int or a tensor, 0-d or (rows,), or one tensor has
@@ -49,12 +49,12 @@ def winners(
         if seen is not None:
             return [seen]
     allowed, denied = _flags(allow, scores), _flags(deny, scores)
-    if not any(leaf.shape[0] > 1 and leaf.shape[1] <= narrow.WIDEST for leaf in scores):
+    if not any(leaf.shape[0] > 1 and leaf.shape[1] <= groups.WIDEST for leaf in scores):
         return _decided(list(scores), counts, allowed, denied, False, absolute)
     own = list(torch.split(counts, [leaf.shape[0] for leaf in scores])) if isinstance(counts, Tensor) else counts
     return [
-        narrow.top(leaf, _eligible(allow, deny), n, absolute=absolute)
-        if leaf.shape[0] > 1 and leaf.shape[1] <= narrow.WIDEST
+        groups.top(leaf, _eligible(allow, deny), n, absolute=absolute)
+        if leaf.shape[0] > 1 and leaf.shape[1] <= groups.WIDEST
         else _decided([leaf], [n], [allow], [deny], False, absolute)[0]
         for leaf, n, allow, deny in zip(scores, own, allowed, denied, strict=True)
     ]
@@ -69,8 +69,8 @@ def joint_winners(
 ) -> list[Tensor]:
     """Masks of the best of all tensors together: one competition, in their order.
 
-    >>> from sparsefn import contest
-    >>> contest.joint_winners([torch.tensor([[1.0, 3.0]]), torch.tensor([[3.0]])], 1)
+    >>> from sparsefn.engine.selection import winners
+    >>> winners.joint_winners([torch.tensor([[1.0, 3.0]]), torch.tensor([[3.0]])], 1)
     [tensor([[False,  True]]), tensor([[False]])]
 
     The tensors are never laid end to end. All else is as in `winners`.
@@ -81,8 +81,8 @@ def joint_winners(
 def totals(flags: Sequence[Tensor]) -> Tensor:
     """How many flags are set in each row of some bool tensors, end to end: int64.
 
-    >>> from sparsefn import contest
-    >>> contest.totals([torch.tensor([[True, False], [True, True]]), torch.tensor([[True]])])
+    >>> from sparsefn.engine.selection import winners
+    >>> winners.totals([torch.tensor([[True, False], [True, True]]), torch.tensor([[True]])])
     tensor([1, 2, 1])
     """
     seen = [visible(rows) for rows in flags]
@@ -94,13 +94,15 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
 
 def _alone(scores: Tensor, count: Count, absolute: bool) -> Tensor | None:
     # One small competition of plain float32 or float64 scores, without ado.
-    if scores.numel() > scan.SMALL or scores.dtype not in (torch.float32, torch.float64):
+    if scores.numel() > bracket.SMALL or scores.dtype not in (torch.float32, torch.float64):
         return None
     seen, number = visible(scores), _number(count, visible)
     if seen is None or number is None or not _TINY[0] > _TINY[1]:
         return None
     values = seen[0]
-    keep = scan.best(np.abs(values) if absolute else values, int(number) if isinstance(number, int) else number.item())
+    keep = bracket.best(
+        np.abs(values) if absolute else values, int(number) if isinstance(number, int) else number.item()
+    )
     return torch.from_numpy(keep[None])
 
 
@@ -148,8 +150,8 @@ def _decided(
 def end_to_end(counts: Sequence[Count], rows: Sequence[int], device: torch.device) -> Tensor:
     """The counts of all rows in one int64 tensor: each is an int or a tensor, 0-d or (rows,).
 
-    >>> from sparsefn import contest
-    >>> contest.end_to_end([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
+    >>> from sparsefn.engine.selection import winners
+    >>> winners.end_to_end([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
     tensor([3, 3, 1, 2])
     """
     if all(isinstance(count, int) for count in counts):
@@ -181,7 +183,7 @@ def _in_memory(
         return None
     seen = [at for at in parts if at is not None]
     if joint:
-        scan.select([flat(at) for at in seen], np.asarray(numbers[0]).item(), absolute)
+        bracket.select([flat(at) for at in seen], np.asarray(numbers[0]).item(), absolute)
     else:
         select_each(seen, [np.full(at.out.shape[:1], n) for at, n in zip(seen, numbers, strict=True)], absolute)
     return [torch.from_numpy(at.out) for at in seen]
@@ -206,9 +208,9 @@ def _in_fixed_shapes(
         scores = [leaf.abs() for leaf in scores]
     eligible = [_eligible(a, d) for a, d in zip(allow, deny, strict=True)]
     if not joint:
-        keys = [ranks.rank_keys(leaf, flags) for leaf, flags in zip(scores, eligible, strict=True)]
-        return [ranks.top(key, count) for key, count in zip(keys, counts, strict=True)]
-    won = ranks.top(ranks.joint_keys(scores, eligible), counts[0])
+        keys = [reference.rank_keys(leaf, flags) for leaf, flags in zip(scores, eligible, strict=True)]
+        return [reference.top(key, count) for key, count in zip(keys, counts, strict=True)]
+    won = reference.top(reference.joint_keys(scores, eligible), counts[0])
     parts = torch.split(won.reshape(-1), [leaf.numel() for leaf in scores])
     return [mask.reshape(leaf.shape) for mask, leaf in zip(parts, scores, strict=True)]
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sparsefn.engine.memory import BLOCK, Array, each
-from sparsefn.parts import Part, Room, cut
-from sparsefn.scan import select, tied
+from sparsefn.engine.selection.bracket import select, tied
+from sparsefn.engine.selection.entries import Part, Room, cut
 
 _LONG = 1 << 13  # longer rows are looked at one by one
 _SHORT = 1 << 12  # rows of no more are laid together
@@ -22,10 +22,11 @@ def select_rows(rows: Part, counts: Array, absolute: bool = False) -> None:
     """Write into `out` who is among the best of its row, as many as its count says: rows as `scan.select` has them.
 
     >>> import numpy as np
-    >>> from sparsefn import lanes, parts
-    >>> rows = parts.part(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]]))
-    >>> lanes.select_rows(rows, np.array([2, 1]))
-    >>> rows.out
+    >>> from sparsefn.engine.selection import rows
+    >>> from sparsefn.engine.selection import entries
+    >>> table = entries.part(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]]))
+    >>> rows.select_rows(table, np.array([2, 1]))
+    >>> table.out
     array([[False,  True,  True],
            [ True, False, False]])
 
@@ -56,9 +57,10 @@ def select_each(parts: Sequence[Part], counts: Sequence[Array], absolute: bool =
     """`select_rows` for several tensors, on the threads of torch; many small rows of one width are laid together.
 
     >>> import numpy as np
-    >>> from sparsefn import lanes, parts
-    >>> tensors = [parts.part(torch.tensor([[1.0, 3.0]])), parts.part(torch.tensor([[2.0, 1.0, 0.0]]))]
-    >>> lanes.select_each(tensors, [np.array([1]), np.array([1])])
+    >>> from sparsefn.engine.selection import rows
+    >>> from sparsefn.engine.selection import entries
+    >>> tensors = [entries.part(torch.tensor([[1.0, 3.0]])), entries.part(torch.tensor([[2.0, 1.0, 0.0]]))]
+    >>> rows.select_each(tensors, [np.array([1]), np.array([1])])
     >>> [part.out.tolist() for part in tensors]
     [[[False, True]], [[True, False, False]]]
     """

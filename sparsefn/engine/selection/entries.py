@@ -32,9 +32,10 @@ class Part(NamedTuple):
 def part(scores: Tensor, allow: Tensor | None = None, deny: Tensor | None = None, see: See = visible) -> Part | None:
     """A part of a competition from tensors of one shape, with room for its mask; None where their memory is hidden.
 
-    >>> from sparsefn import parts, scan
-    >>> part = parts.part(torch.tensor([1.0, 2.0]))
-    >>> scan.select([part], 1)
+    >>> from sparsefn.engine.selection import entries
+    >>> from sparsefn.engine.selection import bracket
+    >>> part = entries.part(torch.tensor([1.0, 2.0]))
+    >>> bracket.select([part], 1)
     >>> part.out
     array([False,  True])
     """
@@ -49,8 +50,8 @@ def part(scores: Tensor, allow: Tensor | None = None, deny: Tensor | None = None
 def flat(at: Part) -> Part:
     """A part with one dimension.
 
-    >>> from sparsefn import parts
-    >>> parts.flat(parts.part(torch.ones(2, 2))).out.shape
+    >>> from sparsefn.engine.selection import entries
+    >>> entries.flat(entries.part(torch.ones(2, 2))).out.shape
     (4,)
     """
     return Part(*(None if x is None else x.reshape(-1) for x in at))  # type: ignore[arg-type]
@@ -59,8 +60,8 @@ def flat(at: Part) -> Part:
 def cut(at: Part, where: slice | int) -> Part:
     """Some of a part: its mask is written where the whole one's is.
 
-    >>> from sparsefn import parts
-    >>> parts.cut(parts.part(torch.ones(5)), slice(None, None, 2)).out.shape
+    >>> from sparsefn.engine.selection import entries
+    >>> entries.cut(entries.part(torch.ones(5)), slice(None, None, 2)).out.shape
     (3,)
     """
     return Part(*(None if x is None else x[where] for x in at))  # type: ignore[arg-type]
@@ -70,9 +71,9 @@ def bar(at: Part, start: int, stop: int, flags: Array) -> None:
     """Unset the flags of those in a range that may not win.
 
     >>> import numpy as np
-    >>> from sparsefn import parts
+    >>> from sparsefn.engine.selection import entries
     >>> flags = np.array([True, True])
-    >>> parts.bar(parts.part(torch.ones(3), deny=torch.tensor([False, True, False])), 1, 3, flags)
+    >>> entries.bar(entries.part(torch.ones(3), deny=torch.tensor([False, True, False])), 1, 3, flags)
     >>> flags
     array([False,  True])
     """
@@ -85,8 +86,8 @@ def bar(at: Part, start: int, stop: int, flags: Array) -> None:
 def open_count(at: Part) -> int:
     """How many may win; what `out` held is lost.
 
-    >>> from sparsefn import parts
-    >>> parts.open_count(parts.part(torch.ones(2), torch.tensor([True, False])))
+    >>> from sparsefn.engine.selection import entries
+    >>> entries.open_count(entries.part(torch.ones(2), torch.tensor([True, False])))
     1
     """
     if at.allow is None:
@@ -99,9 +100,9 @@ def open_count(at: Part) -> int:
 class Room:
     """Room for one block of scores and flags, used again for every block.
 
-    >>> from sparsefn import parts
-    >>> room = parts.Room(2, absolute=True, double=False)
-    >>> [scores.tolist() for _, _, scores, _, _ in room.blocks(parts.part(torch.tensor([-1.0, 2.0])))]
+    >>> from sparsefn.engine.selection import entries
+    >>> room = entries.Room(2, absolute=True, double=False)
+    >>> [scores.tolist() for _, _, scores, _, _ in room.blocks(entries.part(torch.tensor([-1.0, 2.0])))]
     [[1.0, 2.0]]
     """
 
@@ -134,8 +135,8 @@ class Room:
 class Passes(NamedTuple):
     """The parts of a competition in their order, dealt out in groups of which each may have a thread of its own.
 
-    >>> from sparsefn import parts
-    >>> passes = parts.passes_over([parts.part(torch.ones(2)), parts.part(torch.ones(3))], False)
+    >>> from sparsefn.engine.selection import entries
+    >>> passes = entries.passes_over([entries.part(torch.ones(2)), entries.part(torch.ones(3))], False)
     >>> passes.run(lambda part, room: part.out.size)
     [2, 3]
     """
@@ -167,8 +168,8 @@ class Passes(NamedTuple):
 def passes_over(parts: Sequence[Part], absolute: bool) -> Passes:
     """Flat parts dealt out to the threads that torch may use; those of a few million scores to one.
 
-    >>> from sparsefn import parts
-    >>> len(parts.passes_over([parts.part(torch.ones(2))], False).groups)
+    >>> from sparsefn.engine.selection import entries
+    >>> len(entries.passes_over([entries.part(torch.ones(2))], False).groups)
     1
     """
     size = sum(at.out.size for at in parts)

@@ -5,9 +5,9 @@ import tracemalloc
 import pytest
 import torch
 
-from sparsefn import narrow
-from sparsefn.ranks import rank_keys
-from sparsefn.ranks import top as reference
+from sparsefn.engine.selection import groups
+from sparsefn.engine.selection.reference import rank_keys
+from sparsefn.engine.selection.reference import top as reference
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 KINDS = ["signed", "positive", "ties", "nan", "negative nan", "zeros", "inf", "subnormal", "equal", "all nan"]
@@ -49,7 +49,7 @@ def traced(scores, eligible, count, absolute=False):
     def call(*given):
         rest = iter(given)
         taken = [next(rest) if isinstance(x, torch.Tensor) else x for x in (scores, eligible, count)]
-        return narrow.top(*taken, absolute=absolute)
+        return groups.top(*taken, absolute=absolute)
 
     return torch.func.vmap(call)(*(x.unsqueeze(0) for x in args))[0]
 
@@ -57,7 +57,7 @@ def traced(scores, eligible, count, absolute=False):
 def elsewhere(scores, eligible, count, absolute=False):
     """The same by operations for any device."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(narrow, "_operator", narrow._ranked)
+        patched.setattr(groups, "_operator", groups._ranked)
         return traced(scores, eligible, count, absolute)
 
 
@@ -75,7 +75,7 @@ def test_every_kind_of_score_has_the_winners_of_the_reference(kind, dtype):
             for count in counts:
                 for absolute in (False, True):
                     want = wanted(scores, eligible, count, absolute)
-                    for run in (narrow.top, traced, elsewhere):
+                    for run in (groups.top, traced, elsewhere):
                         got = run(scores, eligible, count, absolute=absolute)
                         assert got.dtype == torch.bool and torch.equal(got, want), (shape, count, absolute, run)
         assert torch.equal(scores.view(torch.uint8), before.view(torch.uint8))
@@ -85,7 +85,7 @@ def test_every_kind_of_score_has_the_winners_of_the_reference(kind, dtype):
 def test_counts_of_any_value(count):
     scores = made("signed", torch.float32, 2, 4)
     every = torch.as_tensor(count).clamp(0, 4).expand(2).tolist()
-    for run in (narrow.top, traced, elsewhere):
+    for run in (groups.top, traced, elsewhere):
         assert run(scores, None, count).sum(1).tolist() == every
 
 
@@ -94,7 +94,7 @@ def test_nothing_has_no_winners(shape):
     many = torch.ones(shape[0] * (shape[2] if len(shape) == 3 else 1), dtype=torch.int64)
     for count in (2, torch.tensor(2), many):
         for scores in (torch.ones(shape), torch.ones((*shape, 2))[..., 0]):
-            assert narrow.top(scores, None, count).shape == shape
+            assert groups.top(scores, None, count).shape == shape
 
 
 def test_scores_and_flags_in_any_layout():
@@ -104,19 +104,19 @@ def test_scores_and_flags_in_any_layout():
     for view in views:
         for eligible in (None, view(allowed), view(allowed).contiguous()):
             for absolute in (False, True):
-                got = narrow.top(view(scores), eligible, 2, absolute=absolute)
+                got = groups.top(view(scores), eligible, 2, absolute=absolute)
                 assert torch.equal(got, wanted(view(scores), eligible, 2, absolute)) and got.is_contiguous()
 
 
 @pytest.mark.parametrize("size", [1, 8, 50])
 @pytest.mark.parametrize("shape", [(41, 4), (13, 9), (7, 4, 5), (2, 4, 30)])
 def test_blocks_of_any_size_give_the_same_winners(shape, size, monkeypatch):
-    monkeypatch.setattr(narrow, "_BLOCK", size)
+    monkeypatch.setattr(groups, "_BLOCK", size)
     scores, allowed = made("nan", torch.float32, *shape), made("signed", torch.float32, *shape) > 0
     counts = torch.arange(scores.numel() // shape[1]) % shape[1]
     for x in (scores, scores.abs(), torch.where(allowed, scores, -1.0)):
         for eligible in (None, allowed):
-            assert torch.equal(narrow.top(x, eligible, counts), wanted(x, eligible, counts))
+            assert torch.equal(groups.top(x, eligible, counts), wanted(x, eligible, counts))
 
 
 def test_any_number_of_threads_gives_the_same_winners():
@@ -125,7 +125,7 @@ def test_any_number_of_threads_gives_the_same_winners():
         masks = []
         for number in (1, 2, 3):
             torch.set_num_threads(number)
-            masks.append(narrow.top(scores, None, 2, absolute=True))
+            masks.append(groups.top(scores, None, 2, absolute=True))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(mask, wanted(scores, None, 2, True)) for mask in masks)
@@ -134,28 +134,28 @@ def test_any_number_of_threads_gives_the_same_winners():
 def test_winners_inside_transforms():
     scores = made("ties", torch.float32, 3, 6, 4)
     counts = torch.tensor([1, 2, 3])
-    want = torch.stack([narrow.top(x, None, n) for x, n in zip(scores, counts, strict=True)])
-    assert torch.equal(torch.func.vmap(lambda x, n: narrow.top(x, None, n))(scores, counts), want)
-    many = torch.func.vmap(lambda x, n: narrow.top(x, None, n), in_dims=(2, 0))(scores.permute(1, 2, 0), counts)
+    want = torch.stack([groups.top(x, None, n) for x, n in zip(scores, counts, strict=True)])
+    assert torch.equal(torch.func.vmap(lambda x, n: groups.top(x, None, n))(scores, counts), want)
+    many = torch.func.vmap(lambda x, n: groups.top(x, None, n), in_dims=(2, 0))(scores.permute(1, 2, 0), counts)
     assert torch.equal(many, want)
     one = scores[0]
-    only_counts = torch.func.vmap(lambda n: narrow.top(one, None, n))(counts)
-    assert torch.equal(only_counts, torch.stack([narrow.top(one, None, int(n)) for n in counts]))
+    only_counts = torch.func.vmap(lambda n: groups.top(one, None, n))(counts)
+    assert torch.equal(only_counts, torch.stack([groups.top(one, None, int(n)) for n in counts]))
     flags = scores > 0
-    only_flags = torch.func.vmap(lambda allowed: narrow.top(one, allowed, 2))(flags)
-    assert torch.equal(only_flags, torch.stack([narrow.top(one, allowed, 2) for allowed in flags]))
+    only_flags = torch.func.vmap(lambda allowed: groups.top(one, allowed, 2))(flags)
+    assert torch.equal(only_flags, torch.stack([groups.top(one, allowed, 2) for allowed in flags]))
     own = torch.arange(18).reshape(3, 6) % 5
-    want = torch.stack([narrow.top(x, None, n) for x, n in zip(scores, own, strict=True)])
-    assert torch.equal(torch.func.vmap(lambda x, n: narrow.top(x, None, n))(scores, own), want)
-    twice = torch.func.vmap(torch.func.vmap(lambda x, n: narrow.top(x, None, n)), in_dims=(0, 1))
+    want = torch.stack([groups.top(x, None, n) for x, n in zip(scores, own, strict=True)])
+    assert torch.equal(torch.func.vmap(lambda x, n: groups.top(x, None, n))(scores, own), want)
+    twice = torch.func.vmap(torch.func.vmap(lambda x, n: groups.top(x, None, n)), in_dims=(0, 1))
     pairs = torch.stack([counts, counts + 1], 1)
     got = twice(torch.stack([scores, -scores]), pairs)
     for i, x in enumerate((scores, -scores)):
         for j in range(3):
-            assert torch.equal(got[i, j], narrow.top(x[j], None, int(pairs[j, i])))
-    assert torch.func.vmap(lambda x: narrow.top(x, None, 1))(torch.ones(3, 0, 4)).shape == (3, 0, 4)
-    gradient = torch.func.grad(lambda x: (x * narrow.top(x, None, 2)).sum())(one)
-    assert torch.equal(gradient, narrow.top(one, None, 2).float())
+            assert torch.equal(got[i, j], groups.top(x[j], None, int(pairs[j, i])))
+    assert torch.func.vmap(lambda x: groups.top(x, None, 1))(torch.ones(3, 0, 4)).shape == (3, 0, 4)
+    gradient = torch.func.grad(lambda x: (x * groups.top(x, None, 2)).sum())(one)
+    assert torch.equal(gradient, groups.top(one, None, 2).float())
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 9), (2, 4, 3)])  # wide rows go through an operator
@@ -163,24 +163,24 @@ def test_winners_inside_transforms():
 def test_compiled_winners(shape, absolute):
     scores, count = made("inf", torch.float32, *shape), torch.tensor(2)
     compiled = torch.compile(
-        lambda x, e, n: narrow.top(x, e, n, absolute=absolute), fullgraph=True, backend="aot_eager"
+        lambda x, e, n: groups.top(x, e, n, absolute=absolute), fullgraph=True, backend="aot_eager"
     )
     for eligible in (None, scores > 0):
         for n in (2, count):
-            assert torch.equal(compiled(scores, eligible, n), narrow.top(scores, eligible, n, absolute=absolute))
+            assert torch.equal(compiled(scores, eligible, n), groups.top(scores, eligible, n, absolute=absolute))
 
 
 def test_winners_of_the_default_compiler():
     scores = made("inf", torch.float32, 64, 4)
-    compiled = torch.compile(lambda x: narrow.top(x, None, 2), fullgraph=True)
-    assert torch.equal(compiled(scores), narrow.top(scores, None, 2))
+    compiled = torch.compile(lambda x: groups.top(x, None, 2), fullgraph=True)
+    assert torch.equal(compiled(scores), groups.top(scores, None, 2))
 
 
 def test_no_copy_of_the_scores_is_made():
     scores = made("positive", torch.float32, 1 << 20, 4)
     tracemalloc.start()
     try:
-        narrow.top(scores, None, 2, absolute=True)
+        groups.top(scores, None, 2, absolute=True)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -191,19 +191,19 @@ def test_no_copy_of_the_scores_is_made():
     ("call", "error", "text"),
     [
         (
-            lambda: narrow.top(torch.ones(2, 4, dtype=torch.int64), None, 2),
+            lambda: groups.top(torch.ones(2, 4, dtype=torch.int64), None, 2),
             TypeError,
             "floating-point scores, got torc",
         ),
-        (lambda: narrow.top(torch.ones(4), None, 2), ValueError, r"of at most 255 units, got \(4,\)"),
-        (lambda: narrow.top(torch.ones(1, 256), None, 2), ValueError, r"of at most 255 units, got \(1, 256\)"),
+        (lambda: groups.top(torch.ones(4), None, 2), ValueError, r"of at most 255 units, got \(4,\)"),
+        (lambda: groups.top(torch.ones(1, 256), None, 2), ValueError, r"of at most 255 units, got \(1, 256\)"),
         (
-            lambda: narrow.top(torch.ones(2, 4), torch.ones(4, dtype=torch.bool), 2),
+            lambda: groups.top(torch.ones(2, 4), torch.ones(4, dtype=torch.bool), 2),
             ValueError,
             r"expected eligible of the shape of the scores, \(2, 4\), got \(4,\)",
         ),
         (
-            lambda: narrow.top(torch.ones(2, 4, 3), None, torch.tensor([1, 2])),
+            lambda: groups.top(torch.ones(2, 4, 3), None, torch.tensor([1, 2])),
             ValueError,
             r"expected count of shape \(\) or \(6,\), got \(2,\)",
         ),
@@ -212,19 +212,19 @@ def test_no_copy_of_the_scores_is_made():
 def test_what_is_refused(call, error, text):
     with pytest.raises(error, match=text):
         call()
-    assert narrow.top(torch.ones(1, 255), None, 255).all()
+    assert groups.top(torch.ones(1, 255), None, 255).all()
 
 
 @pytest.mark.parametrize("units", [4, 9])
 def test_compiled_ensembles_and_exported_programs(units):
     scores, counts = made("ties", torch.float32, 3, 5, units), torch.tensor([1, 2, 3])
-    want = torch.stack([narrow.top(x, None, int(n)) for x, n in zip(scores, counts, strict=True)])
-    every = torch.func.vmap(lambda x, n: narrow.top(x, None, n))
+    want = torch.stack([groups.top(x, None, int(n)) for x, n in zip(scores, counts, strict=True)])
+    every = torch.func.vmap(lambda x, n: groups.top(x, None, n))
     assert torch.equal(torch.compile(every, fullgraph=True, backend="eager")(scores, counts), want)
 
     class Winners(torch.nn.Module):
         def forward(self, x):
-            return narrow.top(x, None, 2)
+            return groups.top(x, None, 2)
 
     program = torch.export.export(Winners(), (scores[0],))
     assert torch.equal(program.module()(scores[1]), want[1])

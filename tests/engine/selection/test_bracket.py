@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn import parts, scan
 from sparsefn.engine import memory
+from sparsefn.engine.selection import bracket, entries
 
-SIZES = [1, 2, 1000, scan.SMALL + 1, 2 * memory.BLOCK + 5]
+SIZES = [1, 2, 1000, bracket.SMALL + 1, 2 * memory.BLOCK + 5]
 KINDS = {
     "continuous": lambda x: x,
     "ties": lambda x: x.round(),
@@ -55,8 +55,8 @@ def wanted(order, k, eligible=None):
 
 def selected(tensors, k, absolute=False, allow=None, deny=None):
     allow, deny = (flags or [None] * len(tensors) for flags in (allow, deny))
-    listed = [parts.part(*row) for row in zip(tensors, allow, deny, strict=True)]
-    scan.select(listed, k, absolute)
+    listed = [entries.part(*row) for row in zip(tensors, allow, deny, strict=True)]
+    bracket.select(listed, k, absolute)
     return np.concatenate([at.out for at in listed])
 
 
@@ -88,7 +88,7 @@ def test_every_dtype(kind, dtype):
 
 @pytest.mark.parametrize("absolute", [False, True])
 def test_float64_keeps_its_digits(absolute):
-    x = 1 + 1e-12 * made("continuous", scan.SMALL + 100, torch.float64)
+    x = 1 + 1e-12 * made("continuous", bracket.SMALL + 100, torch.float64)
     np.testing.assert_array_equal(selected([x], 10_000, absolute), wanted(ranked(x), 10_000))
 
 
@@ -121,13 +121,13 @@ def test_several_tensors_are_one_competition_in_their_order(sizes, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_change_nothing(kind, monkeypatch):
-    monkeypatch.setattr(parts, "_THREADED", 1)
+    monkeypatch.setattr(entries, "_THREADED", 1)
     monkeypatch.setattr(memory, "_MANY", 1)
     x, threads = made(kind, 2 * memory.BLOCK + 3), torch.get_num_threads()
     order = ranked(x)
     torch.set_num_threads(3)
     try:
-        assert len(parts.passes_over([parts.part(x)], False).groups) == 3
+        assert len(entries.passes_over([entries.part(x)], False).groups) == 3
         for k in (1, len(x) // 10, len(x) // 2):
             np.testing.assert_array_equal(selected([x[:9], x[9:]], k), wanted(order, k), err_msg=str(k))
     finally:
@@ -149,12 +149,12 @@ LIES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("most", [scan._MOST, 300], ids=["all are collected", "few are collected"])
+@pytest.mark.parametrize("most", [bracket._MOST, 300], ids=["all are collected", "few are collected"])
 def test_correctness_does_not_depend_on_the_sample(most, lie, kind, monkeypatch):
-    monkeypatch.setattr(scan, "_MOST", most)
-    monkeypatch.setattr(scan, "_CROWDED", 1 << 20)
-    monkeypatch.setattr(scan, "_sample", lambda passes: np.array(LIES[lie], np.float32))
-    x = made(kind, scan.SMALL + 100)
+    monkeypatch.setattr(bracket, "_MOST", most)
+    monkeypatch.setattr(bracket, "_CROWDED", 1 << 20)
+    monkeypatch.setattr(bracket, "_sample", lambda passes: np.array(LIES[lie], np.float32))
+    x = made(kind, bracket.SMALL + 100)
     order = ranked(x)
     for k in (1, len(x) // 10, len(x) // 2, len(x) - 1):
         np.testing.assert_array_equal(selected([x], k), wanted(order, k), err_msg=str(k))
@@ -163,12 +163,12 @@ def test_correctness_does_not_depend_on_the_sample(most, lie, kind, monkeypatch)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ["as drawn", "sorted", "reversed"])
 def test_correctness_does_not_depend_on_how_many_are_collected(order, kind, monkeypatch):
-    monkeypatch.setattr(scan, "_CROWDED", 1 << 20)
-    x = made(kind, scan.SMALL + 100)
+    monkeypatch.setattr(bracket, "_CROWDED", 1 << 20)
+    x = made(kind, bracket.SMALL + 100)
     x = {"as drawn": x, "sorted": x.sort().values, "reversed": x.sort(descending=True).values}[order]
     ranks, deny = ranked(x), x.view(torch.int32) % 3 == 0
     for most in (200, 3000):
-        monkeypatch.setattr(scan, "_MOST", most)
+        monkeypatch.setattr(bracket, "_MOST", most)
         for k in (1, 5, len(x) // 3, len(x) - 5):
             np.testing.assert_array_equal(selected([x], k), wanted(ranks, k), err_msg=f"{most} {k}")
             got = selected([x[:7], x[7:]], k, deny=[deny[:7], deny[7:]])
@@ -196,9 +196,9 @@ def test_memory_beyond_the_mask_is_bounded(kind, dtype):
     x = CROWDS[kind](torch.randn(n, generator=torch.Generator().manual_seed(3))).to(dtype)
     order = ranked(x) if dtype == torch.float32 else None
     for k in (5, n // 10, n // 2, n - 5):
-        part = parts.part(x)
+        part = entries.part(x)
         tracemalloc.start()
-        scan.select([part], k)
+        bracket.select([part], k)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 2 * n, f"{k}: {peak / n} bytes a score"
@@ -208,40 +208,40 @@ def test_memory_beyond_the_mask_is_bounded(kind, dtype):
 
 @pytest.mark.parametrize("alike", [1, 3])
 def test_a_bracket_may_end_at_any_rank(alike, monkeypatch):
-    n, k = scan.SMALL + 2, scan.SMALL // 2
+    n, k = bracket.SMALL + 2, bracket.SMALL // 2
     x = torch.arange(n).flip(0).div(alike, rounding_mode="floor")
     want = wanted(ranked(x), k)
     for shift in range(-600, 200):  # the window of 500 values goes by the wanted rank
-        monkeypatch.setattr(scan, "_sample", lambda passes, low=(n - k + shift) // alike: np.arange(500.0) + low)
+        monkeypatch.setattr(bracket, "_sample", lambda passes, low=(n - k + shift) // alike: np.arange(500.0) + low)
         np.testing.assert_array_equal(selected([x.float()], k), want, err_msg=str(shift))
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.97])
 def test_a_sample_may_have_any_size(share, monkeypatch):
-    x = made("continuous", scan.SMALL + 100)
+    x = made("continuous", bracket.SMALL + 100)
     k, drawn = round(share * len(x)), x[:200].numpy()
     want = wanted(ranked(x), k)
     for size in range(len(drawn)):  # the window goes over either end, or up to it
-        monkeypatch.setattr(scan, "_sample", lambda passes, size=size: drawn[:size])
+        monkeypatch.setattr(bracket, "_sample", lambda passes, size=size: drawn[:size])
         np.testing.assert_array_equal(selected([x], k), want, err_msg=str(size))
 
 
 def test_scores_have_signs_unless_asked_otherwise():
-    at = parts.part(torch.tensor([-3.0, 1.0]))
-    scan.select([at], 1)
+    at = entries.part(torch.tensor([-3.0, 1.0]))
+    bracket.select([at], 1)
     assert at.out.tolist() == [False, True]
 
 
 def watched(monkeypatch):
     """How many scores each pass over a tensor collects."""
-    collected, collect = [], scan._collect
+    collected, collect = [], bracket._collect
 
     def watch(*args):
         found = collect(*args)
         collected.append(found[2].size)
         return found
 
-    monkeypatch.setattr(scan, "_collect", watch)
+    monkeypatch.setattr(bracket, "_collect", watch)
     return collected
 
 
@@ -278,11 +278,11 @@ def test_a_value_that_many_share_is_not_collected(monkeypatch):
 def test_best_of_some_values(n):
     for kind, k in itertools.product(KINDS, (-1, 0, 1, n // 2, n - 1, n, n + 1)):
         x = made(kind, n)
-        np.testing.assert_array_equal(scan.best(x.numpy(), k), wanted(ranked(x), max(k, 0)), err_msg=f"{kind} {k}")
+        np.testing.assert_array_equal(bracket.best(x.numpy(), k), wanted(ranked(x), max(k, 0)), err_msg=f"{kind} {k}")
 
 
 def test_the_scores_are_not_written_to():
-    x = made("NaN", scan.SMALL + 1)
+    x = made("NaN", bracket.SMALL + 1)
     before = x.clone()
     selected([x], 100, absolute=True)
     torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)

@@ -5,18 +5,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsefn import contest, narrow, parts, ranks, scan
 from sparsefn.engine import memory
+from sparsefn.engine.selection import bracket, entries, groups, reference, winners
 
 
 def drawn(seed, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def reference(scores, counts, allow=None, deny=None, absolute=False):
+def expected(scores, counts, allow=None, deny=None, absolute=False):
     open_ = torch.ones_like(scores, dtype=torch.bool)
     open_ = (open_ if allow is None else allow) & (open_ if deny is None else ~deny)
-    return ranks.top(ranks.rank_keys(scores.abs() if absolute else scores, open_), counts)
+    return reference.top(reference.rank_keys(scores.abs() if absolute else scores, open_), counts)
 
 
 X = drawn(0, 6, 50)
@@ -34,7 +34,7 @@ CASES = {
 
 
 def called(scores, count, allow, deny, absolute):
-    return contest.winners([scores], [count], [allow], [deny], absolute)[0]
+    return winners.winners([scores], [count], [allow], [deny], absolute)[0]
 
 
 WAYS = {
@@ -54,19 +54,19 @@ WAYS = {
 @pytest.mark.parametrize("case", CASES)
 def test_winners_are_the_same_everywhere(case, way):
     scores, *rest = CASES[case]
-    assert torch.equal(WAYS[way](lambda x: called(x, *rest), scores), reference(scores, *rest[:3], rest[3]))
+    assert torch.equal(WAYS[way](lambda x: called(x, *rest), scores), expected(scores, *rest[:3], rest[3]))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_memory_is_looked_at_where_there_is_any(case, monkeypatch):
     scores, *rest = CASES[case]
-    want = reference(scores, *rest[:3], rest[3])
-    monkeypatch.setattr(contest, "_in_fixed_shapes", None)  # in the operator, too
+    want = expected(scores, *rest[:3], rest[3])
+    monkeypatch.setattr(winners, "_in_fixed_shapes", None)  # in the operator, too
     assert torch.equal(WAYS["vmap"](lambda x: called(x, *rest), scores), want)
-    monkeypatch.setattr(contest, "_winners", None)
+    monkeypatch.setattr(winners, "_winners", None)
     assert torch.equal(called(scores, *rest), want)
     joint = [scores[:2], scores[2:].double()]
-    assert all(mask.all() for mask in contest.joint_winners(joint, torch.tensor(scores.numel())))
+    assert all(mask.all() for mask in winners.joint_winners(joint, torch.tensor(scores.numel())))
 
 
 def test_the_operator_sees_memory_where_a_mode_looks_on(monkeypatch):
@@ -74,10 +74,10 @@ def test_the_operator_sees_memory_where_a_mode_looks_on(monkeypatch):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(contest, "_in_fixed_shapes", None)
+    monkeypatch.setattr(winners, "_in_fixed_shapes", None)
     with Watch():
         got = called(X, COUNTS, FLAGS[0], FLAGS[1], True)
-    assert torch.equal(got, reference(X, COUNTS, FLAGS[0], FLAGS[1], True))
+    assert torch.equal(got, expected(X, COUNTS, FLAGS[0], FLAGS[1], True))
 
 
 @pytest.mark.parametrize("joint", [False, True])
@@ -90,23 +90,23 @@ def test_the_operator_is_what_it_says_it_is(joint):
 @pytest.mark.parametrize("absolute", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_one_small_competition_is_decided_without_ado(dtype, absolute, monkeypatch):
-    monkeypatch.setattr(contest, "_decided", None)
-    x = drawn(3, 1, scan.SMALL).to(dtype)
-    for k in (0, 7, scan.SMALL + 1):
-        want = reference(x, k, absolute=absolute)
+    monkeypatch.setattr(winners, "_decided", None)
+    x = drawn(3, 1, bracket.SMALL).to(dtype)
+    for k in (0, 7, bracket.SMALL + 1):
+        want = expected(x, k, absolute=absolute)
         for count in (k, torch.tensor(k), torch.tensor([k])):
-            assert torch.equal(contest.winners([x], [count], absolute=absolute)[0], want)
+            assert torch.equal(winners.winners([x], [count], absolute=absolute)[0], want)
 
 
 def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
-    few, many, one = drawn(5, 2, narrow.WIDEST), drawn(6, 2, narrow.WIDEST + 1), drawn(7, 1, 5)
+    few, many, one = drawn(5, 2, groups.WIDEST), drawn(6, 2, groups.WIDEST + 1), drawn(7, 1, 5)
     with monkeypatch.context() as patch:
-        patch.setattr(contest, "_decided", None)
-        assert torch.equal(contest.winners([few], [3])[0], reference(few, 3))
-    ranked, top = [], narrow.top
-    monkeypatch.setattr(narrow, "top", lambda x, *rest, **named: ranked.append(x) or top(x, *rest, **named))
-    for mask, x in zip(contest.winners([many, few, one], [3, 3, 3]), (many, few, one), strict=True):
-        assert torch.equal(mask, reference(x, 3))
+        patch.setattr(winners, "_decided", None)
+        assert torch.equal(winners.winners([few], [3])[0], expected(few, 3))
+    ranked, top = [], groups.top
+    monkeypatch.setattr(groups, "top", lambda x, *rest, **named: ranked.append(x) or top(x, *rest, **named))
+    for mask, x in zip(winners.winners([many, few, one], [3, 3, 3]), (many, few, one), strict=True):
+        assert torch.equal(mask, expected(x, 3))
     assert len(ranked) == 1 and ranked[0] is few
 
 
@@ -115,18 +115,18 @@ def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
 def test_one_competition_without_flags_is_the_same_everywhere(dtype, way):
     x = drawn(4, 1, 90).to(dtype)
     for count in (20, torch.tensor(20), torch.tensor([20])):
-        got = WAYS[way](lambda x, count=count: contest.winners([x], [count])[0], x)
-        assert torch.equal(got, reference(x, 20))
-    got = torch.vmap(lambda n: contest.winners([x], [n], absolute=True)[0])(torch.tensor([3, 4]))
-    assert torch.equal(got, torch.stack([reference(x, n, absolute=True) for n in (3, 4)]))
+        got = WAYS[way](lambda x, count=count: winners.winners([x], [count])[0], x)
+        assert torch.equal(got, expected(x, 20))
+    got = torch.vmap(lambda n: winners.winners([x], [n], absolute=True)[0])(torch.tensor([3, 4]))
+    assert torch.equal(got, torch.stack([expected(x, n, absolute=True) for n in (3, 4)]))
 
 
 def test_counts_and_flags_may_be_batched_alone():
     counts = torch.stack([COUNTS, COUNTS + 1])
     got = torch.vmap(lambda n: called(X, n, FLAGS[0], None, False))(counts)
-    assert torch.equal(got, torch.stack([reference(X, n, FLAGS[0]) for n in counts]))
+    assert torch.equal(got, torch.stack([expected(X, n, FLAGS[0]) for n in counts]))
     got = torch.vmap(lambda flags: called(X, COUNTS, None, flags, False), in_dims=2)(FLAGS.permute(1, 2, 0))
-    assert torch.equal(got, torch.stack([reference(X, COUNTS, None, flags) for flags in FLAGS]))
+    assert torch.equal(got, torch.stack([expected(X, COUNTS, None, flags) for flags in FLAGS]))
 
 
 def whole(tensors):
@@ -139,58 +139,58 @@ def test_several_tensors_are_one_competition(k, way):
     def joint(x):
         tensors = [x[:2], x[2:3].double(), x[3:].bfloat16(), x[:0]]
         flags = [FLAGS[0][:2], None, FLAGS[0][3:], None]
-        won = contest.joint_winners(tensors, k, flags, None, True)
+        won = winners.joint_winners(tensors, k, flags, None, True)
         return torch.cat([mask.reshape(-1) for mask in won]).reshape(x.shape)
 
     tensors = [X[:2], X[2:3], X[3:].bfloat16()]
     open_ = FLAGS[0].clone()
     open_[2] = True
-    want = reference(whole(tensors), k, open_.reshape(1, -1), None, True).reshape(X.shape)
+    want = expected(whole(tensors), k, open_.reshape(1, -1), None, True).reshape(X.shape)
     assert torch.equal(WAYS[way](joint, X), want)
 
 
 def test_members_of_a_joint_competition_have_counts_of_their_own():
     counts = torch.tensor([3, 200])
-    got = torch.vmap(lambda x, n: torch.cat(contest.joint_winners([x[:1], x[1:]], n)))(torch.stack([X, -X]), counts)
+    got = torch.vmap(lambda x, n: torch.cat(winners.joint_winners([x[:1], x[1:]], n)))(torch.stack([X, -X]), counts)
     for i, x in enumerate((X, -X)):
-        assert torch.equal(got[i], reference(x.reshape(1, -1), counts[i]).reshape(X.shape))
+        assert torch.equal(got[i], expected(x.reshape(1, -1), counts[i]).reshape(X.shape))
 
 
 def test_many_leaves_in_one_call():
     leaves = [drawn(i, 1 + i % 3, 5 + 50 * (i % 7)) for i in range(50)]
-    for leaf, mask in zip(leaves, contest.winners(leaves, [4] * 50), strict=True):
-        assert torch.equal(mask, reference(leaf, 4))
+    for leaf, mask in zip(leaves, winners.winners(leaves, [4] * 50), strict=True):
+        assert torch.equal(mask, expected(leaf, 4))
 
 
 def test_an_exported_program_has_fixed_shapes_and_no_operator_of_ours():
     class Model(torch.nn.Module):
         def forward(self, x, k):
-            own = contest.winners([x[:4], x[4:]], k + torch.arange(6))
-            return called(x, k, None, None, True), contest.joint_winners([x], 9)[0], torch.cat(own)
+            own = winners.winners([x[:4], x[4:]], k + torch.arange(6))
+            return called(x, k, None, None, True), winners.joint_winners([x], 9)[0], torch.cat(own)
 
     program = torch.export.export(Model(), (X, torch.tensor(3)))
     assert "sparsefn" not in str(program.graph)
     assert "kthvalue" in str(program.graph) and "sort" in str(program.graph)  # an int count, a count in a tensor
     one, joint, own = program.module()(X, torch.tensor(4))
-    assert torch.equal(own, reference(X, torch.arange(4, 10)))
-    assert torch.equal(one, reference(X, 4, absolute=True))
-    assert torch.equal(joint, reference(X.reshape(1, -1), 9).reshape(X.shape))
+    assert torch.equal(own, expected(X, torch.arange(4, 10)))
+    assert torch.equal(one, expected(X, 4, absolute=True))
+    assert torch.equal(joint, expected(X.reshape(1, -1), 9).reshape(X.shape))
 
 
 def test_meta_tensors_have_shapes():
     assert called(torch.empty(2, 300, device="meta"), 3, None, None, True).shape == (2, 300)
-    assert contest.joint_winners([torch.empty(2, 3, device="meta")], 3)[0].device.type == "meta"
+    assert winners.joint_winners([torch.empty(2, 3, device="meta")], 3)[0].device.type == "meta"
 
 
 def test_numbers_that_are_flushed_to_zero_elsewhere_still_have_an_order():
     x = torch.tensor([[1e-45, 3e-45, 0.0, 2e-45] * 20])
-    want = reference(x, 25)
+    want = expected(x, 25)
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor keeps subnormal numbers")
     try:
         assert torch.equal(called(x, 25, None, None, False), want)
-        assert torch.equal(contest.winners([x], [25])[0], want)
-        assert torch.equal(contest.joint_winners([x], 25)[0], want)
+        assert torch.equal(winners.winners([x], [25])[0], want)
+        assert torch.equal(winners.joint_winners([x], 25)[0], want)
     finally:
         torch.set_flush_denormal(False)
 
@@ -200,15 +200,15 @@ def test_numbers_that_are_flushed_to_zero_elsewhere_still_have_an_order():
 def test_such_numbers_have_an_order_among_many_others(absolute, way):
     x = (3 * X).round() * 1e-45
     counts, ns = torch.arange(-1, 5), [2, torch.tensor([0, 3])]
-    want = [reference(x, counts, FLAGS[0], FLAGS[1], absolute)]
-    want += [reference(x[:4], 2, FLAGS[0][:4], None, absolute), reference(x[4:], ns[1], None, None, absolute)]
-    joint = reference(x.reshape(1, -1), 30, None, FLAGS[1].reshape(1, -1), absolute).reshape(X.shape)
+    want = [expected(x, counts, FLAGS[0], FLAGS[1], absolute)]
+    want += [expected(x[:4], 2, FLAGS[0][:4], None, absolute), expected(x[4:], ns[1], None, None, absolute)]
+    joint = expected(x.reshape(1, -1), 30, None, FLAGS[1].reshape(1, -1), absolute).reshape(X.shape)
 
     def masks(x):
-        won = contest.winners([x], [counts], FLAGS[:1], FLAGS[1:], absolute)
-        won += contest.winners([x[:4], x[4:]], ns, [FLAGS[0][:4], None], None, absolute)
+        won = winners.winners([x], [counts], FLAGS[:1], FLAGS[1:], absolute)
+        won += winners.winners([x[:4], x[4:]], ns, [FLAGS[0][:4], None], None, absolute)
         return torch.cat(
-            [*won, *contest.joint_winners([x[:4], x[4:]], 30, None, [FLAGS[1][:4], FLAGS[1][4:]], absolute)]
+            [*won, *winners.joint_winners([x[:4], x[4:]], 30, None, [FLAGS[1][:4], FLAGS[1][4:]], absolute)]
         )
 
     if not torch.set_flush_denormal(True):
@@ -222,42 +222,42 @@ def test_such_numbers_have_an_order_among_many_others(absolute, way):
 def test_totals():
     flags = [FLAGS[0], FLAGS[1][:1], FLAGS[0][:0]]
     want = torch.cat([row.sum(-1) for row in flags])
-    assert torch.equal(contest.totals(flags), want)
-    assert torch.equal(torch.vmap(lambda x: contest.totals([x]))(FLAGS), FLAGS.sum(-1))
+    assert torch.equal(winners.totals(flags), want)
+    assert torch.equal(torch.vmap(lambda x: winners.totals([x]))(FLAGS), FLAGS.sum(-1))
     for none in ([], [FLAGS[0][:0]]):
-        assert contest.totals(none).tolist() == [] and contest.totals(none).dtype == torch.int64
+        assert winners.totals(none).tolist() == [] and winners.totals(none).dtype == torch.int64
 
 
 @pytest.mark.parametrize("way", ["eager", "vmap", "grad"])
 def test_empty_tensors_have_empty_masks(way):
     def masks(x):
-        won = contest.winners([x[:0], x, x[:, :0]], [2, 3, torch.tensor(1)]) + contest.winners([x[:0]], [1])
-        won += contest.joint_winners([x[:0], x[:, :0]], 2)
+        won = winners.winners([x[:0], x, x[:, :0]], [2, 3, torch.tensor(1)]) + winners.winners([x[:0]], [1])
+        won += winners.joint_winners([x[:0], x[:, :0]], 2)
         assert all(mask.dtype == torch.bool for mask in won)
         assert [tuple(mask.shape) for mask in won] == [(0, 50), (6, 50), (6, 0), (0, 50), (0, 50), (6, 0)]
         return won[1]
 
-    assert torch.equal(WAYS[way](masks, X), reference(X, 3))
+    assert torch.equal(WAYS[way](masks, X), expected(X, 3))
     for counts in (torch.tensor([9, *COUNTS]), [9, COUNTS]):
-        got = WAYS[way](lambda x, counts=counts: contest.winners([x[:1, :0], x], counts)[1], X)
-        assert torch.equal(got, reference(X, COUNTS))
+        got = WAYS[way](lambda x, counts=counts: winners.winners([x[:1, :0], x], counts)[1], X)
+        assert torch.equal(got, expected(X, COUNTS))
 
 
 def test_scores_are_floats_and_nothing_gives_nothing():
     with pytest.raises(TypeError, match="expected floating-point scores, got torch.int64"):
-        contest.winners([torch.tensor([[1]])], [1])
-    assert contest.winners([], []) == [] == contest.joint_winners([], 0)
+        winners.winners([torch.tensor([[1]])], [1])
+    assert winners.winners([], []) == [] == winners.joint_winners([], 0)
 
 
 def test_one_tensor_may_have_the_counts_of_all_rows():
     leaves, counts = [X, X[:0], X[:1], X.reshape(100, 3)], torch.arange(107) % 60 - 1
-    want = [reference(leaf, n) for leaf, n in zip(leaves, torch.split(counts, [6, 0, 1, 100]), strict=True)]
+    want = [expected(leaf, n) for leaf, n in zip(leaves, torch.split(counts, [6, 0, 1, 100]), strict=True)]
     for some in (slice(0, 3), slice(0, 4)):
         own = counts[: sum(len(leaf) for leaf in leaves[some])]
         calls = {
-            "eager": contest.winners(leaves[some], own),
-            "compile": torch.compile(contest.winners, backend="aot_eager", fullgraph=True)(leaves[some], own),
-            "vmap": [m[0] for m in torch.vmap(lambda n, some=some: contest.winners(leaves[some], n))(own[None])],
+            "eager": winners.winners(leaves[some], own),
+            "compile": torch.compile(winners.winners, backend="aot_eager", fullgraph=True)(leaves[some], own),
+            "vmap": [m[0] for m in torch.vmap(lambda n, some=some: winners.winners(leaves[some], n))(own[None])],
         }
         for won in calls.values():
             assert all(torch.equal(a, b) for a, b in zip(won, want[some], strict=True))
@@ -265,11 +265,11 @@ def test_one_tensor_may_have_the_counts_of_all_rows():
 
 def test_end_to_end():
     counts = [2, torch.tensor(3), torch.tensor([4, 5])]
-    assert contest.end_to_end(counts, [1, 2, 2], torch.device("cpu")).tolist() == [2, 3, 3, 4, 5]
-    assert contest.end_to_end([2, 1], [1, 2], torch.device("cpu")).tolist() == [2, 1, 1]
-    none = contest.end_to_end([2], [0], torch.device("meta"))
+    assert winners.end_to_end(counts, [1, 2, 2], torch.device("cpu")).tolist() == [2, 3, 3, 4, 5]
+    assert winners.end_to_end([2, 1], [1, 2], torch.device("cpu")).tolist() == [2, 1, 1]
+    none = winners.end_to_end([2], [0], torch.device("meta"))
     assert none.shape == (0,) and none.dtype == torch.int64 and none.device.type == "meta"
-    short = contest.end_to_end([torch.tensor([1], dtype=torch.int32)], [2], torch.device("cpu"))
+    short = winners.end_to_end([torch.tensor([1], dtype=torch.int32)], [2], torch.device("cpu"))
     assert short.tolist() == [1, 1] and short.dtype == torch.int64
 
 
@@ -289,17 +289,17 @@ def signalling(x):
 @pytest.mark.parametrize("shape", [(4, 100), (300, 64), (1, 1000), (1, 40_000), (2, 70_000)], ids=str)
 def test_a_signalling_nan_is_as_any_other(shape, dtype, monkeypatch):
     monkeypatch.setattr(memory, "_MANY", 1)
-    monkeypatch.setattr(parts, "_THREADED", 1)
+    monkeypatch.setattr(entries, "_THREADED", 1)
     threads, quiet = torch.get_num_threads(), torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     x, k = signalling(quiet.clone()), shape[1] // 2
     quiet.view(-1)[3] = torch.nan
     mask = torch.zeros(shape, dtype=torch.bool)
     calls = {
-        "rows": lambda x, absolute: contest.winners([x], [k], absolute=absolute),
-        "denied": lambda x, absolute: contest.winners([x], [k], None, [mask], absolute),
-        "joint": lambda x, absolute: contest.joint_winners([x, x.double()], k, absolute=absolute),
-        "short rows": lambda x, absolute: [narrow.top(x.reshape(-1, 4), None, 2, absolute=absolute)],
-        "vmap": lambda x, absolute: [torch.vmap(lambda row: contest.winners([row[None]], [k])[0])(x)],
+        "rows": lambda x, absolute: winners.winners([x], [k], absolute=absolute),
+        "denied": lambda x, absolute: winners.winners([x], [k], None, [mask], absolute),
+        "joint": lambda x, absolute: winners.joint_winners([x, x.double()], k, absolute=absolute),
+        "short rows": lambda x, absolute: [groups.top(x.reshape(-1, 4), None, 2, absolute=absolute)],
+        "vmap": lambda x, absolute: [torch.vmap(lambda row: winners.winners([row[None]], [k])[0])(x)],
     }
     for number in (1, 2):
         torch.set_num_threads(number)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.boxes import to_rows
+from sparsefn.patterns.units import to_rows
 
 P = sf.patterns
 

@@ -1,7 +1,7 @@
 """The order of a competition as integers, and winners by operations of fixed shapes: for any device and transform.
 
 A competition is ordered by score (larger first), then by lower row-major index. NaN ranks below -inf,
--0.0 equals 0.0. This is the reference; `sparsefn.scan` is the same for scores in memory, and faster.
+-0.0 equals 0.0. This is the reference; the other modules do the same for scores in memory, and faster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BARRED = {torch.int32: torch.iinfo(torch.int32).min, torch.int64: torch.iinfo(t
 def rank_keys(scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Integers in the order of the competition; the least integer bars an entry from it.
 
-    >>> from sparsefn.ranks import rank_keys
+    >>> from sparsefn.engine.selection.reference import rank_keys
     >>> keys = rank_keys(torch.tensor([0.0, -0.0, float("nan"), -float("inf"), 1.0]))
     >>> bool(keys[0] == keys[1]), (keys.argsort()).tolist()
     (True, [2, 3, 0, 1, 4])
@@ -36,7 +36,7 @@ def rank_keys(scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype
 def joint_keys(scores: list[Tensor], eligible: list[Tensor | None]) -> Tensor:
     """Keys of several tensors laid end to end, as one row in one integer dtype.
 
-    >>> from sparsefn.ranks import joint_keys
+    >>> from sparsefn.engine.selection.reference import joint_keys
     >>> joint_keys([torch.ones(2), torch.zeros(1, 1, dtype=torch.float64)], [None, None]).shape
     torch.Size([1, 3])
     """
@@ -48,7 +48,7 @@ def joint_keys(scores: list[Tensor], eligible: list[Tensor | None]) -> Tensor:
 def top(keys: Tensor, k: int | Tensor) -> Tensor:
     """Bool mask of the k largest keys of each row; barred entries never win, so k is an upper bound.
 
-    >>> from sparsefn.ranks import top
+    >>> from sparsefn.engine.selection.reference import top
     >>> top(torch.tensor([[3, 1, 2]], dtype=torch.int32), 2)
     tensor([[ True, False,  True]])
 
