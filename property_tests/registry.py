@@ -11,10 +11,10 @@ import torchopt
 
 import sparsefn as sf
 from property_tests.layouts import BAND, BLOCK, CHANNEL, GATES, HOLES, KERNEL, LARGE, NM, OUT_GROUPS, ROW_BALANCED
+from sparsefn.state import Schedule
 from sparsefn.testing import Meta, Row
 from sparsefn.testing.harness import leaves
 from sparsefn.tree import Tree
-from sparsefn.types import Schedule
 
 EVEN, ALWAYS, NEVER = sf.every(2), sf.always(), sf.never()
 FADING = sf.schedules.cosine_decay(0.6, 2)  # exactly 0 from step 2 on

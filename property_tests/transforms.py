@@ -22,12 +22,12 @@ from torch import Tensor
 
 import sparsefn as sf
 from property_tests.registry import ROWS
+from sparsefn.state import Algorithm, State
 from sparsefn.testing import Case, Row
 from sparsefn.testing.harness import algorithm_of, assert_same, leaves, updates
 from sparsefn.testing.laws_transforms import nested_vmap_is_two_loops, vmap_is_a_loop
 from sparsefn.testing.strategies import large
 from sparsefn.tree import Tree
-from sparsefn.types import Algorithm, State
 
 PAGE = Path(__file__).parents[1] / "docs" / "transforms.md"
 BEGIN, END = "<!-- table: python -m property_tests.transforms -->", "<!-- end of table -->"

@@ -38,13 +38,15 @@ from sparsefn.algorithms import supermask as supermask
 # Composition
 from sparsefn.compose import chain as chain
 from sparsefn.compose import partition as partition
+from sparsefn.compose import phases as phases
+from sparsefn.compose import sequence as sequence
+from sparsefn.compose import with_dense_gradients as with_dense_gradients
+from sparsefn.compose import with_optimizer as with_optimizer
 from sparsefn.compose import with_terms as with_terms
 
 # Primitives
 from sparsefn.gates import gate as gate
 from sparsefn.gates import sparsify as sparsify
-from sparsefn.optim import with_dense_gradients as with_dense_gradients
-from sparsefn.optim import with_optimizer as with_optimizer
 from sparsefn.select import bernoulli_mask as bernoulli_mask
 from sparsefn.select import drop_lowest as drop_lowest
 from sparsefn.select import grow_highest as grow_highest
@@ -52,22 +54,20 @@ from sparsefn.select import straight_through as straight_through
 from sparsefn.select import threshold_mask as threshold_mask
 from sparsefn.select import topk_mask as topk_mask
 from sparsefn.select import topk_masks as topk_masks
-from sparsefn.timing import phases as phases
-from sparsefn.timing import sequence as sequence
+
+# Vocabulary
+from sparsefn.state import Accumulated as Accumulated
+from sparsefn.state import Algorithm as Algorithm
+from sparsefn.state import State as State
+from sparsefn.state import TrainView as TrainView
+from sparsefn.state import apply_masks as apply_masks
+from sparsefn.state import effective as effective
+from sparsefn.state import masked_view as masked_view
+from sparsefn.state import with_params as with_params
 from sparsefn.triggers import always as always
 from sparsefn.triggers import at as at
 from sparsefn.triggers import every as every
 from sparsefn.triggers import never as never
-
-# Vocabulary
-from sparsefn.types import Accumulated as Accumulated
-from sparsefn.types import Algorithm as Algorithm
-from sparsefn.types import State as State
-from sparsefn.types import TrainView as TrainView
-from sparsefn.types import apply_masks as apply_masks
-from sparsefn.types import effective as effective
-from sparsefn.types import masked_view as masked_view
-from sparsefn.types import with_params as with_params
 from sparsefn.where import default_where as default_where
 
 __version__ = "0.1.0"

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sparsefn import masks
 from sparsefn.engine.transforms import concrete
+from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
-from sparsefn.types import State
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

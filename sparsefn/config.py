@@ -20,13 +20,13 @@ from torch import Tensor
 
 from sparsefn import schedules, triggers
 from sparsefn.algorithms import dense, gmp, rigl, set, static
-from sparsefn.algorithms.core import level_at, masks_tree
 from sparsefn.compose import partition
+from sparsefn.engine.rounding import fraction_at
 from sparsefn.patterns import kinds
 from sparsefn.shorthand import from_shorthand as from_shorthand
 from sparsefn.shorthand import to_shorthand as to_shorthand
+from sparsefn.state import Algorithm, Schedule, Trigger, Where, masks_tree
 from sparsefn.tree import Tree
-from sparsefn.types import Algorithm, Schedule, Trigger, Where
 from sparsefn.where import default_where, select_leaves
 
 _DYNAMIC = ("sparsity", "init_method", "update")
@@ -269,7 +269,7 @@ def _part(entry: Mapping[str, Any], key: Tensor | None, known: Mapping[str, _Fac
 
     def make(where: Where) -> Algorithm:
         def masks(params: Tree) -> Tree:
-            first = level_at(schedule, 0)
+            first = fraction_at(schedule, 0)
             return masks_tree(params, {p: begin(leaf, first) for p, leaf in select_leaves(params, where).items()})
 
         return factory(schedule, where=where, init=masks if callable(begin) else begin, key=key, **more)  # type: ignore[no-any-return]

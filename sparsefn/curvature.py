@@ -21,8 +21,8 @@ from sparsefn import random as _random
 from sparsefn.derivatives import Batch, Loss, arguments_at, batch_size, check_loss, gradient_of, sparsified, unpacked
 from sparsefn.derivatives import example_gradients as example_gradients
 from sparsefn.derivatives import hessian_vector as hessian_vector
+from sparsefn.state import Accumulated, State, Step, effective
 from sparsefn.tree import Tree, check_like, flatten, map_with_path, wide
-from sparsefn.types import Accumulated, State, Step, effective
 
 PlainScore = Callable[[State, Tree, Step], Tree]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leafwise import is_sparse
+from sparsefn.state import State, Step, effective
 from sparsefn.tree import Tree, check_like, flatten, leaves_like
-from sparsefn.types import State, Step, effective
 from sparsefn.where import float_leaves
 
 Loss = Callable[..., Tensor]

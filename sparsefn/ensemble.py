@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.table import aligned
+from sparsefn.state import State
 from sparsefn.tree import Tree, check_like, flatten, leaves_like
-from sparsefn.types import State
 
 
 def stack(states: Sequence[Tree]) -> Tree:

@@ -17,8 +17,8 @@ from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.table import aligned
 from sparsefn.ensemble import check_single
 from sparsefn.modules import buffers_of, call_with_buffers
+from sparsefn.state import State, effective
 from sparsefn.tree import flatten
-from sparsefn.types import State, effective
 
 _ADD_FIRST = (torch.ops.aten.addmm, torch.ops.aten.baddbmm)  # whose first argument is added, not multiplied
 

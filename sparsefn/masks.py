@@ -15,8 +15,8 @@ from sparsefn.engine.checks import check_sparsity
 from sparsefn.engine.memory import visible
 from sparsefn.engine.numbers import divide, like
 from sparsefn.engine.transforms import concrete
+from sparsefn.state import Where, check_masks
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
-from sparsefn.types import Where, check_masks
 from sparsefn.where import default_where, select_leaves
 
 

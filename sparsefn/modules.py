@@ -14,11 +14,11 @@ from sparsefn.axes import pattern_axis as pattern_axis
 from sparsefn.gradients import value_and_grad as value_and_grad
 from sparsefn.pruned import from_pruned as from_pruned
 from sparsefn.sparse_modules import with_sparse_linears
+from sparsefn.state import State
 from sparsefn.stateless import call as call
 from sparsefn.stateless import call_with_buffers as call_with_buffers
 from sparsefn.stateless import placed
 from sparsefn.tree import Tree, flatten
-from sparsefn.types import State
 from sparsefn.weights import weights_of as weights_of
 from sparsefn.wrappers import own_tensors
 

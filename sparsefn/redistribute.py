@@ -11,9 +11,9 @@ from torch import Tensor
 from sparsefn.engine.apportion import Counts, apportion
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.rounding import rounded_down
-from sparsefn.types import Score, check_score
+from sparsefn.state import Score, check_score
+from sparsefn.tree import Leaves
 
-Leaves = dict[str, Tensor]
 # (scores, masks before, masks after the drop), by path -> share of the regrowth, by path
 Share = Callable[[Leaves, Leaves, Leaves], Leaves]
 # (drop fraction, scores, masks), the latter two by path -> drop fraction, by path

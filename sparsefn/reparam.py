@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.learned import Reparametrisation
-from sparsefn.tree import Tree
-from sparsefn.types import Step
-
-Leaves = dict[str, Tensor]
+from sparsefn.state import Step
+from sparsefn.tree import Leaves, Tree
 
 
 def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = -3200.0) -> Reparametrisation:
@@ -82,3 +80,18 @@ def _signed_power(v: Tensor, alpha: float) -> Tensor:
     nonzero = v != 0
     size = torch.where(nonzero, v.abs(), 1.0)
     return torch.where(nonzero, v * size ** (alpha - 1), v * 0.0)
+
+
+class Reparametrisation(NamedTuple):
+    """A differentiable map from latents to weights and masks.
+
+    >>> sf.reparam.power(2.0).init({"w": torch.tensor([4.0])}, sf.random.key(0))
+    {'latent': {'w': tensor([2.])}}
+
+    `init(leaves, key)` makes a dict of trees by name from the chosen leaves, `{path: tensor}`;
+    `apply(latents, step, key)` gives `({path: weights}, {path: masks})`: the weights are differentiable
+    in the latents, a mask is bool of the leaf's shape or 0-d True.
+    """
+
+    init: Callable[[dict[str, Tensor], Tensor], Tree]
+    apply: Callable[[Tree, Step, Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]]

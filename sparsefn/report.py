@@ -8,15 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.core import as_level, level_at, sparse_leaves
+from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.braille import braille as braille
 from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.table import aligned
 from sparsefn.ensemble import check_single
 from sparsefn.flops import flops as flops
 from sparsefn.masks import sparsity
+from sparsefn.state import Schedule, State, Step, check_masks
 from sparsefn.tree import check_like, flatten, leaves_like
-from sparsefn.types import Schedule, State, Step, check_masks
 
 
 class Row(NamedTuple):
@@ -150,8 +151,8 @@ def observe(state: State, target: float | Schedule | None = None, step: Step = 0
     """
     check_single(state)
     check_masks(state.masks, state.params)
-    level = as_level(target)
-    aim = None if level is None else level_at(level, step)
+    level = as_fraction(target)
+    aim = None if level is None else fraction_at(level, step)
     masks = sparse_leaves(state)[1]
     return {path: Observed(sparsity({path: mask}), aim) for path, mask in masks.items()}
 

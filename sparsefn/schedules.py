@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsefn.engine import elementary
 from sparsefn.engine.checks import check_int, check_kind, check_positive, check_whole, numbers
 from sparsefn.engine.numbers import Real, divide, floor, like, where
-from sparsefn.types import Schedule, Step, Trigger
+from sparsefn.state import Schedule, Step, Trigger
 
 
 def _step(step: Step) -> Step:

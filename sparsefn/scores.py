@@ -17,9 +17,9 @@ from torch import Tensor
 from sparsefn import random as _random
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.pooling import Pooling
+from sparsefn.state import Accumulated, Score, State, Step, Trigger
 from sparsefn.tree import Tree, leaves_of, map_with_path, wide
 from sparsefn.triggers import never
-from sparsefn.types import Accumulated, Score, State, Step, Trigger
 
 Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
 

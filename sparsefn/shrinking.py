@@ -16,8 +16,8 @@ from sparsefn.channels import Channels, Plan
 from sparsefn.dependencies import follow, trace
 from sparsefn.layers import GATES, LAYERS
 from sparsefn.modules import bake
+from sparsefn.state import State, check_masks
 from sparsefn.tree import Tree, flatten
-from sparsefn.types import State, check_masks
 
 
 def shrink(module: nn.Module, state: State, *, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:

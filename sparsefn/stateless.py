@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsefn.state import State, effective
 from sparsefn.tree import Tree, flatten
-from sparsefn.types import State, effective
 from sparsefn.wrappers import check_not_parallel, own_tensors
 
 # Autograd's hooks on saved tensors are how torch checkpoints without re-entrance.

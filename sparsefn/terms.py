@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.leafwise import is_sparse
+from sparsefn.state import State, Step, Term, Where
 from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
-from sparsefn.types import State, Step, Term, Where
 from sparsefn.where import matching
 
 

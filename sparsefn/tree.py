@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsefn.engine.transforms import concrete, constant
 
 Tree = Any  # any optree pytree of tensors
+Leaves = dict[str, Tensor]  # some leaves by dotted path
 
 
 def _render(tree: Tree, path: Sequence[Any]) -> str:
@@ -278,13 +279,13 @@ def choose(pred: Any, new: Callable[[Tree], Tree], old: Tree) -> Tree:
     known = concrete(pred)
     if known is not None:
         return new(old) if known else old
-    return select(pred, new(old), old)
+    return where(pred, new(old), old)
 
 
-def select(pred: Tensor, new: Tree, old: Tree) -> Tree:
+def where(pred: Tensor, new: Tree, old: Tree) -> Tree:
     """Leafwise `torch.where`; leaves that are the same object are passed on.
 
-    >>> select(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
+    >>> where(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
     {'a': tensor(1)}
     """
     return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, a, b), new, old)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_kind, check_whole
 from sparsefn.engine.checks import check_step as check_step
-from sparsefn.types import Step
+from sparsefn.state import Step
 
 
 def _most(value: Step, most: Step) -> Step:

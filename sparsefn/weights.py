@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 
+from sparsefn.state import Where
 from sparsefn.tree import check_globs, glob_match
-from sparsefn.types import Where
 from sparsefn.where import as_globs, is_magnitude
 from sparsefn.wrappers import own_tensors
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.transforms import constant
+from sparsefn.state import Where
 from sparsefn.tree import Tree, check_globs, flatten, glob_match
-from sparsefn.types import Where
 
 _ANYWHERE = ("embed", "norm", "lm_head", "pe_helper", "rel_pos")
 _WORDS = {"emb", "wte", "wpe", "ln", "bias"}

@@ -9,10 +9,10 @@ import optree
 import pytest
 import torch
 
+import sparsefn.optimizers as O
 from sparsefn import ensemble, masks
-from sparsefn import optimizers as O
 from sparsefn.checkpoint import load_state_dict, state_dict, tree_equal
-from sparsefn.types import State
+from sparsefn.state import State
 
 
 def make_state(seed=0):

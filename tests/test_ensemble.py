@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import sparsefn as sf
+import sparsefn.optimizers as O
 from sparsefn import ensemble as E
-from sparsefn import optimizers as O
 from sparsefn.checkpoint import tree_equal
-from sparsefn.types import State, effective
+from sparsefn.state import State, effective
 
 
 def make_state(seed):

@@ -133,7 +133,7 @@ TABLE = {
     "dense gradients of an optimizer": (
         lambda: sf.with_dense_gradients(sf.optimizers.sgd(0.1)),
         TypeError,
-        "with_dense_gradients: expected an Algorithm, got MaskedOptimizer",
+        "with_dense_gradients: expected an Algorithm, got Optimizer",
     ),
     "a number as a term": (
         lambda: sf.with_terms(sf.dense(), 0.1),

@@ -19,11 +19,9 @@ WINGS = (
     (
         *("state", "tree", "where", "triggers", "schedules", "random", "scores", "patterns", "budgets", "redistribute"),
         *("masks", "select", "gates", "terms", "reparam", "activations", "optimizers"),
-        # TODO
-        *("types", "adam_pass", "sgd_pass"),
     ),
     ("algorithms",),
-    ("compose", "timing", "optim", "moments"),
+    ("compose",),
     (
         *("modules", "curvature", "shrinking", "report", "checkpoint", "ensemble", "config", "shorthand"),
         *("flops", "braille", "wrappers", "weights", "axes", "stateless", "sparse_modules", "pruned"),
@@ -165,7 +163,7 @@ def loaded() -> set[str]:
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not done.stderr
     names = set(done.stdout.split())
-    assert "sparsefn.types" in names
+    assert "sparsefn.state" in names
     return names
 
 

@@ -7,7 +7,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn import masks as M
-from sparsefn.types import apply_masks
+from sparsefn.state import apply_masks
 
 T = torch.tensor(True)
 X = torch.tensor([[True, True, False], [False, True, False]])

@@ -11,7 +11,7 @@ from torch import nn
 from sparsefn import ensemble
 from sparsefn import modules as M
 from sparsefn.checkpoint import tree_equal
-from sparsefn.types import State, effective
+from sparsefn.state import State, effective
 
 
 class TiedLM(nn.Module):

@@ -5,7 +5,7 @@ import torch
 
 from sparsefn import ensemble, schedules
 from sparsefn.report import Change, Observed, Row, diff, observe, summary
-from sparsefn.types import State
+from sparsefn.state import State
 
 T = torch.tensor(True)
 

@@ -9,29 +9,22 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.core import (
-    Init,
-    as_level,
-    level_at,
-    masked,
-    masks_tree,
-    settle,
-    sparse_leaves,
-)
+from sparsefn.algorithms.competition import Competition, full
+from sparsefn.algorithms.frame import build_masked, sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory
-from sparsefn.algorithms.rule import Leaves, Rule, full
+from sparsefn.algorithms.start import Init
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.engine.checks import check_call, check_int, check_keywords
-from sparsefn.engine.rounding import rounded, rounded_down, rounded_up
+from sparsefn.engine.rounding import as_fraction, fraction_at, rounded, rounded_down, rounded_up
 from sparsefn.engine.selection.winners import end_to_end, totals
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
-from sparsefn.tree import Tree, check_like, flatten, leaves_at
+from sparsefn.state import Algorithm, Score, State, Step, Trigger, Where, apply_masks, check_score, masks_tree
+from sparsefn.tree import Leaves, Tree, check_like, flatten, leaves_at
 from sparsefn.triggers import every
-from sparsefn.types import Algorithm, Score, State, Step, Trigger, Where, apply_masks, check_score
 from sparsefn.where import default_where
 
 # (state, newly grown masks, step) -> values of the grown weights
@@ -98,18 +91,18 @@ def drop_grow(
     check_call("grown", grown, "state", "grown", "step")
     if grow_count is not None:
         check_call("grow_count", grow_count, "scores", "free", "wanted")
-    rule, current = Rule(pattern, distribution).check(), isinstance(sparsity, str)
+    rule, current = Competition(pattern, distribution).check(), isinstance(sparsity, str)
     if (sparsity is None and pattern.fixed is None) or (current and sparsity != "current"):
         wrong = ValueError if current else TypeError
         raise wrong(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
-    level = None if current else as_level(sparsity)
+    level = None if current else as_fraction(sparsity)
     plan = None if redistribute is None else check_redistribute(redistribute)
     if plan is not None and (rule.joint or pattern != unstructured()):
         raise ValueError(
             "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()"
         )
     when, drop_fraction = _timetable(when, drop_fraction, steps)
-    fraction: Any = as_level(drop_fraction, "drop_fraction")
+    fraction: Any = as_fraction(drop_fraction, "drop_fraction")
     if current and isinstance(init, str) and init in ("random", "magnitude"):
         init = "dense"
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
@@ -118,7 +111,7 @@ def drop_grow(
     def goal(leaves: Leaves, had: Tensor, groups: list[int], step: Step) -> Tensor:
         if current:
             return had
-        counts = rule.targets(leaves, None if level is None else level_at(level, step))
+        counts = rule.targets(leaves, None if level is None else fraction_at(level, step))
         return end_to_end(counts, groups, had.device)
 
     # Counts are vectors over the competing groups of all fields, end to end.
@@ -126,7 +119,7 @@ def drop_grow(
         leaves, masks = sparse_leaves(state)
         fields = rule.fields(leaves)
         if not fields:
-            return settle(state, {}, pruned)
+            return with_masks(state, {}, pruned)
         signed = rule.elementwise and plan is None and grow_count is None
         drops, of_drops = memory.read("drop", state, grads, step, leaves, signed)
         grows, of_grows = memory.read("grow", state, grads, step, leaves, signed)
@@ -138,7 +131,7 @@ def drop_grow(
         target = goal(leaves, had, groups, step)
         # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
         wanted = target if plan is None else torch.where(had.sum() > target.sum(), target, had)
-        rate: Any = level_at(fraction, step)
+        rate: Any = fraction_at(fraction, step)
         own = {} if plan is None or plan.rate is None else plan.rate(rate, stats, masks)
         lost = _counted(count, [own.get(field[0], rate) for field in fields], had, groups).clamp(min=0)
         if exclude_dropped:
@@ -171,7 +164,7 @@ def drop_grow(
             held = {path: mask & old[path] for path, mask in held.items()}
         return _planted(state, new, held, grown, pruned, step)
 
-    return masked(rule, memory, cycle, level=level, init=init, where=where, key=key, when=when)
+    return build_masked(rule, memory, cycle, level=level, init=init, where=where, key=key, when=when)
 
 
 def _timetable(when: Trigger | None, fraction: Any, steps: int | None) -> tuple[Trigger, Any]:
@@ -232,7 +225,7 @@ def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: str,
     if grown is zeros and pruned == "zero":  # what is pruned and what grew are zeros alike: one pass
         kept = apply_masks(state.params, masks_tree(state.params, held))
         return state._replace(params=kept, masks=masks_tree(state.params, new))
-    state = settle(state, new, pruned)
+    state = with_masks(state, new, pruned)
     fresh = {path: mask & ~held[path] for path, mask in new.items()}
     values: Leaves = {}
     if grown is not zeros:

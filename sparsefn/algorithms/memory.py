@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.rule import Leaves
-from sparsefn.tree import Tree, check_like, leaves_at
-from sparsefn.types import Accumulated, Score, State, Step
+from sparsefn.state import Accumulated, Score, State, Step
+from sparsefn.tree import Leaves, Tree, check_like, leaves_at
 
 
 class Memory(NamedTuple):

@@ -7,19 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsefn.algorithms.core import Init, as_level, level_at, masked, settle, sparse_leaves
+from sparsefn.algorithms.competition import Competition, full
+from sparsefn.algorithms.frame import build_masked, sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory
-from sparsefn.algorithms.rule import Leaves, Rule, full
+from sparsefn.algorithms.start import Init
 from sparsefn.budgets import Distribution, per_leaf, uniform
 from sparsefn.engine.checks import check_call
-from sparsefn.engine.rounding import rounded
+from sparsefn.engine.rounding import as_fraction, fraction_at, rounded
 from sparsefn.engine.selection.winners import Count, totals
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.scores import magnitude
 from sparsefn.select import checked_count
-from sparsefn.tree import Tree
+from sparsefn.state import Algorithm, Schedule, Score, State, Step, Trigger, Where, check_score
+from sparsefn.tree import Leaves, Tree
 from sparsefn.triggers import always, at
-from sparsefn.types import Algorithm, Schedule, Score, State, Step, Trigger, Where, check_score
 from sparsefn.where import default_where
 
 # (masks of the sparsified leaves, step) -> kept count of each field
@@ -27,7 +28,7 @@ Counts = Callable[[Leaves, Step], list[Count]]
 
 
 def _pruner(
-    rule: Rule,
+    rule: Competition,
     counts: Counts,
     level: Schedule | None,
     score: Score,
@@ -47,9 +48,9 @@ def _pruner(
         if allowed is not None:
             masks = {path: mask & full(allowed, leaves, [path])[path] for path, mask in masks.items()}
         open_ = allowed if regrow else masks
-        return settle(state, rule.keep(rule.fields(leaves), scores, counts(masks, step), open_, absolute), pruned)
+        return with_masks(state, rule.keep(rule.fields(leaves), scores, counts(masks, step), open_, absolute), pruned)
 
-    return masked(rule, memory, prune, level=level, init=init, where=where, key=key, when=when)
+    return build_masked(rule, memory, prune, level=level, init=init, where=where, key=key, when=when)
 
 
 def gmp(
@@ -79,12 +80,12 @@ def gmp(
     `sparsity` a float, a Schedule or a 0-d tensor; None where the pattern fixes it.
     Zhu & Gupta 2017, arXiv 1710.01878.
     """
-    rule, level = Rule(pattern, distribution).check(), as_level(sparsity)
+    rule, level = Competition(pattern, distribution).check(), as_fraction(sparsity)
     if level is None and pattern.fixed is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None")
 
     def counts(masks: Leaves, step: Step) -> list[Count]:
-        return rule.targets(masks, None if level is None else level_at(level, step))
+        return rule.targets(masks, None if level is None else fraction_at(level, step))
 
     return _pruner(rule, counts, level, score, when, where, key, init, pruned, regrow)
 
@@ -159,7 +160,7 @@ def iterative(
     distribution other than these two would need a total and is a ValueError.
     Frankle & Carbin 2019, arXiv 1803.03635.
     """
-    rule, lost = Rule(pattern, distribution).check(), _removal(fraction, count)
+    rule, lost = Competition(pattern, distribution).check(), _removal(fraction, count)
     if pattern.fixed is not None:
         raise ValueError(f"iterative: expected a pattern that leaves the count open, got {pattern}")
     if not (rule.joint or distribution is per_leaf):
@@ -182,12 +183,12 @@ def iterative(
 
 def _removal(fraction: Any, count: Any) -> Callable[[Tensor, Step], Count]:
     """How many of the active units are pruned at a step."""
-    level = as_level(fraction, "fraction")
+    level = as_fraction(fraction, "fraction")
     if callable(count):
         check_call("count", count, "fraction", "active")
         if level is None:
             raise TypeError("iterative: expected a fraction of what remains, or a count of it, got neither")
-        return lambda active, step: count(level_at(level, step), active)
+        return lambda active, step: count(fraction_at(level, step), active)
     if level is not None:
         raise TypeError(f"iterative: expected a fraction or a count, got both {fraction!r} and {count!r}")
     if isinstance(count, bool) or not isinstance(count, int | Tensor):

@@ -8,14 +8,16 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.core import Init, as_level, check_given, check_update, masked, own_params
+from sparsefn.algorithms.competition import Competition
+from sparsefn.algorithms.frame import build_masked, check_update, own_params
 from sparsefn.algorithms.memory import Memory
-from sparsefn.algorithms.rule import Rule
+from sparsefn.algorithms.start import Init, check_given
 from sparsefn.budgets import Distribution, uniform
+from sparsefn.engine.rounding import as_fraction
 from sparsefn.patterns.kinds import Pattern, unstructured
+from sparsefn.state import Algorithm, State, Step, Where, apply_masks, check_masks, everywhere
 from sparsefn.tree import Tree
 from sparsefn.triggers import never
-from sparsefn.types import Algorithm, State, Step, Where, apply_masks, check_masks, everywhere
 from sparsefn.where import default_where
 
 
@@ -59,9 +61,11 @@ def static(
     and with `init="from_zeros"`, a function or a masks tree. `pruned="keep"` keeps the weights off the mask in
     `params`, frozen; "train" lets an optimizer move them.
     """
-    rule, level = Rule(pattern, distribution).check(), as_level(sparsity)
+    rule, level = Competition(pattern, distribution).check(), as_fraction(sparsity)
     kept = Memory({}, pruned)
-    return masked(rule, kept, lambda _, state, *__: state, level=level, init=init, where=where, key=key, when=never())
+    return build_masked(
+        rule, kept, lambda _, state, *__: state, level=level, init=init, where=where, key=key, when=never()
+    )
 
 
 def from_masks(masks: Tree) -> Algorithm:

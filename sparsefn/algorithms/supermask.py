@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.core import as_level, check_update, level_at, masks_tree, own_params, settle, sparse_leaves
-from sparsefn.algorithms.rule import Leaves, Rule, best
+from sparsefn.algorithms.competition import Competition, best
+from sparsefn.algorithms.frame import check_update, own_params, sparse_leaves, with_masks
 from sparsefn.budgets import Distribution, per_leaf, uniform
 from sparsefn.engine.checks import check_call, check_trigger
+from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.threefry import lifted
 from sparsefn.gates import check_mode, gate
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.select import bernoulli_mask
-from sparsefn.tree import Tree, choose, flatten, leaves_at, leaves_like, same_structure, structure_error
+from sparsefn.state import Algorithm, State, Step, TrainView, Trigger, Where, everywhere, masks_tree
+from sparsefn.tree import Leaves, Tree, choose, flatten, leaves_at, leaves_like, same_structure, structure_error
 from sparsefn.triggers import always
-from sparsefn.types import Algorithm, State, Step, TrainView, Trigger, Where, everywhere
 from sparsefn.where import default_where, select_leaves
 
 Start = str | Callable[[Tree], Tree] | Tree
@@ -73,7 +74,7 @@ def supermask(
     drawn = isinstance(sparsity, str)
     if drawn and sparsity != "bernoulli":
         raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
-    rule, level = Rule(pattern, distribution).check(), None if drawn else as_level(sparsity)
+    rule, level = Competition(pattern, distribution).check(), None if drawn else as_fraction(sparsity)
     if drawn and (pattern != unstructured() or distribution is not per_leaf):
         raise ValueError("supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution")
     if not drawn and level is None and pattern.fixed is None:
@@ -91,10 +92,10 @@ def supermask(
         for path, value in values.items():
             _check_score("link to give scores", path, value, leaves[path])
         if not drawn:
-            sparsity = None if level is None else level_at(level, step)
-            return settle(state, best(rule, values, leaves, sparsity, None), "keep")
+            sparsity = None if level is None else fraction_at(level, step)
+            return with_masks(state, best(rule, values, leaves, sparsity, None), "keep")
         keys = {path: random.leaf_key(state.key, path, draw) for path in values}
-        return settle(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
+        return with_masks(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
 
     def start(params: Tree) -> State:
         params = own_params(params)

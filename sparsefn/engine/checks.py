@@ -75,6 +75,7 @@ def check_keywords(given: Iterable[str], *makers: Any) -> None:
 
 Step = int | Tensor
 Sparsity = float | Tensor
+Schedule = Callable[[Step], float | Tensor]
 
 
 def check_kind(step: Step) -> Step:

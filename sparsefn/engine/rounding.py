@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import Sparsity, check_sparsity
+from sparsefn.engine.checks import Schedule, Sparsity, Step, check_call, check_sparsity
 from sparsefn.engine.transforms import known
 
 
@@ -67,3 +69,27 @@ def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
     """
     checked = check_sparsity(sparsity)
     return n - rounded(checked.clamp(0.0, 1.0) if isinstance(checked, Tensor) else checked, n)
+
+
+def as_fraction(sparsity: Any, what: str = "sparsity") -> Schedule | None:
+    """A checked float, 0-d tensor or Schedule as a Schedule; None stays None."""
+    if sparsity is None:
+        return None
+    if callable(sparsity):
+        check_call(what, sparsity, "step")
+        schedule: Schedule = sparsity
+        return schedule
+    value = check_sparsity(sparsity, what)
+    return lambda step: value
+
+
+def fraction_at(level: Schedule, step: Step) -> Sparsity:
+    """The sparsity at a step; a schedule that leaves [0, 1] is clamped to it, and NaN in a tensor is 0."""
+    value = level(step)
+    if isinstance(value, Tensor):
+        return value.nan_to_num(0.0).clamp(0.0, 1.0)
+    if not isinstance(value, int | float | Real):
+        raise TypeError(f"expected a sparsity schedule to give numbers, got {type(value).__name__} at step {step}")
+    if value != value:
+        raise ValueError(f"expected a sparsity schedule to give numbers, got {value} at step {step}")
+    return float(min(max(value, 0.0), 1.0))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sparsefn.state import Algorithm
 from sparsefn.testing.harness import hold
 from sparsefn.testing.laws import LAWS, Check, Law, bound
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.rows import row_of
 from sparsefn.tree import Tree
-from sparsefn.types import Algorithm
 
 
 class Broken(AssertionError):

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.random import key
+from sparsefn.state import Algorithm, State
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, flatten
-from sparsefn.types import Algorithm, State
 
 
 def leaves(tree: Tree) -> dict[str, Tensor]:

@@ -8,11 +8,11 @@ from typing import Any
 import optree
 import torch
 
+from sparsefn.state import with_params
 from sparsefn.testing.harness import Work, algorithm_of, assert_same, leaves, turned, updates
 from sparsefn.testing.meta import Row
 from sparsefn.testing.oracle import groups
 from sparsefn.testing.values import Case
-from sparsefn.types import with_params
 
 
 def levels_stay_in_bounds(row: Row, case: Case) -> None:

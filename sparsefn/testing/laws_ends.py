@@ -7,14 +7,14 @@ import warnings
 import optree
 import torch
 
-from sparsefn.optim import with_optimizer
+from sparsefn.compose.with_optimizer import with_optimizer
 from sparsefn.optimizers import adam
 from sparsefn.random import key
+from sparsefn.state import effective, with_params
 from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, updates
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
-from sparsefn.types import effective, with_params
 
 
 def pruned_weights_are_zero(row: Row, case: Case) -> None:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import optree
 import torch
 
+from sparsefn.state import Accumulated, State
 from sparsefn.testing import oracle
 from sparsefn.testing.harness import algorithm_of, bits, leaves, sparse, updates
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.values import Case
-from sparsefn.types import Accumulated, State
 
 Counts = list[int]
 

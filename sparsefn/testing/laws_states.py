@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sparsefn.checkpoint import load_state_dict, state_dict
+from sparsefn.state import apply_masks
 from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, turned, updates
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, same_structure
-from sparsefn.types import apply_masks
 from sparsefn.where import select_leaves
 
 

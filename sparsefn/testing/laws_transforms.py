@@ -12,11 +12,11 @@ from torch import Tensor
 from sparsefn.ensemble import stack, unstack
 from sparsefn.random import key as new_key
 from sparsefn.random import split
+from sparsefn.state import State
 from sparsefn.testing.harness import algorithm_of, assert_same
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
-from sparsefn.types import State
 
 
 def _run(row: Row, case: Case, key: Tensor, sparsity: Any, params: Tree, grads: Any, start: Any) -> State:

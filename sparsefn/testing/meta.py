@@ -11,10 +11,10 @@ from sparsefn.algorithms import dense
 from sparsefn.budgets import Global, uniform
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.schedules import constant
+from sparsefn.state import Algorithm, Score, Where
 from sparsefn.testing.oracle import ELEMENTS, Layout, layout_of
 from sparsefn.tree import Tree
 from sparsefn.triggers import always
-from sparsefn.types import Algorithm, Score, Where
 from sparsefn.where import default_where
 
 

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from sparsefn.state import Algorithm
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.tree import Tree
-from sparsefn.types import Algorithm
 
 
 def row_of(make_algorithm: Callable[..., Algorithm], meta: Meta = Meta()) -> Row:

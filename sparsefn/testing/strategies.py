@@ -20,10 +20,10 @@ from sparsefn import schedules as _schedules
 from sparsefn import triggers as _triggers
 from sparsefn.patterns import kinds as _patterns
 from sparsefn.patterns.kinds import Pattern
+from sparsefn.state import Schedule, Trigger
 from sparsefn.testing import values
 from sparsefn.testing.values import EVERY, STEPS, Case, Form, Layer, Source
 from sparsefn.tree import Tree
-from sparsefn.types import Schedule, Trigger
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn import types
+from sparsefn import state as state_module
 from sparsefn.engine import leafwise
 from sparsefn.engine.memory import BLOCK
 
@@ -208,8 +208,8 @@ def test_a_state_moves_as_it_is_put():
     for pruned in ("zero", "keep", "train"):
         state = sf.static(0.5, pruned=pruned, init="magnitude").init(params)
         put = sf.masked_view.put(state, {path: state.params[path] + updates[path] for path in params})
-        moved = types.moved(state, updates)
+        moved = state_module.moved(state, updates)
         for path in params:
             same(moved.params[path], put.params[path])
     with pytest.raises(ValueError, match="there is no leaf at 'b'"):
-        types.moved(state, {"w": params["w"]})
+        state_module.moved(state, {"w": params["w"]})

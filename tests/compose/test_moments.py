@@ -6,8 +6,8 @@ import torch
 import torchopt
 
 import sparsefn as sf
-from sparsefn import moments
 from sparsefn.checkpoint import load_state_dict, state_dict, tree_equal
+from sparsefn.compose import moments
 
 MAKE = torch.Generator().manual_seed(0)
 PARAMS = {"w": torch.randn(6, 8, generator=MAKE), "v": torch.randn(4, 4, generator=MAKE), "t": torch.randn(())}

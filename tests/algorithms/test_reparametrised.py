@@ -8,7 +8,7 @@ import torch
 import torchopt
 
 import sparsefn as sf
-from sparsefn.algorithms.learned import Reparametrisation
+from sparsefn.reparam import Reparametrisation
 
 X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
 

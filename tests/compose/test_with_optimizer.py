@@ -417,7 +417,7 @@ def test_an_optimizer_around_a_partition_may_have_a_state_of_any_form():
 
 def docs_loop():
     """The block of docs/index.md with a torch.optim optimizer."""
-    text = (Path(__file__).parents[1] / "docs" / "index.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
     (code,) = (block.code for block in split(text)[1] if "torch.optim.SGD" in block.code)
     return code
 

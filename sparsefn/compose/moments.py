@@ -18,7 +18,7 @@ _WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alo
 def name_of(optimizer: Any) -> str:
     """What an error calls an optimizer.
 
-    >>> from sparsefn import moments
+    >>> from sparsefn.compose import moments
     >>> moments.name_of(torch.optim.Adam)
     'Adam'
     """
@@ -28,7 +28,7 @@ def name_of(optimizer: Any) -> str:
 class Found(NamedTuple):
     """For every leaf of an optimizer's state the index of the trained leaf whose moment it is, or -1.
 
-    >>> from sparsefn import moments
+    >>> from sparsefn.compose import moments
     >>> moments.Found([-1, 0], (0, 0)).owners
     [-1, 0]
 
@@ -42,7 +42,7 @@ class Found(NamedTuple):
 def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
     """The moments in the state of an optimizer of such a tree, of which some leaves are sparse.
 
-    >>> from sparsefn import moments
+    >>> from sparsefn.compose import moments
     >>> params = {"b": torch.ones(2), "w": torch.ones(2, 2)}
     >>> moments.find(sf.optimizers.sgd(0.1, momentum=0.9), params, [False, True]).owners
     [-1, 0, 1]
@@ -96,7 +96,7 @@ def _init_on_meta(optimizer: Any, probes: Tree) -> Tree:
 def owners_in(opt: Tree, found: Found, optimizer: Any, trained: Tree) -> list[int]:
     """The owners that were found, for a state that must fit them.
 
-    >>> from sparsefn import moments
+    >>> from sparsefn.compose import moments
     >>> moments.owners_in({"mu": torch.ones(2)}, moments.Found([0], {"mu": 0}), "adam", torch.ones(2))
     [0]
 
@@ -116,7 +116,7 @@ def owners_in(opt: Tree, found: Found, optimizer: Any, trained: Tree) -> list[in
 def unshared(optimizer: Any, opt: Tree, *given: Tree) -> Tree:
     """The optimizer's state, with copies of tensors that lie in the memory of what the optimizer was given.
 
-    >>> from sparsefn import moments
+    >>> from sparsefn.compose import moments
     >>> x = torch.ones(2)
     >>> moments.unshared(None, {"last": x}, {"w": x})["last"] is x
     False

@@ -184,8 +184,8 @@ def digests(threads):
 SCRIPT = """
 import json, sys
 sys.path[:0] = json.loads(sys.argv[1])
-import test_core
-print(json.dumps([test_core.digests(4), hash("w")]))
+import test_frame
+print(json.dumps([test_frame.digests(4), hash("w")]))
 """
 
 

@@ -16,18 +16,18 @@ from sparsefn.engine.selection.winners import Count, joint_winners, totals, winn
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import active_rows, allowed_rows, fixed_count, row_shape, to_rows, unit_grid
 from sparsefn.select import narrow_mask, unit_mask
+from sparsefn.tree import Leaves
 
-Leaves = dict[str, Tensor]
 Flags = list[Tensor | None]
 
 
-class Rule(NamedTuple):
+class Competition(NamedTuple):
     """What competes with what: the pattern inside a leaf, the distribution among leaves."""
 
     pattern: Pattern
     distribution: Distribution
 
-    def check(self) -> Rule:
+    def check(self) -> Competition:
         """The rule itself, if its parts are a pattern and a distribution."""
         if not isinstance(self.pattern, Pattern):
             raise TypeError(f"expected pattern to be one such as sf.patterns.nm(2, 4), got {self.pattern!r}")
@@ -214,7 +214,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def best(
-    rule: Rule,
+    rule: Competition,
     scores: Leaves,
     like: Leaves,
     sparsity: Sparsity | None,

@@ -6,8 +6,8 @@ import optree
 import pytest
 import torch
 
-from sparsefn import adam_pass
-from sparsefn import optimizers as O
+import sparsefn.optimizers as O
+from sparsefn.optimizers.adam import AdamNumbers, _step
 
 ADAMS = [
     lambda lr: O.adam(lr),
@@ -67,14 +67,14 @@ def test_adam_is_differentiable_in_gradients_and_rates():
 
 def test_a_leaf_that_is_not_plain_is_left_to_torch():
     one = torch.ones((), dtype=torch.float64)
-    numbers = adam_pass.Step(one, one, beta1=0.5, beta2=0.5, eps=0.0)
+    numbers = AdamNumbers(one, one, beta1=0.5, beta2=0.5, eps=0.0)
     x = torch.full((5,), 2.0)
-    ((update, mu, nu),) = adam_pass.step(numbers, [x], [x], [x], [x])
+    ((update, mu, nu),) = _step(numbers, [x], [x], [x], [x])
     wanted = x.clone().requires_grad_()
-    ((by_torch, *moments),) = adam_pass.step(numbers, [wanted], [x], [x], [x])
+    ((by_torch, *moments),) = _step(numbers, [wanted], [x], [x], [x])
     assert by_torch.requires_grad and not update.requires_grad
     for got, want in zip((update, mu, nu), (by_torch, *moments), strict=True):
         assert torch.equal(got, want)
     halves = [x.bfloat16()] * 4
-    ((update, mu, nu),) = adam_pass.step(numbers, *([half] for half in halves))
+    ((update, mu, nu),) = _step(numbers, *([half] for half in halves))
     assert {leaf.dtype for leaf in (update, mu, nu)} == {torch.bfloat16}

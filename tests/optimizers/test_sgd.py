@@ -1,4 +1,4 @@
-"""A step of SGD under masks in one pass has the bits of a masked gradient, an update and a sum on the mask."""
+"""A step of SGD or Adam under masks in one pass has the bits of a masked gradient, an update and a sum on the mask."""
 
 import math
 
@@ -10,12 +10,17 @@ import sparsefn as sf
 from sparsefn.checkpoint import tree_equal
 
 ODD = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, math.inf, -math.inf, math.nan, 1.0])
-SGD = {
-    "plain": {},
-    "decay": {"weight_decay": 0.1},
-    "momentum": {"momentum": 0.9},
-    "heavy": {"momentum": 0.9, "weight_decay": 0.1},
-    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+sgd, adam, adamw = sf.optimizers.sgd, sf.optimizers.adam, sf.optimizers.adamw
+MADE = {
+    "plain": sgd(0.1),
+    "decay": sgd(0.1, weight_decay=0.1),
+    "momentum": sgd(0.1, momentum=0.9),
+    "heavy": sgd(0.1, momentum=0.9, weight_decay=0.1),
+    "nesterov": sgd(0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": adam(0.1),
+    "adam without memory": adam(lambda step: 0.1 / (1 + step), betas=(0.0, 0.5), eps=0.0),
+    "adam decay": adam(0.1, weight_decay=0.1),
+    "adamw": adamw(0.1, weight_decay=0.1),
 }
 
 
@@ -36,7 +41,7 @@ def trees():
 
 
 def by_parts(optimizer):
-    return sf.optimizers.Optimizer(optimizer.init, optimizer.update)
+    return optimizer._replace(under_masks=None)
 
 
 def comparable(state):
@@ -56,10 +61,10 @@ def threads(request):
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("pruned", ["zero", "keep", "train"])
-@pytest.mark.parametrize("name", SGD)
+@pytest.mark.parametrize("name", MADE)
 def test_bits_are_those_of_the_parts(name, pruned):
     params, grads = trees()
-    optimizer = sf.optimizers.sgd(0.1, **SGD[name])
+    optimizer = MADE[name]
     rigl = sf.rigl(0.8, when=sf.at([1]), init="magnitude", pruned=pruned)
     one, parts = (sf.with_optimizer(rigl, each) for each in (optimizer, by_parts(optimizer)))
     state, want = one.init(params), parts.init(params)
@@ -79,16 +84,16 @@ def test_bits_are_those_of_the_parts(name, pruned):
     )
 
 
-def test_it_is_used_and_only_where_the_optimizer_sees_masked_gradients():
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_it_is_used_and_only_where_the_optimizer_sees_masked_gradients(name):
     params, grads = trees()
-    optimizer = sf.optimizers.sgd(0.1, momentum=0.5)
     calls = []
 
     def spy(*trees):
         calls.append(len(trees))
-        return sf.optimizers.sgd(0.1, momentum=0.5).under_masks(*trees)
+        return MADE[name].under_masks(*trees)
 
-    optimizer.under_masks = spy
+    optimizer = MADE[name]._replace(under_masks=spy)
     for algorithm, used in (
         (sf.static(0.5), True),
         (sf.static(0.5, pruned="train"), True),
@@ -101,10 +106,11 @@ def test_it_is_used_and_only_where_the_optimizer_sees_masked_gradients():
         calls.clear()
 
 
-def test_under_transforms_it_leaves_the_step_to_the_parts():
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_under_transforms_it_leaves_the_step_to_the_parts(name):
     params, grads = ({path: tree[path] for path in ("odd", "bias")} for tree in trees())
     grads = optree.tree_map(lambda g: g.nan_to_num(1.0, 1.0, 1.0), grads)
-    algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), sf.optimizers.sgd(0.1, momentum=0.9))
+    algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), MADE[name])
     state = algorithm.init(params)
     state = algorithm.update(state, grads, 0)
     want = algorithm.update(state, grads, 1)
@@ -116,6 +122,8 @@ def test_under_transforms_it_leaves_the_step_to_the_parts():
         assert tree_equal(optree.tree_map(lambda x, i=i: x[i], half), want)
     compiled = torch.compile(algorithm.update, backend="aot_eager", fullgraph=True)
     assert tree_equal(compiled(state, grads, torch.tensor(1)), want)
+    if name == "adam":
+        return
     slope = torch.func.grad(lambda g: algorithm.update(state, g, 1).params["odd"].sum())(grads)["odd"]
     torch.testing.assert_close(slope, torch.where(state.masks["odd"], -0.1, 0.0))
 
@@ -129,8 +137,9 @@ def test_a_rate_whose_gradient_is_wanted_is_left_to_torch():
     assert rate.grad.item() == pytest.approx(-grads["bias"].double().sum().item(), rel=1e-3)
 
 
-def test_it_refuses_what_update_refuses():
+@pytest.mark.parametrize("name", ["plain", "adam"])
+def test_it_refuses_what_update_refuses(name):
     params, grads = {"w": torch.ones(2)}, {"w": torch.ones(3)}
-    optimizer = sf.optimizers.sgd(0.1)
+    optimizer = MADE[name]
     with pytest.raises(ValueError, match=r"expected grads of shape \(2,\) at 'w', got \(3,\)"):
         optimizer.under_masks(grads, optimizer.init(params), params, {"w": torch.ones(2, dtype=torch.bool)})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from sparsefn import optimizers as O
+import sparsefn.optimizers as O
 from sparsefn.checkpoint import tree_equal
 
 CASES = {

@@ -1,7 +1,6 @@
-"""`sequence` inside one update, `phases` over the steps, and the methods that alternate."""
+"""Phases: algorithms one after another over the steps."""
 
 import optree
-import pytest
 import torch
 
 import sparsefn as sf
@@ -13,96 +12,6 @@ def row(*values):
 
 def kept(state, path="w"):
     return set(state.masks[path].flatten().nonzero().flatten().tolist())
-
-
-# ---- sequence -----------------------------------------------------------------------------------
-
-
-def granet(when, fraction, level, **options):
-    prune = sf.gmp(level, when=when, init="dense", distribution=sf.budgets.global_(), **options)
-    return sf.sequence(prune, sf.rigl("current", drop_fraction=fraction, when=when))
-
-
-def test_granet_prunes_and_regrows_in_one_update():
-    # Liu et al. 2021: the counts after the update are those after the pruning; a weight that was just
-    # pruned comes back, at 0, if its gradient is the largest.
-    algorithm = granet(sf.at([1]), 0.5, sf.schedules.piecewise({0: 0.0, 1: 0.5}))
-    state = algorithm.init(row(8, 7, 6, 5, 4, 3, 2, 1))
-    assert kept(state) == set(range(8))
-    grads = row(0, 0, 0, 0, 1, 2, 9, 8)
-    state = algorithm.update(state, grads, 0)
-    assert kept(state) == set(range(8))
-    state = algorithm.update(state, grads, 1)
-    assert kept(state) == {0, 1, 6, 7}
-    assert state.params["w"].tolist() == [[8.0, 7.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
-    chained = sf.chain(sf.gmp(0.5, init="dense"), sf.rigl("current", drop_fraction=0.5, when=sf.always()))
-    assert kept(chained.update(chained.init(row(8, 7, 6, 5, 4, 3, 2, 1)), grads, 1)) == {0, 1, 2, 3}
-
-
-def test_granet_has_the_counts_of_its_cubic_in_every_leaf():
-    # .5 -> .1 kept: at half time the sparsity is .9 - .4 / 8 = .85.
-    level = sf.schedules.polynomial(0.5, 0.9, begin=0, end=8)
-    params = {"a": torch.randn(10, 10), "b": 3 * torch.randn(10, 10)}
-    prune = sf.gmp(level, distribution=sf.budgets.global_(), when=sf.every(2))
-    algorithm = granet(sf.every(2), sf.schedules.cosine_decay(0.5, 8), level)
-    state = algorithm.init(params)
-    for step in range(9):
-        pruned = prune.update(state._replace(scores=(), key=sf.random.key(0)), params, step)
-        state = algorithm.update(state, optree.tree_map(torch.cos, params), step)
-        assert [int(m.sum()) for m in state.masks.values()] == [int(m.sum()) for m in pruned.masks.values()]
-        if step % 2 == 0:
-            assert sf.masks.n_kept(state.masks) == 200 - round(200 * level(step))
-        if step == 4:
-            assert sf.masks.sparsity(state.masks) == pytest.approx(0.85)
-
-
-def test_neuroregeneration_keeps_the_optimizer_in_step():
-    algorithm = sf.with_optimizer(granet(sf.every(2), 0.5, 0.5), sf.optimizers.sgd(0.1, momentum=0.9))
-    state = algorithm.init({"w": torch.randn(6, 6)})
-    for step in range(6):
-        state = algorithm.update(state, {"w": torch.cos(5 * sf.effective(state)["w"])}, step)
-        off = ~state.masks["w"]
-        assert not state.params["w"][off].any()
-        assert not state.opt.momentum["w"][off].any()
-    assert sf.masks.n_kept(state.masks) == 18
-
-
-def test_each_part_of_a_sequence_keeps_its_memory_and_key():
-    parts = [
-        sf.gmp(0.5, score=sf.scores.momentum(0.5), when=sf.at([2])),
-        sf.set("current", drop_fraction=0.5, key=sf.random.key(4), when=sf.at([2])),
-    ]
-    algorithm = sf.sequence(*parts)
-    state = algorithm.init({"w": torch.randn(4, 4)})
-    state = algorithm.update(state, {"w": torch.ones(4, 4)}, 0)
-    assert state.scores["0"]["scores"]["score"]["w"].tolist() == [[0.5] * 4] * 4
-    assert torch.equal(state.key["1"], sf.random.key(4))
-    before = state.masks["w"]
-    assert torch.equal(algorithm.update(state, {"w": torch.ones(4, 4)}, 1).masks["w"], before)
-    after = algorithm.update(state, {"w": torch.ones(4, 4)}, 2).masks["w"]
-    assert int(after.sum()) == 8
-    assert not torch.equal(after, before)
-
-
-def test_parts_of_a_sequence_may_sparsify_different_leaves():
-    algorithm = sf.sequence(sf.gmp(0.5, where="a"), sf.gmp(0.75, where=["a", "b"], regrow=True))
-    params = {"a": torch.tensor([[4.0, 3.0, 2.0, 1.0]]), "b": torch.tensor([[1.0, 2.0, 3.0, 4.0]]), "c": torch.ones(2)}
-    state = algorithm.init(params)
-    assert (kept(state, "a"), kept(state, "b"), state.masks["c"].ndim) == ({0, 1}, {3}, 0)
-    state = algorithm.update(state, params, 0)
-    assert (kept(state, "a"), kept(state, "b")) == ({0}, {3})
-
-
-def test_the_same_pruning_twice_is_once():
-    params = {"w": torch.randn(6, 6)}
-    twice, once = sf.sequence(sf.gmp(0.5), sf.gmp(0.5)), sf.gmp(0.5)
-    assert sf.checkpoint.tree_equal(twice.init(params).masks, once.init(params).masks)
-    assert sf.checkpoint.tree_equal(
-        twice.update(twice.init(params), params, 0).params, once.update(once.init(params), params, 0).params
-    )
-
-
-# ---- phases -------------------------------------------------------------------------------------
 
 
 def test_sparse_pretraining_ends_in_dense_finetuning():

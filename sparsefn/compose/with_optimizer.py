@@ -9,14 +9,14 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import moments
-from sparsefn.algorithms.core import check_update
+from sparsefn.algorithms.frame import check_update
+from sparsefn.compose import moments
 from sparsefn.engine import leafwise
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.leafwise import is_sparse
+from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error
 from sparsefn.triggers import never
-from sparsefn.types import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 
 
 class Optimizer(Protocol):

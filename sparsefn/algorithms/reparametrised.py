@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.core import check_update, own_params
+from sparsefn.algorithms.frame import check_update, own_params
 from sparsefn.algorithms.static import dense
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.masks import intersect
+from sparsefn.reparam import Reparametrisation
+from sparsefn.state import Algorithm, State, Step, TrainView, Where, apply_masks, masked_view, support_of
 from sparsefn.tree import Tree, flatten
-from sparsefn.types import Algorithm, State, Step, TrainView, Where, apply_masks, masked_view, support_of
 from sparsefn.where import default_where, select_leaves
-
-
-class Reparametrisation(NamedTuple):
-    """A differentiable map from latents to weights and masks.
-
-    >>> sf.reparam.power(2.0).init({"w": torch.tensor([4.0])}, sf.random.key(0))
-    {'latent': {'w': tensor([2.])}}
-
-    `init(leaves, key)` makes a dict of trees by name from the chosen leaves, `{path: tensor}`;
-    `apply(latents, step, key)` gives `({path: weights}, {path: masks})`: the weights are differentiable
-    in the latents, a mask is bool of the leaf's shape or 0-d True.
-    """
-
-    init: Callable[[dict[str, Tensor], Tensor], Tree]
-    apply: Callable[[Tree, Step, Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]]
 
 
 def reparametrised(

@@ -10,11 +10,22 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import leafwise
+from sparsefn.engine.checks import Schedule as Schedule
 from sparsefn.engine.checks import Step as Step
 from sparsefn.engine.checks import check_call
-from sparsefn.tree import Tree, check_like, leaves_like, leaves_of, opened, paths, same_structure, structure_error
+from sparsefn.tree import (
+    Leaves,
+    Tree,
+    check_like,
+    flatten,
+    leaves_like,
+    leaves_of,
+    opened,
+    paths,
+    same_structure,
+    structure_error,
+)
 
-Schedule = Callable[[Step], float | Tensor]
 Trigger = Callable[[Step], bool | Tensor]
 Where = Callable[[str, Tensor], bool] | str | Sequence[str]
 Term = Callable[["State", Step], Tree]
@@ -261,3 +272,11 @@ def check_score(name: str, score: object) -> None:
     if not callable(score):
         raise TypeError(f"expected {name} to be a score such as sf.scores.magnitude, got {score!r}")
     check_call(name, score, "state", "grads", "step")
+
+
+def masks_tree(params: Tree, masks: Leaves) -> Tree:
+    """The masks of some leaves as a tree like params, 0-d True for the rest."""
+    leaves, rebuild = flatten(params)
+    return rebuild(
+        [masks[p] if p in masks else torch.ones((), dtype=torch.bool, device=x.device) for p, x in leaves.items()]
+    )

@@ -1,0 +1,132 @@
+"""What every mask algorithm shares: setting up, checking, writing back, remembering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.algorithms.competition import Competition
+from sparsefn.algorithms.memory import Memory
+from sparsefn.algorithms.start import Init, start_masks
+from sparsefn.engine.checks import check_step, check_trigger
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.threefry import lifted
+from sparsefn.state import (
+    Algorithm,
+    Schedule,
+    State,
+    Step,
+    Trigger,
+    Where,
+    apply_masks,
+    everywhere,
+    masks_tree,
+)
+from sparsefn.tree import Leaves, Tree, check_like, choose, copied, fix_sizes, flatten, none_paths, same_structure
+from sparsefn.where import float_leaves
+
+Pruned = str
+
+
+# ---- sparsity and its value at a step -----------------------------------------------------------
+
+
+# ---- states -------------------------------------------------------------------------------------
+
+
+def own_params(params: Tree) -> Tree:
+    """Copies of params, checked."""
+    float_leaves(params)
+    return copied(params)
+
+
+def check_pruned(pruned: str) -> None:
+    """Raise for a value of `pruned` that does not exist."""
+    if pruned not in ("zero", "keep", "train"):
+        raise ValueError(f"expected pruned to be 'zero', 'keep' or 'train', got {pruned!r}")
+
+
+def check_update(state: State, grads: Tree, step: Step) -> Step:
+    """Checks at the start of every update, on structure alone; returns the step."""
+    if not isinstance(state, State):
+        raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
+    if grads is not None:
+        _check_grads(grads, state.params)
+    fix_sizes((state, grads))
+    return check_step(step)
+
+
+def _check_grads(grads: Tree, params: Tree) -> None:
+    if not same_structure(grads, params):
+        for path in none_paths(grads):
+            raise ValueError(
+                f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
+                "not use, has none; give zeros, or leave it out of params"
+            )
+    check_like("grads", grads, params)
+
+
+def sparse_leaves(state: State) -> tuple[Leaves, Leaves]:
+    """Params and masks of the sparsified leaves, by path."""
+    params, masks = flatten(state.params)[0], flatten(state.masks)[0]
+    chosen = [path for path in params if is_sparse(masks[path], params[path])]
+    return {path: params[path] for path in chosen}, {path: masks[path] for path in chosen}
+
+
+def allowed_within(allowed: Leaves | None, masks: Tree) -> Leaves:
+    """What both an earlier restriction and these masks allow.
+
+    >>> allowed_within(None, {"w": torch.tensor([True, False]), "b": torch.tensor(True)})
+    {'w': tensor([ True, False])}
+    """
+    new = {path: mask for path, mask in flatten(masks)[0].items() if mask.ndim}
+    return new if allowed is None else new | {p: m & new[p] if p in new else m for p, m in allowed.items()}
+
+
+def with_masks(state: State, masks: Leaves, pruned: Pruned) -> State:
+    """The state with new masks; weights off them are zeroed unless they are kept or trained."""
+    tree = masks_tree(state.params, masks)
+    params = apply_masks(state.params, tree) if pruned == "zero" else state.params
+    return state._replace(params=params, masks=tree)
+
+
+# ---- the frame of every algorithm that starts from masks ----------------------------------------
+
+# (what may be kept, state, grads, step) -> state: what is done when the trigger fires
+Rewrite = Callable[[Leaves | None, State, Tree, Step], State]
+
+
+def build_masked(
+    rule: Competition,
+    memory: Memory,
+    rewrite: Rewrite,
+    *,
+    level: Schedule | None,
+    init: Init,
+    where: Where,
+    key: Tensor | None,
+    when: Trigger,
+) -> Algorithm:
+    """The algorithm that makes masks in `init`, remembers at every step and rewrites masks at a trigger."""
+    check_pruned(memory.pruned)
+    check_trigger("when", when)
+    seed = random.key(0) if key is None else key
+
+    def build(allowed: Leaves | None) -> Algorithm:
+        def start(params: Tree) -> State:
+            params = own_params(params)
+            masks = start_masks(params, rule, where, init, level, seed, allowed)
+            kept = apply_masks(params, masks) if memory.pruned == "zero" else params
+            support = everywhere(params) if memory.pruned == "train" else ()
+            return State(kept, masks, memory.init(params), lifted(seed).clone(), support=support)
+
+        def update(state: State, grads: Tree, step: Step) -> State:
+            step = check_update(state, grads, step)
+            state = memory.accumulate(state, grads, step)
+            return choose(when(step), lambda now: rewrite(allowed, now, grads, step), state)  # type: ignore[no-any-return]
+
+        return Algorithm(start, update, within=lambda masks: build(allowed_within(allowed, masks)))
+
+    return build(None)

@@ -1,0 +1,108 @@
+"""The first masks of an algorithm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.algorithms.competition import Competition, best
+from sparsefn.engine.checks import Sparsity, check_call
+from sparsefn.engine.rounding import fraction_at
+from sparsefn.engine.transforms import concrete
+from sparsefn.masks import checkerboard, from_zeros
+from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
+from sparsefn.tree import Leaves, Tree, flatten, leaves_at
+from sparsefn.where import select_leaves
+
+Init = str | Algorithm | Callable[[Tree], Tree] | Tree
+
+
+def check_given(masks: Tree) -> None:
+    """Raise for a masks tree that would prune a whole leaf by one entry."""
+    for path, mask in flatten(masks)[0].items():
+        if isinstance(mask, Tensor) and mask.ndim == 0 and concrete(mask) is False:
+            raise ValueError(f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}")
+
+
+def start_masks(
+    params: Tree,
+    rule: Competition,
+    where: Where,
+    init: Init,
+    level: Schedule | None,
+    key: Tensor,
+    allowed: Leaves | None,
+) -> Tree:
+    """The initial masks tree that `init` asks for, among what is allowed."""
+    leaves = select_leaves(params, where)
+    rule.grids(leaves)
+    if level is not None:
+        rule.targets(leaves, fraction_at(level, 0))  # a budget that cannot be met is refused here
+    if isinstance(init, Algorithm):
+        init = init.init(params).masks
+    elif callable(init):
+        check_call("init", init, "params")
+        init = init(params)
+    if not isinstance(init, str):
+        check_given(init)
+        check_masks(init, params)
+        if allowed is None:
+            return optree.tree_map(torch.clone, init)
+        return optree.tree_map(torch.logical_and, init, masks_tree(params, allowed))
+    best_of = ("random", "magnitude") if rule.pattern.fixed is None else ()  # the pattern may know how many
+    if init in ("bernoulli", "checkerboard", *best_of) and level is None:
+        raise ValueError(f"init={init!r} needs a sparsity, got None; init may be an algorithm that has one")
+    if init == "dense":
+        masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
+    elif init == "from_zeros":
+        masks = leaves_at(from_zeros(params, where=lambda path, leaf: path in leaves), leaves)
+    elif init == "checkerboard":
+        masks = _checkerboards(leaves, level)
+    elif init == "bernoulli":
+        masks = _drawn(leaves, rule, fraction_at(level, 0), random.fold_in(key, "init"))  # type: ignore[arg-type]
+    elif init in ("random", "magnitude"):
+        draws = random.fold_in(key, "init")
+        scores = {
+            path: leaf.detach().abs()
+            if init == "magnitude"
+            else random.uniform(random.leaf_key(draws.to(leaf.device), path), leaf.shape)
+            for path, leaf in leaves.items()
+        }
+        sparsity = None if level is None else fraction_at(level, 0)
+        return masks_tree(params, best(rule, scores, leaves, sparsity, allowed))
+    else:
+        known = (
+            "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', an algorithm, a function of "
+            "params or a masks tree"
+        )
+        raise ValueError(f"expected init to be {known}, got {init!r}")
+    return masks_tree(params, {p: m & allowed[p] if allowed and p in allowed else m for p, m in masks.items()})
+
+
+def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
+    assert level is not None
+    sparsity = fraction_at(level, 0)
+    if isinstance(sparsity, Tensor):
+        raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
+    return {path: checkerboard(leaf.shape, sparsity, device=leaf.device) for path, leaf in leaves.items()}
+
+
+def _drawn(leaves: Leaves, rule: Competition, sparsity: Sparsity, key: Tensor) -> Leaves:
+    # Each unit is kept with a chance of its own: the share of its competition that the budget keeps.
+    if rule.pattern.fixed is not None:
+        raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
+    masks: Leaves = {}
+    for field, count in zip(rule.fields(leaves), rule.targets(leaves, sparsity), strict=True):
+        size = sum(math.prod(rule.row_shape(leaves[path])) for path in field)
+        for path in field:
+            leaf, shape = leaves[path], rule.row_shape(leaves[path])
+            total = torch.as_tensor(count, device=leaf.device)
+            total = total.sum() if total.ndim else total * (1 if rule.joint else shape[0])
+            chance, own = total.double() / max(size, 1), random.leaf_key(key.to(leaf.device), path)
+            masks |= rule.masks([path], random.bernoulli(own, chance, shape), {path: leaf.detach().abs()})
+    return masks

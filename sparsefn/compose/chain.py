@@ -1,0 +1,64 @@
+"""Several algorithms at one time, whose masks intersect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from sparsefn.algorithms.frame import check_update
+from sparsefn.compose.states import check_plain, join_states, no_optimizer
+from sparsefn.masks import intersect
+from sparsefn.state import Algorithm, State, Step, has_own_support
+from sparsefn.tree import Tree
+
+
+def chain(*algorithms: Algorithm) -> Algorithm:
+    """Masks intersect at one time: each algorithm selects among what those before it kept.
+
+    >>> rows = sf.one_shot(0.5, pattern=sf.patterns.channel(0))
+    >>> algorithm = sf.chain(rows, sf.one_shot(0.75))
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
+    >>> algorithm.update(state, state.params, 0).masks
+    {'w': tensor([[False, False],
+            [False,  True]])}
+
+    Counts of every part are of the whole leaf; where fewer are left than a part asks for, all of them
+    are kept. Only the last part may let pruned weights train on, else ValueError. Not `sequence`, where
+    the state passes through and a later part may regrow.
+    """
+    check_plain("chain", algorithms)
+
+    def inside(i: int, done: list[State]) -> Algorithm:
+        within = algorithms[i].within
+        return algorithms[i] if not done or within is None else within(_common(done))
+
+    def join(parts: list[State], masks: Tree) -> State:
+        return join_states(parts, parts[-1].params, masks, [{"masks": part.masks} for part in parts])
+
+    def init(params: Tree) -> State:
+        parts: list[State] = []
+        for i in range(len(algorithms)):
+            parts.append(inside(i, parts).init(params))
+            params = parts[-1].params
+        no_optimizer("chain", parts)
+        for i, part in enumerate(parts[:-1]):
+            if has_own_support(part):
+                raise ValueError(f"chain: pruned weights of the algorithm at position {i} train on; put it last")
+        return join(parts, _common(parts))
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        parts: list[State] = []
+        params, still = state.params, True
+        for i in range(len(algorithms)):
+            own = state.scores[str(i)]
+            old = State(params, key=state.key[str(i)], opt=state.opt, **own)
+            parts.append(inside(i, parts).update(old, grads, step))
+            params, still = parts[-1].params, still and parts[-1].masks is old.masks
+        return join(parts, state.masks if still else _common(parts))
+
+    return Algorithm(init, update)
+
+
+def _common(parts: Sequence[State]) -> Tree:
+    return reduce(intersect, (part.masks for part in parts))

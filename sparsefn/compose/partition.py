@@ -1,0 +1,108 @@
+"""Different algorithms for different leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from sparsefn.algorithms.frame import check_update
+from sparsefn.algorithms.static import dense
+from sparsefn.compose.states import check_pairs, kept
+from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
+from sparsefn.tree import Tree, flatten
+from sparsefn.where import matching
+
+
+def _shares(rules: Sequence[tuple[Where, Algorithm]], tree: Tree, like: Tree) -> list[dict[str, Any]]:
+    # The leaves of each part by path, and those of no part. The first match wins.
+    leaves, known = flatten(tree)[0], flatten(like)[0]
+    left, rows = list(leaves), []
+    for where, _ in rules:
+        hits = matching("partition", where, known)
+        rows.append({path: leaves[path] for path in left if path in hits})
+        left = [path for path in left if path not in hits]
+    return [*rows, {path: leaves[path] for path in left}]
+
+
+def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
+    """Different algorithms for different leaves: the first match wins, the rest stays dense.
+
+    >>> algorithm = sf.partition([("head.*", sf.dense()), ("*", sf.static(0.5))])
+    >>> state = algorithm.init({"head": {"w": torch.ones(2, 2)}, "body": {"w": torch.ones(2, 2)}})
+    >>> state.masks["head"]["w"], int(state.masks["body"]["w"].sum())
+    (tensor(True), 2)
+
+    Each part sees its leaves as a flat dict by dotted path and applies its own `where` to them, so
+    random draws are the same as without a partition. An optimizer may be inside a part or around the
+    whole. A glob that matches no leaf is a ValueError.
+    """
+    rules = list(parts)
+    if not rules:
+        raise ValueError("partition: expected at least one (where, algorithm) pair, got none")
+    check_pairs("partition", rules)
+    for i, (_, algorithm) in enumerate(rules):
+        if not isinstance(algorithm, Algorithm):
+            raise TypeError(f"partition: expected an Algorithm at position {i}, got {type(algorithm).__name__}")
+    algorithms = [algorithm for _, algorithm in rules] + [dense()]
+    names = [str(i) for i in range(len(algorithms))]
+
+    def shares(tree: Tree, like: Tree) -> list[dict[str, Any]]:
+        return _shares(rules, tree, like)
+
+    def split(state: State) -> list[State]:
+        rows = zip(names, shares(state.params, state.params), shares(state.masks, state.params), strict=True)
+        # The state of an optimizer around the partition is not its parts' matter.
+        ours = isinstance(state.opt, dict) and set(state.opt) == set(names)
+        return [
+            State(params, masks, key=state.key[i], opt=state.opt[i] if ours else (), **state.scores[i])
+            for i, params, masks in rows
+        ]
+
+    def bare(state: State) -> list[State]:
+        return split(state._replace(opt=()))
+
+    def merge(trees: Sequence[dict[str, Any]], like: Tree) -> Tree:
+        leaves, rebuild = flatten(like)
+        joined = {path: leaf for tree in trees for path, leaf in flatten(tree)[0].items()}
+        return rebuild([joined[path] for path in leaves])
+
+    def join(states: Sequence[State], like: Tree) -> State:
+        params, masks = (merge([state[i] for state in states], like) for i in (0, 1))
+        own = any(has_own_support(state) for state in states)
+        support = merge([support_of(state) for state in states], like) if own else ()
+        scores, opts, keys = (
+            {str(i): field(state) for i, state in enumerate(states)}
+            for field in (kept, attrgetter("opt"), attrgetter("key"))
+        )
+        opt = opts if any(opt != () for opt in opts.values()) else ()
+        return State(params, masks, scores, keys, opt, support)
+
+    def init(params: Tree) -> State:
+        rows = shares(params, params)
+        return join([algorithm.init(row) for algorithm, row in zip(algorithms, rows, strict=True)], params)
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        given = [None for _ in names] if grads is None else shares(grads, state.params)
+        rows = zip(algorithms, split(state), given, strict=True)
+        return join([algorithm.update(part, row, step) for algorithm, part, row in rows], state.params)
+
+    def each(fn: Callable[[TrainView, State], Tree]) -> Callable[[State], Tree]:
+        return lambda state: {
+            str(i): fn(algorithm.view, part)
+            for i, (algorithm, part) in enumerate(zip(algorithms, bare(state), strict=True))
+        }
+
+    def put(state: State, tree: Tree) -> State:
+        rows = enumerate(zip(algorithms, bare(state), strict=True))
+        parts = [algorithm.view.put(part, tree[str(i)]) for i, (algorithm, part) in rows]
+        return join(parts, state.params)._replace(opt=state.opt)
+
+    def grads_of(state: State, grads: Tree, step: Step) -> Tree:
+        rows = enumerate(zip(algorithms, bare(state), shares(grads, state.params), strict=True))
+        return {str(i): algorithm.view.grads(part, row, step) for i, (algorithm, part, row) in rows}
+
+    plain = all(algorithm.view is masked_view for algorithm in algorithms)
+    view = TrainView(each(lambda v, s: v.get(s)), put, grads_of, each(lambda v, s: v.support(s)))
+    return Algorithm(init, update, masked_view if plain else view)

@@ -1,0 +1,87 @@
+"""Several algorithms one after another, over the steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from sparsefn.algorithms.frame import check_update
+from sparsefn.compose.states import check_pairs, check_plain, join_states, kept, no_optimizer, owned, part_of
+from sparsefn.engine.transforms import concrete
+from sparsefn.state import Algorithm, State, Step, effective, has_own_support, support_of
+from sparsefn.tree import Tree, choose, flatten
+
+
+def _expanded(masks: Tree, params: Tree, owned: set[str]) -> Tree:
+    # 0-d True of leaves that another part sparsifies, at full shape.
+    leaves, rebuild = flatten(masks)
+    shapes = flatten(params)[0]
+    return rebuild(
+        [
+            torch.ones_like(shapes[path], dtype=torch.bool) if path in owned and not mask.ndim else mask
+            for path, mask in leaves.items()
+        ]
+    )
+
+
+def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
+    """One algorithm after another in time: each rules from its begin until the next one's.
+
+    >>> algorithm = sf.phases([(0, sf.static(0.5, init="magnitude")), (2, sf.dense())])
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
+    >>> for step in range(3):
+    ...     state = algorithm.update(state, state.params, step)
+    >>> state
+    State(params={'w': tensor([[0., 2.]])}, masks={'w': tensor([[True, True]])}, ...)
+
+    `schedule` is a list of (begin, algorithm); the first begins at 0, begins grow. At a begin the new
+    algorithm is initialised from the effective weights and then updated, so the update at that very
+    step must be made. Masks of a leaf that any phase sparsifies have full shape throughout.
+    """
+    check_pairs("phases", schedule)
+    begins, algorithms = [begin for begin, _ in schedule], [algorithm for _, algorithm in schedule]
+    check_plain("phases", algorithms)
+    for begin in begins:
+        if isinstance(begin, bool) or not isinstance(begin, int):
+            raise TypeError(f"phases: expected begins to be ints, got {begin!r}")
+    if begins[0] != 0 or any(a >= b for a, b in itertools.pairwise(begins)):
+        raise ValueError(f"phases: expected begins that start at 0 and grow, got {begins}")
+    ends = [*begins[1:], None]
+
+    def join(state: State, part: State, i: int) -> State:
+        sparse = {path for j in range(len(algorithms)) for path in state.scores[str(j)]["owns"]}
+        masks = _expanded(part.masks, state.params, sparse)
+        scores = {**state.scores, str(i): {**kept(part), "owns": state.scores[str(i)]["owns"]}}
+        support = _expanded(support_of(part), state.params, sparse) if has_own_support(state) else ()
+        return State(part.params, masks, scores, {**state.key, str(i): part.key}, state.opt, support)
+
+    def init(params: Tree) -> State:
+        parts = [algorithm.init(params) for algorithm in algorithms]
+        no_optimizer("phases", parts)
+        joined = join_states(parts, parts[0].params, parts[0].masks, [{"owns": owned(part)} for part in parts])
+        return join(joined, parts[0], 0)
+
+    def run(state: State, grads: Tree, step: Step, i: int) -> State:
+        old = part_of(state, state.params, state.masks, i)
+        # A phase that begins starts over from the effective weights.
+        begun = step == begins[i]
+        part = choose(begun, lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt), old) if i else old
+        part = algorithms[i].update(part, grads, step)
+        return state if part is old else join(state, part, i)
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        now = concrete(step)
+        for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            if now is not None:
+                if begin <= now and (end is None or now < end):
+                    return run(state, grads, step, i)
+                continue
+            inside = step >= begin if end is None else (step >= begin) & (step < end)
+            state = choose(inside, partial(run, grads=grads, step=step, i=i), state)
+        return state
+
+    return Algorithm(init, update)

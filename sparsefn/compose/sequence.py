@@ -1,0 +1,59 @@
+"""Several algorithms one after another, inside one update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import optree
+
+from sparsefn.algorithms.frame import check_update
+from sparsefn.compose.states import check_plain, join_states, no_optimizer, owned, part_of
+from sparsefn.state import Algorithm, State, Step
+from sparsefn.tree import Tree
+
+
+def sequence(*algorithms: Algorithm) -> Algorithm:
+    """The state passes through: each update runs all of them in order, so a later one may regrow.
+
+    >>> prune = sf.gmp(sf.schedules.piecewise({0: 0.0, 1: 0.5}), init="dense")
+    >>> regrow = sf.rigl("current", drop_fraction=0.5, when=sf.always())
+    >>> algorithm = sf.sequence(prune, regrow)
+    >>> state = algorithm.init({"w": torch.tensor([[4.0, 3.0, 2.0, 1.0]])})
+    >>> algorithm.update(state, {"w": torch.tensor([[0.0, 0.0, 0.0, 9.0]])}, 1).masks
+    {'w': tensor([[ True, False, False,  True]])}
+
+    Prune then regrow at the same triggers is GraNet (Liu et al. 2021, arXiv 2106.10404). The first
+    algorithm that sparsifies a leaf makes its initial mask. Not `chain`, where masks intersect.
+    """
+    check_plain("sequence", algorithms)
+
+    def join(parts: Sequence[State], masks: Tree, owns: Sequence[Any]) -> State:
+        return join_states(parts, parts[-1].params, masks, [{"owns": own} for own in owns])
+
+    def init(params: Tree) -> State:
+        parts = [algorithm.init(params) for algorithm in algorithms]
+        no_optimizer("sequence", parts)
+        owner = optree.tree_map(
+            lambda *masks: next((i for i, m in enumerate(masks) if m.ndim), 0), *(part.masks for part in parts)
+        )
+        masks, first = (
+            optree.tree_map(lambda i, *leaves: leaves[i], owner, *(getattr(part, name) for part in parts))
+            for name in ("masks", "params")
+        )
+        owns = [owned(part) for part in parts]
+        return join([*parts[:-1], parts[-1]._replace(params=first)], masks, owns)
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        params, masks, parts, owns = state.params, state.masks, [], []
+        for i, algorithm in enumerate(algorithms):
+            part = part_of(state, params, masks, i)
+            part = algorithm.update(part, grads, step)
+            params = part.params
+            masks = optree.tree_map(lambda old, new: new if new.ndim else old, masks, part.masks)
+            parts.append(part)
+            owns.append(state.scores[str(i)]["owns"])
+        return join(parts, masks, owns)
+
+    return Algorithm(init, update)

@@ -1,0 +1,61 @@
+"""More terms in the gradient of an algorithm."""
+
+from __future__ import annotations
+
+import optree
+import torch
+
+from sparsefn.compose.states import no_optimizer
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.state import Algorithm, State, Step, Term
+from sparsefn.tree import Tree, check_like, wide
+
+
+def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
+    """The algorithm whose gradients get more terms: decay, l1, penalties, noise.
+
+    >>> algorithm = sf.with_terms(sf.dense(), sf.terms.l2(0.1))
+    >>> state = algorithm.init({"w": torch.tensor([1.0, -2.0])})
+    >>> algorithm.view.grads(state, {"w": torch.zeros(2)}, 0)
+    {'w': tensor([ 0.1000, -0.2000])}
+
+    Each `term(state, step)` is a tree like `view.get(state)`, read before the optimizer's step and
+    added where the support lets weights move. Where latents or scores train, a term sees them: its state has
+    the trained tree for params, and for masks where that tree moves. Sums are in float32 or wider. Another
+    structure or shape is a ValueError, and so is an algorithm that has its optimizer already: terms go
+    inside `with_optimizer`.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"with_terms: expected an Algorithm, got {type(algorithm).__name__}")
+    for i, term in enumerate(terms):
+        check_call(f"the term at position {i}", term, "state", "step")
+    view = algorithm.view
+
+    def grads_of(state: State, grads: Tree, step: Step) -> Tree:
+        given, support, trained = view.grads(state, grads, step), view.support(state), view.get(state)
+        seen = state if trained is state.params else state._replace(params=trained, masks=support, support=())
+        total = optree.tree_map(wide, given)
+        for term in terms:
+            extra = term(seen, step)
+            check_like("a term", extra, total, dtype=False)
+            total = optree.tree_map(
+                lambda g, x, s: g + (torch.where(s, x, 0.0) if is_sparse(s, g) else x).to(g.dtype),
+                total,
+                extra,
+                support,
+            )
+        return optree.tree_map(lambda g, x: x.to(g.dtype), given, total)
+
+    def within(masks: Tree) -> Algorithm:
+        assert algorithm.within is not None
+        return with_terms(algorithm.within(masks), *terms)
+
+    def init(params: Tree) -> State:
+        state = algorithm.init(params)
+        no_optimizer("with_terms", [state])  # its gradients would never pass through the terms
+        return state
+
+    return algorithm._replace(
+        init=init, view=view._replace(grads=grads_of), within=within if algorithm.within is not None else None
+    )

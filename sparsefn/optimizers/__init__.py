@@ -1,0 +1,8 @@
+"""SGD, Adam and AdamW as pure functions, equal to torch.optim's."""
+
+from sparsefn.optimizers.adam import AdamState as AdamState
+from sparsefn.optimizers.adam import adam as adam
+from sparsefn.optimizers.adam import adamw as adamw
+from sparsefn.optimizers.base import Optimizer as Optimizer
+from sparsefn.optimizers.sgd import SgdState as SgdState
+from sparsefn.optimizers.sgd import sgd as sgd

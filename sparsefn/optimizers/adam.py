@@ -1,0 +1,259 @@
+"""Adam and AdamW: their formula leaf by leaf in torch, and in one pass over CPU memory, under masks too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.engine import leafwise
+from sparsefn.engine.elementary import sqrt
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.memory import BLOCK, fresh, visible
+from sparsefn.optimizers.base import (
+    Optimizer,
+    Rate,
+    check_given,
+    check_rate,
+    check_within,
+    rate_at,
+    rounded,
+    start_count,
+    zeros,
+)
+from sparsefn.tree import Tree, leaves_of, opened, wide
+
+
+class AdamState(NamedTuple):
+    """What Adam remembers.
+
+    >>> sf.optimizers.adam(0.1).init({"w": torch.ones(1)}).mu
+    {'w': tensor([0.])}
+
+    `count` is the number of updates made (0-d int64), `mu` and `nu` the running means of the
+    gradient and of its square, like params; `decay1` and `decay2` are the powers
+    `beta ** count` (0-d float64), kept as products: a power has other bits one at a time than in a batch.
+    """
+
+    count: Tensor  # type: ignore[assignment]  # hides tuple.count, as in optax
+    mu: Tree
+    nu: Tree
+    decay1: Tensor
+    decay2: Tensor
+
+
+def adam(
+    lr: Rate, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+) -> Optimizer:
+    """Adam; the weight decay is added to the gradient.
+
+    >>> optimizer = sf.optimizers.adam(0.1)
+    >>> optimizer.update(torch.tensor([3.0, -0.01]), optimizer.init(torch.zeros(2)))[0]
+    tensor([-0.1000,  0.1000])
+
+    `lr` as in `sgd`. The bias correction is float64; half-precision leaves are computed in float32 and
+    rounded once. Raises ValueError for a number out of range and grads that do not fit, TypeError for
+    another type.
+
+    Kingma and Ba, "Adam: a method for stochastic optimization", 2014, arXiv 1412.6980, algorithm 1.
+    """
+    return _adam(lr, betas, eps, weight_decay, decoupled=False)
+
+
+def adamw(
+    lr: Rate, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
+) -> Optimizer:
+    """Adam whose weight decay acts on the params and not on the moments.
+
+    >>> optimizer = sf.optimizers.adamw(0.1, weight_decay=0.5)
+    >>> params = torch.tensor([2.0])
+    >>> optimizer.update(torch.tensor([0.0]), optimizer.init(params), params=params)[0]
+    tensor([-0.1000])
+
+    As `adam` in all else; the decay of one update is `lr * weight_decay * params`.
+
+    Loshchilov and Hutter, "Decoupled weight decay regularization", 2017, arXiv 1711.05101, algorithm 2.
+    """
+    return _adam(lr, betas, eps, weight_decay, decoupled=True)
+
+
+def _adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float, *, decoupled: bool) -> Optimizer:
+    check_rate(lr)
+    check_within("eps", eps)
+    check_within("weight_decay", weight_decay)
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ValueError(f"expected two betas, got {betas!r}")
+    for i, beta in enumerate(betas):
+        check_within(f"betas[{i}]", beta, below=1.0)
+    beta1, beta2 = betas
+
+    def init(params: Tree) -> AdamState:
+        count = start_count(params)
+        one = torch.ones_like(count, dtype=torch.float64)
+        return AdamState(count, optree.tree_map(zeros, params), optree.tree_map(zeros, params), one, one.clone())
+
+    def begun(state: AdamState) -> tuple[AdamNumbers, Tensor, Tensor]:
+        # The numbers of the next step, and the powers of the betas after it.
+        rate, decay1, decay2 = rate_at(lr, state.count), state.decay1 * beta1, state.decay2 * beta2
+        numbers = AdamNumbers(rate / (1 - decay1), sqrt(1 - decay2), beta1, beta2, eps)
+        if weight_decay:
+            numbers = numbers._replace(**({"shrink": rate * weight_decay} if decoupled else {"decay": weight_decay}))
+        return numbers, decay1, decay2
+
+    def ended(rows: list[Moved], state: AdamState, decay1: Tensor, decay2: Tensor) -> tuple[Tree, AdamState]:
+        rebuild = opened(state.mu)[1]
+        first, mu, nu = (rebuild([row[i] for row in rows]) for i in range(3))
+        return first, AdamState(state.count + 1, mu, nu, decay1, decay2)
+
+    def update(grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, AdamState]:
+        check_given(grads, params, state.mu, weight_decay, inplace)
+        numbers, *decays = begun(state)
+        trees = (grads, state.mu, state.nu, params if weight_decay else grads)
+        return ended(_step(numbers, *map(leaves_of, trees)), state, *decays)
+
+    def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
+        check_given(grads, params, state.mu, weight_decay, False)
+        numbers, *decays = begun(state)
+        if not _plain(numbers):
+            return None
+        trees = (masks, grads, state.mu, state.nu, params)
+        return ended(_step_under_masks(numbers, *map(leaves_of, trees)), state, *decays)
+
+    return Optimizer(init, update, under_masks)
+
+
+# ---- one pass over memory ---------------------------------------------------------------------------
+
+
+class AdamNumbers(NamedTuple):
+    """The numbers of one step of Adam; tensors are 0-d float64 and may be batched.
+
+    `size` is the rate over its bias correction, `scale` the root of the other one. Times the param, `decay` is added
+    to the gradient, and `shrink` taken from the update.
+    """
+
+    size: Tensor
+    scale: Tensor
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float = 0.0
+    shrink: Tensor | None = None
+
+
+Moved = tuple[Tensor, Tensor, Tensor]  # an update or a new param, and the new moments
+
+
+def _step(
+    numbers: AdamNumbers,
+    grads: Sequence[Tensor],
+    mus: Sequence[Tensor],
+    nus: Sequence[Tensor],
+    params: Sequence[Tensor],
+) -> list[Moved]:
+    """The update of each leaf. Half-precision leaves are computed in float32 and rounded once."""
+    rows: list[leafwise.Row] = []
+    results: list[Moved] = []
+    plain = _plain(numbers)
+    for leaf in zip(grads, mus, nus, params, strict=True):
+        single = plain and all(x.dtype == torch.float32 for x in leaf)
+        flat = leafwise.flat_memory(*leaf, least=1) if single else None
+        results.append(_in_torch(numbers, *leaf) if flat is None else _begin(rows, flat, leaf[0]))
+    if rows:
+        leafwise.run(lambda blocks: _in_blocks(numbers, blocks), rows)
+    return results
+
+
+def _step_under_masks(
+    numbers: AdamNumbers,
+    masks: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    mus: Sequence[Tensor],
+    nus: Sequence[Tensor],
+    params: Sequence[Tensor],
+) -> list[Moved]:
+    """The new params: gradients count as zero off the masks, and params move on them alone."""
+    rows: list[leafwise.Row] = []
+    results: list[Moved] = []
+    for mask, g, m, v, p in zip(masks, grads, mus, nus, params, strict=True):
+        single = is_sparse(mask, p) and all(x.dtype == torch.float32 for x in (g, m, v, p))
+        flat = leafwise.flat_memory(mask, g, m, v, p) if single else None
+        if flat is not None:
+            results.append(_begin(rows, flat, p))
+        else:
+            [(update, mu, nu)] = _step(numbers, leafwise.zeroed([mask], [g]), [m], [v], [p])
+            results.append((leafwise.moved([mask], [p], [update])[0], mu, nu))
+    if rows:
+        leafwise.run(lambda blocks: _in_masked_blocks(numbers, blocks), rows)
+    return results
+
+
+def _begin(rows: list[leafwise.Row], flat: leafwise.Row, like: Tensor) -> Moved:
+    # A row with room for its three results.
+    (first, a), (mu, b), (nu, c) = (fresh(flat[-1], like.dtype) for _ in range(3))
+    rows.append((*flat, a, b, c))
+    return first.reshape(like.shape), mu.reshape(like.shape), nu.reshape(like.shape)
+
+
+def _plain(numbers: AdamNumbers) -> bool:
+    tensors = [x for x in (numbers.size, numbers.scale, numbers.shrink) if x is not None]
+    graph = torch.is_grad_enabled()
+    return not any((graph and x.requires_grad) or visible(x) is None for x in tensors)
+
+
+def _in_torch(numbers: AdamNumbers, g: Tensor, m: Tensor, v: Tensor, p: Tensor) -> Moved:
+    dtype, (g, m, v) = g.dtype, (wide(x) for x in (g, m, v))
+    if numbers.decay:
+        g = g + numbers.decay * wide(p)
+    m = m + (g - m) * (1 - numbers.beta1)
+    v = v * numbers.beta2 + g * g * (1 - numbers.beta2)
+    update = -rounded(numbers.size, m) * (m / (sqrt(v) / rounded(numbers.scale, v) + numbers.eps))
+    if numbers.shrink is not None:
+        update = update - rounded(numbers.shrink, update) * wide(p)
+    return update.to(dtype), m.to(dtype), v.to(dtype)
+
+
+def _in_blocks(numbers: AdamNumbers, blocks: Iterator[leafwise.Row]) -> None:
+    # The operations of `_in_torch` one by one: numpy rounds each as torch does. Its root of a float32 is the right one.
+    f = np.float32
+    size, scale = -f(numbers.size.item()), f(numbers.scale.item())
+    shrink = None if numbers.shrink is None else f(numbers.shrink.item())
+    part1, part2, beta2 = f(1 - numbers.beta1), f(1 - numbers.beta2), f(numbers.beta2)
+    room = np.empty(BLOCK, f)
+    for g, m, v, p, update, mu, nu in blocks:
+        extra = room[: g.size]
+        if numbers.decay:
+            g = np.add(g, np.multiply(p, f(numbers.decay), out=extra), out=extra)
+        np.subtract(g, m, out=mu)
+        np.multiply(mu, part1, out=mu)
+        np.add(m, mu, out=mu)
+        np.multiply(g, g, out=update)
+        np.multiply(update, part2, out=update)
+        np.multiply(v, beta2, out=nu)
+        np.add(nu, update, out=nu)
+        np.sqrt(nu, out=update)
+        np.divide(update, scale, out=update)
+        np.add(update, f(numbers.eps), out=update)
+        np.divide(mu, update, out=update)
+        np.multiply(update, size, out=update)
+        if shrink is not None:
+            np.subtract(update, np.multiply(p, shrink, out=extra), out=update)
+
+
+def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterator[leafwise.Row]) -> None:
+    room = np.empty(BLOCK, np.float32)
+
+    def bare() -> Iterator[leafwise.Row]:
+        # Each block with its gradient masked. When the next one is asked for, this one's update has been made.
+        for mask, gradient, m, v, p, new, mu, nu in blocks:
+            g = room[: p.size]
+            leafwise.zero_block(mask.view(np.int8), gradient.view(np.int32), g.view(np.int32))
+            yield g, m, v, p, new, mu, nu
+            np.add(p, new, out=new)
+            leafwise.keep_block(mask.view(np.int8), p.view(np.int32), new.view(np.int32), g.view(np.int32))
+
+    _in_blocks(numbers, bare())
