@@ -22,11 +22,7 @@ WINGS = (
     ),
     ("algorithms",),
     ("compose",),
-    (
-        *("modules", "curvature", "shrinking", "report", "checkpoint", "ensemble", "config", "shorthand"),
-        *("flops", "braille", "wrappers", "weights", "axes", "stateless", "sparse_modules", "pruned"),
-        *("gradients", "derivatives", "channels", "operations", "layers", "dependencies"),
-    ),
+    ("modules", "curvature", "shrinking", "report", "checkpoint", "ensemble", "config", "shorthand"),
     ("testing",),
 )
 

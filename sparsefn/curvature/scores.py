@@ -1,0 +1,296 @@
+"""Scores that differentiate a loss themselves: per-example gradients, Hessian-vector products, SynFlow.
+
+Each is a factory that closes over a loss and data, and gives a score as those of `sf.scores`. The loss is that of
+the training loop, `loss(params, *batch) -> 0-d`; `batch` is the tuple of its other arguments, or a function of
+the step that gives one. Derivatives are taken at the effective weights and by the sparsified leaves alone, as the
+authors of these scores take them; a leaf whose mask is 0-d (a bias, a norm) is a constant and scores 0. The `grads` of
+the update are not used.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from sparsefn import random
+from sparsefn.curvature.derivatives import (
+    Batch,
+    Loss,
+    arguments_at,
+    batch_size,
+    check_loss,
+    example_gradients,
+    gradient_of,
+    hessian_vector,
+    sparsified,
+    unpacked,
+)
+from sparsefn.modules.calls import call
+from sparsefn.modules.params import buffers_of
+from sparsefn.state import Accumulated, State, Step, effective
+from sparsefn.tree import Tree, check_like, flatten, map_with_path, wide
+
+PlainScore = Callable[[State, Tree, Step], Tree]
+
+
+def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScore:
+    """Mean over the examples of the squared gradient of each: the diagonal of the Fisher information.
+
+    >>> def loss(params, g):
+    ...     return (g @ params["w"]).mean()
+    >>> score = sf.curvature.fisher(loss, (torch.tensor([[1.0, 2.0], [3.0, 1.0]]),))
+    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
+    {'w': tensor([5.0000, 2.5000])}
+
+    The square of the batch's gradient would be another thing: [4, 2.25]. With the labels of the data it is
+    the empirical Fisher. `chunk_size` examples at a time bound the memory, which is that many gradients;
+    sums are in float32 or wider. Leaves that are not sparsified score 0. `sf.curvature.obd(fisher(loss, batch))`
+    is the saliency of Theis et al. 2018, arXiv 1801.05787.
+    """
+    check_loss(loss, batch)
+    _check_whole("chunk_size", chunk_size)
+    if not callable(batch):
+        batch_size(batch)
+
+    def score(state: State, grads: Tree, step: Step) -> Tree:
+        del grads
+        now = arguments_at(batch, step)
+        size = batch_size(now)
+        stride = size if chunk_size is None else chunk_size
+        weights, whole, scored = sparsified(state)
+        total = {path: torch.zeros_like(wide(w)) for path, w in weights.items()}
+        for start in range(0, size, stride):
+            piece = [optree.tree_map(lambda x, i=start: x[i : i + stride], tree) for tree in now]
+            gradients = example_gradients(lambda w, *one: loss(whole(w), *one), weights, piece)
+            total = {path: t + wide(gradients[path]).square().sum(0) for path, t in total.items()}
+        return scored({path: t / size for path, t in total.items()})
+
+    return score
+
+
+def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk_size: int = 64) -> PlainScore:
+    """The diagonal of the Hessian of the loss: exact, or estimated from random vectors.
+
+    >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    >>> score = sf.curvature.hessian_diagonal(lambda params: params["w"] @ matrix @ params["w"] / 2, ())
+    >>> score(sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, True])}), (), 0)
+    {'w': tensor([2., 3.])}
+
+    The exact one takes a Hessian-vector product for every sparsified weight, `chunk_size` at a time: for small
+    nets. With `samples` it is the mean of so many v * Hv, v of random signs: unbiased, and exact where the
+    Hessian is diagonal. The signs depend on the state's key, the path, the step and the index; ValueError
+    for a state without a key. Leaves that are not sparsified score 0. Entries may be negative.
+    Bekas et al. 2007, doi 10.1016/j.apnum.2007.01.003.
+    """
+    check_loss(loss, batch)
+    _check_whole("samples", samples)
+    _check_whole("chunk_size", chunk_size)
+
+    def score(state: State, grads: Tree, step: Step) -> Tree:
+        del grads
+        now = arguments_at(batch, step)
+        weights, whole, scored = sparsified(state)
+
+        def of_weights(chosen: Tree, *batch: Tree) -> Tensor:
+            return loss(whole(chosen), *batch)
+
+        if samples is None:
+            return scored(_exact_diagonal(of_weights, weights, now, chunk_size))
+        return scored(_estimated_diagonal(of_weights, weights, state.key, now, step, samples))
+
+    return score
+
+
+def obd(diagonal: PlainScore) -> PlainScore:
+    """weight^2 * diagonal / 2: to second order, how much the loss rises without the weight.
+
+    >>> def loss(params, g):
+    ...     return (g @ params["w"]).mean()
+    >>> score = sf.curvature.obd(sf.curvature.fisher(loss, (torch.tensor([[1.0, 2.0], [3.0, 1.0]]),)))
+    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
+    {'w': tensor([2.5000, 1.2500])}
+
+    `diagonal` is `fisher(...)` or `hessian_diagonal(...)`, which are 0 for leaves that are not sparsified, or any
+    score without memory. The weight is that of `state.params`, as in `sf.scores.saliency`.
+    LeCun et al. 1989, Optimal Brain Damage.
+    """
+    if isinstance(diagonal, Accumulated) or not callable(diagonal):
+        raise TypeError(
+            f"expected diagonal to be a score function such as sf.curvature.fisher(loss, batch), "
+            f"got {type(diagonal).__name__}"
+        )
+
+    def score(state: State, grads: Tree, step: Step) -> Tree:
+        found = diagonal(state, grads, step)
+        check_like("the diagonal", found, state.params, dtype=False)
+        return optree.tree_map(lambda w, h: wide(w).square() * h / 2, state.params, found)
+
+    return score
+
+
+def grasp(loss: Loss, batch: Batch) -> PlainScore:
+    """weight * (Hessian * gradient): the larger, the more of the gradient's norm goes with the weight.
+
+    >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    >>> score = sf.curvature.grasp(lambda params: params["w"] @ matrix @ params["w"] / 2, ())
+    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
+    {'w': tensor([0., 5.])}
+
+    The paper's S(-w) = -w * Hg is the change of the gradient's norm when the weight is pruned, and it prunes the
+    weights whose S is largest. A score here keeps the largest, so this one is -S; it is signed, no absolute
+    value is taken. Gradient and Hessian are over the sparsified leaves, as the authors' are over the weights: the
+    gradient of a bias has no part in them, and leaves that are not sparsified score 0. The paper divides the
+    logits by a temperature of 200: do so in the loss. For several batches use `sf.scores.mean(grasp(loss, batch))`
+    with a function of the step. The weight is that of `state.params`, as in `sf.scores.saliency`.
+    Wang et al. 2020, arXiv 2002.07376, alg. 1.
+    """
+    check_loss(loss, batch)
+
+    def score(state: State, grads: Tree, step: Step) -> Tree:
+        del grads
+        now = arguments_at(batch, step)
+        weights, whole, scored = sparsified(state)
+        leaves, rebuild = unpacked(weights)
+
+        def of_weights(chosen: Tree, *batch: Tree) -> Tensor:
+            return loss(whole(chosen), *batch)
+
+        gradient = rebuild(gradient_of(lambda xs: of_weights(rebuild(xs), *now))(leaves))
+        product = hessian_vector(of_weights, weights, gradient, now)
+        own = flatten(state.params)[0]
+        return scored({path: own[path] * p for path, p in product.items()})
+
+    return score
+
+
+def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: Sequence[int]) -> PlainScore:
+    """|weight| times its gradient of what flows through the network with absolute weights, from ones.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    >>> weights = {"0.weight": torch.tensor([[1.0, -2.0], [3.0, 0.0]]), "1.weight": torch.tensor([[-1.0, 2.0]])}
+    >>> masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in weights.items()}
+    >>> sf.curvature.synflow(net, (2,))(sf.State(weights, masks), (), 0)["0.weight"]
+    tensor([[1., 2.],
+            [6., 0.]], dtype=torch.float64)
+
+    No data: the input is one example of ones, of `input_shape`, which has no batch axis. A module runs in eval
+    mode with absolute buffers (a copy of it: neither its mode nor its buffers change); a function
+    `forward(params, x)` runs as it is. All is float64, as float32 overflows in deep networks. Made for chains
+    of linear layers and ReLU, where the scores of every layer without a bias sum to the flow. Biases and norms are
+    absolute too, as in the authors' code, and leaves that are not sparsified score 0.
+
+    The paper prunes in 100 rounds to kept shares of kept ** ((round + 1) / 100), over all layers jointly:
+
+    >>> rounds, kept = sf.every(1, stop=100), 1 / 3
+    >>> algorithm = sf.gmp(
+    ...     lambda step: 1 - kept ** ((step + 1) / 100), when=rounds, init="dense",
+    ...     score=sf.curvature.synflow(net, (2,)), distribution=sf.budgets.global_(), where="*"
+    ... )
+    >>> state = algorithm.init(weights)
+    >>> for step in range(100):
+    ...     state = algorithm.update(state, weights, step)
+    >>> state.masks["0.weight"]
+    tensor([[False, False],
+            [ True, False]])
+
+    Tanaka et al. 2020, arXiv 2006.05467, alg. 1.
+    """
+    shape = _input_shape(input_shape)
+    run = _absolute(forward)
+
+    def score(state: State, grads: Tree, step: Step) -> Tree:
+        del grads, step
+        absolute = optree.tree_map(lambda w: w.double().abs(), effective(state))
+        weights, whole, scored = sparsified(state, absolute)
+        leaves, rebuild = unpacked(weights)
+        device = next((leaf.device for leaf in optree.tree_leaves(absolute)), None)
+        ones = torch.ones((1, *shape), dtype=torch.float64, device=device)
+        flow = gradient_of(lambda xs: _summed(run(whole(rebuild(xs)), ones)))
+        gradient, own = rebuild(flow(leaves)), flatten(state.params)[0]
+        return scored({path: own[path].double().abs() * g for path, g in gradient.items()})
+
+    return score
+
+
+# ---- derivatives ----------------------------------------------------------------------------------------
+
+
+def _exact_diagonal(loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size: int) -> Tree:
+    leaves, rebuild = unpacked(weights)
+
+    def of_leaf(i: int, leaf: Tensor) -> Tensor:
+        def moved(one: Sequence[Tensor]) -> Tensor:
+            return loss(rebuild([*leaves[:i], one[0], *leaves[i + 1 :]]), *batch)
+
+        def product(vector: Tensor) -> Tensor:
+            return torch.func.jvp(gradient_of(moved), ((leaf,),), ((vector,),))[1][0]  # type: ignore[no-any-return]
+
+        n, parts = leaf.numel(), [leaf.new_zeros(0)]
+        for start in range(0, n, chunk_size):
+            rows = torch.arange(start, min(start + chunk_size, n), device=leaf.device)
+            basis = (rows[:, None] == torch.arange(n, device=leaf.device)).to(leaf.dtype)
+            products = torch.vmap(product)(basis.reshape(-1, *leaf.shape))
+            parts.append(products.reshape(-1, n).diagonal(offset=start))
+        return torch.cat(parts).reshape(leaf.shape)
+
+    return rebuild([of_leaf(i, leaf) for i, leaf in enumerate(leaves)])
+
+
+def _estimated_diagonal(loss: Loss, weights: Tree, key: Tree, batch: Sequence[Tree], step: Step, samples: int) -> Tree:
+    if not isinstance(key, Tensor):
+        raise ValueError(
+            "expected a state with a PRNG key for an estimated diagonal, got none; pass key=sf.random.key(seed)"
+        )
+    own = random.fold_in(key, "hessian_diagonal")
+
+    def signs(path: str, leaf: Tensor, sample: int) -> Tensor:
+        drawn = random.leaf_key(random.fold_in(own, sample).to(leaf.device), path, step)
+        return torch.where(random.uniform(drawn, leaf.shape) < 0.5, -1.0, 1.0).to(leaf.dtype)
+
+    total = optree.tree_map(lambda p: torch.zeros_like(wide(p)), weights)
+    for sample in range(samples):
+        vector = map_with_path(lambda path, leaf, i=sample: signs(path, leaf, i), weights)
+        product = hessian_vector(loss, weights, vector, batch)
+        total = optree.tree_map(lambda t, v, p: t + v * p, total, vector, product)
+    return optree.tree_map(lambda t: t / samples, total)
+
+
+def _absolute(forward: nn.Module | Callable[[Tree, Tensor], Tensor]) -> Callable[[Tree, Tensor], Tensor]:
+    if not isinstance(forward, nn.Module):
+        if not callable(forward):
+            raise TypeError(f"expected a module or a function (params, x) -> tensor, got {type(forward).__name__}")
+        return forward
+    module = copy.deepcopy(forward).eval()
+    buffers = {
+        name: buffer.double().abs() if buffer.is_floating_point() else buffer
+        for name, buffer in buffers_of(module).items()
+    }
+    return lambda params, x: call(module, params, x, buffers=buffers)
+
+
+def _summed(out: Tensor) -> Tensor:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"expected forward to give a tensor, got {type(out).__name__}")
+    return out.sum()
+
+
+# ---- checks ---------------------------------------------------------------------------------------------
+
+
+def _check_whole(name: str, n: int | None) -> None:
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int)):
+        raise TypeError(f"expected {name} to be an int, got {type(n).__name__}")
+    if n is not None and n < 1:
+        raise ValueError(f"expected {name} >= 1, got {n}")
+
+
+def _input_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(shape, tuple | list) or not all(isinstance(n, int) and n >= 1 for n in shape):
+        raise TypeError(
+            f"expected input_shape to be positive ints without the batch axis, such as (3, 32, 32), got {shape!r}"
+        )
+    return tuple(shape)

@@ -1,0 +1,176 @@
+"""Calls of a module with other weights and buffers, after which it is as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsefn.modules.wrappers import check_not_parallel, own_tensors
+from sparsefn.state import State, effective
+from sparsefn.tree import Tree, flatten
+
+# Autograd's hooks on saved tensors are how torch checkpoints without re-entrance.
+_CHECKPOINTED = (
+    "sf.modules.call cannot run a forward with activation checkpointing, or other hooks on saved tensors, as it would "
+    "run again in the backward with the module's own weights: turn it off, or call under torch.no_grad()"
+)
+
+_KINDS = {"parameters": "a State or a tree of tensors", "buffers": "a dict of tensors"}
+
+
+def call(
+    module: nn.Module,
+    state_or_params: State | Tree,
+    *args: Any,
+    buffers: Mapping[str, Tensor] | None = None,
+    partial: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Run the module with other weights: the effective ones of a state, or params as they are.
+
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> state = sf.State({"weight": torch.tensor([[3.0, 5.0]])}, {"weight": torch.tensor([[True, False]])})
+    >>> sf.modules.call(layer, state, torch.ones(2)), sf.modules.call(layer, state.params, torch.ones(2))
+    (tensor([3.]), tensor([8.]))
+
+    Params may be any tree whose dotted paths are the names of the module's parameters; with `partial` some may
+    be missing, and the module's own stand for them, as constants. Buffers are the module's own, or those
+    given; a forward that changes them (BatchNorm in train mode) changes copies, which are dropped with a
+    UserWarning: `call_with_buffers` returns them, and says what such buffers need under `vmap`.
+    The module is afterwards as it was: attributes that the forward or a hook of it sets are put back.
+    Works under `grad`, `vmap` and `torch.compile`, where nothing warns and only a part with hooks is put back.
+    Raises TypeError for what is no module or no tree of tensors, ValueError for names that are unknown or missing,
+    for a tensor of another shape and for a module inside of `DistributedDataParallel`, and RuntimeError for a
+    forward with activation checkpointing where a gradient may be asked for.
+    """
+    out, _, dropped = _run(module, state_or_params, buffers, partial, args, kwargs)
+    if dropped:
+        warnings.warn(
+            f"the forward changed buffers, {', '.join(map(repr, dropped))}, and sf.modules.call drops the changes: use "
+            "sf.modules.call_with_buffers, or module.eval()",
+            UserWarning,
+            stacklevel=2,
+        )
+    return out
+
+
+def call_with_buffers(
+    module: nn.Module,
+    state_or_params: State | Tree,
+    buffers: Mapping[str, Tensor],
+    *args: Any,
+    partial: bool = False,
+    **kwargs: Any,
+) -> tuple[Any, dict[str, Tensor]]:
+    """Run the module as `call` does, and return the buffers that the forward left.
+
+    >>> norm, x = torch.nn.BatchNorm1d(1, momentum=0.5), torch.tensor([[0.0], [4.0]])
+    >>> out, buffers = sf.modules.call_with_buffers(norm, sf.modules.params_of(norm), sf.modules.buffers_of(norm), x)
+    >>> buffers["running_mean"], buffers["num_batches_tracked"], norm.running_mean
+    (tensor([1.]), tensor(1), tensor([0.]))
+
+    The buffers given are not changed. Under `grad` return them as the auxiliary output. Under `vmap` over
+    members every member needs its own buffers: stack them (`sf.ensemble.stack([buffers] * B)`) and
+    map over them, as a batch of outcomes cannot be written into one unbatched buffer. Raises as `call` does.
+    """
+    return _run(module, state_or_params, buffers, partial, args, kwargs)[:2]
+
+
+def _run(
+    module: nn.Module, state_or_params: Any, buffers: Mapping[str, Tensor] | None, partial: bool, args: Any, kwargs: Any
+) -> tuple[Any, dict[str, Tensor], list[str]]:
+    weights = placed(module, "parameters", state_or_params, partial)
+    given = placed(module, "buffers", {}, True) if buffers is None else placed(module, "buffers", buffers)
+    copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
+    if any(name != at for named in (weights, copies) for name, (at, _) in named.items()):  # there are wrappers
+        check_not_parallel(module)
+    # functional_call writes buffers that the forward assigned anew back into the dict it was given.
+    tensors = dict([*weights.values(), *copies.values()])
+    with _unchanged(module), _without_checkpointing():
+        out = torch.func.functional_call(module, tensors, args, kwargs)
+    changed = [name for name, (at, copied) in copies.items() if module.training and _changed(copied, tensors[at])]
+    return out, {name: tensors[at] for name, (at, _) in copies.items()}, changed
+
+
+def _changed(copied: Tensor, left: Tensor) -> bool:
+    # A fresh copy has version 0. No value is read, as that would wait for a device.
+    if torch.compiler.is_compiling():
+        return False
+    return left is not copied or not (copied.is_inference() or copied._version == 0)
+
+
+@contextlib.contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    # functional_call puts back parameters and buffers; hooks such as weight_norm's set attributes. Compiled code would
+    # be compiled again whenever an attribute that is read here has changed, so it reads those of hooked parts alone.
+    compiling = torch.compiler.is_compiling()
+    parts = [part for part in module.modules() if not compiling or part._forward_pre_hooks or part._forward_hooks]
+    before = [(part, dict(vars(part))) for part in parts]
+    try:
+        yield
+    finally:
+        for part, old in before:
+            now = vars(part)
+            if len(now) == len(old) and all(map(operator.is_, now.values(), old.values())):
+                continue
+            for name in [name for name in now if name not in old]:
+                delattr(part, name)
+            for name, value in old.items():
+                if now.get(name) is not value:
+                    setattr(part, name, value)
+
+
+@contextlib.contextmanager
+def _without_checkpointing() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            with contextlib.suppress(RuntimeError):  # hooks around the call go with the backward, and do no harm
+                stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_CHECKPOINTED))
+        yield
+
+
+def placed(module: nn.Module, kind: str, given: Any, partial: bool = False) -> dict[str, tuple[str, Tensor]]:
+    """`{name: (dotted path in the module, tensor)}` of the "parameters" or "buffers" that a module is to run with.
+
+    >>> placed(torch.nn.Linear(1, 1), "parameters", {"bias": torch.zeros(1), "weight": torch.ones(1, 1)})
+    {'weight': ('weight', tensor([[1.]])), 'bias': ('bias', tensor([0.]))}
+
+    `given` is a State or a tree; with `partial` what it lacks is the module's own. Raises as `call` does.
+    """
+    own = own_tensors(module, kind)
+    nothing = isinstance(given, dict) and not given  # which torch.compile cannot flatten
+    tensors = {} if nothing else flatten(effective(given) if isinstance(given, State) else given)[0]
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or not name:
+            wanted, at = _KINDS[kind], f" at {name!r}" if name else ""
+            raise TypeError(f"expected the {kind} as {wanted}, got {type(tensor).__name__}{at}")
+    missing = [] if partial else [name for name in own if name not in tensors]
+    unknown = [name for name in tensors if name not in own]
+    if missing or unknown:
+        first = {id(tensor): name for name, (_, tensor) in own.items()}
+        tied = {name: first[id(tensor)] for name, (_, tensor) in own_tensors(module, kind, tied=True).items()}
+        raise ValueError(
+            f"expected the {kind} of the {type(module).__name__}, but missing are {missing} and unknown {unknown}"
+            + "".join(f"; {name!r} is tied to {tied[name]!r}" for name in unknown if name in tied)
+        )
+    for name, (_, tensor) in own.items():
+        check_shape(kind, name, tensors.get(name, tensor), tensor)
+    return {name: (at, tensors[name] if name in tensors else tensor.detach()) for name, (at, tensor) in own.items()}
+
+
+def check_shape(what: str, name: str, given: Tensor, like: Tensor) -> None:
+    """Raise ValueError where a tensor has another shape.
+
+    >>> check_shape("a mask", "w", torch.zeros(2), torch.zeros(3))
+    Traceback (most recent call last):
+        ...
+    ValueError: expected a mask of shape (3,) at 'w', got (2,)
+    """
+    if given.shape != like.shape:
+        raise ValueError(f"expected {what} of shape {tuple(like.shape)} at {name!r}, got {tuple(given.shape)}")

@@ -1,0 +1,110 @@
+"""A module's tensors by name, and copies of a module with the weights of a state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from sparsefn.modules.calls import placed
+from sparsefn.modules.sparse_linear import with_sparse_linears
+from sparsefn.modules.wrappers import own_tensors
+from sparsefn.state import State
+from sparsefn.tree import Tree, flatten
+
+
+def params_of(module: nn.Module, *, trainable: bool = False) -> dict[str, Tensor]:
+    """A module's parameters by name, as `init` takes them.
+
+    >>> list(sf.modules.params_of(torch.nn.Linear(3, 2)))
+    ['weight', 'bias']
+
+    Detached copies, in the order of `named_parameters`; tied weights appear once, under their first name. Names
+    are as in the module without `DistributedDataParallel`, `torch.compile` and checkpointing wrappers
+    in it, as random draws depend on them. With `trainable` only those with `requires_grad`: an optimizer moves
+    all that it is given. Then `partial=True` tells `call` and `bake` to take the others from the module.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> layer.bias.requires_grad_(False).zero_()
+    Parameter containing:
+    tensor([0.])
+    >>> params = sf.modules.params_of(layer, trainable=True)
+    >>> list(params), sf.modules.call(layer, {"weight": torch.ones(1, 2)}, torch.ones(2), partial=True)
+    (['weight'], tensor([2.]))
+    """
+    own = own_tensors(module, "parameters")
+    return {name: p.detach().clone() for name, (_, p) in own.items() if p.requires_grad or not trainable}
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """A module's buffers by name, for `call_with_buffers`.
+
+    >>> list(sf.modules.buffers_of(torch.nn.BatchNorm1d(2)))
+    ['running_mean', 'running_var', 'num_batches_tracked']
+
+    Detached copies, in the order of `named_buffers`; those that `state_dict` leaves out are in it.
+    """
+    return {name: b.detach().clone() for name, (_, b) in own_tensors(module, "buffers").items()}
+
+
+def bake(
+    module: nn.Module, state: State | Tree, *, buffers: Mapping[str, Tensor] | None = None, partial: bool = False
+) -> nn.Module:
+    """A copy of the module that has the effective weights for its own.
+
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> state = sf.State({"weight": torch.tensor([[3.0, 5.0]])}, {"weight": torch.tensor([[True, False]])})
+    >>> sf.modules.bake(layer, state)(torch.ones(2)).detach()
+    tensor([3.])
+
+    The same outputs as `call`. `requires_grad`, hooks and modes are those of the module, buffers too unless
+    they are given, and with `partial` the parameters that the state has not. Tied weights stay tied, and a dtype
+    or device is that of the state. Raises as `call` does.
+    """
+    new = {"parameters": placed(module, "parameters", state, partial)}
+    new["buffers"] = {} if buffers is None else placed(module, "buffers", buffers)
+    # What a hook has computed, as weight_norm's does, is part of a graph, which deepcopy refuses.
+    attributes = [value for part in module.modules() for value in vars(part).values()]
+    memo: dict[int, Any] = {id(v): v.detach().clone() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
+    baked = copy.deepcopy(module, memo)
+    for kind, tensors in new.items():
+        own = own_tensors(baked, kind)
+        for name, (_, tensor) in tensors.items():
+            own[name][1].data = tensor.detach().clone()
+    return baked
+
+
+def to_sparse(
+    module: nn.Module,
+    state: State,
+    layout: str = "auto",
+    *,
+    blocksize: int | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
+    partial: bool = False,
+) -> nn.Module:
+    """A copy for inference whose sparsified linear layers store and multiply only what is kept.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
+    >>> state = sf.static(0.75, where="0.weight").init(sf.modules.params_of(net))
+    >>> sf.modules.to_sparse(net, state, "csr")
+    Sequential(
+      (0): SparseLinear(in_features=8, out_features=4, bias=True, csr, 8 of 32 stored)
+      (1): ReLU()
+    )
+
+    The outputs are those of `call`, summed in another order. "csr" stores single weights; "bsr" square blocks
+    of `blocksize`, or the largest of 32, 16, 8 and 4 of which the mask is made, and csr where the blocks do
+    not divide or make up a weight. "auto" takes what was measured to be faster on CPU, dense when in doubt:
+    see docs/sparse-execution.md. Dense stay tied weights, dtypes but float32 and float64, every layer but
+    `nn.Linear` itself, those with hooks, and those of a `nn.TransformerEncoderLayer`. No parameter of the
+    copy requires a gradient; `buffers` and `partial` are those of `bake`. Raises TypeError for anything but a
+    State, ValueError for another layout and a blocksize without "bsr", and as `bake` does.
+    """
+    if not isinstance(state, State):
+        raise TypeError(f"expected a State, got {type(state).__name__}; without masks use sf.modules.bake")
+    baked, masks = bake(module, state, buffers=buffers, partial=partial), flatten(state.masks)[0]
+    paths = {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
+    return with_sparse_linears(baked, {paths[name]: mask for name, mask in masks.items()}, layout, blocksize)

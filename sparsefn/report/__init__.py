@@ -1,0 +1,14 @@
+"""What a state keeps, what changed between two, what a model costs, and masks as pictures."""
+
+from sparsefn.report.flop_count import Cost as Cost
+from sparsefn.report.flop_count import Flops as Flops
+from sparsefn.report.flop_count import flops as flops
+from sparsefn.report.picture import braille as braille
+from sparsefn.report.summary import Change as Change
+from sparsefn.report.summary import Diff as Diff
+from sparsefn.report.summary import Observed as Observed
+from sparsefn.report.summary import Row as Row
+from sparsefn.report.summary import Summary as Summary
+from sparsefn.report.summary import diff as diff
+from sparsefn.report.summary import observe as observe
+from sparsefn.report.summary import summary as summary

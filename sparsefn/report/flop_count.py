@@ -1,0 +1,180 @@
+"""Inference FLOPs of a sparse model, by torch's own counter."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.table import aligned
+from sparsefn.ensemble import check_single
+from sparsefn.modules.calls import call_with_buffers
+from sparsefn.modules.params import buffers_of
+from sparsefn.state import State, effective
+from sparsefn.tree import flatten
+
+_ADD_FIRST = (torch.ops.aten.addmm, torch.ops.aten.baddbmm)  # whose first argument is added, not multiplied
+
+
+class Cost(NamedTuple):
+    """FLOPs of one module with its submodules: `dense`, and `sparse` under the masks.
+
+    >>> from sparsefn.report.flop_count import Cost
+    >>> Cost("0", dense=64, sparse=16).sparse
+    16
+    """
+
+    path: str
+    dense: int
+    sparse: int
+
+
+class Flops(NamedTuple):
+    """What `flops` returns; `str()` of it is a table.
+
+    >>> layer = torch.nn.Linear(4, 2)
+    >>> sf.report.flops(layer, sf.dense().init(sf.modules.params_of(layer)), torch.ones(1, 4)).total
+    Cost(path='total', dense=16, sparse=16)
+
+    `rows` has a row for every module that was called and has FLOPs, by its dotted path, submodules
+    included; `total` is the whole call. `uncounted` holds the paths of sparsified leaves that no counted
+    product used.
+    """
+
+    rows: tuple[Cost, ...]
+    total: Cost
+    uncounted: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Align the rows, with the total below and what was not counted."""
+        lines = [("module", "dense", "sparse", "ratio")]
+        for row in (*self.rows, self.total):
+            ratio = f"{row.sparse / row.dense:.4f}" if row.dense else ""
+            lines.append((row.path, f"{row.dense:,}", f"{row.sparse:,}", ratio))
+        missed = f"\nnot counted: {', '.join(self.uncounted)}" if self.uncounted else ""
+        return aligned(lines, left=1) + missed
+
+
+def flops(
+    module: nn.Module, state: State, *args: Any, buffers: Mapping[str, Tensor] | None = None, **kwargs: Any
+) -> Flops:
+    """Count the FLOPs of one call of the module, dense and with the masks of a state.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> state = sf.static(0.75, where="0.weight").init(sf.modules.params_of(model))
+    >>> print(sf.report.flops(model, state, torch.ones(10, 8)))
+    module  dense  sparse   ratio
+    0         640     160  0.2500
+    2         160     160  1.0000
+    total     800     320  0.4000
+
+    The conventions are those of `torch.utils.flop_counter`: a multiply and its add are 2 FLOPs, matrix
+    products, convolutions and attention count, biases, activations, norms and lookups do not. A product
+    with a sparsified leaf, or a view of one, counts its kept entries only, exactly; a leaf that is used
+    twice counts twice, and where both factors are sparsified the sparser one decides. What is not such a
+    product counts as dense, a weight that was cast or computed from the leaf too: such leaves are in
+    `uncounted`. These are products that a perfect sparse kernel would do, not seconds.
+
+    `args` and `kwargs` are inputs of the module, whose own mode (train or eval) is used, and its own buffers
+    unless others are given, as in `sf.modules.call`; all are left as they are. The call runs on the meta device
+    and costs nothing; a forward that needs values is run as it is, the global random state put back. Raises
+    TypeError for what is no State, ValueError for a stack of states and as `call` does.
+    """
+    if not isinstance(state, State):
+        raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
+    check_single(state)
+    inputs = (args, buffers_of(module) if buffers is None else buffers, kwargs)
+    try:
+        return _count(module, state, torch.device("meta"), *inputs)
+    except Exception:  # what the meta device cannot do; a fault of the call itself comes up again below
+        pass
+    with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+        return _count(module, state, None, *inputs)
+
+
+def _count(module: nn.Module, state: State, device: torch.device | None, args: Any, buffers: Any, kwargs: Any) -> Flops:
+    def moved(tree: Any) -> Any:
+        # Copies in any case, as a forward may write into what it is given.
+        return optree.tree_map(
+            lambda x: x.detach().to(device or x.device, copy=True) if isinstance(x, Tensor) else x, tree
+        )
+
+    # Contiguous copies with a storage each: by its strides a view shows which entries of the mask it has.
+    # They require gradients because the fused attention of torch's own modules, which hides its products, is
+    # for tensors that do not.
+    weights = {
+        path: leaf.clone(memory_format=torch.contiguous_format).requires_grad_()
+        for path, leaf in flatten(moved(effective(state)))[0].items()
+    }
+    masks = dict(zip(weights, flatten(state.masks)[0].values(), strict=True))
+    thinned = _Thinned({p: masks[p].contiguous() for p, x in weights.items() if is_sparse(masks[p], x)}, weights)
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if device is None:
+            # Their recurrent kernels hide products too.
+            stack.enter_context(_without(torch.backends.mkldnn))
+            stack.enter_context(_without(torch.backends.cudnn))
+        else:
+            stack.enter_context(device)
+        dense = stack.enter_context(FlopCounterMode(display=False))
+        sparse = stack.enter_context(FlopCounterMode(display=False, custom_mapping=thinned.formulas()))
+        # A forward may checkpoint, as no backward follows: `call` refuses that where it is the first with such hooks.
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach))
+        call_with_buffers(module, weights, moved(dict(buffers)), *moved(args), **moved(kwargs))
+    counts = [{path: sum(ops.values()) for path, ops in mode.get_flop_counts().items()} for mode in (dense, sparse)]
+    # The counter names a module by the class of the root and its path.
+    names = {path: f"{type(module).__name__}.{path}" for path, _ in module.named_modules(remove_duplicate=False)}
+    rows = [Cost(path, *(count[name] for count in counts)) for path, name in names.items() if name in counts[0]]
+    total = Cost("total", dense.get_total_flops(), sparse.get_total_flops())
+    return Flops(tuple(rows), total, tuple(path for path in thinned.masks if path not in thinned.used))
+
+
+@contextmanager
+def _without(backend: Any) -> Iterator[None]:
+    before, backend.enabled = backend.enabled, False
+    try:
+        yield
+    finally:
+        backend.enabled = before
+
+
+class _Thinned:
+    """Torch's formulas, times the share of the weights that is kept."""
+
+    def __init__(self, masks: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+        self.masks, self.used = masks, set[str]()
+        self.paths = {weights[path].untyped_storage()._cdata: path for path in masks}
+        self.kept = functools.cache(self._kept)
+
+    def _kept(self, path: str, size: torch.Size, stride: tuple[int, ...], offset: int) -> int:
+        mask = self.masks[path]
+        return int(torch.count_nonzero(mask.as_strided(size, stride, mask.storage_offset() + offset)))
+
+    def formulas(self) -> dict[Any, Any]:
+        return {op: self._thin(op, formula) for op, formula in flop_registry.items()}
+
+    def _thin(self, op: Any, formula: Callable[..., int]) -> Callable[..., int]:
+        factors = slice(1, 3) if op in _ADD_FIRST else slice(0, 2)
+
+        def count(*args: Any, **kwargs: Any) -> int:
+            full = formula(*args, **kwargs)
+            counts = [full]
+            for x in args[factors]:
+                path = self.paths.get(x.untyped_storage()._cdata)
+                if path is not None:
+                    self.used.add(path)
+                    kept = self.kept(path, x.shape, x.stride(), x.storage_offset())
+                    counts.append(full * kept // max(x.numel(), 1))
+            return min(counts)
+
+        count._get_raw = True  # type: ignore[attr-defined]  # tensors, not their shapes
+        return count

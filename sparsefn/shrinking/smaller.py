@@ -1,0 +1,169 @@
+"""Physically smaller modules: channels that hold a constant are removed, and the constant moves on into biases."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from sparsefn.modules.params import bake
+from sparsefn.shrinking.channels import Channels, Plan
+from sparsefn.shrinking.follow import follow, trace
+from sparsefn.shrinking.layers import GATES, LAYERS
+from sparsefn.state import State, check_masks
+from sparsefn.tree import Tree, flatten
+
+
+def shrink(module: nn.Module, state: State, *, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A copy of the module with smaller layers and the outputs of the masked one.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    >>> state = sf.static(0.5, where="0.weight", pattern=sf.patterns.channel(0)).init(sf.modules.params_of(net))
+    >>> small, x = sf.shrink(net, state), torch.ones(1, 3)
+    >>> small
+    Sequential(
+      (0): Linear(in_features=3, out_features=2, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=2, out_features=2, bias=True)
+    )
+    >>> torch.allclose(small(x), sf.modules.call(net, state, x), atol=1e-6)
+    True
+
+    A channel goes when everyone who reads it can do without: its value is one constant, which moves on
+    into their biases, or they keep no weight on it. A row is constant when it keeps no weight, by its
+    mask, on inputs that vary; weights that are kept and happen to be 0 count as weights. Constants go
+    through activations, pooling, batch norm, sums, products and concatenations; channels that meet go
+    together or not at all. A channel stays where a layer without a bias reads a constant that is not 0 (no
+    parameter is added), or a convolution that pads with zeros, as the border would differ (so prune biases and
+    the norm in between along with the rows: `sf.prune_biases`), and where something not understood here
+    reads it: a layer norm, an attention, a view of fixed sizes. A hidden unit of an LSTM, GRU or RNN (one
+    layer, one direction, without a given state) goes when it is 0 at all times: its candidate gate, the
+    cell's in an LSTM, keeps no weight and no bias. The module's own outputs keep their shape, and one
+    channel always stays. Names in `state_dict` stay; what is pruned but cannot go is 0.
+
+    A UserWarning names each layer of which a pruned row stays, and says why; there is none where all went.
+    `buffers` are those of the copy, by name (the batch norm's of `sf.modules.call_with_buffers`), the module's own by
+    default.
+
+    The forward is followed by `torch.fx`, with its optional arguments at their defaults, for inputs that
+    come as batches: images (N, C, H, W), features of a batch norm (N, C). Raises TypeError for anything but a
+    State, and ValueError for a module that `torch.fx` cannot follow, for batch norm or dropout in
+    train mode, for a forward that computes with the sizes of its layers, and as `sf.modules.bake` does.
+    """
+    if not isinstance(state, State):
+        raise TypeError(
+            f"expected a State, got {type(state).__name__}; of zeros in params make one by "
+            "sf.State(params, sf.masks.from_zeros(params))"
+        )
+    small, masks = bake(module, state, buffers=buffers), flatten(state.masks)[0]
+    if fx.Tracer().is_leaf_module(small, "") or "forward" in vars(small):
+        _warn(small, masks, Plan(refused={"": "they are outputs of the module"}))
+        return small
+    root, graph = trace(small)
+    plan = follow(root, graph, masks)
+    removed = plan.removed()
+    _warn(small, masks, plan)
+    for path, (inputs, outputs) in plan.sizes.items():
+        layer = small.get_submodule(path)
+        LAYERS[type(layer)].cut(layer, inputs, outputs, removed)
+    if removed.any():
+        _check_same((root, graph), trace(small))
+    return small
+
+
+def prune_biases(module: nn.Module, masks: Tree) -> Tree:
+    """The masks with each bias pruned whose output channel keeps no weight.
+
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> rows = {"weight": torch.tensor([[True, False], [False, False]]), "bias": torch.tensor(True)}
+    >>> sf.prune_biases(layer, rows)["bias"]
+    tensor([ True, False])
+
+    A bias is a parameter beside one of the same name with `weight` for `bias`. The module says which weights
+    make an output: a row of the weight (an index of its first dimension), but a column in transformers' Conv1D, and
+    the output channel of a transposed convolution, in its group. A bias of another length than there are outputs
+    stays as it is. What a bias prunes already stays pruned. Raises TypeError for a mask that is not bool and
+    ValueError for one that is of no parameter of the module.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected the module whose masks these are, got {type(module).__name__}")
+    check_masks(masks, masks)
+    named, rebuild = flatten(masks)
+    params = dict(module.named_parameters(remove_duplicate=False))
+
+    def mask_of(path: str, mask: Tensor) -> Tensor:
+        if path not in params:
+            raise ValueError(f"expected masks of parameters of the {type(module).__name__}, but {path!r} is none")
+        head, dot, name = path.rpartition(".")
+        weight = named.get(head + dot + name.replace("bias", "weight"), mask)
+        if "bias" not in name or not weight.ndim:
+            return mask
+        kept = _kept_outputs(module.get_submodule(head), weight)
+        return mask & kept if kept.shape == params[path].shape else mask
+
+    return rebuild([mask_of(path, mask) for path, mask in named.items()])
+
+
+def _kept_outputs(layer: nn.Module, mask: Tensor) -> Tensor:
+    # Which outputs keep a weight.
+    if isinstance(layer, _ConvTransposeNd):  # (inputs, outputs of a group, ...), the groups one after another
+        grouped = mask.reshape(layer.groups, -1, *mask.shape[1:])
+        return grouped.flatten(3).any(3).any(1).flatten()
+    return mask.any(0) if type(layer).__name__ == "Conv1D" else mask[..., None].flatten(1).any(1)
+
+
+def _warn(small: nn.Module, masks: Mapping[str, Tensor], plan: Plan) -> None:
+    # Before anything is cut: which pruned channels of each layer stay, and why.
+    lines = []
+    for path, layer in small.named_modules():
+        pruned = _pruned(path, layer, masks)
+        if pruned is not None and pruned.any():
+            inside = plan.sizes.get(path, (None, None))[1]
+            whole = plan.refused.get(path, "the layer is not called on its own")
+            every = plan.reasons(inside.ids) if isinstance(inside, Channels) else [whole] * len(pruned)
+            reasons = Counter(why for why, gone in zip(every, pruned.tolist(), strict=True) if gone and why)
+            of = f"of {int(pruned.sum())} pruned channels"
+            lines += [f"{path!r} keeps {n} {of}: {why}" for why, n in reasons.items()]
+    if lines:
+        warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(lines), stacklevel=3)
+
+
+def _pruned(path: str, layer: nn.Module, masks: Mapping[str, Tensor]) -> Tensor | None:
+    # Which output channels keep no weight; None for what has none, such as an embedding.
+    known = isinstance(layer, nn.Linear | nn.Bilinear | _ConvNd) or type(layer).__name__ == "Conv1D"
+    if not known and type(layer) not in GATES:
+        return None
+    names = ("weight_ih_l0", "weight_hh_l0") if type(layer) in GATES else ("weight",)
+    found = [masks.get(f"{path}.{name}".lstrip(".")) for name in names]
+    if any(mask is None or not mask.ndim for mask in found):
+        return None
+    pruned = ~torch.stack([_kept_outputs(layer, mask).cpu() for mask in found if mask is not None]).any(0)
+    if type(layer) in GATES:
+        gates, candidate = GATES[type(layer)]
+        return pruned.reshape(gates, -1)[candidate]
+    return pruned
+
+
+def _check_same(before: tuple[nn.Module, fx.Graph], after: tuple[nn.Module, fx.Graph]) -> None:
+    # Numbers and tensors that the forward makes of a layer's size are in the graph; shrinking may not change them.
+    for (old, a), (new, b) in zip(_steps(*before), _steps(*after), strict=False):  # one output ends each
+        if old != new or not (a is b or _equal(a, b)):
+            raise ValueError(
+                "expected a forward that does not compute with the sizes of its layers, but shrinking them turns "
+                f"{old!r} into {new if old != new else 'another tensor'!r}; take sizes from tensors"
+            )
+
+
+def _steps(root: nn.Module, graph: fx.Graph) -> Iterator[tuple[str, Any]]:
+    for node in graph.nodes:
+        yield str(node.format_node()), operator.attrgetter(str(node.target))(root) if node.op == "get_attr" else None
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,0 +1,131 @@
+"""Tables of what a state keeps and of what changed."""
+
+import pytest
+import torch
+
+from sparsefn import ensemble, schedules
+from sparsefn.report.summary import Change, Observed, Row, diff, observe, summary
+from sparsefn.state import State
+
+T = torch.tensor(True)
+
+
+def mask(*rows):
+    return torch.tensor([[x == "1" for x in row] for row in rows])
+
+
+STATE = State(
+    {"1": {"weight": torch.ones(40, 50), "bias": torch.ones(40)}, "0": {"weight": torch.ones(2, 4)}},
+    {"1": {"weight": torch.arange(2000).reshape(40, 50) < 500, "bias": T}, "0": {"weight": mask("1100", "0001")}},
+)
+
+
+def test_summary_counts():
+    report = summary(STATE)
+    assert report.rows == (
+        Row("0.weight", (2, 4), 3, 8, 5 / 8),
+        Row("1.bias", (40,), 40, 40, 0.0),
+        Row("1.weight", (40, 50), 500, 2000, 0.75),
+    )
+    assert report.total == Row("all", (), 543, 2048, 1505 / 2048)
+    assert report.sparsified == Row("sparsified", (), 503, 2008, 1505 / 2008)
+    assert report.dense == ("1.bias",)
+
+
+def test_summary_is_an_aligned_table():
+    assert str(summary(STATE)).splitlines() == [
+        "path        shape     kept  total  sparsity",
+        "0.weight    (2, 4)       3      8    0.6250",
+        "1.bias      (40,)       40     40     dense",
+        "1.weight    (40, 50)   500  2,000    0.7500",
+        "sparsified             503  2,008    0.7495",
+        "all                    543  2,048    0.7349",
+    ]
+
+
+def test_summary_reads_masks_and_not_weights():
+    state = State({"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([True, True])})
+    assert summary(state).total.sparsity == 0.0
+    assert summary(state).dense == ()
+
+
+def test_summary_of_nothing():
+    report = summary(State({}, {}))
+    assert report.rows == ()
+    assert report.total == Row("all", (), 0, 0, 0.0)
+    empty = summary(State({"w": torch.zeros(0, 3)}, {"w": torch.zeros(0, 3, dtype=torch.bool)}))
+    assert empty.sparsified.sparsity == 0.0
+
+
+def test_summary_refuses():
+    with pytest.raises(ValueError, match=r"expected a mask of shape \(40, 50\) or \(\) at '1.weight', got \(40, 1\)"):
+        summary(STATE._replace(masks={"1": {"weight": mask(*["1"] * 40), "bias": T}, "0": {"weight": T}}))
+    with pytest.raises(
+        ValueError, match="expected masks with the structure of params, but there is no leaf at '0.weight'"
+    ):
+        summary(STATE._replace(masks={"1": STATE.masks["1"]}))
+    with pytest.raises(ValueError, match="got a stack of 2: sf.ensemble.summary counts the members of a stack"):
+        summary(ensemble.stack([STATE, STATE]))
+    assert str(summary(ensemble.member(ensemble.stack([STATE, STATE]), 1))) == str(summary(STATE))
+
+
+def test_diff_counts_and_table():
+    old = State(
+        {"a": torch.ones(2, 3), "b": torch.ones(2), "c": torch.ones(4)},
+        {"a": mask("110", "011"), "b": T, "c": T},
+    )
+    new = old._replace(masks={"a": mask("100", "111"), "b": T, "c": torch.tensor([True, False, False, True])})
+    report = diff(old, new)
+    assert report.rows == (Change("a", 3, 1, 1, 3 / 5), Change("c", 2, 0, 2, 0.5))
+    assert report.total == Change("total", 5, 1, 3, 5 / 9)
+    assert str(report).splitlines() == [
+        "path   kept  grown  dropped  overlap",
+        "a         3      1        1   0.6000",
+        "c         2      0        2   0.5000",
+        "total     5      1        3   0.5556",
+    ]
+    back = diff(new, old)
+    assert (back.total.grown, back.total.dropped, back.total.kept) == (3, 1, 5)
+
+
+def test_diff_of_a_state_with_itself_and_of_empty_masks():
+    assert diff(STATE, STATE).total == Change("total", 503, 0, 0, 1.0)
+    none = State({"w": torch.ones(3)}, {"w": torch.zeros(3, dtype=torch.bool)})
+    assert diff(none, none).rows == (Change("w", 0, 0, 0, 1.0),)
+    assert diff(State({}, {}), State({}, {})).total.overlap == 1.0
+
+
+def test_diff_refuses_states_that_differ():
+    with pytest.raises(ValueError, match="expected the new params .* but there is an unknown leaf at 'b'"):
+        diff(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(2), "b": torch.ones(1)}, {"a": T, "b": T}))
+    with pytest.raises(ValueError, match=r"expected the new params of shape \(2,\) at 'a', got \(3,\)"):
+        diff(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(3)}, {"a": T}))
+    with pytest.raises(TypeError, match=r"expected a bool mask at 'a', got torch.float32"):
+        diff(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(2)}, {"a": torch.ones(2)}))
+
+
+def test_observe_shows_leaves_that_have_a_mask():
+    assert observe(STATE) == {"0.weight": Observed(5 / 8, None), "1.weight": Observed(0.75, None)}
+
+
+def test_observe_shows_the_target_at_a_step_as_algorithms_read_it():
+    schedule = schedules.linear(0.0, 0.4)
+    for step, target in ((0, 0.0), (2, 0.8), (3, 1.0)):
+        assert observe(STATE, schedule, step)["1.weight"] == Observed(0.75, target)
+    assert observe(STATE, 0.75)["1.weight"] == Observed(0.75, 0.75)
+
+
+def test_observe_works_where_values_are_hidden():
+    stack = ensemble.stack([STATE, STATE])
+    seen = torch.func.vmap(lambda state, step: observe(state, schedules.linear(0.0, 0.4), step)["1.weight"])(
+        stack, torch.tensor([1, 2])
+    )
+    assert seen.computed.tolist() == [0.75, 0.75]
+    assert seen.target.tolist() == [0.4, 0.8]
+
+
+def test_observe_refuses():
+    with pytest.raises(ValueError, match=r"expected a mask of shape \(2,\) or \(\) at 'w', got \(3,\)"):
+        observe(State({"w": torch.ones(2)}, {"w": torch.ones(3, dtype=torch.bool)}))
+    with pytest.raises(TypeError, match="expected sparsity to be a float in"):
+        observe(STATE, 1)
