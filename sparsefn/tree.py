@@ -72,6 +72,19 @@ def opened(tree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]], Tree]]:
     return leaves, lambda values: optree.tree_unflatten(treedef, values)
 
 
+def zipped(tree: Tree, *others: Tree) -> tuple[list[tuple[Any, ...]], Callable[[Sequence[Any]], Tree]]:
+    """The leaves of some trees side by side, and the function that puts a sequence in the place of the first tree's.
+
+    >>> rows, rebuild = zipped({"b": 1, "a": 2}, {"a": 20, "b": 10})
+    >>> rows, rebuild([a + b for a, b in rows])
+    ([(2, 20), (1, 10)], {'b': 11, 'a': 22})
+
+    Raises ValueError for trees with another number of leaves.
+    """
+    leaves, rebuild = opened(tree)
+    return list(zip(leaves, *map(leaves_of, others), strict=True)), rebuild
+
+
 def _children(node: Tree) -> tuple[Sequence[Any], Sequence[Any], Callable[[Sequence[Any]], Tree]]:
     # The children of a container, their entries in a path, and the function that makes a container like it. The
     # compiler works out the flattening of a dict without tensors beforehand, and cannot hold what optree returns.

@@ -262,3 +262,13 @@ def is_sparse(mask: Tensor, leaf: Tensor) -> bool:
     False
     """
     return mask.ndim == leaf.ndim and leaf.ndim > 0
+
+
+def sparse_among(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool]:
+    """Which of some leaves are sparsified.
+
+    >>> from sparsefn.engine import leafwise
+    >>> leafwise.sparse_among([torch.tensor(True), torch.tensor([True])], [torch.ones(1), torch.ones(1)])
+    [False, True]
+    """
+    return [is_sparse(mask, leaf) for mask, leaf in zip(masks, leaves, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from sparsefn.engine import leafwise
 from sparsefn.engine.elementary import sqrt
-from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.memory import BLOCK, fresh, visible
 from sparsefn.optimizers.base import (
     Optimizer,
@@ -25,7 +24,7 @@ from sparsefn.optimizers.base import (
     start_count,
     zeros,
 )
-from sparsefn.tree import Tree, leaves_of, opened, wide
+from sparsefn.tree import Tree, wide, zipped
 
 
 class AdamState(NamedTuple):
@@ -104,24 +103,23 @@ def _adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float,
             numbers = numbers._replace(**({"shrink": rate * weight_decay} if decoupled else {"decay": weight_decay}))
         return numbers, decay1, decay2
 
-    def ended(rows: list[Moved], state: AdamState, decay1: Tensor, decay2: Tensor) -> tuple[Tree, AdamState]:
-        rebuild = opened(state.mu)[1]
-        first, mu, nu = (rebuild([row[i] for row in rows]) for i in range(3))
-        return first, AdamState(state.count + 1, mu, nu, decay1, decay2)
+    def ended(stepped: list[Moved], rebuild: Rebuild, count: Tensor, *decays: Tensor) -> tuple[Tree, AdamState]:
+        first, mu, nu = (rebuild([row[i] for row in stepped]) for i in range(3))
+        return first, AdamState(count + 1, mu, nu, *decays)
 
     def update(grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, AdamState]:
         check_given(grads, params, state.mu, weight_decay, inplace)
         numbers, *decays = begun(state)
-        trees = (grads, state.mu, state.nu, params if weight_decay else grads)
-        return ended(_step(numbers, *map(leaves_of, trees)), state, *decays)
+        rows, rebuild = zipped(state.mu, state.nu, grads, params if weight_decay else grads)
+        return ended(_step(numbers, rows), rebuild, state.count, *decays)
 
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
         check_given(grads, params, state.mu, weight_decay, False)
         numbers, *decays = begun(state)
         if not _plain(numbers):
             return None
-        trees = (masks, grads, state.mu, state.nu, params)
-        return ended(_step_under_masks(numbers, *map(leaves_of, trees)), state, *decays)
+        rows, rebuild = zipped(params, masks, state.mu, state.nu, grads)
+        return ended(_step_under_masks(numbers, rows), rebuild, state.count, *decays)
 
     return Optimizer(init, update, under_masks)
 
@@ -145,51 +143,48 @@ class AdamNumbers(NamedTuple):
     shrink: Tensor | None = None
 
 
+Rebuild = Callable[[Sequence[Tensor]], Tree]
 Moved = tuple[Tensor, Tensor, Tensor]  # an update or a new param, and the new moments
 
 
-def _step(
-    numbers: AdamNumbers,
-    grads: Sequence[Tensor],
-    mus: Sequence[Tensor],
-    nus: Sequence[Tensor],
-    params: Sequence[Tensor],
-) -> list[Moved]:
-    """The update of each leaf. Half-precision leaves are computed in float32 and rounded once."""
-    rows: list[leafwise.Row] = []
+def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[Moved]:
+    """The update of each leaf: a row is its two moments, its gradient and its param.
+
+    Half-precision leaves are computed in float32 and rounded once.
+    """
+    blocks: list[leafwise.Row] = []
     results: list[Moved] = []
     plain = _plain(numbers)
-    for leaf in zip(grads, mus, nus, params, strict=True):
-        single = plain and all(x.dtype == torch.float32 for x in leaf)
-        flat = leafwise.flat_memory(*leaf, least=1) if single else None
-        results.append(_in_torch(numbers, *leaf) if flat is None else _begin(rows, flat, leaf[0]))
-    if rows:
-        leafwise.run(lambda blocks: _in_blocks(numbers, blocks), rows)
+    for row in rows:
+        single = plain and all(x.dtype == torch.float32 for x in row)
+        flat = leafwise.flat_memory(*row, least=1) if single else None
+        results.append(_in_torch(numbers, *row) if flat is None else _begin(blocks, flat, row[0]))
+    leafwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
     return results
 
 
 def _step_under_masks(
-    numbers: AdamNumbers,
-    masks: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    mus: Sequence[Tensor],
-    nus: Sequence[Tensor],
-    params: Sequence[Tensor],
+    numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
 ) -> list[Moved]:
-    """The new params: gradients count as zero off the masks, and params move on them alone."""
-    rows: list[leafwise.Row] = []
-    results: list[Moved] = []
-    for mask, g, m, v, p in zip(masks, grads, mus, nus, params, strict=True):
-        single = is_sparse(mask, p) and all(x.dtype == torch.float32 for x in (g, m, v, p))
-        flat = leafwise.flat_memory(mask, g, m, v, p) if single else None
+    """The new params: gradients count as zero off the masks, and params move on them alone.
+
+    A row is a param, its mask, its two moments and its gradient.
+    """
+    blocks: list[leafwise.Row] = []
+    results: dict[int, Moved] = {}
+    for i, (p, mask, m, v, g) in enumerate(rows):
+        single = all(x.dtype == torch.float32 for x in (p, m, v, g))
+        flat = leafwise.flat_memory(mask, m, v, g, p) if single else None
         if flat is not None:
-            results.append(_begin(rows, flat, p))
-        else:
-            [(update, mu, nu)] = _step(numbers, leafwise.zeroed([mask], [g]), [m], [v], [p])
-            results.append((leafwise.moved([mask], [p], [update])[0], mu, nu))
-    if rows:
-        leafwise.run(lambda blocks: _in_masked_blocks(numbers, blocks), rows)
-    return results
+            results[i] = _begin(blocks, flat, p)
+    leafwise.run(lambda blocks: _in_masked_blocks(numbers, blocks), blocks)
+    if len(results) < len(rows):
+        rest = [i for i in range(len(rows)) if i not in results]
+        params, masks, mus, nus, grads = zip(*(rows[i] for i in rest), strict=True)
+        stepped = _step(numbers, list(zip(mus, nus, leafwise.zeroed(masks, grads), params, strict=True)))
+        new_params = leafwise.moved(masks, params, [update for update, _, _ in stepped])
+        results |= {i: (new, mu, nu) for i, new, (_, mu, nu) in zip(rest, new_params, stepped, strict=True)}
+    return [results[i] for i in range(len(rows))]
 
 
 def _begin(rows: list[leafwise.Row], flat: leafwise.Row, like: Tensor) -> Moved:
@@ -205,8 +200,8 @@ def _plain(numbers: AdamNumbers) -> bool:
     return not any((graph and x.requires_grad) or visible(x) is None for x in tensors)
 
 
-def _in_torch(numbers: AdamNumbers, g: Tensor, m: Tensor, v: Tensor, p: Tensor) -> Moved:
-    dtype, (g, m, v) = g.dtype, (wide(x) for x in (g, m, v))
+def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) -> Moved:
+    dtype, (m, v, g) = g.dtype, (wide(x) for x in (m, v, g))
     if numbers.decay:
         g = g + numbers.decay * wide(p)
     m = m + (g - m) * (1 - numbers.beta1)
@@ -224,7 +219,7 @@ def _in_blocks(numbers: AdamNumbers, blocks: Iterator[leafwise.Row]) -> None:
     shrink = None if numbers.shrink is None else f(numbers.shrink.item())
     part1, part2, beta2 = f(1 - numbers.beta1), f(1 - numbers.beta2), f(numbers.beta2)
     room = np.empty(BLOCK, f)
-    for g, m, v, p, update, mu, nu in blocks:
+    for m, v, g, p, update, mu, nu in blocks:
         extra = room[: g.size]
         if numbers.decay:
             g = np.add(g, np.multiply(p, f(numbers.decay), out=extra), out=extra)
@@ -249,10 +244,10 @@ def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterator[leafwise.Row]) -> N
 
     def bare() -> Iterator[leafwise.Row]:
         # Each block with its gradient masked. When the next one is asked for, this one's update has been made.
-        for mask, gradient, m, v, p, new, mu, nu in blocks:
+        for mask, m, v, gradient, p, new, mu, nu in blocks:
             g = room[: p.size]
             leafwise.zero_block(mask.view(np.int8), gradient.view(np.int32), g.view(np.int32))
-            yield g, m, v, p, new, mu, nu
+            yield m, v, g, p, new, mu, nu
             np.add(p, new, out=new)
             leafwise.keep_block(mask.view(np.int8), p.view(np.int32), new.view(np.int32), g.view(np.int32))
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import leafwise
-from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.memory import BLOCK, fresh, visible
 from sparsefn.optimizers.base import (
     Optimizer,
@@ -21,11 +20,10 @@ from sparsefn.optimizers.base import (
     check_rate,
     check_within,
     rate_at,
-    rounded,
     start_count,
     zeros,
 )
-from sparsefn.tree import Tree, leaves_of, opened, wide
+from sparsefn.tree import Tree, zipped
 
 
 class SgdState(NamedTuple):
@@ -68,35 +66,34 @@ def sgd(lr: Rate, momentum: float = 0.0, nesterov: bool = False, weight_decay: f
         return SgdState(start_count(params), optree.tree_map(zeros, params) if momentum else ())
 
     def leaf(rate: Tensor, g: Tensor, b: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        dtype, g = g.dtype, wide(g)
+        dtype, kind = g.dtype, torch.promote_types(g.dtype, torch.float32)
+        g = g.to(kind)
         if weight_decay:
-            g = g + weight_decay * wide(p)
+            g = g + weight_decay * p.to(kind)
         if momentum:
-            b = momentum * wide(b) + g
+            b = momentum * b.to(kind) + g
             g = g + momentum * b if nesterov else b
-        return (-rounded(rate, g) * g).to(dtype), b.to(dtype)
+        # Rounded by hand: left to type promotion, a batched 0-d tensor rounds elsewhere than a single one.
+        return (-rate.to(g.device, kind) * g).to(dtype), b.to(dtype)
 
     def update(grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, SgdState]:
         check_given(grads, params, state.momentum if momentum else None, weight_decay, inplace)
         rate = rate_at(lr, state.count)
-        trees = (grads, state.momentum if momentum else grads, params if weight_decay else grads)
-        rows = [leaf(rate, *row) for row in zip(*map(leaves_of, trees), strict=True)]
-        rebuild = opened(trees[1])[1]
-        updates, buffer = (rebuild([row[i] for row in rows]) for i in range(2))
-        return updates, SgdState(state.count + 1, buffer if momentum else ())
+        rows, rebuild = zipped(state.momentum if momentum else grads, grads, params if weight_decay else grads)
+        stepped = [leaf(rate, g, b, p) for b, g, p in rows]
+        updates, buffers = (rebuild([pair[i] for pair in stepped]) for i in range(2))
+        return updates, SgdState(state.count + 1, buffers if momentum else ())
 
     def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
         check_given(grads, params, state.momentum if momentum else None, weight_decay, False)
         rate = rate_at(lr, state.count)
         numbers = SgdNumbers(rate, momentum, nesterov, weight_decay)
-        trees = (masks, grads, state.momentum if momentum else grads, params)
-        rows = _step_under_masks(numbers, functools.partial(leaf, rate), *map(leaves_of, trees))
-        if rows is None:
+        rows, rebuild = zipped(params, masks, grads, state.momentum if momentum else grads)
+        stepped = _step_under_masks(numbers, functools.partial(leaf, rate), rows)
+        if stepped is None:
             return None
-        moved = opened(params)[1]([new for new, _ in rows])
-        if not momentum:
-            return moved, SgdState(state.count + 1)
-        return moved, SgdState(state.count + 1, opened(state.momentum)[1]([buffer for _, buffer in rows]))
+        moved, buffers = (rebuild([pair[i] for pair in stepped]) for i in range(2))
+        return moved, SgdState(state.count + 1, buffers if momentum else ())
 
     return Optimizer(init, update, under_masks)
 
@@ -117,45 +114,43 @@ Leaf = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def _step_under_masks(
-    numbers: SgdNumbers,
-    leaf: Leaf,
-    masks: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    buffers: Sequence[Tensor],
-    params: Sequence[Tensor],
+    numbers: SgdNumbers, leaf: Leaf, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]
 ) -> list[tuple[Tensor, Tensor]] | None:
-    """New params and momenta, the gradient taken as zero off the masks and params moved on them alone.
+    """New params and momenta: gradients count as zero off the masks, and params move on them alone.
 
-    `leaf(grad, momentum, param)` gives the update and the momentum of a leaf in torch, for leaves that are not plain;
-    without momentum the buffers are handed on. None where the rate is hidden by a transform or its gradient is wanted.
+    A row is a param, its mask, gradient and momentum. `leaf(grad, momentum, param)` gives the update and the momentum
+    of a leaf in torch, for leaves whose memory is not read. Without momentum the buffers are handed on. None where the
+    rate is hidden by a transform or its gradient is wanted.
     """
     if visible(numbers.rate) is None or (torch.is_grad_enabled() and numbers.rate.requires_grad):
         return None
-    rows: list[leafwise.Row] = []
-    results = []
-    for mask, g, b, p in zip(masks, grads, buffers, params, strict=True):
-        plain = is_sparse(mask, p) and all(x.dtype == torch.float32 for x in (g, b, p))
-        flat = leafwise.flat_memory(mask, g, b, p) if plain else None
-        if flat is None:
-            update, buffer = leaf(leafwise.zeroed([mask], [g])[0], b, p)
-            results.append((leafwise.moved([mask], [p], [update])[0], buffer))
-        else:
-            new, room = fresh(flat[-1], p.dtype)
+    blocks: list[leafwise.Row] = []
+    results: dict[int, tuple[Tensor, Tensor]] = {}
+    for i, (p, mask, g, b) in enumerate(rows):
+        single = all(x.dtype == torch.float32 for x in (g, b, p))
+        flat = leafwise.flat_memory(mask, g, b, p) if single else None
+        if flat is not None:
+            new, out = fresh(flat[-1], p.dtype)
             buffer, moved = fresh(flat[-1], b.dtype) if numbers.momentum else (b, flat[2])  # not written to
-            results.append((new.reshape(p.shape), buffer.reshape(p.shape) if numbers.momentum else b))
-            rows.append((*flat, room, moved))
-    if rows:
-        leafwise.run(lambda blocks: _in_blocks(numbers, blocks), rows)
-    return results
+            results[i] = new.reshape(p.shape), buffer.reshape(p.shape) if numbers.momentum else b
+            blocks.append((*flat, out, moved))
+    leafwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
+    if len(results) < len(rows):
+        rest = [i for i in range(len(rows)) if i not in results]
+        params, masks, grads, buffers = zip(*(rows[i] for i in rest), strict=True)
+        stepped = [leaf(*row) for row in zip(leafwise.zeroed(masks, grads), buffers, params, strict=True)]
+        new_params = leafwise.moved(masks, params, [update for update, _ in stepped])
+        results |= {i: (new, b) for i, new, (_, b) in zip(rest, new_params, stepped, strict=True)}
+    return [results[i] for i in range(len(rows))]
 
 
 def _in_blocks(numbers: SgdNumbers, blocks: Iterator[leafwise.Row]) -> None:
     # The operations of `leaf` one by one: numpy rounds each as torch does.
     f = np.float32
     rate, momentum, decay = -f(numbers.rate.item()), f(numbers.momentum), f(numbers.decay)
-    rooms = [np.empty(BLOCK, f) for _ in range(2)]
+    buffers = [np.empty(BLOCK, f) for _ in range(2)]
     for mask, gradient, b, p, new, buffer in blocks:
-        g, extra = (room[: p.size] for room in rooms)
+        g, extra = (x[: p.size] for x in buffers)
         leafwise.zero_block(mask.view(np.int8), gradient.view(np.int32), g.view(np.int32))
         if numbers.decay:
             np.add(g, np.multiply(p, decay, out=extra), out=g)
