@@ -49,13 +49,6 @@ def walks(run: Any) -> tuple[set[str], Counter[tuple[str, str]]]:
 
 def network() -> dict[str, torch.Tensor]:
     sizes = {"0.weight": (300, 784), "0.bias": (300,), "1.weight": (10, 300), "1.bias": (10,)}
-        "0.weight": (300, 784),
-        "0.bias": (300,),
-        "1.weight": (100, 300),
-        "1.bias": (100,),
-        "2.weight": (10, 100),
-        "2.bias": (10,),
-    }
     draw = torch.Generator().manual_seed(0)
     return {path: torch.randn(size, generator=draw) for path, size in sizes.items()}
 

@@ -122,7 +122,12 @@ def everywhere(tree: Tree) -> Tree:
     return optree.tree_map(lambda leaf: torch.ones((), dtype=torch.bool, device=leaf.device), tree)
 
 
-def _inside(support: Tree, new: Tree, old: Tree | None = None) -> Tree:
+def inside(support: Tree, new: Tree, old: Tree | None = None) -> Tree:
+    """The new leaves on their support, and off it the old ones, or +0.0; `apply_masks` without its checks.
+
+    >>> inside({"w": torch.tensor([True, False])}, {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
+    {'w': tensor([1., 4.])}
+    """
     masks, rebuild = opened(support)
     leaves = leaves_like(new, support)
     chosen = (
@@ -142,7 +147,7 @@ def apply_masks(tree: Tree, masks: Tree) -> Tree:
     another shape, TypeError for a mask that is not bool.
     """
     check_masks(masks, tree)
-    return _inside(masks, tree)
+    return inside(masks, tree)
 
 
 def check_masks(masks: Tree, params: Tree) -> None:
@@ -179,7 +184,7 @@ def effective(state: State) -> Tree:
 
 
 def _put(state: State, params: Tree) -> State:
-    return state._replace(params=_inside(support_of(state), params, state.params))
+    return state._replace(params=inside(support_of(state), params, state.params))
 
 
 def with_params(state: State, params: Tree) -> State:
@@ -233,7 +238,7 @@ def moved(state: State, updates: Tree) -> State:
 masked_view = TrainView(
     get=lambda state: state.params,
     put=_put,
-    grads=lambda state, grads, step: _inside(support_of(state), grads),
+    grads=lambda state, grads, step: inside(support_of(state), grads),
     support=support_of,
 )
 

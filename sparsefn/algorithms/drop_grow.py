@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import optree
-import torch
 from torch import Tensor
 
-from sparsefn.algorithms.competition import Competition, full
-from sparsefn.algorithms.frame import build_masked, sparse_leaves, with_masks
+from sparsefn.algorithms.competition import Competition
+from sparsefn.algorithms.cycle import Cycle, Grown, run, zeros
+from sparsefn.algorithms.frame import build_masked
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.start import Init
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.engine.checks import check_call, check_int, check_keywords
-from sparsefn.engine.rounding import as_fraction, fraction_at, rounded, rounded_down, rounded_up
-from sparsefn.engine.selection.winners import end_to_end, totals
+from sparsefn.engine.rounding import as_fraction, rounded
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.redistribute import GrowCount, Redistribute, Share, allocate, check_redistribute, mean_active
+from sparsefn.redistribute import GrowCount, Redistribute, Share, check_redistribute, mean_active
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
-from sparsefn.state import Algorithm, Score, State, Step, Trigger, Where, apply_masks, check_score, masks_tree
-from sparsefn.tree import Leaves, Tree, check_like, flatten, leaves_at
+from sparsefn.state import Algorithm, Score, Trigger, Where, check_score
 from sparsefn.triggers import every
 from sparsefn.where import default_where
-
-# (state, newly grown masks, step) -> values of the grown weights
-Grown = Callable[[State, Tree, Step], Tree]
-
-
-def zeros(state: State, grown: Tree, step: Step) -> Tree:
-    """Grown weights start at zero.
-
-    >>> zeros(sf.State({"w": torch.ones(2)}, ()), (), 0)
-    {'w': tensor([0., 0.])}
-    """
-    del grown, step
-    return optree.tree_map(torch.zeros_like, state.params)
 
 
 def drop_grow(
@@ -108,63 +93,10 @@ def drop_grow(
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
-    def goal(leaves: Leaves, had: Tensor, groups: list[int], step: Step) -> Tensor:
-        if current:
-            return had
-        counts = rule.targets(leaves, None if level is None else fraction_at(level, step))
-        return end_to_end(counts, groups, had.device)
-
-    # Counts are vectors over the competing groups of all fields, end to end.
-    def cycle(allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
-        leaves, masks = sparse_leaves(state)
-        fields = rule.fields(leaves)
-        if not fields:
-            return with_masks(state, {}, pruned)
-        signed = rule.elementwise and plan is None and grow_count is None
-        drops, of_drops = memory.read("drop", state, grads, step, leaves, signed)
-        grows, of_grows = memory.read("grow", state, grads, step, leaves, signed)
-        stats = memory.read("share", state, grads, step, leaves)[0] if shared else grows
-        free = [rule.free(field, leaves, allowed) for field in fields]
-        active = [_within(rule.active(field, masks), open_) for field, open_ in zip(fields, free, strict=True)]
-        groups = [rows.shape[0] for rows in active]
-        had = totals(active)
-        target = goal(leaves, had, groups, step)
-        # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
-        wanted = target if plan is None else torch.where(had.sum() > target.sum(), target, had)
-        rate: Any = fraction_at(fraction, step)
-        own = {} if plan is None or plan.rate is None else plan.rate(rate, stats, masks)
-        lost = _counted(count, [own.get(field[0], rate) for field in fields], had, groups).clamp(min=0)
-        if exclude_dropped:
-            lost = torch.minimum(lost, (_sizes(active, free) - wanted).clamp(min=0))
-        lost = torch.minimum(torch.maximum(lost, had - wanted), had)
-        stay = rule.win(fields, drops, had - lost, list(active), absolute=of_drops)
-        left = totals(stay) if rule.joint else had - lost
-        taken = active if exclude_dropped else stay
-        if plan is not None:
-            space = _sizes(active, free) - (had if exclude_dropped else left)
-            target = _moved(plan, stats, masks, [path for (path,) in fields], stay, left, space, target)
-        more = (target - left).clamp(min=0)
-        if grow_count is not None:
-            room = [_within(~rows, open_) for rows, open_ in zip(taken, free, strict=True)]
-            scored = [rule.rows(field, grows) for field in fields]
-            wants = torch.split(more, groups)
-            more = torch.cat([grow_count(*row) for row in zip(scored, room, wants, strict=True)])
-        won = rule.win(fields, grows, more, free, list(taken), list(stay), absolute=of_grows)
-        new: Leaves = {}
-        old: Leaves = {}
-        for field, kept, grew in zip(fields, stay, won, strict=True):
-            new |= rule.masks(field, kept | grew, drops, masks)
-            if restart_dropped:
-                old |= rule.masks(field, kept, drops, masks)
-        del stay, taken, won  # as large as the masks
-        if allowed is not None:
-            new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
-        held = {path: mask & masks[path] for path, mask in new.items()}
-        if restart_dropped:
-            held = {path: mask & old[path] for path, mask in held.items()}
-        return _planted(state, new, held, grown, pruned, step)
-
-    return build_masked(rule, memory, cycle, level=level, init=init, where=where, key=key, when=when)
+    cycle = Cycle(
+        rule, memory, level, current, fraction, count, grow_count, grown, exclude_dropped, restart_dropped, plan
+    )
+    return build_masked(rule, memory, partial(run, cycle), level=level, init=init, where=where, key=key, when=when)
 
 
 def _timetable(when: Trigger | None, fraction: Any, steps: int | None) -> tuple[Trigger, Any]:
@@ -178,66 +110,6 @@ def _timetable(when: Trigger | None, fraction: Any, steps: int | None) -> tuple[
         stop = max(1, 3 * steps // 4)
         often, share = every(min(100, max(1, steps // 100)), stop=stop), cosine_decay(0.3, stop)
     return often if when is None else when, share if fraction is None else fraction
-
-
-def _within(rows: Tensor, open_: Tensor | None) -> Tensor:
-    return rows if open_ is None else rows & open_
-
-
-def _counted(count: Callable[[Any, Any], Any], rates: list[Any], had: Tensor, groups: list[int]) -> Tensor:
-    # Our own rules take the groups of all leaves at once, others those of a leaf, and may give an int.
-    if count in (rounded, rounded_up, rounded_down) and all(rate is rates[0] for rate in rates):
-        return torch.as_tensor(count(rates[0], had), device=had.device)
-    given = [count(rate, n) for rate, n in zip(rates, torch.split(had, groups), strict=True)]
-    return end_to_end(given, groups, had.device)
-
-
-def _sizes(active: list[Tensor], free: list[Tensor | None]) -> Tensor:
-    # How many units of each group may be kept.
-    return torch.cat(
-        [
-            rows.new_full(rows.shape[:1], rows.shape[1], dtype=torch.int64) if open_ is None else totals([open_])
-            for rows, open_ in zip(active, free, strict=True)
-        ]
-    )
-
-
-def _moved(
-    plan: Redistribute,
-    stats: Leaves,
-    masks: Leaves,
-    paths: list[str],
-    stay: list[Tensor],
-    left: Tensor,
-    space: Tensor,
-    target: Tensor,
-) -> Tensor:
-    # The total regrowth is what all leaves lost; each leaf's part follows its share, up to its room.
-    kept = {path: rows.reshape(masks[path].shape) for path, rows in zip(paths, stay, strict=True)}
-    shares = plan.share({path: stats[path] for path in paths}, masks, kept)
-    caps = dict(zip(paths, space.unbind(), strict=True))
-    regrown = allocate(shares, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
-    return left + end_to_end([regrown[path] for path in paths], [1] * len(paths), left.device)
-
-
-def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: str, step: Step) -> State:
-    # New masks; what they hold keeps its value, what they let grow starts at `grown`.
-    if grown is zeros and pruned == "zero":  # what is pruned and what grew are zeros alike: one pass
-        kept = apply_masks(state.params, masks_tree(state.params, held))
-        return state._replace(params=kept, masks=masks_tree(state.params, new))
-    state = with_masks(state, new, pruned)
-    fresh = {path: mask & ~held[path] for path, mask in new.items()}
-    values: Leaves = {}
-    if grown is not zeros:
-        tree = grown(state, masks_tree(state.params, fresh), step)
-        check_like("grown values", tree, state.params)
-        values = leaves_at(tree, fresh)
-    leaves, rebuild = flatten(state.params)
-    planted = [
-        torch.where(fresh[path], values.get(path, torch.zeros_like(leaf)), leaf) if path in fresh else leaf
-        for path, leaf in leaves.items()
-    ]
-    return state._replace(params=rebuild(planted))
 
 
 def _preset(preset: Callable[..., Algorithm], sparsity: Any, **options: Any) -> Algorithm:

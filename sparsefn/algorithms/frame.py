@@ -11,7 +11,7 @@ from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.engine.checks import check_step, check_trigger
-from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.threefry import lifted
 from sparsefn.state import (
     Algorithm,
@@ -22,15 +22,24 @@ from sparsefn.state import (
     Where,
     apply_masks,
     everywhere,
-    masks_tree,
+    inside,
 )
-from sparsefn.tree import Leaves, Tree, check_like, choose, copied, fix_sizes, flatten, none_paths, same_structure
+from sparsefn.tree import (
+    Leaves,
+    Tree,
+    check_like,
+    choose,
+    copied,
+    fix_sizes,
+    flatten,
+    leaves_of,
+    none_paths,
+    same_structure,
+    with_leaves,
+)
 from sparsefn.where import float_leaves
 
 Pruned = str
-
-
-# ---- sparsity and its value at a step -----------------------------------------------------------
 
 
 # ---- states -------------------------------------------------------------------------------------
@@ -58,6 +67,24 @@ def check_update(state: State, grads: Tree, step: Step) -> Step:
     return check_step(step)
 
 
+Update = Callable[[State, Tree, Step], State]
+
+
+def checked(update: Update) -> Update:
+    """An update that checks its arguments first, and hands the step on as `check_step` gives it."""
+
+    def checking(state: State, grads: Tree, step: Step) -> State:
+        return update(state, grads, check_update(state, grads, step))
+
+    checking.unchecked = update  # type: ignore[attr-defined]
+    return checking
+
+
+def unchecked(algorithm: Algorithm) -> Update:
+    """The update of an algorithm for arguments that an algorithm around it has checked."""
+    return getattr(algorithm.update, "unchecked", algorithm.update)
+
+
 def _check_grads(grads: Tree, params: Tree) -> None:
     if not same_structure(grads, params):
         for path in none_paths(grads):
@@ -70,9 +97,10 @@ def _check_grads(grads: Tree, params: Tree) -> None:
 
 def sparse_leaves(state: State) -> tuple[Leaves, Leaves]:
     """Params and masks of the sparsified leaves, by path."""
-    params, masks = flatten(state.params)[0], flatten(state.masks)[0]
-    chosen = [path for path in params if is_sparse(masks[path], params[path])]
-    return {path: params[path] for path in chosen}, {path: masks[path] for path in chosen}
+    params, masks = flatten(state.params)[0], leaves_of(state.masks)
+    rows = zip(sparse_among(masks, list(params.values())), params.items(), masks, strict=True)
+    chosen = [(path, leaf, mask) for sparse, (path, leaf), mask in rows if sparse]
+    return {path: leaf for path, leaf, _ in chosen}, {path: mask for path, _, mask in chosen}
 
 
 def allowed_within(allowed: Leaves | None, masks: Tree) -> Leaves:
@@ -86,10 +114,9 @@ def allowed_within(allowed: Leaves | None, masks: Tree) -> Leaves:
 
 
 def with_masks(state: State, masks: Leaves, pruned: Pruned) -> State:
-    """The state with new masks; weights off them are zeroed unless they are kept or trained."""
-    tree = masks_tree(state.params, masks)
-    params = apply_masks(state.params, tree) if pruned == "zero" else state.params
-    return state._replace(params=params, masks=tree)
+    """The state with other masks of some leaves; weights off them are zeroed unless they are kept or trained."""
+    tree = with_leaves(state.masks, masks)
+    return state._replace(params=inside(tree, state.params) if pruned == "zero" else state.params, masks=tree)
 
 
 # ---- the frame of every algorithm that starts from masks ----------------------------------------
@@ -122,8 +149,8 @@ def build_masked(
             support = everywhere(params) if memory.pruned == "train" else ()
             return State(kept, masks, memory.init(params), lifted(seed).clone(), support=support)
 
+        @checked
         def update(state: State, grads: Tree, step: Step) -> State:
-            step = check_update(state, grads, step)
             state = memory.accumulate(state, grads, step)
             return choose(when(step), lambda now: rewrite(allowed, now, grads, step), state)  # type: ignore[no-any-return]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.frame import check_update, own_params
+from sparsefn.algorithms.frame import checked, own_params
 from sparsefn.algorithms.static import dense
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.masks import intersect
@@ -78,8 +78,8 @@ def reparametrised(
             raise ValueError("reparametrised: the inner algorithm has an optimizer; put with_optimizer outermost")
         return finish(part, masks, latents, step)
 
+    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        step = check_update(state, grads, step)
         latents = state.scores["latent"]
         following = torch.zeros_like(state.scores["step"]) + step + 1
         weights, masks = made(latents, state.params, following)

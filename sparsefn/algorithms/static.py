@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.frame import build_masked, check_update, own_params
+from sparsefn.algorithms.frame import build_masked, checked, own_params
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.start import Init, check_given
 from sparsefn.budgets import Distribution, uniform
@@ -21,8 +21,9 @@ from sparsefn.triggers import never
 from sparsefn.where import default_where
 
 
+@checked
 def _frozen(state: State, grads: Tree, step: Step) -> State:
-    check_update(state, grads, step)
+    del grads, step
     return state
 
 

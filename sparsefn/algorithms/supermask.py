@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition, best
-from sparsefn.algorithms.frame import check_update, own_params, sparse_leaves, with_masks
+from sparsefn.algorithms.frame import checked, own_params, sparse_leaves, with_masks
 from sparsefn.budgets import Distribution, per_leaf, uniform
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.rounding import as_fraction, fraction_at
@@ -106,8 +106,8 @@ def supermask(
         support = everywhere(params) if "params" in trains else ()
         return masked(State(params, masks_tree(params, whole), scores, lifted(seed).clone(), support=support), 0, 0)
 
+    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        step = check_update(state, grads, step)
         return choose(when(step), lambda now: masked(now, step, step + 1), state)  # type: ignore[no-any-return]
 
     def view_of(params: Leaves, scores: Leaves) -> Tree:

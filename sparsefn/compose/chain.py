@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from sparsefn.algorithms.frame import check_update
+from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose.states import check_plain, join_states, no_optimizer
 from sparsefn.masks import intersect
 from sparsefn.state import Algorithm, State, Step, has_own_support
@@ -28,7 +28,7 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     """
     check_plain("chain", algorithms)
 
-    def inside(i: int, done: list[State]) -> Algorithm:
+    def allowed(i: int, done: list[State]) -> Algorithm:
         within = algorithms[i].within
         return algorithms[i] if not done or within is None else within(_common(done))
 
@@ -38,7 +38,7 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     def init(params: Tree) -> State:
         parts: list[State] = []
         for i in range(len(algorithms)):
-            parts.append(inside(i, parts).init(params))
+            parts.append(allowed(i, parts).init(params))
             params = parts[-1].params
         no_optimizer("chain", parts)
         for i, part in enumerate(parts[:-1]):
@@ -46,14 +46,14 @@ def chain(*algorithms: Algorithm) -> Algorithm:
                 raise ValueError(f"chain: pruned weights of the algorithm at position {i} train on; put it last")
         return join(parts, _common(parts))
 
+    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        step = check_update(state, grads, step)
         parts: list[State] = []
         params, still = state.params, True
         for i in range(len(algorithms)):
             own = state.scores[str(i)]
             old = State(params, key=state.key[str(i)], opt=state.opt, **own)
-            parts.append(inside(i, parts).update(old, grads, step))
+            parts.append(unchecked(allowed(i, parts))(old, grads, step))
             params, still = parts[-1].params, still and parts[-1].masks is old.masks
         return join(parts, state.masks if still else _common(parts))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from sparsefn.algorithms.frame import check_update
+from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.algorithms.static import dense
 from sparsefn.compose.states import check_pairs, kept
 from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
@@ -82,11 +82,11 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         rows = shares(params, params)
         return join([algorithm.init(row) for algorithm, row in zip(algorithms, rows, strict=True)], params)
 
+    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        step = check_update(state, grads, step)
         given = [None for _ in names] if grads is None else shares(grads, state.params)
         rows = zip(algorithms, split(state), given, strict=True)
-        return join([algorithm.update(part, row, step) for algorithm, part, row in rows], state.params)
+        return join([unchecked(algorithm)(part, row, step) for algorithm, part, row in rows], state.params)
 
     def each(fn: Callable[[TrainView, State], Tree]) -> Callable[[State], Tree]:
         return lambda state: {

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from sparsefn.algorithms.frame import check_update
+from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose.states import check_pairs, check_plain, join_states, kept, no_optimizer, owned, part_of
 from sparsefn.engine.transforms import concrete
 from sparsefn.state import Algorithm, State, Step, effective, has_own_support, support_of
@@ -69,11 +69,11 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         # A phase that begins starts over from the effective weights.
         begun = step == begins[i]
         part = choose(begun, lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt), old) if i else old
-        part = algorithms[i].update(part, grads, step)
+        part = unchecked(algorithms[i])(part, grads, step)
         return state if part is old else join(state, part, i)
 
+    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        step = check_update(state, grads, step)
         now = concrete(step)
         for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             if now is not None:

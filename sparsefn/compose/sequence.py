@@ -7,7 +7,7 @@ from typing import Any
 
 import optree
 
-from sparsefn.algorithms.frame import check_update
+from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose.states import check_plain, join_states, no_optimizer, owned, part_of
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree
@@ -44,12 +44,12 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
         owns = [owned(part) for part in parts]
         return join([*parts[:-1], parts[-1]._replace(params=first)], masks, owns)
 
+    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        step = check_update(state, grads, step)
         params, masks, parts, owns = state.params, state.masks, [], []
         for i, algorithm in enumerate(algorithms):
             part = part_of(state, params, masks, i)
-            part = algorithm.update(part, grads, step)
+            part = unchecked(algorithm)(part, grads, step)
             params = part.params
             masks = optree.tree_map(lambda old, new: new if new.ndim else old, masks, part.masks)
             parts.append(part)

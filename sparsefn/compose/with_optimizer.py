@@ -9,13 +9,13 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.frame import check_update
-from sparsefn.compose import moments
+from sparsefn.algorithms.frame import checked, unchecked
+from sparsefn.compose import foreign
 from sparsefn.engine import leafwise
 from sparsefn.engine.checks import check_trigger
-from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.leafwise import sparse_among
 from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
-from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error
+from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error, zipped
 from sparsefn.triggers import never
 
 
@@ -109,38 +109,15 @@ def with_optimizer(
             raise TypeError(
                 "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), "
                 "such as sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), "
-                f"got {moments.name_of(optimizer)} without {name}"
+                f"got {foreign.name_of(optimizer)} without {name}"
             )
     view = algorithm.view
-    one_pass = getattr(optimizer, "under_masks", None)
-    known: dict[Any, moments.Found] = {}  # by structure, shapes and dtypes of the trained tree
-    primed = False
-
-    def prime(trained: Tree, opt: Tree) -> None:
-        # TorchOpt's sgd treats the first call of its update apart. That call is spent here, on zeros, so
-        # that a run resumed in a new process equals an uninterrupted one.
-        nonlocal primed
-        if not primed and not torch.compiler.is_compiling():
-            optimizer.update(optree.tree_map(torch.zeros_like, trained), opt, params=trained, inplace=False)
-            primed = True
+    one_pass = getattr(optimizer, "under_masks", None)  # of an `Optimizer`; another make has none
+    owners, prime = foreign.finder(optimizer), foreign.primer(optimizer)
+    tidies = mask_moments or reset_grown
 
     def start(trained: Tree) -> Tree:
-        return moments.unshared(optimizer, optimizer.init(trained), trained)
-
-    def owners(opt: Tree, trained: Tree, support: Tree) -> list[int]:
-        leaves = leaves_of(trained)
-        sparse = [is_sparse(*row) for row in zip(leaves_of(support), leaves, strict=True)]
-        if not any(sparse):
-            return [-1] * len(leaves_of(opt))
-        if torch.compiler.is_compiling():
-            found = moments.find(optimizer, trained, sparse)
-        else:
-            key = (
-                optree.tree_structure(trained),
-                *((leaf.shape, leaf.dtype, one) for leaf, one in zip(leaves, sparse, strict=True)),
-            )
-            found = known[key] = known[key] if key in known else moments.find(optimizer, trained, sparse)
-        return moments.owners_in(opt, found, optimizer, trained)
+        return foreign.unshared(optimizer, optimizer.init(trained), trained)
 
     def init(params: Tree) -> State:
         state = algorithm.init(params)
@@ -148,8 +125,9 @@ def with_optimizer(
             raise ValueError("with_optimizer: the algorithm has an optimizer already")
         trained = view.get(state)
         state = state._replace(opt=start(trained))
-        if mask_moments or reset_grown:
-            owners(state.opt, trained, view.support(state))
+        sparse = sparse_among(leaves_of(view.support(state)), leaves_of(trained))
+        if tidies and any(sparse):
+            owners(state.opt, trained, sparse)
         prime(trained, optimizer.init(trained))
         return state
 
@@ -165,48 +143,48 @@ def with_optimizer(
                 return state._replace(params=done[0], opt=done[1])
         # The masked gradient is held by nobody here: its memory is free for the new weights.
         updates, opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)
-        check_like(f"the updates of {moments.name_of(optimizer)}", updates, trained, dtype=False)
+        check_like(f"the updates of {foreign.name_of(optimizer)}", updates, trained, dtype=False)
         if not same_structure(opt, state.opt):
-            name = f"the new state of {moments.name_of(optimizer)}"
+            name = f"the new state of {foreign.name_of(optimizer)}"
             raise ValueError(f"with_optimizer: {structure_error(name, opt, state.opt, 'the old one')}")
-        opt = moments.unshared(optimizer, opt, grads, trained)
+        opt = foreign.unshared(optimizer, opt, grads, trained)
         if plain:
             return moved(state, updates)._replace(opt=opt)
         return view.put(state, optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates))._replace(opt=opt)
 
+    def live(support: Tensor, before: Tensor, weight: Tensor, stepped: Tensor) -> Tensor | None:
+        # Where moments of a leaf stay what they are; None for everywhere.
+        parts = [support] if mask_moments else []
+        if reset_grown and before is not support:
+            parts.append(before | ~support)
+        if reset_grown and weight is not stepped:
+            # What the update itself wrote anew starts anew, as when pruned and regrown.
+            parts.append(~support | (weight == stepped) | (weight.isnan() & stepped.isnan()))
+        return functools.reduce(torch.logical_and, parts) if parts else None
+
     def tidy(state: State, before: State) -> State:
-        if not (mask_moments or reset_grown):
+        if not tidies:
             return state
-        now_trained, supports = view.get(state), [view.support(each) for each in (state, before)]
-        owned_by = owners(state.opt, now_trained, supports[0])
-        rows = list(zip(*map(leaves_of, (*supports, now_trained, view.get(before))), strict=True))
-
-        def live(now: Tensor, old: Tensor, weight: Tensor, stepped: Tensor) -> Tensor | None:
-            # Where moments stay what they are; None for everywhere.
-            if not is_sparse(now, weight):
-                return None
-            parts = [now] if mask_moments else []
-            if reset_grown and old is not now:
-                parts.append(old | ~now)
-            if reset_grown and weight is not stepped:
-                # What the update itself wrote anew starts anew, as when pruned and regrown.
-                parts.append(~now | (weight == stepped) | (weight.isnan() & stepped.isnan()))
-            return functools.reduce(torch.logical_and, parts) if parts else None
-
-        lives = {owner: live(*rows[owner]) for owner in owned_by if owner >= 0}
+        trained = view.get(state)
+        rows, _ = zipped(view.support(state), view.support(before), trained, view.get(before))
+        sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
+        if not any(sparse):
+            return state
+        owned_by = owners(state.opt, trained, sparse)
+        lives = {owner: live(*rows[owner]) for owner in owned_by if owner >= 0 and sparse[owner]}
         leaves, rebuild = opened(state.opt)
-        owned = {i: mask for i, mask in enumerate(map(lives.get, owned_by)) if mask is not None}
-        masked = leafwise.cleaned(list(owned.values()), [leaves[i] for i in owned])
-        for i, leaf in zip(owned, masked, strict=True):
+        masks = {i: mask for i, mask in enumerate(map(lives.get, owned_by)) if mask is not None}
+        cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
+        for i, leaf in zip(masks, cleaned, strict=True):
             leaves[i] = leaf
         return state._replace(opt=rebuild(leaves))
 
+    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        step = check_update(state, grads, step)
         skipped = skip(step)
         goes = ~skipped if isinstance(skipped, Tensor) else not skipped
         stepped = choose(goes, lambda now: descend(now, grads, step), state)
-        state = algorithm.update(stepped, grads, step)._replace(opt=stepped.opt)
+        state = unchecked(algorithm)(stepped, grads, step)._replace(opt=stepped.opt)
         state = tidy(state, stepped)
         return choose(reset(step), lambda now: now._replace(opt=start(view.get(now))), state)  # type: ignore[no-any-return]
 

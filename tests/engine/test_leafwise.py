@@ -213,3 +213,9 @@ def test_a_state_moves_as_it_is_put():
             same(moved.params[path], put.params[path])
     with pytest.raises(ValueError, match="there is no leaf at 'b'"):
         state_module.moved(state, {"w": params["w"]})
+
+
+def test_sparse_is_read_off_shapes():
+    assert leafwise.is_sparse(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2))
+    assert not leafwise.is_sparse(torch.tensor(True), torch.ones(2, 2))
+    assert not leafwise.is_sparse(torch.tensor(True), torch.tensor(1.0))

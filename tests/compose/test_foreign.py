@@ -7,7 +7,7 @@ import torchopt
 
 import sparsefn as sf
 from sparsefn.checkpoint import load_state_dict, state_dict, tree_equal
-from sparsefn.compose import moments
+from sparsefn.compose import foreign
 
 MAKE = torch.Generator().manual_seed(0)
 PARAMS = {"w": torch.randn(6, 8, generator=MAKE), "v": torch.randn(4, 4, generator=MAKE), "t": torch.randn(())}
@@ -74,9 +74,9 @@ def test_the_smaller_sizes_of_a_leaf_stay_what_they_are():
         return [statistics(p) if min(p.shape) > 5 else torch.zeros_like(p) for p in optree.tree_leaves(params)]
 
     params = {"w": PARAMS["w"], "v": PARAMS["v"]}
-    found = moments.find(Remembers(init), params, [True, True])
+    found = foreign.find(Remembers(init), params, [True, True])
     assert found.owners == [0, -1, -1]
-    assert moments.owners_in(init(params), found, None, params) == [0, -1, -1]
+    assert foreign.owners_in(init(params), found, None, params) == [0, -1, -1]
 
 
 def test_moments_are_told_from_other_tensors():
@@ -85,7 +85,7 @@ def test_moments_are_told_from_other_tensors():
         left, right = w.new_zeros(w.shape[0], w.shape[0]), w.new_zeros(w.shape[1], w.shape[1])
         return {"mu": torch.zeros_like(w), "left": left, "right": right, "count": torch.zeros(()), "window": [None]}
 
-    assert moments.find(Remembers(init), {"w": PARAMS["w"]}, [True]).owners == [-1, -1, 0, -1]
+    assert foreign.find(Remembers(init), {"w": PARAMS["w"]}, [True]).owners == [-1, -1, 0, -1]
 
 
 def test_a_state_of_any_form_goes_where_no_moment_is_looked_for():

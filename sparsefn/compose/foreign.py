@@ -1,8 +1,8 @@
-"""Which tensors of an optimizer's state are moments of which trained leaf, for an optimizer of any make."""
+"""What is asked of an optimizer of any make: the moments in its state, and that each update be like every other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import optree
@@ -18,8 +18,8 @@ _WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alo
 def name_of(optimizer: Any) -> str:
     """What an error calls an optimizer.
 
-    >>> from sparsefn.compose import moments
-    >>> moments.name_of(torch.optim.Adam)
+    >>> from sparsefn.compose import foreign
+    >>> foreign.name_of(torch.optim.Adam)
     'Adam'
     """
     return str(getattr(optimizer, "__name__", type(optimizer).__name__))
@@ -28,8 +28,8 @@ def name_of(optimizer: Any) -> str:
 class Found(NamedTuple):
     """For every leaf of an optimizer's state the index of the trained leaf whose moment it is, or -1.
 
-    >>> from sparsefn.compose import moments
-    >>> moments.Found([-1, 0], (0, 0)).owners
+    >>> from sparsefn.compose import foreign
+    >>> foreign.Found([-1, 0], (0, 0)).owners
     [-1, 0]
 
     `like` is a tree of the state's structure.
@@ -42,9 +42,9 @@ class Found(NamedTuple):
 def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
     """The moments in the state of an optimizer of such a tree, of which some leaves are sparse.
 
-    >>> from sparsefn.compose import moments
+    >>> from sparsefn.compose import foreign
     >>> params = {"b": torch.ones(2), "w": torch.ones(2, 2)}
-    >>> moments.find(sf.optimizers.sgd(0.1, momentum=0.9), params, [False, True]).owners
+    >>> foreign.find(sf.optimizers.sgd(0.1, momentum=0.9), params, [False, True]).owners
     [-1, 0, 1]
 
     A moment is a tensor of the shape of its leaf. Statistics of rows or columns, as Adafactor's, belong to no
@@ -96,8 +96,8 @@ def _init_on_meta(optimizer: Any, probes: Tree) -> Tree:
 def owners_in(opt: Tree, found: Found, optimizer: Any, trained: Tree) -> list[int]:
     """The owners that were found, for a state that must fit them.
 
-    >>> from sparsefn.compose import moments
-    >>> moments.owners_in({"mu": torch.ones(2)}, moments.Found([0], {"mu": 0}), "adam", torch.ones(2))
+    >>> from sparsefn.compose import foreign
+    >>> foreign.owners_in({"mu": torch.ones(2)}, foreign.Found([0], {"mu": 0}), "adam", torch.ones(2))
     [0]
 
     ValueError for a state of another structure, or with another shape in place of a moment.
@@ -113,12 +113,57 @@ def owners_in(opt: Tree, found: Found, optimizer: Any, trained: Tree) -> list[in
     )
 
 
+def finder(optimizer: Any) -> Callable[[Tree, Tree, Sequence[bool]], list[int]]:
+    """A function of (the optimizer's state, the trained tree, which of its leaves are sparse) that gives the owners.
+
+    >>> from sparsefn.compose import foreign
+    >>> params, optimizer = {"w": torch.ones(2, 2)}, sf.optimizers.sgd(0.1, momentum=0.9)
+    >>> foreign.finder(optimizer)(optimizer.init(params), params, [True])
+    [-1, 0]
+
+    It asks the optimizer once for each structure with its shapes and dtypes.
+    """
+    known: dict[Any, Found] = {}
+
+    def owners(opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:
+        if torch.compiler.is_compiling():
+            return owners_in(opt, find(optimizer, trained, sparse), optimizer, trained)
+        leaves, treedef = optree.tree_flatten(trained)
+        key = treedef, *((leaf.shape, leaf.dtype, one) for leaf, one in zip(leaves, sparse, strict=True))
+        if key not in known:
+            known[key] = find(optimizer, trained, sparse)
+        return owners_in(opt, known[key], optimizer, trained)
+
+    return owners
+
+
+def primer(optimizer: Any) -> Callable[[Tree, Tree], None]:
+    """A function of (a trained tree, a state for it) that spends the optimizer's first update on zeros.
+
+    >>> from sparsefn.compose import foreign
+    >>> params, optimizer = {"w": torch.ones(2)}, sf.optimizers.sgd(0.1)
+    >>> foreign.primer(optimizer)(params, optimizer.init(params))
+
+    TorchOpt's sgd treats the first call of its update apart. With that call spent, a run that is resumed in a new
+    process equals an uninterrupted one. It does nothing the second time, and nothing in compiled code.
+    """
+    primed = False
+
+    def prime(trained: Tree, opt: Tree) -> None:
+        nonlocal primed
+        if not primed and not torch.compiler.is_compiling():
+            optimizer.update(optree.tree_map(torch.zeros_like, trained), opt, params=trained, inplace=False)
+            primed = True
+
+    return prime
+
+
 def unshared(optimizer: Any, opt: Tree, *given: Tree) -> Tree:
     """The optimizer's state, with copies of tensors that lie in the memory of what the optimizer was given.
 
-    >>> from sparsefn.compose import moments
+    >>> from sparsefn.compose import foreign
     >>> x = torch.ones(2)
-    >>> moments.unshared(None, {"last": x}, {"w": x})["last"] is x
+    >>> foreign.unshared(None, {"last": x}, {"w": x})["last"] is x
     False
 
     TypeError for a leaf that is no tensor.

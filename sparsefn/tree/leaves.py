@@ -1,16 +1,13 @@
-"""Maps over optree pytrees that know the dotted path of every leaf."""
+"""Leaves of optree pytrees by dotted path, and trees put together again from leaves."""
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import optree
 import torch
 from torch import Tensor
-
-from sparsefn.engine.transforms import concrete, constant
 
 Tree = Any  # any optree pytree of tensors
 Leaves = dict[str, Tensor]  # some leaves by dotted path
@@ -140,20 +137,16 @@ def leaves_at(tree: Tree, paths: Iterable[str]) -> dict[str, Tensor]:
     return {path: leaves[path] for path in paths}
 
 
-def copied(tree: Tree) -> Tree:
-    """Contiguous copies of the leaves, of nn.Parameters without their autograd history: what a state begins with.
+def with_leaves(tree: Tree, leaves: Mapping[str, Any]) -> Tree:
+    """The tree with other leaves at some paths.
 
-    >>> params = {"w": torch.ones(2)}
-    >>> state = sf.State(copied(params), {"w": torch.tensor(True)})
-    >>> params["w"].zero_(), state.params["w"]
-    (tensor([0., 0.]), tensor([1., 1.]))
+    >>> with_leaves({"a": 1, "b": 2}, {"b": 3})
+    {'a': 1, 'b': 3}
     """
-
-    def copy(leaf: Tensor) -> Tensor:
-        own = leaf.detach() if isinstance(leaf, torch.nn.Parameter) else leaf
-        return own.clone(memory_format=torch.contiguous_format)
-
-    return optree.tree_map(copy, tree)
+    if not leaves:
+        return tree
+    old, rebuild = opened(tree)
+    return rebuild([leaves.get(path, leaf) for path, leaf in zip(paths(tree), old, strict=True)])
 
 
 def map_with_path(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
@@ -231,74 +224,3 @@ def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True) -> None
             raise ValueError(f"expected {what} of shape {tuple(want.shape)} at {at!r}, got {tuple(leaf.shape)}")
         if dtype and leaf.dtype != want.dtype:
             raise TypeError(f"expected {what} of dtype {want.dtype} at {paths(like)[i]!r}, got {leaf.dtype}")
-
-
-def fix_sizes(tree: Tree) -> None:
-    """Let compiled code know every size of the leaves as a number; does nothing elsewhere.
-
-    >>> fix_sizes({"w": torch.zeros(2)})
-
-    Counts are exact integers of sizes, worked out with Python numbers, so a graph is of one model: a model of
-    other shapes gets a graph of its own.
-    """
-    if torch.compiler.is_compiling():
-        for leaf in leaves_of(tree):
-            for size in leaf.shape:
-                range(size)  # what the compiler must know the value of
-
-
-@constant
-def glob_match(path: str, glob: str) -> bool:
-    """Whether the whole dotted path matches the shell-style glob (`*` crosses dots).
-
-    >>> glob_match("encoder.0.weight", "*.weight")
-    True
-    """
-    return fnmatch.fnmatchcase(path, glob)
-
-
-def check_globs(what: str, globs: Sequence[str], names: Sequence[str]) -> None:
-    """Raise ValueError for a glob that matches none of the paths.
-
-    >>> check_globs("where", ["*.wieght"], ["0.weight", "0.bias"])
-    Traceback (most recent call last):
-        ...
-    ValueError: where: no path matches '*.wieght'; the paths are '0.weight', '0.bias'
-    """
-    for glob in globs:
-        if not any(glob_match(name, glob) for name in names):
-            known = ", ".join(map(repr, names))
-            raise ValueError(f"{what}: no path matches {glob!r}; the paths are {known}")
-
-
-def wide(leaf: Tensor) -> Tensor:
-    """The leaf in float32, or as it is if its dtype is that or wider.
-
-    >>> wide(torch.ones((), dtype=torch.bfloat16)).dtype
-    torch.float32
-
-    Torch rounds a Python number to 16 bits in a product with a 0-d half-precision tensor, and not in a product with
-    a larger one; compiled code keeps such products in float32. In float32 all of them agree.
-    """
-    return leaf.to(torch.promote_types(leaf.dtype, torch.float32))
-
-
-def choose(pred: Any, new: Callable[[Tree], Tree], old: Tree) -> Tree:
-    """`new(old)` where `pred` holds, else `old`: lazily if the truth is known, by `torch.where` if not.
-
-    >>> choose(False, lambda tree: 1 / 0, {"a": 1})
-    {'a': 1}
-    """
-    known = concrete(pred)
-    if known is not None:
-        return new(old) if known else old
-    return where(pred, new(old), old)
-
-
-def where(pred: Tensor, new: Tree, old: Tree) -> Tree:
-    """Leafwise `torch.where`; leaves that are the same object are passed on.
-
-    >>> where(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
-    {'a': tensor(1)}
-    """
-    return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, a, b), new, old)

@@ -8,7 +8,6 @@ import torch
 
 import sparsefn as sf
 from sparsefn import tree
-from sparsefn.engine import leafwise
 
 Pair = namedtuple("Pair", "left right")
 
@@ -75,32 +74,6 @@ def test_check_like_names_shape_dtype_and_kind():
         tree.check_like("grads", {"w": torch.ones(2, 3).double()}, want)
     with pytest.raises(TypeError, match="expected grads to be tensors, got float at 'w'"):
         tree.check_like("grads", {"w": 1.0}, want)
-
-
-def test_check_globs():
-    tree.check_globs("where", ["a.*"], ["a.b.c", "d"])
-    with pytest.raises(ValueError, match="where: no path matches 'A.*'; the paths are 'a.b', 'd'"):
-        tree.check_globs("where", ["a*", "A.*"], ["a.b", "d"])
-
-
-def test_choose_is_lazy_where_the_truth_is_known():
-    old = {"a": torch.zeros(2), "b": torch.ones(1)}
-
-    def new(state):
-        return {"a": state["a"] + 1, "b": state["b"]}
-
-    assert tree.choose(torch.tensor(False), lambda _: pytest.fail("computed"), old) is old
-    assert torch.equal(tree.choose(torch.tensor(True), new, old)["a"], torch.ones(2))
-    both = torch.func.vmap(lambda p: tree.choose(p, new, old), out_dims={"a": 0, "b": None})(
-        torch.tensor([True, False])
-    )
-    assert both["a"].tolist() == [[1, 1], [0, 0]] and both["b"] is old["b"]
-
-
-def test_sparse_is_read_off_shapes():
-    assert leafwise.is_sparse(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2))
-    assert not leafwise.is_sparse(torch.tensor(True), torch.ones(2, 2))
-    assert not leafwise.is_sparse(torch.tensor(True), torch.tensor(1.0))
 
 
 EMPTY = [

@@ -1,0 +1,200 @@
+"""One cycle of dynamic sparse training: a quota for each group, then drop, grow and plant.
+
+Counts are 1-D: one entry per group, the pools one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.algorithms.competition import Competition, full
+from sparsefn.algorithms.frame import sparse_leaves, with_masks
+from sparsefn.algorithms.memory import Memory
+from sparsefn.engine.checks import Schedule, Step
+from sparsefn.engine.rounding import fraction_at, rounded, rounded_down, rounded_up
+from sparsefn.engine.selection.winners import end_to_end, totals
+from sparsefn.redistribute import GrowCount, Redistribute, allocate
+from sparsefn.state import State, inside, masks_tree
+from sparsefn.tree import Leaves, Tree
+from sparsefn.tree.leaves import check_like, leaves_at, with_leaves
+
+# (state, newly grown masks, step) -> values of the grown weights
+Grown = Callable[[State, Tree, Step], Tree]
+
+
+def zeros(state: State, grown: Tree, step: Step) -> Tree:
+    """Grown weights start at zero.
+
+    >>> zeros(sf.State({"w": torch.ones(2)}, ()), (), 0)
+    {'w': tensor([0., 0.])}
+    """
+    del grown, step
+    return optree.tree_map(torch.zeros_like, state.params)
+
+
+class Cycle(NamedTuple):
+    """What `drop_grow` was told: see there. Without `level` the count is the current one, or the pattern's."""
+
+    rule: Competition
+    memory: Memory
+    level: Schedule | None
+    current: bool
+    fraction: Schedule
+    rounding: Callable[[Any, Any], Any]
+    grow_count: GrowCount | None
+    grown: Grown
+    exclude_dropped: bool
+    restart_dropped: bool
+    plan: Redistribute | None
+
+
+class Field(NamedTuple):
+    """The weights that a cycle works on, with their units as rows, (groups, units of a group).
+
+    `free` are the units of each pool that may be kept, None for all; `active` those of them that are kept; `had` is
+    how many units of each group are active.
+    """
+
+    leaves: Leaves
+    masks: Leaves
+    pools: list[list[str]]
+    free: list[Tensor | None]
+    active: list[Tensor]
+    had: Tensor
+
+    @property
+    def groups(self) -> list[int]:
+        """How many groups each pool has."""
+        return [rows.shape[0] for rows in self.active]
+
+    def room(self) -> Tensor:
+        """How many units of each group may be kept."""
+        return torch.cat(
+            [
+                rows.new_full(rows.shape[:1], rows.shape[1], dtype=torch.int64) if open_ is None else totals([open_])
+                for rows, open_ in zip(self.active, self.free, strict=True)
+            ]
+        )
+
+
+def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
+    """The state after one cycle, in which masks stay inside what is allowed."""
+    rule, memory, plan = cycle.rule, cycle.memory, cycle.plan
+    leaves, masks = sparse_leaves(state)
+    pools = rule.fields(leaves)
+    if not pools:
+        return state
+    signed = rule.elementwise and plan is None and cycle.grow_count is None
+    drops, of_drops = memory.read("drop", state, grads, step, leaves, signed)
+    grows, of_grows = memory.read("grow", state, grads, step, leaves, signed)
+    shares = memory.read("share", state, grads, step, leaves)[0] if "share" in memory.scores else grows
+    free = [rule.free(pool, leaves, allowed) for pool in pools]
+    active = [_within(rule.active(pool, masks), open_) for pool, open_ in zip(pools, free, strict=True)]
+    field = Field(leaves, masks, pools, free, active, totals(active))
+    lost, target = _quota(cycle, field, shares, step)
+    stay = rule.win(pools, drops, field.had - lost, list(active), absolute=of_drops)
+    grew = _grow(cycle, field, grows, of_grows, shares, stay, field.had - lost, target)
+    new: Leaves = {}
+    old: Leaves = {}
+    for pool, kept, grown in zip(pools, stay, grew, strict=True):
+        new |= rule.masks(pool, kept | grown, drops, masks)
+        if cycle.restart_dropped:
+            old |= rule.masks(pool, kept, drops, masks)
+    del active, field, stay, grew  # as large as the masks
+    if allowed is not None:
+        new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
+    held = {path: mask & masks[path] for path, mask in new.items()}
+    if cycle.restart_dropped:
+        held = {path: mask & old[path] for path, mask in held.items()}
+    return _plant(state, new, held, cycle.grown, memory.pruned, step)
+
+
+def _quota(cycle: Cycle, field: Field, shares: Leaves, step: Step) -> tuple[Tensor, Tensor]:
+    # How many units of each group are dropped, and how many are to be active afterwards.
+    rule, plan, had = cycle.rule, cycle.plan, field.had
+    target = had
+    if not cycle.current:
+        level = None if cycle.level is None else fraction_at(cycle.level, step)
+        target = end_to_end(rule.targets(field.leaves, level), field.groups, had.device)
+    # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
+    wanted = target if plan is None else torch.where(had.sum() > target.sum(), target, had)
+    rate: Any = fraction_at(cycle.fraction, step)
+    own = {} if plan is None or plan.rate is None else plan.rate(rate, shares, field.masks)
+    lost = _counted(cycle.rounding, [own.get(pool[0], rate) for pool in field.pools], had, field.groups).clamp(min=0)
+    if cycle.exclude_dropped:
+        lost = torch.minimum(lost, (field.room() - wanted).clamp(min=0))
+    return torch.minimum(torch.maximum(lost, had - wanted), had), target
+
+
+def _counted(count: Callable[[Any, Any], Any], rates: list[Any], had: Tensor, groups: list[int]) -> Tensor:
+    # The library's own rules take the groups of all pools at once, others those of a pool, and may give an int.
+    if count in (rounded, rounded_up, rounded_down) and all(rate is rates[0] for rate in rates):
+        return torch.as_tensor(count(rates[0], had), device=had.device)
+    given = [count(rate, n) for rate, n in zip(rates, torch.split(had, groups), strict=True)]
+    return end_to_end(given, groups, had.device)
+
+
+def _grow(
+    cycle: Cycle,
+    field: Field,
+    scores: Leaves,
+    absolute: bool,
+    shares: Leaves,
+    stay: list[Tensor],
+    left: Tensor,
+    target: Tensor,
+) -> list[Tensor]:
+    # The units that grow, up to the target, where `stay` are kept: `left` of each group, unless pools are joint.
+    rule, plan = cycle.rule, cycle.plan
+    left = totals(stay) if rule.joint else left
+    taken = field.active if cycle.exclude_dropped else stay
+    if plan is not None:
+        target = _moved(plan, field, shares, stay, left, field.had if cycle.exclude_dropped else left, target)
+    more = (target - left).clamp(min=0)
+    if cycle.grow_count is not None:
+        open_ = [_within(~rows, free) for rows, free in zip(taken, field.free, strict=True)]
+        scored = [rule.rows(pool, scores) for pool in field.pools]
+        wants = torch.split(more, field.groups)
+        more = torch.cat([cycle.grow_count(*row) for row in zip(scored, open_, wants, strict=True)])
+    return rule.win(field.pools, scores, more, field.free, list(taken), list(stay), absolute=absolute)
+
+
+def _moved(
+    plan: Redistribute, field: Field, shares: Leaves, stay: list[Tensor], left: Tensor, barred: Tensor, target: Tensor
+) -> Tensor:
+    # The total regrowth is what all leaves lost; each leaf's part follows its share, up to its room.
+    paths = [path for (path,) in field.pools]
+    kept = {path: rows.reshape(field.masks[path].shape) for path, rows in zip(paths, stay, strict=True)}
+    parts = plan.share({path: shares[path] for path in paths}, field.masks, kept)
+    caps = dict(zip(paths, (field.room() - barred).unbind(), strict=True))
+    regrown = allocate(parts, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
+    return left + end_to_end([regrown[path] for path in paths], [1] * len(paths), left.device)
+
+
+def _plant(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: str, step: Step) -> State:
+    # New masks; what they hold keeps its value, what they let grow starts at `grown`.
+    if grown is zeros and pruned == "zero":  # what is pruned and what grew are zeros alike: one pass
+        kept = inside(with_leaves(state.masks, held), state.params)
+        return state._replace(params=kept, masks=with_leaves(state.masks, new))
+    state = with_masks(state, new, pruned)
+    fresh = {path: mask & ~held[path] for path, mask in new.items()}
+    leaves = leaves_at(state.params, fresh)
+    values: Leaves = {}
+    if grown is not zeros:
+        tree = grown(state, masks_tree(state.params, fresh), step)
+        check_like("grown values", tree, state.params)
+        values = leaves_at(tree, fresh)
+    planted = {
+        path: torch.where(mask, values.get(path, torch.zeros_like(leaves[path])), leaves[path])
+        for path, mask in fresh.items()
+    }
+    return state._replace(params=with_leaves(state.params, planted))
+
+
+def _within(rows: Tensor, open_: Tensor | None) -> Tensor:
+    return rows if open_ is None else rows & open_

@@ -1,0 +1,101 @@
+"""What is done with the leaves of trees: copies, choices, globs of their paths."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.engine.transforms import concrete, constant
+from sparsefn.tree.leaves import Tree, leaves_of
+
+
+def copied(tree: Tree) -> Tree:
+    """Contiguous copies of the leaves, of nn.Parameters without their autograd history: what a state begins with.
+
+    >>> params = {"w": torch.ones(2)}
+    >>> state = sf.State(copied(params), {"w": torch.tensor(True)})
+    >>> params["w"].zero_(), state.params["w"]
+    (tensor([0., 0.]), tensor([1., 1.]))
+    """
+
+    def copy(leaf: Tensor) -> Tensor:
+        own = leaf.detach() if isinstance(leaf, torch.nn.Parameter) else leaf
+        return own.clone(memory_format=torch.contiguous_format)
+
+    return optree.tree_map(copy, tree)
+
+
+def fix_sizes(tree: Tree) -> None:
+    """Let compiled code know every size of the leaves as a number; does nothing elsewhere.
+
+    >>> fix_sizes({"w": torch.zeros(2)})
+
+    Counts are exact integers of sizes, worked out with Python numbers, so a graph is of one model: a model of
+    other shapes gets a graph of its own.
+    """
+    if torch.compiler.is_compiling():
+        for leaf in leaves_of(tree):
+            for size in leaf.shape:
+                range(size)  # what the compiler must know the value of
+
+
+@constant
+def glob_match(path: str, glob: str) -> bool:
+    """Whether the whole dotted path matches the shell-style glob (`*` crosses dots).
+
+    >>> glob_match("encoder.0.weight", "*.weight")
+    True
+    """
+    return fnmatch.fnmatchcase(path, glob)
+
+
+def check_globs(what: str, globs: Sequence[str], names: Sequence[str]) -> None:
+    """Raise ValueError for a glob that matches none of the paths.
+
+    >>> check_globs("where", ["*.wieght"], ["0.weight", "0.bias"])
+    Traceback (most recent call last):
+        ...
+    ValueError: where: no path matches '*.wieght'; the paths are '0.weight', '0.bias'
+    """
+    for glob in globs:
+        if not any(glob_match(name, glob) for name in names):
+            known = ", ".join(map(repr, names))
+            raise ValueError(f"{what}: no path matches {glob!r}; the paths are {known}")
+
+
+def wide(leaf: Tensor) -> Tensor:
+    """The leaf in float32, or as it is if its dtype is that or wider.
+
+    >>> wide(torch.ones((), dtype=torch.bfloat16)).dtype
+    torch.float32
+
+    Torch rounds a Python number to 16 bits in a product with a 0-d half-precision tensor, and not in a product with
+    a larger one; compiled code keeps such products in float32. In float32 all of them agree.
+    """
+    return leaf.to(torch.promote_types(leaf.dtype, torch.float32))
+
+
+def choose(pred: Any, new: Callable[[Tree], Tree], old: Tree) -> Tree:
+    """`new(old)` where `pred` holds, else `old`: lazily if the truth is known, by `torch.where` if not.
+
+    >>> choose(False, lambda tree: 1 / 0, {"a": 1})
+    {'a': 1}
+    """
+    known = concrete(pred)
+    if known is not None:
+        return new(old) if known else old
+    return where(pred, new(old), old)
+
+
+def where(pred: Tensor, new: Tree, old: Tree) -> Tree:
+    """Leafwise `torch.where`; leaves that are the same object are passed on.
+
+    >>> where(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
+    {'a': tensor(1)}
+    """
+    return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, a, b), new, old)
