@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 import torchopt
 from _digits_report import draw, orderings, table
+from _progress import progress
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional
-from tqdm import tqdm
 
 import sparsefn as sf
 
@@ -233,8 +233,7 @@ def main() -> None:
     grid = [(name, s, d) for s in chosen.sparsity for name in names for d in DISTRIBUTIONS]
     trained = 1 + sum(name != "one-shot" for name, _, _ in grid)
     results = []
-    with tqdm(total=trained * chosen.steps, unit="step", smoothing=0.05) as bar:
-        bar.set_description("dense")
+    with progress(trained * chosen.steps, "dense") as bar:
         dense = train(lambda key: sf.dense(), train_data, keys, chosen.steps, bar)
         results.append({"method": "dense", "distribution": None, "sparsity": 0.0, **measure(dense, test_data)})
         for name, sparsity, distribution in grid:

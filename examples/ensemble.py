@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import torch
 from _ensemble_report import draw, table
+from _progress import progress
 from digits import BATCH, TRAIN, Data, at_least, forward, he_init, load, loss, make_folder
 from torch import Tensor
 from torch.func import grad, vmap
-from tqdm import tqdm
 
 import sparsefn as sf
 
@@ -226,7 +226,7 @@ def main() -> None:
         torch.tensor(levels, dtype=torch.float64).repeat_interleave(seeds),
     )
     begin = time.perf_counter()
-    with tqdm(total=chosen.steps, unit="step", smoothing=0.05, desc=f"{len(members.keys)} networks") as bar:
+    with progress(chosen.steps, f"{len(members.keys)} networks") as bar:
         first, last = train(members, data, chosen.steps, chosen.compile, bar)
     seconds = time.perf_counter() - begin
     results = measure(first, last, test, levels, seeds)

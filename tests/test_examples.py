@@ -1,6 +1,7 @@
 """The examples run as a user would run them, and what they report is consistent."""
 
 import importlib
+import io
 import json
 import math
 import re
@@ -46,6 +47,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 def test_a_progress_bar_counts_every_step(done: Done) -> None:
     ensembles = 1 + 4 * 2  # one-shot prunes the dense run
     assert f"{ensembles * STEPS}/{ensembles * STEPS}" in done.bar
+    # A line for each run and a few more: 216 steps of milliseconds are not 216 lines.
+    assert "\r" not in done.bar and len(done.bar.splitlines()) < 60
 
 
 def test_the_table_is_aligned_and_says_what_the_json_says(done: Done) -> None:
@@ -173,6 +176,31 @@ def test_the_shortest_runs_reach_their_sparsity_too(digits: ModuleType, method: 
     for step in range(steps):
         state = algorithm.update(state, params, step)
     assert sf.masks.n_kept(state.masks) == sf.budgets.n_kept(sum(LAYERS), 0.9)
+
+
+class Stream(io.StringIO):
+    """A standard error that is a terminal or is not."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: terminal  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_a_bar_on_a_terminal_and_a_line_now_and_then_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    module = importlib.import_module("_progress")
+    monkeypatch.setattr(sys, "stderr", stream := Stream(terminal))
+    with module.progress(1000, "RigL", seconds=3600.0) as bar:
+        for _ in range(1000):
+            bar.update()
+    shown = stream.getvalue()
+    assert "1000/1000" in shown and "RigL" in shown
+    assert ("\r" in shown) == terminal
+    if not terminal:
+        assert len(shown.split("\n")) <= 4  # the start and the end
 
 
 # ---- the ensemble --------------------------------------------------------------------------------
