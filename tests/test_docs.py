@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import api_page
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -93,6 +94,26 @@ def test_the_readme_shows_the_two_commands(command: str) -> None:
     shown = [line for block in split(PAGES[0].read_text(encoding="utf-8"))[1] for line in block.code.splitlines()]
     commands = [line.split("#")[0].removeprefix("$ ").strip() for line in shown]
     assert command in commands, f"no block of README.md has the line `{command}`"
+
+
+def test_every_public_name_is_on_its_page() -> None:
+    written = api_page.PAGE.read_text(encoding="utf-8")
+    assert written == api_page.page(), "docs/api.md is out of date: run `python tests/api_page.py`"
+
+
+def test_the_index_links_to_every_page() -> None:
+    docs = ROOT / "docs"
+    listed = {(docs / target).resolve() for target in links((docs / "index.md").read_text(encoding="utf-8"))}
+    assert set(PAGES[1:]) - {docs / "index.md"} <= listed
+
+
+@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_that_the_maintainers_pages_name_exist(name: str) -> None:
+    text = split((ROOT / name).read_text(encoding="utf-8"))[0]
+    named = re.findall(r"`([\w./-]+(?:\.(?:py|md|txt|toml)|/))`", text)
+    places = (ROOT, ROOT / "sparsefn", *(ROOT / "sparsefn").rglob("*/"))
+    assert named
+    assert not [path for path in named if not any((place / path).exists() for place in places)]
 
 
 def page(*lines: str) -> str:

@@ -1,0 +1,31 @@
+"""Every public name on one page: `python tests/api_page.py` writes docs/api.md anew."""
+
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "api.md"
+HEAD = """# Every public name
+
+What can be called as `sf.name` after `import sparsefn as sf`, with the first line of its docstring; `help(sf.rigl)` shows
+the rest. `python tests/api_page.py` writes this page. Terms are in the [glossary](glossary.md).
+"""
+
+
+def page() -> str:
+    """The text of docs/api.md, from the docstrings as they are now."""
+    from test_public import PUBLIC, words  # loads Hypothesis and the whole library
+
+    groups: dict[str, list[str]] = {}
+    for name in sorted(PUBLIC, key=lambda name: (name.count("."), name.lower())):
+        groups.setdefault(name.rpartition(".")[0], []).append(name)
+    text = HEAD
+    for group in sorted(groups):
+        module = sys.modules["sparsefn" + ("." + group if group else "")]
+        lines = [f"- `sf.{name}`: {words(PUBLIC[name]).splitlines()[0]}\n" for name in groups[group]]
+        title = f"sf.{group}" if group else "sf"
+        text += f"\n## {title}\n\n{words(module).splitlines()[0]}\n\n{''.join(lines)}"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
