@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from property_tests import registry
 from property_tests.effort import seed, tries
 from property_tests.registry import ROWS
+from sparsefn import algorithms
 from sparsefn.testing import LAWS, Check, Law, Row, check_row
 from sparsefn.testing.harness import algorithm_of, digest, updates
 from sparsefn.testing.laws import COMPILE
@@ -35,6 +37,13 @@ def test_every_law_binds_a_row_and_every_row_is_bound_by_many() -> None:
     assert all(any(check.binds(row.meta) for row in ROWS) for _, check in CHECKS)
     assert all(len({law.name for law, check in CHECKS if check.binds(row.meta)}) >= 6 for row in ROWS)
     assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_every_algorithm_has_a_row() -> None:
+    made = Path(str(registry.__file__)).read_text(encoding="utf-8")
+    returns = {name: getattr(value, "__annotations__", {}).get("return") for name, value in vars(algorithms).items()}
+    missing = [name for name, kind in returns.items() if kind == "Algorithm" and f"sf.{name}(" not in made]
+    assert "rigl" in returns and not missing, f"add a Row to property_tests/registry.py for each of {missing}"
 
 
 def digests() -> dict[str, str]:

@@ -6,8 +6,8 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# Every public name
 
-What can be called as `sf.name` after `import sparsefn as sf`, with the first line of its docstring; `help(sf.rigl)` shows
-the rest. `python tests/api_page.py` writes this page. Terms are in the [glossary](glossary.md).
+What can be called as `sf.name` after `import sparsefn as sf`, with the first line of its docstring. `help(sf.rigl)`
+shows the rest. `python tests/api_page.py` writes this page. Terms are in the [glossary](glossary.md).
 """
 
 
