@@ -1,4 +1,4 @@
-"""What is measured on: ResNet-50's weights, and two models small enough to train on a CPU."""
+"""The models of the benchmarks: ResNet-50's weights, and two models small enough to train on a CPU."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Peers that are installed apart, None where one is not. Their own code runs; what they only import has a stand-in."""
+"""Peers that are installed separately, None where one is missing. Their own code runs; stubs replace their imports."""
 
 import importlib
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""What was aimed at (targets.toml), and what was measured: a table in Markdown from the JSON files of full runs.
+"""A Markdown table of targets (targets.toml) beside the measurements in the JSON files of full runs.
 
     python benchmarks/targets.py out/benchmarks
     python benchmarks/targets.py out/benchmarks out/benchmarks-2

@@ -1,4 +1,4 @@
-"""What `digits.py` says about its results: a table, orderings and a figure."""
+"""Reports the results of `digits.py`: a table, orderings and a figure."""
 
 from pathlib import Path
 from typing import Any
@@ -7,9 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
-COLOURS = {"uniform": "#0072B2", "ERK": "#D55E00"}  # told apart by every kind of colour vision
+COLOURS = {"uniform": "#0072B2", "ERK": "#D55E00"}  # distinct for every kind of colour vision
 MARKERS = {"uniform": "o", "ERK": "s"}
-PICTURED = ("RigL", "SET", "GMP", "one-shot", "static")  # whose mask is shown: the first that was run
+PICTURED = ("RigL", "SET", "GMP", "one-shot", "static")  # the mask of the first of these that was run is shown
 BLANK = 0.05  # mean ink below which a pixel counts as blank
 
 Results = list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What `ensemble.py` says about its results: a table and a figure."""
+"""Reports the results of `ensemble.py`: a table and a figure."""
 
 from pathlib import Path
 from typing import Any

@@ -154,7 +154,7 @@ def prune(dense: Run, sparsity: float, distribution: str) -> Run:
 
 
 def measure(run: Run, test: Data) -> dict[str, Any]:
-    """What the table, the figure and the JSON file need to know of a run."""
+    """The numbers of a run for the table, the figure and the JSON file."""
     predicted = vmap(lambda state: forward(sf.effective(state), test.x).argmax(-1))(run.last)
     accuracy = 100 * (predicted == test.y).double().mean(-1)
     error = accuracy.std() / math.sqrt(len(accuracy)) if len(accuracy) > 1 else None
@@ -200,7 +200,7 @@ def fraction(text: str) -> float:
 
 
 def make_folder(parser: argparse.ArgumentParser, out: Path) -> None:
-    """Make the folder for the output, or end with what is wrong about it."""
+    """Make the folder for the output, or exit with an error message."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -208,7 +208,7 @@ def make_folder(parser: argparse.ArgumentParser, out: Path) -> None:
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
-    """What the command line asks for; the folder for the output is made here, before any training."""
+    """Parse the command line, and make the output folder before any training."""
     parser = argparse.ArgumentParser(description="Train sparse networks on scikit-learn's digits.")
     add = parser.add_argument
     add("--seeds", type=at_least(1), default=6, help="members of each ensemble (default: 6)")

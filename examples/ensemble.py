@@ -4,8 +4,8 @@
     python examples/ensemble.py --quick
     python examples/ensemble.py --steps 1000 --compile
 
-It prints a table and what the one loop saves over 64 of them, and writes `out/ensemble.png` and `out/ensemble.json`,
-which holds every number. Needs the `demo` extra.
+It prints a table and how much time one loop saves over 64 loops, and writes `out/ensemble.png` and
+`out/ensemble.json`, which holds every number. Needs the `demo` extra.
 """
 
 import argparse
@@ -26,13 +26,13 @@ import sparsefn as sf
 
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99)
 PERIOD = 10  # steps from one change of the masks to the next
-ROUNDS, ALONE = 5, 3  # how the loop is timed: members trained alone for a period, in so many rounds
+ROUNDS, ALONE = 5, 3  # timing: rounds, and how many members are trained alone in each
 
 Step = Callable[..., sf.State]
 
 
 class Members(NamedTuple):
-    """What tells members apart: a key and a sparsity each."""
+    """The settings of the members: a key and a sparsity each."""
 
     keys: Tensor
     sparsities: Tensor
@@ -105,7 +105,7 @@ def train(members: Members, data: Data, steps: int, compiled: bool, bar: Any) ->
     rest = resting(steps, compiled)
     for step in range(steps):
         x, y = batches(data, members.keys, step)
-        # The step is an int, the same for all members: a step that moves no mask costs nothing for it.
+        # The step is an int, the same for all members: a step that changes no mask does no work for masks.
         state = rest(state, x, y) if step % PERIOD else change(*members, state, x, y, step)
         bar.update()
     return first, state
@@ -144,7 +144,7 @@ def measure(first: sf.State, last: sf.State, test: Data, levels: list[float], se
 def overlap(
     before: sf.ensemble.Summary, after: sf.ensemble.Summary, chosen: Callable[[sf.ensemble.Row], bool], group: slice
 ) -> dict[str, float]:
-    """What masks of a group share in the chosen layers: mean and deviation over pairs, and what chance would give.
+    """How much masks of a group share in the chosen layers: mean and deviation over pairs, and as random masks would.
 
     Two random masks of k among n weights share k * k / n of them.
     """
@@ -200,7 +200,7 @@ def speed(members: Members, state: sf.State, data: Data, steps: int, compiled: b
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
-    """What the command line asks for; the folder for the output is made here, before any training."""
+    """Parse the command line, and make the output folder before any training."""
     parser = argparse.ArgumentParser(description="Train 64 sparse networks on scikit-learn's digits in one loop.")
     add = parser.add_argument
     add("--steps", type=at_least(2 * PERIOD), help="training steps (default: 500; 60 with --quick)")

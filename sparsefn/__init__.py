@@ -156,8 +156,8 @@ if _TYPE_CHECKING:
     from sparsefn.shrinking import prune_biases as prune_biases
     from sparsefn.shrinking import shrink as shrink
 
-# Loaded when they are asked for: what stands around training takes as long to load as training itself, and
-# `sf.testing` needs Hypothesis, which users who only train do not have.
+# Loaded on first use: these modules take as long to load as the ones for training, and `sf.testing` needs Hypothesis,
+# which users who only train do not have.
 _LATER = {
     name: name for name in ("activations", "config", "curvature", "ensemble", "report", "shorthand", "testing")
 } | {
@@ -179,5 +179,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    # What cannot be loaded is not listed, so that help and inspect work without Hypothesis.
+    # Modules that cannot be loaded are not listed, so that help and inspect work without Hypothesis.
     return sorted({*__all__, "__version__", "set", *(["testing"] if _find_spec("hypothesis") else [])})

@@ -1,4 +1,4 @@
-"""Masks for activations, from what was seen of them: aggregate, reduce, mask."""
+"""Masks for activations, made from observed values in three steps: aggregate, reduce, mask."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from sparsefn.tree import Tree
 
 
 class ActivationState(NamedTuple):
-    """What is remembered of one activation, as a pytree of tensors.
+    """The mask and statistics of one activation, as a pytree of tensors.
 
     >>> act = sf.activations.activation_sparsifier(torch.add, torch.abs, lambda x: x > 1.0)
     >>> act.init(torch.zeros(2))
     ActivationState(mask=tensor([True, True]), aggregate=tensor([0., 0.]), seen=tensor(0))
 
-    `mask` is bool, True = kept, and broadcasts to the activation; `aggregate` holds what was observed
-    since the last update and `seen` how often. With `features` mask and aggregate are tuples, one
-    tensor a feature.
+    `mask` is bool, True = kept, and broadcasts to the activation; `aggregate` sums up the observations since the last
+    update, and `seen` counts them. With `features` mask and aggregate are tuples, one tensor a feature.
     """
 
     mask: Tree
@@ -55,7 +54,7 @@ def activation_sparsifier(
     features: Sequence[int] | None = None,
     axis: int | None = None,
 ) -> ActivationSparsifier:
-    """A mask for an activation: `mask(reduce(aggregate of what was observed))`.
+    """A mask for an activation: `mask(reduce(aggregate of the observations))`.
 
     >>> act = sf.activations.activation_sparsifier(
     ...     torch.add, lambda total: total.mean(0), lambda mean: mean.abs() > 0.5
@@ -68,18 +67,18 @@ def activation_sparsifier(
     >>> state.mask, act.apply(state, x)[1]
     (tensor([ True, False, False]), tensor([1., 0., 0.]))
 
-    `observe` makes the aggregate `aggregate(old, x)`, where the first old one is `start(x)`; it keeps the
-    shape and dtype of `start(x)`. For batches of several sizes give a `start` without the batch. `update`
-    makes the mask afresh and lets the aggregate start over; where nothing was observed since the last one
-    the mask stays. `apply` gives a new tensor, +0.0 off the mask (-0.0, NaN and inf too), and is
-    differentiable in x. `mask` gives bools that broadcast to the activation.
+    `observe` sets the aggregate to `aggregate(old, x)`, where the first old value is `start(x)`; it keeps the shape
+    and dtype of `start(x)`. For batches of several sizes give a `start` without the batch. `update` makes a new mask
+    and resets the aggregate; without an observation since the last update the mask stays. `apply` gives a new tensor,
+    +0.0 off the mask (-0.0, NaN and inf too), and is differentiable in x. `mask` gives bools that broadcast to the
+    activation.
 
     With `features`, indices along `axis`, each of these slices of size 1 has an aggregate and a mask of
-    its own, and the rest of the activation passes through. What is observed is detached. Works under
-    `grad`, `vmap` and `compile`; there and eagerly all is computed and selected, without a device sync.
-    Raises ValueError for features without an axis (and the reverse), for features that are negative,
-    repeated or out of range, and for shapes that do not fit; TypeError for what is no function, and for
-    a mask that is not bool.
+    its own, and the rest of the activation passes through. Observations are detached. Works under `grad`, `vmap` and
+    `compile`; there and eagerly both branches are computed and one is selected, without a device sync. Raises
+    ValueError for features without an axis (and the reverse), for features that are negative, repeated or out of
+    range, and for shapes that do not fit; TypeError for an argument that is not a function, and for a mask that is
+    not bool.
     """
     for name, fn in (("aggregate", aggregate), ("reduce", reduce), ("mask", mask), ("start", start)):
         if not callable(fn):

@@ -25,13 +25,13 @@ Distribution = Callable[[Shapes, Sparsity], Counts]
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:
-    """The sparsity that the rest of the weights need where some stay dense.
+    """The sparsity of the other weights, where some stay dense and the overall sparsity is given.
 
     >>> round(sf.budgets.compensated(0.6, total=100, dense=20), 3)
     0.75
 
     `total` weights, `dense` of them dense, at `sparsity` over all: the others are at
-    `sparsity * total / (total - dense)`. ValueError where they would have none left to keep.
+    `sparsity * total / (total - dense)`. ValueError if they would keep less than nothing.
     """
     if isinstance(check_sparsity(sparsity), Tensor):
         raise TypeError("compensated: expected sparsity to be a float in [0, 1], got a tensor")
@@ -80,8 +80,9 @@ def erdos_renyi() -> Distribution:
     >>> sf.budgets.erdos_renyi()({"a": (100, 100), "b": (10, 100)}, 0.9)
     {'a': 710, 'b': 390}
 
-    A leaf that would need more than it has is dense and the rest share what is left. Leaves of fewer
-    than 2 dimensions are a ValueError. Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
+    A leaf whose share exceeds its size is dense, and the other leaves share the rest. Leaves of fewer than 2
+    dimensions are a ValueError.
+    Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
     """
     return lambda shapes, sparsity: _by_share(shapes, sparsity, lambda s: (s[0] + s[1]) / (s[0] * s[1]))
 
@@ -92,8 +93,8 @@ def erk(power: float = 1.0) -> Distribution:
     >>> sf.budgets.erk()({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9)
     {'a': 1267, 'b': 640}
 
-    The total is exact; a leaf that would need more than it has is dense and the rest share what is
-    left. Leaves of fewer than 2 dimensions are a ValueError. Evci et al. 2020, arXiv 1911.11134, sec. 3.
+    The total is exact; a leaf whose share exceeds its size is dense, and the other leaves share the rest. Leaves of
+    fewer than 2 dimensions are a ValueError. Evci et al. 2020, arXiv 1911.11134, sec. 3.
     """
     if not math.isfinite(power):
         raise ValueError(f"expected a finite power, got {power}")
@@ -129,7 +130,7 @@ def by_path(table: Mapping[str, float]) -> Distribution:
 
 @constant
 def _ratio(x: float) -> tuple[int, int]:
-    # Of the float itself 0.07 * 100 would be a little above 7. Any p / q below 2^26 is found again.
+    # As a float 0.07 * 100 is a little above 7. Any p / q below 2^26 is recovered.
     exact = Fraction(x)
     near = (exact.limit_denominator(2**bits) for bits in range(54))
     return next((fraction for fraction in near if float(fraction) == x), exact).as_integer_ratio()
@@ -146,7 +147,7 @@ class Global(NamedTuple):
     ceiling: float
 
     def bounds(self, shapes: Shapes, total: int | Tensor) -> dict[str, tuple[int, int]]:
-        """Least and most kept units of each leaf; raises if the total cannot meet them.
+        """The fewest and the most units that each leaf keeps; raises if the total cannot meet them.
 
         >>> sf.budgets.global_(floor=0.07, ceiling=0.29).bounds({"a": (100,)}, 8)
         {'a': (7, 29)}
@@ -165,7 +166,7 @@ class Global(NamedTuple):
         return limits
 
     def __call__(self, shapes: Shapes, sparsity: Sparsity) -> Counts:
-        """Refuses: counts of a global budget come out of the competition, not out of shapes.
+        """Raise TypeError: the counts of a global budget depend on scores, not on shapes alone.
 
         >>> sf.budgets.global_()({"a": (8,)}, 0.5)
         Traceback (most recent call last):

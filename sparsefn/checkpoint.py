@@ -27,14 +27,13 @@ def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
     torch.Size([1017])
 
     The order is optree's, whatever the insertion order of dicts. `torch.save` and
-    `torch.load(weights_only=True)` take it. Tensors are detached and shared with the state, but for
-    views of another storage (a member of a stack), which are copied: `torch.save` would write the whole
-    storage.
+    `torch.load(weights_only=True)` take it. Tensors are detached and shared with the state, except views of a larger
+    storage (a member of a stack), which are copied: `torch.save` would write the whole storage.
 
     With `pack` every bool tensor that is not 0-d takes one bit an element. It becomes a vector of uint8: the
-    number of dimensions, each size in 8 bytes, the lowest first, and the bytes of `sf.masks.pack`. Loading needs
-    no word of it. Raises ValueError for two leaves of one path, TypeError for a leaf that is no tensor, or is a
-    sparse, nested or quantised one.
+    number of dimensions, each size in 8 bytes, the lowest first, and the bytes of `sf.masks.pack`. `load_state_dict`
+    recognizes packed masks. Raises ValueError for two leaves of one path, TypeError for a leaf that is not a tensor,
+    or is a sparse, nested or quantised one.
     """
     leaves = {path: _tensor("the state", path, leaf) for path, leaf in flatten(state)[0].items()}
     return {
@@ -44,7 +43,7 @@ def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
 
 
 def _packed(mask: Tensor) -> Tensor:
-    # Without its shape a mask would be taken for any other of as many bytes.
+    # Without its shape a mask could be loaded in place of any other of as many bytes.
     head = torch.tensor(_head(mask.shape), dtype=torch.uint8, device=mask.device)
     return torch.cat((head, *masks.pack([mask])))
 
@@ -54,7 +53,7 @@ def _head(shape: torch.Size) -> list[int]:
 
 
 def _shape_of(packed: Tensor) -> tuple[int, ...] | None:
-    """The shape that a packed mask tells, None where it is not one."""
+    """The shape written in a packed mask, None for a tensor that is not one."""
     if packed.ndim != 1 or not packed.numel():
         return None
     ndim = int(packed[0])
@@ -92,11 +91,11 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
 
     The template, `algorithm.init(params)` for example, gives structure, shapes, dtypes and devices; its
     values are not used. Packed masks are unpacked. With `strict=False` a path that `sd` lacks keeps the
-    template's value and one that the template lacks is left out: a state for params that came or went. The
-    result shares no memory with `sd` or the template. Raises ValueError for paths that are missing or
-    unexpected, for another shape, for a 0-d False among the masks of a state (0-d masks are True: the leaf is
-    dense) and for tensors of the meta device, which hold no values; TypeError for another dtype and for sparse,
-    nested and quantised tensors. All name the path.
+    template's value and one that the template lacks is left out: for a state of other params than the template's. The
+    result shares no memory with `sd` or the template. Raises ValueError for paths that are missing or unexpected, for
+    another shape, for a 0-d False among the masks of a state (0-d masks are True: the leaf is dense) and for tensors
+    of the meta device, which hold no values; TypeError for another dtype and for sparse, nested and quantised
+    tensors. All name the path.
     """
     leaves, rebuild = flatten(template)
     if not isinstance(sd, Mapping):
@@ -145,7 +144,7 @@ def _fitting(path: str, like: Tensor, value: object) -> Tensor:
 
 
 def tree_equal(a: Tree, b: Tree) -> bool:
-    """Whether two trees of tensors have one structure and the same bits in every leaf.
+    """Whether two trees of tensors have the same structure and the same bits in every leaf.
 
     >>> nan = torch.tensor(float("nan"))
     >>> sf.checkpoint.tree_equal({"w": nan}, {"w": nan.clone()})
@@ -154,7 +153,7 @@ def tree_equal(a: Tree, b: Tree) -> bool:
     False
 
     Shapes and dtypes count, devices do not. A NaN equals a NaN of the same bits, and 0.0 is not -0.0.
-    Raises TypeError for a leaf that is no dense tensor.
+    Raises TypeError for a leaf that is not a dense tensor.
     """
     if optree.tree_structure(a) != optree.tree_structure(b):
         return False

@@ -74,7 +74,7 @@ def _check_keys(what: str, given: Mapping[str, Any], known: Collection[str], nee
 
 
 def _call(what: str, make: Callable[..., Any], given: Mapping[str, Any], **ours: Any) -> Any:
-    # The keys of a dict are the arguments of the function; all that is wrong with them is a ValueError.
+    # The keys of a dict are the arguments of the function; any error in them is a ValueError.
     arguments = [p for p in inspect.signature(make).parameters.values() if p.name not in ours]
     _check_keys(what, given, [p.name for p in arguments], [p.name for p in arguments if p.default is p.empty])
     try:
@@ -87,7 +87,7 @@ def _call(what: str, make: Callable[..., Any], given: Mapping[str, Any], **ours:
 
 
 def level(value: Any, when: Trigger) -> Schedule:
-    """The schedule that a level of a config means.
+    """The schedule for a level of a config.
 
     >>> schedule = sf.config.level([0.1, 0.4], when=sf.every(10))
     >>> [schedule(step) for step in (0, 9, 10, 20)]
@@ -95,10 +95,9 @@ def level(value: Any, when: Trigger) -> Schedule:
     >>> sf.config.level({"type": "cosine", "init": 0.3, "half_period": 100}, when=sf.every(10))(50)
     0.15
 
-    A number in [0, 1], an int too, is constant; a list is cycled through, one value for each firing of
-    `when`; a dict names its schedule by "type", in upper or lower case, and the rest are arguments of
-    the function in `sf.schedules` ("exp" is `exponential`). A schedule stays itself. Raises ValueError
-    for anything else.
+    A number in [0, 1], an int too, is constant; a list is cycled through, one value per firing of `when`; a dict
+    names its schedule by "type", in upper or lower case, and the rest are arguments of the function in `sf.schedules`
+    ("exp" is `exponential`). A schedule is returned as it is. Raises ValueError for anything else.
     """
     if callable(value):
         return value  # type: ignore[no-any-return]
@@ -123,7 +122,7 @@ def _fraction(value: Any) -> float:
 
 
 def trigger(value: Any) -> Trigger:
-    """The trigger that an update schedule of a config means.
+    """The trigger for an update schedule of a config.
 
     >>> when = sf.config.trigger({"freq": 10, "start": 5, "stop": 36})
     >>> [step for step in range(60) if when(step)]
@@ -131,8 +130,8 @@ def trigger(value: Any) -> Trigger:
     >>> sf.config.trigger(None) == sf.always()
     True
 
-    `{"freq", "start", "stop"}` is `every`, `{"steps"}` is `at`, None is `always()`, and a trigger stays
-    itself. Raises ValueError for anything else.
+    `{"freq", "start", "stop"}` is `every`, `{"steps"}` is `at`, None is `always()`, and a trigger is returned as it
+    is. Raises ValueError for anything else.
     """
     if value is None:
         return triggers.always()
@@ -146,13 +145,13 @@ def trigger(value: Any) -> Trigger:
 
 
 def init_method(value: Any) -> Any:
-    """What the argument `init` of an algorithm is for an init method of a config.
+    """The argument `init` of an algorithm for an init method of a config.
 
     >>> sf.config.init_method("topk")
     'magnitude'
 
     One of "random", "topk", "from_zeros" and "checkerboard", else ValueError; or a function
-    of (parameter, sparsity at step 0) that gives the mask of one leaf, which stays itself.
+    of (parameter, sparsity at step 0) that gives the mask of one leaf, which is returned as it is.
     """
     if callable(value):
         return value
@@ -164,7 +163,7 @@ def init_method(value: Any) -> Any:
 def from_config(
     config: Any, *, key: Tensor | None = None, algorithms: Mapping[str, Callable[..., Algorithm]] | None = None
 ) -> Algorithm:
-    """The algorithm that a config of plain data means.
+    """The algorithm that a config of plain data describes.
 
     >>> algorithm = sf.config.from_config([
     ...     {"param_filter": "head.*", "sparsity": 0.5, "init_method": "topk"},
@@ -175,17 +174,16 @@ def from_config(
     >>> int(masks["body.weight"].sum()), int(masks["head.weight"].sum())
     (4, 8)
 
-    A number is `{"sparsity": number}`. In a list the first entry whose "param_filter" matches a leaf
-    has it (`sf.partition`), and lists inside of it are read in place; without a filter an entry takes
-    what `default_where` does, with one it takes leaves of any rank. An entry with sparsity null is left
-    out; where none is left, nothing is sparsified. "algorithm" is "static" by default ("type" is an older name
-    for it, "schedule" for "sparsity") and may be in upper or lower case; "init_method" is "random" by
-    default, and not used where "update" does not fire at step 0: then training starts dense. In
-    `{"groups": ...}`, "params" of an entry is merged into it. Counts are those of `sf.budgets.n_kept`.
-    `key` is that of every algorithm. `algorithms` are factories of your own by lower-case name: each is
-    called as `f(schedule, where=, init=, key=, when=, ...)`, and its other parameters are keys of an entry.
-    Configs are written for steps counted from 1, as step 0 is that of `init`. Raises ValueError for
-    anything else, naming what is known; TypeError for a "param_filter" that is no glob.
+    A number is `{"sparsity": number}`. In a list the first entry whose "param_filter" matches a leaf applies to it
+    (`sf.partition`), and nested lists are flattened. Without a filter an entry applies to the leaves that
+    `default_where` chooses; with one, to leaves of any rank. An entry with sparsity null is left out; without entries
+    nothing is sparsified. "algorithm" is "static" by default ("type" is an older name for it, "schedule" for
+    "sparsity") and may be in upper or lower case; "init_method" is "random" by default, and not used where "update"
+    does not fire at step 0: then training starts dense. In `{"groups": ...}`, "params" of an entry is merged into it.
+    Counts are those of `sf.budgets.n_kept`. `key` is given to every algorithm. `algorithms` are factories of your own
+    by lower-case name: each is called as `f(schedule, where=, init=, key=, when=, ...)`, and its other parameters are
+    keys of an entry. Configs count steps from 1: step 0 belongs to `init`. Raises ValueError for anything else,
+    listing the known names; TypeError for a "param_filter" that is not a glob.
     """
     known = _ALGORITHMS | {name: (make, (*_DYNAMIC, *_options(make))) for name, make in (algorithms or {}).items()}
     parts = []
@@ -205,7 +203,7 @@ def _any_leaf(path: str, leaf: Tensor) -> bool:
 
 
 def _entries(config: Any, at: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every entry of a config and where it is, lists laid end to end, however deep they are."""
+    """Every entry of a config and its place in it, with nested lists flattened."""
     waiting: list[tuple[Any, str, bool]] = [(config, at, False)]
     while waiting:
         config, at, grouped = waiting.pop()
@@ -233,7 +231,7 @@ def _alias(entry: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
 
 
 def _options(make: Callable[..., Algorithm]) -> list[str]:
-    # What an entry may set besides the grammar's own keys.
+    # The keys that an entry may have besides those of the grammar.
     named = [p.name for p in inspect.signature(make).parameters.values() if p.kind is not p.VAR_KEYWORD]
     return [name for name in named[1:] if name not in ("where", "init", "key", "when")]
 

@@ -26,8 +26,8 @@ def stack(states: Sequence[Tree]) -> Tree:
     torch.Size([3, 2])
 
     A 0-d mask becomes (B,), so masks of a stack are applied inside `vmap`. Any trees of tensors
-    may be stacked. Raises ValueError for no member, or one of another structure or shape than
-    member 0, TypeError for another dtype or a leaf that is no tensor, naming the member and the path.
+    may be stacked. Raises ValueError for no member, or a member whose structure or shapes differ from member 0's,
+    TypeError for another dtype or a leaf that is not a tensor, naming the member and the path.
     """
     if hasattr(states, "_fields") or not isinstance(states, Sequence):
         raise TypeError(f"expected a sequence of states, got one {type(states).__name__}")
@@ -71,8 +71,8 @@ def member(state: Tree, i: int) -> Tree:
     >>> sf.ensemble.member({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}, -1)
     {'w': tensor([3., 4.])}
 
-    It shares no memory with the stack. Raises IndexError for an index out of range, TypeError for one
-    that is no int, and as `size` does.
+    It shares no memory with the stack. Raises IndexError for an index out of range, TypeError for one that is not an
+    int, and as `size` does.
     """
     n = size(state)
     if isinstance(i, bool) or not isinstance(i, int):
@@ -94,13 +94,13 @@ def unstack(state: Tree) -> list[Tree]:
 
 
 def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
-    """What a stack becomes in a step from `old` to `new` that its frozen members do not take.
+    """`new`, except that frozen members keep their `old` leaves.
 
     >>> old, new = {"w": torch.zeros(3, 2)}, {"w": torch.ones(3, 2)}
     >>> sf.ensemble.freeze(old, new, torch.tensor([True, False, False]))["w"].tolist()
     [[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]
 
-    "Keep the best" is a step that members take which are better than ever:
+    To keep the best state of each member, freeze the members that have not improved:
 
     >>> best, lowest = {"w": torch.tensor([[1.0], [2.0]])}, torch.tensor([0.5, 0.3])
     >>> now, losses = {"w": torch.tensor([[5.0], [6.0]])}, torch.tensor([0.4, 0.9])
@@ -108,10 +108,10 @@ def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
     >>> best["w"].tolist(), lowest
     ([[5.0], [2.0]], tensor([0.4000, 0.3000]))
 
-    `frozen` is a bool tensor of shape (B,), or 0-d inside `vmap`, or (A, B) for a stack of stacks: its
-    shape begins that of every leaf. A member's leaves are selected and not computed with, so it keeps
-    every bit: weights, masks, scores, key and optimizer. Raises TypeError for a tensor that is not bool
-    or for leaves of another dtype, ValueError for another structure or shape, naming the path.
+    `frozen` is a bool tensor of shape (B,), or 0-d inside `vmap`, or (A, B) for a stack of stacks: its dimensions are
+    the first ones of every leaf. Leaves are selected and not computed with, so a frozen member keeps every bit:
+    weights, masks, scores, key and optimizer. Raises TypeError for a tensor that is not bool or for leaves of another
+    dtype, ValueError for another structure or shape, naming the path.
     """
     check_like("the new states", new, old)
     if not isinstance(frozen, Tensor) or frozen.dtype != torch.bool:
@@ -139,7 +139,7 @@ def check_single(state: State) -> None:
         ...
     ValueError: expected one state, got a stack of 2: sf.ensemble.summary counts the members of a stack, and ...
 
-    Known by masks that were 0-d and by keys; a stack that has neither passes.
+    A stack is recognized by masks that were 0-d and by keys; one without either passes.
     """
     keys = state.key.shape[:-1] if isinstance(state.key, Tensor) else ()
     leaves, masks = flatten(state.params)[0].values(), flatten(state.masks)[0].values()
@@ -157,7 +157,7 @@ def check_single(state: State) -> None:
 
 
 class Row(NamedTuple):
-    """What members keep of one leaf, or of several together, and how much of it they share.
+    """Kept weights of one leaf, or of several together: how many each member has, and how many two members share.
 
     >>> row = sf.ensemble.Row("w", (2,), total=2, shared=torch.tensor([[1, 0], [0, 2]]))
     >>> row.kept, row.sparsity, row.mean
@@ -190,7 +190,7 @@ class Row(NamedTuple):
 
     @property
     def overlap(self) -> Tensor:
-        """Pairwise overlap, (B, B) float64: what both members keep over what either does, 1.0 where neither does."""
+        """Pairwise overlap, (B, B) float64: weights kept by both members over weights kept by either, 1.0 if none."""
         kept = self.shared.diagonal()
         either = kept[:, None] + kept - self.shared
         return torch.where(either > 0, self.shared.double() / either.clamp(min=1), 1.0)
@@ -254,12 +254,12 @@ def summary(states: State) -> Summary:
             [0.3106, 1.0000, 0.0969],
             [0.0969, 0.0969, 1.0000]], dtype=torch.float64)
 
-    The overlap of two members is the number of weights that both keep over the number that at least
-    one keeps (Jaccard), as `sf.report.diff` has it; the table shows its mean over pairs of members.
-    Two random masks that keep shares p and q have p * q / (p + q - p * q). Counts come from the masks,
-    exact to the last weight, by a product of (B, weights) matrices: no (B, B, weights) tensor is made.
-    For a stack of stacks, ask for one stack at a time. Raises as `size` does, ValueError where masks do
-    not fit params or there is no member, and TypeError for a mask that is not bool.
+    The overlap of two members is the number of weights that both keep over the number that at least one keeps
+    (Jaccard), as in `sf.report.diff`; the table shows its mean over pairs of members. Two random masks that keep
+    shares p and q have p * q / (p + q - p * q). Counts come from the masks, exact to the last weight, by a product of
+    (B, weights) matrices: no (B, B, weights) tensor is made. For a stack of stacks, ask for one stack at a time.
+    Raises as `size` does, ValueError where masks do not fit params or there is no member, and TypeError for a mask
+    that is not bool.
     """
     members = size(states)
     if not members:

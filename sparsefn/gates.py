@@ -1,4 +1,4 @@
-"""A tensor through a mask that scores decide, and which way the gradient goes back."""
+"""Apply a mask made from scores to a tensor, with a choice of gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODES = ("supermask", "joint", "ste")
 
 
 def check_mode(mode: str) -> str:
-    """The mode itself, if it is one of the three.
+    """The mode itself, checked to be one of the three.
 
     >>> check_mode("STE")
     Traceback (most recent call last):
@@ -25,7 +25,7 @@ def check_mode(mode: str) -> str:
 
 
 def gate(x: Tensor, scores: Tensor, mask: Tensor, *, mode: str = "ste", mask_gradient: bool = False) -> Tensor:
-    """`x` where the mask keeps it and +0.0 elsewhere, with a gradient for the scores behind the mask.
+    """`x` where the mask keeps it and +0.0 elsewhere, with a gradient for the scores that made the mask.
 
     >>> x, s, mask = torch.tensor([2.0, 3.0]), torch.tensor([0.1, 0.9]), torch.tensor([False, True])
     >>> sf.gate(x, s, mask)
@@ -35,10 +35,10 @@ def gate(x: Tensor, scores: Tensor, mask: Tensor, *, mode: str = "ste", mask_gra
 
     With dy the gradient of the result: `mode="ste"` gives x the gradient dy on the mask and the scores
     none; "supermask" gives the scores dy * x, with `mask_gradient=True` only on the mask, and x none;
-    "joint" gives both. The mask is bool of any origin: `sparsify` takes the best scores,
-    `bernoulli_mask` draws. Where x or a score is not finite, that score's gradient is zero. Right
-    under grad, jvp, vmap and compile (see `straight_through`). Raises ValueError for another mode or
-    shapes that differ, TypeError for a mask that is not bool.
+    "joint" gives both. The mask may be any bool tensor: `sparsify` takes the best scores, `bernoulli_mask` draws.
+    Where x or a score is not finite, that score's gradient is zero. Correct under grad, jvp, vmap and compile (see
+    `straight_through`). Raises ValueError for another mode or shapes that differ, TypeError for a mask that is not
+    bool.
     """
     check_mode(mode)
     if mask.dtype != torch.bool:
@@ -65,7 +65,7 @@ def sparsify(
     mode: str = "ste",
     mask_gradient: bool = False,
 ) -> Tensor:
-    """Keep `x` where its scores are best: a weight or an activation, inside any loss.
+    """Keep the entries of `x` with the best scores: for weights or activations, inside any loss.
 
     >>> h = torch.tensor([[0.5, -2.0, 1.0, 0.1]])
     >>> sf.sparsify(h, h.abs(), 2)

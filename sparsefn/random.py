@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a key and a global element index give a draw, and nothing else does.
+"""Counter-based random numbers: a draw depends on a key and a global element index, and on nothing else.
 
 The generator is Threefry-2x32 with 20 rounds: Salmon, Moraes, Dror and Shaw, "Parallel random
 numbers: as easy as 1, 2, 3", SC 2011, doi 10.1145/2063384.2063405. Element i of a draw is the block
@@ -81,8 +81,8 @@ def key(seed: int) -> Tensor:
     tensor([0, 7])
 
     `seed` is an int in [0, 2^64); its high word comes first. The key lies on the CPU; move it with
-    `.to(device)` to draw elsewhere, bits are the same. Raises TypeError for a seed that is no int,
-    ValueError for one out of range.
+    `.to(device)` to draw elsewhere, bits are the same. Raises TypeError for a seed that is not an int, ValueError for
+    one out of range.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"expected seed to be an int, got {type(seed).__name__}")
@@ -106,7 +106,7 @@ def split(key: Tensor, n: int) -> Tensor:
 
 @constant
 def _digest(text: str) -> int:
-    # Not hash(): that one changes with PYTHONHASHSEED.
+    # Not hash(), which changes with PYTHONHASHSEED.
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
@@ -118,9 +118,8 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
     True
 
     `data` is an int in [-2^63, 2^63), a 0-d int64 tensor (the same key as its int) or a str (taken by
-    its BLAKE2b digest). Numbers and names never meet: `3` and `"3"` give unrelated keys. Keys of shape
-    (..., 2) are each folded. Raises TypeError for other data, ValueError for an int out of range or a
-    tensor that is not 0-d.
+    its BLAKE2b digest). Numbers and names are told apart: `3` and `"3"` give unrelated keys. Keys of shape (..., 2)
+    are each folded. Raises TypeError for other data, ValueError for an int out of range or a tensor that is not 0-d.
     """
     _check_key(key)
     if isinstance(data, Tensor):
@@ -155,7 +154,7 @@ def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor
     >>> sf.random.leaf_key(sf.random.key(0), "0.weight", 5).shape
     torch.Size([2])
 
-    It depends on the key, the dotted path and the step, and not on where the leaf stands in its tree.
+    It depends on the key, the dotted path and the step, and not on the leaf's position in the tree.
     """
     folded = fold_in(key, path)
     return folded if step is None else fold_in(folded, step)
@@ -178,9 +177,8 @@ def threefry2x32(key: Tensor, counter: Tensor) -> Tensor:
     >>> [hex(word) for word in threefry2x32(torch.tensor([0, 0]), torch.tensor([0, 0])).tolist()]
     ['0x6b200159', '0x99ba4efe']
 
-    `key` and `counter` are int64 of shape (..., 2) that broadcast; words are in [0, 2^32) and stand in
-    the order of Random123 (its known answers hold). Element i of a draw has the counter
-    (i >> 32, i & 0xffffffff).
+    `key` and `counter` are int64 of shape (..., 2) that broadcast; words are in [0, 2^32), in the order of Random123
+    (its known answers hold). Element i of a draw has the counter (i >> 32, i & 0xffffffff).
     """
     _check_key(key)
     if not isinstance(counter, Tensor) or counter.dtype != torch.int64 or counter.ndim == 0 or counter.shape[-1] != 2:
@@ -245,8 +243,8 @@ def bernoulli(
 
     `p` is a number in [0, 1], or a tensor of probabilities that broadcasts to `shape` (default: the
     shape of `p`). True where the 32-bit word is below `p * 2**32`, computed in float64: 0 never
-    fires, 1 always; in a tensor what is above 1 always fires, below 0 or NaN never. `key` and `index`
-    as in `bits`. Raises ValueError for a number outside [0, 1].
+    fires, 1 always; in a tensor, entries above 1 always fire, entries below 0 or NaN never do. `key` and `index` as
+    in `bits`. Raises ValueError for a number outside [0, 1].
     """
     if isinstance(p, Tensor):
         if not p.is_floating_point():
@@ -276,7 +274,7 @@ def bernoulli(
 def _below(words: Tensor, limit: int | Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
         return words < limit
-    # The sign of a difference: compiled for a CPU, a comparison writes its bools one by one, in three times the time.
+    # The sign of a difference: compiled for a CPU, a comparison writes bools one by one, three times as slow.
     return (((words - limit) >> 63) & 1).to(torch.uint8).view(torch.bool)
 
 

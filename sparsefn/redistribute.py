@@ -1,4 +1,4 @@
-"""Regrowth: the shares of the leaves, what a leaf takes, how many grow, and drop fractions leaf by leaf."""
+"""How regrowth is split between leaves: shares, caps, counts, drop fraction per leaf."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sparsefn.tree import Leaves
 Share = Callable[[Leaves, Leaves, Leaves], Leaves]
 # (drop fraction, scores, masks), the latter two by path -> drop fraction, by path
 Rate = Callable[[Any, Leaves, Leaves], Leaves]
-# (growth scores, which are free, wanted count), by competing group -> how many grow
+# (growth scores, pruned entries as bools, wanted counts), a row for each group -> how many grow in each group
 GrowCount = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Redistribute(NamedTuple):
-    """How `drop_grow` deals its regrowth out among the leaves.
+    """How `drop_grow` splits its regrowth between the leaves.
 
     >>> by_gradient = sf.redistribute.Redistribute(sf.redistribute.mean_active, score=sf.scores.gradient, most=0.99)
     >>> algorithm = sf.set(0.5, drop_fraction=0.5, redistribute=by_gradient)
@@ -32,11 +32,11 @@ class Redistribute(NamedTuple):
     >>> int(masks["a"].sum()), int(masks["b"].sum())
     (6, 10)
 
-    `share(scores, before, after)` gives the shares, which need no sum of 1: NaN counts as 0, and where
-    all are 0 free room decides. `score` is any Score, its memory advanced on every step; None for the
-    growth scores. A leaf is filled to `most` of its free room, and beyond only when all others are
-    there, so that the total is exact. `rate(fraction, scores, masks)` gives each leaf its own drop
-    fraction. A plain function stands for `Redistribute(share)`.
+    `share(scores, before, after)` gives the shares, which need not sum to 1: NaN counts as 0, and if all are 0 the
+    numbers of free entries are the shares. `score` is any Score, its memory advanced on every step; None for the
+    growth scores. A leaf grows into at most the fraction `most` of its free entries, and beyond only once all other
+    leaves have reached theirs, so that the total is exact. `rate(fraction, scores, masks)` gives each leaf its own
+    drop fraction. A function alone means `Redistribute(share)`.
     """
 
     share: Share
@@ -46,7 +46,7 @@ class Redistribute(NamedTuple):
 
 
 def check_redistribute(redistribute: object) -> Redistribute:
-    """A checked Redistribute; a function becomes one.
+    """The Redistribute that was given, checked; a function is made one.
 
     >>> check_redistribute("momentum")
     Traceback (most recent call last):
@@ -70,7 +70,7 @@ def check_redistribute(redistribute: object) -> Redistribute:
 
 
 def check_most(most: float) -> None:
-    """Raise unless it is a fraction of the free room.
+    """Raise unless `most` is a fraction.
 
     >>> check_most(99)
     Traceback (most recent call last):
@@ -97,7 +97,7 @@ def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
 
 
 def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
-    """A leaf's share of the regrowth: how many weights it had.
+    """A leaf's share of the regrowth: how many weights it kept before the drop.
 
     >>> mask = torch.tensor([True, False])
     >>> sf.redistribute.active({}, {"w": mask}, {"w": mask})
@@ -108,7 +108,7 @@ def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
 
 
 def survivors(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
-    """A leaf's share of the regrowth: how many of its weights the drop left.
+    """A leaf's share of the regrowth: how many weights it keeps after the drop.
 
     >>> mask = torch.tensor([True, True])
     >>> sf.redistribute.survivors({}, {"w": mask}, {"w": torch.tensor([True, False])})
@@ -120,7 +120,7 @@ def survivors(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
 
 
 def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
-    """A leaf's share of the regrowth: how many weights it lost, which is what it gets back.
+    """A leaf's share of the regrowth: how many weights it dropped, so that it grows as many.
 
     >>> mask = torch.tensor([True, True])
     >>> sf.redistribute.lost({}, {"w": mask}, {"w": torch.tensor([True, False])})
@@ -133,7 +133,7 @@ def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
 
 
 def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
-    """Drop fractions that spare important leaves which are nearly dense.
+    """Smaller drop fractions for important leaves that are nearly dense.
 
     >>> rate = sf.redistribute.careful()
     >>> scores = {"a": torch.full((10,), 9.0), "b": torch.ones(10)}
@@ -167,7 +167,7 @@ def allocate(
     room: Mapping[str, int | Tensor],
     most: float = 1.0,
 ) -> Counts:
-    """Deal a total out among leaves by share, each filled to `most` of its room before any is filled up.
+    """Split a total between leaves by share; no leaf gets more than `most` of its `room` until all have that much.
 
     >>> shares, room = {"a": 0.9, "b": 0.05, "c": 0.05}, {"a": 15, "b": 110, "c": 110}
     >>> sf.redistribute.allocate(shares, 30, room, most=0.99)
@@ -175,8 +175,8 @@ def allocate(
     >>> sf.redistribute.allocate(shares, 235, room, most=0.99)
     {'a': 15, 'b': 110, 'c': 110}
 
-    `apportion` with soft caps: the sum is exact, and its errors are the same; ValueError for a `most`
-    outside [0, 1].
+    `room` is the largest count of each leaf. It is `apportion` with soft caps: the sum is exact, and errors are the
+    same; ValueError for a `most` outside [0, 1].
     """
     check_most(most)
     if most == 1.0:
@@ -192,14 +192,14 @@ def allocate(
 
 
 def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
-    """Each free weight grows by a chance of its own, so that as many as are wanted grow on average.
+    """Each free weight grows independently of the others; on average the wanted number grows.
 
     >>> scores = torch.tensor([[0.7, 0.2, 0.6, 0.9]])
     >>> sf.redistribute.independently(scores, torch.tensor([[True, True, True, False]]), torch.tensor([1]))
     tensor([1])
 
-    For uniform growth scores in [0, 1), as `sf.scores.random` of single weights: those of at least
-    1 - wanted / free grow.
+    For uniform growth scores in [0, 1), as `sf.scores.random` of single weights: a weight grows if its score is at
+    least 1 - wanted / free.
     """
     chance = wanted.double() / free.sum(-1).clamp(min=1)
     return (free & (scores.double() >= (1 - chance)[..., None])).sum(-1)

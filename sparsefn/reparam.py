@@ -20,10 +20,10 @@ def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = 
     >>> map_.apply(latents, 0, sf.random.key(0))
     ({'w': tensor([ 0.2500, -0.0000, -1.0000])}, {'w': tensor([ True, False,  True])})
 
-    The latents are `{"latent": {path: v}, "threshold": {path: s}}`. No sparsity is asked for: train s with
-    the optimizer's weight decay. At init=-3200 sigmoid and its slope are exactly 0 in float32, so at
-    first only weight decay moves s. The slope of s is a sum over the leaf, made by autograd: its last bits
-    depend on the number of threads where the leaf is large. Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
+    The latents are `{"latent": {path: v}, "threshold": {path: s}}`. There is no target sparsity: weight decay in the
+    optimizer moves s. At init=-3200 sigmoid and its slope are exactly 0 in float32, so at first only weight decay
+    moves s. The slope of s is a sum over the leaf, made by autograd: its last bits depend on the number of threads
+    where the leaf is large. Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
     """
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
@@ -48,7 +48,7 @@ def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = 
 
 
 def power(alpha: float) -> Reparametrisation:
-    """w = v * |v|^(alpha - 1), started so that the weights stay what they were.
+    """w = v * |v|^(alpha - 1), with initial v that leave the weights as they were.
 
     >>> map_ = sf.reparam.power(2.0)
     >>> map_.apply({"latent": {"w": torch.tensor([0.5, -2.0, 0.0])}}, 0, sf.random.key(0))[0]

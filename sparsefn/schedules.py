@@ -1,8 +1,8 @@
 """Schedules: pure functions from a step to a number, the same bits for an int and a tensor step.
 
 An int step gives a Python float, a 0-d int64 tensor a 0-d float64 tensor; inside `torch.compile` every
-result is a tensor. Every hyper-parameter called a number is an int, a float or a 0-d float tensor
-(then every result is a float64 tensor), so that an ensemble can have one per member.
+result is a tensor. Every number among the arguments may be an int, a float or a 0-d float tensor (then every result
+is a float64 tensor), so that an ensemble can have one per member.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def constant(value: Real) -> Schedule:
 
 
 def linear(init: Real, slope: Real) -> Schedule:
-    """`init + slope * step`, without an end; `linear_decay` and `polynomial(power=1)` have one.
+    """`init + slope * step`, without a last step; `linear_decay` and `polynomial(power=1)` have one.
 
     >>> sf.schedules.linear(0.5, 0.25)(2)
     1.0
@@ -83,7 +83,7 @@ def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
     def schedule(step: Step) -> Real:
         t = _time(step)
         moved = (b - a) * elementary.exp(rate * t)
-        return where(t == 0.0, a, b - where(moved != moved, 0.0, moved))  # NaN: nothing times what overflowed
+        return where(t == 0.0, a, b - where(moved != moved, 0.0, moved))  # NaN came from 0 * inf
 
     return schedule
 
@@ -155,7 +155,7 @@ def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
 
 
 def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3) -> Schedule:
-    """From `init` at step `begin` to `final` at `end`, fast first and slow at last; held outside.
+    """From `init` at step `begin` to `final` at `end`, fast first and slow at last; constant before and after.
 
     >>> schedule = sf.schedules.polynomial(0.0, 0.8, begin=100, end=300)
     >>> [schedule(step) for step in (0, 100, 200, 300, 400)]
@@ -185,7 +185,7 @@ def _some(values: Iterable[Any]) -> list[Real]:
 
 
 def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
-    """The values in turn, going on whenever the trigger fires.
+    """The values in turn, advancing whenever the trigger fires.
 
     >>> schedule = sf.schedules.cycling([0.5, 0.8], sf.triggers.every(10, start=10))
     >>> [schedule(step) for step in (0, 10, 19, 20, 30)]
@@ -207,22 +207,22 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
     def schedule(step: Step) -> Real:
         step = _step(step)
         latest = count(step) - 1
-        index = (latest + (latest < 0)) % len(turns)  # before the first firing: as from it on
+        index = (latest + (latest < 0)) % len(turns)  # before the first firing: the first value
         return _pick(turns, [index == i for i in range(len(turns))], step)
 
     return schedule
 
 
 def piecewise(values: Mapping[int, Real] | Iterable[tuple[Step, Real]]) -> Schedule:
-    """Steps: each value holds from its step on; the first also before.
+    """Piecewise constant: each value holds from its begin on; the first one also before.
 
     >>> schedule = sf.schedules.piecewise({0: 0.5, 100: 0.8})
     >>> [schedule(step) for step in (0, 99, 100)]
     [0.5, 0.5, 0.8]
 
-    `values` is `{begin: value}` or pairs of the two, in any order; where a begin is a 0-d int64 tensor, in
-    that of time: the last pair that has begun holds. Raises TypeError for a begin that is no int, ValueError
-    for one that is negative or given twice and for no values.
+    `values` is `{begin: value}` or pairs of the two, in any order; where a begin is a 0-d int64 tensor, in order of
+    time: the last pair that has begun holds. Raises TypeError for a begin that is not an int, ValueError for one that
+    is negative or given twice and for no values.
     """
     pairs = list(values.items() if isinstance(values, Mapping) else values)
     for begin, _ in pairs:
@@ -243,7 +243,7 @@ def piecewise(values: Mapping[int, Real] | Iterable[tuple[Step, Real]]) -> Sched
 
 
 def as_schedule(value: Any) -> Schedule:
-    """What is a schedule stays one; a float or a 0-d float tensor becomes a constant.
+    """The schedule that was given, or a constant one for a float or a 0-d float tensor.
 
     >>> sf.schedules.as_schedule(0.9)(0)
     0.9
@@ -265,13 +265,13 @@ def as_schedule(value: Any) -> Schedule:
 
 
 def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, Real]:
-    """The least and the largest value over steps begin..end, both included, and the value at `end`.
+    """The smallest and the largest value over steps begin..end, both included, and the value at `end`.
 
     >>> sf.schedules.min_max_end(sf.schedules.cosine(1.0, 2), 0, 3)
     (0.0, 1.0, 0.5)
 
-    Every step is looked at, so the result is exact and the time is linear in `end - begin`. A schedule
-    of your own that cannot be vmapped, or not in float64, is called step by step. Raises ValueError for end < begin.
+    Every step is evaluated, so the result is exact and the time is linear in `end - begin`. A schedule of your own
+    that cannot be vmapped, or not in float64, is called step by step. Raises ValueError for end < begin.
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)
@@ -290,7 +290,7 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
 def _values(schedule: Schedule, steps: range, model: Real) -> Tensor:
     device = model.device if isinstance(model, Tensor) else torch.device("cpu")
     zero = torch.zeros((), dtype=torch.float64, device=device)
-    with contextlib.suppress(RuntimeError):  # one of your own may branch on the value of the step
+    with contextlib.suppress(RuntimeError):  # a user's schedule may branch on the value of the step
         batch = torch.arange(steps.start, steps.stop, dtype=torch.int64, device=device)
         values: Tensor = torch.func.vmap(lambda step: like(zero, schedule(step)))(batch)
         if values.dtype == torch.float64:

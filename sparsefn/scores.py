@@ -34,7 +34,7 @@ def _plain(score: object) -> Any:
 
 
 def absolute(signed: Signed) -> Signed:
-    """A score that is the absolute value of what another gives: selection reads that, and stores no copy of it.
+    """The absolute value of a score, which selection takes block by block, without a copy.
 
     >>> @sf.scores.absolute
     ... def drift(state, grads, step):
@@ -43,7 +43,7 @@ def absolute(signed: Signed) -> Signed:
     {'w': tensor([2., 1.])}
 
     A decorator of a Score, with memory or without, and of the `value` of one with memory; `signed` of the result
-    is the function. Raises TypeError for what is no score.
+    is the function. Raises TypeError for anything but a score.
     """
     if isinstance(signed, Accumulated):
         return signed._replace(value=absolute(signed.value))

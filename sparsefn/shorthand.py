@@ -3,7 +3,7 @@
     spec    := "DENSE" letter? | "TOPK{" density "}" letter | "BTOPK{" kept ":" run "," axis "}" letter | "BERN" letter?
     density := digits? "." digits, at most 1      letter := "(U)" | "(M)"
 
-A density is what is kept. `M` is `mask_gradient=True`. No spaces.
+A density is the fraction that is kept. `M` is `mask_gradient=True`. No spaces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXACT = Context(prec=800)  # enough digits for 1 - x of every float x
 
 
 class Shorthand(NamedTuple):
-    """What a shorthand says, named as the arguments of `supermask` are.
+    """The settings in a shorthand, named like the arguments of `supermask`.
 
     >>> sf.shorthand.Shorthand(sf.patterns.nm(2, 4), 0.5, False) == sf.from_shorthand("BTOPK{2:4,-1}(U)")
     True
@@ -41,7 +41,7 @@ class Shorthand(NamedTuple):
 
 
 class _Dense(Shorthand):
-    # Equal to what TOPK{1.0} says; the type remembers how it was written.
+    # Equal to the settings of TOPK{1.0}; the type remembers how it was written.
     __slots__ = ()
 
 
@@ -55,8 +55,8 @@ def from_shorthand(text: str) -> Shorthand:
     >>> algorithm = sf.supermask(**sf.from_shorthand("BERN")._asdict())
 
     `DENSE` has sparsity 0.0, whatever its letter, and `BERN` the sparsity "bernoulli". The sparsity is
-    1 - density in decimal, so that no rounding of 1 - 0.9 moves a count. Anything else than the grammar is a
-    ValueError, spaces, other letters, a density above 1 and a run that keeps none or more than it has among them.
+    1 - density in decimal, so that no rounding of 1 - 0.9 moves a count. Any other text is a ValueError: spaces,
+    other letters, a density above 1, a run that keeps none or more than it has.
     """
     if not isinstance(text, str):
         raise TypeError(f"expected a shorthand to be a string, got {type(text).__name__}")
@@ -80,13 +80,13 @@ def from_shorthand(text: str) -> Shorthand:
 
 
 def to_shorthand(spec: Shorthand | Pattern) -> str:
-    """The canonical string of a shorthand, or of an `nm` pattern, which says all there is.
+    """The canonical string of a shorthand, or of an `nm` pattern alone.
 
     >>> sf.to_shorthand(sf.from_shorthand("TOPK{.5}(M)")), sf.to_shorthand(sf.patterns.nm(2, 4, axis=0))
     ('TOPK{0.5}(M)', 'BTOPK{2:4,0}(U)')
 
-    Reading the string back gives an equal Shorthand. Raises ValueError for what the grammar cannot say: another
-    pattern, `nm(0, m)`, a sparsity that is not the pattern's; TypeError for another type.
+    Reading the string back gives an equal Shorthand. Raises ValueError for settings that the grammar cannot express:
+    another pattern, `nm(0, m)`, a sparsity that is not the pattern's; TypeError for another type.
     """
     if isinstance(spec, Pattern):
         found = _NM.fullmatch(spec.name)

@@ -40,10 +40,10 @@ class State(NamedTuple):
     ({'w': tensor(True)}, ())
 
     `params` are the weights before masks; run `sf.effective(state)`. `masks` has the treedef of
-    `params`: bool, True = kept, 0-d True for a leaf that is not sparsified. `scores` is what the
-    algorithm accumulates or learns, a dict of trees by role; under "learned" and "latent" is what only an
-    optimizer inside the algorithm can train. `key` is the PRNG key, `opt` the inner optimizer's state.
-    `support` is where weights move: a tree of masks, `()` where it is `masks`. An unused field is `()`.
+    `params`: bool, True = kept, 0-d True for a leaf that is not sparsified. `scores` holds the tensors that the
+    algorithm accumulates or learns, a dict of trees by role. The trees "learned" and "latent" can be trained only by
+    an optimizer inside the algorithm. `key` is the PRNG key, `opt` the inner optimizer's state. `support` says which
+    weights move: a tree of masks, or `()` if it is `masks` itself. An unused field is `()`.
     """
 
     params: Tree
@@ -95,7 +95,7 @@ Score = Callable[[State, Tree, Step], Tree] | Accumulated
 
 
 def support_of(state: State) -> Tree:
-    """Where the weights of a state move: its support if it has one, else the masks.
+    """The entries at which weights of a state move: its support if it has one, else the masks.
 
     >>> support_of(State({"w": torch.ones(1)}, {"w": torch.tensor([True])}))
     {'w': tensor([True])}
@@ -104,7 +104,7 @@ def support_of(state: State) -> Tree:
 
 
 def has_own_support(state: State) -> bool:
-    """Whether weights of a state move elsewhere than on its masks.
+    """Whether a state has a support other than its masks.
 
     >>> import sparsefn as sf
     >>> has_own_support(sf.ste(0.5).init({"w": torch.ones(2, 2)}))
@@ -114,7 +114,7 @@ def has_own_support(state: State) -> bool:
 
 
 def everywhere(tree: Tree) -> Tree:
-    """The support of a tree whose leaves move whole: 0-d True for each.
+    """The support under which every entry of a tree moves: 0-d True for each leaf.
 
     >>> everywhere({"w": torch.ones(2)})
     {'w': tensor(True)}
@@ -176,7 +176,7 @@ def effective(state: State) -> Tree:
     >>> effective(State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])}))
     {'w': tensor([1., 0.])}
 
-    Raises TypeError for what is no State.
+    Raises TypeError for anything but a State.
     """
     if not isinstance(state, State):
         raise TypeError(f"effective: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")
@@ -194,10 +194,10 @@ def with_params(state: State, params: Tree) -> State:
     >>> with_params(state, {"w": torch.tensor([2.0, 3.0])}).params
     {'w': tensor([2., 0.])}
 
-    Weights are taken where the state lets them move: on the mask, or everywhere under
-    `pruned="train"`; elsewhere the state keeps its own. For algorithms whose view trains params.
-    Raises ValueError or TypeError for another structure, shape or dtype, naming the path, and
-    ValueError for a state of `reparametrised` or of a `supermask` whose scores train.
+    Weights are taken at the entries of the support: the mask, or everything under `pruned="train"`; elsewhere the
+    state keeps its own. For algorithms whose view trains params. Raises ValueError or TypeError for another
+    structure, shape or dtype, naming the path, and ValueError for a state of `reparametrised` or of a `supermask`
+    whose scores train.
     """
     _check_outside(state.scores)
     check_like("params", params, state.params)
@@ -207,7 +207,7 @@ def with_params(state: State, params: Tree) -> State:
 
 
 def _check_outside(scores: Tree) -> None:
-    # The parts of a composition lie below their numbers, other names are roles.
+    # Parts of a composition are stored under their numbers; other names are roles.
     if not isinstance(scores, dict):
         return
     if "latent" in scores:
@@ -222,13 +222,13 @@ def _check_outside(scores: Tree) -> None:
 
 
 def moved(state: State, updates: Tree) -> State:
-    """The state after updates were added to its params, where these move.
+    """The state with updates added to its params on their support.
 
     >>> state = State({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([True, False])})
     >>> moved(state, {"w": torch.tensor([0.5, 0.5])}).params
     {'w': tensor([1.5000, 2.0000])}
 
-    What `masked_view.put` makes of the sums, in one pass. Raises ValueError for another structure.
+    Equal to `masked_view.put` of the sums, in one pass. Raises ValueError for another structure.
     """
     old, rebuild = opened(state.params)
     new = leafwise.moved(leaves_of(support_of(state)), old, leaves_like(updates, state.params))
@@ -255,7 +255,7 @@ class Algorithm(NamedTuple):
 
     `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` is what an optimizer
     trains. `within(masks)` is the same algorithm choosing only among what `masks` keep (used by
-    `sf.chain`); an algorithm without one is intersected.
+    `sf.chain`); masks of an algorithm without `within` are intersected.
     """
 
     init: Callable[[Tree], State]

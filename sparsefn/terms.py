@@ -1,6 +1,6 @@
 """Terms that `with_terms` adds to the gradient: (state, step) -> a tree like the params.
 
-Half-precision leaves have float32 terms: they are rounded once, in the sum with the gradient.
+Terms of half-precision leaves are float32: only their sum with the gradient is rounded.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def noise(std: float, key: Tensor) -> Term:
 
 
 def on(where: Where, term: Term) -> Term:
-    """A term for the chosen leaves alone.
+    """A term for the chosen leaves only.
 
     >>> state = sf.State({"1.weight": torch.tensor([2.0]), "1.bias": torch.tensor([3.0])}, ())
     >>> sf.terms.on("*.weight", sf.terms.l2(0.5))(state, 0)

@@ -1,4 +1,4 @@
-"""Triggers say at which steps something happens; `check_step` says what a step is."""
+"""Triggers: at which steps something happens."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def every(n: Step, start: Step = 0, stop: Step | None = None) -> Every:
 
     `start` is inclusive and sets the phase; `stop` is exclusive, None for no end. Each may be a 0-d int64
     tensor, so that members of an ensemble differ. Called with ints alone it gives a bool, else a 0-d
-    bool tensor. `.count(step)` is the number of firings at steps up to and including `step`. Raises
-    TypeError for what is no int, ValueError for n < 1, start < 0, or stop <= start (that is `never()`).
-    The value of a tensor is not looked at: an n below 1 counts as 1, and stop <= start never fires.
+    bool tensor. `.count(step)` is the number of firings at steps up to and including `step`. Raises TypeError for
+    anything but ints, ValueError for n < 1, start < 0, or stop <= start (that is `never()`). The value of a tensor is
+    not read: an n below 1 counts as 1, and stop <= start never fires.
     """
     call = "every(n, start, stop)"
     check_whole("every(n)", "n", n, 1)
@@ -127,8 +127,7 @@ def at(steps: Iterable[Step]) -> At:
     tensor([ True, False])
 
     A step may be a 0-d int64 tensor, and all of them one 1-D tensor. Result and `.count` as for `every`.
-    Raises TypeError for steps that are no ints, ValueError for a negative step or an empty list (that is
-    `never()`).
+    Raises TypeError for steps that are not ints, ValueError for a negative step or an empty list (that is `never()`).
     """
     if not isinstance(steps, Iterable) or (isinstance(steps, Tensor) and not steps.ndim):
         raise TypeError(f"at(steps): expected a list of ints, got {steps!r}; write at([{steps!r}])")

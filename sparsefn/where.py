@@ -19,7 +19,7 @@ _LAST_WORDS = {"token", "tokens", "scale", "position", "positional"}
 
 
 def default_where(path: str, leaf: Tensor) -> bool:
-    """Whether a leaf is sparsified by default: weights, heads but `lm_head` included, and no embedding or norm.
+    """Whether a leaf is sparsified by default: weights of layers are; embeddings, norms and `lm_head` are not.
 
     >>> sizes = {"wte.weight": (9, 4), "ln.weight": (4, 4), "fc.weight": (4, 4), "fc.bias": (4,), "head.weight": (9, 4)}
     >>> [path for path, shape in sizes.items() if sf.default_where(path, torch.zeros(shape))]
@@ -28,8 +28,8 @@ def default_where(path: str, leaf: Tensor) -> bool:
     True for a leaf of two dimensions or more, unless its lower-cased path
 
     - has `embed`, `norm`, `lm_head`, `rel_pos` or `pe_helper` anywhere in it,
-    - has one of the words `emb`, `wte`, `wpe`, `ln` and `bias`, where words are what dots and underscores part,
-      without digits at their end,
+    - has one of the words `emb`, `wte`, `wpe`, `ln` and `bias`, where words are separated by dots and underscores,
+    and digits at their end are ignored,
     - has one of the words `token`, `tokens`, `scale`, `position` and `positional` after its last dot, as `cls_token`,
     - ends in `shared.weight`, the embedding of T5 and BART,
     - ends in `weight_g` or `original0`, and one dimension at most is longer than 1: the magnitudes of weight norm.
@@ -76,10 +76,9 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
     ['a.weight']
 
     `where` is a function of (path, leaf), a glob or a sequence of globs of which any may match.
-    A glob matches the whole path, tells case apart, and its `*` crosses dots. A 0-d leaf is
-    never selected. Warns (UserWarning) where nothing is selected. Raises ValueError for a glob
-    that matches no path, and TypeError for a leaf that is not a floating-point tensor or another
-    kind of `where`.
+    A glob matches the whole path, is case-sensitive, and its `*` crosses dots. A 0-d leaf is never selected. Warns
+    (UserWarning) where nothing is selected. Raises ValueError for a glob that matches no path, and TypeError for a
+    leaf that is not a floating-point tensor or another kind of `where`.
     """
     leaves = float_leaves(params)
     chosen = {path: leaf for path, leaf in matching("where", where, leaves).items() if leaf.ndim}

@@ -1,14 +1,20 @@
 """Every public name on one page: `python tests/api_page.py` writes docs/api.md anew."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# Every public name
 
-What can be called as `sf.name` after `import sparsefn as sf`, with the first line of its docstring. `help(sf.rigl)`
-shows the rest. `python tests/api_page.py` writes this page. Terms are in the [glossary](glossary.md).
+Every name after `import sparsefn as sf`, with the first line of its docstring; `help(sf.rigl)` shows the rest.
+`python tests/api_page.py` writes this page. Terms are in the [glossary](glossary.md).
 """
+
+
+def wrapped(line: str) -> str:
+    """A list item in lines of at most 120 characters."""
+    return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def page() -> str:
@@ -21,7 +27,7 @@ def page() -> str:
     text = HEAD
     for group in sorted(groups):
         module = sys.modules["sparsefn" + ("." + group if group else "")]
-        lines = [f"- `sf.{name}`: {words(PUBLIC[name]).splitlines()[0]}\n" for name in groups[group]]
+        lines = [wrapped(f"- `sf.{name}`: {words(PUBLIC[name]).splitlines()[0]}") for name in groups[group]]
         title = f"sf.{group}" if group else "sf"
         text += f"\n## {title}\n\n{words(module).splitlines()[0]}\n\n{''.join(lines)}"
     return text

@@ -1,4 +1,4 @@
-"""Algorithms made of algorithms, and of an algorithm and an optimizer."""
+"""Algorithms made of other algorithms, or of an algorithm and an optimizer."""
 
 from sparsefn.compose.chain import chain as chain
 from sparsefn.compose.partition import partition as partition

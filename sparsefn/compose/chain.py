@@ -1,4 +1,4 @@
-"""Several algorithms at one time, whose masks intersect."""
+"""Several algorithms at once, whose masks intersect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparsefn.tree import Tree
 
 
 def chain(*algorithms: Algorithm) -> Algorithm:
-    """Masks intersect at one time: each algorithm selects among what those before it kept.
+    """Intersect masks: each algorithm selects among the entries that all algorithms before it kept.
 
     >>> rows = sf.one_shot(0.5, pattern=sf.patterns.channel(0))
     >>> algorithm = sf.chain(rows, sf.one_shot(0.75))
@@ -22,9 +22,9 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     {'w': tensor([[False, False],
             [False,  True]])}
 
-    Counts of every part are of the whole leaf; where fewer are left than a part asks for, all of them
-    are kept. Only the last part may let pruned weights train on, else ValueError. Not `sequence`, where
-    the state passes through and a later part may regrow.
+    Counts of every part refer to the whole leaf. If fewer entries are left than a part asks for, all of them are
+    kept. Only the last part may let pruned weights train on, else ValueError. Not `sequence`, where the state passes
+    through and a later part may regrow.
     """
     check_plain("chain", algorithms)
 

@@ -1,4 +1,4 @@
-"""What is asked of an optimizer of any make: the moments in its state, and that each update be like every other."""
+"""Optimizers from elsewhere: finding moments in their states, and spending a first update that is special."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alo
 
 
 def name_of(optimizer: Any) -> str:
-    """What an error calls an optimizer.
+    """The name of an optimizer in error messages.
 
     >>> from sparsefn.compose import foreign
     >>> foreign.name_of(torch.optim.Adam)
@@ -26,7 +26,7 @@ def name_of(optimizer: Any) -> str:
 
 
 class Found(NamedTuple):
-    """For every leaf of an optimizer's state the index of the trained leaf whose moment it is, or -1.
+    """For every leaf of an optimizer's state, the index of the trained leaf that it is a moment of, or -1.
 
     >>> from sparsefn.compose import foreign
     >>> foreign.Found([-1, 0], (0, 0)).owners
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 
 def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
-    """The moments in the state of an optimizer of such a tree, of which some leaves are sparse.
+    """Find the moments in an optimizer's state for a tree, some of whose leaves are sparse.
 
     >>> from sparsefn.compose import foreign
     >>> params = {"b": torch.ones(2), "w": torch.ones(2, 2)}
@@ -51,8 +51,9 @@ def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
     weight. ValueError for a state that joins leaves or holds a sparse one in another shape, and for an optimizer
     whose init fails on tensors of the meta device.
     """
-    # Seen from shapes alone: TorchOpt keeps moments as flat lists that no treedef matches. The largest size of each
-    # leaf is made its own. The others stay: which moments an optimizer keeps may depend on them.
+    # Moments are recognized by shape: TorchOpt keeps them as flat lists, whose structure matches no treedef. The
+    # largest size of each leaf is made unique. The other sizes stay: which moments an optimizer keeps may depend on
+    # them.
     leaves, rebuild = opened(trained)
     shapes = [list(leaf.shape) for leaf in leaves]
     for i, shape in enumerate(shapes):
@@ -94,7 +95,7 @@ def _init_on_meta(optimizer: Any, probes: Tree) -> Tree:
 
 
 def owners_in(opt: Tree, found: Found, optimizer: Any, trained: Tree) -> list[int]:
-    """The owners that were found, for a state that must fit them.
+    """The owners of a state's leaves, after checking that the state fits what was found.
 
     >>> from sparsefn.compose import foreign
     >>> foreign.owners_in({"mu": torch.ones(2)}, foreign.Found([0], {"mu": 0}), "adam", torch.ones(2))
@@ -144,8 +145,9 @@ def primer(optimizer: Any) -> Callable[[Tree, Tree], None]:
     >>> params, optimizer = {"w": torch.ones(2)}, sf.optimizers.sgd(0.1)
     >>> foreign.primer(optimizer)(params, optimizer.init(params))
 
-    TorchOpt's sgd treats the first call of its update apart. With that call spent, a run that is resumed in a new
-    process equals an uninterrupted one. It does nothing the second time, and nothing in compiled code.
+    TorchOpt's sgd treats the first call of its update differently from later ones. With that call spent, a run that
+    is resumed in a new process equals an uninterrupted one. It does nothing the second time, and nothing in compiled
+    code.
     """
     primed = False
 
@@ -159,14 +161,14 @@ def primer(optimizer: Any) -> Callable[[Tree, Tree], None]:
 
 
 def unshared(optimizer: Any, opt: Tree, *given: Tree) -> Tree:
-    """The optimizer's state, with copies of tensors that lie in the memory of what the optimizer was given.
+    """The optimizer's state, with copies of tensors that share memory with the optimizer's inputs.
 
     >>> from sparsefn.compose import foreign
     >>> x = torch.ones(2)
     >>> foreign.unshared(None, {"last": x}, {"w": x})["last"] is x
     False
 
-    TypeError for a leaf that is no tensor.
+    TypeError for a leaf that is not a tensor.
     """
     taken = {_memory(leaf) for tree in given for leaf in leaves_of(tree)}
     leaves, rebuild = opened(opt)
@@ -189,7 +191,7 @@ def _no_tensor(optimizer: Any, opt: Tree, i: int) -> str:
 
 
 def _memory(leaf: Tensor) -> int | None:
-    # None where it is hidden.
+    # None where a transform hides it.
     if torch.compiler.is_compiling():
         return None
     while torch._C._functorch.is_functorch_wrapped_tensor(leaf):

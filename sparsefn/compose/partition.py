@@ -52,7 +52,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
 
     def split(state: State) -> list[State]:
         rows = zip(names, shares(state.params, state.params), shares(state.masks, state.params), strict=True)
-        # The state of an optimizer around the partition is not its parts' matter.
+        # The state of an optimizer around the partition is not for its parts.
         ours = isinstance(state.opt, dict) and set(state.opt) == set(names)
         return [
             State(params, masks, key=state.key[i], opt=state.opt[i] if ours else (), **state.scores[i])

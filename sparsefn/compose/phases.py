@@ -28,7 +28,7 @@ def _expanded(masks: Tree, params: Tree, owned: set[str]) -> Tree:
 
 
 def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
-    """One algorithm after another in time: each rules from its begin until the next one's.
+    """Run one algorithm after another: each from its begin step until the next one's.
 
     >>> algorithm = sf.phases([(0, sf.static(0.5, init="magnitude")), (2, sf.dense())])
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
@@ -37,9 +37,9 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     >>> state
     State(params={'w': tensor([[0., 2.]])}, masks={'w': tensor([[True, True]])}, ...)
 
-    `schedule` is a list of (begin, algorithm); the first begins at 0, begins grow. At a begin the new
-    algorithm is initialised from the effective weights and then updated, so the update at that very
-    step must be made. Masks of a leaf that any phase sparsifies have full shape throughout.
+    `schedule` is a list of (begin, algorithm); the first begin is 0, and begins increase. At its begin an algorithm
+    is initialised from the effective weights and then updated, so the loop must call the update at exactly that step.
+    Masks of a leaf that any phase sparsifies have full shape throughout.
     """
     check_pairs("phases", schedule)
     begins, algorithms = [begin for begin, _ in schedule], [algorithm for _, algorithm in schedule]

@@ -14,7 +14,7 @@ from sparsefn.tree import Tree
 
 
 def sequence(*algorithms: Algorithm) -> Algorithm:
-    """The state passes through: each update runs all of them in order, so a later one may regrow.
+    """Run algorithms in order inside each update: each gets the state of the one before, and may regrow.
 
     >>> prune = sf.gmp(sf.schedules.piecewise({0: 0.0, 1: 0.5}), init="dense")
     >>> regrow = sf.rigl("current", drop_fraction=0.5, when=sf.always())

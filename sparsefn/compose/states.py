@@ -1,4 +1,4 @@
-"""The states of several algorithms as one, and the parts taken out again."""
+"""Joining the states of several algorithms into one, and taking the parts out again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsefn.tree import Tree, flatten
 
 
 def join_states(parts: Sequence[State], params: Tree, masks: Tree, extra: Sequence[Any]) -> State:
-    """One state of several: what a part keeps by its number; common support if a part has its own.
+    """Join states into one: each part's own fields by its number, and a common support if a part has its own.
 
     >>> state = sf.dense().init({"w": torch.ones(1)})
     >>> join_states([state], state.params, state.masks, [{}]).scores
@@ -27,7 +27,7 @@ def join_states(parts: Sequence[State], params: Tree, masks: Tree, extra: Sequen
 
 
 def kept(part: State) -> dict[str, Tree]:
-    """What the state of a composition keeps of a part beside its params, masks and key.
+    """The fields of a part's state that a composition keeps beside params, masks and key.
 
     >>> kept(sf.dense().init({"w": torch.ones(1)}))
     {'scores': (), 'support': ()}
@@ -77,7 +77,7 @@ _TRUE = torch.ones((), dtype=torch.bool, device="cpu")
 
 
 def owned(state: State) -> dict[str, Any]:
-    """Which leaves a part sparsifies, as structure without tensors.
+    """The leaves that a part sparsifies, as a structure without tensors.
 
     >>> owned(sf.static(0.5).init({"w": torch.ones(2, 2), "b": torch.ones(2)}))
     {'w': ()}
@@ -86,7 +86,7 @@ def owned(state: State) -> dict[str, Any]:
 
 
 def part_of(state: State, params: Tree, masks: Tree, i: int) -> State:
-    """The state of a part that keeps `owned` by its number: it sees masks of its own leaves alone.
+    """The state of part `i`, which keeps `owned` by its number and sees only the masks of its own leaves.
 
     >>> part = sf.static(0.5).init({"w": torch.ones(2, 2)})
     >>> whole = join_states([part], part.params, part.masks, [{"owns": {}}])

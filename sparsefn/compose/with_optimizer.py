@@ -36,7 +36,7 @@ class Optimizer(Protocol):
         """Turn gradients into updates."""
 
 
-# What an optimizer sees that remembers pruned weights, too.
+# The view of an optimizer that keeps moments of pruned weights, too.
 dense_view = masked_view._replace(
     grads=lambda state, grads, step: grads,
     support=lambda state: everywhere(state.params),
@@ -53,9 +53,9 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
     >>> state.params, state.opt.momentum
     ({'w': tensor([[0.0000, 1.5000]])}, {'w': tensor([[1., 1.]])})
 
-    Weights move where they did: only moments are dense, so that a grown weight starts with its momentum
-    (with `reset_grown=False`) and scores may read momenta of pruned weights in `state.opt`. ValueError
-    for an algorithm with a view of its own (latents, terms).
+    The same weights move as before; only moments are dense, so that a grown weight starts with its momentum (with
+    `reset_grown=False`) and scores may read momenta of pruned weights in `state.opt`. ValueError for an algorithm
+    with a view of its own (latents, terms).
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_dense_gradients: expected an Algorithm, got {type(algorithm).__name__}")
@@ -112,7 +112,7 @@ def with_optimizer(
                 f"got {foreign.name_of(optimizer)} without {name}"
             )
     view = algorithm.view
-    one_pass = getattr(optimizer, "under_masks", None)  # of an `Optimizer`; another make has none
+    one_pass = getattr(optimizer, "under_masks", None)  # only an `sf.optimizers.Optimizer` has one
     owners, prime = foreign.finder(optimizer), foreign.primer(optimizer)
     tidies = mask_moments or reset_grown
 
@@ -141,7 +141,7 @@ def with_optimizer(
             done = one_pass(grads, state.opt, trained, support_of(state))
             if done is not None:
                 return state._replace(params=done[0], opt=done[1])
-        # The masked gradient is held by nobody here: its memory is free for the new weights.
+        # No name here refers to the masked gradient: its memory is free for the new weights.
         updates, opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)
         check_like(f"the updates of {foreign.name_of(optimizer)}", updates, trained, dtype=False)
         if not same_structure(opt, state.opt):
@@ -158,7 +158,7 @@ def with_optimizer(
         if reset_grown and before is not support:
             parts.append(before | ~support)
         if reset_grown and weight is not stepped:
-            # What the update itself wrote anew starts anew, as when pruned and regrown.
+            # Weights that the update itself set start with zero moments, such as weights pruned and regrown.
             parts.append(~support | (weight == stepped) | (weight.isnan() & stepped.isnan()))
         return functools.reduce(torch.logical_and, parts) if parts else None
 

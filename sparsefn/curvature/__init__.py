@@ -1,4 +1,4 @@
-"""Scores that differentiate a loss themselves: per-example gradients, Hessian-vector products, SynFlow."""
+"""Scores from derivatives of a loss: per-example gradients, Hessian-vector products, SynFlow."""
 
 from sparsefn.curvature.derivatives import example_gradients as example_gradients
 from sparsefn.curvature.derivatives import hessian_vector as hessian_vector

@@ -1,6 +1,6 @@
-"""What scores need of a loss: the gradient of each example, and the Hessian times a vector.
+"""Derivatives of a loss: per-example gradients and Hessian-vector products.
 
-A loss is that of the training loop, `loss(params, *batch) -> 0-d`; `batch` is the tuple of its other arguments.
+The loss is the training loop's, `loss(params, *batch) -> 0-d`; `batch` is the tuple of its arguments after params.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Batch = Sequence[Tree] | Callable[[Step], Sequence[Tree]]
 
 
 def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
-    """The gradient of every example of a batch on its own: a tree like params with a leading axis of examples.
+    """Per-example gradients of a batch: a tree like params whose leaves have a leading axis of examples.
 
     >>> def loss(params, x, y):
     ...     return (x @ params["w"] - y).square().mean() / 2
@@ -31,8 +31,8 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
             [3., 6.]])}
 
     The loss is called with batches of one, so it may be the mean or the sum over examples. All leaves of
-    `batch` have the same leading axis. It is `vmap(grad)`: a loss that draws random numbers raises, and
-    BatchNorm has to be in eval mode, as with batch statistics an example has no gradient of its own.
+    `batch` have the same leading axis. Computed as `vmap(grad)`, so a loss that draws random numbers raises.
+    BatchNorm must be in eval mode: with batch statistics a single example has no gradient.
     """
     leaves, rebuild = unpacked(params)
     batch_size(batch)
@@ -46,7 +46,7 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
 
 
 def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]) -> Tree:
-    """The Hessian of the loss times a vector: a tree like params.
+    """Hessian-vector product of a loss: a tree like params.
 
     >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     >>> def loss(params):
@@ -54,9 +54,9 @@ def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]
     >>> sf.curvature.hessian_vector(loss, {"w": torch.ones(2)}, {"w": torch.tensor([1.0, -2.0])}, ())
     {'w': tensor([ 0., -5.])}
 
-    It is `jvp` of `grad`, at the cost of about three gradients; no matrix is made. `vector` has the structure,
-    shapes and dtypes of params. Differentiable and works under `vmap`: map over vectors for several products.
-    Fused attention kernels have no second derivatives in torch: put the loss's attention under
+    Computed as `jvp` of `grad`, for about the cost of three gradients; the Hessian is never formed. `vector` has the
+    structure, shapes and dtypes of params. Differentiable, and works under `vmap`: map over vectors for several
+    products. Fused attention kernels have no second derivatives in torch: compute attention under
     `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`.
     """
     check_like("vector", vector, params)
@@ -69,19 +69,19 @@ def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]
 
 
 def unpacked(params: Tree) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Any]], Tree]]:
-    """The leaves of params as a flat tuple, and what puts them back.
+    """The leaves of params as a flat tuple, and the function that rebuilds the tree.
 
     >>> unpacked({"b": torch.ones(1), "a": torch.zeros(1)})[0]
     (tensor([0.]), tensor([1.]))
     """
-    # torch.func gets flat tuples alone: it would order dicts otherwise than optree does.
+    # torch.func is given flat tuples only: it orders dicts differently from optree.
     return tuple(float_leaves(params).values()), flatten(params)[1]
 
 
 def sparsified(
     state: State, params: Tree | None = None
 ) -> tuple[dict[str, Tensor], Callable[[Tree], Tree], Callable[[Tree], Tree]]:
-    """What scores differentiate by: the sparsified leaves by path, and what makes whole trees of them.
+    """The sparsified leaves by path, and two functions that complete them to trees like params.
 
     >>> masks = {"w": torch.tensor([True]), "b": torch.tensor(True)}
     >>> state = sf.State({"w": torch.ones(1), "b": torch.zeros(1)}, masks)
@@ -91,8 +91,8 @@ def sparsified(
     >>> whole({"w": torch.full((1,), 5.0)}), scored({"w": torch.full((1,), 5.0)})
     ({'w': tensor([5.]), 'b': tensor([0.])}, {'w': tensor([5.]), 'b': tensor([0.])})
 
-    The first function puts the other leaves of `params` (the effective weights) beside them, and is for the
-    loss; the second puts zeros there, detached, and is for the scores.
+    The first function fills in the other leaves of `params` (the effective weights), for the loss. The second fills
+    in zeros and detaches, for the scores.
     """
     params = effective(state) if params is None else params
     leaves, rebuild = float_leaves(params), flatten(params)[1]
@@ -109,7 +109,7 @@ def sparsified(
 
 
 def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
-    """The gradient of a function of a flat tuple, which must give a 0-d tensor.
+    """The gradient of a function from a flat tuple to a 0-d tensor.
 
     >>> gradient_of(lambda xs: xs[0].square().sum())((torch.tensor([1.0, 2.0]),))
     (tensor([2., 4.]),)
@@ -126,7 +126,7 @@ def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequen
 
 
 def check_loss(loss: Any, batch: Any) -> None:
-    """Raise TypeError for a loss that is no function, and for a batch that is neither a tuple nor a function.
+    """Raise TypeError for a loss that is not a function, and for a batch that is neither a tuple nor a function.
 
     >>> check_loss(lambda params, x: x.sum(), torch.ones(2))
     Traceback (most recent call last):
@@ -140,7 +140,7 @@ def check_loss(loss: Any, batch: Any) -> None:
 
 
 def arguments(batch: Any, what: str = "batch to be") -> Sequence[Tree]:
-    """The batch, if it is a tuple or list of arguments.
+    """The batch itself, checked to be a tuple or list of arguments.
 
     >>> arguments((1, 2))
     (1, 2)
@@ -152,7 +152,7 @@ def arguments(batch: Any, what: str = "batch to be") -> Sequence[Tree]:
 
 
 def arguments_at(batch: Batch, step: Step) -> Sequence[Tree]:
-    """The batch of a step.
+    """The batch at a step: `batch(step)` where it is a function, else the batch itself.
 
     >>> arguments_at(lambda step: (step + 1,), 2)
     (3,)
@@ -161,7 +161,7 @@ def arguments_at(batch: Batch, step: Step) -> Sequence[Tree]:
 
 
 def batch_size(batch: Sequence[Tree]) -> int:
-    """How many examples there are: the size of the leading axis of every leaf.
+    """The number of examples: the size of the leading axis of every leaf.
 
     >>> batch_size((torch.ones(5, 2), {"y": torch.ones(5)}))
     5

@@ -1,10 +1,9 @@
-"""Scores that differentiate a loss themselves: per-example gradients, Hessian-vector products, SynFlow.
+"""Scores from derivatives of a loss: Fisher information, Hessian diagonal, GraSP, SynFlow.
 
-Each is a factory that closes over a loss and data, and gives a score as those of `sf.scores`. The loss is that of
-the training loop, `loss(params, *batch) -> 0-d`; `batch` is the tuple of its other arguments, or a function of
-the step that gives one. Derivatives are taken at the effective weights and by the sparsified leaves alone, as the
-authors of these scores take them; a leaf whose mask is 0-d (a bias, a norm) is a constant and scores 0. The `grads` of
-the update are not used.
+Each function takes a loss and data, and returns a score like those of `sf.scores`. The loss is the training loop's,
+`loss(params, *batch) -> 0-d`; `batch` is the tuple of its arguments after params, or a function of the step that
+returns one. Derivatives are taken at the effective weights with respect to the sparsified leaves only, as in the
+papers. A leaf with a 0-d mask (a bias, a norm) is a constant and scores 0. The `grads` of the update are not used.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PlainScore = Callable[[State, Tree, Step], Tree]
 
 
 def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScore:
-    """Mean over the examples of the squared gradient of each: the diagonal of the Fisher information.
+    """Mean over examples of the squared per-example gradient: the diagonal of the Fisher information.
 
     >>> def loss(params, g):
     ...     return (g @ params["w"]).mean()
@@ -46,10 +45,10 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
     >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
     {'w': tensor([5.0000, 2.5000])}
 
-    The square of the batch's gradient would be another thing: [4, 2.25]. With the labels of the data it is
-    the empirical Fisher. `chunk_size` examples at a time bound the memory, which is that many gradients;
-    sums are in float32 or wider. Leaves that are not sparsified score 0. `sf.curvature.obd(fisher(loss, batch))`
-    is the saliency of Theis et al. 2018, arXiv 1801.05787.
+    The squared gradient of the whole batch differs: [4, 2.25]. With the labels of the data it is the empirical
+    Fisher. `chunk_size` examples are taken at a time, which bounds memory to that many gradients. Sums are in float32
+    or wider. Leaves that are not sparsified score 0. `sf.curvature.obd(fisher(loss, batch))` is the saliency of Theis
+    et al. 2018, arXiv 1801.05787.
     """
     check_loss(loss, batch)
     _check_whole("chunk_size", chunk_size)
@@ -80,10 +79,10 @@ def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk
     >>> score(sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, True])}), (), 0)
     {'w': tensor([2., 3.])}
 
-    The exact one takes a Hessian-vector product for every sparsified weight, `chunk_size` at a time: for small
-    nets. With `samples` it is the mean of so many v * Hv, v of random signs: unbiased, and exact where the
-    Hessian is diagonal. The signs depend on the state's key, the path, the step and the index; ValueError
-    for a state without a key. Leaves that are not sparsified score 0. Entries may be negative.
+    The exact diagonal takes one Hessian-vector product per sparsified weight, `chunk_size` at a time: use it for
+    small networks. With `samples` it is the mean of v * Hv over that many vectors v of random signs: unbiased, and
+    exact if the Hessian is diagonal. The signs depend on the state's key, the path, the step and the index;
+    ValueError for a state without a key. Leaves that are not sparsified score 0. Entries may be negative.
     Bekas et al. 2007, doi 10.1016/j.apnum.2007.01.003.
     """
     check_loss(loss, batch)
@@ -115,7 +114,7 @@ def obd(diagonal: PlainScore) -> PlainScore:
     {'w': tensor([2.5000, 1.2500])}
 
     `diagonal` is `fisher(...)` or `hessian_diagonal(...)`, which are 0 for leaves that are not sparsified, or any
-    score without memory. The weight is that of `state.params`, as in `sf.scores.saliency`.
+    score without memory. The weights are `state.params`, as in `sf.scores.saliency`.
     LeCun et al. 1989, Optimal Brain Damage.
     """
     if isinstance(diagonal, Accumulated) or not callable(diagonal):
@@ -133,7 +132,7 @@ def obd(diagonal: PlainScore) -> PlainScore:
 
 
 def grasp(loss: Loss, batch: Batch) -> PlainScore:
-    """weight * (Hessian * gradient): the larger, the more of the gradient's norm goes with the weight.
+    """GraSP: weight * (Hessian * gradient), large where pruning the weight would shrink the gradient's norm.
 
     >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
     >>> score = sf.curvature.grasp(lambda params: params["w"] @ matrix @ params["w"] / 2, ())
@@ -141,11 +140,11 @@ def grasp(loss: Loss, batch: Batch) -> PlainScore:
     {'w': tensor([0., 5.])}
 
     The paper's S(-w) = -w * Hg is the change of the gradient's norm when the weight is pruned, and it prunes the
-    weights whose S is largest. A score here keeps the largest, so this one is -S; it is signed, no absolute
-    value is taken. Gradient and Hessian are over the sparsified leaves, as the authors' are over the weights: the
-    gradient of a bias has no part in them, and leaves that are not sparsified score 0. The paper divides the
-    logits by a temperature of 200: do so in the loss. For several batches use `sf.scores.mean(grasp(loss, batch))`
-    with a function of the step. The weight is that of `state.params`, as in `sf.scores.saliency`.
+    weights whose S is largest. A score here keeps the largest, so this one is -S. It is signed: no absolute value is
+    taken. Gradient and Hessian are over the sparsified leaves, as the authors' are over the weights: biases are not
+    included, and leaves that are not sparsified score 0. The paper divides the logits by a temperature of 200: do so
+    in the loss. For several batches use `sf.scores.mean(grasp(loss, batch))` with a function of the step. The weights
+    are `state.params`, as in `sf.scores.saliency`.
     Wang et al. 2020, arXiv 2002.07376, alg. 1.
     """
     check_loss(loss, batch)
@@ -168,7 +167,7 @@ def grasp(loss: Loss, batch: Batch) -> PlainScore:
 
 
 def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: Sequence[int]) -> PlainScore:
-    """|weight| times its gradient of what flows through the network with absolute weights, from ones.
+    """SynFlow: |w| times the gradient of the summed output at |w|, for an input of ones.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
     >>> weights = {"0.weight": torch.tensor([[1.0, -2.0], [3.0, 0.0]]), "1.weight": torch.tensor([[-1.0, 2.0]])}
@@ -179,11 +178,12 @@ def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: 
 
     No data: the input is one example of ones, of `input_shape`, which has no batch axis. A module runs in eval
     mode with absolute buffers (a copy of it: neither its mode nor its buffers change); a function
-    `forward(params, x)` runs as it is. All is float64, as float32 overflows in deep networks. Made for chains
-    of linear layers and ReLU, where the scores of every layer without a bias sum to the flow. Biases and norms are
-    absolute too, as in the authors' code, and leaves that are not sparsified score 0.
+    `forward(params, x)` runs as it is. Everything is computed in float64, because float32 overflows in deep networks.
+    The score is meant for chains of linear layers and ReLU, where the scores of every layer without a bias have the
+    same sum. Biases and norms are made absolute too, as in the authors' code, and leaves that are not sparsified
+    score 0.
 
-    The paper prunes in 100 rounds to kept shares of kept ** ((round + 1) / 100), over all layers jointly:
+    The paper prunes in 100 rounds, to a density of kept ** ((round + 1) / 100) over all layers jointly:
 
     >>> rounds, kept = sf.every(1, stop=100), 1 / 3
     >>> algorithm = sf.gmp(

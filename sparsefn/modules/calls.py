@@ -1,4 +1,4 @@
-"""Calls of a module with other weights and buffers, after which it is as it was."""
+"""Calls of a module with other weights and buffers, which leave the module unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsefn.modules.wrappers import check_not_parallel, own_tensors
 from sparsefn.state import State, effective
 from sparsefn.tree import Tree, flatten
 
-# Autograd's hooks on saved tensors are how torch checkpoints without re-entrance.
+# torch's checkpointing without re-entrance consists of autograd's hooks on saved tensors.
 _CHECKPOINTED = (
     "sf.modules.call cannot run a forward with activation checkpointing, or other hooks on saved tensors, as it would "
     "run again in the backward with the module's own weights: turn it off, or call under torch.no_grad()"
@@ -39,15 +39,15 @@ def call(
     >>> sf.modules.call(layer, state, torch.ones(2)), sf.modules.call(layer, state.params, torch.ones(2))
     (tensor([3.]), tensor([8.]))
 
-    Params may be any tree whose dotted paths are the names of the module's parameters; with `partial` some may
-    be missing, and the module's own stand for them, as constants. Buffers are the module's own, or those
-    given; a forward that changes them (BatchNorm in train mode) changes copies, which are dropped with a
-    UserWarning: `call_with_buffers` returns them, and says what such buffers need under `vmap`.
-    The module is afterwards as it was: attributes that the forward or a hook of it sets are put back.
-    Works under `grad`, `vmap` and `torch.compile`, where nothing warns and only a part with hooks is put back.
-    Raises TypeError for what is no module or no tree of tensors, ValueError for names that are unknown or missing,
-    for a tensor of another shape and for a module inside of `DistributedDataParallel`, and RuntimeError for a
-    forward with activation checkpointing where a gradient may be asked for.
+    Params may be any tree whose dotted paths are the names of the module's parameters; with `partial` some may be
+    missing; the module's own take their place, as constants. Buffers are the module's own, or those given; a forward
+    that changes them (BatchNorm in train mode) changes copies, which are dropped with a UserWarning:
+    `call_with_buffers` returns them, and says what such buffers need under `vmap`. The module is left as it was:
+    attributes that the forward or one of its hooks sets are put back. Works under `grad`, `vmap` and `torch.compile`,
+    where nothing warns and only a part with hooks is put back. Raises TypeError unless it gets a module and a tree of
+    tensors, ValueError for names that are unknown or missing, for a tensor of another shape and for a module inside
+    of `DistributedDataParallel`, and RuntimeError for a forward with activation checkpointing where a gradient may be
+    asked for.
     """
     out, _, dropped = _run(module, state_or_params, buffers, partial, args, kwargs)
     if dropped:
@@ -68,7 +68,7 @@ def call_with_buffers(
     partial: bool = False,
     **kwargs: Any,
 ) -> tuple[Any, dict[str, Tensor]]:
-    """Run the module as `call` does, and return the buffers that the forward left.
+    """Run the module as `call` does, and return its buffers after the forward, too.
 
     >>> norm, x = torch.nn.BatchNorm1d(1, momentum=0.5), torch.tensor([[0.0], [4.0]])
     >>> out, buffers = sf.modules.call_with_buffers(norm, sf.modules.params_of(norm), sf.modules.buffers_of(norm), x)
@@ -77,7 +77,7 @@ def call_with_buffers(
 
     The buffers given are not changed. Under `grad` return them as the auxiliary output. Under `vmap` over
     members every member needs its own buffers: stack them (`sf.ensemble.stack([buffers] * B)`) and
-    map over them, as a batch of outcomes cannot be written into one unbatched buffer. Raises as `call` does.
+    map over them, as batched values cannot be written into an unbatched buffer. Raises as `call` does.
     """
     return _run(module, state_or_params, buffers, partial, args, kwargs)[:2]
 
@@ -141,7 +141,8 @@ def placed(module: nn.Module, kind: str, given: Any, partial: bool = False) -> d
     >>> placed(torch.nn.Linear(1, 1), "parameters", {"bias": torch.zeros(1), "weight": torch.ones(1, 1)})
     {'weight': ('weight', tensor([[1.]])), 'bias': ('bias', tensor([0.]))}
 
-    `given` is a State or a tree; with `partial` what it lacks is the module's own. Raises as `call` does.
+    `given` is a State or a tree; with `partial` the module's own tensors fill in for missing ones. Raises as `call`
+    does.
     """
     own = own_tensors(module, kind)
     nothing = isinstance(given, dict) and not given  # which torch.compile cannot flatten

@@ -1,4 +1,4 @@
-"""Values and gradients of a loss, by the fastest way that is right where it is called."""
+"""Values and gradients of a loss, by the fastest way that works in the calling context."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callab
     >>> f({"w": torch.tensor([1.0, 2.0]), "unused": torch.ones(1)}, torch.tensor([3.0, 4.0]))
     (tensor(11.), {'w': tensor([3., 4.]), 'unused': tensor([0.])})
 
-    The gradient has the structure of params, with zeros for what is not used. With `has_aux` the loss
-    returns `(value, aux)` and f `((value, aux), gradient)`; aux is a tree of tensors. Under a transform
-    or `torch.compile`, in inference mode and for tensors made there this is `torch.func.grad_and_value`, else
-    `torch.autograd.grad`, which is faster; results are detached from any graph outside `torch.func` and no `.grad`
-    is touched. They are the same, but for the last bits where torch has a formula of its own for a backward that
-    may be differentiated again (group norm): see docs/training-step.md. Raises TypeError for params that are not
-    floating point, ValueError for a loss that is not 0-d.
+    The gradient has the structure of params, with zeros for unused ones. With `has_aux` the loss returns
+    `(value, aux)` and f `((value, aux), gradient)`; aux is a tree of tensors. Under a transform or `torch.compile`,
+    in inference mode and for tensors made there this is `torch.func.grad_and_value`, else `torch.autograd.grad`,
+    which is faster; results are detached from any graph outside `torch.func` and no `.grad` is touched. The results
+    agree, except for last bits where torch uses another formula for a backward that may be differentiated again
+    (group norm): see docs/training-step.md. Raises TypeError for params that are not floating point, ValueError for a
+    loss that is not 0-d.
     """
 
     def value_and_gradient(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
@@ -40,7 +40,7 @@ def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callab
         if _transformed():
             grads, (value, aux) = torch.func.grad_and_value(run, has_aux=True)(leaves)
         elif _inference((leaves, args, kwargs)):
-            with torch.no_grad():  # which keeps other tensors that require a gradient out of it
+            with torch.no_grad():  # no graph through other tensors that require a gradient
                 grads, (value, aux) = torch.func.grad_and_value(run, has_aux=True)(leaves)
         else:
             grads, (value, aux) = _autograd(run, leaves)

@@ -44,7 +44,7 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
     >>> list(sf.modules.buffers_of(torch.nn.BatchNorm1d(2)))
     ['running_mean', 'running_var', 'num_batches_tracked']
 
-    Detached copies, in the order of `named_buffers`; those that `state_dict` leaves out are in it.
+    Detached copies, in the order of `named_buffers`, non-persistent ones included.
     """
     return {name: b.detach().clone() for name, (_, b) in own_tensors(module, "buffers").items()}
 
@@ -52,20 +52,20 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 def bake(
     module: nn.Module, state: State | Tree, *, buffers: Mapping[str, Tensor] | None = None, partial: bool = False
 ) -> nn.Module:
-    """A copy of the module that has the effective weights for its own.
+    """A copy of the module whose parameters are the effective weights.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> state = sf.State({"weight": torch.tensor([[3.0, 5.0]])}, {"weight": torch.tensor([[True, False]])})
     >>> sf.modules.bake(layer, state)(torch.ones(2)).detach()
     tensor([3.])
 
-    The same outputs as `call`. `requires_grad`, hooks and modes are those of the module, buffers too unless
-    they are given, and with `partial` the parameters that the state has not. Tied weights stay tied, and a dtype
-    or device is that of the state. Raises as `call` does.
+    The same outputs as `call`. `requires_grad`, hooks and modes are taken from the module, and so are buffers that
+    are not given and, with `partial`, parameters that the state lacks. Tied weights stay tied. Dtypes and devices are
+    the state's. Raises as `call` does.
     """
     new = {"parameters": placed(module, "parameters", state, partial)}
     new["buffers"] = {} if buffers is None else placed(module, "buffers", buffers)
-    # What a hook has computed, as weight_norm's does, is part of a graph, which deepcopy refuses.
+    # A tensor that a hook has computed, such as weight_norm's, is part of a graph, which deepcopy refuses.
     attributes = [value for part in module.modules() for value in vars(part).values()]
     memo: dict[int, Any] = {id(v): v.detach().clone() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
     baked = copy.deepcopy(module, memo)
@@ -96,12 +96,12 @@ def to_sparse(
     )
 
     The outputs are those of `call`, summed in another order. "csr" stores single weights; "bsr" square blocks
-    of `blocksize`, or the largest of 32, 16, 8 and 4 of which the mask is made, and csr where the blocks do
-    not divide or make up a weight. "auto" takes what was measured to be faster on CPU, dense when in doubt:
-    see docs/sparse-execution.md. Dense stay tied weights, dtypes but float32 and float64, every layer but
-    `nn.Linear` itself, those with hooks, and those of a `nn.TransformerEncoderLayer`. No parameter of the
-    copy requires a gradient; `buffers` and `partial` are those of `bake`. Raises TypeError for anything but a
-    State, ValueError for another layout and a blocksize without "bsr", and as `bake` does.
+    of `blocksize`, or the largest of 32, 16, 8 and 4 that the mask consists of, and csr for a weight that blocks do
+    not divide or make up. "auto" takes the layout that measured faster on CPU, dense when in doubt: see
+    docs/sparse-execution.md. Tied weights stay dense, and so do dtypes other than float32 and float64, layers other
+    than `nn.Linear` itself, layers with hooks, and the layers of an `nn.TransformerEncoderLayer`. No parameter of the
+    copy requires a gradient; `buffers` and `partial` are those of `bake`. Raises TypeError for anything but a State,
+    ValueError for another layout and a blocksize without "bsr", and as `bake` does.
     """
     if not isinstance(state, State):
         raise TypeError(f"expected a State, got {type(state).__name__}; without masks use sf.modules.bake")

@@ -1,4 +1,4 @@
-"""Along which axes of a weight a layer's inputs and outputs lie, and whether a pattern fits them."""
+"""The axes of a weight that are a layer's inputs and outputs, and whether a pattern fits them."""
 
 from __future__ import annotations
 

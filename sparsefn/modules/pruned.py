@@ -29,13 +29,13 @@ def from_pruned(
     tensor(1)
 
     The names are those of the module without pruning, the params the unmasked ones (`*_orig`, or those of the
-    parametrizations that a sparsifier of torch.ao attaches in `prepare`); what is not pruned has the 0-d mask
-    True. With a checkpoint all values are its own, and the module, pruned or not, says which names are params.
+    parametrizations that a sparsifier of torch.ao attaches in `prepare`); a parameter that is not pruned has the 0-d
+    mask True. With a checkpoint all values come from it, and the module, pruned or not, tells which names are params.
     `state_dict` of a module that torch.ao pruned lacks the masks, which are buffers: add `named_buffers`.
 
     Raises ValueError for a mask that holds anything but 0 and 1, for a checkpoint that lacks a param or a mask or
-    has it in another shape, and for a weight that torch.ao prunes by rows or with another parametrization besides;
-    what else is in a checkpoint is ignored.
+    has it in another shape, and for a weight that torch.ao prunes by rows or that has another parametrization
+    besides. Other keys of a checkpoint are ignored.
     """
     own, buffers = (
         {name: tensor for name, (_, tensor) in own_tensors(module, kind).items()} for kind in ("parameters", "buffers")
@@ -60,7 +60,7 @@ def from_pruned(
 
 
 def _names(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    # Where the two tools keep a weight and its mask.
+    # The names under which the two tools keep a weight and its mask.
     head, dot, leaf = name.rpartition(".")
     inside = f"{head}{dot}{_AO}.{leaf}."
     return (name + "_orig", name + "_mask"), (inside + "original", inside + "0.mask")

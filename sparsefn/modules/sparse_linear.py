@@ -25,7 +25,7 @@ LEAST_SIDE = 1024
 
 @contextlib.contextmanager
 def _without_beta_warning() -> Iterator[None]:
-    # torch gives it once in a process, for the first compressed tensor: made or unpickled here, it is not in forward.
+    # torch warns once in a process, at the first compressed tensor. Making it under this context keeps forward silent.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse (CSR|BSR) tensor support is in beta", UserWarning)
         yield
@@ -38,8 +38,8 @@ class SparseLinear(nn.Module):
     >>> layer, layer(torch.tensor([3.0, 4.0]))
     (SparseLinear(in_features=2, out_features=2, bias=True, csr, 1 of 4 stored), tensor([9., 5.]))
 
-    `weight` is dense and given with its zeros, `block` the side of the blocks, 0 for csr. What is stored are
-    buffers without a gradient, plain dense tensors all: `crow`, `col`, `values` and `bias`.
+    `weight` is dense and given with its zeros, `block` the side of the blocks, 0 for csr. It stores dense buffers
+    without gradients: `crow`, `col`, `values` and `bias`.
     """
 
     crow: Tensor
@@ -71,7 +71,7 @@ class SparseLinear(nn.Module):
         return self._stored().to_dense()
 
     def _stored(self) -> Tensor:
-        # Made in each forward, in some microseconds: of dense buffers `to`, `state_dict` and `deepcopy` know all.
+        # Made in each forward, which takes microseconds: dense buffers go through `to`, `state_dict` and `deepcopy`.
         size = (self.out_features, self.in_features)
         return torch.sparse_compressed_tensor(
             self.crow,
@@ -85,7 +85,7 @@ class SparseLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Sparse times dense: `F.linear`, dense times sparse, took 3 to 7 times as long at a batch of 32.
-        columns = x.reshape(x.shape[:-1].numel(), x.shape[-1]).t()  # -1 is no size of a tensor without elements
+        columns = x.reshape(x.shape[:-1].numel(), x.shape[-1]).t()  # reshape(-1) fails for a tensor without elements
         if self.bias is None:
             out = torch.mm(self._stored(), columns)
         else:
@@ -112,8 +112,8 @@ def with_sparse_linears(
       (0): SparseLinear(in_features=2, out_features=1, bias=True, csr, 1 of 2 stored)
     )
 
-    What `sf.modules.to_sparse` does once the masked weights are in a copy. The module given is changed, and
-    returned unless it is itself a linear layer. `masks` are by the parameter's name, 0-d for dense ones.
+    `sf.modules.to_sparse` calls it on a copy that has the masked weights. The given module is changed, and returned
+    unless it is itself a linear layer. `masks` are by the parameter's name, 0-d for dense ones.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"expected layout to be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")

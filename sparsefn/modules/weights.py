@@ -1,4 +1,4 @@
-"""Which parameters of a module are weights of its products, told by the types of its layers."""
+"""Which parameters of a module are weights of matrix products, by the types of its layers."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def weights_of(
     >>> [path for path, leaf in params.items() if where(path, leaf)]
     ['1.weight_ih_l0', '1.weight_hh_l0']
 
-    It goes into an algorithm, `sf.rigl(0.9, where=where)`, and reads names alone. By default it takes the weights of
+    Pass it to an algorithm: `sf.rigl(0.9, where=where)`. It looks at names only. By default it chooses the weights of
     linear and bilinear layers, convolutions, transposed ones too, recurrent layers and cells, projections inside of
-    attention, and `Conv1D` of transformers; with `types` those of instances of these classes, where a class of
-    your own has for weights what it holds of two dimensions or more. Never taken are biases, norms, the magnitudes
-    of weight norm, embeddings and what is tied to one. `skip` are globs of parameters or of modules, of
-    which all weights stay dense. Raises ValueError where no layer of the types has a weight and for a glob that
-    matches nothing, TypeError for types that are no classes.
+    attention, and `Conv1D` of transformers; with `types` those of instances of these classes, where the weights of a
+    class of your own are its parameters of two dimensions or more. It never chooses biases, norms, the magnitudes of
+    weight norm, embeddings or weights tied to one. `skip` are globs of parameters, or of modules, all of whose
+    weights stay dense. Raises ValueError where no layer of the types has a weight and for a glob that matches
+    nothing, TypeError for types that are not classes.
     """
     kinds = None if types is None else _classes(types)
     named = own_tensors(module, "parameters", tied=True)

@@ -1,4 +1,4 @@
-"""Names of a module's tensors without what wrappers put into them: data parallelism, torch.compile, checkpointing."""
+"""Names of a module's tensors without the prefixes of wrappers: data parallelism, torch.compile, checkpointing."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str
     {'0.weight': '0.module.weight'}
 
     Names are as in the module without wrappers. `kind` is "parameters" or "buffers"; a tied tensor is
-    there once, under its first name, or with `tied` under each. Raises TypeError for what is no module.
+    there once, under its first name, or with `tied` under each. Raises TypeError for anything but a module.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a module first, as in call(module, state, x), got {type(module).__name__}")
     prefix, inner = "", module
-    while child := wrapped_child(inner):  # a checkpointing wrapper has names of its own for what it holds
+    while child := wrapped_child(inner):  # a checkpointing wrapper renames the tensors that it holds
         prefix, inner = f"{prefix}{child}.", inner.get_submodule(child)
     named = inner.named_parameters if kind == "parameters" else inner.named_buffers
     return {
@@ -65,7 +65,7 @@ def unwrapped(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, 
     >>> [list(unwrapped(net, checkpoint)) for checkpoint in (net.state_dict(), net.module.state_dict())]
     [['weight'], ['weight']]
 
-    What is not beside a parameter keeps its key.
+    A key that belongs to no parameter is kept.
     """
     pairs = [(path, name) for name, (path, _) in own_tensors(module, "parameters").items()]
     pairs += [(path.replace("_checkpoint_wrapped_module.", ""), name) for path, name in pairs]  # as state_dict has it

@@ -1,4 +1,4 @@
-"""Adam and AdamW: their formula leaf by leaf in torch, and in one pass over CPU memory, under masks too."""
+"""Adam and AdamW: the formula in torch, leaf by leaf, and one pass over CPU memory, with or without masks."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from sparsefn.tree import Tree, wide, zipped
 
 
 class AdamState(NamedTuple):
-    """What Adam remembers.
+    """The state of Adam.
 
     >>> sf.optimizers.adam(0.1).init({"w": torch.ones(1)}).mu
     {'w': tensor([0.])}
 
     `count` is the number of updates made (0-d int64), `mu` and `nu` the running means of the
     gradient and of its square, like params; `decay1` and `decay2` are the powers
-    `beta ** count` (0-d float64), kept as products: a power has other bits one at a time than in a batch.
+    `beta ** count` (0-d float64), kept as products: the bits of a power differ between one number and a batch.
     """
 
     count: Tensor  # type: ignore[assignment]  # hides tuple.count, as in optax
@@ -188,7 +188,7 @@ def _step_under_masks(
 
 
 def _begin(rows: list[leafwise.Row], flat: leafwise.Row, like: Tensor) -> Moved:
-    # A row with room for its three results.
+    # A row with space for its three results.
     (first, a), (mu, b), (nu, c) = (fresh(flat[-1], like.dtype) for _ in range(3))
     rows.append((*flat, a, b, c))
     return first.reshape(like.shape), mu.reshape(like.shape), nu.reshape(like.shape)
@@ -213,7 +213,7 @@ def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) 
 
 
 def _in_blocks(numbers: AdamNumbers, blocks: Iterator[leafwise.Row]) -> None:
-    # The operations of `_in_torch` one by one: numpy rounds each as torch does. Its root of a float32 is the right one.
+    # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too.
     f = np.float32
     size, scale = -f(numbers.size.item()), f(numbers.scale.item())
     shrink = None if numbers.shrink is None else f(numbers.shrink.item())
@@ -243,7 +243,7 @@ def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterator[leafwise.Row]) -> N
     room = np.empty(BLOCK, np.float32)
 
     def bare() -> Iterator[leafwise.Row]:
-        # Each block with its gradient masked. When the next one is asked for, this one's update has been made.
+        # Each block with its gradient masked. When the next block is asked for, this one holds its update.
         for mask, m, v, gradient, p, new, mu, nu in blocks:
             g = room[: p.size]
             leafwise.zero_block(mask.view(np.int8), gradient.view(np.int32), g.view(np.int32))

@@ -42,7 +42,7 @@ class Optimizer(NamedTuple):
 
 
 def start_count(params: Tree) -> Tensor:
-    """The count of an optimizer that has made no update: 0-d int64, where the params are.
+    """The count before any update: 0-d int64 zero, on the device of the params.
 
     >>> start_count({"w": torch.ones(2)})
     tensor(0)
@@ -52,7 +52,7 @@ def start_count(params: Tree) -> Tensor:
 
 
 def zeros(leaf: Tensor) -> Tensor:
-    """Zeros like a leaf: how moments begin.
+    """Zeros like a leaf: the initial moments.
 
     >>> zeros(torch.ones(2, requires_grad=True))
     tensor([0., 0.])
@@ -61,7 +61,7 @@ def zeros(leaf: Tensor) -> Tensor:
 
 
 def rate_at(lr: Rate, count: Tensor) -> Tensor:
-    """The rate of the update that is made at a count: 0-d float64.
+    """The learning rate at a count: 0-d float64.
 
     >>> rate_at(lambda step: 0.5 / (1 + step), torch.tensor(1))
     tensor(0.2500, dtype=torch.float64)
@@ -88,14 +88,14 @@ def check_given(grads: Tree, params: Tree, moments: Tree, weight_decay: float, i
 
 
 def check_rate(lr: Rate) -> None:
-    """Raise unless it is a number of at least 0, a 0-d float tensor, whose value is not looked at, or a schedule.
+    """Raise unless it is a number of at least 0, a 0-d float tensor (its value is not read) or a schedule.
 
     >>> check_rate(-0.1)
     Traceback (most recent call last):
         ...
     ValueError: expected lr in [0, inf), got -0.1
     """
-    # The value of a tensor is not looked at: it may be batched, or on another device.
+    # The value of a tensor is not read: it may be batched, or on another device.
     if not callable(lr) and not isinstance(number("lr", lr), Tensor):
         check_within("lr", lr)
 
@@ -117,5 +117,5 @@ def rounded(scalar: Tensor, leaf: Tensor) -> Tensor:
     >>> rounded(torch.tensor(0.1, dtype=torch.float64), torch.ones(1))
     tensor(0.1000)
     """
-    # Rounded by hand: left to type promotion, a batched 0-d tensor rounds elsewhere than a single one.
+    # Rounded explicitly: type promotion rounds a batched 0-d tensor at another place than a single one.
     return scalar.to(device=leaf.device, dtype=leaf.dtype)

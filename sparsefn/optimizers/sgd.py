@@ -27,7 +27,7 @@ from sparsefn.tree import Tree, zipped
 
 
 class SgdState(NamedTuple):
-    """What SGD remembers.
+    """The state of SGD.
 
     >>> sf.optimizers.sgd(0.1).init({"w": torch.ones(2)})
     SgdState(count=tensor(0), momentum=())
@@ -73,7 +73,7 @@ def sgd(lr: Rate, momentum: float = 0.0, nesterov: bool = False, weight_decay: f
         if momentum:
             b = momentum * b.to(kind) + g
             g = g + momentum * b if nesterov else b
-        # Rounded by hand: left to type promotion, a batched 0-d tensor rounds elsewhere than a single one.
+        # Rounded explicitly: type promotion rounds a batched 0-d tensor at another place than a single one.
         return (-rate.to(g.device, kind) * g).to(dtype), b.to(dtype)
 
     def update(grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, SgdState]:
@@ -119,8 +119,8 @@ def _step_under_masks(
     """New params and momenta: gradients count as zero off the masks, and params move on them alone.
 
     A row is a param, its mask, gradient and momentum. `leaf(grad, momentum, param)` gives the update and the momentum
-    of a leaf in torch, for leaves whose memory is not read. Without momentum the buffers are handed on. None where the
-    rate is hidden by a transform or its gradient is wanted.
+    of a leaf in torch, for leaves whose memory is not read. Without momentum the buffers are handed on. Returns None
+    where a transform hides the rate or its gradient is wanted.
     """
     if visible(numbers.rate) is None or (torch.is_grad_enabled() and numbers.rate.requires_grad):
         return None

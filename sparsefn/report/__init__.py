@@ -1,4 +1,4 @@
-"""What a state keeps, what changed between two, what a model costs, and masks as pictures."""
+"""Reports: tables of what a state keeps and of what changed, FLOPs of a model, and masks as pictures."""
 
 from sparsefn.report.flop_count import Cost as Cost
 from sparsefn.report.flop_count import Flops as Flops

@@ -54,7 +54,7 @@ class Flops(NamedTuple):
     uncounted: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Align the rows, with the total below and what was not counted."""
+        """Align the rows, with the total and the uncounted leaves below."""
         lines = [("module", "dense", "sparse", "ratio")]
         for row in (*self.rows, self.total):
             ratio = f"{row.sparse / row.dense:.4f}" if row.dense else ""
@@ -79,14 +79,14 @@ def flops(
     The conventions are those of `torch.utils.flop_counter`: a multiply and its add are 2 FLOPs, matrix
     products, convolutions and attention count, biases, activations, norms and lookups do not. A product
     with a sparsified leaf, or a view of one, counts its kept entries only, exactly; a leaf that is used
-    twice counts twice, and where both factors are sparsified the sparser one decides. What is not such a
-    product counts as dense, a weight that was cast or computed from the leaf too: such leaves are in
-    `uncounted`. These are products that a perfect sparse kernel would do, not seconds.
+    twice counts twice, and where both factors are sparsified the sparser one decides. Every other operation counts as
+    dense, also a product with a weight that was cast or computed from the leaf: such leaves are in `uncounted`. The
+    numbers are the work of a perfect sparse kernel, not seconds.
 
     `args` and `kwargs` are inputs of the module, whose own mode (train or eval) is used, and its own buffers
-    unless others are given, as in `sf.modules.call`; all are left as they are. The call runs on the meta device
-    and costs nothing; a forward that needs values is run as it is, the global random state put back. Raises
-    TypeError for what is no State, ValueError for a stack of states and as `call` does.
+    unless others are given, as in `sf.modules.call`; none of them is changed. The call runs on the meta device and
+    costs nothing; a forward that needs values is run as it is, the global random state put back. Raises TypeError for
+    anything but a State, ValueError for a stack of states and as `call` does.
     """
     if not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
@@ -102,7 +102,7 @@ def flops(
 
 def _count(module: nn.Module, state: State, device: torch.device | None, args: Any, buffers: Any, kwargs: Any) -> Flops:
     def moved(tree: Any) -> Any:
-        # Copies in any case, as a forward may write into what it is given.
+        # Always copies, as a forward may write into its inputs.
         return optree.tree_map(
             lambda x: x.detach().to(device or x.device, copy=True) if isinstance(x, Tensor) else x, tree
         )
@@ -120,7 +120,7 @@ def _count(module: nn.Module, state: State, device: torch.device | None, args: A
         stack.enter_context(torch.enable_grad())
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         if device is None:
-            # Their recurrent kernels hide products too.
+            # So do their recurrent kernels.
             stack.enter_context(_without(torch.backends.mkldnn))
             stack.enter_context(_without(torch.backends.cudnn))
         else:

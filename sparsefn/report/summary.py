@@ -1,4 +1,4 @@
-"""What a state keeps, and what changed between two, as tables."""
+"""Tables of what a state keeps, and of what changed between two states."""
 
 from __future__ import annotations
 
@@ -65,8 +65,7 @@ class Change(NamedTuple):
     >>> sf.report.Change("w", kept=2, grown=1, dropped=1, overlap=0.5).grown
     1
 
-    `kept` counts what is in both masks and `overlap` is that over what is in either (1.0 where neither
-    has anything).
+    `kept` counts the entries in both masks; `overlap` is that over the entries in either (1.0 if there are none).
     """
 
     path: str
@@ -98,7 +97,7 @@ class Diff(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """The sparsity of one leaf: what its mask has, and what it was to be.
+    """The sparsity of one leaf: computed from its mask, and its target.
 
     >>> sf.report.Observed(computed=0.7, target=0.75).target
     0.75
@@ -109,7 +108,7 @@ class Observed(NamedTuple):
 
 
 def summary(state: State) -> Summary:
-    """Count what every leaf keeps.
+    """Count the entries that every leaf keeps.
 
     >>> state = sf.State(
     ...     {"0.weight": torch.ones(2, 4), "0.bias": torch.ones(2)},
@@ -156,7 +155,7 @@ def observe(state: State, target: float | Schedule | None = None, step: Step = 0
 
 
 def diff(old: State, new: State) -> Diff:
-    """Count what grew and what was dropped from one state to another.
+    """Count the entries that grew and that were dropped from one state to another.
 
     >>> old = sf.State({"w": torch.ones(4)}, {"w": torch.tensor([True, True, True, False])})
     >>> new = old._replace(masks={"w": torch.tensor([True, True, False, True])})

@@ -1,4 +1,4 @@
-"""Channels of the tensors in a traced module: which constants they hold, and which of them must go together."""
+"""Channels of the tensors in a traced module: which constants they hold, which are tied, which must be kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-Value = Any  # what is known of a node: Channels, a tuple of values, a Shape, a Marker, or plain data
+Value = Any  # the value of a node: Channels, a tuple of values, a Shape, a Marker, or ordinary data
 
 
 class Channels(NamedTuple):
@@ -19,10 +19,9 @@ class Channels(NamedTuple):
     >>> Channels(torch.tensor([0, 1]), torch.tensor([0.5, torch.nan]), axis=-3, rank=4).position
     1
 
-    `ids` are the numbers of the channels in a `Plan`, `const` is the constant that a channel holds at all
-    places and times, NaN where it varies. `axis` counts from the end. With `spread` every channel stands
-    for an equal run of features: an image that was flattened. Tensors whose `batch` is the same object have
-    equal first dimensions. All tensors are on the CPU.
+    `ids` are the numbers of the channels in a `Plan`, `const` is the constant that a channel always holds, NaN where
+    it varies. `axis` counts from the end. With `spread` each channel is an equal run of features, as in a flattened
+    image. Tensors whose `batch` is the same object have equal first dimensions. All tensors are on the CPU.
     """
 
     ids: Tensor
@@ -69,7 +68,7 @@ class Batch(NamedTuple):
 
 
 class Marker(enum.Enum):
-    """Values of which no channel is known.
+    """Values whose channels are not known.
 
     >>> UNKNOWN
     <Marker.UNKNOWN: 'anything'>
@@ -83,7 +82,7 @@ UNKNOWN, LENGTH = Marker
 
 
 def batch_of(x: Value) -> object:
-    """What has the first dimension of a tensor, or something new.
+    """The object that marks a tensor's first dimension; a new one if the value has none.
 
     >>> batch_of(Input("x")), batch_of(UNKNOWN) == batch_of(UNKNOWN)
     ('x', False)
@@ -104,7 +103,7 @@ def _channels(value: Value) -> Iterator[Channels]:
 
 @dataclasses.dataclass
 class Plan:
-    """Which channels there are, which of them are one, and which have to stay.
+    """Channel numbers, which are tied, which must be kept.
 
     >>> plan = Plan()
     >>> a, b = plan.number(2), plan.number(2)
@@ -115,9 +114,9 @@ class Plan:
     >>> plan.reasons(b)
     ['they are outputs', '']
 
-    `pins` are channels that stay, with the reason in words, `notes` say why a constant ended, and `refused` why a
-    layer (by its path) cannot change at all. `sizes` maps the path of a layer to the channels that come in and go
-    out; one of each stays. `at` is the node that is looked at now, in words.
+    `pins` are channels that must be kept, each with its reason. `notes` say why a channel stopped being constant, and
+    `refused` why a layer (by its path) cannot change at all. `sizes` maps the path of a layer to its input and output
+    channels, of which at least one each is kept. `at` describes the current node.
     """
 
     count: int = 0
@@ -138,28 +137,28 @@ class Plan:
         self.pins += [(value.ids, why) for value in _channels(values) if len(value.ids)]
 
     def refuse(self, path: str, values: Value, why: str) -> None:
-        """Keep all that a layer reads, as the layer itself cannot change; a function has no path."""
+        """Keep every channel that a layer reads, as the layer itself cannot change; a function has no path."""
         if path:
             self.refused.setdefault(path, f"the layer is {why}")
         self.pin(values, f"{self.at}, which reads them, is {why}")
 
     def note(self, x: Channels, const: Tensor, why: str) -> None:
-        """Remember why channels that were constant are not any more, where `const` says so; the first reason counts."""
+        """Record why channels that were constant are not any more, where `const` says so; the first reason is kept."""
         for i in x.ids[x.const.isfinite() & ~const.isfinite()].tolist():
             self.notes.setdefault(i, why)
 
     def removed(self) -> Tensor:
-        """Which channels can go: none that is one with a channel that stays."""
+        """Which channels can be removed: none that is tied to a channel that must be kept."""
         return self.verdict() < 0
 
     def reasons(self, ids: Tensor) -> list[str]:
-        """Why channels have to stay, in words; an empty text for a channel that goes."""
+        """Why each channel must be kept; an empty text for a channel that is removed."""
         pins = {i: why for i, (_, why) in enumerate(self.pins)} | {-1: "", len(self.pins): "one channel always stays"}
         kept = zip(ids.tolist(), self.verdict()[ids].tolist(), strict=True)
         return [pins[pin] and self.notes.get(i, pins[pin]) for i, pin in kept]
 
     def verdict(self) -> Tensor:
-        """For each channel the number of the first pin that keeps it, -1 where it can go."""
+        """For each channel the number of the first pin that keeps it, -1 if it can be removed."""
         because = torch.full((self.count,), -1, device="cpu")
         for i, (ids, _) in enumerate(self.pins):
             because[ids[because[ids] < 0]] = i
@@ -177,7 +176,7 @@ class Plan:
 
 
 def where_finite(const: Tensor, result: Tensor) -> Tensor:
-    """The results where both are finite, else NaN.
+    """`result` where it and `const` are finite, else NaN.
 
     >>> where_finite(torch.tensor([1.0, torch.nan]), torch.tensor([2.0, 3.0]))
     tensor([2., nan])

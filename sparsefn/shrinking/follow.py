@@ -1,4 +1,4 @@
-"""Which channels of a module depend on each other: its traced graph, followed from the inputs to the outputs."""
+"""How the channels of a module depend on each other, by following its traced graph from inputs to outputs."""
 
 from __future__ import annotations
 
@@ -77,23 +77,23 @@ class _Tracer(fx.Tracer):
 
 
 def trace(module: nn.Module) -> tuple[nn.Module, fx.Graph]:
-    """A copy of the module on the CPU, and the graph of its forward with the tensors that it names in the copy.
+    """A copy of the module on the CPU, and the graph of its forward, whose tensors are those of the copy.
 
     >>> [node.op for node in trace(torch.nn.Sequential(torch.nn.Linear(1, 1)))[1].nodes]
     ['placeholder', 'call_module', 'output']
 
-    Arguments after the first that default to None, a bool, a number or a string have their default. Raises ValueError
+    Arguments after the first that default to None, a bool, a number or a string take their default. Raises ValueError
     where `torch.fx` fails.
     """
     root = copy.deepcopy(module).cpu()  # tracing may run code that changes it
-    # A proxy in the place of a default would never be None.
+    # A proxy in place of a default would never be None.
     parameters = list(inspect.signature(root.forward).parameters.values())[1:]
     plain = (bool, int, float, str, type(None))
     defaults: dict[str, Any] = {p.name: p.default for p in parameters if isinstance(p.default, plain)}
     try:
-        with torch.random.fork_rng(devices=[]):  # of draws that the forward makes, none is used
+        with torch.random.fork_rng(devices=[]):  # the forward may draw; no draw is used
             return root, _Tracer().trace(root, concrete_args=defaults)
-    except Exception as error:  # whatever the module's own code makes of a proxy
+    except Exception as error:  # the module's own code may fail on a proxy in any way
         raise ValueError(
             f"expected a {type(root).__name__} that torch.fx can follow, but: {error}; shrink the parts that it can "
             "follow one at a time, or put what it cannot into a function marked with torch.fx.wrap"
@@ -114,7 +114,7 @@ def follow(root: nn.Module, graph: fx.Graph, masks: Mapping[str, Tensor]) -> Pla
     plan, values = Plan(), dict[fx.Node, Value]()
     fixed, overwritten = _fixed(root, graph), _overwritten(root, graph)
     for node in graph.nodes:
-        if node.users or node.target not in (operator.getitem, getattr):  # the size that nobody reads is free
+        if node.users or node.target not in (operator.getitem, getattr):  # a size that nothing reads may change
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             plan.at = _words(root, node)
             if node.op == "call_module":
@@ -221,7 +221,7 @@ def _fixed(root: nn.Module, graph: fx.Graph) -> set[str]:
 
 
 def _overwritten(root: nn.Module, graph: fx.Graph) -> set[fx.Node]:
-    """Tensors that an operation in place changes while someone else reads them too."""
+    """Tensors that an in-place operation changes although another node reads them too."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
         if _in_place(root, node):
@@ -236,7 +236,7 @@ def _overwritten(root: nn.Module, graph: fx.Graph) -> set[fx.Node]:
 
 
 def _sources(root: nn.Module, node: fx.Node) -> list[fx.Node]:
-    # What a node changes if it works in place, else what its result may be a view of.
+    # The tensors that a node changes if it works in place, else the ones that its result may be a view of.
     target = node.kwargs.get("out", next(iter(node.args), None))
     return [target] if _in_place(root, node) and isinstance(target, fx.Node) else list(node.all_input_nodes)
 

@@ -1,4 +1,4 @@
-"""Layers whose sizes can change: the constants among their outputs, and the layer with fewer channels."""
+"""Layers whose sizes can change: which of their outputs are constant, and how to remove channels from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kept = Callable[[str], Tensor]  # the mask of one of the layer's parameters, of 
 
 
 class Layer(NamedTuple):
-    """How a kind of layer takes part: `rule(plan, path, layer, kept, x)` and `cut(layer, inputs, outputs, removed)`.
+    """How to follow and cut a layer: `rule(plan, path, layer, kept, x)` and `cut(layer, inputs, outputs, removed)`.
 
     >>> LAYERS[torch.nn.Linear] == Layer(linear, cut_affine)
     True
@@ -31,7 +31,7 @@ def _cpu(layer: nn.Module, name: str) -> Tensor | None:
 
 
 def _sums(weight: Tensor) -> Tensor:
-    # What a layer makes of one constant a column: (rows, columns), summed over the window.
+    # A layer's output for one constant a column: (rows, columns), summed over the window.
     return weight.double().flatten(2).sum(2) if weight.ndim > 2 else weight.double()
 
 
@@ -102,7 +102,7 @@ def conv(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
 
 
 def norm(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
-    """The value of a batch norm that uses running statistics.
+    """The value of a batch norm's output, from running statistics.
 
     >>> plan, layer = Plan(), torch.nn.BatchNorm1d(1, affine=False).eval()
     >>> norm(plan, "", layer, lambda name: None, Channels(plan.number(1), torch.zeros(1), -1, 2)).const
@@ -124,12 +124,12 @@ def norm(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
     return out
 
 
-# Gates of each kind, and which of them makes the candidate: without it a unit that starts at 0 stays 0.
+# Number of gates, and the index of the candidate gate: if that gate is 0, a unit that starts at 0 stays 0.
 GATES: dict[type[nn.Module], tuple[int, int]] = {nn.LSTM: (4, 2), nn.GRU: (3, 2), nn.RNN: (1, 0)}
 
 
 def recurrent(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
-    """The value `(output, state)` of a recurrent layer that runs from zeros, of one layer and one direction.
+    """The value `(output, state)` of a recurrent layer with initial state 0, of one layer and one direction.
 
     >>> plan, layer = Plan(), torch.nn.GRU(2, 3)
     >>> output, h = recurrent(plan, "", layer, lambda name: getattr(layer, name) != 0, UNKNOWN)
@@ -165,7 +165,7 @@ def _take(layer: nn.Module, name: str, keep: Tensor, dim: int = 0) -> None:
 
 
 def _fold(layer: nn.Module, weight: str, bias: str, x: Value, removed: Tensor) -> None:
-    # Adds to the bias what the removed columns brought; without a bias that is nothing.
+    # Adds the contribution of the removed columns to the bias; without a bias it is 0.
     old = getattr(layer, bias, None)
     if isinstance(x, Channels) and old is not None:
         const = torch.where(removed[x.ids] & x.const.isfinite(), x.const, 0.0).double()

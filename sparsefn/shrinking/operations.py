@@ -1,4 +1,4 @@
-"""What operations on tensors do to their channels: each takes the plan and the values of its arguments."""
+"""What tensor operations do to channels: each function takes the plan and the values of the operation's arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def elementwise(plan: Plan, fn: Callable[..., Tensor], x: Value, *args: Any, **k
 
 
 def binary(plan: Plan, fn: Callable[..., Tensor], a: Value, b: Value, **kwargs: Any) -> Value:
-    """The value of a sum, difference or product: channels that meet are one.
+    """The value of a sum, difference or product: channels that are combined are tied.
 
     >>> x = Channels(torch.tensor([0]), torch.tensor([2.0]), -1, 2)
     >>> binary(Plan(), torch.mul, x, 3.0).const, binary(Plan(), torch.add, x, x).const
@@ -71,7 +71,7 @@ def cat(plan: Plan, tensors: Value, dim: int = 0) -> Value:
 
 
 def flatten(plan: Plan, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
-    """The value of a flattened tensor, if it starts at the channels or behind them.
+    """The value of a flattened tensor, if flattening starts at the channels or after them.
 
     >>> flatten(Plan(), Channels(torch.tensor([0]), torch.zeros(1), axis=-3, rank=4), 1)[2:5]
     (-1, 2, True)
@@ -143,7 +143,7 @@ def size(plan: Plan, x: Value, dim: Any = None) -> Value:
 
 
 def attribute(plan: Plan, x: Value, name: str) -> Value:
-    """The value of an attribute of a tensor, of which `shape` is known.
+    """The value of a tensor's attribute; only `shape` is known.
 
     >>> attribute(Plan(), Input("x"), "shape")
     Shape(of=Input(batch='x'))
@@ -152,7 +152,7 @@ def attribute(plan: Plan, x: Value, name: str) -> Value:
 
 
 def getitem(plan: Plan, x: Value, index: Any) -> Value:
-    """The value of an entry of a tuple or shape, or of a part of a tensor that has all channels.
+    """The value of an entry of a tuple or shape, or of a slice of a tensor that has all channels.
 
     >>> getitem(Plan(), Channels(torch.tensor([0]), torch.zeros(1), axis=-1, rank=3), (slice(None), -1))[2:4]
     (-1, 2)

@@ -1,4 +1,4 @@
-"""Physically smaller modules: channels that hold a constant are removed, and the constant moves on into biases."""
+"""Physically smaller modules: channels that hold a constant are removed, and the constant is folded into biases."""
 
 from __future__ import annotations
 
@@ -35,26 +35,25 @@ def shrink(module: nn.Module, state: State, *, buffers: Mapping[str, Tensor] | N
     >>> torch.allclose(small(x), sf.modules.call(net, state, x), atol=1e-6)
     True
 
-    A channel goes when everyone who reads it can do without: its value is one constant, which moves on
-    into their biases, or they keep no weight on it. A row is constant when it keeps no weight, by its
-    mask, on inputs that vary; weights that are kept and happen to be 0 count as weights. Constants go
-    through activations, pooling, batch norm, sums, products and concatenations; channels that meet go
-    together or not at all. A channel stays where a layer without a bias reads a constant that is not 0 (no
-    parameter is added), or a convolution that pads with zeros, as the border would differ (so prune biases and
-    the norm in between along with the rows: `sf.prune_biases`), and where something not understood here
-    reads it: a layer norm, an attention, a view of fixed sizes. A hidden unit of an LSTM, GRU or RNN (one
-    layer, one direction, without a given state) goes when it is 0 at all times: its candidate gate, the
-    cell's in an LSTM, keeps no weight and no bias. The module's own outputs keep their shape, and one
-    channel always stays. Names in `state_dict` stay; what is pruned but cannot go is 0.
+    A channel is removed when no layer that reads it needs it: its value is one constant, which is folded into their
+    biases, or they keep no weight on it. An output is constant when its row of the mask keeps no weight on inputs
+    that vary; kept weights that happen to be 0 count as weights. Constants are followed through activations, pooling,
+    batch norm, sums, products and concatenations. Channels that are combined are removed together or not at all. A
+    channel is not removed where a layer without a bias, or a convolution that pads with zeros, reads a constant other
+    than 0: no parameter is added, and the border would differ. So prune biases and the norm in between along with the
+    rows (`sf.prune_biases`). Nor is it removed where an operation not handled here reads it: a layer norm, an
+    attention, a view of fixed sizes. A hidden unit of an LSTM, GRU or RNN (one layer, one direction, no initial state
+    given) is removed when it is always 0: its candidate gate, the cell's in an LSTM, keeps no weight and no bias. The
+    module's outputs keep their shape, and every layer keeps at least one channel. Names in `state_dict` stay; pruned
+    weights that cannot be removed are 0.
 
-    A UserWarning names each layer of which a pruned row stays, and says why; there is none where all went.
-    `buffers` are those of the copy, by name (the batch norm's of `sf.modules.call_with_buffers`), the module's own by
-    default.
+    A UserWarning names each layer that keeps a pruned row, and says why. `buffers` are those of the copy, by name
+    (the batch norm's of `sf.modules.call_with_buffers`), the module's own by default.
 
-    The forward is followed by `torch.fx`, with its optional arguments at their defaults, for inputs that
-    come as batches: images (N, C, H, W), features of a batch norm (N, C). Raises TypeError for anything but a
-    State, and ValueError for a module that `torch.fx` cannot follow, for batch norm or dropout in
-    train mode, for a forward that computes with the sizes of its layers, and as `sf.modules.bake` does.
+    `torch.fx` traces the forward, with its optional arguments at their defaults, for batched inputs: images (N, C, H,
+    W), features of a batch norm (N, C). Raises TypeError for anything but a State, and ValueError for a module that
+    `torch.fx` cannot follow, for batch norm or dropout in train mode, for a forward that computes with the sizes of
+    its layers, and as `sf.modules.bake` does.
     """
     if not isinstance(state, State):
         raise TypeError(
@@ -87,9 +86,9 @@ def prune_biases(module: nn.Module, masks: Tree) -> Tree:
 
     A bias is a parameter beside one of the same name with `weight` for `bias`. The module says which weights
     make an output: a row of the weight (an index of its first dimension), but a column in transformers' Conv1D, and
-    the output channel of a transposed convolution, in its group. A bias of another length than there are outputs
-    stays as it is. What a bias prunes already stays pruned. Raises TypeError for a mask that is not bool and
-    ValueError for one that is of no parameter of the module.
+    the output channel of a transposed convolution, in its group. A bias whose length is not the number of outputs
+    stays as it is. Entries of a bias that are pruned already stay pruned. Raises TypeError for a mask that is not
+    bool and ValueError for one that belongs to no parameter of the module.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected the module whose masks these are, got {type(module).__name__}")
@@ -135,7 +134,7 @@ def _warn(small: nn.Module, masks: Mapping[str, Tensor], plan: Plan) -> None:
 
 
 def _pruned(path: str, layer: nn.Module, masks: Mapping[str, Tensor]) -> Tensor | None:
-    # Which output channels keep no weight; None for what has none, such as an embedding.
+    # Which output channels keep no weight; None for a layer without output channels, such as an embedding.
     known = isinstance(layer, nn.Linear | nn.Bilinear | _ConvNd) or type(layer).__name__ == "Conv1D"
     if not known and type(layer) not in GATES:
         return None

@@ -1,4 +1,4 @@
-"""Laws of sparse training algorithms, for those of the library and for your own; needs Hypothesis."""
+"""Laws of sparse training algorithms, for the library's and for your own; needs Hypothesis."""
 
 from sparsefn.testing import laws as laws
 from sparsefn.testing import strategies as strategies

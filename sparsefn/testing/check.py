@@ -13,7 +13,7 @@ from sparsefn.tree import Tree
 
 
 class Broken(AssertionError):
-    """A law does not hold for an algorithm; the text says which, on what, and what could be declared instead.
+    """A law does not hold for an algorithm; the text names the law, the example, and what to declare instead.
 
     >>> issubclass(sf.testing.Broken, AssertionError)
     True
@@ -38,14 +38,13 @@ def check_laws(
     >>> names
     ['counts_are_exact', 'the_best_are_kept', 'masks_only_shrink']
 
-    `make_algorithm(sparsity, key)` gives the algorithm; with a third argument it gets the params, too. The
-    sparsity is a float in [0, 1], or a 0-d tensor under `vmap` (unless `meta.tensor_sparsity` is False); the
-    key is for what is drawn. `meta` says what the algorithm promises. Trees are drawn (nested, of several
-    dtypes, with ties, NaN, empty leaves); with `params` they have its structure, shapes and dtypes.
-    `max_examples` are tried for the checks that need most and a part of them for others: the same ones each
-    time for a `seed`, always others for None. Returns the names of the checks that were made. Raises `Broken`,
-    an AssertionError, at the first that fails or where the algorithm itself raises, with a smallest example;
-    TypeError for a bad argument.
+    `make_algorithm(sparsity, key)` gives the algorithm; with a third parameter it gets the params, too. The sparsity
+    is a float in [0, 1], or a 0-d tensor under `vmap` (unless `meta.tensor_sparsity` is False); random draws use the
+    key. `meta` says what the algorithm promises. Trees are drawn (nested, of several dtypes, with ties, NaN, empty
+    leaves); with `params` they have its structure, shapes and dtypes. The checks that need most examples try
+    `max_examples`, others fewer: the same ones each time for a `seed`, new ones each time for None. Returns the names
+    of the checks that were made. Raises `Broken`, an AssertionError, at the first that fails or where the algorithm
+    itself raises, with a smallest example; TypeError for a bad argument.
     """
     row = row_of(make_algorithm, meta)
     made = []
@@ -58,7 +57,7 @@ def check_laws(
 def check_row(
     law: Law, check: Check, row: Row, params: Tree = None, max_examples: int = 25, seed: int | None = 0
 ) -> None:
-    """One check of one row; `check_laws` makes all that bind it.
+    """Make one check of one row; `check_laws` makes all that bind it.
 
     >>> row = sf.testing.Row("dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta(exact_count=False))
     >>> sf.testing.check_row(sf.testing.laws.PURITY, sf.testing.laws.PURITY.checks[0], row, max_examples=5)

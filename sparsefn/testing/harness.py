@@ -1,4 +1,4 @@
-"""What laws share: leaves by path, comparison by bits, runs, and a counter of tensor work."""
+"""Helpers of the laws: leaves by path, comparison by bits, runs, and a counter of tensor operations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sparsefn.tree import Tree, flatten
 
 
 def leaves(tree: Tree) -> dict[str, Tensor]:
-    """`{dotted path: leaf}`, the leaves as they are: a checkpoint's would be copies of what is a view."""
+    """`{dotted path: leaf}`, the leaves themselves: a checkpoint copies views."""
     return flatten(tree)[0]
 
 
@@ -107,7 +107,7 @@ def hold(
     seed: int | None = 0,
     shrink: bool = True,
 ) -> None:
-    """Try a law on so many drawn examples: the same ones for a name and a seed; without a seed always others.
+    """Try a law on drawn examples: the same ones for a name and a seed, new ones each time without a seed.
 
     >>> from hypothesis import strategies as st
     >>> hold("small", lambda n: None, st.integers(), 5)

@@ -21,14 +21,14 @@ from sparsefn.where import default_where
 
 
 class Check(NamedTuple):
-    """One thing that a law says: `run(row, case)` raises AssertionError where it is not so.
+    """One check of a law: `run(row, case)` raises AssertionError if it fails.
 
     >>> check = sf.testing.laws.PURITY.checks[0]
     >>> check.name, check.binds(sf.testing.Meta())
     ('states_keep_their_structure', True)
 
-    `binds` says for which rows it is one, `hint` what to declare in `Meta` where it is not meant to be, `examples` what
-    it is tried on, and `share` how many of the examples asked for: most checks are cheap to break.
+    `binds` says which rows it applies to, `hint` what to declare in `Meta` if it should not apply, `examples` what it
+    is tried on, and `share` what fraction of the examples asked for it tries: most failures show early.
     """
 
     run: Callable[[Row, Case], None]
@@ -55,13 +55,13 @@ class Law(NamedTuple):
 
 
 def drawn(meta: Meta, like: Tree = None, palettes: Sequence[str] | None = None, **options: Any) -> Any:
-    """Runs for a row: over drawn trees that its pattern takes, or over trees like `like`.
+    """Runs for a row: over drawn trees whose shapes its pattern accepts, or over trees like `like`.
 
     >>> from hypothesis import find
     >>> find(drawn(sf.testing.Meta(), {"w": torch.ones(2, 2)}), lambda case: True).params["w"].shape
     torch.Size([2, 2])
     """
-    # Where a pattern reduces, rounding would make the oracle's ties others than the library's.
+    # Where a pattern pools scores, rounding would give the oracle other ties than the library.
     default = EXACT if meta.layout.reduce is not None else EVERY
     return cases(meta.layout.form, palettes or default, like=like, **options)
 

@@ -28,7 +28,7 @@ def levels_stay_in_bounds(row: Row, case: Case) -> None:
 
 
 def nothing_happens_between_triggers(row: Row, case: Case) -> None:
-    """Masks change at triggers alone; where nothing is to be remembered, other steps cost no tensor work."""
+    """Masks change at triggers only; without a score that remembers, other steps do no tensor work."""
     algorithm = algorithm_of(row, case)
     state = algorithm.init(case.params)
     for step, grads in enumerate(case.grads):
@@ -85,7 +85,7 @@ def declared_dependence_is_real(row: Row, case: Case) -> None:
         ]
         overlap = sum(int((fresh[0][path] & fresh[1][path]).sum()) for path in fresh[0])
         grown = sum(int(mask.sum()) for mask in fresh[1].values())
-        # Where nothing grows, as in pruning, what was drawn shows in the masks themselves.
+        # Where nothing grows, as in pruning, draws show in the masks themselves.
         assert overlap < grown if grown else _differ(first, second), "every step draws the same"
 
 
@@ -153,7 +153,7 @@ def order_of_sums_is_fixed(row: Row, case: Case) -> None:
 
 
 def _permuted(row: Row, tree: Any) -> Any:
-    # Each unit of a leaf holds the first of a list of numbers, in an order of its own.
+    # Each unit of a leaf holds the first numbers of one list, in a different order.
     generator = torch.Generator().manual_seed(5)
 
     def leaf(x: torch.Tensor) -> torch.Tensor:

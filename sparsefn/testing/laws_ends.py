@@ -1,4 +1,4 @@
-"""Laws on what lies off the masks, and on the ends: sparsity 0 and 1, nothing to sparsify."""
+"""Laws on pruned weights, and on extremes: sparsity 0 and 1, nothing to sparsify."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparsefn.tree import Tree
 
 
 def pruned_weights_are_zero(row: Row, case: Case) -> None:
-    """Off the mask weights are +0.0 in `effective`, in `params` where they are pruned to zero, and so are moments."""
+    """Pruned weights are +0.0 in `effective`, and in `params` if the algorithm zeroes them; so are their moments."""
     algorithm = algorithm_of(row, case)
     for state in updates(algorithm, case):
         trees = [effective(state), *([state.params] if row.meta.pruned == "zero" else [])]
@@ -35,7 +35,7 @@ def pruned_weights_are_zero(row: Row, case: Case) -> None:
 
 
 def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:
-    """Weights put in from outside arrive on the mask alone, and what was off it changes nothing later."""
+    """Weights put in from outside arrive on the mask only, and values given off the mask change nothing later."""
     algorithm = algorithm_of(row, case)
     state = algorithm.init(case.params)
     for step, grads in enumerate(case.grads):
@@ -61,7 +61,7 @@ def sparsity_zero_is_dense(row: Row, case: Case) -> None:
 
 
 def sparsity_one_is_empty(row: Row, case: Case) -> None:
-    """At sparsity 1 nothing is left in the end."""
+    """At sparsity 1 nothing is kept after the last update."""
     last = list(updates(row.make(1.0, key(case.seed), case.params), case))[-1]
     assert not any(mask.any() for mask in sparse(last).values()), "something is kept"
 
@@ -71,7 +71,7 @@ def nothing_to_sparsify_is_dense(row: Row, case: Case) -> None:
     params: Tree = {"bias": torch.arange(3.0, device="cpu"), "norm": torch.ones(2, 2, device="cpu")}
     grads = optree.tree_map(torch.ones_like, params)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that nothing is selected is what it is to say
+        warnings.simplefilter("ignore", UserWarning)  # the warning that nothing is selected is expected
         algorithm = row.make(case.sparsity, key(case.seed), params)
         state = algorithm.init(params)
         for step in range(len(case.grads)):

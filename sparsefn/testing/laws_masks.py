@@ -49,7 +49,7 @@ def transitions(row: Row, case: Case) -> Iterator[tuple[int, State, Any, State]]
 
 
 def _goals(meta: Meta, state: State, sparsity: float) -> Counts:
-    """The kept count of every competition at a sparsity; the total alone where that is what is promised."""
+    """The kept count of every competition at a sparsity; only the total if `Meta` promises no more."""
     shapes = {path: tuple(mask.shape) for path, mask in sparse(state).items()}
     groups = {path: oracle.groups(meta.layout, shape) for path, shape in shapes.items()}
     sizes = {path: sum(map(len, found)) for path, found in groups.items()}
@@ -86,14 +86,14 @@ def counts_are_exact(row: Row, case: Case) -> None:
             expected = [n - oracle.rounded(level(step), n) for n in expected]
         elif meta.when(step):
             goals = _goals(meta, state, level(step))
-            # What shrinks cannot grow back where the rounding of a budget would have a leaf gain a unit.
+            # Masks that only shrink cannot follow a budget whose rounding would have a leaf gain a unit.
             expected = [min(n, m) for n, m in zip(goals, expected, strict=True)] if meta.monotone else goals
         counted = _counted(meta, state)
         assert counted == expected, f"after step {step}: {counted} kept, expected {expected}"
 
 
 def floors_are_respected(row: Row, case: Case) -> None:
-    """In one competition over all leaves, each keeps as much as its floor says and no more than its ceiling."""
+    """In one competition over all leaves, each leaf keeps at least its floor and at most its ceiling."""
     floor, ceiling = row.meta.distribution.floor, row.meta.distribution.ceiling
     for state in updates(algorithm_of(row, case), case):
         for path, mask in sparse(state).items():
@@ -117,7 +117,7 @@ def units_are_whole(row: Row, case: Case) -> None:
 
 
 def _read(role: str, score: Any, before: State, after: State, grads: Any, step: int) -> Any:
-    """A score as the algorithm read it: what it accumulates has been advanced by then."""
+    """A score as the algorithm read it: its memory has been advanced by then."""
     if isinstance(score, Accumulated):
         return score.value(after.scores[role], before, grads, step)
     return score(before, grads, step)
@@ -146,7 +146,7 @@ def _check_best(meta: Meta, state: State, scores: Any, among: State | None) -> N
 
 
 def the_worst_are_exchanged(row: Row, case: Case) -> None:
-    """The worst kept units go, as many as the fraction says, and the best of the free ones come."""
+    """The worst kept units are dropped, as many as the fraction says, and the best of the free ones grow."""
     meta = row.meta
     for step, before, grads, after in transitions(row, case):
         if not meta.when(step):
@@ -169,7 +169,7 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
 def _lost(meta: Meta, step: int, had: int, goal: int, size: int) -> int:
     lost = oracle.rounded(float(meta.fraction(step)), had)
     if meta.global_budget and not meta.joint:
-        goal = had  # what a leaf keeps in the end depends on its share of the regrowth
+        goal = had  # the leaf's count depends on its share of the regrowth
     if meta.exclude:
         lost = min(lost, max(size - goal, 0))
     return min(max(lost, had - goal), had)
@@ -179,7 +179,7 @@ def _lost(meta: Meta, step: int, had: int, goal: int, size: int) -> int:
 
 
 def masks_only_shrink(row: Row, case: Case) -> None:
-    """Nothing comes back, not even where the weights off the mask have been tampered with."""
+    """No pruned weight comes back, even if the weights off the mask were changed from outside."""
     algorithm = algorithm_of(row, case)
     state = algorithm.init(case.params)
     for step, grads in enumerate(case.grads):
@@ -193,7 +193,7 @@ def masks_only_shrink(row: Row, case: Case) -> None:
 
 
 def exchanges_conserve(row: Row, case: Case) -> None:
-    """As many come as go, no more than the fraction says; new weights start at zero, the others stay as they are."""
+    """As many weights grow as are dropped, at most the fraction; grown weights are zero, others keep their values."""
     meta = row.meta
     for step, before, _, after in transitions(row, case):
         fraction = float(meta.fraction(step)) if meta.when(step) else 0.0

@@ -1,4 +1,4 @@
-"""Laws on states: their structure, purity, and the same bits however a run is made."""
+"""Laws on states: their structure, purity, and the same bits in every setting."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _place(x: Tensor) -> Any:
 
 
 def _watched(what: str, call: Callable[..., Tree], *inputs: Tree) -> Tree:
-    """The result of a call that must change no input, no generator, and return no part of an input."""
+    """The result of a call, checked to change no input and no generator, and to return no part of an input."""
     before = [(path, x, x.clone(), x._version) for tree in inputs for path, x in leaves(tree).items()]
     generators = _generators()
     result = call(*inputs)
@@ -79,7 +79,7 @@ def _spoil(tree: Tree) -> None:
 
 
 def inputs_may_change_later(row: Row, case: Case) -> None:
-    """What becomes of params and gradients after a call, in place, does not reach the state that it gave."""
+    """Changing params and gradients in place after a call does not change the state that it returned."""
     algorithm = algorithm_of(row, case)
     params = optree.tree_map(torch.clone, case.params)
     state: Tree = algorithm.init(params)

@@ -1,4 +1,4 @@
-"""Laws on transforms: a batch is a loop, a compiled update is an eager one."""
+"""Laws on transforms: `vmap` equals a loop, and a compiled update equals an eager one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _sparsities(row: Row, numbers: list[float]) -> tuple[Any, int | None]:
 
 
 def vmap_is_a_loop(row: Row, case: Case) -> None:
-    """Members of a batch (keys, sparsities, weights, gradients, steps) are what single runs with Python numbers are."""
+    """Members of a batch (keys, sparsities, weights, gradients, steps) have the bits of single runs."""
     keys = split(new_key(case.seed), 3)
     numbers = [case.sparsity, 1.0 - case.sparsity, 0.5] if row.meta.tensor_sparsity else [case.sparsity] * 3
     params, starts = [case.params, *case.grads[-2:]], [0, 1, 0]

@@ -1,4 +1,4 @@
-"""What an algorithm promises: which laws bind it, and on what."""
+"""The promises of an algorithm, which decide the laws that bind it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsefn.where import default_where
 
 
 class Meta(NamedTuple):
-    """What an algorithm promises; laws read these flags and never a name.
+    """The promises of an algorithm; laws read these flags and never a name.
 
     >>> meta = sf.testing.Meta(when=sf.every(2), choose=sf.scores.magnitude, monotone=True)
     >>> meta.needs_grads, meta.exact_count

@@ -1,4 +1,4 @@
-"""Slow and plain Python: which units there are, who competes with whom, and who wins."""
+"""Selection in slow and simple Python: the units of a leaf, the competing groups, the winners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Shapes = Mapping[str, Box]
 
 
 class Layout(NamedTuple):
-    """A pattern, and the same told again: its units, its competing groups, and the leaf shapes that it takes.
+    """A pattern written out in another way: its units, its competing groups, and the leaf shapes that it accepts.
 
     >>> sf.testing.Layout(sf.patterns.row_balanced(), group=lambda grid: (1, *grid[1:])).form.rows
     1
@@ -45,7 +45,7 @@ ELEMENTS = Layout(unstructured())
 
 
 def layout_of(pattern: Pattern) -> Layout:
-    """The layout that a pattern's own functions tell; leaf shapes are the first that it takes.
+    """The layout computed from a pattern's own functions; leaf shapes are the first that it accepts.
 
     >>> layout_of(sf.patterns.nm(2, 4)).form
     Form(rows=1, columns=4, least=0, ndims=(2, 3, 4))
@@ -106,12 +106,12 @@ def _flat(place: Box, shape: Box) -> int:
 
 
 def grid(layout: Layout, shape: Box) -> Box:
-    """How many units there are along each dimension."""
+    """The number of units along each dimension."""
     return tuple(-(-size // step) for size, step in zip(shape, _positive(layout.unit(shape)), strict=True))
 
 
 def budget_shape(layout: Layout, shape: Box) -> Box:
-    """What a distribution sees: the grid without the dimensions that one unit spans."""
+    """The shape given to a distribution: the grid without the dimensions that one unit spans."""
     unit = _positive(layout.unit(shape))
     return tuple(n for n, step, size in zip(grid(layout, shape), unit, shape, strict=True) if size == 1 or step != size)
 
@@ -129,13 +129,13 @@ def groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
 
 
 def active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
-    """Whether a unit is kept: it has more than a pruned one is left with."""
+    """Whether a unit is kept: it keeps more entries than a pruned unit does."""
     left = 0 if layout.zeros is None else max(len(unit) - layout.zeros, 0)
     return sum(kept[i] for i in unit) > left
 
 
 def fixed(layout: Layout, shape: Box) -> int | None:
-    """How many units a group of a leaf keeps, where the pattern says it."""
+    """How many units a group of a leaf keeps, if the pattern fixes it."""
     return layout.fixed(grid(layout, shape)) if callable(layout.fixed) else layout.fixed
 
 
@@ -153,7 +153,7 @@ def score(layout: Layout, values: Mapping[str, Sequence[float]], unit: Unit) -> 
 
 
 def winners(scores: Sequence[float], eligible: Sequence[bool], count: int) -> set[int]:
-    """The best `count` of the eligible: larger first, NaN after everything, then the lower index."""
+    """The best `count` eligible units: larger scores first, NaN last, then the lower index."""
     order = sorted(
         (i for i in range(len(scores)) if eligible[i]),
         key=lambda i: (math.isnan(scores[i]), 0.0 if math.isnan(scores[i]) else -scores[i], i),

@@ -1,4 +1,4 @@
-"""The law that needs another process: what a run gives may not depend on the one that it runs in."""
+"""The law that needs another process: a run's result may not depend on its process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _digest(row: Row, case: Case) -> str:
 
 
 def processes_do_not_matter(row: Row, case: Case) -> None:
-    """Another process, with another hash seed and one thread, gives the same bits (of functions that it can import)."""
+    """Another process, with another hash seed and one thread, gives the same bits (for functions it can import)."""
     if row.reference is None:
         return
     with tempfile.TemporaryDirectory() as folder:

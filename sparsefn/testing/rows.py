@@ -1,4 +1,4 @@
-"""Rows: an algorithm, its promises, and where another process finds it."""
+"""Rows: an algorithm, its promises, and the name by which another process imports it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def row_of(make_algorithm: Callable[..., Algorithm], meta: Meta = Meta()) -> Row
     """
     if not isinstance(meta, Meta):
         raise TypeError(f"expected meta to be a sf.testing.Meta, got {type(meta).__name__}")
-    meta = meta._replace(pattern=meta.layout)  # the oracle's reading of a pattern takes a while
+    meta = meta._replace(pattern=meta.layout)  # computing a layout takes a while
     return Row(_name(make_algorithm), _with_params(make_algorithm), meta, reference(make_algorithm))
 
 

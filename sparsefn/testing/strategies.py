@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def examples(build: Callable[[Source], T]) -> st.SearchStrategy[T]:
-    """What `build` makes of a string of bytes.
+    """The objects that `build` makes from strings of bytes.
 
     >>> strategy = examples(lambda source: source.pick("abc"))
     >>> from hypothesis import find
@@ -42,7 +42,7 @@ def examples(build: Callable[[Source], T]) -> st.SearchStrategy[T]:
 def params_trees(
     form: Form = Form(), palettes: Sequence[str] = EVERY, distinct: bool = False
 ) -> st.SearchStrategy[Tree]:
-    """Trees of parameters; at least one leaf is one that `sf.default_where` chooses.
+    """Trees of parameters; `sf.default_where` chooses at least one of their leaves.
 
     >>> from hypothesis import find
     >>> tree = find(params_trees(palettes=["ties"]), lambda _: True)
@@ -179,7 +179,7 @@ def cases(
 
 
 def large(form: Form = Form(), elements: int = 150) -> Case:
-    """One fixed run over leaves of at least so many elements, where two masks do not agree by chance.
+    """One fixed run over leaves of at least `elements` elements, where two masks do not agree by chance.
 
     >>> sf.testing.strategies.large().params["a"].shape
     torch.Size([13, 13])

@@ -23,7 +23,7 @@ STEPS = 3  # updates in a run
 
 
 class Form(NamedTuple):
-    """Which leaf shapes a pattern takes: multiples of rows and columns, a least size (0 allows empty leaves), ranks.
+    """Leaf shapes that a pattern accepts: multiples of rows and columns, a least size (0 allows empty leaves), ranks.
 
     >>> sf.testing.Form(columns=4).least
     0
@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
     def __repr__(self) -> str:
         text = f"Case(sparsity={self.sparsity}, seed={self.seed}, params={self.params}, grads={self.grads})"
-        return text if len(text) < 4000 else text[:4000] + "..."  # Hypothesis warns of what is too long to read
+        return text if len(text) < 4000 else text[:4000] + "..."  # Hypothesis warns of longer texts
 
 
 class Layer(NamedTuple):
@@ -59,7 +59,7 @@ class Layer(NamedTuple):
 
 
 class Source:
-    """Hands out the bytes of an example: first choices, from the rest values."""
+    """The bytes of an example, used up one after another: the first for choices, the rest for values."""
 
     choices = 48
     size = 1000
@@ -68,7 +68,7 @@ class Source:
         self._choices, self._values, self._used = list(data[: self.choices]), data[self.choices :], 0
 
     def number(self, bits: int = 8) -> int:
-        """A number of so many bits, a multiple of 8."""
+        """A number of `bits` bits, a multiple of 8."""
         return int.from_bytes([self._choices.pop(0) if self._choices else 0 for _ in range(bits // 8)], "big")
 
     def pick(self, options: Sequence[T]) -> T:
@@ -114,7 +114,7 @@ PALETTES: dict[str, Callable[[int, torch.dtype], float]] = {
     "rare": _rare,
 }
 EVERY = ("ties", "exact", "holes", "wild")
-EXACT = ("ties", "exact", "holes")  # sums do not round: for patterns that reduce, and for rescaling
+EXACT = ("ties", "exact", "holes")  # sums do not round: for patterns that pool scores, and for rescaling
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float64, torch.float16)
 
 
@@ -137,7 +137,7 @@ def _strided(source: Source, leaf: Tensor) -> Tensor:
 
 
 def _distinct(source: Source, start: int, stride: int, leaf: Tensor) -> Tensor:
-    """Magnitudes that no other element of the tree has: the bytes say in which order."""
+    """Distinct magnitudes over the whole tree, in an order that the bytes give."""
     data = source.values(leaf.numel())
     values = [0.0] * len(data)
     for rank, i in enumerate(sorted(range(len(data)), key=lambda i: (data[i], i))):
@@ -194,7 +194,7 @@ def _layer(source: Source, form: Form) -> Tree:
 
 
 def tree(source: Source, form: Form) -> Tree:
-    """A tree of meta tensors; at least one leaf is one that `default_where` chooses."""
+    """A tree of meta tensors; `default_where` chooses at least one of its leaves."""
     layers = [_layer(source, form) for _ in range(source.pick((1, 2, 3)))]
     scale = torch.empty((), dtype=source.pick((torch.float32, torch.bfloat16, torch.float16)), device="meta")
     names = [f"layer{len(layers) - i}" for i in range(len(layers))]  # inserted against their order

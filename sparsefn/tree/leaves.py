@@ -14,7 +14,7 @@ Leaves = dict[str, Tensor]  # some leaves by dotted path
 
 
 def _render(tree: Tree, path: Sequence[Any]) -> str:
-    # optree's path of a named tuple holds the index; people write the field's name.
+    # optree's path of a named tuple holds the index; users write the field's name.
     parts, node = [], tree
     for entry in path:
         fields = getattr(node, "_fields", None) if isinstance(node, tuple) else None
@@ -38,7 +38,7 @@ def paths(tree: Tree) -> list[str]:
 
 
 def none_paths(tree: Tree) -> list[str]:
-    """Dotted paths at which there is None, which to optree is a container without leaves.
+    """Dotted paths of the Nones, which optree treats as containers without leaves.
 
     >>> none_paths({"weight": torch.zeros(2), "bias": None})
     ['bias']
@@ -128,7 +128,7 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Any]], Tr
 
 
 def leaves_at(tree: Tree, paths: Iterable[str]) -> dict[str, Tensor]:
-    """Some leaves of a tree by their paths.
+    """The leaves at some paths of a tree.
 
     >>> leaves_at({"a": torch.zeros(1), "b": torch.ones(1)}, ["b"])
     {'b': tensor([1.])}
@@ -161,7 +161,7 @@ def map_with_path(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
 
 
 def same_structure(tree: Tree, like: Tree) -> bool:
-    """Whether two trees have one structure; the order in which dicts were filled does not matter.
+    """Whether two trees have the same structure; the order in which dicts were filled does not matter.
 
     >>> same_structure({"a": 0, "b": 0}, {"b": 1, "a": 1})
     True
@@ -183,7 +183,7 @@ def leaves_like(tree: Tree, like: Tree) -> list[Any]:
 
 
 def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") -> str:
-    """One sentence that says where the structure of `tree` departs from that of `like`.
+    """One sentence that says where the structure of `tree` differs from that of `like`.
 
     >>> structure_error("grads", {"a": 0}, {"a": 0, "b": 0})
     "expected grads with the structure of params, but there is no leaf at 'b'"

@@ -1,4 +1,4 @@
-"""What is done with the leaves of trees: copies, choices, globs of their paths."""
+"""Operations on the leaves of trees: copies, selections, globs of their paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsefn.tree.leaves import Tree, leaves_of
 
 
 def copied(tree: Tree) -> Tree:
-    """Contiguous copies of the leaves, of nn.Parameters without their autograd history: what a state begins with.
+    """Contiguous copies of the leaves, for a new state; nn.Parameters are detached.
 
     >>> params = {"w": torch.ones(2)}
     >>> state = sf.State(copied(params), {"w": torch.tensor(True)})
@@ -41,7 +41,7 @@ def fix_sizes(tree: Tree) -> None:
     if torch.compiler.is_compiling():
         for leaf in leaves_of(tree):
             for size in leaf.shape:
-                range(size)  # what the compiler must know the value of
+                range(size)  # the compiler must know its value
 
 
 @constant
@@ -81,7 +81,7 @@ def wide(leaf: Tensor) -> Tensor:
 
 
 def choose(pred: Any, new: Callable[[Tree], Tree], old: Tree) -> Tree:
-    """`new(old)` where `pred` holds, else `old`: lazily if the truth is known, by `torch.where` if not.
+    """`new(old)` if `pred` holds, else `old`: an `if` where the value is known in Python, else a `torch.where`.
 
     >>> choose(False, lambda tree: 1 / 0, {"a": 1})
     {'a': 1}
