@@ -1,5 +1,6 @@
-"""README and docs: every Python block runs, every relative link leads somewhere."""
+"""README and docs: every Python block runs, every relative link, file and name leads somewhere."""
 
+import pkgutil
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
+WRITTEN = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "sparsefn").rglob("README.md"))]
+WRITTEN_NAMES = [page.relative_to(ROOT).as_posix() for page in WRITTEN]
+PLACES = [ROOT, *(ROOT / name for name in ("docs", "examples", "benchmarks", "property_tests", "tests", "sparsefn"))]
+PLACES += (ROOT / "sparsefn").rglob("*/")
+NAME = re.compile(r"\b(?:sf|sparsefn)((?:\.(?!py\b|md\b)[A-Za-z_]\w*)+)")
+TERMS = {
+    "weights": ("leaf", "path", "entry", "latent", "mask", "support", "sparsity", "density", "level", "gate"),
+    "selection": ("unit", "group", "pool", "pattern", "score", "winner", "eligible", "count", "budget", "distribution"),
+    "runs": ("trigger", "schedule", "state", "algorithm", "view", "term", "law"),
+}
+
 
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<info>[^`]*?)\s*$")
 NO_RUN = re.compile(r"<!--\s*no-run\b(?P<reason>.*?)-->")
@@ -89,6 +101,32 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not dead
 
 
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)", split(text)[0], re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_anchors_are_headings(page: Path) -> None:
+    targets = [
+        target.split("#") for target in re.findall(r"\]\(([^)\s:]*#[^)\s]+)\)", page.read_text(encoding="utf-8"))
+    ]
+    pages = [(path, (page.parent / path if path else page).read_text(encoding="utf-8")) for path, _ in targets]
+    assert not [f"{path}#{to}" for (path, text), (_, to) in zip(pages, targets, strict=True) if to not in anchors(text)]
+
+
+@pytest.mark.parametrize("term", [term for terms in TERMS.values() for term in terms])
+def test_the_glossary_has_a_line_for_each_term(term: str) -> None:
+    lines = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+    assert sum(line.startswith("- ") and f"**{term}**" in line.split(":")[0].lower() for line in lines) == 1
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_page_leads_to_the_glossary(page: Path) -> None:
+    assert page.name == "glossary.md" or "glossary.md" in page.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("command", ["make demo", "make test"])
 def test_the_readme_shows_the_two_commands(command: str) -> None:
     shown = [line for block in split(PAGES[0].read_text(encoding="utf-8"))[1] for line in block.code.splitlines()]
@@ -107,13 +145,36 @@ def test_the_index_links_to_every_page() -> None:
     assert set(PAGES[1:]) - {docs / "index.md"} <= listed
 
 
-@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
-def test_files_that_the_maintainers_pages_name_exist(name: str) -> None:
-    text = split((ROOT / name).read_text(encoding="utf-8"))[0]
-    named = re.findall(r"`([\w./-]+(?:\.(?:py|md|txt|toml)|/))`", text)
-    places = (ROOT, ROOT / "sparsefn", *(ROOT / "sparsefn").rglob("*/"))
-    assert named
-    assert not [path for path in named if not any((place / path).exists() for place in places)]
+def missing_files(text: str) -> list[str]:
+    """Files and folders in backticks that are nowhere: at the root, beside a folder of it, or below `sparsefn/`."""
+    named = re.findall(r"`(?:python )?([\w./-]+(?:\.(?:py|md|txt|toml)|/))(?= |`)", split(text)[0])
+    return [path for path in named if not any((place / path).exists() for place in PLACES)]
+
+
+def missing_names(text: str) -> list[str]:
+    """Names such as `sf.scores.magnitude` that lead nowhere, in prose and in code that runs."""
+    missing = []
+    for name in {*NAME.findall("\n".join([split(text)[0], *(block.code for block in runnable(text))]))}:
+        try:
+            pkgutil.resolve_name("sparsefn" + name)
+        except (ImportError, AttributeError):
+            missing.append("sf" + name)
+    return sorted(missing)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=WRITTEN_NAMES)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    assert not missing_files(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=WRITTEN_NAMES)
+def test_names_that_a_page_uses_exist(page: Path) -> None:
+    assert not missing_names(page.read_text(encoding="utf-8"))
+
+
+def test_a_file_or_name_that_is_gone_is_found() -> None:
+    text = page("`sparsefn/masks.py`, `masks.py`, `benchmarks/` and `gone/masks.py`", "`sf.scores.gone`, `sf.set(0.5)`")
+    assert (missing_files(text), missing_names(text)) == (["gone/masks.py"], ["sf.scores.gone"])
 
 
 def page(*lines: str) -> str:
