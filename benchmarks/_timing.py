@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What one alternative took: seconds a call, time over that of the first, and the middle half of the rounds.
+    """The times of one alternative: seconds a call, their ratio to the first's, and the middle half of the rounds.
 
     `rounds` are the seconds of each round. `peak_mib` is the memory that a call adds at most, `extra` how much of
     that is not there any more when it has returned, in bytes a weight.

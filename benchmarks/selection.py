@@ -24,7 +24,7 @@ KEEP, THRESHOLD = 0.1, 1.645  # a tenth of the magnitudes of normal numbers exce
 
 
 def by_topk(scores: Tensor, n_keep: int) -> Tensor:
-    """What one writes with torch alone."""
+    """The mask as one writes it with only torch."""
     flat = scores.reshape(-1)
     best = torch.topk(flat, n_keep, sorted=False).indices
     return torch.zeros(flat.shape, dtype=torch.bool).scatter_(0, best, True).reshape(scores.shape)

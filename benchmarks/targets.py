@@ -47,7 +47,7 @@ def measured(target: dict[str, Any], rows: Named) -> tuple[list[float], bool] | 
 
 
 def entry(target: dict[str, Any], rows: Named) -> str:
-    """What a cell of the table says."""
+    """The text of a cell of the table."""
     found = measured(target, rows)
     if found is None:
         return "not measured"

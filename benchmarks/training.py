@@ -132,7 +132,7 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     batch, channels, side = (2, 4, 8) if options.smoke else (8, 16, 32) if options.quick else (16, 64, 32)
     network, images, labels = convnet(channels), torch.randn(batch, 3, side, side), torch.randint(0, 10, (batch,))
     size = "" if channels == 64 else f", {channels} channels first"
-    # What a table is made of is dropped before the next: the states of ResNet-50 are large.
+    # The inputs of a table are dropped before the next: the states of ResNet-50 are large.
     tables: dict[str, Callable[[], list[Case]]] = {
         f"step of Adam on {what}": lambda: optimizer_cases(shapes),
         f"training step of a Transformer {layers} x {width}": lambda: training_cases(

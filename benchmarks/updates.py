@@ -157,7 +157,7 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     shapes = resnet50_shapes(divide)
     size = sum(torch.Size(shape).numel() for shape in shapes)
     what = "ResNet-50's 54 weights" + (f", channels / {divide}" if divide > 1 else "")
-    # What a table is made of is dropped before the next: the states of ResNet-50 are large.
+    # The inputs of a table are dropped before the next: the states of ResNet-50 are large.
     tables: list[tuple[str, Callable[[], list[Case]], int]] = [
         (f"RigL update of {what}", lambda: update_cases(shapes, draws=True), size),
         (f"RigL update of {what}, the first dense", lambda: rigl_torch_cases(shapes), size),

@@ -1,4 +1,4 @@
-"""What the chosen profile of Hypothesis says: `default` is small and always the same, `deep` searches."""
+"""The chosen profile of Hypothesis: `default` is small and always the same, `deep` searches."""
 
 from hypothesis import settings
 

@@ -72,7 +72,7 @@ def split_keys_are_independent(split: Callable[[Tensor, int], Tensor], example: 
 
 
 def quotas(shares: Mapping[str, float], total: int, caps: Mapping[str, int]) -> dict[str, Fraction]:
-    """What an exact real-valued division gives each: in proportion, at most its cap, the overflow to the rest."""
+    """The exact real-valued division: in proportion, each at most its cap, the overflow to the rest."""
     least = Fraction(max(shares.values(), default=0.0)) / 2**400  # less counts as that
     exact = {name: max(Fraction(share), least) for name, share in shares.items() if share > 0}
     full: dict[str, Fraction] = {}

@@ -76,7 +76,7 @@ def drawn_by(sparsity: Any, key: Tensor, number: Callable[[str], int]) -> sf.Alg
 
 
 def by_threshold(scores: Tensor, count: Any) -> Tensor:
-    """What many libraries do: everything at least as large as the k-th largest."""
+    """As in many libraries: everything at least as large as the k-th largest."""
     if int(count) == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     return scores >= scores.reshape(-1).sort(descending=True).values[int(count) - 1]

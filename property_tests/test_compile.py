@@ -18,7 +18,7 @@ def test_compiled_updates_are_eager_ones(row: Row) -> None:
     compiling_changes_nothing(row, large(row.meta.layout.form))
 
 
-# What reads sizes and numbers in ways of its own: budgets by shape, units, fixed counts, parts of a tree.
+# Algorithms that read sizes and numbers in different ways: budgets by shape, units, fixed counts, parts of a tree.
 SHAPED = ("gmp erk", "gmp channel", "ste nm", "partition of everything")
 
 

@@ -115,7 +115,7 @@ def soft(v: torch.Tensor) -> sf.Algorithm:
     return sf.with_optimizer(sf.reparametrised(soft, sf.set(0.5, when=sf.always())), sf.optimizers.adam(0.1))
 
 
-# What a run is made of, as a function of one number.
+# The parts of a run as functions of one number.
 IN: dict[str, object] = {
     "learning rate": with_rate(lambda v: v),
     "learning rate of adam": with_rate(lambda v: v, sf.optimizers.adam),

@@ -1,8 +1,8 @@
 """Every algorithm of the registry under every transform: the table of docs/transforms.md, from real runs.
 
-`python -m property_tests.transforms` makes the table anew (some minutes), with names of rows only these lines of it.
-A cell is "=" for the bits of the eager run with int steps, "~" for a derivative within `CLOSE` of finite differences,
-and a letter for what cannot work, which the page explains.
+`python -m property_tests.transforms` makes the table again (some minutes); with names of rows, only these lines of
+it. A cell is "=" for the bits of the eager run with int steps, "~" for a derivative within `CLOSE` of finite
+differences, and a letter for what cannot work, which the page explains.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ COLUMNS: dict[str, Callable[[Row, Case], str]] = {
 
 # ---- the table ------------------------------------------------------------------------------------
 
-# What upstream refuses: what its error says, and the letter of the page. tests/test_upstream.py pins each.
+# Errors of upstream: a part of the message, and the letter on the page. tests/test_upstream.py has a test of each.
 REASONS = {
     "Tensor that doesn't have storage": "a",
     "level <= current_level": "a",

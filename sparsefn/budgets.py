@@ -166,7 +166,7 @@ class Global(NamedTuple):
         return limits
 
     def __call__(self, shapes: Shapes, sparsity: Sparsity) -> Counts:
-        """Raise TypeError: the counts of a global budget depend on scores, not on shapes alone.
+        """Raise TypeError: the counts of a global budget depend on scores, not only on shapes.
 
         >>> sf.budgets.global_()({"a": (8,)}, 0.5)
         Traceback (most recent call last):

@@ -36,7 +36,7 @@ class Redistribute(NamedTuple):
     numbers of free entries are the shares. `score` is any Score, its memory advanced on every step; None for the
     growth scores. A leaf grows into at most the fraction `most` of its free entries, and beyond only once all other
     leaves have reached theirs, so that the total is exact. `rate(fraction, scores, masks)` gives each leaf its own
-    drop fraction. A function alone means `Redistribute(share)`.
+    drop fraction. A function in place of a Redistribute is its `share`.
     """
 
     share: Share

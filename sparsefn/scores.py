@@ -172,7 +172,7 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Cal
 
 
 def _distance_sums(flat: Tensor, norm: float) -> Tensor:
-    # A few slices at a time against all; a product of matrices would be faster, in an order of its own.
+    # A few slices at a time against all; a product of matrices would be faster, but sums in another order.
     size, width = flat.shape
     step, length = max(1, _PIECE // max(1, size * width)), Pooling("norm", norm)
     parts = [_SUM(length(flat[start : start + step, None] - flat)) for start in range(0, size, step)]
@@ -249,9 +249,9 @@ def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
     2 2.0
     3 1.0
 
-    A step at which `reset` fires still belongs to the sum that is read at it; the next one starts
-    afresh. So `reset` may be the very trigger of the algorithm. Without `reset`: since step 0. Sums are float32,
-    or wider where the leaf is; a wider score is rounded to that.
+    A step at which `reset` fires still belongs to the sum that is read at it; the next step starts a new sum. So
+    `reset` may be the trigger of the algorithm itself. Without `reset`: since step 0. Sums are float32, or wider
+    where the leaf is; a wider score is rounded to that.
     """
     fn, fires = _plain(score), reset or never()
 

@@ -102,10 +102,10 @@ def every(n: Step, start: Step = 0, stop: Step | None = None) -> Every:
     tensor([ True,  True, False])
 
     `start` is inclusive and sets the phase; `stop` is exclusive, None for no end. Each may be a 0-d int64
-    tensor, so that members of an ensemble differ. Called with ints alone it gives a bool, else a 0-d
-    bool tensor. `.count(step)` is the number of firings at steps up to and including `step`. Raises TypeError for
-    anything but ints, ValueError for n < 1, start < 0, or stop <= start (that is `never()`). The value of a tensor is
-    not read: an n below 1 counts as 1, and stop <= start never fires.
+    tensor, so that members of an ensemble differ. Called with only ints it gives a bool, else a 0-d bool tensor.
+    `.count(step)` is the number of firings at steps up to and including `step`. Raises TypeError for anything but
+    ints, ValueError for n < 1, start < 0, or stop <= start (that is `never()`). The value of a tensor is not read: an
+    n below 1 counts as 1, and stop <= start never fires.
     """
     call = "every(n, start, stop)"
     check_whole("every(n)", "n", n, 1)

@@ -1,4 +1,4 @@
-"""Every public name on one page: `python tests/api_page.py` writes docs/api.md anew."""
+"""Every public name on one page: `python tests/api_page.py` writes docs/api.md."""
 
 import sys
 import textwrap

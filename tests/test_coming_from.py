@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parents[1] / "docs" / "coming-from"
 PAGES = sorted(FOLDER.glob("*.md"))
 HEADER = "| name | in sparsefn | what differs |"
 
-# What a page must have a row for. A member is written `Class.member`; a row may leave the class away.
+# The names that a page must have a row for. A member is written `Class.member`; a row may leave the class away.
 NAMES = {
     "cerebras": """
         make_mask_topk_sparsity make_mask_drop_minimum make_mask_grow_maximum
@@ -133,7 +133,7 @@ def missing(names: str, table: list[Row]) -> list[str]:
 
 
 def namespace(text: str, filename: str) -> dict[str, Any]:
-    """What the Python blocks of a page define."""
+    """The names that the Python blocks of a page define."""
     found: dict[str, Any] = {"__name__": "__main__"}
     for block in split(text)[1]:
         if block.language == "python":
@@ -166,7 +166,7 @@ def test_the_code_of_every_row_runs(page: Path, tmp_path: Path, monkeypatch: pyt
         exec(compile("\n" * (row.line - 1) + row.code, str(page), "exec"), dict(names))
 
 
-# What follows checks the checker.
+# The tests below check the checker.
 
 TABLE = """
 ```python

@@ -22,7 +22,7 @@ LAYERS = (300 * 64, 100 * 300, 10 * 100)
 
 
 class Done:
-    """What a short run printed and wrote."""
+    """The output and files of a short run."""
 
     def __init__(self, out: Path) -> None:
         arguments = [f"--seeds={SEEDS}", f"--steps={STEPS}", f"--sparsity={SPARSITY}", f"--out={out}"]
@@ -207,7 +207,7 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_now_and_then_elsewhere(
 
 
 class Together:
-    """What a quick run of the ensemble printed and wrote."""
+    """The output and files of a quick run of the ensemble."""
 
     def __init__(self, out: Path) -> None:
         command = [

@@ -234,7 +234,8 @@ def test_allocation_loses_nothing():
     recorded = {case.id: case for case in cases(SYSTEM, "regrowth allocation")}
     assert allocation(recorded["redis_2"].args) == {"a": 14, "b": 2, "c": 7}  # theirs: 14, 2, 5 of 23
     assert allocation(recorded["redis_4"].args) == {"a": 10, "b": 10}  # theirs: 9, 9 of 20 and an error printed
-    # A share that is no number counts as 0 (theirs crashes); where all are 0 free room decides (theirs: an assertion).
+    # A NaN share counts as 0 (theirs crashes); if all are 0 the numbers of free entries decide (theirs: an
+    # assertion).
     assert R.allocate({"a": math.nan, "b": 1.0}, 4, {"a": 9, "b": 9}) == {"a": 0, "b": 4}
     assert R.allocate({"a": 0.0, "b": 0.0}, 6, {"a": 4, "b": 8}) == {"a": 2, "b": 4}
 
@@ -282,7 +283,7 @@ def test_erdos_renyi_masks(case):
 
 
 def moments(state: sf.State) -> optree.PyTree:
-    """What theirs calls momentum: of SGD its buffer, of Adam m / (sqrt(v) + eps) without bias correction."""
+    """Momentum as they define it: SGD's buffer, and Adam's m / (sqrt(v) + eps) without bias correction."""
     if isinstance(state.opt, sf.optimizers.SgdState):
         return optree.tree_map(torch.abs, state.opt.momentum)
     return optree.tree_map(lambda m, v: (m / (v.sqrt() + 1e-8)).abs(), state.opt.mu, state.opt.nu)
@@ -516,7 +517,7 @@ def test_their_loop(settings, full):
             assert torch.allclose(state.params[name], params[name], atol=1e-5), (step, name)
 
 
-# What docs/coming-from/sparselearning.md writes for the recipes, from given masks.
+# The recipes of docs/coming-from/sparselearning.md, from given masks.
 IN_PLACE = R.Redistribute(R.lost, rate=R.careful(R.active))
 BY_MOMENTUM = R.Redistribute(R.mean_active, score=SCORES["momentum"], most=0.99, rate=R.careful(R.mean_active))
 PAGE = {

@@ -1,4 +1,4 @@
-"""What torch.ao.pruning computes, recorded: sparsifiers, schedules, rows and gates, through the public API."""
+"""Recorded results of torch.ao.pruning: sparsifiers, schedules, rows and gates, through the public API."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What torch.nn.utils.prune computes, recorded: the same masks, counts, gradients and baked weights."""
+"""Recorded results of torch.nn.utils.prune: the same masks, counts, gradients and baked weights."""
 
 import pytest
 import torch

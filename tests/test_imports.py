@@ -78,7 +78,7 @@ def internal(source: str, name: str = "x", known: tuple[str, ...] = ()) -> list[
 
 
 def problems(name: str, source: str, known: tuple[str, ...] = ()) -> list[str]:
-    """What is wrong with the imports of one module, one sentence each."""
+    """The errors in the imports of one module, one sentence each."""
     found = []
     for other in internal(source, name, known):
         if not other:
@@ -118,7 +118,7 @@ def test_imports_go_downward(name: str) -> None:
 
 
 def graph(sources: dict[str, str]) -> dict[str, set[str]]:
-    """What each module loads: the modules that it imports, and the faces of the packages that those are in."""
+    """The modules that each module loads: its imports, and the faces of the packages that they are in."""
     found: dict[str, set[str]] = {}
     for name, source in sources.items():
         loads = found.setdefault(name, set())

@@ -241,7 +241,7 @@ def test_gates_of_an_lstm(hidden, inputs, level, seed):
 
 
 def scheduled(make, base, epochs):
-    """What a scheduler of theirs gives at each epoch."""
+    """The levels that one of their schedulers gives at each epoch."""
     sparsifier = WeightNormSparsifier(base)
     sparsifier.prepare(Holder(torch.ones(2, 4)), [{"tensor_fqn": "w"}])
     with warnings.catch_warnings():

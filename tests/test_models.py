@@ -60,7 +60,7 @@ MODELS = {
     "encoder": (Encoder, lambda: TOKENS, TOKENS.roll(1, 1).flatten()),
     "recurrent": (Recurrent, lambda: torch.randn(9, 4, 5), torch.arange(9) % 3),
 }
-# What the default `where` sparsifies: no bias, no norm, no embedding, which the tied head shares.
+# The leaves that the default `where` sparsifies: no bias, no norm, no embedding, which the tied head shares.
 SPARSE = {
     "perceptron": {"0.weight", "3.weight"},
     "convnet": {"0.weight", "3.weight", "7.weight"},

@@ -72,7 +72,7 @@ def words(value: Any) -> str:
 
 
 def lacks(value: Any) -> list[str]:
-    """What the docstring of a public object lacks."""
+    """The parts that the docstring of a public object lacks."""
     if not (doc := words(value)):
         return ["a docstring"]
     first, *rest = doc.splitlines()
@@ -130,7 +130,7 @@ def test_examples_are_right(name: str) -> None:
     assert not report, report
 
 
-# What follows checks the checker, on modules made here.
+# The tests below check the checker, on modules made here.
 
 GOOD = "One sentence.\n\n>>> 1 + 1\n2"
 

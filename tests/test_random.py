@@ -80,7 +80,7 @@ def test_streams_are_pinned():
     assert random.permutation(key, 5).tolist() == [4, 3, 2, 1, 0]
 
 
-# What a draw depends on
+# The arguments that a draw depends on
 
 
 @pytest.mark.parametrize("draw", [random.bits, random.uniform, random.normal])

@@ -1,4 +1,4 @@
-"""Regrowth between leaves: shares, room, rates and how many grow."""
+"""Regrowth between leaves: shares, capacities, rates and how many grow."""
 
 import math
 

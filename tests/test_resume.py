@@ -18,7 +18,7 @@ PARAMS = {
     "1": {"weight": torch.randn(4, 6, generator=MAKE)},
 }
 
-# Name -> factory of an algorithm with its optimizer, built anew in every process.
+# Name -> factory of an algorithm with its optimizer, built in every process.
 RUNS = {
     "rigl+adam": lambda: sf.with_optimizer(
         sf.rigl(
@@ -98,7 +98,7 @@ def test_every_split_point_resumes_in_a_new_process(tmp_path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_is_a_run(name):
-    # What the test above compares moves: its masks change, and the last step differs from the one before.
+    # The test above compares values that change: masks move, and the last step differs from the one before.
     algorithm = RUNS[name]()
     first = algorithm.init(PARAMS)
     before = advance(algorithm, first, range(STEPS - 1))

@@ -1,6 +1,7 @@
-"""What torch and TorchOpt cannot do, or do wrongly: each limit of docs/transforms.md, and the way round it.
+"""Limits and errors of torch and TorchOpt: each line of the table in docs/transforms.md, and its workaround.
 
-A test of a limit fails when upstream mends it. Then its line in docs/transforms.md goes, and so may the way round.
+A test of a limit fails once upstream is fixed. Then remove its line from docs/transforms.md, and the workaround if
+possible.
 """
 
 import io

@@ -63,7 +63,7 @@ def check_pairs(name: str, rules: Sequence[Any]) -> None:
 
 
 def no_optimizer(name: str, states: Sequence[State]) -> None:
-    """Raise for a part with an optimizer of its own.
+    """Raise for a part that has an optimizer.
 
     >>> no_optimizer("chain", [sf.dense().init({"w": torch.ones(1)})])
     """

@@ -55,7 +55,7 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
 
     The same weights move as before; only moments are dense, so that a grown weight starts with its momentum (with
     `reset_grown=False`) and scores may read momenta of pruned weights in `state.opt`. ValueError for an algorithm
-    with a view of its own (latents, terms).
+    that has another view (latents, terms).
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_dense_gradients: expected an Algorithm, got {type(algorithm).__name__}")
@@ -89,16 +89,15 @@ def with_optimizer(
 
     Order in one update: gradient terms -> optimizer (not when `skip` fires) -> masks -> moments. So
     drop scores see the stepped weights and grow scores the gradient of the same step. Moments are zero
-    outside the view's support (`mask_moments`) and start from zero where it turns on again or where the
-    algorithm itself sets a kept weight anew (`reset_grown`); `reset` starts the whole optimizer afresh.
-    Scores see the stepped optimizer's state in `state.opt`, but not inside `partition` and `reparametrised`,
-    whose parts are other trees.
+    outside the view's support (`mask_moments`) and start from zero where it turns on again or where the algorithm
+    itself sets a kept weight (`reset_grown`); `reset` starts the whole optimizer again. Scores see the stepped
+    optimizer's state in `state.opt`, but not inside `partition` and `reparametrised`, whose parts are other trees.
 
-    The optimizer must be pure and is called with `inplace=False`; its state holds tensors alone. A moment is a tensor
-    of that state with the shape of a trained leaf. Statistics of rows and columns, as Adafactor's, see masked gradients
-    and are left alone. TypeError for something without init and update and for a state that holds a number. ValueError
-    for an algorithm that has an optimizer already, for updates unlike the params, and, unless `mask_moments` and
-    `reset_grown` are both off, for a state that joins leaves in one tensor.
+    The optimizer must be pure and is called with `inplace=False`; its state holds only tensors. A moment is a tensor
+    of that state with the shape of a trained leaf. Statistics of rows and columns, as Adafactor's, see masked
+    gradients and are not touched. TypeError for something without init and update and for a state that holds a
+    number. ValueError for an algorithm that has an optimizer already, for updates unlike the params, and, unless
+    `mask_moments` and `reset_grown` are both off, for a state that joins leaves in one tensor.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"with_optimizer: expected an Algorithm, got {type(algorithm).__name__}")

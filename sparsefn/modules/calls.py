@@ -90,7 +90,7 @@ def _run(
     copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     if any(name != at for named in (weights, copies) for name, (at, _) in named.items()):  # there are wrappers
         check_not_parallel(module)
-    # functional_call writes buffers that the forward assigned anew back into the dict it was given.
+    # functional_call writes buffers that the forward replaced into the dict it was given.
     tensors = dict([*weights.values(), *copies.values()])
     with _unchanged(module), _without_checkpointing():
         out = torch.func.functional_call(module, tensors, args, kwargs)
@@ -108,7 +108,7 @@ def _changed(copied: Tensor, left: Tensor) -> bool:
 @contextlib.contextmanager
 def _unchanged(module: nn.Module) -> Iterator[None]:
     # functional_call puts back parameters and buffers; hooks such as weight_norm's set attributes. Compiled code would
-    # be compiled again whenever an attribute that is read here has changed, so it reads those of hooked parts alone.
+    # be compiled again whenever an attribute that is read here has changed, so it reads only those of hooked parts.
     compiling = torch.compiler.is_compiling()
     parts = [part for part in module.modules() if not compiling or part._forward_pre_hooks or part._forward_hooks]
     before = [(part, dict(vars(part))) for part in parts]

@@ -32,7 +32,7 @@ def pattern_axis(module: nn.Module, path: str) -> int:
     >>> masks["0.weight"].sum(1), masks["1.weight"].sum(0).unique()
     (tensor([4, 4, 4, 4]), tensor([2]))
 
-    Raises ValueError for a path that is no parameter, and for a parameter that no product sums over.
+    Raises ValueError for a path that is not a parameter, and for a parameter that no product sums over.
     """
     return _axes(module, path)[0]
 
@@ -60,8 +60,8 @@ def check_pattern_axis(module: nn.Module, path: str, pattern: Pattern) -> bool:
 
     `path` is the name of a parameter, and the axis the one that `pattern_axis` gives; either of Bilinear's is right.
     Patterns without runs or blocks of a fixed length pass, and so do weights that no product sums over
-    (embeddings, biases, norms). Raises ValueError for a path that is no parameter, and for a shape that the pattern
-    does not divide.
+    (embeddings, biases, norms). Raises ValueError for a path that is not a parameter, and for a shape that the
+    pattern does not divide.
     """
     layer, param = _parameter(module, path)
     runs = run_axes(pattern, tuple(param.shape))

@@ -67,7 +67,7 @@ class SparseLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight, made anew, for code that reads it."""
+        """The dense weight, a new tensor, for code that reads it."""
         return self._stored().to_dense()
 
     def _stored(self) -> Tensor:
@@ -142,7 +142,7 @@ def with_sparse_linears(
 
 
 def _replaceable(root: nn.Module, path: str, layer: nn.Module) -> bool:
-    # Exactly Linear: a subclass may compute something else. Hooks and a forward of its own would be lost.
+    # Exactly Linear: a subclass may compute something else. Hooks and an overridden forward would be lost.
     # In eval mode the encoder layer hands the weights of its linear layers to one fused function.
     if type(layer) is not nn.Linear or layer.weight.dtype not in (torch.float32, torch.float64):
         return False

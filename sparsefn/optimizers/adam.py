@@ -166,7 +166,7 @@ def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Ten
 def _step_under_masks(
     numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
 ) -> list[Moved]:
-    """The new params: gradients count as zero off the masks, and params move on them alone.
+    """The new params: gradients count as zero off the masks, and params move only on them.
 
     A row is a param, its mask, its two moments and its gradient.
     """

@@ -33,7 +33,7 @@ class Optimizer(NamedTuple):
 
     `under_masks(grads, state, params, masks) -> (params, state)` is optional: the whole step under masks in one pass,
     which `with_optimizer` then takes. It has the bits of `update` on gradients that are +0.0 off the masks, with the
-    updates added on the masks alone; or it gives None where there is no faster way.
+    updates added only on the masks; or it gives None where there is no faster way.
     """
 
     init: Callable[[Tree], Tree]

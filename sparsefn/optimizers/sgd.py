@@ -116,7 +116,7 @@ Leaf = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 def _step_under_masks(
     numbers: SgdNumbers, leaf: Leaf, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]
 ) -> list[tuple[Tensor, Tensor]] | None:
-    """New params and momenta: gradients count as zero off the masks, and params move on them alone.
+    """New params and momenta: gradients count as zero off the masks, and params move only on them.
 
     A row is a param, its mask, gradient and momentum. `leaf(grad, momentum, param)` gives the update and the momentum
     of a leaf in torch, for leaves whose memory is not read. Without momentum the buffers are handed on. Returns None

@@ -23,8 +23,8 @@ def braille(mask: Tensor, dims: tuple[int, int] = (0, 1), max_elems: int | None 
     ╰──╯
 
     `dims` are the dimensions that run down and across, in any order; of other dimensions index 0 is shown. A 1-D mask
-    is one row. `max_elems` shows the first rows and columns alone, with ▒ where more are cut off. The mask is bool,
-    or holds zeros and ones. Raises ValueError for other values, for dims that are the same or do not exist, for a 0-d
+    is one row. `max_elems` shows only the first rows and columns, with ▒ where more are cut off. The mask is bool, or
+    holds zeros and ones. Raises ValueError for other values, for dims that are the same or do not exist, for a 0-d
     mask, and for `max_elems` below 1.
     """
     if max_elems is not None and max_elems < 1:

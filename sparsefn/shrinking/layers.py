@@ -36,8 +36,8 @@ def _sums(weight: Tensor) -> Tensor:
 
 
 def _affine(plan: Plan, weight: Tensor, kept: Tensor, bias: Tensor | None, x: Value, padded: bool = False) -> Tensor:
-    # The constants of the rows. Pins the columns that are used and cannot be folded into the bias: those that
-    # vary, and those that are not 0 where there is no bias, or where zeros around the image make them vary.
+    # The constants of the rows. Pins the columns that are used and cannot be folded into the bias: columns that vary,
+    # and constant columns other than 0 where there is no bias or where padding with zeros makes them vary.
     const = x.const if isinstance(x, Channels) else torch.full(weight.shape[1:2], torch.nan, device="cpu")
     fixed = const == 0 if padded or bias is None else const.isfinite()
     used = kept.flatten(2).any(2) if kept.ndim > 2 else kept

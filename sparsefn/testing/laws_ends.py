@@ -67,7 +67,7 @@ def sparsity_one_is_empty(row: Row, case: Case) -> None:
 
 
 def nothing_to_sparsify_is_dense(row: Row, case: Case) -> None:
-    """Where no leaf is sparsified, every mask is the 0-d True and weights are left alone."""
+    """Where no leaf is sparsified, every mask is the 0-d True and weights keep their bits."""
     params: Tree = {"bias": torch.arange(3.0, device="cpu"), "norm": torch.ones(2, 2, device="cpu")}
     grads = optree.tree_map(torch.ones_like, params)
     with warnings.catch_warnings():

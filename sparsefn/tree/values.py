@@ -35,8 +35,8 @@ def fix_sizes(tree: Tree) -> None:
 
     >>> fix_sizes({"w": torch.zeros(2)})
 
-    Counts are exact integers of sizes, worked out with Python numbers, so a graph is of one model: a model of
-    other shapes gets a graph of its own.
+    Counts are exact integers of sizes, worked out with Python numbers, so a graph serves one model: a model of other
+    shapes gets another graph.
     """
     if torch.compiler.is_compiling():
         for leaf in leaves_of(tree):

@@ -355,7 +355,7 @@ def test_a_grown_weight_keeps_its_dense_momentum_or_starts_anew():
         for step in range(2):
             state = algorithm.update(state, grads, step)
         assert state.masks["w"].tolist() == [[True, False, False, True]]
-        # What is dense has no support to enter: its momentum goes on, unless the update wrote the weight itself.
+        # A dense leaf has no support to enter: its momentum continues, unless the update wrote the weight itself.
         assert state.opt.momentum["w"].tolist() == [[0.0, 0.0, 1.5, 6.0]]
 
 

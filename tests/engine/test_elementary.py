@@ -127,7 +127,7 @@ def test_cospi_repeats_exactly():
     )
 
 
-# What differentiates, and where: a function of one float64 tensor.
+# A function of one float64 tensor, and the points at which it is differentiated.
 CURVES = {
     "cospi": (elementary.cospi, [-7.3, -1.0, -0.2, 0.0, 0.3, 0.5, 1.0, 5.75, 1e6 + 0.25]),
     "exp": (elementary.exp, [-700.0, -3.0, 0.0, 1e-9, 2.5, 30.0]),

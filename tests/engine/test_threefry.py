@@ -180,7 +180,7 @@ def test_a_trace_and_a_fake_tensor_see_the_operator():
     assert random.uniform(KEY.to("meta"), (4, 5)).device.type == "meta"
 
 
-# What the words are
+# The values of the words
 
 
 def test_pairs_hold_both_words_the_first_on_top():

@@ -1,4 +1,4 @@
-"""What a transform hides of values, and what compiled code knows."""
+"""Which values a transform hides, and which ones compiled code knows."""
 
 import torch
 

@@ -129,7 +129,7 @@ def test_a_call_in_train_mode_warns_of_changes_to_buffers_that_it_drops(name):
     assert caught[0].filename == __file__  # the line that calls
     with pytest.warns(UserWarning, match=text):
         torch.func.grad(lambda params: M.call(module, params, x, buffers=buffers).square().sum())(params)
-    # What loses nothing does not warn: warnings are errors here.
+    # A forward that loses no buffer does not warn: warnings are errors here.
     M.call_with_buffers(module, params, buffers, x)
     M.call(module.eval(), params, x)
     assert tree_equal(M.buffers_of(module), buffers)

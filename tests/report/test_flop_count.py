@@ -207,7 +207,7 @@ def test_slices_of_a_packed_projection():
     assert total.dense - total.sparse == 2 * 5 * 2 * 64
 
 
-# ---- what is not counted is said ----------------------------------------------------------------
+# ---- leaves that are not counted are named ------------------------------------------------------
 
 
 class Cast(nn.Module):

@@ -1,4 +1,4 @@
-"""The traced graph: what is followed, who shares tensors, what is changed in place; modules: test_shrinking.py."""
+"""The traced graph: which operations are followed, share tensors or work in place; modules are in test_smaller.py."""
 
 import operator
 import warnings

@@ -1,4 +1,4 @@
-"""What operations do to channels, one at a time; whole modules are in test_shrinking.py."""
+"""What single operations do to channels; whole modules are in test_smaller.py."""
 
 import operator
 

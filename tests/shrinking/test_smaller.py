@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations, prune
 
 import sparsefn as sf
 
-# What stays is tested by itself below.
+# Channels that must be kept are tested below.
 pytestmark = pytest.mark.filterwarnings("ignore:shrink could not remove all:UserWarning")
 drawn = functools.partial(settings, max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**31)
@@ -61,7 +61,7 @@ def n_params(module):
     return sum(p.numel() for p in module.parameters())
 
 
-# What was recorded of torch.ao.
+# Results recorded from torch.ao.
 
 
 def network(case, p):
@@ -426,7 +426,7 @@ def test_hidden_units_that_stay_zero_go(kind, read):
 def test_lstm_without_biases():
     net = Last(nn.LSTM, READS["all"], bias=False)
     small = checked(net, candidates_gone(net, [0]), torch.randn(5, 2, 3))
-    # A linear layer that adds a constant nobody can take keeps its channel; a zero goes.
+    # A channel whose constant no later bias can take is kept; a channel of zeros is removed.
     assert small.rnn.hidden_size == 5 and small.rnn.input_size == 3
     assert checked(net, candidates_gone(net, [0], biases=False), torch.randn(5, 2, 3)).rnn.input_size == 4
 
@@ -690,7 +690,7 @@ def test_pruned_modules_of_torch():
     assert shape(small, "0.weight") == (2, 3)
 
 
-# What counts as dead.
+# Which channels count as dead.
 
 
 def test_constants_run_on_through_rows_that_read_nothing_else():
@@ -776,7 +776,7 @@ def test_optional_arguments_are_followed_at_their_defaults():
     assert shape(checked(net, pruned(net, {"a.weight": [0]}), torch.randn(2, 3)), "a.weight") == (3, 3)
 
 
-# What the small module is.
+# Properties of the small module.
 
 
 def test_nothing_given_is_changed_and_the_copy_is_a_plain_module():
@@ -966,7 +966,7 @@ def test_wrong_masks_of_biases():
         sf.prune_biases(layer, {"0.bias": torch.ones(1) > 0})
 
 
-# What stays.
+# Channels that are kept.
 
 
 def stayed(net, state, *xs):

@@ -1,4 +1,4 @@
-"""What laws share: comparison by bits, runs, the counter of tensor work."""
+"""The helpers of the laws: comparison by bits, runs, the counter of tensor operations."""
 
 import pytest
 import torch

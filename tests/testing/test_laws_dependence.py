@@ -1,4 +1,4 @@
-"""What the laws on dependence say of algorithms that break them."""
+"""The messages of the laws on dependence for algorithms that break them."""
 
 import optree
 import pytest

@@ -1,4 +1,4 @@
-"""What the laws on the ends say of algorithms that break them."""
+"""The messages of the laws on extremes for algorithms that break them."""
 
 import pytest
 import torch

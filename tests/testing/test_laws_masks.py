@@ -1,4 +1,4 @@
-"""What the laws on counts, selection and exchange say of algorithms that break them."""
+"""The messages of the laws on counts, selection and exchange for algorithms that break them."""
 
 import optree
 import pytest

@@ -1,4 +1,4 @@
-"""What the laws on states say of algorithms that break them."""
+"""The messages of the laws on states for algorithms that break them."""
 
 import itertools
 

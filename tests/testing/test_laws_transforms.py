@@ -1,4 +1,4 @@
-"""What the laws on transforms say of algorithms that break them."""
+"""The messages of the laws on transforms for algorithms that break them."""
 
 import pytest
 import torch
