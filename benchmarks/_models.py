@@ -36,7 +36,7 @@ class Weight(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and what they are added to, as in ResNet-18, with GroupNorm."""
+    """Two 3x3 convolutions and a skip connection, as in ResNet-18, with GroupNorm."""
 
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ INPUTS = 16  # that calls on few numbers take in turn
 
 
 class Case(NamedTuple):
-    """One alternative. What `setup` returns, untimed, is the argument of `run`, once a call."""
+    """One alternative: for each call, `run` is timed on the result of `setup`, which is not."""
 
     name: str
     run: Callable[..., Any]
@@ -149,7 +149,7 @@ def memory_of(case: Case) -> tuple[float, float] | None:
         return None
     argument = None if case.setup is None else case.setup()
     before = _resident()
-    reset.write_text("5", encoding="ascii")  # the peak starts at what is resident now
+    reset.write_text("5", encoding="ascii")  # the peak starts at the memory that is resident now
     result = case.run() if case.setup is None else case.run(argument)
     peak = _status("VmHWM") - before
     left = _resident() - before
@@ -163,7 +163,7 @@ def with_memory(row: Row, case: Case, weights: int) -> Row:
     return row if memory is None else row._replace(peak_mib=memory[0], extra=(memory[0] - memory[1]) * 2**20 / weights)
 
 
-# ---- what is written -----------------------------------------------------------------------------
+# ---- output --------------------------------------------------------------------------------------
 
 
 def options_of(description: str | None, arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -183,7 +183,7 @@ def options_of(description: str | None, arguments: Sequence[str] | None = None) 
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on. No name and no path of the machine."""
+    """The setting that the numbers depend on. No name and no path of the machine."""
     return {
         "date": datetime.date.today().isoformat(),
         "cpus": os.cpu_count(),
@@ -200,7 +200,7 @@ def machine() -> dict[str, Any]:
 
 
 def write(name: str, tables: dict[str, list[Row]], options: argparse.Namespace) -> None:
-    """Write tables as JSON, with what they depend on."""
+    """Write tables as JSON, with their setting."""
     options.out.mkdir(parents=True, exist_ok=True)
     file: Path = options.out / f"{name}.json"
     size = "smoke" if options.smoke else "quick" if options.quick else "full"

@@ -35,7 +35,7 @@ def table(results: Results) -> str:
 
 
 def draw(report: dict[str, Any], file: Path) -> None:
-    """Accuracy on the left, what the masks of different seeds share on the right."""
+    """Accuracy on the left, the overlap of masks of different seeds on the right."""
     figure = Figure(figsize=(12, 5), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12)
     left, right = figure.subplots(1, 2)
@@ -43,7 +43,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
     overlap(right, report)
     for axes in (left, right):
         levels = [r["sparsity"] for r in report["results"]]
-        axes.set_xscale("log")  # by what is kept: each halving is as wide
+        axes.set_xscale("log")  # by the fraction kept: each halving is as wide
         axes.invert_xaxis()
         axes.set_xticks([1 - s for s in levels], [f"{100 * s:g}" for s in levels])
         axes.minorticks_off()

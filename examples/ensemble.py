@@ -161,7 +161,7 @@ def overlap(
     return found
 
 
-# ---- what the one loop saves ---------------------------------------------------------------------
+# ---- the time that one loop saves ----------------------------------------------------------------
 
 
 def speed(members: Members, state: sf.State, data: Data, steps: int, compiled: bool) -> dict[str, float]:

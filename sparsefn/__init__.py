@@ -72,7 +72,7 @@ from sparsefn.where import default_where as default_where
 
 __version__ = "0.1.0"
 
-# What `from sparsefn import *` gives: everything but `set`, which would hide the builtin, and `testing`.
+# The names of `from sparsefn import *`: all but `set`, which would hide the builtin, and `testing`.
 __all__ = [
     "Accumulated",
     "Algorithm",

@@ -197,7 +197,7 @@ class Row(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What `summary` returns; `str()` of it is a table.
+    """The result of `summary`; `str()` of it is a table.
 
     >>> members = [sf.static(s).init({"w": torch.ones(2, 4)}) for s in (0.5, 0.75)]
     >>> sf.ensemble.summary(sf.ensemble.stack(members)).sparsified.kept

@@ -80,9 +80,9 @@ def key(seed: int) -> Tensor:
     >>> sf.random.key(7)
     tensor([0, 7])
 
-    `seed` is an int in [0, 2^64); its high word comes first. The key lies on the CPU; move it with
-    `.to(device)` to draw elsewhere, bits are the same. Raises TypeError for a seed that is not an int, ValueError for
-    one out of range.
+    `seed` is an int in [0, 2^64); its high word comes first. The key is on the CPU; move it with `.to(device)` to
+    draw elsewhere, bits are the same. Raises TypeError for a seed that is not an int, ValueError for one out of
+    range.
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(f"expected seed to be an int, got {type(seed).__name__}")

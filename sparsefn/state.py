@@ -253,9 +253,9 @@ class Algorithm(NamedTuple):
     {'w': tensor([[False, False],
             [ True,  True]])}
 
-    `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` is what an optimizer
-    trains. `within(masks)` is the same algorithm choosing only among what `masks` keep (used by
-    `sf.chain`); masks of an algorithm without `within` are intersected.
+    `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what an optimizer trains.
+    `within(masks)` is the same algorithm choosing only among what `masks` keep (used by `sf.chain`); masks of an
+    algorithm without `within` are intersected.
     """
 
     init: Callable[[Tree], State]

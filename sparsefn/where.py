@@ -29,7 +29,7 @@ def default_where(path: str, leaf: Tensor) -> bool:
 
     - has `embed`, `norm`, `lm_head`, `rel_pos` or `pe_helper` anywhere in it,
     - has one of the words `emb`, `wte`, `wpe`, `ln` and `bias`, where words are separated by dots and underscores,
-    and digits at their end are ignored,
+      and digits at their end are ignored,
     - has one of the words `token`, `tokens`, `scale`, `position` and `positional` after its last dot, as `cls_token`,
     - ends in `shared.weight`, the embedding of T5 and BART,
     - ends in `weight_g` or `original0`, and one dimension at most is longer than 1: the magnitudes of weight norm.

@@ -20,7 +20,7 @@ from sparsefn.triggers import never
 
 
 class Optimizer(Protocol):
-    """What `with_optimizer` takes: a pair init, update in the shape of TorchOpt and optax.
+    """An optimizer as `with_optimizer` takes it: a pair init, update in the shape of TorchOpt and optax.
 
     >>> isinstance(sf.optimizers.sgd(0.1), tuple)
     True
@@ -73,7 +73,7 @@ def with_optimizer(
     reset_grown: bool = True,
     mask_moments: bool = True,
 ) -> Algorithm:
-    """Train what the algorithm's view shows with an optimizer, then update the masks.
+    """An algorithm with an optimizer inside: each update steps the trained tree, then updates the masks.
 
     >>> algorithm = sf.with_optimizer(sf.static(0.5, init="magnitude"), sf.optimizers.sgd(0.5))
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
@@ -152,7 +152,7 @@ def with_optimizer(
         return view.put(state, optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates))._replace(opt=opt)
 
     def live(support: Tensor, before: Tensor, weight: Tensor, stepped: Tensor) -> Tensor | None:
-        # Where moments of a leaf stay what they are; None for everywhere.
+        # The entries at which moments of a leaf are kept; None for all.
         parts = [support] if mask_moments else []
         if reset_grown and before is not support:
             parts.append(before | ~support)

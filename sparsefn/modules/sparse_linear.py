@@ -1,4 +1,4 @@
-"""Linear layers that store and multiply only what a mask keeps."""
+"""Linear layers that store and multiply only the weights that a mask keeps."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Cost(NamedTuple):
 
 
 class Flops(NamedTuple):
-    """What `flops` returns; `str()` of it is a table.
+    """The result of `flops`; `str()` of it is a table.
 
     >>> layer = torch.nn.Linear(4, 2)
     >>> sf.report.flops(layer, sf.dense().init(sf.modules.params_of(layer)), torch.ones(1, 4)).total
@@ -94,7 +94,7 @@ def flops(
     inputs = (args, buffers_of(module) if buffers is None else buffers, kwargs)
     try:
         return _count(module, state, torch.device("meta"), *inputs)
-    except Exception:  # what the meta device cannot do; a fault of the call itself comes up again below
+    except Exception:  # the meta device cannot run it; an error of the call itself is raised again below
         pass
     with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
         return _count(module, state, None, *inputs)

@@ -56,7 +56,7 @@ def _plane(mask: Tensor, dims: tuple[int, int]) -> Tensor:
 
 
 def _line(rows: list[list[bool]]) -> str:
-    # One line of cells out of at most four rows; what is missing at the borders is empty.
+    # One line of cells out of at most four rows; dots missing at the borders are empty.
     cells = ""
     for i in range(0, len(rows[0]), 2):
         dots = [(dot, row[i : i + 2]) for dot, row in zip(_DOTS, rows, strict=False)]

@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What `summary` returns; `str()` of it is a table.
+    """The result of `summary`; `str()` of it is a table.
 
     >>> state = sf.State({"w": torch.ones(1, 4)}, {"w": torch.tensor([[True, False, False, False]])})
     >>> sf.report.summary(state).total.sparsity
@@ -76,7 +76,7 @@ class Change(NamedTuple):
 
 
 class Diff(NamedTuple):
-    """What `diff` returns; `str()` of it is a table.
+    """The result of `diff`; `str()` of it is a table.
 
     >>> state = sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])})
     >>> sf.report.diff(state, state).total

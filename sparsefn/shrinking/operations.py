@@ -1,4 +1,4 @@
-"""What tensor operations do to channels: each function takes the plan and the values of the operation's arguments."""
+"""How tensor operations change channels: each function takes the plan and the values of the operation's arguments."""
 
 from __future__ import annotations
 

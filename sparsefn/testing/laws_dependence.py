@@ -1,4 +1,4 @@
-"""Laws on what masks may depend on: steps, gradients, keys, other leaves, scales, names and places."""
+"""Laws on dependence: of masks on steps, gradients, keys, other leaves, scales, names and places."""
 
 from __future__ import annotations
 

@@ -40,19 +40,19 @@ class Meta(NamedTuple):
     `conserves_count` an exchange leaves the counts as they are, and grown weights start at zero
     `monotone`        masks only shrink
 
-    What masks depend on:
+    Masks depend on:
     `needs_grads`     gradients
-    `stochastic`      the key; `redraws`: at every trigger anew
+    `stochastic`      the key; `redraws`: a new draw at every trigger
     `independent`     nothing but the leaf itself
     `scale_free`      not the scale of weights and gradients
     `permutes`        permuted weights without ties have permuted masks (a score must not tie where weights do not)
 
-    What becomes of the rest:
+    Pruned weights, and the rest:
     `pruned`          weights off the mask are set to "zero", "keep" their values or "train" on
     `idle`            a step without a trigger leaves the state alone and does no tensor work
-    `trains`          what an optimizer moves: "params", or something else
-    `optimizer`       it has one of its own
-    `baseline`        what it is at sparsity 0, bit for bit; None where the sparsity has no ends
+    `trains`          the tree that an optimizer moves: "params", or something else
+    `optimizer`       it has an optimizer inside
+    `baseline`        the algorithm that it equals at sparsity 0, bit for bit; None where the sparsity has no ends
     `tensor_sparsity` the sparsity may be a tensor
     """
 
