@@ -1,1 +1,1 @@
-"""What the public parts run on: exact selection, sums and draws, on CPU memory where it can be read. See README.md."""
+"""Exact selection, sums and draws behind the public modules, on CPU memory where it can be read. See README.md."""

@@ -30,12 +30,11 @@ def apportion(
     >>> sf.budgets.apportion({"a": 8.0, "b": 1.0, "c": 1.0}, 10, {"a": 4, "b": 9, "c": 9})
     {'a': 4, 'b': 3, 'c': 3}
 
-    What a capped one cannot take goes to the rest by share; equal remainders go to the name that
-    sorts first, so that the order of the dict is irrelevant. NaN counts as 0; those of share 0 get
-    something only when all others are full. A positive share below 2**-400 of the largest counts as
-    that. Ints in, ints out; with any tensor the counts are 0-d int64 tensors. A total above the sum of
-    caps or above 2**53, or a negative or infinite share, is a ValueError (where the values are known; an
-    infinite one in a tensor counts as the largest number).
+    The part of a share above its cap goes to the others by share; equal remainders go to the name that sorts first,
+    so that the order of the dict is irrelevant. NaN counts as 0; names of share 0 get something only when all others
+    are full. A positive share below 2**-400 of the largest counts as that. Ints in, ints out; with any tensor the
+    counts are 0-d int64 tensors. A total above the sum of caps or above 2**53, or a negative or infinite share, is a
+    ValueError (where the values are known; an infinite one in a tensor counts as the largest number).
     """
     shares = {name: known(share) if isinstance(share, float) else share for name, share in shares.items()}
     names = sorted(shares)
@@ -59,7 +58,7 @@ def apportion(
 
 @constant
 def _numbers(shares: tuple[Any, ...], total: Any, caps: tuple[Any, ...]) -> tuple[int, ...]:
-    # Under compile this is worked out while tracing: a budget of plain numbers is not in the graph. Nor is it fake.
+    # Under compile this is computed while tracing: a budget of Python numbers is neither in the graph nor fake.
     with _disable_current_modes() if is_in_torch_dispatch_mode() else contextlib.nullcontext():
         return tuple(int(n) for n in _fill(shares, caps, total))
 
@@ -91,8 +90,8 @@ def _vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
 
 
 def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
-    # Leaves fill up in the order of caps/shares; the level is what the others get for a share of 1. Who has no share
-    # has no cap here.
+    # Leaves fill up in the order of caps/shares; the level is the amount that the others get for a share of 1. A leaf
+    # without a share has no cap here.
     if not shares.shape[0]:
         return shares
     fills_at = torch.where(shares > 0, caps / shares, torch.inf)

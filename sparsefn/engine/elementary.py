@@ -168,7 +168,7 @@ _FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
 
 
 def value_of(name: str, x: Real, y: Real = 0.0) -> Real:
-    """A function by name, without derivatives: for what only draws numbers, and by many.
+    """A function by name, without derivatives: for random draws, and for many numbers at a time.
 
     >>> from sparsefn.engine import elementary
     >>> elementary.value_of("cospi", 1.0)
@@ -248,7 +248,7 @@ def vector_norm(x: Tensor, order: float) -> Tensor:
     >>> elementary.vector_norm(torch.tensor([[3.0, -4.0]]), 2)
     tensor([5.])
 
-    Any float, inf included; the same bits everywhere (see `numerics.folded`).
+    Any float, inf included; the same bits everywhere (see `numbers.folded`).
     """
     sizes = x.abs().movedim(-1, 0)
     if math.isinf(order):

@@ -1,4 +1,4 @@
-"""Arrays joined by halves, as `numerics.folded` joins tensors, in blocks that stay in a core's cache."""
+"""Arrays joined by halves, as `numbers.folded` joins tensors, in blocks that stay in a core's cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHORT = 64  # entries: rows of fewer are added across units, as a loop of its o
 
 
 class Work(NamedTuple):
-    """What becomes of the elements of a block, if anything, and how two of them become one."""
+    """The function of the elements of a block, if there is one, and the function that joins two of them."""
 
     lift: Callable[[Array], Array] | None
     join: Any

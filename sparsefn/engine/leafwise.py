@@ -1,8 +1,8 @@
-"""Passes over the leaves of a tree in blocks: what a training step does with its masks, for the price of the memory.
+"""Passes over the leaves of a tree in blocks: the masking in a training step, at the speed of memory.
 
 `torch.where` reads a mask one bool at a time. Here the mask is widened to integers of a float's width, 0 or 1, and
-multiplied with the float's bits: what is left is the float or +0.0, for NaN, inf and -0.0, too. Temporaries are blocks
-that are used again; a fresh tensor of the size of a leaf costs more than the arithmetic on it.
+multiplied with the float's bits: the product is the float or +0.0, for NaN, inf and -0.0, too. Temporaries are blocks
+that are reused; a fresh tensor of the size of a leaf costs more than the arithmetic on it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
     >>> out
     array([2., 2., 2.])
 
-    The arrays of a row have one length, blocks at most `arrays.BLOCK`. A kernel gets an iterator, so that it makes its
-    temporaries once.
+    The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets an iterator, so that it makes
+    its temporaries once.
     """
     listed = list(rows)
     blocks = [(row, at) for row in listed for at in range(0, row[0].size, BLOCK)]
@@ -100,7 +100,7 @@ def _chosen(
     masks: Sequence[Tensor],
     *trees: Sequence[Tensor],
 ) -> list[Tensor]:
-    # What a kernel makes of a mask and leaves in memory, and torch of others; where the mask is 0-d, the first leaf.
+    # The results of a kernel for masks and leaves in memory, of torch for others; the first leaf if the mask is 0-d.
     rows: list[Row] = []
     results = []
     for mask, *leaves in zip(masks, *trees, strict=True):
@@ -187,7 +187,7 @@ def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
 
 
 def _into(rows: list[Row], flat: Row, leaf: Tensor) -> Tensor:
-    # A row with room for what its kernel makes, which is like the leaf.
+    # A row with space for the result of its kernel, a tensor like the leaf.
     result, room = fresh(flat[-1], leaf.dtype)
     rows.append((*flat, room))
     return result.reshape(leaf.shape)

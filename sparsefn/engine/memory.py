@@ -1,7 +1,7 @@
-"""The memory of plain CPU tensors as numpy arrays, for work in blocks that stay in a core's cache.
+"""The memory of ordinary CPU tensors as numpy arrays, for work in blocks that stay in a core's cache.
 
 A torch operation makes a fresh tensor of the full size and may wake every thread; for a pass over many
-millions of weights that costs more than the arithmetic. numpy writes into small buffers that are used again.
+millions of weights that costs more than the arithmetic. numpy writes into small buffers that are reused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
 Out = TypeVar("Out")
 
-# A dense CPU tensor that nothing wraps and nothing is yet to be done to, made under autograd or under inference_mode.
+# A dense CPU tensor without a wrapper or a pending negation or conjugation, made under autograd or inference_mode.
 _DENSE = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutocastCPU)
 _TRACKED = _DENSE.add(DispatchKey.ADInplaceOrView).add(DispatchKey.AutogradCPU)
 _PLAIN = frozenset((_DENSE.raw_repr(), _TRACKED.raw_repr()))
@@ -56,14 +56,14 @@ def visible(x: Tensor) -> Array | None:
 
 
 def visible_inside(x: Tensor) -> Array | None:
-    """`visible` inside an operator of our own: what looks on from outside does not see in here.
+    """`visible` inside an operator of the library, where outer transforms and traces do not reach.
 
     >>> from sparsefn.engine import memory
     >>> memory.visible_inside(torch.tensor([1.0, 2.0]))
     array([1., 2.], dtype=float32)
 
-    Wrapped tensors have a `numpy()`, too, which may hand out memory that nobody wrote to. So the tensor is asked first
-    what handles its operations: only one that torch's dense CPU kernels read as it lies shows its memory.
+    Wrapped tensors have a `numpy()`, too, which may return memory that was never written. So the tensor is asked
+    first what handles its operations: only one that torch's dense CPU kernels read as it lies shows its memory.
     """
     if type(x) not in _KINDS or _dispatch_keys(x).raw_repr() not in _PLAIN:
         return None
@@ -121,14 +121,14 @@ def placed(count: Count, device: torch.device) -> Count:
 
 
 def each(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]:
-    """What every job gives, on as many threads as torch may use where the work, counted in elements, is worth it.
+    """The results of all jobs, on as many threads as torch may use if the work, counted in elements, is large enough.
 
     >>> from sparsefn.engine import memory
     >>> memory.each(lambda job: 2 * job, [1, 2], work=2)
     [2, 4]
 
-    Results stand in the order of the jobs. The first error is raised. numpy says nothing of NaN and inf in a job: it
-    would of a signalling NaN, which torch takes as any other.
+    Results are in the order of the jobs. The first error is raised. numpy's warnings are off in a job: a signalling
+    NaN would cause one, and torch treats it as any other.
     """
     listed = list(jobs)
     threads = min(torch.get_num_threads(), len(listed))

@@ -63,7 +63,7 @@ def floor(x: Real) -> Real:
 
 
 def two_sum(a: Real, b: Real) -> tuple[Real, Real]:
-    """The rounded sum and what rounding took away; together they are exact.
+    """The rounded sum and its rounding error; together they are exact.
 
     >>> from sparsefn.engine import numbers
     >>> numbers.two_sum(1.0, 2.0**-60) == (1.0, 2.0**-60)
@@ -77,7 +77,7 @@ def two_sum(a: Real, b: Real) -> tuple[Real, Real]:
 
 
 def two_product(a: Real, b: Real) -> tuple[Real, Real]:
-    """The rounded product and what rounding took away; together they are exact.
+    """The rounded product and its rounding error; together they are exact.
 
     >>> from sparsefn.engine import numbers
     >>> numbers.two_product(1 + 2.0**-30, 1 + 2.0**-30) == (1 + 2.0**-29, 2.0**-60)

@@ -100,7 +100,7 @@ def _join(name: str, order: float) -> str:
 
 
 def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
-    """What `pool` gives, by operations on whole tensors.
+    """The result of `pool`, by operations on whole tensors.
 
     >>> from sparsefn.engine.pooling import reference
     >>> reference(torch.ones(2, 6), (2, 3), "mean", 1.0)
@@ -118,7 +118,7 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
     return (root(total, order) if name == "norm" else total) + 0  # which makes 0.0 of -0.0
 
 
-# ---- the operator, for tensors that are plain inside ----------------------------------------------
+# ---- the operator, inside which tensors are ordinary ----------------------------------------------
 
 
 @torch.library.custom_op("sparsefn::pool", mutates_args=())
@@ -138,7 +138,7 @@ def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, box: list[int], name: str,
     return _operator(x.movedim(in_dims[0], 0), [1, *box], name, order), 0
 
 
-# ---- plain CPU tensors ----------------------------------------------------------------------------
+# ---- ordinary CPU tensors -------------------------------------------------------------------------
 
 
 def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor | None:

@@ -20,13 +20,13 @@ def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
     >>> rounded(0.5, 5), rounded(0.5, torch.tensor([5, 7]))
     (2, tensor([2, 4]))
 
-    Of a NaN in a tensor nothing is taken; a float that is NaN is a ValueError.
+    A NaN in a tensor counts as 0; a float that is NaN is a ValueError.
     """
     return _whole(fraction, n, round, torch.round)
 
 
 def rounded_up(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
-    """ceil(fraction * n) in float64: the count of those who never drop too few.
+    """ceil(fraction * n) in float64: a count that is never too small.
 
     >>> sf.budgets.rounded_up(0.21, 5)
     2
@@ -64,8 +64,8 @@ def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
     (1, 3)
 
     An int for a float, a 0-d int64 tensor for a 0-d tensor. Errors as in the argument's description:
-    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN. A tensor, which is not looked at, is clamped,
-    and NaN in it is sparsity 0: everything is kept.
+    TypeError for an int sparsity, ValueError outside [0, 1] or for NaN. A tensor, whose value is not read, is
+    clamped, and NaN in it is sparsity 0: everything is kept.
     """
     checked = check_sparsity(sparsity)
     return n - rounded(checked.clamp(0.0, 1.0) if isinstance(checked, Tensor) else checked, n)

@@ -1,4 +1,4 @@
-"""Whether anyone asks for slopes, and torch's own functions, which have them."""
+"""Whether derivatives are wanted, and torch's own functions, which have them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOPED = (torch._C._functorch.TransformType.Grad, torch._C._functorch.Transform
 
 
 def differentiated(*tensors: Tensor) -> bool:
-    """Whether anyone may ask for a slope. Compiled code is traced once for all who do.
+    """Whether a derivative may be wanted; always in compiled code, which is traced once.
 
     >>> from sparsefn.engine.slopes import differentiated
     >>> differentiated(torch.zeros(1)), differentiated(torch.zeros(1, requires_grad=True))

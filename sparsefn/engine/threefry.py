@@ -1,7 +1,7 @@
-"""Draws from the Threefry-2x32-20 block function, and what its words are made into.
+"""Draws from the Threefry-2x32-20 block function, and numbers made from its words.
 
-Plain keys on a CPU are drawn by numpy in blocks; large draws are traced into a compiled graph, where they fuse
-with what uses them; all else is one opaque operator. Every way gives the same bits.
+Plain keys on a CPU are drawn by numpy in blocks; large draws are traced into a compiled graph, where they fuse with
+the code that uses them; all other draws are one opaque operator. Every way gives the same bits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparsefn.engine.numbers import batch_first
 from sparsefn.engine.words import MASK32, PARITY, ROTATIONS, Place
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
-_LARGE = 1 << 20  # draws of a key from which on a compiled graph takes the rounds in: two seconds to compile
+_LARGE = 1 << 20  # with this many draws of a key or more a compiled graph contains the rounds: two seconds to compile
 _MEMORY: dict[torch.dtype, type[np.generic]] = {
     torch.int64: np.int64,
     torch.float16: np.float16,
@@ -60,8 +60,8 @@ def _normals(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
     return (cast(Tensor, squared).sqrt() * elementary.value_of("cospi", angle)).to(dtype)
 
 
-# What becomes of the two words, and what the key is xored with first. Derived keys live in domains
-# of their own: a key never equals words that were drawn. (Constants: leading digits of pi.)
+# The function of the two words, and the number that the key is xored with first. Derived keys have their own domains:
+# a key never equals words that were drawn. (Constants: leading digits of pi.)
 _LAWS: dict[str, tuple[int, int, Callable[[Tensor, Tensor, torch.dtype], Tensor]]] = {
     "pairs": (0, 0, _pairs),
     "words": (0, 0, _first_words),
@@ -151,7 +151,7 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Ten
         if chances is None:
             compare(x0, limit, flips[place])
         else:
-            with np.errstate(all="ignore"):  # what is too large is always above, and NaN never
+            with np.errstate(all="ignore"):  # a number too large is always above, and NaN never
                 np.less(x0, np.multiply(chances[place[1]], 2.0**32, dtype=np.float64), flips[place])
 
     words.words(keys, indices, n, use, second=False)

@@ -1,4 +1,4 @@
-"""What compiled code and transforms know of Python numbers and of the values in tensors."""
+"""Which Python numbers and tensor values are known in compiled code and under transforms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def concrete(value: Any) -> Any:
 
 
 def constant(fn: Function) -> Function:
-    """Mark a function of plain values: compiled code calls it while it is traced and keeps what it returns.
+    """Mark a function of Python values: compiled code calls it while it is traced and keeps the result.
 
     >>> constant(lambda word: len(word))("four")
     4

@@ -1,4 +1,4 @@
-"""Threefry-2x32-20 in numpy: the words of plain keys, block by block, in buffers that stay in cache."""
+"""Threefry-2x32-20 in numpy: the words of keys in CPU memory, block by block, in buffers that stay in cache."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def words(keys: Array, index: Array | None, n: int, use: Callable[[Place, Array,
     [[1797259609]] [[2579123966]]
 
     `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), or None for 0..n-1. The words are uint32 of the
-    place's shape, in buffers that are used again: `use` may write to them, and must not keep them. It is
-    called from several threads. Without `second` the other words are left unfinished.
+    place's shape, in buffers that are reused: `use` may write to them, and must not keep them. It is called from
+    several threads. Without `second` the other words are left unfinished.
     """
     count = len(keys)
     if count * n <= _FEW:
