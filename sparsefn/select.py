@@ -1,7 +1,7 @@
 """Exact selection: one tensor of scores -> one mask, ties to the lowest index, NaN last.
 
-A competition is ordered by score (larger first), then by lower row-major index. NaN ranks below
--inf, -0.0 equals 0.0. Patterns make rows of units here; `sparsefn.engine.selection.winners` says who wins.
+Units compete by score (larger first), then by lower row-major index. NaN ranks below -inf, -0.0 equals 0.0.
+Patterns turn tensors into rows of units here; `sparsefn.engine.selection.winners` selects the best of each row.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.engine.selection import groups
-from sparsefn.engine.selection.reference import rank_keys, top
-from sparsefn.engine.selection.winners import joint_winners, totals, winners
+from sparsefn.engine.selection.winners import Entry, totals, winners
 from sparsefn.engine.transforms import concrete
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import (
@@ -32,43 +30,39 @@ from sparsefn.tree import Tree, flatten
 Count = int | Tensor | None
 
 
-def narrow_mask(
-    pattern: Pattern, scores: Tensor, count: int | Tensor, among: Tensor | None = None, absolute: bool = False
-) -> Tensor | None:
-    """The mask of the best of each group of few elements along one dimension, among these; None for other patterns.
+def entry(pattern: Pattern, scores: Tensor, among: Tensor | None = None, absolute: bool = False) -> Entry:
+    """The units of a tensor as an entry of a competition; with `among`, only units that this mask keeps compete.
 
-    >>> narrow_mask(sf.patterns.nm(1, 2, axis=0), torch.tensor([[1.0, 4.0], [3.0, 2.0]]), 1)
-    tensor([[False,  True],
-            [ True, False]])
+    >>> entry(sf.patterns.channel(0), torch.ones(2, 3)).scores
+    tensor([[1., 1.]])
 
-    With `absolute` scores are absolute values, which are not stored.
+    With `absolute` the scores are absolute values, which are not stored.
     """
     columns = None if pattern.allowed else to_columns(pattern, scores)
-    if columns is None or not 1 < columns.shape[1] <= groups.WIDEST or columns.shape[0] * columns.shape[2] == 1:
-        return None
-    open_ = None if among is None else to_columns(pattern, among)
-    return groups.top(columns, open_, count, absolute=absolute).reshape(scores.shape)
+    if columns is not None:
+        return Entry(columns, None if among is None else to_columns(pattern, among), None, absolute)
+    open_ = None if among is None else active_rows(pattern, among)
+    return Entry(to_rows(pattern, scores), allowed_rows(pattern, scores, open_), None, absolute)
 
 
 def unit_mask(pattern: Pattern, kept: Tensor, scores: Tensor, among: Tensor | None = None) -> Tensor:
-    """The mask of the kept units; of the others, what the pattern leaves them: their best, among these.
+    """The elements of the kept units, and of each other unit the best elements, as many as the pattern leaves it.
 
     >>> unit_mask(sf.patterns.block((2,), zeros=1), torch.tensor([[True, False]]), torch.tensor([1.0, 2.0, 4.0, 3.0]))
     tensor([ True,  True,  True, False])
+
+    With `among`, only elements that this mask keeps are left.
     """
     mask = from_rows(pattern, kept, tuple(scores.shape))
     if pattern.zeros is None:
         return mask
     lost = pattern.zeros
+
+    def spared(units: Tensor, allow: Tensor | None = None) -> Tensor:
+        return winners([Entry(units, allow)], [max(units.shape[-1] - lost, 0)])[0]
+
     box = pattern.unit(tuple(scores.shape))
-
-    def spared(units: Tensor) -> Tensor:
-        keep = max(units.shape[-1] - lost, 0)
-        few = among is None and units.shape[-1] <= groups.WIDEST
-        return groups.top(units, None, keep) if few else top(rank_keys(units) if among is None else units, keep)
-
-    # Keys that bar elements are made for all at once, others for the units at hand.
-    return mask | over_boxes(scores.detach() if among is None else rank_keys(scores, among), box, spared)
+    return mask | over_boxes(scores.detach(), box, spared, *(() if among is None else (among,)))
 
 
 def _check_count(name: str, count: Count, groups: int, available: int) -> int | Tensor:
@@ -106,17 +100,12 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
 
     `n_keep` is an int, a 0-d int tensor or one count a group, in units of the pattern; `nm` and
     `nearly_diagonal` fix it (pass None). An int outside [0, units of a group], or another than the
-    pattern's, is a ValueError; a tensor is not compared: it is clamped, or what is fixed is taken.
+    pattern's, is a ValueError; a tensor is not compared: it is clamped, or the pattern's count is taken.
     Returns a bool mask of the shape of `scores`.
     """
     shape = tuple(scores.shape)
     count = _check_count("n_keep", _settled(pattern, "n_keep", n_keep, shape), *row_shape(pattern, shape))
-    mask = narrow_mask(pattern, scores, count)
-    if mask is not None:
-        return mask
-    rows = to_rows(pattern, scores)
-    open_ = allowed_rows(pattern, scores, None)
-    (kept,) = winners([rows], [count], None if open_ is None else [open_])
+    (kept,) = winners([entry(pattern, scores)], [count])
     return unit_mask(pattern, kept, scores)
 
 
@@ -130,7 +119,7 @@ def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) ->
     """
     floor = _check_count("min_keep", min_keep, 1, scores.numel())
     above = scores.detach() > tau
-    return above | winners([scores.reshape(1, -1)], [floor])[0].reshape(scores.shape) if min_keep else above
+    return above | winners([Entry(scores.reshape(1, -1))], [floor])[0].reshape(scores.shape) if min_keep else above
 
 
 def _checked(mask: Tensor, scores: Tensor) -> Tensor:
@@ -140,7 +129,7 @@ def _checked(mask: Tensor, scores: Tensor) -> Tensor:
 
 
 def checked_count(name: str, count: Count, available: Tensor) -> int | Tensor:
-    """The count, if it is one and no group has fewer eligible units: as many as `available` says, (groups,).
+    """The count itself, if it is an integer and no group has fewer eligible units: `available` has their numbers.
 
     >>> checked_count("n_drop", 2, torch.tensor([2, 5]))
     2
@@ -160,13 +149,13 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
     tensor([False,  True, False])
 
     Among ties the higher index goes first, NaN before all. A unit is active if any element is kept, or
-    with the `zeros` of a block, more than a pruned one has left. What a pattern never keeps is cleared
-    too. An int above what is active is a ValueError, a tensor is clamped.
+    with the `zeros` of a block, if more are kept than of a pruned block. Units that a pattern never keeps are
+    cleared too. An int above the number of active units is a ValueError, a tensor is clamped.
     """
     active = active_rows(pattern, _checked(mask, scores))
     had = totals([active])
     keep = had - checked_count("n_drop", n_drop, had)
-    (kept,) = winners([to_rows(pattern, scores)], [keep], [allowed_rows(pattern, scores, active)])
+    (kept,) = winners([Entry(to_rows(pattern, scores), allowed_rows(pattern, scores, active))], [keep])
     return mask & unit_mask(pattern, kept, scores, mask)
 
 
@@ -183,7 +172,7 @@ def grow_highest(
     >>> sf.grow_highest(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, False, False]), 1)
     tensor([ True,  True, False])
 
-    An int above what is eligible is a ValueError, a tensor is clamped.
+    An int above the number of eligible units is a ValueError, a tensor is clamped.
     """
     barred = active_rows(pattern, _checked(mask, scores))
     if exclude is not None:
@@ -191,7 +180,7 @@ def grow_highest(
     open_ = allowed_rows(pattern, scores, None)
     free = barred.shape[-1] - totals([barred]) if open_ is None else totals([open_ & ~barred])
     count = checked_count("n_grow", n_grow, free)
-    (grown,) = winners([to_rows(pattern, scores)], [count], [open_], [barred])
+    (grown,) = winners([Entry(to_rows(pattern, scores), open_, barred)], [count])
     return mask | from_rows(pattern, grown, tuple(scores.shape))
 
 
@@ -207,7 +196,7 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
     if not leaves:
         return scores
     count = _check_count("n_keep", n_keep, 1, sum(leaf.numel() for leaf in leaves.values()))
-    won = joint_winners([leaf.reshape(1, -1) for leaf in leaves.values()], count)
+    won = winners([Entry(leaf.reshape(1, -1)) for leaf in leaves.values()], [count], joint=True)
     return rebuild([mask.reshape(leaf.shape) for mask, leaf in zip(won, leaves.values(), strict=True)])
 
 

@@ -1,4 +1,4 @@
-"""Who competes with whom, how many win, and who does: the competitions of every mask algorithm."""
+"""The competitions behind every mask: which units compete, how many win, and which win."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from sparsefn.budgets import Distribution, Global, check_fixed, spread
 from sparsefn.engine.checks import Sparsity, check_call
 from sparsefn.engine.rounding import n_kept
-from sparsefn.engine.selection.winners import Count, joint_winners, totals, winners
+from sparsefn.engine.selection.winners import Count, Entry, totals, winners
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import active_rows, allowed_rows, fixed_count, row_shape, to_rows, unit_grid
-from sparsefn.select import narrow_mask, unit_mask
+from sparsefn.select import entry, unit_mask
 from sparsefn.tree import Leaves
 
 Flags = list[Tensor | None]
@@ -28,7 +28,7 @@ class Competition(NamedTuple):
     distribution: Distribution
 
     def check(self) -> Competition:
-        """The rule itself, if its parts are a pattern and a distribution."""
+        """The competition itself, if its parts are a pattern and a distribution."""
         if not isinstance(self.pattern, Pattern):
             raise TypeError(f"expected pattern to be one such as sf.patterns.nm(2, 4), got {self.pattern!r}")
         if not callable(self.distribution):
@@ -43,11 +43,11 @@ class Competition(NamedTuple):
 
     @property
     def elementwise(self) -> bool:
-        """Whether every element is a unit by itself: then scores are only compared."""
+        """Whether every element is a unit by itself, so that its scores are only compared."""
         return self.pattern.reduce is None and self.pattern.zeros is None
 
-    def fields(self, leaves: Mapping[str, Any]) -> list[list[str]]:
-        """Paths of the leaves that meet in each competition."""
+    def pools(self, leaves: Mapping[str, Any]) -> list[list[str]]:
+        """Paths of the leaves that compete with each other: a list a pool."""
         return [list(leaves)] if self.joint and leaves else [[path] for path in leaves]
 
     def grids(self, leaves: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -66,55 +66,49 @@ class Competition(NamedTuple):
                 raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
         return grids
 
-    def rows(self, field: list[str], tensors: Leaves) -> Tensor:
-        """The units of a field as (groups, units of a group)."""
-        return _joined([to_rows(self.pattern, tensors[path]) for path in field])
+    def rows(self, pool: list[str], tensors: Leaves) -> Tensor:
+        """The units of a pool as (groups, units of a group)."""
+        return _joined([to_rows(self.pattern, tensors[path]) for path in pool])
 
-    def active(self, field: list[str], masks: Leaves) -> Tensor:
-        """Which units of a field are kept."""
-        return _joined([active_rows(self.pattern, masks[path]) for path in field])
+    def active(self, pool: list[str], masks: Leaves) -> Tensor:
+        """Which units of a pool are kept."""
+        return _joined([active_rows(self.pattern, masks[path]) for path in pool])
 
-    def free(self, field: list[str], like: Leaves, among: Leaves | None) -> Tensor | None:
-        """Which units of a field may be kept, among these masks; None for all."""
+    def free(self, pool: list[str], like: Leaves, among: Leaves | None) -> Tensor | None:
+        """Which units of a pool may be kept, among these masks; None is all of them."""
         if among is None and self.pattern.allowed is None:
             return None
-        open_ = full(among or {}, like, field)
+        open_ = full(among or {}, like, pool)
         return _joined([allowed_rows(self.pattern, mask, active_rows(self.pattern, mask)) for mask in open_.values()])
 
-    def split(self, field: list[str], rows: Tensor | None, like: Leaves) -> list[Tensor | None]:
-        """Rows of a field by leaf."""
-        if rows is None or len(field) == 1:
-            return [rows] * len(field)
-        return list(torch.split(rows, [math.prod(self.row_shape(like[path])) for path in field], -1))
+    def split(self, pool: list[str], rows: Tensor | None, like: Leaves) -> list[Tensor | None]:
+        """Rows of a pool by leaf."""
+        if rows is None or len(pool) == 1:
+            return [rows] * len(pool)
+        return list(torch.split(rows, [math.prod(self.row_shape(like[path])) for path in pool], -1))
 
-    def masks(self, field: list[str], rows: Tensor, scores: Leaves, among: Leaves | None = None) -> Leaves:
-        """Rows of kept units spread over the elements of their leaves, and what the pattern leaves the others."""
+    def masks(self, pool: list[str], rows: Tensor, scores: Leaves, among: Leaves | None = None) -> Leaves:
+        """Rows of kept units as masks of their leaves, with the elements that the pattern leaves to other units."""
         return {
             path: unit_mask(self.pattern, part, scores[path], None if among is None else among[path])
-            for path, part in zip(field, self.split(field, rows, scores), strict=True)
+            for path, part in zip(pool, self.split(pool, rows, scores), strict=True)
             if part is not None
         }
 
-    def keep(
-        self, fields: list[list[str]], scores: Leaves, counts: list[Count], among: Leaves | None, absolute: bool = False
+    def best(
+        self, pools: list[list[str]], scores: Leaves, counts: list[Count], among: Leaves | None, absolute: bool = False
     ) -> Leaves:
-        """Masks of the best units of each field, among these masks; `absolute` is of the scores."""
-        open_ = {} if among is None else full(among, scores, [path for field in fields for path in field])
+        """Masks of the best units of each pool, among these masks; with `absolute`, of the scores' absolute values."""
+        open_ = {} if among is None else full(among, scores, [path for pool in pools for path in pool])
+        if self.joint:
+            flags: Flags = [self.active(pool, open_) if open_ else None for pool in pools]
+            won = self.winners(pools, scores, counts, flags, absolute=absolute)
+        else:
+            entries = [entry(self.pattern, scores[path], open_.get(path), absolute) for (path,) in pools]
+            won = winners(entries, counts)
         masks: Leaves = {}
-        left: list[int] = []
-        for i, field in enumerate(fields):
-            path = field[0]
-            known = None
-            if self.elementwise and not self.joint:
-                known = narrow_mask(self.pattern, scores[path], counts[i], open_.get(path), absolute)
-            if known is None:
-                left.append(i)
-            else:
-                masks[path] = known
-        fields, counts = [fields[i] for i in left], [counts[i] for i in left]
-        flags: Flags = [self.active(field, open_) if open_ else None for field in fields]
-        for field, won in zip(fields, self.win(fields, scores, counts, flags, absolute=absolute), strict=True):
-            masks |= self.masks(field, won, scores, open_ or None)
+        for pool, kept in zip(pools, won, strict=True):
+            masks |= self.masks(pool, kept, scores, open_ or None)
         if open_ and not self.elementwise:
             masks = {path: mask & open_[path] for path, mask in masks.items()}
         return masks
@@ -124,7 +118,7 @@ class Competition(NamedTuple):
         return row_shape(self.pattern, tuple(leaf.shape))
 
     def targets(self, leaves: Leaves, sparsity: Sparsity | None) -> list[Count]:
-        """Kept count of each field: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
+        """Kept count of each pool: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
         grids = self.grids(leaves)
         if not leaves:
             return []
@@ -150,9 +144,9 @@ class Competition(NamedTuple):
             raise ValueError(f"{error} at {path!r}") from None
         return count
 
-    def win(
+    def winners(
         self,
-        fields: list[list[str]],
+        pools: list[list[str]],
         scores: Leaves,
         counts: Sequence[Count] | Tensor,
         allow: Flags | None = None,
@@ -160,23 +154,25 @@ class Competition(NamedTuple):
         held: Flags | None = None,
         absolute: bool = False,
     ) -> list[Tensor]:
-        """Rows of the winners of each field, among those that are allowed and not denied.
+        """Rows of the winners of each pool, among the units that are allowed and not denied.
 
         `counts` may be a tensor of the counts of all rows end to end. `held` are units kept already (for bounds).
-        With `absolute` scores are absolute values, not yet taken.
+        With `absolute` scores are absolute values, which are not stored.
         """
-        if not fields:
+        if not pools:
             return []
-        allow, deny, held = (flags or [None] * len(fields) for flags in (allow, deny, held))
-        if isinstance(self.distribution, Global):
-            return [self._joint(fields[0], scores, counts[0], allow[0], deny[0], held[0], absolute)]
-        rows = [to_rows(self.pattern, scores[path]) for (path,) in fields]
-        open_ = [allowed_rows(self.pattern, scores[path], rows) for (path,), rows in zip(fields, allow, strict=True)]
-        return winners(rows, counts, open_, deny, absolute)
+        allow, deny, held = (flags or [None] * len(pools) for flags in (allow, deny, held))
+        if self.joint:
+            return [self._joint_winners(pools[0], scores, counts[0], allow[0], deny[0], held[0], absolute)]
+        entries = []
+        for (path,), allowed, denied in zip(pools, allow, deny, strict=True):
+            rows = to_rows(self.pattern, scores[path])
+            entries.append(Entry(rows, allowed_rows(self.pattern, scores[path], allowed), denied, absolute))
+        return winners(entries, counts)
 
-    def _joint(
+    def _joint_winners(
         self,
-        field: list[str],
+        pool: list[str],
         scores: Leaves,
         count: Count,
         allow: Tensor | None,
@@ -185,24 +181,30 @@ class Competition(NamedTuple):
         absolute: bool,
     ) -> Tensor:
         assert isinstance(self.distribution, Global)
-        rows = [to_rows(self.pattern, scores[path]).reshape(1, -1) for path in field]
-        allow_, deny_, held_ = (self.split(field, flags, scores) for flags in (allow, deny, held))
-        allow_ = [allowed_rows(self.pattern, scores[p], flags) for p, flags in zip(field, allow_, strict=True)]
-        sizes = {path: (row.shape[-1],) for path, row in zip(field, rows, strict=True)}
+        entries = []
+        allow_, deny_, held_ = (self.split(pool, flags, scores) for flags in (allow, deny, held))
+        for path, allowed, denied in zip(pool, allow_, deny_, strict=True):
+            rows = to_rows(self.pattern, scores[path]).reshape(1, -1)
+            entries.append(Entry(rows, allowed_rows(self.pattern, scores[path], allowed), denied, absolute))
+        sizes = {path: (x.scores.shape[-1],) for path, x in zip(pool, entries, strict=True)}
         limits = list(self.distribution.bounds(sizes, torch.zeros((), device="cpu")).values())
         if any(most < n for (_, most), (n,) in zip(limits, sizes.values(), strict=True)):
-            # Those beyond the most that a leaf keeps are barred.
+            # Only the best of a leaf compete, as many as it keeps at most.
             left = [most - _had(flags) for (_, most), flags in zip(limits, held_, strict=True)]
-            allow_, deny_ = list(winners(rows, left, allow_, deny_, absolute)), [None] * len(rows)
+            within = winners(entries, left)
+            entries = [x._replace(allow=most, deny=None) for x, most in zip(entries, within, strict=True)]
         if any(least for least, _ in limits):
             # The best of a leaf, as many as it keeps at least, win before all others.
             left = [least - _had(flags) for (least, _), flags in zip(limits, held_, strict=True)]
-            first = winners(rows, left, allow_, deny_, absolute)
-            first = joint_winners([torch.zeros_like(row[:1, :1]).expand(row.shape) for row in rows], count, first)
-            deny_ = [won if flags is None else flags | won for won, flags in zip(first, deny_, strict=True)]
-            rest = joint_winners(rows, count - totals(first).sum(), allow_, deny_, absolute)
-            return _joined([a | b for a, b in zip(first, rest, strict=True)])
-        return _joined(joint_winners(rows, count, allow_, deny_, absolute))
+            first = winners(entries, left)
+            alike = [torch.zeros_like(x.scores[:1, :1]).expand(x.scores.shape) for x in entries]
+            first = winners([Entry(*pair) for pair in zip(alike, first, strict=True)], [count], joint=True)
+            rest = [
+                x._replace(deny=won if x.deny is None else x.deny | won) for x, won in zip(entries, first, strict=True)
+            ]
+            others = winners(rest, [count - totals(first).sum()], joint=True)
+            return _joined([a | b for a, b in zip(first, others, strict=True)])
+        return _joined(winners(entries, [count], joint=True))
 
 
 def _had(held: Tensor | None) -> Count:
@@ -213,7 +215,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([part.reshape(1, -1) for part in parts], -1)
 
 
-def best(
+def best_at(
     rule: Competition,
     scores: Leaves,
     like: Leaves,
@@ -221,8 +223,8 @@ def best(
     eligible: Leaves | None,
     absolute: bool = False,
 ) -> Leaves:
-    """Masks of the winners at a sparsity, among the eligible elements."""
-    return rule.keep(rule.fields(like), scores, rule.targets(like, sparsity), eligible, absolute)
+    """Masks of the best units at a sparsity, among the eligible elements."""
+    return rule.best(rule.pools(like), scores, rule.targets(like, sparsity), eligible, absolute)
 
 
 def full(masks: Leaves, like: Leaves, paths: list[str]) -> Leaves:

@@ -86,7 +86,7 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
     """The state after one cycle, in which masks stay inside what is allowed."""
     rule, memory, plan = cycle.rule, cycle.memory, cycle.plan
     leaves, masks = sparse_leaves(state)
-    pools = rule.fields(leaves)
+    pools = rule.pools(leaves)
     if not pools:
         return state
     signed = rule.elementwise and plan is None and cycle.grow_count is None
@@ -97,7 +97,7 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
     active = [_within(rule.active(pool, masks), open_) for pool, open_ in zip(pools, free, strict=True)]
     field = Field(leaves, masks, pools, free, active, totals(active))
     lost, target = _quota(cycle, field, shares, step)
-    stay = rule.win(pools, drops, field.had - lost, list(active), absolute=of_drops)
+    stay = rule.winners(pools, drops, field.had - lost, list(active), absolute=of_drops)
     grew = _grow(cycle, field, grows, of_grows, shares, stay, field.had - lost, target)
     new: Leaves = {}
     old: Leaves = {}
@@ -161,7 +161,7 @@ def _grow(
         scored = [rule.rows(pool, scores) for pool in field.pools]
         wants = torch.split(more, field.groups)
         more = torch.cat([cycle.grow_count(*row) for row in zip(scored, open_, wants, strict=True)])
-    return rule.win(field.pools, scores, more, field.free, list(taken), list(stay), absolute=absolute)
+    return rule.winners(field.pools, scores, more, field.free, list(taken), list(stay), absolute=absolute)
 
 
 def _moved(

@@ -23,7 +23,7 @@ from sparsefn.tree import Leaves, Tree
 from sparsefn.triggers import always, at
 from sparsefn.where import default_where
 
-# (masks of the sparsified leaves, step) -> kept count of each field
+# (masks of the sparsified leaves, step) -> kept count of each pool
 Counts = Callable[[Leaves, Step], list[Count]]
 
 
@@ -48,7 +48,7 @@ def _pruner(
         if allowed is not None:
             masks = {path: mask & full(allowed, leaves, [path])[path] for path, mask in masks.items()}
         open_ = allowed if regrow else masks
-        return with_masks(state, rule.keep(rule.fields(leaves), scores, counts(masks, step), open_, absolute), pruned)
+        return with_masks(state, rule.best(rule.pools(leaves), scores, counts(masks, step), open_, absolute), pruned)
 
     return build_masked(rule, memory, prune, level=level, init=init, where=where, key=key, when=when)
 
@@ -170,12 +170,12 @@ def iterative(
 
     def counts(masks: Leaves, step: Step) -> list[Count]:
         kept: list[Count] = []
-        for field in rule.fields(masks):
-            remain = totals([rule.active(field, masks)])
+        for pool in rule.pools(masks):
+            remain = totals([rule.active(pool, masks)])
             try:
                 kept.append(remain - checked_count("count", lost(remain, step), remain))
             except ValueError as error:
-                raise ValueError(f"iterative: {error} at {', '.join(map(repr, field))}") from None
+                raise ValueError(f"iterative: {error} at {', '.join(map(repr, pool))}") from None
         return kept
 
     return _pruner(rule, counts, None, score, when, where, key, init, pruned, regrow=False)

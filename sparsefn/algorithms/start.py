@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, best
+from sparsefn.algorithms.competition import Competition, best_at
 from sparsefn.engine.checks import Sparsity, check_call
 from sparsefn.engine.rounding import fraction_at
 from sparsefn.engine.transforms import concrete
@@ -74,7 +74,7 @@ def start_masks(
             for path, leaf in leaves.items()
         }
         sparsity = None if level is None else fraction_at(level, 0)
-        return masks_tree(params, best(rule, scores, leaves, sparsity, allowed))
+        return masks_tree(params, best_at(rule, scores, leaves, sparsity, allowed))
     else:
         known = (
             "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', an algorithm, a function of "
@@ -97,9 +97,9 @@ def _drawn(leaves: Leaves, rule: Competition, sparsity: Sparsity, key: Tensor) -
     if rule.pattern.fixed is not None:
         raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
     masks: Leaves = {}
-    for field, count in zip(rule.fields(leaves), rule.targets(leaves, sparsity), strict=True):
-        size = sum(math.prod(rule.row_shape(leaves[path])) for path in field)
-        for path in field:
+    for pool, count in zip(rule.pools(leaves), rule.targets(leaves, sparsity), strict=True):
+        size = sum(math.prod(rule.row_shape(leaves[path])) for path in pool)
+        for path in pool:
             leaf, shape = leaves[path], rule.row_shape(leaves[path])
             total = torch.as_tensor(count, device=leaf.device)
             total = total.sum() if total.ndim else total * (1 if rule.joint else shape[0])

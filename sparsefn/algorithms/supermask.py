@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, best
+from sparsefn.algorithms.competition import Competition, best_at
 from sparsefn.algorithms.frame import checked, own_params, sparse_leaves, with_masks
 from sparsefn.budgets import Distribution, per_leaf, uniform
 from sparsefn.engine.checks import check_call, check_trigger
@@ -93,7 +93,7 @@ def supermask(
             _check_score("link to give scores", path, value, leaves[path])
         if not drawn:
             sparsity = None if level is None else fraction_at(level, step)
-            return with_masks(state, best(rule, values, leaves, sparsity, None), "keep")
+            return with_masks(state, best_at(rule, values, leaves, sparsity, None), "keep")
         keys = {path: random.leaf_key(state.key, path, draw) for path in values}
         return with_masks(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
 

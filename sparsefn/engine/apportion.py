@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 
 from sparsefn.engine.numbers import where
-from sparsefn.engine.selection.reference import rank_keys, top
+from sparsefn.engine.selection.winners import Entry, winners
 from sparsefn.engine.transforms import constant, known
 
 Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
@@ -58,7 +58,7 @@ def apportion(
 
 @constant
 def _numbers(shares: tuple[Any, ...], total: Any, caps: tuple[Any, ...]) -> tuple[int, ...]:
-    # Under compile this is computed while tracing: a budget of Python numbers is neither in the graph nor fake.
+    # Under compile this runs while tracing, on real tensors: a budget of Python numbers is not in the graph.
     with _disable_current_modes() if is_in_torch_dispatch_mode() else contextlib.nullcontext():
         return tuple(int(n) for n in _fill(shares, caps, total))
 
@@ -90,8 +90,8 @@ def _vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
 
 
 def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
-    # Leaves fill up in the order of caps/shares; the level is the amount that the others get for a share of 1. A leaf
-    # without a share has no cap here.
+    # Leaves fill up in the order of caps/shares; the level is what the others get for a share of 1. A leaf of share 0
+    # has a cap of 0 here.
     if not shares.shape[0]:
         return shares
     fills_at = torch.where(shares > 0, caps / shares, torch.inf)
@@ -108,5 +108,5 @@ def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
     quota = torch.where(fills_at <= water, caps, torch.minimum(shares * water, caps))
     whole = quota.floor()
     missing = (total - whole.sum()).to(torch.int64)
-    keys = rank_keys(quota - whole, whole < caps)
-    return whole + top(keys.reshape(1, -1), missing.clamp(min=0))[0]
+    (one_more,) = winners([Entry((quota - whole).reshape(1, -1), (whole < caps).reshape(1, -1))], [missing])
+    return whole + one_more[0]

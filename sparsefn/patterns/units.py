@@ -1,11 +1,11 @@
-"""Tensors as rows of units: the one mechanism behind every pattern."""
+"""Tensors as rows of units, and back: the one mechanism behind every pattern."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from sparsefn.engine.pooling import Pooling, pool, split
 from sparsefn.patterns.kinds import Box, Pattern
 
 Flags = TypeVar("Flags", Tensor, Tensor | None)
+Tensors: TypeAlias = tuple[Tensor, ...]
 
 _SLAB = 1 << 18  # elements that are laid out anew at a time: few enough for a core's cache
 
@@ -60,7 +61,7 @@ def _units(pattern: Pattern, shape: Box) -> Box:
     return shape if _single(box) else _grid(shape, box)
 
 
-def over_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor]) -> Tensor:
+def over_boxes(x: Tensor, box: Box, fn: Callable[..., Tensor], *others: Tensor) -> Tensor:
     """A function of (boxes, elements) at each box of x, whose far borders may be partial boxes.
 
     >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.sum(-1))
@@ -69,46 +70,50 @@ def over_boxes(x: Tensor, box: Box, fn: Callable[[Tensor], Tensor]) -> Tensor:
     tensor([[1., 2., 1.],
             [3., 4., 2.]])
 
-    It gives a number a box, laid out as their grid, or one an element. It gets contiguous rows, of a large CPU tensor
-    some at a time: what it says of one must not depend on the others.
+    The function returns one number a box, which are laid out as the grid of boxes, or one an element. It gets
+    contiguous rows, and those of `others`, tensors of the shape of x, at the same boxes. Of a large CPU tensor it gets
+    some boxes at a time, so what it returns for one must not depend on the others.
     """
-    return _over_parts(x, box, partial(pool, how=fn) if isinstance(fn, Pooling) else partial(_of_whole_boxes, fn), 0)
+    if isinstance(fn, Pooling):
+        return _over_parts((x,), box, lambda parts, box: pool(parts[0], box, fn), 0)
+    return _over_parts((x, *others), box, partial(_of_whole_boxes, fn), 0)
 
 
-def _over_parts(x: Tensor, box: Box, fn: Callable[[Tensor, Box], Tensor], dim: int) -> Tensor:
-    # A function of tensors that boxes fill, at the inner part of x and at its borders.
-    if dim == x.ndim:
-        return fn(x, box)
-    size, edge = x.shape[dim], x.shape[dim] % box[dim]
+def _over_parts(xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim: int) -> Tensor:
+    # A function of tensors that boxes fill, at the inner parts of xs and at their borders.
+    if dim == xs[0].ndim:
+        return fn(xs, box)
+    size, edge = xs[0].shape[dim], xs[0].shape[dim] % box[dim]
     if not edge:
-        return _over_parts(x, box, fn, dim + 1)
+        return _over_parts(xs, box, fn, dim + 1)
     border = (*box[:dim], edge, *box[dim + 1 :])
-    last = _over_parts(x.narrow(dim, size - edge, edge), border, fn, dim + 1)
+    last = _over_parts(tuple(x.narrow(dim, size - edge, edge) for x in xs), border, fn, dim + 1)
     if size < box[dim]:
         return last
-    return torch.cat([_over_parts(x.narrow(dim, 0, size - edge), box, fn, dim + 1), last], dim)
+    inner = tuple(x.narrow(dim, 0, size - edge) for x in xs)
+    return torch.cat([_over_parts(inner, box, fn, dim + 1), last], dim)
 
 
-def _of_whole_boxes(fn: Callable[[Tensor], Tensor], x: Tensor, box: Box) -> Tensor:
-    if visible(x) is not None and not x.requires_grad and x.numel() > _SLAB:
-        return _by_slabs(fn, x, box)
-    shape, out = tuple(x.shape), fn(_boxes(x, box).contiguous())
+def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
+    x = xs[0]
+    if x.numel() > _SLAB and all(visible(x) is not None and not x.requires_grad for x in xs):
+        return _by_slabs(fn, xs, box)
+    shape, out = tuple(x.shape), fn(*(_boxes(x, box).contiguous() for x in xs))
     one_each = out.ndim == 1 or out.shape[1] == 1
     return out.reshape(_grid(shape, box)) if one_each else _unboxes(out, box, shape)
 
 
-def _by_slabs(fn: Callable[[Tensor], Tensor], x: Tensor, box: Box) -> Tensor:
-    parts, size = split(x, box), math.prod(box)
-    grid = parts.shape[: x.ndim]
+def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
+    parts, size, shape = [split(x, box) for x in xs], math.prod(box), xs[0].shape
+    grid = parts[0].shape[: len(shape)]
     # Threads wait for each other after every operation, for long on a busy machine: for them slabs are few and large.
     most = _SLAB if torch.get_num_threads() == 1 else 16 * _SLAB
     result: Tensor | None = None
     for at in slabs(grid, max(1, most // size)):
-        slab = parts[at]
-        out = fn(slab.reshape(-1, size).contiguous())
+        out = fn(*(part[at].reshape(-1, size).contiguous() for part in parts))
         one_each = out.ndim == 1 or out.shape[1] == 1
         if result is None:
-            result = out.new_empty(grid if one_each else x.shape)
+            result = out.new_empty(grid if one_each else shape)
             target = result if one_each else split(result, box)
         target[at] = out.reshape(target[at].shape)
     assert result is not None
@@ -148,7 +153,7 @@ def row_shape(pattern: Pattern, shape: Box) -> tuple[int, int]:
 
 
 def to_columns(pattern: Pattern, x: Tensor) -> Tensor | None:
-    """Elements as (rows, units of a group, columns) where each group lies along one dimension, else None.
+    """Elements as (rows, units of a group, columns) where each of several groups lies along one dimension, else None.
 
     >>> to_columns(sf.patterns.nm(1, 2, axis=0), torch.ones(4, 3)).shape
     torch.Size([2, 2, 3])
@@ -160,7 +165,7 @@ def to_columns(pattern: Pattern, x: Tensor) -> Tensor | None:
         return None
     group = pattern.group(shape)
     along = [d for d, size in enumerate(group) if size != 1]
-    if len(along) != 1 or not group[along[0]]:
+    if len(along) != 1 or not group[along[0]] or group == shape:
         return None
     d, units = along[0], group[along[0]]
     return x.reshape(math.prod(shape[:d]) * (shape[d] // units), units, math.prod(shape[d + 1 :]))
@@ -173,7 +178,7 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
     tensor([[0., 1., 2., 3.],
             [4., 5., 6., 7.]])
 
-    Without a gradient where units are reduced: what is chosen has none. Scores of 16 bits are reduced in 32.
+    The result has no gradient where units are reduced: a mask has none. 16-bit scores are reduced in 32 bits.
     """
     if pattern.reduce is None:
         return _boxes(x, pattern.group(tuple(x.shape)))
@@ -184,13 +189,13 @@ def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | No
         x = over_boxes(
             x.detach(), box, (lambda rows: fn(rows.float())) if short and not isinstance(fn, Pooling) else fn
         )
-    else:  # some reductions refuse nothing: a maximum of it does not exist
+    else:  # some reductions refuse empty tensors: there is no maximum
         x = x.new_zeros(_grid(shape, box), dtype=torch.float32 if short else x.dtype)
     return _boxes(x, pattern.group(tuple(x.shape)))
 
 
 def active_rows(pattern: Pattern, mask: Tensor) -> Tensor:
-    """Which units are kept, as (groups, units of a group): those that have more than a pruned unit has left.
+    """Which units are kept, as (groups, units of a group): a kept unit has more elements than a pruned one keeps.
 
     >>> mask = torch.tensor([True, True, True, False])
     >>> active_rows(sf.patterns.block((2,)), mask), active_rows(sf.patterns.block((2,), zeros=1), mask)
@@ -199,21 +204,18 @@ def active_rows(pattern: Pattern, mask: Tensor) -> Tensor:
     lost = pattern.zeros
     if pattern.reduce is None or not mask.numel():
         return to_rows(pattern, mask)
-    kept = _over_parts(
-        mask,
-        pattern.unit(tuple(mask.shape)),
-        lambda part, box: (
-            pool(part, box, Pooling("max"))
-            if lost is None
-            else pool(part, box, Pooling("sum")) > max(math.prod(box) - lost, 0)
-        ),
-        0,
-    )
+
+    def is_active(parts: Tensors, box: Box) -> Tensor:
+        if lost is None:
+            return pool(parts[0], box, Pooling("max"))
+        return pool(parts[0], box, Pooling("sum")) > max(math.prod(box) - lost, 0)
+
+    kept = _over_parts((mask,), pattern.unit(tuple(mask.shape)), is_active, 0)
     return _boxes(kept, pattern.group(tuple(kept.shape)))
 
 
 def allowed_rows(pattern: Pattern, like: Tensor, eligible: Flags) -> Flags:
-    """Those of the eligible units, (groups, units of a group), that the pattern may keep; None means all units.
+    """The eligible units that the pattern may keep, as (groups, units of a group); None means all units.
 
     >>> allowed_rows(sf.patterns.nearly_diagonal(1), torch.zeros(2, 2), None)
     tensor([[ True, False, False,  True]])
@@ -236,18 +238,20 @@ def fixed_count(pattern: Pattern, shape: Box) -> int | Tensor | None:
 
 
 def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
-    """Spread rows of units over the elements of a tensor of this shape: the inverse of `to_rows`.
+    """Spread rows of units over the elements of a tensor of this shape: the inverse of `to_rows` and `to_columns`.
 
     >>> from_rows(sf.patterns.block((2, 2)), torch.tensor([[True, False]]), (2, 3))
     tensor([[ True,  True, False],
             [ True,  True, False]])
     """
+    if rows.ndim == 3:
+        return rows.reshape(shape)
     box = pattern.unit(shape)
-    plain = _single(box)
-    grid = shape if plain else _grid(shape, box)
+    single = _single(box)
+    grid = shape if single else _grid(shape, box)
     x = _unboxes(rows, pattern.group(grid), grid)
-    if not plain:
-        for dim in reversed(range(len(shape))):  # what is large is then made last, from whole rows
+    if not single:
+        for dim in reversed(range(len(shape))):  # the largest result is then made last, from whole rows
             x = _repeated(x, dim, box[dim], shape[dim])
     return x.contiguous()  # not a view of the rows: the strides of a state's masks are what compiled code sees
 

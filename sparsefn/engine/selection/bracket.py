@@ -1,10 +1,10 @@
-"""The k best of very many scores in memory: a bracket from a sample, one pass in blocks, an exact finish.
+"""The k best of very many scores: a bracket from a sample, one pass in blocks, an exact finish.
 
-A strided sample brackets the threshold. One pass writes what is surely above straight into the mask and collects the
-few scores inside the bracket, of which the best are found by a partition. What a sample cannot say is counted: where
-the bracket was wrong it moves, and where too many are inside, some of them are the next sample. So the sample decides
-about speed alone. A value that very many scores share, as the zeros of a tensor that was pruned before, is tried as
-the threshold by itself: its entries are never collected.
+A strided sample brackets the threshold. One pass writes the units above the bracket straight into the mask and
+collects the few scores inside it; a partition finds the best of those. Counts then say whether the sample was right:
+where it was not, the bracket moves and the pass is made again, and where too many scores are inside, some of them are
+the next sample. So the sample decides about speed alone. A value that very many scores share, as the zeros of a
+pruned tensor, is tried as the threshold by itself: its units are never collected.
 """
 
 from __future__ import annotations
@@ -17,40 +17,39 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsefn.engine.memory import Array
-from sparsefn.engine.selection.entries import Part, Passes, Room, bar, cut, open_count, passes_over
+from sparsefn.engine.selection.entries import Arrays, Scratch, Work, bar, cut, open_count, work_on
 
 _SORTED = 1 << 11  # so many are sorted sooner than partitioned
-SMALL = 1 << 15  # no more scores than this are looked at all at once
+SMALL = 1 << 15  # so many scores are not sampled but partitioned at once
 _SURE = 2.5  # standard deviations of a rank in the sample on either side; a miss costs another pass
-_FEW = 7  # as many equal ones around the wanted rank are chance
+_FEW = 7  # so many equal scores around the wanted rank are chance
 _CROWDED = 32  # one score in so many is collected, if more are inside the bracket
 _MOST = 1 << 16  # so many are collected in any case
 _HEAVY = 32  # a value that more than one in so many of the sample have is tried by itself
 
 
-@np.errstate(all="ignore")  # a signalling NaN is as any other
-def select(parts: Sequence[Part], k: int, absolute: bool = False) -> None:
-    """Write into each `out` who is among the k best of all parts: larger first, NaN last, then the earlier.
+@np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
+def write_best(competitors: Sequence[Arrays], k: int) -> None:
+    """Write into each `out` the mask of the k best of all flat entries: larger first, NaN last, then the earlier.
 
-    >>> from sparsefn.engine.selection import entries
-    >>> from sparsefn.engine.selection import bracket
-    >>> part = entries.part(torch.tensor([1.0, float("nan"), -3.0]))
-    >>> bracket.select([part], 1, absolute=True)
-    >>> part.out
+    >>> from sparsefn.engine.selection import bracket, entries
+    >>> at = entries.arrays(entries.Entry(torch.tensor([1.0, float("nan"), -3.0]), absolute=True))
+    >>> bracket.write_best([at], 1)
+    >>> at.out
     array([False, False,  True])
 
-    With `absolute` the scores are absolute values. Where fewer than k may win, all of them do.
+    Where fewer than k compete, all of them win.
     """
     if k <= 0:
-        for at in parts:
+        for at in competitors:
             at.out[:] = False
-    elif sum(at.out.size for at in parts) <= SMALL:
-        _at_once(parts, k, absolute)
+    elif sum(at.out.size for at in competitors) <= SMALL:
+        _at_once(competitors, k)
     else:
-        total = sum(open_count(at) for at in parts)
+        total = sum(open_count(at) for at in competitors)
         if k < total:
-            return _search(parts, k / total, k, absolute)
-        for at in parts:
+            return _search(competitors, k / total, k)
+        for at in competitors:
             at.out[:] = True
             bar(at, 0, at.out.size, at.out)
 
@@ -118,12 +117,12 @@ class _Bracket(NamedTuple):
 
     @property
     def reaches(self) -> Callable[..., Array]:
-        """The comparison with `low` that says who is not below."""
+        """The comparison with `low` that is true of scores which are not below."""
         return np.greater if self.low_open else np.greater_equal
 
     @property
     def exceeds(self) -> Callable[..., Array]:
-        """The comparison with `high` that says who is above."""
+        """The comparison with `high` that is true of scores which are above."""
         return np.greater_equal if self.high_open else np.greater
 
     def has(self, values: Array) -> Array:
@@ -132,27 +131,27 @@ class _Bracket(NamedTuple):
         return inside
 
 
-def _search(parts: Sequence[Part], share: float, k: int, absolute: bool) -> None:
-    passes = passes_over(parts, absolute)
-    sample, known, reach = _sample(passes), _Bracket(), _SURE
+def _search(competitors: Sequence[Arrays], share: float, k: int) -> None:
+    work = work_on(competitors)
+    sample, known, reach = _sample(work), _Bracket(), _SURE
     while True:
         bracket, section = _window(sample, share, reach, known)
         value = _heavy(sample, section)
         if value is not None:
-            counts = passes.run(partial(_compare, value))
+            counts = work.run(partial(_compare, value))
             above, equal = (sum(column) for column in zip(*counts, strict=True))
             if above <= k <= above + equal:
-                return _fill(passes, k - above, value)
+                return _fill(work, k - above, value)
             if k < above:
                 known = known._replace(low=value, low_open=True)
             else:
                 known = known._replace(high=value, high_open=True)
             continue
-        found = passes.run(partial(_collect, bracket, [max(passes.size // _CROWDED, _MOST)]))
+        found = work.run(partial(_collect, bracket, [max(work.size // _CROWDED, _MOST)]))
         need, inside = k - sum(above for above, *_ in found), sum(count for _, count, *_ in found)
         values = np.concatenate([scores for *_, scores in found])
         if 0 <= need <= inside == values.size:
-            return _finish(passes.parts, [places for *_, places, _ in found], best(values, need))
+            return _finish(work.entries, [places for *_, places, _ in found], best(values, need))
         if 0 <= need <= inside:  # too many to collect: the scores that were are a closer sample
             known, sample, share, reach = bracket, values[:: values.size >> 15 | 1].copy(), need / inside, _SURE
             del found, values  # before the next are collected
@@ -162,21 +161,21 @@ def _search(parts: Sequence[Part], share: float, k: int, absolute: bool) -> None
         elif bracket.low > -math.inf:
             known = known._replace(high=bracket.low, high_open=True)
         else:  # all numbers win
-            passes.run(_numbers)
-            return _fill(passes, need - inside, math.nan)
+            work.run(_numbers)
+            return _fill(work, need - inside, math.nan)
         reach *= 8
 
 
-def _sample(passes: Passes) -> Array:
-    # Every so-maniest of the scores that may win, NaN as -inf.
-    wanted = 1 << 13 if passes.size < 1 << 20 else 1 << 14 if passes.size < 1 << 23 else 1 << 16
-    step = passes.size // wanted | 1  # odd, as rows of a matrix mostly have even lengths
+def _sample(work: Work) -> Array:
+    # Every `step`-th score that competes, NaN as -inf.
+    wanted = 1 << 13 if work.size < 1 << 20 else 1 << 14 if work.size < 1 << 23 else 1 << 16
+    step = work.size // wanted | 1  # odd, as rows of a matrix mostly have even lengths
     drawn, first = [], 0
-    for group in passes.groups:
-        room = passes.room(group)
-        for at in group:
+    for share in work.shares:
+        scratch = work.scratch(share)
+        for at in share:
             some = cut(at, slice(first, None, step))
-            scores = room.read(some, slice(None), np.empty(some.out.size, room.scores.dtype))
+            scores = scratch.read(some, slice(None), np.empty(some.out.size, scratch.scores.dtype))
             if at.allow is not None or at.deny is not None:
                 flags = np.ones(scores.size, np.bool_)
                 bar(some, 0, scores.size, flags)
@@ -211,10 +210,10 @@ def _heavy(sample: Array, section: Array) -> float | None:
     return next((float(x) for x in likely if np.count_nonzero(sample == x) * _HEAVY > sample.size), None)
 
 
-def _compare(value: float, at: Part, room: Room) -> tuple[int, int]:
-    # How many are above a value and how many are equal; those above go into the mask.
+def _compare(value: float, at: Arrays, scratch: Scratch) -> tuple[int, int]:
+    # How many scores are above a value and how many are equal to it; the units above go into the mask.
     above = equal = 0
-    for start, stop, scores, winners, flags in room.blocks(at):
+    for start, stop, scores, winners, flags in scratch.blocks(at):
         np.greater(scores, value, out=winners)
         np.equal(scores, value, out=flags)
         bar(at, start, stop, winners)
@@ -224,17 +223,18 @@ def _compare(value: float, at: Part, room: Room) -> tuple[int, int]:
     return above, equal
 
 
-def _numbers(at: Part, room: Room) -> None:
-    for start, stop, scores, winners, _ in room.blocks(at):
+def _numbers(at: Arrays, scratch: Scratch) -> None:
+    for start, stop, scores, winners, _ in scratch.blocks(at):
         np.equal(scores, scores, out=winners)
         bar(at, start, stop, winners)
 
 
-def _collect(bracket: _Bracket, spare: list[int], at: Part, room: Room) -> tuple[int, int, Array, Array]:
-    # How many are above the bracket, which go into the mask, and inside, with the places and scores of those. They are
-    # collected while places are to spare, for all threads together; a count that these miss costs memory alone.
-    above, inside, places, values = 0, 0, [np.empty(0, np.int64)], [room.scores[:0]]
-    for start, stop, scores, winners, flags in room.blocks(at):
+def _collect(bracket: _Bracket, spare: list[int], at: Arrays, scratch: Scratch) -> tuple[int, int, Array, Array]:
+    # How many scores are above the bracket, whose units go into the mask, and how many inside, with their places and
+    # values. No more than `spare` are collected, by all threads together: threads that read it at the same moment
+    # collect some more, which costs memory alone.
+    above, inside, places, values = 0, 0, [np.empty(0, np.int64)], [scratch.scores[:0]]
+    for start, stop, scores, winners, flags in scratch.blocks(at):
         bracket.exceeds(scores, bracket.high, out=winners)
         bracket.reaches(scores, bracket.low, out=flags)
         np.bitwise_xor(flags, winners, out=flags)
@@ -253,19 +253,19 @@ def _collect(bracket: _Bracket, spare: list[int], at: Part, room: Room) -> tuple
     return above, inside, np.concatenate(places), np.concatenate(values)
 
 
-def _finish(parts: Sequence[Part], places: Sequence[Array], keep: Array) -> None:
+def _finish(competitors: Sequence[Arrays], places: Sequence[Array], keep: Array) -> None:
     first = 0
-    for at, found in zip(parts, places, strict=True):
+    for at, found in zip(competitors, places, strict=True):
         at.out[found[keep[first : first + found.size]]] = True
         first += found.size
 
 
-def _fill(passes: Passes, missing: int, value: float) -> None:
-    # The first so many of those that have the value win, too; NaN stands for all NaN.
-    for group in passes.groups:
-        room = passes.room(group)
-        for at in group:
-            for start, stop, scores, winners, flags in room.blocks(at):
+def _fill(work: Work, missing: int, value: float) -> None:
+    # The first `missing` units that have the value win as well; NaN stands for every NaN.
+    for share in work.shares:
+        scratch = work.scratch(share)
+        for at in share:
+            for start, stop, scores, winners, flags in scratch.blocks(at):
                 if missing <= 0:
                     return
                 np.not_equal(scores, scores, out=flags) if math.isnan(value) else np.equal(scores, value, out=flags)
@@ -278,17 +278,21 @@ def _fill(passes: Passes, missing: int, value: float) -> None:
                 missing -= count
 
 
-def _at_once(parts: Sequence[Part], k: int, absolute: bool) -> None:
-    places, values = [], []
-    for at in parts:
-        scores = at.narrow.float().numpy() if at.wide is None else at.wide  # type: ignore[union-attr]
-        open_ = at.allow if at.deny is None else ~at.deny if at.allow is None else np.greater(at.allow, at.deny)
-        if open_ is not None:
-            places.append(np.flatnonzero(open_))
-            scores = scores[places[-1]]
-        else:
-            places.append(np.arange(scores.size))
+def _at_once(competitors: Sequence[Arrays], k: int) -> None:
+    values, flags = [], []
+    for wide, narrow, allow, deny, _, absolute in competitors:
+        scores: Array = narrow.float().numpy() if wide is None else wide  # type: ignore[union-attr]
+        open_ = allow if deny is None else ~deny if allow is None else np.greater(allow, deny)
+        scores = scores if open_ is None else scores[open_]
+        flags.append(open_)
         values.append(np.abs(scores) if absolute else scores)
-        at.out[:] = False
-    if parts:
-        _finish(parts, places, best(np.concatenate(values) if len(parts) > 1 else values[0], k))
+    keep = best(values[0] if len(values) == 1 else np.concatenate([*values, np.empty(0, np.float32)]), k)
+    first = 0
+    for at, open_, scores in zip(competitors, flags, values, strict=True):
+        own = keep[first : first + scores.size]
+        first += scores.size
+        if open_ is None:
+            at.out[:] = own
+        else:
+            at.out[:] = False
+            at.out[open_] = own

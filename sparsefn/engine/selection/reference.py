@@ -1,7 +1,7 @@
-"""The order of a competition as integers, and winners by operations of fixed shapes: for any device and transform.
+"""The definition of every selection, by torch operations of fixed shapes: keys in the order of units, and top-k.
 
-A competition is ordered by score (larger first), then by lower row-major index. NaN ranks below -inf,
--0.0 equals 0.0. This is the reference; the other modules do the same for scores in memory, and faster.
+Larger scores come first, then the lower row-major index. NaN ranks below -inf, and -0.0 equals 0.0. The other modules
+of this folder choose the same units faster.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _BARRED = {torch.int32: torch.iinfo(torch.int32).min, torch.int64: torch.iinfo(t
 
 
 def rank_keys(scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """Integers in the order of the competition; the least integer bars an entry from it.
+    """Integers in the order of the competition; a unit with the least integer does not compete.
 
     >>> from sparsefn.engine.selection.reference import rank_keys
     >>> keys = rank_keys(torch.tensor([0.0, -0.0, float("nan"), -float("inf"), 1.0]))
@@ -45,14 +45,14 @@ def joint_keys(scores: list[Tensor], eligible: list[Tensor | None]) -> Tensor:
     return torch.cat(keys, -1)
 
 
-def top(keys: Tensor, k: int | Tensor) -> Tensor:
-    """Bool mask of the k largest keys of each row; barred entries never win, so k is an upper bound.
+def top_of_rows(keys: Tensor, k: int | Tensor) -> Tensor:
+    """Bool mask of the k largest keys of each row; units that do not compete never win, so k is an upper bound.
 
-    >>> from sparsefn.engine.selection.reference import top
-    >>> top(torch.tensor([[3, 1, 2]], dtype=torch.int32), 2)
+    >>> from sparsefn.engine.selection.reference import top_of_rows
+    >>> top_of_rows(torch.tensor([[3, 1, 2]], dtype=torch.int32), 2)
     tensor([[ True, False,  True]])
 
-    A tensor, 0-d or one a row, is clamped.
+    k is an int, or a tensor with one count for all rows or one a row; it may have any value.
     """
     size = keys.shape[-1]
     open_ = keys > _BARRED[keys.dtype]

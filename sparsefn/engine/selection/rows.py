@@ -1,4 +1,4 @@
-"""The best of each of many rows of scores in memory: partitions of whole blocks of rows."""
+"""Top-k of every row, by partitioning blocks of rows."""
 
 from __future__ import annotations
 
@@ -8,89 +8,105 @@ from typing import Any
 import numpy as np
 
 from sparsefn.engine.memory import BLOCK, Array, each
-from sparsefn.engine.selection.bracket import select, tied
-from sparsefn.engine.selection.entries import Part, Room, cut
+from sparsefn.engine.selection.bracket import tied, write_best
+from sparsefn.engine.selection.entries import Arrays, Scratch, cut
 
-_LONG = 1 << 13  # longer rows are looked at one by one
-_SHORT = 1 << 12  # rows of no more are laid together
-_MANY = 4  # fewer are not worth it
+_LONG = 1 << 13  # longer rows are selected from one by one
+_SHORT = 1 << 12  # single rows of at most this length are stacked, where several have one length
+_MANY = 4  # fewer than this are not worth stacking
 
 _KINDS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
 
-def select_rows(rows: Part, counts: Array, absolute: bool = False) -> None:
-    """Write into `out` who is among the best of its row, as many as its count says: rows as `scan.select` has them.
+def select_rows(rows: Arrays, counts: Array) -> None:
+    """Write into `out` the mask of the best of each row, as many as its count says; the order is that of `write_best`.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.selection import rows
-    >>> from sparsefn.engine.selection import entries
-    >>> table = entries.part(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]]))
+    >>> from sparsefn.engine.selection import entries, rows
+    >>> table = entries.arrays(entries.Entry(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]])))
     >>> rows.select_rows(table, np.array([2, 1]))
     >>> table.out
     array([[False,  True,  True],
            [ True, False, False]])
 
-    Tensors are (rows, width), counts (rows,) integers of any value.
+    Arrays are (rows, width), counts integers of any value: one for all rows, or one a row.
     """
     height, width = rows.out.shape
     if not rows.out.size:
         return
-    if height == 1 or width > _LONG:
+    if height == 1:
+        return write_best([cut(rows, 0)], int(counts.item()))
+    counts = counts if counts.size == height else np.full(height, counts)
+    if width > _LONG:
         for i in range(height):
-            select([cut(rows, i)], int(counts[i]), absolute)
-        return
+            write_best([cut(rows, i)], int(counts[i]))
+    else:
+        _in_blocks(rows, counts.clip(0, width))
+
+
+@np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
+def _in_blocks(rows: Arrays, counts: Array) -> None:
+    height, width = rows.out.shape
     step = max(1, BLOCK // width)
-    double = rows.wide is not None and rows.wide.dtype == np.float64
-    room = Room(min(height, step) * width, absolute, double)
+    scratch = Scratch(min(height, step) * width, rows.wide is not None and rows.wide.dtype == np.float64)
     for start in range(0, height, step):
         at = slice(start, start + step)
         shape = rows.out[at].shape
-        scores = room.read(rows, at, room.scores[: shape[0] * width].reshape(shape))
+        scores = scratch.read(rows, at, scratch.scores[: shape[0] * width].reshape(shape))
         keys = _keys(scores)
         for flags, barring in ((rows.allow, False), (rows.deny, True)):
             if flags is not None:
                 keys[flags[at] == barring] = np.iinfo(keys.dtype).min
-        _winners(keys, np.clip(counts[at], 0, width), rows.out[at])
+        _winners(keys, counts[at], rows.out[at])
 
 
-def select_each(parts: Sequence[Part], counts: Sequence[Array], absolute: bool = False) -> None:
-    """`select_rows` for several tensors, on the threads of torch; many small rows of one width are laid together.
+def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
+    """`select_rows` for several tables, on the threads of torch; many single rows of one length are stacked first.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.selection import rows
-    >>> from sparsefn.engine.selection import entries
-    >>> tensors = [entries.part(torch.tensor([[1.0, 3.0]])), entries.part(torch.tensor([[2.0, 1.0, 0.0]]))]
-    >>> rows.select_each(tensors, [np.array([1]), np.array([1])])
-    >>> [part.out.tolist() for part in tensors]
+    >>> from sparsefn.engine.selection import entries, rows
+    >>> tensors = torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 1.0, 0.0]])
+    >>> tables = [entries.arrays(entries.Entry(scores)) for scores in tensors]
+    >>> rows.select_each([(at, np.array(1)) for at in tables])
+    >>> [at.out.tolist() for at in tables]
     [[[False, True]], [[True, False, False]]]
     """
+    if len(tables) == 1:
+        return select_rows(*tables[0])
     alike: dict[Any, list[int]] = {}
-    for i, at in enumerate(parts):
-        few = at.wide is not None and at.out.shape[0] == 1 and 0 < at.out.size <= _SHORT
-        kind = (at.out.shape, at.wide.dtype, at.allow is None, at.deny is None) if few and at.wide is not None else i
+    for i, (at, _) in enumerate(tables):
+        kind: Any = i
+        if at.wide is not None and at.out.shape[0] == 1 and 0 < at.out.size <= _SHORT:
+            kind = (at.out.size, at.wide.dtype, at.allow is None, at.deny is None, at.absolute)
         alike.setdefault(kind, []).append(i)
     jobs: list[list[int]] = []
     for some in alike.values():
-        height = max(1, BLOCK // max(parts[some[0]].out.size, 1)) if len(some) >= _MANY else 1
+        height = max(1, BLOCK // max(tables[some[0]][0].out.size, 1)) if len(some) >= _MANY else 1
         jobs += [some[first : first + height] for first in range(0, len(some), height)]
 
     def run(group: list[int]) -> None:
         if len(group) == 1:
-            return select_rows(parts[group[0]], counts[group[0]], absolute)
-        rows = _laid_together([parts[i] for i in group])
-        select_rows(rows, np.concatenate([counts[i] for i in group]), absolute)
+            return select_rows(*tables[group[0]])
+        rows = _stacked([tables[i][0] for i in group])
+        select_rows(rows, np.concatenate([tables[i][1].reshape(1) for i in group]))
         for i, won in zip(group, rows.out, strict=True):
-            parts[i].out[0] = won
+            tables[i][0].out[0] = won
 
-    each(run, jobs, sum(at.out.size for at in parts))
+    each(run, jobs, sum(at.out.size for at, _ in tables))
 
 
-def _laid_together(parts: Sequence[Part]) -> Part:
-    return Part(*(None if row[0] is None else np.concatenate(row) for row in zip(*parts, strict=True)))  # type: ignore[arg-type]
+def _stacked(rows: Sequence[Arrays]) -> Arrays:
+    # Arrays of one dtype, all with flags or all without; none is narrow.
+    wide, allow, deny, out = (
+        None if row[0] is None else np.concatenate(row)
+        for row in zip(*((at.wide, at.allow, at.deny, at.out) for at in rows), strict=True)
+    )
+    assert out is not None
+    return Arrays(wide, None, allow, deny, out, rows[0].absolute)
 
 
 def _keys(scores: Array) -> Array:
-    # The integers of `ranks.rank_keys`, but for their values: the order is the same.
+    # Other integers than those of `reference.rank_keys`, in the same order.
     keys = (scores + 0.0).view(_KINDS[scores.dtype])  # -0.0 becomes 0.0
     info = np.iinfo(keys.dtype)
     keys ^= (keys >> (info.bits - 1)) & info.max
@@ -103,7 +119,7 @@ def _winners(keys: Array, counts: Array, out: Array) -> None:
     places = np.minimum(width - counts, width - 1)
     first = int(places[0])
     if (places == first).all():
-        # One place alone takes a faster partition, but 15 times as long on heavy ties.
+        # A partition at one place is faster, but takes 15 times as long where many scores are equal.
         kth = (max(first - 1, 0), first) if tied(keys.reshape(-1)) else first
         threshold = np.partition(keys, kth, axis=1)[:, first, None]
     else:

@@ -1,7 +1,7 @@
-"""Who wins each competition: the one door to selection, with a way for scores in memory and one for all others.
+"""Exact top-k of each row: numpy for CPU tensors, one operator under vmap and compile, fixed-shape torch elsewhere.
 
-Plain CPU tensors are looked at in memory. Where vmap or compile hides it, one operator does the same once
-tensors are plain again. Other devices and exported programs get operations of fixed shapes, which wait for nothing.
+This is the one door to selection: nothing outside this folder imports another module of it. README.md one folder up
+tells which way serves when.
 """
 
 from __future__ import annotations
@@ -16,66 +16,47 @@ from torch import Tensor
 
 from sparsefn.engine.memory import Array, See, check_device, placed, visible, visible_inside
 from sparsefn.engine.selection import bracket, groups, reference
-from sparsefn.engine.selection.entries import flat, part
+from sparsefn.engine.selection.entries import Arrays, arrays, flat, reshaped
+from sparsefn.engine.selection.entries import Entry as Entry
 from sparsefn.engine.selection.rows import select_each
 
 Count: TypeAlias = int | Tensor
-Flags: TypeAlias = Sequence[Tensor | None]
+Counts: TypeAlias = Sequence[Count] | Tensor
 
 _TINY: Array = np.array([1e-45, 0.0], np.float32)
 
 
-def winners(
-    scores: Sequence[Tensor],
-    counts: Sequence[Count] | Tensor,
-    allow: Flags | None = None,
-    deny: Flags | None = None,
-    absolute: bool = False,
-) -> list[Tensor]:
-    """Masks of the best of each row of some tensors, as many as their counts say.
+def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) -> list[Tensor]:
+    """Masks of the best units of each row of some tensors, as many as their counts say.
 
-    >>> from sparsefn.engine.selection import winners
-    >>> winners.winners([torch.tensor([[1.0, 3.0, 3.0, 2.0]])], [1])
-    [tensor([[False,  True, False, False]])]
+    >>> from sparsefn.engine.selection.winners import Entry, winners
+    >>> scores = torch.tensor([[1.0, 3.0, -3.0, 2.0]])
+    >>> winners([Entry(scores), Entry(scores, absolute=True)], [1, 2])
+    [tensor([[False,  True, False, False]]), tensor([[False,  True,  True, False]])]
+    >>> winners([Entry(scores), Entry(scores[:, 2:], absolute=True)], [2], joint=True)
+    [tensor([[False,  True, False, False]]), tensor([[ True, False]])]
 
-    `scores` are floats of shape (rows, width); a count is an int or a tensor, 0-d or (rows,), or one tensor has
-    the counts of all rows end to end. Larger scores win first, then the lower index; NaN ranks below -inf.
-    `allow` and `deny` are bool tensors of the shape of the scores, or None: entries that compete, and that do not.
-    Where fewer may than should, all of them win. With `absolute` scores are absolute values, which are not
-    stored. Raises TypeError for scores that are not floats.
+    Each row of scores (rows, units) is a competition, and each column of each row of scores (rows, units, columns).
+    Its count is an int or an integer tensor of any value: one count an entry, () or (1,), or one a competition,
+    (rows * columns,). One tensor may hold the counts of all competitions end to end. With `joint` there is one
+    competition of all entries, in their order and row-major inside, and one count; nothing is concatenated. Larger
+    scores win first, then the lower index; NaN ranks below -inf. Where fewer units compete than the count says, all
+    of them win. Raises TypeError for scores that are not floats.
     """
-    if len(scores) == 1 and allow is None is deny and scores[0].shape[0] == 1:
-        seen = _alone(scores[0], counts[0], absolute)
-        if seen is not None:
-            return [seen]
-    allowed, denied = _flags(allow, scores), _flags(deny, scores)
-    if not any(leaf.shape[0] > 1 and leaf.shape[1] <= groups.WIDEST for leaf in scores):
-        return _decided(list(scores), counts, allowed, denied, False, absolute)
-    own = list(torch.split(counts, [leaf.shape[0] for leaf in scores])) if isinstance(counts, Tensor) else counts
-    return [
-        groups.top(leaf, _eligible(allow, deny), n, absolute=absolute)
-        if leaf.shape[0] > 1 and leaf.shape[1] <= groups.WIDEST
-        else _decided([leaf], [n], [allow], [deny], False, absolute)[0]
-        for leaf, n, allow, deny in zip(scores, own, allowed, denied, strict=True)
-    ]
-
-
-def joint_winners(
-    scores: Sequence[Tensor],
-    count: Count,
-    allow: Flags | None = None,
-    deny: Flags | None = None,
-    absolute: bool = False,
-) -> list[Tensor]:
-    """Masks of the best of all tensors together: one competition, in their order.
-
-    >>> from sparsefn.engine.selection import winners
-    >>> winners.joint_winners([torch.tensor([[1.0, 3.0]]), torch.tensor([[3.0]])], 1)
-    [tensor([[False,  True]]), tensor([[False]])]
-
-    The tensors are never laid end to end. All else is as in `winners`.
-    """
-    return _decided(list(scores), [count], _flags(allow, scores), _flags(deny, scores), True, absolute)
+    wide = False  # whether columns are to be laid out as rows
+    for scores, *_ in entries:
+        if not scores.is_floating_point():
+            raise TypeError(f"expected floating-point scores, got {scores.dtype}")
+        wide = wide or (scores.ndim == 3 and not _is_narrow(scores.shape))
+    if not entries:
+        return []
+    if wide and not joint:
+        masks = winners([_laid_out(entry) for entry in entries], counts)
+        return [_laid_back(mask, entry.scores.shape) for mask, entry in zip(masks, entries, strict=True)]
+    seen = _in_memory(entries, counts, None, joint, visible)
+    if seen is not None:
+        return seen
+    return _elsewhere([entry._replace(scores=entry.scores.detach()) for entry in entries], counts, joint)
 
 
 def totals(flags: Sequence[Tensor]) -> Tensor:
@@ -92,61 +73,6 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
 
-def _alone(scores: Tensor, count: Count, absolute: bool) -> Tensor | None:
-    # One small competition of plain float32 or float64 scores, without ado.
-    if scores.numel() > bracket.SMALL or scores.dtype not in (torch.float32, torch.float64):
-        return None
-    seen, number = visible(scores), _number(count, visible)
-    if seen is None or number is None or not _TINY[0] > _TINY[1]:
-        return None
-    values = seen[0]
-    keep = bracket.best(
-        np.abs(values) if absolute else values, int(number) if isinstance(number, int) else number.item()
-    )
-    return torch.from_numpy(keep[None])
-
-
-def _flags(flags: Flags | None, scores: Sequence[Tensor]) -> list[Tensor | None]:
-    return [None] * len(scores) if flags is None else list(flags)
-
-
-def _decided(
-    scores: list[Tensor],
-    counts: Sequence[Count] | Tensor,
-    allow: list[Tensor | None],
-    deny: list[Tensor | None],
-    joint: bool,
-    absolute: bool,
-) -> list[Tensor]:
-    for leaf in scores:
-        if not leaf.is_floating_point():
-            raise TypeError(f"expected floating-point scores, got {leaf.dtype}")
-    if not scores:
-        return []
-    seen = _in_memory(scores, counts, allow, deny, joint, absolute)
-    if seen is not None:
-        return seen
-    for leaf, *flags in zip(scores, allow, deny, strict=True):
-        check_device("scores and flags", leaf.device, *flags)
-    if joint:
-        check_device("all scores of one competition", scores[0].device, *scores)
-    scores = [leaf.detach() for leaf in scores]
-    rows = [1] if joint else [leaf.shape[0] for leaf in scores]
-    if torch.compiler.is_exporting() or any(leaf.device.type != "cpu" for leaf in scores):
-        split = torch.split(counts, rows) if isinstance(counts, Tensor) else counts
-        own = [placed(n, leaf.device) for n, leaf in zip(split, scores, strict=False)]
-        return _in_fixed_shapes(scores, own, allow, deny, joint, absolute)
-    whole = counts if isinstance(counts, Tensor) else end_to_end(counts, rows, scores[0].device)
-    counts = placed(whole, scores[0].device)
-    # An operator takes two empty tensors for one memory.
-    some = [i for i, leaf in enumerate(scores) if leaf.numel()]
-    if not joint and len(some) < len(rows):
-        counts = torch.cat([torch.split(counts, rows)[i] for i in some]) if some else counts[:0]
-    kept = [[tensors[i] for i in some] for tensors in (scores, allow, deny)]
-    won = iter(_winners(*kept, counts, joint, absolute) if some else [])
-    return [next(won) if leaf.numel() else torch.zeros_like(leaf, dtype=torch.bool) for leaf in scores]
-
-
 def end_to_end(counts: Sequence[Count], rows: Sequence[int], device: torch.device) -> Tensor:
     """The counts of all rows in one int64 tensor: each is an int or a tensor, 0-d or (rows,).
 
@@ -161,61 +87,146 @@ def end_to_end(counts: Sequence[Count], rows: Sequence[int], device: torch.devic
     return torch.cat([torch.as_tensor(n, dtype=torch.int64, device=device).reshape(-1).expand(r) for n, r in pairs])
 
 
+# ---- shapes --------------------------------------------------------------------------------------
+
+
+def _competitions(shape: Sequence[int]) -> int:
+    return shape[0] * shape[2] if len(shape) == 3 else shape[0]
+
+
+def _is_narrow(shape: Sequence[int]) -> bool:
+    # Whether units are compared one with another, and nothing is sorted.
+    return 0 < shape[1] <= groups.WIDEST and (shape[0] > 1 or (len(shape) == 3 and shape[2] > 1))
+
+
+def _laid_out(entry: Entry) -> Entry:
+    return entry if _is_narrow(entry.scores.shape) else _as_rows(entry)
+
+
+def _as_rows(entry: Entry) -> Entry:
+    # The entry as (rows, units): the units of a column then follow one another.
+    if entry.scores.ndim == 2:
+        return entry
+    scores, allow, deny = (
+        None if x is None else x.transpose(1, 2).reshape(_competitions(x.shape), x.shape[1]) for x in entry[:3]
+    )
+    assert scores is not None
+    return Entry(scores, allow, deny, entry.absolute)
+
+
+def _laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
+    if mask.ndim == len(shape):
+        return mask
+    return mask.reshape(shape[0], shape[2], shape[1]).transpose(1, 2).contiguous()
+
+
+# ---- visible memory ------------------------------------------------------------------------------
+
+
 def _in_memory(
-    scores: list[Tensor],
-    counts: Sequence[Count] | Tensor,
-    allow: list[Tensor | None],
-    deny: list[Tensor | None],
-    joint: bool,
-    absolute: bool,
-    see: See = visible,
+    entries: Sequence[Entry], counts: Counts, spans: Sequence[int] | None, joint: bool, see: See
 ) -> list[Tensor] | None:
-    if isinstance(counts, Tensor):
-        whole = see(counts)
-        if whole is None:
-            return None
-        ends = np.cumsum([0, *(1 if joint else leaf.shape[0] for leaf in scores)]).tolist()
-        numbers: list[int | Array | None] = [whole[a:b] for a, b in pairwise(ends)]
-    else:
-        numbers = [_number(count, see) for count in counts]
-    parts = [part(*fields, see) for fields in zip(scores, allow, deny, strict=True)]
-    if any(x is None for x in (*numbers, *parts)) or not _TINY[0] > _TINY[1]:  # subnormal numbers count as zero here
+    numbers = _numbers(entries, counts, spans, joint, see)
+    if numbers is None or not _TINY[0] > _TINY[1]:  # this thread counts subnormal numbers as zero
         return None
-    seen = [at for at in parts if at is not None]
+    seen: list[Arrays] = []
+    for entry in entries:
+        at = arrays(entry, see)
+        if at is None:
+            return None
+        seen.append(at)
     if joint:
-        bracket.select([flat(at) for at in seen], np.asarray(numbers[0]).item(), absolute)
+        bracket.write_best([flat(at) for at in seen], int(numbers[0].item()))
     else:
-        select_each(seen, [np.full(at.out.shape[:1], n) for at, n in zip(seen, numbers, strict=True)], absolute)
+        rest = []
+        for at, n in zip(seen, numbers, strict=True):
+            if _is_narrow(at.out.shape):
+                groups.top_of_groups(at if at.out.ndim == 3 else reshaped(at, (*at.out.shape, 1)), n)
+            else:
+                rest.append((at, n))
+        if rest:
+            select_each(rest)
     return [torch.from_numpy(at.out) for at in seen]
 
 
-def _number(count: Count, see: See) -> int | Array | None:
-    if isinstance(count, int):
-        return count
-    seen = see(count)
-    return None if seen is None else seen.reshape(-1)
+def _numbers(
+    entries: Sequence[Entry], counts: Counts, spans: Sequence[int] | None, joint: bool, see: See
+) -> list[Array] | None:
+    # The counts of each entry, one or one a competition.
+    if not isinstance(counts, Tensor):
+        numbers: list[Array] = []
+        for count in counts:
+            seen = np.array(count) if isinstance(count, int) else see(count)
+            if seen is None:
+                return None
+            numbers.append(seen)
+        return numbers
+    whole = see(counts)
+    if whole is None:
+        return None
+    ends = np.cumsum([0, *(spans or _spans(entries, joint))]).tolist()
+    return [whole[a:b] for a, b in pairwise(ends)]
 
 
-def _in_fixed_shapes(
-    scores: list[Tensor],
-    counts: Sequence[Count],
-    allow: list[Tensor | None],
-    deny: list[Tensor | None],
-    joint: bool,
-    absolute: bool,
-) -> list[Tensor]:
-    if absolute:
-        scores = [leaf.abs() for leaf in scores]
-    eligible = [_eligible(a, d) for a, d in zip(allow, deny, strict=True)]
-    if not joint:
-        keys = [reference.rank_keys(leaf, flags) for leaf, flags in zip(scores, eligible, strict=True)]
-        return [reference.top(key, count) for key, count in zip(keys, counts, strict=True)]
-    won = reference.top(reference.joint_keys(scores, eligible), counts[0])
-    parts = torch.split(won.reshape(-1), [leaf.numel() for leaf in scores])
+def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
+    return [1] if joint else [_competitions(entry.scores.shape) for entry in entries]
+
+
+# ---- other devices, transforms and programs -------------------------------------------------------
+
+
+def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Tensor]:
+    device = entries[0].scores.device
+    for scores, *flags, _ in entries:
+        check_device("scores and flags", scores.device, *flags)
+        if joint:
+            check_device("all scores of one competition", device, scores)
+    exported = torch.compiler.is_exporting() or any(entry.scores.device.type != "cpu" for entry in entries)
+    fused = [exported or (torch.compiler.is_compiling() and not joint and _is_few(entry.scores)) for entry in entries]
+    # An operator takes two empty tensors for one memory.
+    left = [i for i, entry in enumerate(entries) if not fused[i] and entry.scores.numel()]
+    if isinstance(counts, Tensor) and len(left) == len(entries):
+        return _by_operator(entries, placed(counts, device), _spans(entries, joint), joint)
+    split = torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
+    own = [placed(n, entry.scores.device) for n, entry in zip(split, entries, strict=False)]
+    if exported and joint:
+        return _jointly(entries, own[0])
+    won = {i: _of_rows(entries[i], own[i]) for i in range(len(entries)) if fused[i]}
+    if left:
+        some = own if joint else [own[i] for i in left]
+        spans = [n.numel() if isinstance(n, Tensor) else 1 for n in some]
+        masks = _by_operator([entries[i] for i in left], end_to_end(some, spans, device), spans, joint)
+        won |= dict(zip(left, masks, strict=True))
+    return [won[i] if i in won else torch.zeros_like(x.scores, dtype=torch.bool) for i, x in enumerate(entries)]
+
+
+def _is_few(scores: Tensor) -> bool:
+    return _is_narrow(scores.shape) and scores.shape[1] <= groups.PAIRED
+
+
+def _of_rows(entry: Entry, count: Count) -> Tensor:
+    # By operations of fixed shapes.
+    few, shape = _is_few(entry.scores), entry.scores.shape
+    entry = entry if few else _as_rows(entry)
+    eligible = _eligible(entry)
+    keys = reference.rank_keys(entry.scores.abs() if entry.absolute else entry.scores, eligible)
+    if not few:
+        return _laid_back(reference.top_of_rows(keys, count), shape)
+    if isinstance(count, Tensor):
+        count = count.reshape(()) if count.numel() == 1 else count.reshape(shape[0], *shape[2:])
+    won = groups.top_by_pairs(keys, count)
+    return won if eligible is None else won & eligible
+
+
+def _jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
+    scores = [entry.scores.abs() if entry.absolute else entry.scores for entry in entries]
+    keys = reference.joint_keys(scores, [_eligible(entry) for entry in entries])
+    parts = torch.split(reference.top_of_rows(keys, count).reshape(-1), [leaf.numel() for leaf in scores])
     return [mask.reshape(leaf.shape) for mask, leaf in zip(parts, scores, strict=True)]
 
 
-def _eligible(allow: Tensor | None, deny: Tensor | None) -> Tensor | None:
+def _eligible(entry: Entry) -> Tensor | None:
+    _, allow, deny, _ = entry
     if deny is None:
         return allow
     return ~deny if allow is None else allow & ~deny
@@ -224,56 +235,69 @@ def _eligible(allow: Tensor | None, deny: Tensor | None) -> Tensor | None:
 # ---- the operator --------------------------------------------------------------------------------
 
 
+def _by_operator(entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool) -> list[Tensor]:
+    scores, allow, deny, absolute = (list(column) for column in zip(*entries, strict=True))
+    masks: list[Tensor] = _operator(scores, allow, deny, absolute, counts, spans, joint)
+    return masks
+
+
 @torch.library.custom_op("sparsefn::winners", mutates_args=())
-def _winners(
+def _operator(
     scores: Sequence[Tensor],
     allow: Sequence[Tensor | None],
     deny: Sequence[Tensor | None],
+    absolute: Sequence[bool],
     counts: Tensor,
+    spans: Sequence[int],
     joint: bool,
-    absolute: bool,
 ) -> list[Tensor]:
-    """Masks like the scores, with the counts of all rows end to end, or the one count."""
-    seen = _in_memory(list(scores), counts, list(allow), list(deny), joint, absolute, visible_inside)
-    if seen is not None:
-        return seen
-    shares = [counts] if joint else list(torch.split(counts, [leaf.shape[0] for leaf in scores]))
-    won = _in_fixed_shapes(list(scores), shares, list(allow), list(deny), joint, absolute)
-    return [mask.clone() for mask in won]  # parts of one tensor may not leave an operator
+    """Masks like the scores. The counts stand end to end: one an entry or one a competition, as the spans say."""
+    entries = [Entry(*fields) for fields in zip(scores, allow, deny, absolute, strict=True)]
+    won = _in_memory(entries, counts, spans, joint, visible_inside)
+    if won is None:
+        own = torch.split(counts, list(spans))
+        won = _jointly(entries, own[0]) if joint else [_of_rows(x, n) for x, n in zip(entries, own, strict=True)]
+        won = [mask.clone() for mask in won]  # parts of one tensor may not leave an operator
+    return won
 
 
-@_winners.register_fake
+@_operator.register_fake
 def _(scores: Sequence[Tensor], *rest: object) -> list[Tensor]:
     return [torch.empty(leaf.shape, dtype=torch.bool, device=leaf.device) for leaf in scores]
 
 
-@_winners.register_vmap
+@_operator.register_vmap
 def _(
     info: object,
     in_dims: tuple[Any, ...],
     scores: Sequence[Tensor],
     allow: Sequence[Tensor | None],
     deny: Sequence[Tensor | None],
+    absolute: Sequence[bool],
     counts: Tensor,
+    spans: Sequence[int],
     joint: bool,
-    absolute: bool,
 ) -> tuple[list[Tensor], list[int]]:
     members: int = info.batch_size  # type: ignore[attr-defined]
 
     def batched(x: Tensor, dim: int | None) -> Tensor:
         return x.expand(members, *x.shape) if dim is None else x.movedim(dim, 0)
 
-    def all_batched(tensors: Flags, dims: Sequence[int | None]) -> list[Tensor | None]:
+    def all_batched(tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list[Tensor | None]:
         return [None if x is None else batched(x, dim) for x, dim in zip(tensors, dims, strict=True)]
 
-    fields = [all_batched(*pair) for pair in zip((scores, allow, deny), in_dims, strict=False)]
-    shares = batched(counts, in_dims[3])
+    columns = [all_batched(*pair) for pair in zip((scores, allow, deny), in_dims, strict=False)]
+    every, own_counts = batched(counts, in_dims[4]), in_dims[4] is not None
     if joint:
-        one = ([[None if x is None else x[i] for x in row] for row in fields] for i in range(members))
-        won = [_winners(*member, share, True, absolute) for member, share in zip(one, shares, strict=True)]
+        one = ([[None if x is None else x[i] for x in column] for column in columns] for i in range(members))
+        won = [_operator(*member, absolute, n, spans, True) for member, n in zip(one, every, strict=True)]
         return [torch.stack(masks) for masks in zip(*won, strict=True)], [0] * len(scores)
-    shapes = [leaf.shape for leaf in fields[0] if leaf is not None]
-    rows = [[None if x is None else x.flatten(0, 1) for x in row] for row in fields]
-    parts = [share.reshape(-1) for share in torch.split(shares, [shape[1] for shape in shapes], -1)]
-    masks = _winners(*rows, torch.cat(parts), False, absolute)
+    # The rows of all members are rows of one call.
+    shapes = [x.shape for x in columns[0] if x is not None]
+    rows = [[None if x is None else x.flatten(0, 1) for x in column] for column in columns]
+    parts = []
+    for part, shape in zip(torch.split(every, list(spans), -1), shapes, strict=True):
+        shared = not own_counts and part.shape[1] == 1
+        parts.append(part[0] if shared else part.expand(members, _competitions(shape[1:])).reshape(-1))
+    masks = _operator(*rows, absolute, torch.cat(parts), [part.numel() for part in parts], False)
     return [mask.reshape(shape) for mask, shape in zip(masks, shapes, strict=True)], [0] * len(scores)
