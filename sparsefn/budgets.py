@@ -17,7 +17,7 @@ from sparsefn.engine.rounding import n_kept as n_kept
 from sparsefn.engine.rounding import rounded as rounded
 from sparsefn.engine.rounding import rounded_down as rounded_down
 from sparsefn.engine.rounding import rounded_up as rounded_up
-from sparsefn.engine.transforms import concrete, constant, known
+from sparsefn.engine.transforms import at_compile_time, concrete, known
 from sparsefn.tree import check_globs, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -128,7 +128,7 @@ def by_path(table: Mapping[str, float]) -> Distribution:
     return counts
 
 
-@constant
+@at_compile_time
 def _ratio(x: float) -> tuple[int, int]:
     # As a float 0.07 * 100 is a little above 7. Any p / q below 2^26 is recovered.
     exact = Fraction(x)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsefn.engine.memory import check_device
 from sparsefn.engine.threefry import DIGITS, coins, draw, fold
-from sparsefn.engine.transforms import constant
+from sparsefn.engine.transforms import at_compile_time
 from sparsefn.engine.words import MASK32
 from sparsefn.tree import Tree, map_with_path
 
@@ -48,9 +48,9 @@ def _checked(key: Tensor, shape: Sequence[int], index: Tensor | None) -> tuple[t
     return shape, index
 
 
-def _drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, law: str, dtype: torch.dtype) -> Tensor:
+def _drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, kind: str, dtype: torch.dtype) -> Tensor:
     shape, index = _checked(key, shape, index)
-    return draw(key, index, math.prod(shape), law, dtype).reshape((*key.shape[:-1], *shape))
+    return draw(key, index, math.prod(shape), kind, dtype).reshape((*key.shape[:-1], *shape))
 
 
 def _check_count(call: str, n: int) -> None:
@@ -104,7 +104,7 @@ def split(key: Tensor, n: int) -> Tensor:
     return _as_keys(draw(key, None, n, "split", torch.int64))
 
 
-@constant
+@at_compile_time
 def _digest(text: str) -> int:
     # Not hash(), which changes with PYTHONHASHSEED.
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
@@ -137,15 +137,15 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
     return _folded(key, data, "fold int")
 
 
-def _folded(key: Tensor, data: int | Tensor, law: str) -> Tensor:
-    made = fold(key, data, law)
+def _folded(key: Tensor, data: int | Tensor, kind: str) -> Tensor:
+    made = fold(key, data, kind)
     if made is not None:
         return made
     if isinstance(data, Tensor):
         index = data.to(key.device).reshape(1)
     else:
         index = torch.full((1,), data, dtype=torch.int64, device=key.device)
-    return _as_keys(draw(key, index, 1, law, torch.int64)[..., 0])
+    return _as_keys(draw(key, index, 1, kind, torch.int64)[..., 0])
 
 
 def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sparsefn.engine.checks import check_call
-from sparsefn.engine.transforms import constant
+from sparsefn.engine.transforms import at_compile_time
 from sparsefn.state import Where
 from sparsefn.tree import Tree, check_globs, flatten, glob_match
 
@@ -42,7 +42,7 @@ def default_where(path: str, leaf: Tensor) -> bool:
     return leaf.ndim >= 2 and not _dense_name(path) and not is_magnitude(path, leaf)
 
 
-@constant
+@at_compile_time
 def _dense_name(path: str) -> bool:
     path = path.lower()
     last = path.rpartition(".")[2]

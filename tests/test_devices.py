@@ -9,7 +9,8 @@ import torch
 from torch.utils._device import _device_constructors
 
 import sparsefn as sf
-from sparsefn.engine.selection import groups, winners
+from sparsefn.engine.selection import winners
+from sparsefn.engine.selection.winners import Entry
 
 PACKAGE = Path(sf.__file__).parent
 FACTORIES = {factory.__name__ for factory in _device_constructors()}  # of torch, which ask for the default device
@@ -51,9 +52,12 @@ REFUSED = {
         lambda: sf.topk_mask(X, torch.ones(4, dtype=torch.int64, device="meta"), pattern=sf.patterns.row_balanced()),
         "scores and counts",
     ),
-    "a count of short rows": (lambda: groups.top(X, None, torch.tensor(3, device="meta")), "scores and counts"),
+    "a count of short rows": (
+        lambda: winners.winners([Entry(X)], [torch.tensor(3, device="meta")]),
+        "scores and counts",
+    ),
     "a mask": (lambda: sf.drop_lowest(X, META > 0, 2), "scores and flags"),
-    "flags of short rows": (lambda: groups.top(X, META > 0, 2), "scores and flags"),
+    "flags of short rows": (lambda: winners.winners([Entry(X, META > 0)], [2]), "scores and flags"),
     "leaves": (lambda: sf.topk_masks([X, META], 2), "all scores of one competition"),
     "an index": (
         lambda: sf.random.uniform(KEY, (2,), index=torch.ones(2, device="meta").long()),
@@ -76,8 +80,8 @@ def test_counts_on_the_cpu_go_where_the_scores_are():
         (torch.ones(4).long(), sf.patterns.row_balanced()),
     ):
         assert sf.topk_mask(META, count, pattern=pattern).is_meta
-    assert groups.top(META, None, torch.tensor(2)).is_meta
-    assert [mask.device.type for mask in winners.winners([X, META], [1, torch.tensor(2)])] == ["cpu", "meta"]
+    won = winners.winners([Entry(X), Entry(META)], [1, torch.tensor(2)])
+    assert [mask.device.type for mask in won] == ["cpu", "meta"]
 
 
 def test_what_is_made_from_numbers_alone_lies_on_the_cpu():

@@ -9,6 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine.transforms import unwrapped
 from sparsefn.tree import Tree, leaves_of, opened, paths, same_structure
 
 _MARK = 1 << 25  # a tensor may have one dimension of this size or more, and not two
@@ -194,9 +195,7 @@ def _memory(leaf: Tensor) -> int | None:
     # None where a transform hides it.
     if torch.compiler.is_compiling():
         return None
-    while torch._C._functorch.is_functorch_wrapped_tensor(leaf):
-        leaf = torch._C._functorch.get_unwrapped(leaf)
     try:
-        return int(leaf.untyped_storage()._cdata)
+        return int(unwrapped(leaf).untyped_storage()._cdata)
     except RuntimeError:
         return None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 
 from sparsefn.engine.numbers import where
 from sparsefn.engine.selection.winners import Entry, winners
-from sparsefn.engine.transforms import constant, known
+from sparsefn.engine.transforms import at_compile_time, known, outside_modes
 
 Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 
@@ -56,10 +54,10 @@ def apportion(
     return {name: placed[name] for name in shares}
 
 
-@constant
+@at_compile_time
 def _numbers(shares: tuple[Any, ...], total: Any, caps: tuple[Any, ...]) -> tuple[int, ...]:
     # Under compile this runs while tracing, on real tensors: a budget of Python numbers is not in the graph.
-    with _disable_current_modes() if is_in_torch_dispatch_mode() else contextlib.nullcontext():
+    with outside_modes():
         return tuple(int(n) for n in _fill(shares, caps, total))
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers import Real, batch_first, floor, folded, like, two_product, two_sum, where, whole_power
-from sparsefn.engine.slopes import EXP_MAX, EXP_MIN, SLOPES, differentiated
+from sparsefn.engine.slopes import EXP_MAX, EXP_MIN, SLOPES
+from sparsefn.engine.transforms import differentiated
 
 # ln 2 in two parts; the first has 20 trailing zero bits, so k * _LN2_HI is exact for every exponent k.
 _LN2_HI = 0.6931471803691238

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from sparsefn.engine.memory import BLOCK, Array, each, fresh, visible
+from sparsefn.engine.transforms import in_forward_mode
 
 _SMALL = 1 << 12  # fewer elements are not worth leaving torch for
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
@@ -33,7 +33,7 @@ def flat_memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
     a device hides them. bfloat16 comes as int16 words.
     """
     shape = tensors[0].shape
-    if shape.numel() < least or forward_ad._current_level >= 0 or torch.compiler.is_compiling():
+    if shape.numel() < least or in_forward_mode() or torch.compiler.is_compiling():
         return None
     graph = torch.is_grad_enabled()
     found = []

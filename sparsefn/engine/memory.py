@@ -13,22 +13,14 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet, _dispatch_keys, _is_tracing
-from torch._C._functorch import TransformType, get_interpreter_stack
-from torch.compiler import is_compiling
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from sparsefn.engine.transforms import hides_memory, is_plain
 
 Array: TypeAlias = np.ndarray[Any, Any]
 See: TypeAlias = Callable[[Tensor], Array | None]  # `visible`, or `visible_inside` inside an operator
 Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
 Out = TypeVar("Out")
-
-# A dense CPU tensor without a wrapper or a pending negation or conjugation, made under autograd or inference_mode.
-_DENSE = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutocastCPU)
-_TRACKED = _DENSE.add(DispatchKey.ADInplaceOrView).add(DispatchKey.AutogradCPU)
-_PLAIN = frozenset((_DENSE.raw_repr(), _TRACKED.raw_repr()))
-_KINDS = frozenset((Tensor, torch.nn.Parameter))  # a subclass may mean something else by its memory
 
 BLOCK = 1 << 17  # elements at a time: two float32 buffers of it fit the second cache of a core
 _MANY = 1 << 20  # fewer elements than this are not worth a second thread
@@ -46,13 +38,7 @@ def visible(x: Tensor) -> Array | None:
     bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through it, and it must not be
     written to unless the tensor was made for that.
     """
-    if is_compiling() or is_in_torch_dispatch_mode() or _is_tracing():
-        return None
-    # Under grad or functionalize torch wraps what is made from any memory, so that writing to it would not reach it.
-    levels = get_interpreter_stack()
-    if levels is not None and any(level.key() != TransformType.Vmap for level in levels):
-        return None
-    return visible_inside(x)
+    return None if hides_memory() else visible_inside(x)
 
 
 def visible_inside(x: Tensor) -> Array | None:
@@ -61,11 +47,8 @@ def visible_inside(x: Tensor) -> Array | None:
     >>> from sparsefn.engine import memory
     >>> memory.visible_inside(torch.tensor([1.0, 2.0]))
     array([1., 2.], dtype=float32)
-
-    Wrapped tensors have a `numpy()`, too, which may return memory that was never written. So the tensor is asked
-    first what handles its operations: only one that torch's dense CPU kernels read as it lies shows its memory.
     """
-    if type(x) not in _KINDS or _dispatch_keys(x).raw_repr() not in _PLAIN:
+    if not is_plain(x):
         return None
     try:
         return (x.detach() if x.requires_grad else x).numpy()

@@ -1,4 +1,4 @@
-"""Whether derivatives are wanted, and torch's own functions, which have them."""
+"""Torch's own elementary functions, whose derivatives serve where someone asks for one."""
 
 from __future__ import annotations
 
@@ -7,24 +7,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 EXP_MIN, EXP_MAX = -708.0, 709.782712893384  # below: 0, no subnormals (compiled code may flush them); above: inf
-
-_SLOPED = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
-
-
-def differentiated(*tensors: Tensor) -> bool:
-    """Whether a derivative may be wanted; always in compiled code, which is traced once.
-
-    >>> from sparsefn.engine.slopes import differentiated
-    >>> differentiated(torch.zeros(1)), differentiated(torch.zeros(1, requires_grad=True))
-    (False, True)
-    """
-    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-        return True
-    layers = torch._C._functorch.get_interpreter_stack() or []
-    return any(layer.key() in _SLOPED for layer in layers) or any(x.requires_grad for x in tensors)
 
 
 def _cospi(x: Tensor, y: Tensor, value: Tensor) -> Tensor:

@@ -13,11 +13,11 @@ from typing import cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from sparsefn.engine import elementary, words
 from sparsefn.engine.memory import Array, See, check_device, visible, visible_inside
 from sparsefn.engine.numbers import batch_first
+from sparsefn.engine.transforms import in_mode
 from sparsefn.engine.words import MASK32, PARITY, ROTATIONS, Place
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
@@ -62,7 +62,7 @@ def _normals(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
 
 # The function of the two words, and the number that the key is xored with first. Derived keys have their own domains:
 # a key never equals words that were drawn. (Constants: leading digits of pi.)
-_LAWS: dict[str, tuple[int, int, Callable[[Tensor, Tensor, torch.dtype], Tensor]]] = {
+_KINDS: dict[str, tuple[int, int, Callable[[Tensor, Tensor, torch.dtype], Tensor]]] = {
     "pairs": (0, 0, _pairs),
     "words": (0, 0, _first_words),
     "uniform": (0, 0, _uniforms),
@@ -80,12 +80,12 @@ def lifted(key: Tensor) -> Tensor:
     >>> threefry.lifted(sf.random.key(0))
     tensor([0, 0])
     """
-    if is_in_torch_dispatch_mode() and not torch.compiler.is_compiling():
+    if in_mode() and not torch.compiler.is_compiling():
         return torch.ops.aten.lift_fresh(key)  # type: ignore[no-any-return]
     return key
 
 
-def draw(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
+def draw(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     """Keys (*K, 2), indices (*I, n) or None for 0..n-1 -> draws (*broadcast(K, I), n).
 
     >>> from sparsefn.engine import threefry
@@ -94,12 +94,12 @@ def draw(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype
     """
     plain = _plain(key, index, visible)
     if plain is not None:
-        return _drawn(plain, n, law, dtype)
+        return _drawn(plain, n, kind, dtype)
     check_device("a key and its indices", key.device, index)
     key = lifted(key)
-    if torch.compiler.is_compiling() and index is None and law in ("words", "uniform") and _is_large(n):
-        return _traced(key, n, law, dtype)
-    drawn: Tensor = operator(key, index, n, law, dtype)
+    if torch.compiler.is_compiling() and index is None and kind in ("words", "uniform") and _is_large(n):
+        return _traced(key, n, kind, dtype)
+    drawn: Tensor = operator(key, index, n, kind, dtype)
     return drawn
 
 
@@ -109,8 +109,8 @@ def _is_large(n: int) -> bool:
     return statically_known_true(n >= _LARGE) and statically_known_true(n < 1 << 31)  # counters are int32
 
 
-def fold(key: Tensor, data: int | Tensor, law: str) -> Tensor | None:
-    """The key of a plain key and a plain number, by `law`; None where either is not plain.
+def fold(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
+    """The key of a plain key and a plain number, by `kind`; None where either is not plain.
 
     >>> from sparsefn.engine import threefry
     >>> threefry.fold(torch.tensor([0, 0]), 1, "fold int")
@@ -121,7 +121,7 @@ def fold(key: Tensor, data: int | Tensor, law: str) -> Tensor | None:
     if keys is None or number is None:
         return None
     k0, k1 = keys.tolist()
-    xor0, xor1, _ = _LAWS[law]
+    xor0, xor1, _ = _KINDS[kind]
     made = words.pair((k0 ^ xor0) & MASK32, (k1 ^ xor1) & MASK32, (int(number) >> 32) & MASK32, int(number) & MASK32)
     return torch.from_numpy(np.array(made, np.int64))
 
@@ -164,20 +164,20 @@ def _plain(key: Tensor, index: Tensor | None, see: See) -> words.Rows | None:
     return None if keys is None or (index is not None and indices is None) else words.rows(keys, indices)
 
 
-def _drawn(plain: words.Rows, n: int, law: str, dtype: torch.dtype) -> Tensor:
+def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     keys, indices, batch = plain
-    xor0, xor1, finish = _LAWS[law]
+    xor0, xor1, finish = _KINDS[kind]
     # numpy asks for large pages, which torch does not: a fourth of the time for 1e8 bytes
     values = np.empty((len(keys), n), _MEMORY[dtype])
     out = torch.from_numpy(values)
     out = out.view(torch.bfloat16) if dtype == torch.bfloat16 else out
-    single = law == "words" or (law == "uniform" and DIGITS[dtype] <= 32)
+    single = kind == "words" or (kind == "uniform" and DIGITS[dtype] <= 32)
 
     def use(place: Place, x0: Array, x1: Array) -> None:
         part = values[place]
-        if law == "words":
+        if kind == "words":
             part[...] = x0
-        elif law == "uniform" and dtype == torch.float32:
+        elif kind == "uniform" and dtype == torch.float32:
             np.right_shift(x0, 8, x0)
             part[...] = x0.view(np.int32)
             np.multiply(part, np.float32(2.0**-24), part)
@@ -210,26 +210,26 @@ def _rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Ten
     return x0, x1
 
 
-def _halves(key: Tensor, law: str) -> tuple[Tensor, Tensor]:
-    xor0, xor1, _ = _LAWS[law]  # int64 to int32 keeps the low 32 bits
+def _halves(key: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    xor0, xor1, _ = _KINDS[kind]  # int64 to int32 keeps the low 32 bits
     return (key[..., :1] ^ xor0).to(torch.int32), (key[..., 1:] ^ xor1).to(torch.int32)
 
 
-def _traced(key: Tensor, n: int, law: str, dtype: torch.dtype) -> Tensor:
-    k0, k1 = _halves(key, law)
+def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
+    k0, k1 = _halves(key, kind)
     counter = torch.arange(n, dtype=torch.int32, device=key.device)
     x0, x1 = _rounds(k0, k1, torch.zeros_like(counter), counter)
-    return _LAWS[law][2](x0, x1, dtype)
+    return _KINDS[kind][2](x0, x1, dtype)
 
 
 # Opaque to the compiler: small draws are many, and each would take seconds to compile.
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
-def operator(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
+def operator(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
     plain = _plain(key, index, visible_inside)
     if plain is not None:
-        return _drawn(plain, n, law, dtype)
-    k0, k1 = _halves(key, law)
+        return _drawn(plain, n, kind, dtype)
+    k0, k1 = _halves(key, kind)
     batch = _batch_shape(key, index)
     out = torch.empty((*batch, n), dtype=dtype, device=key.device)
     block = max(1, (1 << 24) // max(1, math.prod(batch)))  # on a device launches cost more than memory traffic
@@ -240,7 +240,7 @@ def operator(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.d
         else:
             part = index[..., start:stop]
         x0, x1 = _rounds(k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32))
-        out[..., start:stop] = _LAWS[law][2](x0, x1, dtype)
+        out[..., start:stop] = _KINDS[kind][2](x0, x1, dtype)
     return out
 
 
@@ -251,7 +251,7 @@ def _batch_shape(key: Tensor, index: Tensor | None) -> tuple[int, ...]:
 
 
 @operator.register_fake
-def _(key: Tensor, index: Tensor | None, n: int, law: str, dtype: torch.dtype) -> Tensor:
+def _(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     return torch.empty((*_batch_shape(key, index), n), dtype=dtype, device=key.device)
 
 
@@ -262,8 +262,8 @@ def _(
     key: Tensor,
     index: Tensor | None,
     n: int,
-    law: str,
+    kind: str,
     dtype: torch.dtype,
 ) -> tuple[Tensor, int]:
     batched = batch_first(in_dims, key, index)
-    return operator(*batched, n, law, dtype), 0
+    return operator(*batched, n, kind, dtype), 0

@@ -1,14 +1,37 @@
-"""Which Python numbers and tensor values are known in compiled code and under transforms."""
+"""What compile, vmap, grad and modes hide, and what they let Python know: the one place for torch's private names.
+
+Torch says whether it compiles (`torch.compiler.is_compiling`), and little more of what surrounds a call. The rest is
+asked of private names, which a release of torch may rename; so nothing else of the package uses them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet, _dispatch_keys, _is_tracing
+from torch._C._functorch import (
+    TransformType,
+    get_interpreter_stack,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+)
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+# A dense CPU tensor that nothing wraps and nothing is yet to be done to, made under autograd or under inference_mode.
+_DENSE = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutocastCPU)
+_TRACKED = _DENSE.add(DispatchKey.ADInplaceOrView).add(DispatchKey.AutogradCPU)
+_PLAIN = frozenset((_DENSE.raw_repr(), _TRACKED.raw_repr()))
+_TYPES = frozenset((Tensor, torch.nn.Parameter))  # a subclass may mean something else by its memory
+_GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 
 
 def concrete(value: Any) -> Any:
@@ -19,24 +42,12 @@ def concrete(value: Any) -> Any:
     """
     if not isinstance(value, Tensor):
         return value
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return None
     try:
         return value.item()
     except RuntimeError:  # batched by vmap, or fake
         return None
-
-
-def constant(fn: Function) -> Function:
-    """Mark a function of Python values: compiled code calls it while it is traced and keeps the result.
-
-    >>> constant(lambda word: len(word))("four")
-    4
-
-    As `torch.compiler.assume_constant_result`, which imports the compiler, and that takes a second.
-    """
-    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return fn
 
 
 def known(value: Any) -> Any:
@@ -45,6 +56,111 @@ def known(value: Any) -> Any:
     >>> known(0.1), known(3)
     (0.1, 3)
     """
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         return value
     return float.fromhex(value.hex()) if isinstance(value, float) else len(range(value))
+
+
+def at_compile_time(fn: Function) -> Function:
+    """Mark a function of Python values: compiled code calls it while it is traced and keeps the result.
+
+    >>> at_compile_time(lambda word: len(word))("four")
+    4
+
+    As `torch.compiler.assume_constant_result`, which imports the compiler, and that takes a second.
+    """
+    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return fn
+
+
+def transformed() -> bool:
+    """Whether a transform of torch.func, or the compiler, is at work.
+
+    >>> from sparsefn.engine.transforms import transformed
+    >>> transformed()
+    False
+    """
+    return is_compiling() or peek_interpreter_stack() is not None
+
+
+def in_mode() -> bool:
+    """Whether a dispatch mode sees the operations: fake tensors, a trace, a counter of FLOPs.
+
+    >>> from sparsefn.engine.transforms import in_mode
+    >>> in_mode()
+    False
+    """
+    return is_in_torch_dispatch_mode()
+
+
+def outside_modes() -> contextlib.AbstractContextManager[object]:
+    """A context of real tensors, whatever dispatch modes surround it.
+
+    >>> from sparsefn.engine.transforms import outside_modes
+    >>> with outside_modes():
+    ...     torch.ones(1).item()
+    1.0
+    """
+    return _disable_current_modes() if is_in_torch_dispatch_mode() else contextlib.nullcontext()
+
+
+def in_forward_mode() -> bool:
+    """Whether forward-mode differentiation is at work.
+
+    >>> from sparsefn.engine.transforms import in_forward_mode
+    >>> in_forward_mode()
+    False
+    """
+    return forward_ad._current_level >= 0
+
+
+def differentiated(*tensors: Tensor) -> bool:
+    """Whether someone may ask for a derivative. Compiled code is traced once for all who do.
+
+    >>> from sparsefn.engine.transforms import differentiated
+    >>> differentiated(torch.zeros(1)), differentiated(torch.zeros(1, requires_grad=True))
+    (False, True)
+    """
+    if is_compiling() or in_forward_mode():
+        return True
+    levels = get_interpreter_stack() or []
+    return any(level.key() in _GRADIENTS for level in levels) or any(x.requires_grad for x in tensors)
+
+
+def hides_memory() -> bool:
+    """Whether tensors made here may have no memory of their own, or a wrapper: anywhere but in eager code and vmap.
+
+    >>> from sparsefn.engine.transforms import hides_memory
+    >>> hides_memory()
+    False
+    """
+    if is_compiling() or is_in_torch_dispatch_mode() or _is_tracing():
+        return True
+    # Under grad or functionalize torch wraps what is made from any memory, so that writing to it would not reach it.
+    levels = get_interpreter_stack()
+    return levels is not None and any(level.key() != TransformType.Vmap for level in levels)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether the memory of a tensor is what torch's dense CPU kernels read as it lies.
+
+    >>> from sparsefn.engine.transforms import is_plain
+    >>> is_plain(torch.ones(2)), is_plain(torch.ones(2, device="meta")), is_plain(torch.ones(2).to_sparse())
+    (True, False, False)
+
+    Wrapped tensors have a `numpy()`, too, which may hand out memory that nobody wrote to. So the tensor is asked first
+    what handles its operations.
+    """
+    return type(x) in _TYPES and _dispatch_keys(x).raw_repr() in _PLAIN
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """The tensor inside the wrappers of torch.func's transforms.
+
+    >>> from sparsefn.engine.transforms import unwrapped
+    >>> _ = torch.vmap(lambda x: print(unwrapped(x)) or x)(torch.ones(2))
+    tensor([1., 1.])
+    """
+    while is_functorch_wrapped_tensor(x):
+        x = get_unwrapped(x)
+    return x

@@ -9,6 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine.transforms import transformed
 from sparsefn.tree import Tree, flatten
 from sparsefn.where import float_leaves
 
@@ -37,7 +38,7 @@ def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callab
         def run(inputs: list[Tensor]) -> tuple[Tensor, Tree]:
             return _pair(loss(rebuild(inputs), *args, **kwargs), has_aux)
 
-        if _transformed():
+        if transformed():
             grads, (value, aux) = torch.func.grad_and_value(run, has_aux=True)(leaves)
         elif _inference((leaves, args, kwargs)):
             with torch.no_grad():  # no graph through other tensors that require a gradient
@@ -47,10 +48,6 @@ def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callab
         return (value, aux) if has_aux else value, rebuild(grads)
 
     return value_and_gradient
-
-
-def _transformed() -> bool:
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _inference(tree: Tree) -> bool:

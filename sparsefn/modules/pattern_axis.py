@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvTransposeNd
 
-from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
+from sparsefn.modules.weights import TRANSPOSED, is_conv1d, is_weight, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.patterns.kinds import Box, Pattern
 
@@ -100,4 +99,4 @@ def _axes(module: nn.Module, path: str) -> tuple[int, int]:
         raise ValueError(f"expected the weight of a layer that multiplies with it, got {path!r}")
     if isinstance(layer, nn.Bilinear):
         return 2, 0
-    return (0, 1) if isinstance(layer, _ConvTransposeNd) or is_conv1d(layer) else (1, 0)
+    return (0, 1) if isinstance(layer, TRANSPOSED) or is_conv1d(layer) else (1, 0)

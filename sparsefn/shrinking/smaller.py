@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from sparsefn.modules.params import bake
+from sparsefn.modules.weights import CONVOLUTIONS, TRANSPOSED
 from sparsefn.shrinking.channels import Channels, Plan
 from sparsefn.shrinking.follow import follow, trace
 from sparsefn.shrinking.layers import GATES, LAYERS
@@ -111,7 +111,7 @@ def prune_biases(module: nn.Module, masks: Tree) -> Tree:
 
 def _kept_outputs(layer: nn.Module, mask: Tensor) -> Tensor:
     # Which outputs keep a weight.
-    if isinstance(layer, _ConvTransposeNd):  # (inputs, outputs of a group, ...), the groups one after another
+    if isinstance(layer, TRANSPOSED):  # (inputs, outputs of a group, ...), the groups one after another
         grouped = mask.reshape(layer.groups, -1, *mask.shape[1:])
         return grouped.flatten(3).any(3).any(1).flatten()
     return mask.any(0) if type(layer).__name__ == "Conv1D" else mask[..., None].flatten(1).any(1)
@@ -135,7 +135,7 @@ def _warn(small: nn.Module, masks: Mapping[str, Tensor], plan: Plan) -> None:
 
 def _pruned(path: str, layer: nn.Module, masks: Mapping[str, Tensor]) -> Tensor | None:
     # Which output channels keep no weight; None for a layer without output channels, such as an embedding.
-    known = isinstance(layer, nn.Linear | nn.Bilinear | _ConvNd) or type(layer).__name__ == "Conv1D"
+    known = isinstance(layer, (nn.Linear, nn.Bilinear, *CONVOLUTIONS)) or type(layer).__name__ == "Conv1D"
     if not known and type(layer) not in GATES:
         return None
     names = ("weight_ih_l0", "weight_hh_l0") if type(layer) in GATES else ("weight",)

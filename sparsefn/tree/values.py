@@ -10,7 +10,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.transforms import concrete, constant
+from sparsefn.engine.transforms import at_compile_time, concrete
 from sparsefn.tree.leaves import Tree, leaves_of
 
 
@@ -44,7 +44,7 @@ def fix_sizes(tree: Tree) -> None:
                 range(size)  # the compiler must know its value
 
 
-@constant
+@at_compile_time
 def glob_match(path: str, glob: str) -> bool:
     """Whether the whole dotted path matches the shell-style glob (`*` crosses dots).
 

@@ -12,18 +12,18 @@ KEY = random.key(3)
 NAN, INF = float("nan"), float("inf")
 ODD = torch.tensor([[0.0, 0.3, 1.0], [NAN, INF, -INF], [-1.0, 1e308, 1e-310]], dtype=torch.float64)
 FAR = torch.tensor([0, 1, -1, 2**31, 2**32 - 1, 2**32, 2**40 + 7, -(2**63), 2**63 - 1])
-LAWS = [
+KINDS = [
     ("pairs", torch.int64),
     ("split", torch.int64),
     ("fold int", torch.int64),
     ("words", torch.int64),
-    *((law, dtype) for law in ("uniform", "normal") for dtype in threefry.DIGITS),
+    *((kind, dtype) for kind in ("uniform", "normal") for dtype in threefry.DIGITS),
 ]
 
 
 def as_on_a_device(monkeypatch):
     """Hide the memory of plain tensors, as a device does."""
-    for see in ("array", "memory"):
+    for see in ("visible", "visible_inside"):
         monkeypatch.setattr(threefry, see, lambda x: None)
 
 
@@ -32,36 +32,36 @@ def bit_equal(a, b):
 
 
 @pytest.mark.parametrize(
-    "law, dtype",
+    "kind, dtype",
     [("pairs", torch.int64), ("words", torch.int64), ("uniform", torch.float32), ("normal", torch.bfloat16)],
 )
 @pytest.mark.parametrize("index", [None, torch.arange(5, 9)])
-def test_the_operator_keeps_to_the_rules_of_custom_operators(law, dtype, index):
-    torch.library.opcheck(threefry.operator, (KEY, index, 4, law, dtype))
-    torch.library.opcheck(threefry.operator, (random.split(KEY, 3), index, 4, law, dtype))
+def test_the_operator_keeps_to_the_rules_of_custom_operators(kind, dtype, index):
+    torch.library.opcheck(threefry.operator, (KEY, index, 4, kind, dtype))
+    torch.library.opcheck(threefry.operator, (random.split(KEY, 3), index, 4, kind, dtype))
 
 
-@pytest.mark.parametrize(("law", "dtype"), LAWS)
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
 @pytest.mark.parametrize("n", [0, 1, 7, 1000])
-def test_memory_and_tensors_give_the_same_draws(monkeypatch, law, dtype, n):
+def test_memory_and_tensors_give_the_same_draws(monkeypatch, kind, dtype, n):
     keys = torch.cat((random.split(KEY, 5), torch.tensor([[0, 0], [2**32 - 1, 2**32 - 1]])))
     cases = [(KEY, None, n), (keys, None, n), (keys[:6].reshape(2, 3, 2), None, n), (keys.T.contiguous().T, None, n)]
     cases += [(KEY, FAR, 9), (keys, FAR, 9), (keys[:3], FAR.reshape(3, 3), 3), (KEY, FAR.reshape(3, 3)[:, :2], 2)]
     cases += [(keys[:, None], FAR.reshape(3, 3), 3), (keys[:0], None, n), (KEY, FAR[::2], 5)]
-    fast = [threefry.draw(key, index, m, law, dtype) for key, index, m in cases]
+    fast = [threefry.draw(key, index, m, kind, dtype) for key, index, m in cases]
     as_on_a_device(monkeypatch)
     for got, (key, index, m) in zip(fast, cases, strict=True):
-        assert bit_equal(got, threefry.draw(key, index, m, law, dtype))
+        assert bit_equal(got, threefry.draw(key, index, m, kind, dtype))
 
 
-@pytest.mark.parametrize(("law", "dtype"), LAWS)
-def test_blocks_of_rows_and_of_columns_give_the_same_draws(monkeypatch, law, dtype):
+@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+def test_blocks_of_rows_and_of_columns_give_the_same_draws(monkeypatch, kind, dtype):
     monkeypatch.setattr(words, "BLOCK", 64)
     cases = [(KEY, 259), (random.split(KEY, 3), 33), (random.split(KEY, 3), 129), (random.split(KEY, 41), 5)]
-    fast = [threefry.draw(key, None, n, law, dtype) for key, n in cases]
+    fast = [threefry.draw(key, None, n, kind, dtype) for key, n in cases]
     as_on_a_device(monkeypatch)
     for got, (key, n) in zip(fast, cases, strict=True):
-        assert bit_equal(got, threefry.draw(key, None, n, law, dtype))
+        assert bit_equal(got, threefry.draw(key, None, n, kind, dtype))
 
 
 def test_two_threads_draw_what_one_draws():
@@ -202,6 +202,6 @@ def test_only_the_low_32_bits_of_a_key_word_count():
 
 def test_laws_of_keys_and_of_words_are_apart():
     first = {
-        law: int(threefry.draw(KEY, None, 1, law, torch.int64)) for law in ("pairs", "split", "fold int", "fold str")
+        kind: int(threefry.draw(KEY, None, 1, kind, torch.int64)) for kind in ("pairs", "split", "fold int", "fold str")
     }
     assert len(set(first.values())) == 4

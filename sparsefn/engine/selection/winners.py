@@ -126,15 +126,15 @@ def _laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
 def _in_memory(
     entries: Sequence[Entry], counts: Counts, spans: Sequence[int] | None, joint: bool, see: See
 ) -> list[Tensor] | None:
-    numbers = _numbers(entries, counts, spans, joint, see)
-    if numbers is None or not _TINY[0] > _TINY[1]:  # this thread counts subnormal numbers as zero
-        return None
     seen: list[Arrays] = []
     for entry in entries:
         at = arrays(entry, see)
         if at is None:
             return None
         seen.append(at)
+    numbers = _numbers(entries, counts, spans, joint, see)
+    if numbers is None or not _TINY[0] > _TINY[1]:  # this thread counts subnormal numbers as zero
+        return None
     if joint:
         bracket.write_best([flat(at) for at in seen], int(numbers[0].item()))
     else:

@@ -38,6 +38,10 @@ def made(kind, n, dtype=torch.float32, seed=0):
     return KINDS[kind](x.to(dtype) if kind in ("subnormal",) else x).to(dtype)
 
 
+def arrays(*fields, absolute=False):
+    return entries.arrays(entries.Entry(*fields, absolute=absolute))
+
+
 def ranked(values, absolute=False):
     """Places from best to worst, by one stable sort of everything."""
     values = values.double().numpy()
@@ -55,8 +59,8 @@ def wanted(order, k, eligible=None):
 
 def selected(tensors, k, absolute=False, allow=None, deny=None):
     allow, deny = (flags or [None] * len(tensors) for flags in (allow, deny))
-    listed = [entries.part(*row) for row in zip(tensors, allow, deny, strict=True)]
-    bracket.select(listed, k, absolute)
+    listed = [arrays(*row, absolute=absolute) for row in zip(tensors, allow, deny, strict=True)]
+    bracket.write_best(listed, k)
     return np.concatenate([at.out for at in listed])
 
 
@@ -127,7 +131,7 @@ def test_threads_change_nothing(kind, monkeypatch):
     order = ranked(x)
     torch.set_num_threads(3)
     try:
-        assert len(entries.passes_over([entries.part(x)], False).groups) == 3
+        assert len(entries.work_on([arrays(x)]).shares) == 3
         for k in (1, len(x) // 10, len(x) // 2):
             np.testing.assert_array_equal(selected([x[:9], x[9:]], k), wanted(order, k), err_msg=str(k))
     finally:
@@ -196,9 +200,9 @@ def test_memory_beyond_the_mask_is_bounded(kind, dtype):
     x = CROWDS[kind](torch.randn(n, generator=torch.Generator().manual_seed(3))).to(dtype)
     order = ranked(x) if dtype == torch.float32 else None
     for k in (5, n // 10, n // 2, n - 5):
-        part = entries.part(x)
+        part = arrays(x)
         tracemalloc.start()
-        bracket.select([part], k)
+        bracket.write_best([part], k)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 2 * n, f"{k}: {peak / n} bytes a score"
@@ -227,8 +231,8 @@ def test_a_sample_may_have_any_size(share, monkeypatch):
 
 
 def test_scores_have_signs_unless_asked_otherwise():
-    at = entries.part(torch.tensor([-3.0, 1.0]))
-    bracket.select([at], 1)
+    at = arrays(torch.tensor([-3.0, 1.0]))
+    bracket.write_best([at], 1)
     assert at.out.tolist() == [False, True]
 
 

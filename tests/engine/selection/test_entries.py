@@ -1,4 +1,4 @@
-"""Parts of a competition: whose memory is seen, how it is read and dealt out."""
+"""Entries of a competition as arrays: when their memory is visible, how it is read and divided."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,13 @@ from sparsefn.engine import memory
 from sparsefn.engine.selection import entries
 
 
-def test_a_part_shares_the_memory_of_wide_scores_and_flags():
+def arrays(*fields, absolute=False):
+    return entries.arrays(entries.Entry(*fields, absolute=absolute))
+
+
+def test_arrays_share_the_memory_of_wide_scores_and_flags():
     x, allow, deny = torch.ones(3), torch.ones(3) > 0, torch.ones(3) > 1
-    at = entries.part(x, allow, deny)
+    at = arrays(x, allow, deny)
     x[0], allow[0], deny[0] = 5.0, False, True
     assert (at.wide[0], at.allow[0], at.deny[0]) == (5.0, False, True)
     assert at.narrow is None and at.out.shape == (3,) and at.out.dtype == bool
@@ -18,56 +22,56 @@ def test_a_part_shares_the_memory_of_wide_scores_and_flags():
 
 def test_narrow_scores_come_as_a_tensor():
     for dtype in (torch.float16, torch.bfloat16):
-        at = entries.part(torch.ones(3, dtype=dtype))
+        at = arrays(torch.ones(3, dtype=dtype))
         assert at.wide is None and at.narrow.dtype == dtype
 
 
-def test_a_flat_part_has_the_same_memory():
-    flat = entries.flat(at := entries.part(torch.arange(6.0).reshape(2, 3), None, torch.eye(2, 3) > 0))
+def test_flat_arrays_have_the_same_memory():
+    flat = entries.flat(at := arrays(torch.arange(6.0).reshape(2, 3), None, torch.eye(2, 3) > 0))
     assert flat.wide.tolist() == [0, 1, 2, 3, 4, 5] and flat.deny.tolist() == [True, False, False, False, True, False]
     assert flat.narrow is None and flat.allow is None and np.shares_memory(flat.out, at.out) and flat.out.shape == (6,)
 
 
-def test_hidden_memory_makes_no_part():
+def test_memory_that_is_not_visible_makes_no_arrays():
     x, flags = torch.ones(2, 3), torch.ones(2, 3) > 0
-    for hidden in (lambda x, f: entries.part(x), lambda x, f: entries.part(torch.ones(3), f)):
+    for hidden in (lambda x, f: arrays(x), lambda x, f: arrays(torch.ones(3), f)):
         seen = []
         torch.vmap(lambda x, f, hidden=hidden, seen=seen: seen.append(hidden(x, f)) or x)(x, flags)
         assert seen == [None]
-    assert entries.part(torch.ones(3), None, torch.ones(3, device="meta") > 0) is None
+    assert arrays(torch.ones(3), None, torch.ones(3, device="meta") > 0) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("absolute", [False, True])
 def test_blocks_are_the_scores_in_their_order(dtype, absolute):
     x = torch.randn(memory.BLOCK + 3).to(dtype)
-    room = entries.Room(memory.BLOCK, absolute, dtype == torch.float64)
-    read = [(start, stop, scores.copy()) for start, stop, scores, _, _ in room.blocks(entries.part(x))]
+    scratch = entries.Scratch(memory.BLOCK, dtype == torch.float64)
+    read = [(start, stop, scores.copy()) for start, stop, scores, _, _ in scratch.blocks(arrays(x, absolute=absolute))]
     assert [row[:2] for row in read] == [(0, memory.BLOCK), (memory.BLOCK, memory.BLOCK + 3)]
     want = x.double().abs() if absolute else x.double()
     assert np.array_equal(np.concatenate([row[2] for row in read]), want.numpy())
 
 
 def test_float32_beside_float64_is_widened():
-    room = entries.Room(3, False, True)
-    ((_, _, scores, _, _),) = room.blocks(entries.part(torch.tensor([1.0, 2.0, 3.0])))
+    scratch = entries.Scratch(3, True)
+    ((_, _, scores, _, _),) = scratch.blocks(arrays(torch.tensor([1.0, 2.0, 3.0])))
     assert scores.dtype == np.float64 and scores.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_rooms_are_as_wide_as_the_widest_scores():
-    narrow, wide = (entries.part(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64))
-    assert [entries.passes_over(some, False).double for some in ([narrow], [wide], [narrow, wide])] == [
+def test_buffers_are_as_wide_as_the_widest_scores():
+    narrow, wide = (arrays(torch.ones(3, dtype=dtype)) for dtype in (torch.float32, torch.float64))
+    assert [entries.work_on(some).double for some in ([narrow], [wide], [narrow, wide])] == [
         False,
         True,
         True,
     ]
-    assert entries.passes_over([], False).run(lambda at, room: 1) == []
+    assert entries.work_on([]).run(lambda at, scratch: 1) == []
 
 
 @pytest.mark.parametrize("allow", [None, torch.tensor([True, True, False, False])])
 @pytest.mark.parametrize("deny", [None, torch.tensor([True, False, True, False])])
-def test_who_may_win(allow, deny):
-    at = entries.part(torch.zeros(4), allow, deny)
+def test_which_units_compete(allow, deny):
+    at = arrays(torch.zeros(4), allow, deny)
     want = (torch.ones(4) > 0 if allow is None else allow) & (torch.ones(4) > 0 if deny is None else ~deny)
     assert entries.open_count(at) == int(want.sum())
     flags = np.ones(3, bool)
@@ -77,17 +81,17 @@ def test_who_may_win(allow, deny):
 
 @pytest.mark.parametrize("sizes", [[10], [3, 3, 4], [1, 0, 9], [9, 1], [0], []])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_groups_hold_everything_once_and_in_order(sizes, threads, monkeypatch):
+def test_shares_hold_every_score_once_and_in_order(sizes, threads, monkeypatch):
     monkeypatch.setattr(entries, "_THREADED", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         tensors = list(torch.arange(float(sum(sizes))).split(sizes))
-        passes = entries.passes_over([entries.part(x) for x in tensors], False)
+        work = entries.work_on([arrays(x) for x in tensors])
     finally:
         torch.set_num_threads(before)
-    assert len(passes.groups) == max(1, min(threads, sum(sizes)))
-    seen = [at.wide for group in passes.groups for at in group]
+    assert len(work.shares) == max(1, min(threads, sum(sizes)))
+    seen = [at.wide for share in work.shares for at in share]
     assert np.concatenate([*seen, []]).tolist() == list(range(sum(sizes)))
-    loads = [sum(at.out.size for at in group) for group in passes.groups]
+    loads = [sum(at.out.size for at in share) for share in work.shares]
     assert max(loads) <= -(-sum(sizes) // threads) or not sum(sizes)

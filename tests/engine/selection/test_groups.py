@@ -5,9 +5,10 @@ import tracemalloc
 import pytest
 import torch
 
-from sparsefn.engine.selection import groups
+from sparsefn.engine.selection import groups, winners
 from sparsefn.engine.selection.reference import rank_keys
-from sparsefn.engine.selection.reference import top as reference
+from sparsefn.engine.selection.reference import top_of_rows as reference
+from sparsefn.engine.selection.winners import Entry
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 KINDS = ["signed", "positive", "ties", "nan", "negative nan", "zeros", "inf", "subnormal", "equal", "all nan"]
@@ -42,6 +43,10 @@ def wanted(scores, eligible, count, absolute=False):
     return reference(rank_keys(*flat), count).reshape(rows, columns, units).transpose(1, 2)
 
 
+def top(scores, eligible, count, absolute=False):
+    return winners.winners([Entry(scores, eligible, None, absolute)], [count])[0]
+
+
 def traced(scores, eligible, count, absolute=False):
     """The same by operations that see no memory."""
     args = [x for x in (scores, eligible, count) if isinstance(x, torch.Tensor)]
@@ -49,7 +54,7 @@ def traced(scores, eligible, count, absolute=False):
     def call(*given):
         rest = iter(given)
         taken = [next(rest) if isinstance(x, torch.Tensor) else x for x in (scores, eligible, count)]
-        return groups.top(*taken, absolute=absolute)
+        return top(*taken, absolute=absolute)
 
     return torch.func.vmap(call)(*(x.unsqueeze(0) for x in args))[0]
 
@@ -57,7 +62,7 @@ def traced(scores, eligible, count, absolute=False):
 def elsewhere(scores, eligible, count, absolute=False):
     """The same by operations for any device."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(groups, "_operator", groups._ranked)
+        patched.setattr(winners, "_in_memory", lambda *rest: None)
         return traced(scores, eligible, count, absolute)
 
 
@@ -75,7 +80,7 @@ def test_every_kind_of_score_has_the_winners_of_the_reference(kind, dtype):
             for count in counts:
                 for absolute in (False, True):
                     want = wanted(scores, eligible, count, absolute)
-                    for run in (groups.top, traced, elsewhere):
+                    for run in (top, traced, elsewhere):
                         got = run(scores, eligible, count, absolute=absolute)
                         assert got.dtype == torch.bool and torch.equal(got, want), (shape, count, absolute, run)
         assert torch.equal(scores.view(torch.uint8), before.view(torch.uint8))
@@ -85,7 +90,7 @@ def test_every_kind_of_score_has_the_winners_of_the_reference(kind, dtype):
 def test_counts_of_any_value(count):
     scores = made("signed", torch.float32, 2, 4)
     every = torch.as_tensor(count).clamp(0, 4).expand(2).tolist()
-    for run in (groups.top, traced, elsewhere):
+    for run in (top, traced, elsewhere):
         assert run(scores, None, count).sum(1).tolist() == every
 
 
@@ -94,7 +99,7 @@ def test_nothing_has_no_winners(shape):
     many = torch.ones(shape[0] * (shape[2] if len(shape) == 3 else 1), dtype=torch.int64)
     for count in (2, torch.tensor(2), many):
         for scores in (torch.ones(shape), torch.ones((*shape, 2))[..., 0]):
-            assert groups.top(scores, None, count).shape == shape
+            assert top(scores, None, count).shape == shape
 
 
 def test_scores_and_flags_in_any_layout():
@@ -104,7 +109,7 @@ def test_scores_and_flags_in_any_layout():
     for view in views:
         for eligible in (None, view(allowed), view(allowed).contiguous()):
             for absolute in (False, True):
-                got = groups.top(view(scores), eligible, 2, absolute=absolute)
+                got = top(view(scores), eligible, 2, absolute=absolute)
                 assert torch.equal(got, wanted(view(scores), eligible, 2, absolute)) and got.is_contiguous()
 
 
@@ -116,7 +121,7 @@ def test_blocks_of_any_size_give_the_same_winners(shape, size, monkeypatch):
     counts = torch.arange(scores.numel() // shape[1]) % shape[1]
     for x in (scores, scores.abs(), torch.where(allowed, scores, -1.0)):
         for eligible in (None, allowed):
-            assert torch.equal(groups.top(x, eligible, counts), wanted(x, eligible, counts))
+            assert torch.equal(top(x, eligible, counts), wanted(x, eligible, counts))
 
 
 def test_any_number_of_threads_gives_the_same_winners():
@@ -125,7 +130,7 @@ def test_any_number_of_threads_gives_the_same_winners():
         masks = []
         for number in (1, 2, 3):
             torch.set_num_threads(number)
-            masks.append(groups.top(scores, None, 2, absolute=True))
+            masks.append(top(scores, None, 2, absolute=True))
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(mask, wanted(scores, None, 2, True)) for mask in masks)
@@ -134,97 +139,67 @@ def test_any_number_of_threads_gives_the_same_winners():
 def test_winners_inside_transforms():
     scores = made("ties", torch.float32, 3, 6, 4)
     counts = torch.tensor([1, 2, 3])
-    want = torch.stack([groups.top(x, None, n) for x, n in zip(scores, counts, strict=True)])
-    assert torch.equal(torch.func.vmap(lambda x, n: groups.top(x, None, n))(scores, counts), want)
-    many = torch.func.vmap(lambda x, n: groups.top(x, None, n), in_dims=(2, 0))(scores.permute(1, 2, 0), counts)
+    want = torch.stack([top(x, None, n) for x, n in zip(scores, counts, strict=True)])
+    assert torch.equal(torch.func.vmap(lambda x, n: top(x, None, n))(scores, counts), want)
+    many = torch.func.vmap(lambda x, n: top(x, None, n), in_dims=(2, 0))(scores.permute(1, 2, 0), counts)
     assert torch.equal(many, want)
     one = scores[0]
-    only_counts = torch.func.vmap(lambda n: groups.top(one, None, n))(counts)
-    assert torch.equal(only_counts, torch.stack([groups.top(one, None, int(n)) for n in counts]))
+    only_counts = torch.func.vmap(lambda n: top(one, None, n))(counts)
+    assert torch.equal(only_counts, torch.stack([top(one, None, int(n)) for n in counts]))
     flags = scores > 0
-    only_flags = torch.func.vmap(lambda allowed: groups.top(one, allowed, 2))(flags)
-    assert torch.equal(only_flags, torch.stack([groups.top(one, allowed, 2) for allowed in flags]))
+    only_flags = torch.func.vmap(lambda allowed: top(one, allowed, 2))(flags)
+    assert torch.equal(only_flags, torch.stack([top(one, allowed, 2) for allowed in flags]))
     own = torch.arange(18).reshape(3, 6) % 5
-    want = torch.stack([groups.top(x, None, n) for x, n in zip(scores, own, strict=True)])
-    assert torch.equal(torch.func.vmap(lambda x, n: groups.top(x, None, n))(scores, own), want)
-    twice = torch.func.vmap(torch.func.vmap(lambda x, n: groups.top(x, None, n)), in_dims=(0, 1))
+    want = torch.stack([top(x, None, n) for x, n in zip(scores, own, strict=True)])
+    assert torch.equal(torch.func.vmap(lambda x, n: top(x, None, n))(scores, own), want)
+    twice = torch.func.vmap(torch.func.vmap(lambda x, n: top(x, None, n)), in_dims=(0, 1))
     pairs = torch.stack([counts, counts + 1], 1)
     got = twice(torch.stack([scores, -scores]), pairs)
     for i, x in enumerate((scores, -scores)):
         for j in range(3):
-            assert torch.equal(got[i, j], groups.top(x[j], None, int(pairs[j, i])))
-    assert torch.func.vmap(lambda x: groups.top(x, None, 1))(torch.ones(3, 0, 4)).shape == (3, 0, 4)
-    gradient = torch.func.grad(lambda x: (x * groups.top(x, None, 2)).sum())(one)
-    assert torch.equal(gradient, groups.top(one, None, 2).float())
+            assert torch.equal(got[i, j], top(x[j], None, int(pairs[j, i])))
+    assert torch.func.vmap(lambda x: top(x, None, 1))(torch.ones(3, 0, 4)).shape == (3, 0, 4)
+    gradient = torch.func.grad(lambda x: (x * top(x, None, 2)).sum())(one)
+    assert torch.equal(gradient, top(one, None, 2).float())
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 9), (2, 4, 3)])  # wide rows go through an operator
 @pytest.mark.parametrize("absolute", [False, True])
 def test_compiled_winners(shape, absolute):
     scores, count = made("inf", torch.float32, *shape), torch.tensor(2)
-    compiled = torch.compile(
-        lambda x, e, n: groups.top(x, e, n, absolute=absolute), fullgraph=True, backend="aot_eager"
-    )
+    compiled = torch.compile(lambda x, e, n: top(x, e, n, absolute=absolute), fullgraph=True, backend="aot_eager")
     for eligible in (None, scores > 0):
         for n in (2, count):
-            assert torch.equal(compiled(scores, eligible, n), groups.top(scores, eligible, n, absolute=absolute))
+            assert torch.equal(compiled(scores, eligible, n), top(scores, eligible, n, absolute=absolute))
 
 
 def test_winners_of_the_default_compiler():
     scores = made("inf", torch.float32, 64, 4)
-    compiled = torch.compile(lambda x: groups.top(x, None, 2), fullgraph=True)
-    assert torch.equal(compiled(scores), groups.top(scores, None, 2))
+    compiled = torch.compile(lambda x: top(x, None, 2), fullgraph=True)
+    assert torch.equal(compiled(scores), top(scores, None, 2))
 
 
 def test_no_copy_of_the_scores_is_made():
     scores = made("positive", torch.float32, 1 << 20, 4)
     tracemalloc.start()
     try:
-        groups.top(scores, None, 2, absolute=True)
+        top(scores, None, 2, absolute=True)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < scores.nbytes // 2  # what a block takes; the mask itself is torch's
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (
-            lambda: groups.top(torch.ones(2, 4, dtype=torch.int64), None, 2),
-            TypeError,
-            "floating-point scores, got torc",
-        ),
-        (lambda: groups.top(torch.ones(4), None, 2), ValueError, r"of at most 255 units, got \(4,\)"),
-        (lambda: groups.top(torch.ones(1, 256), None, 2), ValueError, r"of at most 255 units, got \(1, 256\)"),
-        (
-            lambda: groups.top(torch.ones(2, 4), torch.ones(4, dtype=torch.bool), 2),
-            ValueError,
-            r"expected eligible of the shape of the scores, \(2, 4\), got \(4,\)",
-        ),
-        (
-            lambda: groups.top(torch.ones(2, 4, 3), None, torch.tensor([1, 2])),
-            ValueError,
-            r"expected count of shape \(\) or \(6,\), got \(2,\)",
-        ),
-    ],
-)
-def test_what_is_refused(call, error, text):
-    with pytest.raises(error, match=text):
-        call()
-    assert groups.top(torch.ones(1, 255), None, 255).all()
+    assert peak < scores.nbytes // 2 + scores.numel()  # blocks, and the mask
 
 
 @pytest.mark.parametrize("units", [4, 9])
 def test_compiled_ensembles_and_exported_programs(units):
     scores, counts = made("ties", torch.float32, 3, 5, units), torch.tensor([1, 2, 3])
-    want = torch.stack([groups.top(x, None, int(n)) for x, n in zip(scores, counts, strict=True)])
-    every = torch.func.vmap(lambda x, n: groups.top(x, None, n))
+    want = torch.stack([top(x, None, int(n)) for x, n in zip(scores, counts, strict=True)])
+    every = torch.func.vmap(lambda x, n: top(x, None, n))
     assert torch.equal(torch.compile(every, fullgraph=True, backend="eager")(scores, counts), want)
 
     class Winners(torch.nn.Module):
         def forward(self, x):
-            return groups.top(x, None, 2)
+            return top(x, None, 2)
 
     program = torch.export.export(Winners(), (scores[0],))
     assert torch.equal(program.module()(scores[1]), want[1])

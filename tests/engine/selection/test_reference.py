@@ -43,9 +43,9 @@ def test_top_clamps_ints_and_tensors_and_bars(k):
         torch.tensor([[3.0, 1.0, 3.0], [1.0, 1.0, 1.0]]), torch.tensor([[True] * 3, [False] * 3])
     )
     want = [[i in [0, 2, 1][: max(k, 0)] for i in range(3)], [False] * 3]
-    assert reference.top(keys, k).tolist() == want
-    assert reference.top(keys, torch.tensor(k)).tolist() == want
-    assert reference.top(keys, torch.tensor([k, 1])).tolist() == want
+    assert reference.top_of_rows(keys, k).tolist() == want
+    assert reference.top_of_rows(keys, torch.tensor(k)).tolist() == want
+    assert reference.top_of_rows(keys, torch.tensor([k, 1])).tolist() == want
 
 
 @pytest.mark.parametrize("k", range(-1, 7))
@@ -53,9 +53,9 @@ def test_top_takes_the_earlier_of_equals_below_the_best(k):
     keys = torch.tensor([[4, 2, 2, 5, 2]], dtype=torch.int64)
     want = [[i in [3, 0, 1, 2, 4][: max(k, 0)] for i in range(5)]]
     for count in (k, torch.tensor(k), torch.tensor([k])):
-        assert reference.top(keys, count).tolist() == want
+        assert reference.top_of_rows(keys, count).tolist() == want
 
 
 def test_no_unit_and_no_row():
     for shape in ((0, 3), (2, 0)):
-        assert reference.top(torch.zeros(shape, dtype=torch.int32), torch.tensor(1)).shape == shape
+        assert reference.top_of_rows(torch.zeros(shape, dtype=torch.int32), torch.tensor(1)).shape == shape

@@ -1,4 +1,4 @@
-"""The best of each row in memory, against the integers of `ranks`."""
+"""Top-k of every row, against the keys of `reference`."""
 
 import numpy as np
 import pytest
@@ -6,6 +6,11 @@ import torch
 
 from sparsefn.engine import memory
 from sparsefn.engine.selection import entries, reference, rows
+
+
+def arrays(*fields, absolute=False):
+    return entries.arrays(entries.Entry(*fields, absolute=absolute))
+
 
 KINDS = {
     "continuous": lambda x: x,
@@ -38,45 +43,45 @@ def test_rows_are_those_of_the_integers(shape, kind):
             torch.full((height,), width + 1),
             torch.zeros(height).long(),
         ):
-            at = entries.part(x, allow, deny)
-            rows.select_rows(at, counts.numpy(), absolute)
-            assert np.array_equal(at.out, reference.top(keys, counts).numpy())
+            at = arrays(x, allow, deny, absolute=absolute)
+            rows.select_rows(at, counts.numpy())
+            assert np.array_equal(at.out, reference.top_of_rows(keys, counts).numpy())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_every_dtype(dtype):
     x = torch.randn(50, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
-    at = entries.part(x)
-    rows.select_rows(at, np.full(50, 10), absolute=True)
-    assert np.array_equal(at.out, reference.top(reference.rank_keys(x.abs()), 10).numpy())
+    at = arrays(x, absolute=True)
+    rows.select_rows(at, np.full(50, 10))
+    assert np.array_equal(at.out, reference.top_of_rows(reference.rank_keys(x.abs()), 10).numpy())
 
 
 def test_float64_keeps_its_digits():
     x = 1 + 1e-12 * torch.randn(50, 33, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for absolute in (False, True):
-        at = entries.part(x)
-        rows.select_rows(at, np.full(50, 10), absolute)
-        assert np.array_equal(at.out, reference.top(reference.rank_keys(x), 10).numpy())
+        at = arrays(x, absolute=absolute)
+        rows.select_rows(at, np.full(50, 10))
+        assert np.array_equal(at.out, reference.top_of_rows(reference.rank_keys(x), 10).numpy())
 
 
 def test_rows_need_not_lie_end_to_end():
     x = torch.randn(40, 50, generator=torch.Generator().manual_seed(0))
     for view in (x.T, x[::2, 3:], x.flip(0)):
-        at = entries.part(view)
+        at = arrays(view)
         rows.select_rows(at, np.full(len(view), 5))
-        assert np.array_equal(at.out, reference.top(reference.rank_keys(view), 5).numpy())
+        assert np.array_equal(at.out, reference.top_of_rows(reference.rank_keys(view), 5).numpy())
 
 
 def test_the_scores_are_not_written_to():
     x = torch.tensor([[1.0, -0.0, torch.nan], [2.0, 3.0, -1.0]])
     before = x.clone()
-    rows.select_rows(entries.part(x, x > 0), np.array([1, 2]), absolute=True)
+    rows.select_rows(arrays(x, x > 0, absolute=True), np.array([1, 2]))
     torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
     assert x[0, 1].signbit()
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-def test_many_small_rows_of_one_width_are_laid_together_and_change_nothing(absolute, monkeypatch):
+def test_many_small_rows_of_one_width_are_stacked_with_the_same_result(absolute, monkeypatch):
     calls, select_rows = [], rows.select_rows
     monkeypatch.setattr(rows, "select_rows", lambda at, *rest: calls.append(at.out.shape) or select_rows(at, *rest))
     seed = torch.Generator().manual_seed(0)
@@ -86,14 +91,16 @@ def test_many_small_rows_of_one_width_are_laid_together_and_change_nothing(absol
     tensors += [torch.randn(2, 42, generator=seed) for _ in range(12)]
     allow = [None if i % 3 else torch.rand(x.shape, generator=seed) > 0.5 for i, x in enumerate(tensors)]
     counts = [torch.full((len(x),), (5 * i) % 43) for i, x in enumerate(tensors)]
-    listed = [entries.part(x, flags) for x, flags in zip(tensors, allow, strict=True)]
-    rows.select_each(listed, [n.numpy() for n in counts], absolute)
+    listed = [arrays(x, flags, absolute=absolute) for x, flags in zip(tensors, allow, strict=True)]
+    rows.select_each([(at, n.numpy()) for at, n in zip(listed, counts, strict=True)])
     for at, x, flags, n in zip(listed, tensors, allow, counts, strict=True):
-        assert np.array_equal(at.out, reference.top(reference.rank_keys(x.abs() if absolute else x, flags), n).numpy())
-    assert (6, 40) in calls and (3, 40) not in calls  # those without flags; three are not worth it
+        assert np.array_equal(
+            at.out, reference.top_of_rows(reference.rank_keys(x.abs() if absolute else x, flags), n).numpy()
+        )
+    assert (6, 40) in calls and (3, 40) not in calls  # tensors without flags; three are too few
 
 
 def test_scores_have_signs_unless_asked_otherwise():
-    at = entries.part(torch.tensor([[-3.0, 1.0]]))
-    rows.select_each([at], [np.array([1])])
+    at = arrays(torch.tensor([[-3.0, 1.0]]))
+    rows.select_each([(at, np.array([1]))])
     assert at.out.tolist() == [[False, True]]

@@ -6,7 +6,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.engine import memory
-from sparsefn.engine.selection import bracket, entries, groups, reference, winners
+from sparsefn.engine.selection import entries, groups, reference, winners
+from sparsefn.engine.selection.winners import Entry
 
 
 def drawn(seed, *shape):
@@ -16,7 +17,7 @@ def drawn(seed, *shape):
 def expected(scores, counts, allow=None, deny=None, absolute=False):
     open_ = torch.ones_like(scores, dtype=torch.bool)
     open_ = (open_ if allow is None else allow) & (open_ if deny is None else ~deny)
-    return reference.top(reference.rank_keys(scores.abs() if absolute else scores, open_), counts)
+    return reference.top_of_rows(reference.rank_keys(scores.abs() if absolute else scores, open_), counts)
 
 
 X = drawn(0, 6, 50)
@@ -33,8 +34,14 @@ CASES = {
 }
 
 
+def joint_winners(tensors, count, allow=None, deny=None, absolute=False):
+    allow, deny = ([None] * len(tensors) if flags is None else flags for flags in (allow, deny))
+    entries = [Entry(*row, absolute) for row in zip(tensors, allow, deny, strict=True)]
+    return winners.winners(entries, [count], joint=True)
+
+
 def called(scores, count, allow, deny, absolute):
-    return winners.winners([scores], [count], [allow], [deny], absolute)[0]
+    return winners.winners([Entry(scores, allow, deny, absolute)], [count])[0]
 
 
 WAYS = {
@@ -61,12 +68,13 @@ def test_winners_are_the_same_everywhere(case, way):
 def test_memory_is_looked_at_where_there_is_any(case, monkeypatch):
     scores, *rest = CASES[case]
     want = expected(scores, *rest[:3], rest[3])
-    monkeypatch.setattr(winners, "_in_fixed_shapes", None)  # in the operator, too
+    monkeypatch.setattr(winners, "_of_rows", None)  # in the operator, too
+    monkeypatch.setattr(winners, "_jointly", None)
     assert torch.equal(WAYS["vmap"](lambda x: called(x, *rest), scores), want)
-    monkeypatch.setattr(winners, "_winners", None)
+    monkeypatch.setattr(winners, "_operator", None)
     assert torch.equal(called(scores, *rest), want)
     joint = [scores[:2], scores[2:].double()]
-    assert all(mask.all() for mask in winners.joint_winners(joint, torch.tensor(scores.numel())))
+    assert all(mask.all() for mask in joint_winners(joint, torch.tensor(scores.numel())))
 
 
 def test_the_operator_sees_memory_where_a_mode_looks_on(monkeypatch):
@@ -74,7 +82,7 @@ def test_the_operator_sees_memory_where_a_mode_looks_on(monkeypatch):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(winners, "_in_fixed_shapes", None)
+    monkeypatch.setattr(winners, "_of_rows", None)
     with Watch():
         got = called(X, COUNTS, FLAGS[0], FLAGS[1], True)
     assert torch.equal(got, expected(X, COUNTS, FLAGS[0], FLAGS[1], True))
@@ -83,31 +91,22 @@ def test_the_operator_sees_memory_where_a_mode_looks_on(monkeypatch):
 @pytest.mark.parametrize("joint", [False, True])
 def test_the_operator_is_what_it_says_it_is(joint):
     counts = torch.tensor([9]) if joint else COUNTS
-    args = ([X[:2], X[2:].double()], [None, FLAGS[0][2:]], [FLAGS[1][:2], None], counts, joint, True)
+    spans = [1] if joint else [2, 4]
+    args = ([X[:2], X[2:].double()], [None, FLAGS[0][2:]], [FLAGS[1][:2], None], [True, False], counts, spans, joint)
     torch.library.opcheck(torch.ops.sparsefn.winners.default, args, test_utils=("test_schema", "test_faketensor"))
-
-
-@pytest.mark.parametrize("absolute", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_one_small_competition_is_decided_without_ado(dtype, absolute, monkeypatch):
-    monkeypatch.setattr(winners, "_decided", None)
-    x = drawn(3, 1, bracket.SMALL).to(dtype)
-    for k in (0, 7, bracket.SMALL + 1):
-        want = expected(x, k, absolute=absolute)
-        for count in (k, torch.tensor(k), torch.tensor([k])):
-            assert torch.equal(winners.winners([x], [count], absolute=absolute)[0], want)
 
 
 def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
     few, many, one = drawn(5, 2, groups.WIDEST), drawn(6, 2, groups.WIDEST + 1), drawn(7, 1, 5)
-    with monkeypatch.context() as patch:
-        patch.setattr(winners, "_decided", None)
-        assert torch.equal(winners.winners([few], [3])[0], expected(few, 3))
-    ranked, top = [], groups.top
-    monkeypatch.setattr(groups, "top", lambda x, *rest, **named: ranked.append(x) or top(x, *rest, **named))
-    for mask, x in zip(winners.winners([many, few, one], [3, 3, 3]), (many, few, one), strict=True):
-        assert torch.equal(mask, expected(x, 3))
-    assert len(ranked) == 1 and ranked[0] is few
+    columns = drawn(8, 2, groups.WIDEST, 3), drawn(9, 2, groups.WIDEST + 1, 3)
+    ranked, top = [], groups.top_of_groups
+    monkeypatch.setattr(groups, "top_of_groups", lambda at, n: ranked.append(at.out.shape) or top(at, n))
+    tensors = [many, few, one, *columns]
+    for mask, x in zip(winners.winners([Entry(x) for x in tensors], [3] * 5), tensors, strict=True):
+        assert torch.equal(
+            mask, expected(x, 3) if x.ndim == 2 else expected(x.mT.flatten(0, 1), 3).reshape(x.mT.shape).mT
+        )
+    assert ranked == [(2, groups.WIDEST, 1), (2, groups.WIDEST, 3)]
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "compile" not in way])
@@ -115,9 +114,9 @@ def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
 def test_one_competition_without_flags_is_the_same_everywhere(dtype, way):
     x = drawn(4, 1, 90).to(dtype)
     for count in (20, torch.tensor(20), torch.tensor([20])):
-        got = WAYS[way](lambda x, count=count: winners.winners([x], [count])[0], x)
+        got = WAYS[way](lambda x, count=count: winners.winners([Entry(x)], [count])[0], x)
         assert torch.equal(got, expected(x, 20))
-    got = torch.vmap(lambda n: winners.winners([x], [n], absolute=True)[0])(torch.tensor([3, 4]))
+    got = torch.vmap(lambda n: winners.winners([Entry(x, absolute=True)], [n])[0])(torch.tensor([3, 4]))
     assert torch.equal(got, torch.stack([expected(x, n, absolute=True) for n in (3, 4)]))
 
 
@@ -139,7 +138,7 @@ def test_several_tensors_are_one_competition(k, way):
     def joint(x):
         tensors = [x[:2], x[2:3].double(), x[3:].bfloat16(), x[:0]]
         flags = [FLAGS[0][:2], None, FLAGS[0][3:], None]
-        won = winners.joint_winners(tensors, k, flags, None, True)
+        won = joint_winners(tensors, k, flags, None, True)
         return torch.cat([mask.reshape(-1) for mask in won]).reshape(x.shape)
 
     tensors = [X[:2], X[2:3], X[3:].bfloat16()]
@@ -151,22 +150,22 @@ def test_several_tensors_are_one_competition(k, way):
 
 def test_members_of_a_joint_competition_have_counts_of_their_own():
     counts = torch.tensor([3, 200])
-    got = torch.vmap(lambda x, n: torch.cat(winners.joint_winners([x[:1], x[1:]], n)))(torch.stack([X, -X]), counts)
+    got = torch.vmap(lambda x, n: torch.cat(joint_winners([x[:1], x[1:]], n)))(torch.stack([X, -X]), counts)
     for i, x in enumerate((X, -X)):
         assert torch.equal(got[i], expected(x.reshape(1, -1), counts[i]).reshape(X.shape))
 
 
 def test_many_leaves_in_one_call():
     leaves = [drawn(i, 1 + i % 3, 5 + 50 * (i % 7)) for i in range(50)]
-    for leaf, mask in zip(leaves, winners.winners(leaves, [4] * 50), strict=True):
+    for leaf, mask in zip(leaves, winners.winners([Entry(leaf) for leaf in leaves], [4] * 50), strict=True):
         assert torch.equal(mask, expected(leaf, 4))
 
 
 def test_an_exported_program_has_fixed_shapes_and_no_operator_of_ours():
     class Model(torch.nn.Module):
         def forward(self, x, k):
-            own = winners.winners([x[:4], x[4:]], k + torch.arange(6))
-            return called(x, k, None, None, True), winners.joint_winners([x], 9)[0], torch.cat(own)
+            own = winners.winners([Entry(x[:4]), Entry(x[4:])], k + torch.arange(6))
+            return called(x, k, None, None, True), joint_winners([x], 9)[0], torch.cat(own)
 
     program = torch.export.export(Model(), (X, torch.tensor(3)))
     assert "sparsefn" not in str(program.graph)
@@ -179,7 +178,7 @@ def test_an_exported_program_has_fixed_shapes_and_no_operator_of_ours():
 
 def test_meta_tensors_have_shapes():
     assert called(torch.empty(2, 300, device="meta"), 3, None, None, True).shape == (2, 300)
-    assert winners.joint_winners([torch.empty(2, 3, device="meta")], 3)[0].device.type == "meta"
+    assert joint_winners([torch.empty(2, 3, device="meta")], 3)[0].device.type == "meta"
 
 
 def test_numbers_that_are_flushed_to_zero_elsewhere_still_have_an_order():
@@ -189,8 +188,8 @@ def test_numbers_that_are_flushed_to_zero_elsewhere_still_have_an_order():
         pytest.skip("this processor keeps subnormal numbers")
     try:
         assert torch.equal(called(x, 25, None, None, False), want)
-        assert torch.equal(winners.winners([x], [25])[0], want)
-        assert torch.equal(winners.joint_winners([x], 25)[0], want)
+        assert torch.equal(winners.winners([Entry(x)], [25])[0], want)
+        assert torch.equal(joint_winners([x], 25)[0], want)
     finally:
         torch.set_flush_denormal(False)
 
@@ -205,11 +204,9 @@ def test_such_numbers_have_an_order_among_many_others(absolute, way):
     joint = expected(x.reshape(1, -1), 30, None, FLAGS[1].reshape(1, -1), absolute).reshape(X.shape)
 
     def masks(x):
-        won = winners.winners([x], [counts], FLAGS[:1], FLAGS[1:], absolute)
-        won += winners.winners([x[:4], x[4:]], ns, [FLAGS[0][:4], None], None, absolute)
-        return torch.cat(
-            [*won, *winners.joint_winners([x[:4], x[4:]], 30, None, [FLAGS[1][:4], FLAGS[1][4:]], absolute)]
-        )
+        won = winners.winners([Entry(x, *FLAGS, absolute)], [counts])
+        won += winners.winners([Entry(x[:4], FLAGS[0][:4], None, absolute), Entry(x[4:], absolute=absolute)], ns)
+        return torch.cat([*won, *joint_winners([x[:4], x[4:]], 30, None, [FLAGS[1][:4], FLAGS[1][4:]], absolute)])
 
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor keeps subnormal numbers")
@@ -231,29 +228,31 @@ def test_totals():
 @pytest.mark.parametrize("way", ["eager", "vmap", "grad"])
 def test_empty_tensors_have_empty_masks(way):
     def masks(x):
-        won = winners.winners([x[:0], x, x[:, :0]], [2, 3, torch.tensor(1)]) + winners.winners([x[:0]], [1])
-        won += winners.joint_winners([x[:0], x[:, :0]], 2)
+        entries = [Entry(x[:0]), Entry(x), Entry(x[:, :0])]
+        won = winners.winners(entries, [2, 3, torch.tensor(1)]) + winners.winners(entries[:1], [1])
+        won += joint_winners([x[:0], x[:, :0]], 2)
         assert all(mask.dtype == torch.bool for mask in won)
         assert [tuple(mask.shape) for mask in won] == [(0, 50), (6, 50), (6, 0), (0, 50), (0, 50), (6, 0)]
         return won[1]
 
     assert torch.equal(WAYS[way](masks, X), expected(X, 3))
     for counts in (torch.tensor([9, *COUNTS]), [9, COUNTS]):
-        got = WAYS[way](lambda x, counts=counts: winners.winners([x[:1, :0], x], counts)[1], X)
+        got = WAYS[way](lambda x, counts=counts: winners.winners([Entry(x[:1, :0]), Entry(x)], counts)[1], X)
         assert torch.equal(got, expected(X, COUNTS))
 
 
 def test_scores_are_floats_and_nothing_gives_nothing():
     with pytest.raises(TypeError, match="expected floating-point scores, got torch.int64"):
-        winners.winners([torch.tensor([[1]])], [1])
-    assert winners.winners([], []) == [] == winners.joint_winners([], 0)
+        winners.winners([Entry(torch.tensor([[1]]))], [1])
+    assert winners.winners([], []) == [] == joint_winners([], 0)
 
 
 def test_one_tensor_may_have_the_counts_of_all_rows():
     leaves, counts = [X, X[:0], X[:1], X.reshape(100, 3)], torch.arange(107) % 60 - 1
     want = [expected(leaf, n) for leaf, n in zip(leaves, torch.split(counts, [6, 0, 1, 100]), strict=True)]
+    leaves = [Entry(leaf) for leaf in leaves]
     for some in (slice(0, 3), slice(0, 4)):
-        own = counts[: sum(len(leaf) for leaf in leaves[some])]
+        own = counts[: sum(len(leaf.scores) for leaf in leaves[some])]
         calls = {
             "eager": winners.winners(leaves[some], own),
             "compile": torch.compile(winners.winners, backend="aot_eager", fullgraph=True)(leaves[some], own),
@@ -295,11 +294,11 @@ def test_a_signalling_nan_is_as_any_other(shape, dtype, monkeypatch):
     quiet.view(-1)[3] = torch.nan
     mask = torch.zeros(shape, dtype=torch.bool)
     calls = {
-        "rows": lambda x, absolute: winners.winners([x], [k], absolute=absolute),
-        "denied": lambda x, absolute: winners.winners([x], [k], None, [mask], absolute),
-        "joint": lambda x, absolute: winners.joint_winners([x, x.double()], k, absolute=absolute),
-        "short rows": lambda x, absolute: [groups.top(x.reshape(-1, 4), None, 2, absolute=absolute)],
-        "vmap": lambda x, absolute: [torch.vmap(lambda row: winners.winners([row[None]], [k])[0])(x)],
+        "rows": lambda x, absolute: winners.winners([Entry(x, absolute=absolute)], [k]),
+        "denied": lambda x, absolute: winners.winners([Entry(x, None, mask, absolute)], [k]),
+        "joint": lambda x, absolute: joint_winners([x, x.double()], k, absolute=absolute),
+        "short rows": lambda x, absolute: winners.winners([Entry(x.reshape(-1, 4), absolute=absolute)], [2]),
+        "vmap": lambda x, absolute: [torch.vmap(lambda row: winners.winners([Entry(row[None])], [k])[0])(x)],
     }
     for number in (1, 2):
         torch.set_num_threads(number)
