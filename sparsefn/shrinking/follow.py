@@ -50,8 +50,8 @@ _NAMES: dict[Any, str] = {getattr: "getattr"} | {
 _MODULES = {getattr(nn, name) for name in _ELEMENTWISE_MODULES.split()}
 _POOL_MODULES = {getattr(nn, name.title().replace("_", "")[:-1] + "d"): name for name in _POOLS}
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_MODES: tuple[type[Any], ...] = (*_NORMS, *_DROPOUTS, nn.RReLU)
+_DROPOUT_MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_MODES: tuple[type[Any], ...] = (*_NORMS, *_DROPOUT_MODULES, nn.RReLU)
 # `__iadd__` and the like, which have an `__add__`.
 _IN_PLACE = [name for name in dir(operator) if name[:3] == "__i" and hasattr(operator, "__" + name[3:])] + [
     "__setitem__"
