@@ -54,6 +54,7 @@ def network() -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # a second thread shares out the same work
     algorithm = sf.with_optimizer(sf.rigl(0.9, when=sf.at([1])), sf.optimizers.sgd(0.1, momentum=0.9))
     params = network()
     state = algorithm.init(params)

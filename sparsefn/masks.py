@@ -12,9 +12,8 @@ from torch.nn import functional
 
 from sparsefn import random
 from sparsefn.engine.checks import check_sparsity
-from sparsefn.engine.memory import visible
 from sparsefn.engine.numbers import divide, like
-from sparsefn.engine.transforms import concrete
+from sparsefn.engine.transforms import concrete, visible
 from sparsefn.state import Where, check_masks
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
 from sparsefn.where import default_where, select_leaves
@@ -258,9 +257,9 @@ def pack(masks: Tree) -> Tree:
 
 
 def _bytes(mask: Tensor) -> Tensor:
-    memory = visible(mask)
+    memory = visible([mask])
     if memory is not None:
-        return torch.from_numpy(np.packbits(memory.reshape(-1), bitorder="little"))
+        return torch.from_numpy(np.packbits(memory[0].reshape(-1), bitorder="little"))
     bits = functional.pad(mask.reshape(-1), (0, -mask.numel() % 8)).reshape(-1, 8).to(torch.uint8)
     out = bits[:, 0]
     for j in range(1, 8):
@@ -293,8 +292,8 @@ def unpack(packed: Tree, like: Tree) -> Tree:
 
 
 def _bits(packed: Tensor, n: int) -> Tensor:
-    memory = visible(packed)
+    memory = visible([packed])
     if memory is not None:
-        return torch.from_numpy(np.unpackbits(memory, count=n, bitorder="little").view(np.bool_))
+        return torch.from_numpy(np.unpackbits(memory[0], count=n, bitorder="little").view(np.bool_))
     shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed[:, None] >> shifts) & 1).reshape(-1)[:n].to(torch.bool)

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
 import sparsefn as sf
-from sparsefn.engine import memory
+from sparsefn.engine.transforms import visible
 
 X = torch.randn(40, 200, generator=torch.Generator().manual_seed(0))
 
@@ -166,7 +166,7 @@ REFUSED = {
 @pytest.mark.parametrize("layout", REFUSED)
 def test_what_is_not_dense_is_refused(layout, name):
     x = REFUSED[layout]()
-    assert memory.visible(x) is None
+    assert visible([x]) is None
     with pytest.raises((RuntimeError, TypeError, AttributeError)):  # torch's own words
         CALLS[name](x)
 

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
-from sparsefn.engine.memory import BLOCK, Array, each
+from sparsefn.engine.memory import BLOCK, each
+from sparsefn.engine.transforms import Array
 
 _BLOCK = BLOCK // 2  # elements at a time: they are added in place, beside a copy of them
 _TALL = 128  # elements of a unit in one block, where units lie side by side in memory

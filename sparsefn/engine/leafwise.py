@@ -7,14 +7,14 @@ that are reused; a fresh tensor of the size of a leaf costs more than the arithm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.memory import BLOCK, Array, each, fresh, visible
-from sparsefn.engine.transforms import in_forward_mode
+from sparsefn.engine.memory import BLOCK, each, fresh
+from sparsefn.engine.transforms import Array, constants
 
 _SMALL = 1 << 12  # fewer elements are not worth leaving torch for
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
@@ -33,20 +33,13 @@ def flat_memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
     a device hides them. bfloat16 comes as int16 words.
     """
     shape = tensors[0].shape
-    if shape.numel() < least or in_forward_mode() or torch.compiler.is_compiling():
+    if shape.numel() < least or not all(x.shape == shape and x.is_contiguous() for x in tensors):
         return None
-    graph = torch.is_grad_enabled()
-    found = []
-    for x in tensors:
-        hidden = x.shape != shape or not x.is_contiguous() or (graph and x.requires_grad)
-        flat = None if hidden else visible(x)
-        if flat is None:
-            return None
-        found.append(flat.reshape(-1))
-    return tuple(found)
+    found = constants(tensors)
+    return None if found is None else tuple(x.reshape(-1) for x in found)
 
 
-def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
+def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
     """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread where that is worth it.
 
     >>> import numpy as np
@@ -59,8 +52,8 @@ def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
     >>> out
     array([2., 2., 2.])
 
-    The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets an iterator, so that it makes
-    its temporaries once.
+    The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets all blocks of a thread, so that it
+    makes its temporaries once.
     """
     listed = list(rows)
     blocks = [(row, at) for row in listed for at in range(0, row[0].size, BLOCK)]
@@ -69,7 +62,7 @@ def run(kernel: Callable[[Iterator[Row]], object], rows: Iterable[Row]) -> None:
     threads = torch.get_num_threads()
 
     def share(first: int) -> None:
-        kernel(tuple(x[at : at + BLOCK] for x in row) for row, at in blocks[first::threads])
+        kernel([tuple(x[at : at + BLOCK] for x in row) for row, at in blocks[first::threads]])
 
     each(share, range(min(threads, len(blocks))), sum(row[0].size for row in listed))
 
@@ -95,7 +88,7 @@ def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]
 
 
 def _chosen(
-    kernel: Callable[[Iterator[Row]], None],
+    kernel: Callable[[Iterable[Row]], None],
     in_torch: Callable[..., Tensor],
     masks: Sequence[Tensor],
     *trees: Sequence[Tensor],
@@ -159,7 +152,7 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
             looked.append(i)
     stains: list[bool] = []
 
-    def look(blocks: Iterator[Row]) -> None:
+    def look(blocks: Iterable[Row]) -> None:
         room = np.empty(BLOCK, np.bool_)
         for mask, bits in blocks:
             if stains:
@@ -193,18 +186,18 @@ def _into(rows: list[Row], flat: Row, leaf: Tensor) -> Tensor:
     return result.reshape(leaf.shape)
 
 
-def _zero(blocks: Iterator[Row]) -> None:
+def _zero(blocks: Iterable[Row]) -> None:
     for mask, bits, out in blocks:
         zero_block(mask, bits, out)
 
 
-def _select(blocks: Iterator[Row]) -> None:
+def _select(blocks: Iterable[Row]) -> None:
     room = np.empty(BLOCK, np.int64)
     for mask, new, old, out in blocks:
         _either(mask, new, old, out, room.view(out.dtype))
 
 
-def _move(blocks: Iterator[Row]) -> None:
+def _move(blocks: Iterable[Row]) -> None:
     room = np.empty(BLOCK, np.int64)
     for mask, old, update, out in blocks:
         kind = np.float32 if out.itemsize == 4 else np.float64

@@ -1,4 +1,4 @@
-"""The memory of ordinary CPU tensors as numpy arrays, for work in blocks that stay in a core's cache.
+"""Memory for results, devices, and threads: work on arrays in blocks that stay in a core's cache.
 
 A torch operation makes a fresh tensor of the full size and may wake every thread; for a pass over many
 millions of weights that costs more than the arithmetic. numpy writes into small buffers that are reused.
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.transforms import hides_memory, is_plain
+from sparsefn.engine.transforms import Array
 
-Array: TypeAlias = np.ndarray[Any, Any]
-See: TypeAlias = Callable[[Tensor], Array | None]  # `visible`, or `visible_inside` inside an operator
 Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
 Out = TypeVar("Out")
@@ -26,43 +24,11 @@ BLOCK = 1 << 17  # elements at a time: two float32 buffers of it fit the second 
 _MANY = 1 << 20  # fewer elements than this are not worth a second thread
 
 
-def visible(x: Tensor) -> Array | None:
-    """The memory of a plain CPU tensor, shared; None where a transform, a trace or a device hides it.
-
-    >>> from sparsefn.engine import memory
-    >>> memory.visible(torch.tensor([1.0, 2.0]))
-    array([1., 2.], dtype=float32)
-    >>> _ = torch.vmap(lambda x: print(memory.visible(x)) or x)(torch.ones(1, 2))
-    None
-
-    bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through it, and it must not be
-    written to unless the tensor was made for that.
-    """
-    return None if hides_memory() else visible_inside(x)
-
-
-def visible_inside(x: Tensor) -> Array | None:
-    """`visible` inside an operator of the library, where outer transforms and traces do not reach.
-
-    >>> from sparsefn.engine import memory
-    >>> memory.visible_inside(torch.tensor([1.0, 2.0]))
-    array([1., 2.], dtype=float32)
-    """
-    if not is_plain(x):
-        return None
-    try:
-        return (x.detach() if x.requires_grad else x).numpy()
-    except TypeError:  # a dtype that numpy lacks
-        return visible_inside(x.detach().view(torch.int16)) if x.dtype == torch.bfloat16 else None
-    except RuntimeError:  # detached under a transform, it is wrapped
-        return None
-
-
 def fresh(like: Array, dtype: torch.dtype) -> tuple[Tensor, Array]:
     """A new plain CPU tensor of the shape of an array, to be written to, and its memory.
 
     >>> from sparsefn.engine import memory
-    >>> out, values = memory.fresh(memory.visible(torch.ones(2)), torch.float32)
+    >>> out, values = memory.fresh(torch.ones(2).numpy(), torch.float32)
     >>> values[:] = 3.0
     >>> out
     tensor([3., 3.])

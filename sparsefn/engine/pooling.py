@@ -19,8 +19,8 @@ from torch import Tensor
 
 from sparsefn.engine.elementary import raised, root
 from sparsefn.engine.folds import Work, fold
-from sparsefn.engine.memory import Array, See, visible, visible_inside
 from sparsefn.engine.numbers import folded, whole_power
+from sparsefn.engine.transforms import Array, See, visible, visible_inside
 
 Box = tuple[int, ...]
 
@@ -142,9 +142,10 @@ def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, box: list[int], name: str,
 
 
 def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor | None:
-    parts = see(split(x, box))
-    if parts is None:
+    seen = see([split(x, box)])
+    if seen is None:
         return None
+    parts = seen[0]
     rank, size, lift = x.ndim, math.prod(box), None
     if x.dtype == torch.bool:
         parts = parts.view(np.uint8) if size < 256 or name != "sum" else parts.astype(np.int32)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import elementary, words
-from sparsefn.engine.memory import Array, See, check_device, visible, visible_inside
+from sparsefn.engine.memory import check_device
 from sparsefn.engine.numbers import batch_first
-from sparsefn.engine.transforms import in_mode
+from sparsefn.engine.transforms import Array, See, in_mode, visible, visible_inside
 from sparsefn.engine.words import MASK32, PARITY, ROTATIONS, Place
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
@@ -116,11 +116,11 @@ def fold(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
     >>> threefry.fold(torch.tensor([0, 0]), 1, "fold int")
     tensor([3520574224,  438507793])
     """
-    keys = visible(key) if key.ndim == 1 else None
-    number = visible(data) if isinstance(data, Tensor) else data
-    if keys is None or number is None:
+    seen = visible([key, data] if isinstance(data, Tensor) else [key]) if key.ndim == 1 else None
+    if seen is None:
         return None
-    k0, k1 = keys.tolist()
+    number = seen[1] if isinstance(data, Tensor) else data
+    k0, k1 = seen[0].tolist()
     xor0, xor1, _ = _KINDS[kind]
     made = words.pair((k0 ^ xor0) & MASK32, (k1 ^ xor1) & MASK32, (int(number) >> 32) & MASK32, int(number) & MASK32)
     return torch.from_numpy(np.array(made, np.int64))
@@ -136,13 +136,12 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Ten
     `below` is in [0, 2^32], or a tensor of n chances. NaN and what is below 0 never come true.
     """
     plain = _plain(key, index, visible)
-    chances = None
-    if isinstance(below, Tensor):
-        chances = visible(below.float() if below.dtype == torch.bfloat16 else below)
-    if plain is None or (isinstance(below, Tensor) and chances is None):
+    tensors = [below.float() if below.dtype == torch.bfloat16 else below] if isinstance(below, Tensor) else []
+    seen = visible(tensors)
+    if plain is None or seen is None:
         return None
     keys, indices, batch = plain
-    chances = None if chances is None else chances.reshape(-1)
+    chances = seen[0].reshape(-1) if seen else None
     flips = np.empty((len(keys), n), np.bool_)
     if isinstance(below, int):
         compare, limit = (np.less_equal, np.uint32(below - 1)) if below else (np.less, np.uint32(0))
@@ -159,9 +158,8 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Ten
 
 
 def _plain(key: Tensor, index: Tensor | None, see: See) -> words.Rows | None:
-    keys = see(key)
-    indices = None if index is None else see(index)
-    return None if keys is None or (index is not None and indices is None) else words.rows(keys, indices)
+    seen = see([key] if index is None else [key, index])
+    return None if seen is None else words.rows(seen[0], seen[1] if len(seen) > 1 else None)
 
 
 def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:

@@ -7,9 +7,10 @@ asked of private names, which a release of torch may rename; so nothing else of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet, _dispatch_keys, _is_tracing
@@ -24,6 +25,8 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 
+Array: TypeAlias = np.ndarray[Any, Any]
+See: TypeAlias = Callable[[Sequence[Tensor]], list[Array] | None]  # `visible`, or `visible_inside` in an operator
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # A dense CPU tensor that nothing wraps and nothing is yet to be done to, made under autograd or under inference_mode.
@@ -104,16 +107,6 @@ def outside_modes() -> contextlib.AbstractContextManager[object]:
     return _disable_current_modes() if is_in_torch_dispatch_mode() else contextlib.nullcontext()
 
 
-def in_forward_mode() -> bool:
-    """Whether forward-mode differentiation is at work.
-
-    >>> from sparsefn.engine.transforms import in_forward_mode
-    >>> in_forward_mode()
-    False
-    """
-    return forward_ad._current_level >= 0
-
-
 def differentiated(*tensors: Tensor) -> bool:
     """Whether someone may ask for a derivative. Compiled code is traced once for all who do.
 
@@ -121,37 +114,72 @@ def differentiated(*tensors: Tensor) -> bool:
     >>> differentiated(torch.zeros(1)), differentiated(torch.zeros(1, requires_grad=True))
     (False, True)
     """
-    if is_compiling() or in_forward_mode():
+    if is_compiling() or forward_ad._current_level >= 0:
         return True
     levels = get_interpreter_stack() or []
     return any(level.key() in _GRADIENTS for level in levels) or any(x.requires_grad for x in tensors)
 
 
-def hides_memory() -> bool:
-    """Whether tensors made here may have no memory of their own, or a wrapper: anywhere but in eager code and vmap.
+def visible(tensors: Sequence[Tensor]) -> list[Array] | None:
+    """The memory of CPU tensors as arrays, shared; None where a transform, a mode or a device hides some of it.
 
-    >>> from sparsefn.engine.transforms import hides_memory
-    >>> hides_memory()
-    False
+    >>> from sparsefn.engine.transforms import visible
+    >>> visible([torch.tensor([1.0, 2.0])])
+    [array([1., 2.], dtype=float32)]
+    >>> _ = torch.vmap(lambda x: print(visible([x])) or x)(torch.ones(1, 2))
+    None
+
+    bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through an array, and it must not be
+    written to unless the tensor was made for that.
     """
     if is_compiling() or is_in_torch_dispatch_mode() or _is_tracing():
-        return True
+        return None
     # Under grad or functionalize torch wraps what is made from any memory, so that writing to it would not reach it.
     levels = get_interpreter_stack()
-    return levels is not None and any(level.key() != TransformType.Vmap for level in levels)
+    if levels is not None and any(level.key() != TransformType.Vmap for level in levels):
+        return None
+    return visible_inside(tensors)
 
 
-def is_plain(x: Tensor) -> bool:
-    """Whether the memory of a tensor is what torch's dense CPU kernels read as it lies.
+def visible_inside(tensors: Sequence[Tensor]) -> list[Array] | None:
+    """`visible` inside an operator of this library, whose tensors are real whatever calls it.
 
-    >>> from sparsefn.engine.transforms import is_plain
-    >>> is_plain(torch.ones(2)), is_plain(torch.ones(2, device="meta")), is_plain(torch.ones(2).to_sparse())
-    (True, False, False)
-
-    Wrapped tensors have a `numpy()`, too, which may hand out memory that nobody wrote to. So the tensor is asked first
-    what handles its operations.
+    >>> from sparsefn.engine.transforms import visible_inside
+    >>> visible_inside([torch.tensor([1.0, 2.0])])
+    [array([1., 2.], dtype=float32)]
     """
-    return type(x) in _TYPES and _dispatch_keys(x).raw_repr() in _PLAIN
+    seen = []
+    for x in tensors:
+        array = _memory(x)
+        if array is None:
+            return None
+        seen.append(array)
+    return seen
+
+
+def constants(tensors: Sequence[Tensor]) -> list[Array] | None:
+    """`visible`, and None where a derivative of what is computed from the tensors may be asked for.
+
+    >>> from sparsefn.engine.transforms import constants
+    >>> constants([torch.ones(1)]), constants([torch.ones(1, requires_grad=True)])
+    ([array([1.], dtype=float32)], None)
+    """
+    if is_compiling() or forward_ad._current_level >= 0:
+        return None
+    return None if torch.is_grad_enabled() and any(x.requires_grad for x in tensors) else visible(tensors)
+
+
+def _memory(x: Tensor) -> Array | None:
+    # A wrapped tensor has a `numpy()`, too, which may hand out memory that nobody wrote to. So the tensor is asked
+    # first what handles its operations: only torch's dense CPU kernels read the memory as it lies.
+    if type(x) not in _TYPES or _dispatch_keys(x).raw_repr() not in _PLAIN:
+        return None
+    try:
+        return (x.detach() if x.requires_grad else x).numpy()
+    except TypeError:  # a dtype that numpy lacks
+        return _memory(x.detach().view(torch.int16)) if x.dtype == torch.bfloat16 else None
+    except RuntimeError:  # detached under a transform, it is wrapped
+        return None
 
 
 def unwrapped(x: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from sparsefn.engine.memory import BLOCK, Array, each
+from sparsefn.engine.memory import BLOCK, each
+from sparsefn.engine.transforms import Array
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sparsefn.engine import leafwise
 from sparsefn.engine.elementary import sqrt
-from sparsefn.engine.memory import BLOCK, fresh, visible
+from sparsefn.engine.memory import BLOCK, fresh
+from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
     Optimizer,
     Rate,
@@ -116,7 +117,7 @@ def _adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float,
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
         check_given(grads, params, state.mu, weight_decay, False)
         numbers, *decays = begun(state)
-        if not _plain(numbers):
+        if not _known(numbers):
             return None
         rows, rebuild = zipped(params, masks, state.mu, state.nu, grads)
         return ended(_step_under_masks(numbers, rows), rebuild, state.count, *decays)
@@ -154,7 +155,7 @@ def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Ten
     """
     blocks: list[leafwise.Row] = []
     results: list[Moved] = []
-    plain = _plain(numbers)
+    plain = _known(numbers)
     for row in rows:
         single = plain and all(x.dtype == torch.float32 for x in row)
         flat = leafwise.flat_memory(*row, least=1) if single else None
@@ -194,10 +195,8 @@ def _begin(rows: list[leafwise.Row], flat: leafwise.Row, like: Tensor) -> Moved:
     return first.reshape(like.shape), mu.reshape(like.shape), nu.reshape(like.shape)
 
 
-def _plain(numbers: AdamNumbers) -> bool:
-    tensors = [x for x in (numbers.size, numbers.scale, numbers.shrink) if x is not None]
-    graph = torch.is_grad_enabled()
-    return not any((graph and x.requires_grad) or visible(x) is None for x in tensors)
+def _known(numbers: AdamNumbers) -> bool:
+    return constants([x for x in (numbers.size, numbers.scale, numbers.shrink) if x is not None]) is not None
 
 
 def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) -> Moved:
@@ -212,7 +211,7 @@ def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) 
     return update.to(dtype), m.to(dtype), v.to(dtype)
 
 
-def _in_blocks(numbers: AdamNumbers, blocks: Iterator[leafwise.Row]) -> None:
+def _in_blocks(numbers: AdamNumbers, blocks: Iterable[leafwise.Row]) -> None:
     # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too.
     f = np.float32
     size, scale = -f(numbers.size.item()), f(numbers.scale.item())
@@ -239,10 +238,10 @@ def _in_blocks(numbers: AdamNumbers, blocks: Iterator[leafwise.Row]) -> None:
             np.subtract(update, np.multiply(p, shrink, out=extra), out=update)
 
 
-def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterator[leafwise.Row]) -> None:
+def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterable[leafwise.Row]) -> None:
     room = np.empty(BLOCK, np.float32)
 
-    def bare() -> Iterator[leafwise.Row]:
+    def bare() -> Iterable[leafwise.Row]:
         # Each block with its gradient masked. When the next block is asked for, this one holds its update.
         for mask, m, v, gradient, p, new, mu, nu in blocks:
             g = room[: p.size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import leafwise
-from sparsefn.engine.memory import BLOCK, fresh, visible
+from sparsefn.engine.memory import BLOCK, fresh
+from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
     Optimizer,
     Rate,
@@ -122,7 +123,7 @@ def _step_under_masks(
     of a leaf in torch, for leaves whose memory is not read. Without momentum the buffers are handed on. Returns None
     where a transform hides the rate or its gradient is wanted.
     """
-    if visible(numbers.rate) is None or (torch.is_grad_enabled() and numbers.rate.requires_grad):
+    if constants([numbers.rate]) is None:
         return None
     blocks: list[leafwise.Row] = []
     results: dict[int, tuple[Tensor, Tensor]] = {}
@@ -144,7 +145,7 @@ def _step_under_masks(
     return [results[i] for i in range(len(rows))]
 
 
-def _in_blocks(numbers: SgdNumbers, blocks: Iterator[leafwise.Row]) -> None:
+def _in_blocks(numbers: SgdNumbers, blocks: Iterable[leafwise.Row]) -> None:
     # The operations of `leaf` one by one: numpy rounds each as torch does.
     f = np.float32
     rate, momentum, decay = -f(numbers.rate.item()), f(numbers.momentum), f(numbers.decay)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.folds import slabs
-from sparsefn.engine.memory import visible
 from sparsefn.engine.pooling import Pooling, pool, split
+from sparsefn.engine.transforms import visible
 from sparsefn.patterns.kinds import Box, Pattern
 
 Flags = TypeVar("Flags", Tensor, Tensor | None)
@@ -96,7 +96,7 @@ def _over_parts(xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim
 
 def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
     x = xs[0]
-    if x.numel() > _SLAB and all(visible(x) is not None and not x.requires_grad for x in xs):
+    if x.numel() > _SLAB and visible(xs) is not None and not any(x.requires_grad for x in xs):
         return _by_slabs(fn, xs, box)
     shape, out = tuple(x.shape), fn(*(_boxes(x, box).contiguous() for x in xs))
     one_each = out.ndim == 1 or out.shape[1] == 1

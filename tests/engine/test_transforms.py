@@ -2,18 +2,21 @@
 
 import ast
 import re
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses import FakeTensorMode
 from torch.func import grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
-import sparsefn
+import sparsefn as sf
 from sparsefn import tree
 from sparsefn.engine import transforms
 
-PACKAGE = Path(sparsefn.__file__).parent
+PACKAGE = Path(sf.__file__).parent
 
 
 def test_concrete_values_and_hidden_ones():
@@ -98,8 +101,7 @@ def seen_by(ask):
 
 def test_each_question_is_answered_in_each_place():
     assert seen_by(transforms.transformed) == {"vmap", "grad", "jvp", "compiled"}
-    assert seen_by(transforms.hides_memory) == {"grad", "jvp", "mode", "compiled"}
-    assert seen_by(transforms.in_forward_mode) == {"jvp"}
+    assert seen_by(lambda: transforms.visible([]) is None) == {"grad", "jvp", "mode", "compiled"}
     assert seen_by(lambda: transforms.in_mode() and not torch.compiler.is_compiling()) == {"mode"}
 
 
@@ -107,20 +109,125 @@ def test_real_tensors_are_made_outside_modes():
     with FakeTensorMode():
         with transforms.outside_modes():
             assert torch.full((), 3.0).item() == 3.0
-        assert transforms.in_mode() and not transforms.is_plain(torch.ones(2))
+        assert transforms.in_mode() and transforms.visible_inside([torch.ones(2)]) is None
     with transforms.outside_modes():
         assert torch.full((), 3.0).item() == 3.0
 
 
-def test_wrapped_tensors_are_not_plain_and_can_be_unwrapped():
+def test_wrapped_tensors_can_be_unwrapped():
     x, seen = torch.ones(3, 2), []
 
     def note(row):
-        seen.append((transforms.is_plain(row), transforms.unwrapped(row) is x))
+        seen.append((transforms.unwrapped(row) is x, transforms.visible_inside([row])))
         return row.sum()
 
     vmap(grad(note))(x)
-    assert seen == [(False, True)] and transforms.is_plain(x) and transforms.is_plain(torch.nn.Parameter(x))
+    vmap(note)(x)
+    assert seen == [(True, None)] * 2 and transforms.unwrapped(x) is x
+
+
+def test_constants_are_tensors_whose_derivative_nobody_asks_for():
+    x, leaf = torch.ones(2), torch.ones(2, requires_grad=True)
+    assert transforms.constants([x]) is not None and transforms.constants([x, leaf]) is None
+    with torch.no_grad():
+        assert transforms.constants([x, leaf]) is not None
+    with torch.autograd.forward_ad.dual_level():
+        assert transforms.constants([x]) is None and transforms.visible([x]) is not None
+
+
+def memory_of(x):
+    seen = transforms.visible([x])
+    return None if seen is None else seen[0]
+
+
+def memory_inside(x):
+    seen = transforms.visible_inside([x])
+    return None if seen is None else seen[0]
+
+
+class Named(torch.Tensor):
+    pass
+
+
+HIDDEN = {
+    "vmap": lambda see: torch.vmap(see)(torch.ones(2, 3)),
+    "grad": lambda see: torch.func.grad(lambda x: see(x).sum())(torch.ones(3)),
+    "jvp": lambda see: torch.func.jvp(see, (torch.ones(3),), (torch.ones(3),)),
+    "fake": lambda see: see(FakeTensorMode().from_tensor(torch.ones(3))),
+    "trace": lambda see: make_fx(see)(torch.ones(3)),
+    "functionalize": lambda see: torch.func.functionalize(see)(torch.ones(3)),
+    "functionalize of a plain one": lambda see: torch.func.functionalize(lambda _: see(torch.ones(3)))(torch.ones(1)),
+    "negative view": lambda see: see(torch._neg_view(torch.ones(3))),
+    "zeros": lambda see: see(torch._efficientzerotensor((3,))),
+    "subclass": lambda see: see(torch.ones(3).as_subclass(Named)),
+    "meta": lambda see: see(torch.ones(3, device="meta")),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.bool])
+def test_the_memory_is_shared(dtype):
+    x = torch.ones(2, 3, dtype=dtype)
+    seen = memory_of(x)
+    x[1, 2] = 0
+    assert seen.shape == (2, 3) and not seen[1, 2] and seen.sum() == 5
+
+
+def test_bfloat16_comes_as_words():
+    seen = memory_of(torch.tensor([1.0, -0.0], dtype=torch.bfloat16))
+    assert seen.dtype == np.int16 and seen.tolist() == [0x3F80, -0x8000]
+
+
+def test_a_tensor_that_requires_grad_shows_its_memory():
+    assert memory_of(torch.nn.Parameter(torch.ones(2))).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_tensors_that_are_traced_or_elsewhere_have_no_memory(name):
+    seen = []
+
+    def see(x):
+        seen.append(memory_of(x))
+        return x * 1.0
+
+    HIDDEN[name](see)
+    assert seen and all(found is None for found in seen)
+
+
+def test_layouts_and_dtypes_that_numpy_lacks_have_no_memory():
+    x = torch.ones(3, 3)
+    lacking = [x.to(torch.float8_e5m2), x.to_sparse(), x.to_mkldnn()]
+    assert all(memory_inside(other) is None for other in lacking)
+
+
+def test_compiled_code_sees_no_memory():
+    @torch.compile(backend="eager", fullgraph=True)
+    def see(x):
+        return x + (0.0 if memory_of(x) is None else 1.0)
+
+    assert see(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_inside_an_operator_a_mode_that_looks_on_hides_nothing():
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2)
+    with Watch():
+        seen += [memory_of(x), memory_inside(x)]
+    assert seen[0] is None and seen[1].tolist() == [1.0, 1.0]
+
+
+def test_a_recorded_program_does_not_take_a_mask_for_a_constant():
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that recording is old
+        torch.jit.trace(lambda x: seen.append(memory_of(x)) or x + 1.0, (torch.ones(3),))
+        with pytest.raises(RuntimeError):
+            torch.jit.trace(lambda x: sf.topk_mask(x, 2), (torch.ones(3),))
+    assert seen and seen[0] is None
 
 
 def private_names(source: str) -> list[str]:

@@ -10,21 +10,19 @@ pruned tensor, is tried as the threshold by itself: its units are never collecte
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from sparsefn.engine.memory import Array
-from sparsefn.engine.selection.entries import Arrays, Scratch, Work, bar, cut, open_count, work_on
+from sparsefn.engine.selection import blocks
+from sparsefn.engine.selection.entries import Arrays
+from sparsefn.engine.transforms import Array
 
 _SORTED = 1 << 11  # so many are sorted sooner than partitioned
 SMALL = 1 << 15  # so many scores are not sampled but partitioned at once
 _SURE = 2.5  # standard deviations of a rank in the sample on either side; a miss costs another pass
 _FEW = 7  # so many equal scores around the wanted rank are chance
-_CROWDED = 32  # one score in so many is collected, if more are inside the bracket
-_MOST = 1 << 16  # so many are collected in any case
 _HEAVY = 32  # a value that more than one in so many of the sample have is tried by itself
 
 
@@ -33,7 +31,7 @@ def write_best(competitors: Sequence[Arrays], k: int) -> None:
     """Write into each `out` the mask of the k best of all flat entries: larger first, NaN last, then the earlier.
 
     >>> from sparsefn.engine.selection import bracket, entries
-    >>> at = entries.arrays(entries.Entry(torch.tensor([1.0, float("nan"), -3.0]), absolute=True))
+    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, float("nan"), -3.0]), absolute=True)])
     >>> bracket.write_best([at], 1)
     >>> at.out
     array([False, False,  True])
@@ -46,12 +44,10 @@ def write_best(competitors: Sequence[Arrays], k: int) -> None:
     elif sum(at.out.size for at in competitors) <= SMALL:
         _at_once(competitors, k)
     else:
-        total = sum(open_count(at) for at in competitors)
-        if k < total:
-            return _search(competitors, k / total, k)
-        for at in competitors:
-            at.out[:] = True
-            bar(at, 0, at.out.size, at.out)
+        total = blocks.open_count(competitors)
+        if k >= total:
+            return blocks.all_open(competitors)
+        _search(blocks.work_on(competitors), k / total, k)
 
 
 def best(values: Array, k: int) -> Array:
@@ -115,74 +111,42 @@ class _Bracket(NamedTuple):
     high: float = math.inf
     high_open: bool = False
 
-    @property
-    def reaches(self) -> Callable[..., Array]:
-        """The comparison with `low` that is true of scores which are not below."""
-        return np.greater if self.low_open else np.greater_equal
-
-    @property
-    def exceeds(self) -> Callable[..., Array]:
-        """The comparison with `high` that is true of scores which are above."""
-        return np.greater_equal if self.high_open else np.greater
-
     def has(self, values: Array) -> Array:
         """Which of some values lie in it."""
-        inside: Array = self.reaches(values, self.low) & ~self.exceeds(values, self.high)
-        return inside
+        above: Array = values > self.low if self.low_open else values >= self.low
+        return above & (values < self.high if self.high_open else values <= self.high)
 
 
-def _search(competitors: Sequence[Arrays], share: float, k: int) -> None:
-    work = work_on(competitors)
-    sample, known, reach = _sample(work), _Bracket(), _SURE
+def _search(work: blocks.Work, share: float, k: int) -> None:
+    sample, known, reach = blocks.sample(work), _Bracket(), _SURE
     while True:
         bracket, section = _window(sample, share, reach, known)
         value = _heavy(sample, section)
         if value is not None:
-            counts = work.run(partial(_compare, value))
-            above, equal = (sum(column) for column in zip(*counts, strict=True))
+            above, equal = blocks.compare(work, value)
             if above <= k <= above + equal:
-                return _fill(work, k - above, value)
+                return blocks.fill(work, k - above, value)
             if k < above:
                 known = known._replace(low=value, low_open=True)
             else:
                 known = known._replace(high=value, high_open=True)
             continue
-        found = work.run(partial(_collect, bracket, [max(work.size // _CROWDED, _MOST)]))
-        need, inside = k - sum(above for above, *_ in found), sum(count for _, count, *_ in found)
-        values = np.concatenate([scores for *_, scores in found])
+        above, inside, places, values = blocks.collect(work, *bracket)
+        need = k - above
         if 0 <= need <= inside == values.size:
-            return _finish(work.entries, [places for *_, places, _ in found], best(values, need))
+            return blocks.add(work, places, best(values, need))
         if 0 <= need <= inside:  # too many to collect: the scores that were are a closer sample
             known, sample, share, reach = bracket, values[:: values.size >> 15 | 1].copy(), need / inside, _SURE
-            del found, values  # before the next are collected
+            del places, values  # before the next are collected
             continue
         if need < 0:
             known = known._replace(low=bracket.high, low_open=True)
         elif bracket.low > -math.inf:
             known = known._replace(high=bracket.low, high_open=True)
         else:  # all numbers win
-            work.run(_numbers)
-            return _fill(work, need - inside, math.nan)
+            blocks.all_numbers(work)
+            return blocks.fill(work, need - inside, math.nan)
         reach *= 8
-
-
-def _sample(work: Work) -> Array:
-    # Every `step`-th score that competes, NaN as -inf.
-    wanted = 1 << 13 if work.size < 1 << 20 else 1 << 14 if work.size < 1 << 23 else 1 << 16
-    step = work.size // wanted | 1  # odd, as rows of a matrix mostly have even lengths
-    drawn, first = [], 0
-    for share in work.shares:
-        scratch = work.scratch(share)
-        for at in share:
-            some = cut(at, slice(first, None, step))
-            scores = scratch.read(some, slice(None), np.empty(some.out.size, scratch.scores.dtype))
-            if at.allow is not None or at.deny is not None:
-                flags = np.ones(scores.size, np.bool_)
-                bar(some, 0, scores.size, flags)
-                scores = scores[flags]
-            drawn.append(np.fmax(scores, -np.inf))
-            first = (first - at.out.size) % step
-    return np.concatenate(drawn)
 
 
 def _window(sample: Array, share: float, reach: float, known: _Bracket) -> tuple[_Bracket, Array]:
@@ -208,74 +172,6 @@ def _heavy(sample: Array, section: Array) -> float | None:
         values, counts = np.unique(section, return_counts=True)
         likely.insert(0, values[counts.argmax()])
     return next((float(x) for x in likely if np.count_nonzero(sample == x) * _HEAVY > sample.size), None)
-
-
-def _compare(value: float, at: Arrays, scratch: Scratch) -> tuple[int, int]:
-    # How many scores are above a value and how many are equal to it; the units above go into the mask.
-    above = equal = 0
-    for start, stop, scores, winners, flags in scratch.blocks(at):
-        np.greater(scores, value, out=winners)
-        np.equal(scores, value, out=flags)
-        bar(at, start, stop, winners)
-        bar(at, start, stop, flags)
-        above += int(np.count_nonzero(winners))
-        equal += int(np.count_nonzero(flags))
-    return above, equal
-
-
-def _numbers(at: Arrays, scratch: Scratch) -> None:
-    for start, stop, scores, winners, _ in scratch.blocks(at):
-        np.equal(scores, scores, out=winners)
-        bar(at, start, stop, winners)
-
-
-def _collect(bracket: _Bracket, spare: list[int], at: Arrays, scratch: Scratch) -> tuple[int, int, Array, Array]:
-    # How many scores are above the bracket, whose units go into the mask, and how many inside, with their places and
-    # values. No more than `spare` are collected, by all threads together: threads that read it at the same moment
-    # collect some more, which costs memory alone.
-    above, inside, places, values = 0, 0, [np.empty(0, np.int64)], [scratch.scores[:0]]
-    for start, stop, scores, winners, flags in scratch.blocks(at):
-        bracket.exceeds(scores, bracket.high, out=winners)
-        bracket.reaches(scores, bracket.low, out=flags)
-        np.bitwise_xor(flags, winners, out=flags)
-        bar(at, start, stop, winners)
-        bar(at, start, stop, flags)
-        above += int(np.count_nonzero(winners))
-        if spare[0] <= 0:
-            inside += int(np.count_nonzero(flags))
-            continue
-        found = np.flatnonzero(flags)
-        inside += found.size
-        found = found[: spare[0]]
-        spare[0] -= found.size
-        values.append(scores[found])
-        places.append(found + start)
-    return above, inside, np.concatenate(places), np.concatenate(values)
-
-
-def _finish(competitors: Sequence[Arrays], places: Sequence[Array], keep: Array) -> None:
-    first = 0
-    for at, found in zip(competitors, places, strict=True):
-        at.out[found[keep[first : first + found.size]]] = True
-        first += found.size
-
-
-def _fill(work: Work, missing: int, value: float) -> None:
-    # The first `missing` units that have the value win as well; NaN stands for every NaN.
-    for share in work.shares:
-        scratch = work.scratch(share)
-        for at in share:
-            for start, stop, scores, winners, flags in scratch.blocks(at):
-                if missing <= 0:
-                    return
-                np.not_equal(scores, scores, out=flags) if math.isnan(value) else np.equal(scores, value, out=flags)
-                bar(at, start, stop, flags)
-                count = int(np.count_nonzero(flags))
-                if count <= missing:
-                    np.bitwise_or(winners, flags, out=winners)
-                else:
-                    winners[np.flatnonzero(flags)[:missing]] = True
-                missing -= count
 
 
 def _at_once(competitors: Sequence[Arrays], k: int) -> None:

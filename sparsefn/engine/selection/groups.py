@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.memory import BLOCK, Array, each
+from sparsefn.engine.memory import BLOCK, each
 from sparsefn.engine.selection.entries import Arrays
+from sparsefn.engine.transforms import Array
 
 WIDEST = 32  # units of a row: there are as many passes, so that wider rows are better partitioned
 PAIRED = 4  # units of a row: of more, compiled code is slower than the passes over memory
@@ -62,7 +63,7 @@ def top_of_groups(at: Arrays, count: Array) -> None:
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import entries, groups
-    >>> at = entries.arrays(entries.Entry(torch.tensor([[[1.0], [-4.0], [4.0], [2.0]]]), absolute=True))
+    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([[[1.0], [-4.0], [4.0], [2.0]]]), absolute=True)])
     >>> groups.top_of_groups(at, np.array(2))
     >>> at.out.reshape(-1)
     array([False,  True,  True, False])

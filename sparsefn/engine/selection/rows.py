@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsefn.engine.memory import BLOCK, Array, each
+from sparsefn.engine.memory import BLOCK, each
+from sparsefn.engine.selection.blocks import Scratch
 from sparsefn.engine.selection.bracket import tied, write_best
-from sparsefn.engine.selection.entries import Arrays, Scratch, cut
+from sparsefn.engine.selection.entries import Arrays, cut
+from sparsefn.engine.transforms import Array
 
 _LONG = 1 << 13  # longer rows are selected from one by one
 _SHORT = 1 << 12  # single rows of at most this length are stacked, where several have one length
@@ -23,7 +25,7 @@ def select_rows(rows: Arrays, counts: Array) -> None:
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import entries, rows
-    >>> table = entries.arrays(entries.Entry(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]])))
+    >>> (table,) = entries.arrays([entries.Entry(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]]))])
     >>> rows.select_rows(table, np.array([2, 1]))
     >>> table.out
     array([[False,  True,  True],
@@ -66,7 +68,7 @@ def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
     >>> import numpy as np
     >>> from sparsefn.engine.selection import entries, rows
     >>> tensors = torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 1.0, 0.0]])
-    >>> tables = [entries.arrays(entries.Entry(scores)) for scores in tensors]
+    >>> tables = entries.arrays([entries.Entry(scores) for scores in tensors])
     >>> rows.select_each([(at, np.array(1)) for at in tables])
     >>> [at.out.tolist() for at in tables]
     [[[False, True]], [[True, False, False]]]

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.memory import Array, See, check_device, placed, visible, visible_inside
+from sparsefn.engine.memory import check_device, placed
 from sparsefn.engine.selection import bracket, groups, reference
-from sparsefn.engine.selection.entries import Arrays, arrays, flat, reshaped
 from sparsefn.engine.selection.entries import Entry as Entry
+from sparsefn.engine.selection.entries import arrays, flat, reshaped
 from sparsefn.engine.selection.rows import select_each
+from sparsefn.engine.transforms import Array, See, visible, visible_inside
 
 Count: TypeAlias = int | Tensor
 Counts: TypeAlias = Sequence[Count] | Tensor
@@ -66,10 +67,10 @@ def totals(flags: Sequence[Tensor]) -> Tensor:
     >>> winners.totals([torch.tensor([[True, False], [True, True]]), torch.tensor([[True]])])
     tensor([1, 2, 1])
     """
-    seen = [visible(rows) for rows in flags]
-    if not flags or any(rows is None for rows in seen):
+    seen = visible(flags)
+    if not flags or seen is None:
         return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64, device="cpu")
-    counts = [np.count_nonzero(row) for rows in seen if rows is not None for row in rows]
+    counts = [np.count_nonzero(row) for rows in seen for row in rows]
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
 
@@ -126,14 +127,9 @@ def _laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
 def _in_memory(
     entries: Sequence[Entry], counts: Counts, spans: Sequence[int] | None, joint: bool, see: See
 ) -> list[Tensor] | None:
-    seen: list[Arrays] = []
-    for entry in entries:
-        at = arrays(entry, see)
-        if at is None:
-            return None
-        seen.append(at)
-    numbers = _numbers(entries, counts, spans, joint, see)
-    if numbers is None or not _TINY[0] > _TINY[1]:  # this thread counts subnormal numbers as zero
+    seen = arrays(entries, see)
+    numbers = None if seen is None else _numbers(entries, counts, spans, joint, see)
+    if seen is None or numbers is None or not _TINY[0] > _TINY[1]:  # this thread counts subnormal numbers as zero
         return None
     if joint:
         bracket.write_best([flat(at) for at in seen], int(numbers[0].item()))
@@ -154,18 +150,16 @@ def _numbers(
 ) -> list[Array] | None:
     # The counts of each entry, one or one a competition.
     if not isinstance(counts, Tensor):
-        numbers: list[Array] = []
-        for count in counts:
-            seen = np.array(count) if isinstance(count, int) else see(count)
-            if seen is None:
-                return None
-            numbers.append(seen)
-        return numbers
-    whole = see(counts)
+        known = see([count for count in counts if isinstance(count, Tensor)])
+        if known is None:
+            return None
+        left = iter(known)
+        return [next(left) if isinstance(count, Tensor) else np.array(count) for count in counts]
+    whole = see([counts])
     if whole is None:
         return None
     ends = np.cumsum([0, *(spans or _spans(entries, joint))]).tolist()
-    return [whole[a:b] for a, b in pairwise(ends)]
+    return [whole[0][a:b] for a, b in pairwise(ends)]
 
 
 def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:

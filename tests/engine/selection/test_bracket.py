@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparsefn.engine import memory
-from sparsefn.engine.selection import bracket, entries
+from sparsefn.engine.selection import blocks, bracket, entries
 
 SIZES = [1, 2, 1000, bracket.SMALL + 1, 2 * memory.BLOCK + 5]
 KINDS = {
@@ -39,7 +39,8 @@ def made(kind, n, dtype=torch.float32, seed=0):
 
 
 def arrays(*fields, absolute=False):
-    return entries.arrays(entries.Entry(*fields, absolute=absolute))
+    (at,) = entries.arrays([entries.Entry(*fields, absolute=absolute)])
+    return at
 
 
 def ranked(values, absolute=False):
@@ -125,13 +126,13 @@ def test_several_tensors_are_one_competition_in_their_order(sizes, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_threads_change_nothing(kind, monkeypatch):
-    monkeypatch.setattr(entries, "_THREADED", 1)
+    monkeypatch.setattr(blocks, "_THREADED", 1)
     monkeypatch.setattr(memory, "_MANY", 1)
     x, threads = made(kind, 2 * memory.BLOCK + 3), torch.get_num_threads()
     order = ranked(x)
     torch.set_num_threads(3)
     try:
-        assert len(entries.work_on([arrays(x)]).shares) == 3
+        assert len(blocks.work_on([arrays(x)]).shares) == 3
         for k in (1, len(x) // 10, len(x) // 2):
             np.testing.assert_array_equal(selected([x[:9], x[9:]], k), wanted(order, k), err_msg=str(k))
     finally:
@@ -153,11 +154,11 @@ LIES = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("most", [bracket._MOST, 300], ids=["all are collected", "few are collected"])
+@pytest.mark.parametrize("most", [blocks._MOST, 300], ids=["all are collected", "few are collected"])
 def test_correctness_does_not_depend_on_the_sample(most, lie, kind, monkeypatch):
-    monkeypatch.setattr(bracket, "_MOST", most)
-    monkeypatch.setattr(bracket, "_CROWDED", 1 << 20)
-    monkeypatch.setattr(bracket, "_sample", lambda passes: np.array(LIES[lie], np.float32))
+    monkeypatch.setattr(blocks, "_MOST", most)
+    monkeypatch.setattr(blocks, "_CROWDED", 1 << 20)
+    monkeypatch.setattr(blocks, "sample", lambda work: np.array(LIES[lie], np.float32))
     x = made(kind, bracket.SMALL + 100)
     order = ranked(x)
     for k in (1, len(x) // 10, len(x) // 2, len(x) - 1):
@@ -167,12 +168,12 @@ def test_correctness_does_not_depend_on_the_sample(most, lie, kind, monkeypatch)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ["as drawn", "sorted", "reversed"])
 def test_correctness_does_not_depend_on_how_many_are_collected(order, kind, monkeypatch):
-    monkeypatch.setattr(bracket, "_CROWDED", 1 << 20)
+    monkeypatch.setattr(blocks, "_CROWDED", 1 << 20)
     x = made(kind, bracket.SMALL + 100)
     x = {"as drawn": x, "sorted": x.sort().values, "reversed": x.sort(descending=True).values}[order]
     ranks, deny = ranked(x), x.view(torch.int32) % 3 == 0
     for most in (200, 3000):
-        monkeypatch.setattr(bracket, "_MOST", most)
+        monkeypatch.setattr(blocks, "_MOST", most)
         for k in (1, 5, len(x) // 3, len(x) - 5):
             np.testing.assert_array_equal(selected([x], k), wanted(ranks, k), err_msg=f"{most} {k}")
             got = selected([x[:7], x[7:]], k, deny=[deny[:7], deny[7:]])
@@ -216,7 +217,7 @@ def test_a_bracket_may_end_at_any_rank(alike, monkeypatch):
     x = torch.arange(n).flip(0).div(alike, rounding_mode="floor")
     want = wanted(ranked(x), k)
     for shift in range(-600, 200):  # the window of 500 values goes by the wanted rank
-        monkeypatch.setattr(bracket, "_sample", lambda passes, low=(n - k + shift) // alike: np.arange(500.0) + low)
+        monkeypatch.setattr(blocks, "sample", lambda work, low=(n - k + shift) // alike: np.arange(500.0) + low)
         np.testing.assert_array_equal(selected([x.float()], k), want, err_msg=str(shift))
 
 
@@ -226,7 +227,7 @@ def test_a_sample_may_have_any_size(share, monkeypatch):
     k, drawn = round(share * len(x)), x[:200].numpy()
     want = wanted(ranked(x), k)
     for size in range(len(drawn)):  # the window goes over either end, or up to it
-        monkeypatch.setattr(bracket, "_sample", lambda passes, size=size: drawn[:size])
+        monkeypatch.setattr(blocks, "sample", lambda work, size=size: drawn[:size])
         np.testing.assert_array_equal(selected([x], k), want, err_msg=str(size))
 
 
@@ -237,15 +238,15 @@ def test_scores_have_signs_unless_asked_otherwise():
 
 
 def watched(monkeypatch):
-    """How many scores each pass over a tensor collects."""
-    collected, collect = [], bracket._collect
+    """How many scores each pass over the entries collects."""
+    collected, collect = [], blocks.collect
 
     def watch(*args):
         found = collect(*args)
-        collected.append(found[2].size)
+        collected.append(found.values.size)
         return found
 
-    monkeypatch.setattr(bracket, "_collect", watch)
+    monkeypatch.setattr(blocks, "collect", watch)
     return collected
 
 
@@ -264,7 +265,7 @@ def test_a_sample_of_the_scores_makes_one_pass_enough(kind, share, monkeypatch):
         flags = [None if some is None else list(some.split(sizes)) for some in (allow, deny)]
         got = selected(list(x.split(sizes)), k, False, *flags)
         np.testing.assert_array_equal(got, wanted(order, k, open_), err_msg=str(k))
-        assert len(collected) == len(sizes) and 0 < sum(collected) < len(x) // 20
+        assert len(collected) == 1 and 0 < collected[0] < len(x) // 20
         collected.clear()
 
 

@@ -9,7 +9,8 @@ from sparsefn.engine.selection import entries, reference, rows
 
 
 def arrays(*fields, absolute=False):
-    return entries.arrays(entries.Entry(*fields, absolute=absolute))
+    (at,) = entries.arrays([entries.Entry(*fields, absolute=absolute)])
+    return at
 
 
 KINDS = {

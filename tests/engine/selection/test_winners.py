@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.engine import memory
-from sparsefn.engine.selection import entries, groups, reference, winners
+from sparsefn.engine.selection import blocks, groups, reference, winners
 from sparsefn.engine.selection.winners import Entry
 
 
@@ -288,7 +288,7 @@ def signalling(x):
 @pytest.mark.parametrize("shape", [(4, 100), (300, 64), (1, 1000), (1, 40_000), (2, 70_000)], ids=str)
 def test_a_signalling_nan_is_as_any_other(shape, dtype, monkeypatch):
     monkeypatch.setattr(memory, "_MANY", 1)
-    monkeypatch.setattr(entries, "_THREADED", 1)
+    monkeypatch.setattr(blocks, "_THREADED", 1)
     threads, quiet = torch.get_num_threads(), torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     x, k = signalling(quiet.clone()), shape[1] // 2
     quiet.view(-1)[3] = torch.nan

@@ -1,0 +1,313 @@
+"""Passes over the scores of one competition, block by block, on one thread or several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from sparsefn.engine.memory import BLOCK, each
+from sparsefn.engine.selection.entries import Arrays, cut
+from sparsefn.engine.transforms import Array
+
+_THREADED = 1 << 22  # from so many scores on, one competition has several threads
+_CROWDED = 32  # one score in so many is collected, if more are inside the bracket
+_MOST = 1 << 16  # so many are collected in any case
+
+Out = TypeVar("Out")
+
+
+def bar(at: Arrays, start: int, stop: int, flags: Array) -> None:
+    """Unset the flags of the units in a range that do not compete.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> flags = np.array([True, True])
+    >>> (at,) = entries.arrays([entries.Entry(torch.ones(3), deny=torch.tensor([False, True, False]))])
+    >>> blocks.bar(at, 1, 3, flags)
+    >>> flags
+    array([False,  True])
+    """
+    if at.allow is not None:
+        np.bitwise_and(flags, at.allow[start:stop], out=flags)
+    if at.deny is not None:
+        np.greater(flags, at.deny[start:stop], out=flags)
+
+
+def open_count(competitors: Sequence[Arrays]) -> int:
+    """How many units compete; `out` may be overwritten.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> blocks.open_count(entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))]))
+    1
+    """
+    count = 0
+    for at in competitors:
+        if at.allow is None:
+            count += at.out.size - (0 if at.deny is None else int(np.count_nonzero(at.deny)))
+        elif at.deny is None:
+            count += int(np.count_nonzero(at.allow))
+        else:
+            count += int(np.count_nonzero(np.greater(at.allow, at.deny, out=at.out)))
+    return count
+
+
+class Scratch:
+    """Buffers for one block of scores and flags, used again for every block.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([-1.0, 2.0]), absolute=True)])
+    >>> [scores.tolist() for _, _, scores, _, _ in blocks.Scratch(2, double=False).blocks(at)]
+    [[1.0, 2.0]]
+    """
+
+    def __init__(self, size: int, double: bool) -> None:
+        self.scores: Array = np.empty(size, np.float64 if double else np.float32)
+        self.flags: Array = np.empty(size, np.bool_)
+
+    def blocks(self, at: Arrays) -> Iterator[tuple[int, int, Array, Array, Array]]:
+        """Start, end and scores of each block, its part of the mask, and flags to write to."""
+        for start in range(0, at.out.size, BLOCK):
+            stop = min(start + BLOCK, at.out.size)
+            scores = self.read(at, slice(start, stop), self.scores[: stop - start])
+            yield start, stop, scores, at.out[start:stop], self.flags[: stop - start]
+
+    def read(self, at: Arrays, where: slice, buffer: Array) -> Array:
+        """Some of the scores: a view of the memory where it holds what is wanted, else written into the buffer."""
+        if at.narrow is not None:
+            torch.from_numpy(buffer).copy_(at.narrow[where])
+            return np.abs(buffer, out=buffer) if at.absolute else buffer
+        assert at.wide is not None
+        if at.absolute:
+            return np.abs(at.wide[where], out=buffer)
+        if at.wide.dtype != buffer.dtype:  # float32 scores in one competition with float64 scores
+            buffer[...] = at.wide[where]
+            return buffer
+        return at.wide[where]
+
+
+class Work(NamedTuple):
+    """The entries of a competition in their order, in shares of which each may have a thread of its own.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> listed = entries.arrays([entries.Entry(torch.ones(n)) for n in (2, 3)])
+    >>> blocks.work_on(listed).run(lambda at, scratch: at.out.size)
+    [2, 3]
+    """
+
+    shares: list[list[Arrays]]
+    double: bool
+    size: int
+
+    def run(self, step: Callable[[Arrays, Scratch], Out]) -> list[Out]:
+        """What a step returns for each entry, in their order."""
+
+        def run_share(share: list[Arrays]) -> list[Out]:
+            scratch = self.scratch(share)
+            return [step(at, scratch) for at in share]
+
+        return [out for outs in each(run_share, self.shares, self.size) for out in outs]
+
+    def scratch(self, share: list[Arrays]) -> Scratch:
+        """Buffers for the blocks of some entries."""
+        return Scratch(min(BLOCK, max((at.out.size for at in share), default=0)), self.double)
+
+
+def work_on(competitors: Sequence[Arrays]) -> Work:
+    """Flat entries, divided between the threads that torch may use; up to a few million scores are for one thread.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> len(blocks.work_on(entries.arrays([entries.Entry(torch.ones(2))])).shares)
+    1
+    """
+    size = sum(at.out.size for at in competitors)
+    most = max(1, -(-size // (torch.get_num_threads() if size >= _THREADED else 1)))
+    shares: list[list[Arrays]] = [[]]
+    left = most
+    for at in competitors:
+        first = 0
+        while first < at.out.size:
+            if not left:
+                shares.append([])
+                left = most
+            stop = min(at.out.size, first + left)
+            shares[-1].append(cut(at, slice(first, stop)))
+            left -= stop - first
+            first = stop
+    double = any(at.wide is not None and at.wide.dtype == np.float64 for at in competitors)
+    return Work(shares, double, size)
+
+
+def sample(work: Work) -> Array:
+    """Every `step`-th eligible score, with NaN as -inf: some ten thousand of them.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> blocks.sample(blocks.work_on(entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])))
+    array([  1., -inf], dtype=float32)
+    """
+    wanted = 1 << 13 if work.size < 1 << 20 else 1 << 14 if work.size < 1 << 23 else 1 << 16
+    step = work.size // wanted | 1  # odd, as rows of a matrix mostly have even lengths
+    drawn, first = [], 0
+    for share in work.shares:
+        scratch = work.scratch(share)
+        for at in share:
+            some = cut(at, slice(first, None, step))
+            scores = scratch.read(some, slice(None), np.empty(some.out.size, scratch.scores.dtype))
+            if at.allow is not None or at.deny is not None:
+                flags = np.ones(scores.size, np.bool_)
+                bar(some, 0, scores.size, flags)
+                scores = scores[flags]
+            drawn.append(np.fmax(scores, -np.inf))
+            first = (first - at.out.size) % step
+    return np.concatenate(drawn)
+
+
+def compare(work: Work, value: float) -> tuple[int, int]:
+    """How many scores are above a value and how many are equal to it; the mask becomes the units above.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 2.0, 3.0, 2.0]))])
+    >>> blocks.compare(blocks.work_on([at]), 2.0), at.out.tolist()
+    ((1, 2), [False, False, True, False])
+    """
+
+    def step(at: Arrays, scratch: Scratch) -> tuple[int, int]:
+        above = equal = 0
+        for start, stop, scores, winners, flags in scratch.blocks(at):
+            np.greater(scores, value, out=winners)
+            np.equal(scores, value, out=flags)
+            bar(at, start, stop, winners)
+            bar(at, start, stop, flags)
+            above += int(np.count_nonzero(winners))
+            equal += int(np.count_nonzero(flags))
+        return above, equal
+
+    counts = work.run(step)
+    return sum(above for above, _ in counts), sum(equal for _, equal in counts)
+
+
+def all_numbers(work: Work) -> None:
+    """Make each mask that of all units that compete with a number.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])
+    >>> blocks.all_numbers(blocks.work_on([at]))
+    >>> at.out
+    array([ True, False])
+    """
+
+    def step(at: Arrays, scratch: Scratch) -> None:
+        for start, stop, scores, winners, _ in scratch.blocks(at):
+            np.equal(scores, scores, out=winners)
+            bar(at, start, stop, winners)
+
+    work.run(step)
+
+
+class Found(NamedTuple):
+    """How many scores are above a bracket and inside it, and the places and values of those that were collected."""
+
+    above: int
+    inside: int
+    places: list[Array]
+    values: Array
+
+
+def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool) -> Found:
+    """The scores inside a bracket, unless they are too many; the mask becomes the units above.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 2.0, 3.0, 2.0]))])
+    >>> found = blocks.collect(blocks.work_on([at]), 2.0, False, 3.0, True)
+    >>> found.above, found.inside, found.places, at.out.tolist()
+    (1, 2, [array([1, 3])], [False, False, True, False])
+
+    An open end does not belong to the bracket. There are places for each entry of the work.
+    """
+    reaches = np.greater if low_open else np.greater_equal
+    exceeds = np.greater_equal if high_open else np.greater
+    # For all threads together: threads that read it at the same moment collect some more, which costs memory alone.
+    spare = [max(work.size // _CROWDED, _MOST)]
+
+    def step(at: Arrays, scratch: Scratch) -> tuple[int, int, Array, Array]:
+        above, inside, places, values = 0, 0, [np.empty(0, np.int64)], [scratch.scores[:0]]
+        for start, stop, scores, winners, flags in scratch.blocks(at):
+            exceeds(scores, high, out=winners)
+            reaches(scores, low, out=flags)
+            np.bitwise_xor(flags, winners, out=flags)
+            bar(at, start, stop, winners)
+            bar(at, start, stop, flags)
+            above += int(np.count_nonzero(winners))
+            if spare[0] <= 0:
+                inside += int(np.count_nonzero(flags))
+                continue
+            found = np.flatnonzero(flags)
+            inside += found.size
+            found = found[: spare[0]]
+            spare[0] -= found.size
+            values.append(scores[found])
+            places.append(found + start)
+        return above, inside, np.concatenate(places), np.concatenate(values)
+
+    above, inside, places, values = zip(*work.run(step), strict=True)
+    return Found(sum(above), sum(inside), list(places), np.concatenate(values))
+
+
+def add(work: Work, places: Sequence[Array], keep: Array) -> None:
+    """Put collected units into the mask: the places of each entry, where their flags, end to end, are set.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> (at,) = entries.arrays([entries.Entry(torch.ones(3))])
+    >>> at.out[:] = False
+    >>> blocks.add(blocks.work_on([at]), [np.array([0, 2])], np.array([False, True]))
+    >>> at.out
+    array([False, False,  True])
+    """
+    first = 0
+    for at, found in zip((at for share in work.shares for at in share), places, strict=True):
+        at.out[found[keep[first : first + found.size]]] = True
+        first += found.size
+
+
+def fill(work: Work, missing: int, value: float) -> None:
+    """Put the first units that have the value into the mask, as many as are missing; NaN stands for every NaN.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 2.0, 2.0]))])
+    >>> at.out[:] = False
+    >>> blocks.fill(blocks.work_on([at]), 1, 2.0)
+    >>> at.out
+    array([False,  True, False])
+    """
+    for share in work.shares:
+        scratch = work.scratch(share)
+        for at in share:
+            for start, stop, scores, winners, flags in scratch.blocks(at):
+                if missing <= 0:
+                    return
+                np.not_equal(scores, scores, out=flags) if math.isnan(value) else np.equal(scores, value, out=flags)
+                bar(at, start, stop, flags)
+                count = int(np.count_nonzero(flags))
+                if count <= missing:
+                    np.bitwise_or(winners, flags, out=winners)
+                else:
+                    winners[np.flatnonzero(flags)[:missing]] = True
+                missing -= count
+
+
+def all_open(competitors: Sequence[Arrays]) -> None:
+    """Make each mask that of all units that compete.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> (at,) = entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))])
+    >>> blocks.all_open([at])
+    >>> at.out
+    array([ True, False])
+    """
+    for at in competitors:
+        at.out[:] = True
+        bar(at, 0, at.out.size, at.out)
