@@ -37,24 +37,6 @@ def bar(at: Arrays, start: int, stop: int, flags: Array) -> None:
         np.greater(flags, at.deny[start:stop], out=flags)
 
 
-def open_count(competitors: Sequence[Arrays]) -> int:
-    """How many units compete; `out` may be overwritten.
-
-    >>> from sparsefn.engine.selection import blocks, entries
-    >>> blocks.open_count(entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))]))
-    1
-    """
-    count = 0
-    for at in competitors:
-        if at.allow is None:
-            count += at.out.size - (0 if at.deny is None else int(np.count_nonzero(at.deny)))
-        elif at.deny is None:
-            count += int(np.count_nonzero(at.allow))
-        else:
-            count += int(np.count_nonzero(np.greater(at.allow, at.deny, out=at.out)))
-    return count
-
-
 class Scratch:
     """Buffers for one block of scores and flags, used again for every block.
 
@@ -297,17 +279,3 @@ def fill(work: Work, missing: int, value: float) -> None:
                 else:
                     winners[np.flatnonzero(flags)[:missing]] = True
                 missing -= count
-
-
-def all_open(competitors: Sequence[Arrays]) -> None:
-    """Make each mask that of all units that compete.
-
-    >>> from sparsefn.engine.selection import blocks, entries
-    >>> (at,) = entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))])
-    >>> blocks.all_open([at])
-    >>> at.out
-    array([ True, False])
-    """
-    for at in competitors:
-        at.out[:] = True
-        bar(at, 0, at.out.size, at.out)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsefn.engine.selection import blocks
-from sparsefn.engine.selection.entries import Arrays
+from sparsefn.engine.selection.entries import Arrays, eligible, open_count
 from sparsefn.engine.transforms import Array
 
 _SORTED = 1 << 11  # so many are sorted sooner than partitioned
@@ -44,10 +44,12 @@ def write_best(competitors: Sequence[Arrays], k: int) -> None:
     elif sum(at.out.size for at in competitors) <= SMALL:
         _at_once(competitors, k)
     else:
-        total = blocks.open_count(competitors)
-        if k >= total:
-            return blocks.all_open(competitors)
-        _search(blocks.work_on(competitors), k / total, k)
+        total = open_count(competitors)
+        if k < total:
+            return _search(blocks.work_on(competitors), k / total, k)
+        for at in competitors:
+            flags = eligible(at)
+            at.out[:] = True if flags is None else flags
 
 
 def best(values: Array, k: int) -> Array:
@@ -176,12 +178,12 @@ def _heavy(sample: Array, section: Array) -> float | None:
 
 def _at_once(competitors: Sequence[Arrays], k: int) -> None:
     values, flags = [], []
-    for wide, narrow, allow, deny, _, absolute in competitors:
-        scores: Array = narrow.float().numpy() if wide is None else wide  # type: ignore[union-attr]
-        open_ = allow if deny is None else ~deny if allow is None else np.greater(allow, deny)
+    for at in competitors:
+        scores: Array = at.narrow.float().numpy() if at.wide is None else at.wide  # type: ignore[union-attr]
+        open_ = eligible(at)
         scores = scores if open_ is None else scores[open_]
         flags.append(open_)
-        values.append(np.abs(scores) if absolute else scores)
+        values.append(np.abs(scores) if at.absolute else scores)
     keep = best(values[0] if len(values) == 1 else np.concatenate([*values, np.empty(0, np.float32)]), k)
     first = 0
     for at, open_, scores in zip(competitors, flags, values, strict=True):

@@ -105,3 +105,35 @@ def cut(at: Arrays, where: slice | int) -> Arrays:
         out[where],
         absolute,
     )
+
+
+def eligible(at: Arrays) -> Array | None:
+    """Which units compete, as one array of flags; None for all.
+
+    >>> from sparsefn.engine.selection import entries
+    >>> (at,) = entries.arrays([entries.Entry(torch.ones(2), deny=torch.tensor([True, False]))])
+    >>> entries.eligible(at)
+    array([False,  True])
+    """
+    if at.deny is None:
+        return at.allow
+    flags: Array = ~at.deny if at.allow is None else np.greater(at.allow, at.deny)
+    return flags
+
+
+def open_count(competitors: Sequence[Arrays]) -> int:
+    """How many units compete; `out` may be overwritten.
+
+    >>> from sparsefn.engine.selection import entries
+    >>> entries.open_count(entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))]))
+    1
+    """
+    count = 0
+    for at in competitors:
+        if at.allow is None:
+            count += at.out.size - (0 if at.deny is None else int(np.count_nonzero(at.deny)))
+        elif at.deny is None:
+            count += int(np.count_nonzero(at.allow))
+        else:
+            count += int(np.count_nonzero(np.greater(at.allow, at.deny, out=at.out)))
+    return count

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.memory import BLOCK, each
-from sparsefn.engine.selection.entries import Arrays
+from sparsefn.engine.selection.entries import Arrays, eligible
 from sparsefn.engine.transforms import Array
 
 WIDEST = 32  # units of a row: there are as many passes, so that wider rows are better partitioned
@@ -80,8 +80,7 @@ def top_of_groups(at: Arrays, count: Array) -> None:
         own = count.clip(0, units).astype(np.uint8).reshape(height, 1, width)
         limit = np.broadcast_to(own, at.out.shape)
     words, infinity = _words(at)
-    allow = at.allow if at.deny is None else ~at.deny if at.allow is None else np.greater(at.allow, at.deny)
-    rows = _Rows(words, infinity, allow, limit, at.absolute, at.out)
+    rows = _Rows(words, infinity, eligible(at), limit, at.absolute, at.out)
     blocks = _blocks(height, units, width)
     share = -(-len(blocks) // torch.get_num_threads())
     each(partial(_select, rows), [blocks[i : i + share] for i in range(0, len(blocks), share)], at.out.size)

@@ -45,7 +45,9 @@ def test_buffers_are_as_wide_as_the_widest_scores():
 def test_which_units_compete(allow, deny):
     at = arrays(torch.zeros(4), allow, deny)
     want = (torch.ones(4) > 0 if allow is None else allow) & (torch.ones(4) > 0 if deny is None else ~deny)
-    assert blocks.open_count([at]) == int(want.sum())
+    assert entries.open_count([at]) == int(want.sum())
+    flags = entries.eligible(at)
+    assert flags is None if allow is deny is None else flags.tolist() == want.tolist()
     flags = np.ones(3, bool)
     blocks.bar(at, 1, 4, flags)
     assert flags.tolist() == want[1:].tolist()

@@ -206,7 +206,8 @@ def test_memory_beyond_the_mask_is_bounded(kind, dtype):
         bracket.write_best([part], k)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 2 * n, f"{k}: {peak / n} bytes a score"
+        raced = 16 * memory.BLOCK * (torch.get_num_threads() - 1)  # each thread may collect a block too many
+        assert peak < 2 * n + raced, f"{k}: {peak / n} bytes a score"
         if order is not None:
             assert np.array_equal(part.out, wanted(order, k)), k
 
