@@ -9,6 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine.described import described
 from sparsefn.tree import Tree
 
 
@@ -45,6 +46,7 @@ class ActivationSparsifier(NamedTuple):
     apply: Callable[[ActivationState, Tensor], Tensor]
 
 
+@described
 def activation_sparsifier(
     aggregate: Callable[[Tensor, Tensor], Tensor],
     reduce: Callable[[Tensor], Tensor],

@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsefn.engine.apportion import Counts
 from sparsefn.engine.apportion import apportion as apportion
 from sparsefn.engine.checks import Sparsity, check_sparsity
+from sparsefn.engine.described import Described, described
 from sparsefn.engine.rounding import n_kept as n_kept
 from sparsefn.engine.rounding import rounded as rounded
 from sparsefn.engine.rounding import rounded_down as rounded_down
@@ -45,6 +46,7 @@ def compensated(sparsity: float, total: int, dense: int) -> float:
     return sparsity * total / (total - dense) if sparsity else 0.0
 
 
+@described
 def uniform() -> Distribution:
     """The same sparsity in every leaf.
 
@@ -63,6 +65,15 @@ def per_leaf(shapes: Shapes, sparsity: Sparsity) -> Counts:
     return {path: n_kept(math.prod(shape), sparsity) for path, shape in shapes.items()}
 
 
+def is_uniform(distribution: Distribution) -> bool:
+    """Whether it is `uniform()`.
+
+    >>> is_uniform(sf.budgets.uniform()), is_uniform(sf.budgets.erk())
+    (True, False)
+    """
+    return distribution is per_leaf or (isinstance(distribution, Described) and distribution.__wrapped__ is per_leaf)
+
+
 def _by_share(shapes: Shapes, sparsity: Sparsity, density: Callable[[tuple[int, ...]], float]) -> Counts:
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
     for path, shape in shapes.items():
@@ -74,6 +85,7 @@ def _by_share(shapes: Shapes, sparsity: Sparsity, density: Callable[[tuple[int, 
     return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
 
 
+@described
 def erdos_renyi() -> Distribution:
     """Density of a leaf in proportion to (out + in) / (out * in); the total is exact.
 
@@ -87,6 +99,7 @@ def erdos_renyi() -> Distribution:
     return lambda shapes, sparsity: _by_share(shapes, sparsity, lambda s: (s[0] + s[1]) / (s[0] * s[1]))
 
 
+@described
 def erk(power: float = 1.0) -> Distribution:
     """Erdos-Renyi-Kernel: density in proportion to (sum of dims / product of dims) ** power.
 
@@ -109,6 +122,7 @@ def erk(power: float = 1.0) -> Distribution:
     return lambda shapes, sparsity: _by_share(shapes, sparsity, density)
 
 
+@described
 def by_path(table: Mapping[str, float]) -> Distribution:
     """A sparsity for the leaves of each glob, first match first; others get the algorithm's own.
 
@@ -140,7 +154,7 @@ class Global(NamedTuple):
     """One competition over all leaves, each within its bounds (made by `global_`).
 
     >>> sf.budgets.global_(floor=0.1)
-    Global(floor=0.1, ceiling=1.0)
+    global_(floor=0.1)
     """
 
     floor: float
@@ -176,6 +190,7 @@ class Global(NamedTuple):
         raise TypeError("a global_ budget needs scores: its counts come out of one competition over all leaves")
 
 
+@described
 def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
     """One competition over all leaves; the total is exact, the leaves' shares follow the scores.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsefn.engine.apportion import Counts, apportion
 from sparsefn.engine.checks import check_call
+from sparsefn.engine.described import Call, described
 from sparsefn.engine.rounding import rounded_down
 from sparsefn.state import Score, check_score
 from sparsefn.tree import Leaves
@@ -43,6 +44,11 @@ class Redistribute(NamedTuple):
     score: Score | None = None
     most: float = 1.0
     rate: Rate | None = None
+
+    def __repr__(self) -> str:
+        usual = self._field_defaults
+        given = {name: x for name, x in self._asdict().items() if name not in usual or x != usual[name]}
+        return repr(Call(Redistribute, (given.pop("share"),), given))
 
 
 def check_redistribute(redistribute: object) -> Redistribute:
@@ -132,6 +138,7 @@ def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     return {path: mask.sum() - after[path].sum() for path, mask in before.items()}
 
 
+@described
 def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
     """Smaller drop fractions for important leaves that are nearly dense.
 

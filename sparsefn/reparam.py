@@ -8,10 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefn.engine.described import described
 from sparsefn.state import Step
 from sparsefn.tree import Leaves, Tree
 
 
+@described
 def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = -3200.0) -> Reparametrisation:
     """w = sign(v) * relu(|v| - f(s)), with one learned threshold s for each leaf.
 
@@ -47,6 +49,7 @@ def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = 
     return Reparametrisation(start, apply)
 
 
+@described
 def power(alpha: float) -> Reparametrisation:
     """w = v * |v|^(alpha - 1), with initial v that leave the weights as they were.
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sparsefn.engine import elementary
 from sparsefn.engine.checks import check_int, check_kind, check_positive, check_whole, numbers
-from sparsefn.engine.numbers import Real, divide, floor, like, where
+from sparsefn.engine.described import described
+from sparsefn.engine.numbers import Real, between, divide, floor, held, like, where
 from sparsefn.state import Schedule, Step, Trigger
 
 
@@ -33,17 +34,6 @@ def _time(step: Step) -> Real:
     return step.to(torch.float64) if isinstance(step, Tensor) else float(step)
 
 
-def _held(t: Real, begin: Real, end: Real) -> Real:
-    return where(t < begin, begin, where(t > end, end, t))
-
-
-def _between(first: Real, last: Real, share: Real) -> Real:
-    # Monotone in `share`, exactly `first` at 1, exactly `last` at 0, and never an ulp outside of the two.
-    value = last + (first - last) * share
-    low, high = where(first < last, first, last), where(first < last, last, first)
-    return where(share >= 1.0, first, where(value < low, low, where(value > high, high, value)))
-
-
 def _pick(values: list[Real], holds: list[Any], step: Step) -> Real:
     """The last of `values` whose condition holds; the first if none does."""
     value = like(step, values[0]) if isinstance(step, Tensor) else values[0]
@@ -52,6 +42,7 @@ def _pick(values: list[Real], holds: list[Any], step: Step) -> Real:
     return value
 
 
+@described
 def constant(value: Real) -> Schedule:
     """The same number at every step.
 
@@ -62,6 +53,7 @@ def constant(value: Real) -> Schedule:
     return lambda step: _pick(held, [True], _step(step))
 
 
+@described
 def linear(init: Real, slope: Real) -> Schedule:
     """`init + slope * step`, without a last step; `linear_decay` and `polynomial(power=1)` have one.
 
@@ -72,6 +64,7 @@ def linear(init: Real, slope: Real) -> Schedule:
     return lambda step: a + _time(step) * b
 
 
+@described
 def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
     """`final - (final - init) * exp(gamma * step)`: from `init` towards `final` for gamma < 0.
 
@@ -88,6 +81,7 @@ def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
     return schedule
 
 
+@described
 def power(init: Real, beta: Real) -> Schedule:
     """`init * beta ** step`, for beta >= 0.
 
@@ -102,6 +96,7 @@ def power(init: Real, beta: Real) -> Schedule:
     return lambda step: a * elementary.power(b, _time(step))
 
 
+@described
 def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
     """A wave: `init` at step 0, `minimum` at `half_period`, `init` again at twice that, and so on.
 
@@ -117,11 +112,12 @@ def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
     def schedule(step: Step) -> Real:
         t = _time(step)
         t = t - half * (2.0 * floor(divide(t, half) * 0.5))  # exact for a whole half_period: bits repeat
-        return _between(a, b, (1.0 + elementary.cospi(divide(t, half))) * 0.5)
+        return between(a, b, (1.0 + elementary.cospi(divide(t, half))) * 0.5)
 
     return schedule
 
 
+@described
 def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
     """Half a cosine wave from `init` at step 0 down to `final` at `steps`, and `final` from there on.
 
@@ -135,12 +131,13 @@ def cosine_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
     check_positive("steps", end)
 
     def schedule(step: Step) -> Real:
-        t = _held(_time(step), 0.0, end)
-        return _between(a, b, (1.0 + elementary.cospi(divide(t, end))) * 0.5)
+        t = held(_time(step), 0.0, end)
+        return between(a, b, (1.0 + elementary.cospi(divide(t, end))) * 0.5)
 
     return schedule
 
 
+@described
 def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
     """A straight line from `init` at step 0 to `final` at `steps`, and `final` from there on.
 
@@ -151,9 +148,10 @@ def linear_decay(init: Real, steps: Real, final: Real = 0) -> Schedule:
     """
     a, b, end = numbers(init=init, final=final, steps=steps)
     check_positive("steps", end)
-    return lambda step: _between(a, b, divide(end - _held(_time(step), 0.0, end), end))
+    return lambda step: between(a, b, divide(end - held(_time(step), 0.0, end), end))
 
 
+@described
 def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3) -> Schedule:
     """From `init` at step `begin` to `final` at `end`, fast first and slow at last; constant before and after.
 
@@ -171,8 +169,8 @@ def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3)
         raise ValueError(f"expected end > begin, got begin={begin}, end={end}")
 
     def schedule(step: Step) -> Real:
-        left = divide(stop - _held(_time(step), start, stop), stop - start)
-        return _between(a, b, elementary.power(left, exponent))
+        left = divide(stop - held(_time(step), start, stop), stop - start)
+        return between(a, b, elementary.power(left, exponent))
 
     return schedule
 
@@ -184,6 +182,7 @@ def _some(values: Iterable[Any]) -> list[Real]:
     return numbers(**named)
 
 
+@described
 def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
     """The values in turn, advancing whenever the trigger fires.
 
@@ -213,6 +212,7 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
     return schedule
 
 
+@described
 def piecewise(values: Mapping[int, Real] | Iterable[tuple[Step, Real]]) -> Schedule:
     """Piecewise constant: each value holds from its begin on; the first one also before.
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn import random as _random
+from sparsefn.engine.described import Described, described, with_call
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.pooling import Pooling
 from sparsefn.state import Accumulated, Score, State, Step, Trigger
@@ -46,7 +47,8 @@ def absolute(signed: Signed) -> Signed:
     is the function. Raises TypeError for anything but a score.
     """
     if isinstance(signed, Accumulated):
-        return signed._replace(value=absolute(signed.value))
+        remembered: Any = signed._replace(value=absolute(signed.value))
+        return cast(Signed, with_call(remembered, absolute, signed))
     _plain(signed)
 
     @functools.wraps(signed)
@@ -54,7 +56,8 @@ def absolute(signed: Signed) -> Signed:
         return optree.tree_map(torch.abs, signed(*args))
 
     score.signed = signed  # type: ignore[attr-defined]
-    return score  # type: ignore[return-value]
+    # A function that is decorated keeps its own name.
+    return with_call(score, absolute, signed) if isinstance(signed, Described) else score  # type: ignore[return-value]
 
 
 @absolute
@@ -132,6 +135,7 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
     )
 
 
+@described
 def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Callable[[State, Tree, Step], Tree]:
     """Sum of the distances of a slice of the weights to the other slices along an axis.
 
@@ -198,6 +202,7 @@ def _check_decay(decay: float) -> None:
         raise ValueError(f"expected decay in [0, 1), got {decay}")
 
 
+@described
 def momentum(decay: float) -> Accumulated:
     """Absolute value of a moving average of the dense gradient.
 
@@ -217,6 +222,7 @@ def momentum(decay: float) -> Accumulated:
     )
 
 
+@described
 def ema(score: Score, decay: float) -> Accumulated:
     """Moving average of a score.
 
@@ -236,6 +242,7 @@ def ema(score: Score, decay: float) -> Accumulated:
     )
 
 
+@described
 def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
     """Sum of a score since `reset` last fired.
 
@@ -268,6 +275,7 @@ def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
     return Accumulated(init, accumulate, lambda memory, state, grads, step: memory["sum"])
 
 
+@described
 def mean(score: Score, reset: Trigger | None = None) -> Accumulated:
     """Mean of a score since `reset` last fired (see `sum`).
 

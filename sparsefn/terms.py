@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
+from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.state import State, Step, Term, Where
 from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.where import matching
 
 
+@described
 def l1(strength: float) -> Term:
     """Gradient of strength * sum |w|.
 
@@ -27,6 +29,7 @@ def l1(strength: float) -> Term:
     return lambda state, step: optree.tree_map(lambda w: strength * torch.sign(wide(w)), state.params)
 
 
+@described
 def l2(strength: float) -> Term:
     """Gradient of strength / 2 * sum w^2: weight decay inside the gradient.
 
@@ -36,6 +39,7 @@ def l2(strength: float) -> Term:
     return lambda state, step: optree.tree_map(lambda w: strength * wide(w), state.params)
 
 
+@described
 def pruned_decay(strength: float) -> Term:
     """strength * w off the mask: the regulariser of SR-STE.
 
@@ -52,6 +56,7 @@ def pruned_decay(strength: float) -> Term:
     return lambda state, step: optree.tree_map(leaf, state.params, state.masks)
 
 
+@described
 def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
     """Gradient of any scalar function of the params and the step.
 
@@ -68,6 +73,7 @@ def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
     return term
 
 
+@described
 def noise(std: float, key: Tensor) -> Term:
     """Gaussian noise of a standard deviation, drawn from (key, path, step, index).
 
@@ -82,6 +88,7 @@ def noise(std: float, key: Tensor) -> Term:
     )
 
 
+@described
 def on(where: Where, term: Term) -> Term:
     """A term for the chosen leaves only.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_kind, check_whole
 from sparsefn.engine.checks import check_step as check_step
+from sparsefn.engine.described import Call
 from sparsefn.state import Step
 
 
@@ -38,6 +39,11 @@ class Every:
     start: Step = 0
     stop: Step | None = None
 
+    def __repr__(self) -> str:
+        usual = {"n": 1, "start": 0, "stop": None}
+        given = {name: x for name, x in vars(self).items() if isinstance(x, Tensor) or x != usual[name]}
+        return repr(Call(every, (given.pop("n", 1),), given) if given else Call(always))
+
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""
         step = check_kind(step)
@@ -62,6 +68,9 @@ class At:
     """
 
     steps: tuple[Step, ...]
+
+    def __repr__(self) -> str:
+        return repr(Call(at, ([*self.steps],)) if self.steps else Call(never))
 
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""

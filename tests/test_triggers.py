@@ -66,7 +66,7 @@ def test_compiled_vmap_equals_a_loop():
 def test_triggers_compare_and_print_by_value():
     assert triggers.every(3) == triggers.every(3, start=0, stop=None) != triggers.every(3, start=1)
     assert triggers.at([2, 1]) == triggers.at((1, 2, 2))
-    assert repr(triggers.every(10, stop=30)) == "Every(n=10, start=0, stop=30)"
+    assert repr(triggers.every(10, stop=30)) == "every(10, stop=30)"
 
 
 def test_check_step_lets_steps_through():

@@ -15,6 +15,7 @@ from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.start import Init
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.engine.checks import check_call, check_int, check_keywords
+from sparsefn.engine.described import described
 from sparsefn.engine.rounding import as_fraction, rounded
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, check_redistribute, mean_active
@@ -26,6 +27,7 @@ from sparsefn.triggers import every
 from sparsefn.where import default_where
 
 
+@described
 def drop_grow(
     sparsity: Any,
     *,
@@ -117,6 +119,7 @@ def _preset(preset: Callable[..., Algorithm], sparsity: Any, **options: Any) -> 
     return drop_grow(sparsity, **options)
 
 
+@described
 def set(sparsity: Any, **options: Any) -> Algorithm:
     """Sparse evolutionary training: drop the smallest weights, grow at random.
 
@@ -131,6 +134,7 @@ def set(sparsity: Any, **options: Any) -> Algorithm:
     return _preset(set, sparsity, **{"drop": magnitude, "grow": random_score, **options})
 
 
+@described
 def rigl(sparsity: Any, **options: Any) -> Algorithm:
     """RigL: drop the smallest weights, grow where the dense gradient is largest.
 
@@ -145,6 +149,7 @@ def rigl(sparsity: Any, **options: Any) -> Algorithm:
     return _preset(rigl, sparsity, **{"drop": magnitude, "grow": gradient, **options})
 
 
+@described
 def snfs(sparsity: Any, *, decay: float = 0.9, **options: Any) -> Algorithm:
     """Sparse networks from scratch: grow where the gradient's moving average is largest, across leaves.
 

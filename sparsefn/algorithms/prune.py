@@ -11,8 +11,9 @@ from sparsefn.algorithms.competition import Competition, full
 from sparsefn.algorithms.frame import build_masked, sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.start import Init
-from sparsefn.budgets import Distribution, per_leaf, uniform
+from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.engine.checks import check_call
+from sparsefn.engine.described import described
 from sparsefn.engine.rounding import as_fraction, fraction_at, rounded
 from sparsefn.engine.selection.winners import Count, totals
 from sparsefn.patterns.kinds import Pattern, unstructured
@@ -53,6 +54,7 @@ def _pruner(
     return build_masked(rule, memory, prune, level=level, init=init, where=where, key=key, when=when)
 
 
+@described
 def gmp(
     sparsity: Any,
     *,
@@ -90,6 +92,7 @@ def gmp(
     return _pruner(rule, counts, level, score, when, where, key, init, pruned, regrow)
 
 
+@described
 def one_shot(
     sparsity: Any,
     score: Score = magnitude,
@@ -127,6 +130,7 @@ def one_shot(
     )
 
 
+@described
 def iterative(
     fraction: Any = None,
     *,
@@ -163,7 +167,7 @@ def iterative(
     rule, lost = Competition(pattern, distribution).check(), _removal(fraction, count)
     if pattern.fixed is not None:
         raise ValueError(f"iterative: expected a pattern that leaves the count open, got {pattern}")
-    if not (rule.joint or distribution is per_leaf):
+    if not (rule.joint or is_uniform(distribution)):
         raise ValueError(
             "iterative: expected distribution to be uniform() or global_(), whose totals follow what remains"
         )
@@ -198,6 +202,7 @@ def _removal(fraction: Any, count: Any) -> Callable[[Tensor, Step], Count]:
     return lambda active, step: count
 
 
+@described
 def ste(
     sparsity: Any,
     *,

@@ -9,6 +9,7 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.algorithms.frame import checked, own_params
 from sparsefn.algorithms.static import dense
+from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.masks import intersect
 from sparsefn.reparam import Reparametrisation
@@ -17,6 +18,7 @@ from sparsefn.tree import Tree, flatten
 from sparsefn.where import default_where, select_leaves
 
 
+@described
 def reparametrised(
     reparam: Reparametrisation,
     inner: Algorithm | None = None,

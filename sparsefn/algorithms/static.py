@@ -13,6 +13,7 @@ from sparsefn.algorithms.frame import build_masked, checked, own_params
 from sparsefn.algorithms.memory import Memory
 from sparsefn.algorithms.start import Init, check_given
 from sparsefn.budgets import Distribution, uniform
+from sparsefn.engine.described import described
 from sparsefn.engine.rounding import as_fraction
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.state import Algorithm, State, Step, Where, apply_masks, check_masks, everywhere
@@ -27,6 +28,7 @@ def _frozen(state: State, grads: Tree, step: Step) -> State:
     return state
 
 
+@described
 def dense() -> Algorithm:
     """Nothing is sparsified: the baseline, under the same loop.
 
@@ -41,6 +43,7 @@ def dense() -> Algorithm:
     return Algorithm(init, _frozen)
 
 
+@described
 def static(
     sparsity: Any,
     *,
@@ -69,6 +72,7 @@ def static(
     )
 
 
+@described
 def from_masks(masks: Tree) -> Algorithm:
     """Given masks, kept for good.
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition, best_at
 from sparsefn.algorithms.frame import checked, own_params, sparse_leaves, with_masks
-from sparsefn.budgets import Distribution, per_leaf, uniform
+from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.engine.checks import check_call, check_trigger
+from sparsefn.engine.described import described
 from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.threefry import lifted
 from sparsefn.gates import check_mode, gate
@@ -27,6 +28,7 @@ Start = str | Callable[[Tree], Tree] | Tree
 Link = Callable[[Tensor], Tensor]
 
 
+@described
 def supermask(
     sparsity: Any,
     *,
@@ -75,7 +77,7 @@ def supermask(
     if drawn and sparsity != "bernoulli":
         raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
     rule, level = Competition(pattern, distribution).check(), None if drawn else as_fraction(sparsity)
-    if drawn and (pattern != unstructured() or distribution is not per_leaf):
+    if drawn and (pattern != unstructured() or not is_uniform(distribution)):
         raise ValueError("supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution")
     if not drawn and level is None and pattern.fixed is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or 'bernoulli', got None")

@@ -7,11 +7,13 @@ from functools import reduce
 
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose.states import check_plain, join_states, no_optimizer
+from sparsefn.engine.described import described
 from sparsefn.masks import intersect
 from sparsefn.state import Algorithm, State, Step, has_own_support
 from sparsefn.tree import Tree
 
 
+@described
 def chain(*algorithms: Algorithm) -> Algorithm:
     """Intersect masks: each algorithm selects among the entries that all algorithms before it kept.
 

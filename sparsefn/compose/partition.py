@@ -9,6 +9,7 @@ from typing import Any
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.algorithms.static import dense
 from sparsefn.compose.states import check_pairs, kept
+from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
 from sparsefn.tree import Tree, flatten
 from sparsefn.where import matching
@@ -25,6 +26,7 @@ def _shares(rules: Sequence[tuple[Where, Algorithm]], tree: Tree, like: Tree) ->
     return [*rows, {path: leaves[path] for path in left}]
 
 
+@described
 def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     """Different algorithms for different leaves: the first match wins, the rest stays dense.
 

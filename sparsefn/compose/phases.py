@@ -10,6 +10,7 @@ import torch
 
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose.states import check_pairs, check_plain, join_states, kept, no_optimizer, owned, part_of
+from sparsefn.engine.described import described
 from sparsefn.engine.transforms import concrete
 from sparsefn.state import Algorithm, State, Step, effective, has_own_support, support_of
 from sparsefn.tree import Tree, choose, flatten
@@ -27,6 +28,7 @@ def _expanded(masks: Tree, params: Tree, owned: set[str]) -> Tree:
     )
 
 
+@described
 def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     """Run one algorithm after another: each from its begin step until the next one's.
 

@@ -9,10 +9,12 @@ import optree
 
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose.states import check_plain, join_states, no_optimizer, owned, part_of
+from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree
 
 
+@described
 def sequence(*algorithms: Algorithm) -> Algorithm:
     """Run algorithms in order inside each update: each gets the state of the one before, and may regrow.
 

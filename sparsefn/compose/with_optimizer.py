@@ -13,6 +13,7 @@ from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose import foreign
 from sparsefn.engine import leafwise
 from sparsefn.engine.checks import check_trigger
+from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error, zipped
@@ -43,6 +44,7 @@ dense_view = masked_view._replace(
 )
 
 
+@described
 def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
     """The algorithm whose optimizer gets gradients of pruned weights, too, and keeps their moments.
 
@@ -64,6 +66,7 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
     return algorithm._replace(view=dense_view, within=None)
 
 
+@described
 def with_optimizer(
     algorithm: Algorithm,
     optimizer: Optimizer,

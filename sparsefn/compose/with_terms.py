@@ -7,11 +7,13 @@ import torch
 
 from sparsefn.compose.states import no_optimizer
 from sparsefn.engine.checks import check_call
+from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.state import Algorithm, State, Step, Term
 from sparsefn.tree import Tree, check_like, wide
 
 
+@described
 def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     """The algorithm whose gradients get more terms: decay, l1, penalties, noise.
 

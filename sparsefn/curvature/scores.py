@@ -28,6 +28,7 @@ from sparsefn.curvature.derivatives import (
     sparsified,
     unpacked,
 )
+from sparsefn.engine.described import described
 from sparsefn.modules.calls import call
 from sparsefn.modules.params import buffers_of
 from sparsefn.state import Accumulated, State, Step, effective
@@ -36,6 +37,7 @@ from sparsefn.tree import Tree, check_like, flatten, map_with_path, wide
 PlainScore = Callable[[State, Tree, Step], Tree]
 
 
+@described
 def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScore:
     """Mean over examples of the squared per-example gradient: the diagonal of the Fisher information.
 
@@ -56,7 +58,6 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
         batch_size(batch)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        del grads
         now = arguments_at(batch, step)
         size = batch_size(now)
         stride = size if chunk_size is None else chunk_size
@@ -71,6 +72,7 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
     return score
 
 
+@described
 def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk_size: int = 64) -> PlainScore:
     """The diagonal of the Hessian of the loss: exact, or estimated from random vectors.
 
@@ -90,7 +92,6 @@ def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk
     _check_whole("chunk_size", chunk_size)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        del grads
         now = arguments_at(batch, step)
         weights, whole, scored = sparsified(state)
 
@@ -104,6 +105,7 @@ def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk
     return score
 
 
+@described
 def obd(diagonal: PlainScore) -> PlainScore:
     """weight^2 * diagonal / 2: to second order, how much the loss rises without the weight.
 
@@ -131,6 +133,7 @@ def obd(diagonal: PlainScore) -> PlainScore:
     return score
 
 
+@described
 def grasp(loss: Loss, batch: Batch) -> PlainScore:
     """GraSP: weight * (Hessian * gradient), large where pruning the weight would shrink the gradient's norm.
 
@@ -150,7 +153,6 @@ def grasp(loss: Loss, batch: Batch) -> PlainScore:
     check_loss(loss, batch)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        del grads
         now = arguments_at(batch, step)
         weights, whole, scored = sparsified(state)
         leaves, rebuild = unpacked(weights)
@@ -166,6 +168,7 @@ def grasp(loss: Loss, batch: Batch) -> PlainScore:
     return score
 
 
+@described
 def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: Sequence[int]) -> PlainScore:
     """SynFlow: |w| times the gradient of the summed output at |w|, for an input of ones.
 
@@ -203,7 +206,6 @@ def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: 
     run = _absolute(forward)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        del grads, step
         absolute = optree.tree_map(lambda w: w.double().abs(), effective(state))
         weights, whole, scored = sparsified(state, absolute)
         leaves, rebuild = unpacked(weights)

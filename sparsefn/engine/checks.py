@@ -64,7 +64,7 @@ def check_keywords(given: Iterable[str], *makers: Any) -> None:
     """
     if torch.compiler.is_compiling():
         return
-    codes = [make.__code__ for make in makers]
+    codes = [inspect.unwrap(make).__code__ for make in makers]
     known = [name for c in codes for name in c.co_varnames[c.co_argcount : c.co_argcount + c.co_kwonlyargcount]]
     for name in given:
         if name not in known:

@@ -50,6 +50,30 @@ def divide(a: Real, b: Real) -> Real:
     return a / (like(a, b) if isinstance(a, Tensor) else b)
 
 
+def held(x: Real, low: Real, high: Real) -> Real:
+    """The number, or the end that it is beyond.
+
+    >>> from sparsefn.engine import numbers
+    >>> numbers.held(7.0, 0.0, 5.0)
+    5.0
+    """
+    return where(x < low, low, where(x > high, high, x))
+
+
+def between(first: Real, last: Real, share: Real) -> Real:
+    """`last + (first - last) * share`, never an ulp outside of the two, and exactly either of them at 1 and 0.
+
+    >>> from sparsefn.engine import numbers
+    >>> numbers.between(0.5, 0.1, 1.0), numbers.between(0.5, 0.1, 0.0)
+    (0.5, 0.1)
+
+    It is monotone in the share.
+    """
+    value = last + (first - last) * share
+    low, high = where(first < last, first, last), where(first < last, last, first)
+    return where(share >= 1.0, first, where(value < low, low, where(value > high, high, value)))
+
+
 def floor(x: Real) -> Real:
     """The largest whole number that is not above `x`, as a float.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import leafwise
+from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.memory import BLOCK, fresh
 from sparsefn.engine.transforms import constants
@@ -46,6 +47,7 @@ class AdamState(NamedTuple):
     decay2: Tensor
 
 
+@described
 def adam(
     lr: Rate, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
 ) -> Optimizer:
@@ -64,6 +66,7 @@ def adam(
     return _adam(lr, betas, eps, weight_decay, decoupled=False)
 
 
+@described
 def adamw(
     lr: Rate, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
 ) -> Optimizer:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import leafwise
+from sparsefn.engine.described import described
 from sparsefn.engine.memory import BLOCK, fresh
 from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
@@ -40,6 +41,7 @@ class SgdState(NamedTuple):
     momentum: Tree = ()
 
 
+@described
 def sgd(lr: Rate, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> Optimizer:
     """Stochastic gradient descent.
 

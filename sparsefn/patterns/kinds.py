@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparsefn.engine.described import FromCall, described
 from sparsefn.engine.pooling import Pooling
 from sparsefn.engine.transforms import concrete
 
@@ -22,7 +23,7 @@ _REDUCTIONS: dict[str, Pooling] = {
 
 
 @dataclass(frozen=True)
-class Pattern:
+class Pattern(FromCall):
     """What is kept or pruned as one, and what competes with what.
 
     >>> sf.patterns.nm(2, 4)
@@ -75,6 +76,7 @@ def _axis(name: str, axis: int, shape: Box) -> int:
     return axis % len(shape)
 
 
+@described
 def unstructured() -> Pattern:
     """Every element stands for itself and competes with its whole tensor.
 
@@ -84,6 +86,7 @@ def unstructured() -> Pattern:
     return Pattern("unstructured()", _ones, lambda grid: grid)
 
 
+@described
 def nm(n: int | Tensor, m: int, axis: int = -1) -> Pattern:
     """Exactly n of every m consecutive elements along an axis are kept.
 
@@ -116,6 +119,7 @@ def nm(n: int | Tensor, m: int, axis: int = -1) -> Pattern:
     return Pattern(name, _ones, group, fixed=n)
 
 
+@described
 def nearly_diagonal(nearliness: int) -> Pattern:
     """The entries within nearliness // 2 of the diagonal of a matrix are kept, whatever their scores.
 
@@ -155,6 +159,7 @@ def nearly_diagonal(nearliness: int) -> Pattern:
     return Pattern(name, _ones, group, fixed=count, allowed=band)
 
 
+@described
 def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = None) -> Pattern:
     """Boxes of elements along the last dimensions are kept or pruned whole.
 
@@ -193,6 +198,7 @@ def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = Non
     return Pattern(name, unit, lambda grid: grid, _reduction(reduce), zeros=zeros)
 
 
+@described
 def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
     """Whole slices along an axis are kept or pruned, scored by the norm of their scores.
 
@@ -215,6 +221,7 @@ def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
     return Pattern(name, unit, _blocks(name, groups, axis), Pooling("norm", norm))
 
 
+@described
 def kernel(reduce: Reduce = "mean") -> Pattern:
     """The entries of each (out, in) pair of a convolution are kept or pruned together.
 
@@ -243,6 +250,7 @@ def _blocks(name: str, groups: int, axis: int) -> Callable[[Box], Box]:
     return group
 
 
+@described
 def out_groups(groups: int) -> Pattern:
     """Elements compete inside each of g equal blocks of output rows (dimension 0).
 
@@ -256,6 +264,7 @@ def out_groups(groups: int) -> Pattern:
     return Pattern(name, _ones, _blocks(name, groups, 0))
 
 
+@described
 def in_groups(groups: int) -> Pattern:
     """Elements compete inside each of g equal blocks of input columns (dimension 1).
 
@@ -269,6 +278,7 @@ def in_groups(groups: int) -> Pattern:
     return Pattern(name, _ones, _blocks(name, groups, 1))
 
 
+@described
 def row_balanced() -> Pattern:
     """Elements compete inside their own output row: a constant fan-in.
 

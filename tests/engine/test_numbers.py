@@ -26,6 +26,16 @@ def test_floor_takes_floats_and_tensors():
         assert numbers.floor(x) == math.floor(x) == numbers.floor(torch.tensor(x, dtype=torch.float64)).item()
 
 
+def test_between_two_numbers_neither_is_passed():
+    for first, last in ((0.1, 0.7), (0.7, 0.1), (0.3, 0.3)):
+        for share in (0.0, 0.1, 1.0 - 2**-53, 1.0):
+            value = numbers.between(first, last, share)
+            assert min(first, last) <= value <= max(first, last)
+            assert value == numbers.between(torch.tensor(first, dtype=torch.float64), last, share).item()
+        assert (numbers.between(first, last, 1.0), numbers.between(first, last, 0.0)) == (first, last)
+    assert [numbers.held(x, 0.0, 5.0) for x in (-1.0, 3.0, 7.0)] == [0.0, 3.0, 5.0]
+
+
 @pytest.mark.parametrize("kind", [float, lambda x: torch.tensor(x, dtype=torch.float64)])
 def test_sums_and_products_lose_nothing(kind):
     values = [0.1, -0.7, 3.0, 1e16, -1e-9, 1 / 3, 123456789.123]

@@ -1,0 +1,177 @@
+"""What a factory makes reads like the call that made it, and pickles as that call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, NamedTuple, ParamSpec, SupportsIndex, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+P = ParamSpec("P")
+Made = TypeVar("Made")
+
+_MOST = 4  # numbers of a tensor that are shown: a key has two
+# The fewest digits that tell a number from its neighbours of that dtype.
+_BRIEF: dict[torch.dtype, Callable[[float], str]] = {
+    torch.float16: lambda number: str(np.float16(number)),
+    torch.bfloat16: lambda number: str(np.float32(number)),
+    torch.float32: lambda number: str(np.float32(number)),
+}
+
+
+class Call(NamedTuple):
+    """A call of a factory.
+
+    >>> Call(sf.every, (10,), {"start": 5})
+    every(10, start=5)
+    """
+
+    make: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}  # never written to
+
+    def __repr__(self) -> str:
+        parts = [*map(shown, self.args), *(f"{name}={shown(value)}" for name, value in self.kwargs.items())]
+        return f"{self.make.__name__}({', '.join(parts)})"
+
+
+class FromCall:
+    """The base of objects that know the call which made them; a changed copy does not know it.
+
+    >>> rigl = sf.rigl(0.9)
+    >>> isinstance(rigl, FromCall), isinstance(rigl._replace(within=None), FromCall)
+    (True, False)
+    """
+
+    def __repr__(self) -> str:
+        return repr(vars(self)["_call"])
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> Any:
+        call = vars(self).get("_call")
+        return super().__reduce_ex__(protocol) if call is None else (_made_again, tuple(call))
+
+
+class Described(FromCall):
+    """A function that knows the call which made it.
+
+    >>> isinstance(sf.schedules.linear(0.5, 0.25), Described)
+    True
+    """
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        vars(self).update(vars(fn))
+        self.__wrapped__ = fn  # where `inspect` looks for the signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns."""
+        return self.__wrapped__(*args, **kwargs)
+
+
+Described.__name__ = "function"  # an error that says what it got says what a user knows
+
+
+def described(make: Callable[P, Made]) -> Callable[P, Made]:
+    """A factory whose functions, tuples of functions and patterns know the call that made them.
+
+    >>> @described
+    ... def above(limit):
+    ...     return lambda x: x > limit
+    >>> above(limit=2), above(2)(3)
+    (above(limit=2), True)
+
+    Lists and dicts among the arguments are copied, and iterators read into lists, so that the call stays what it was.
+    Inside `torch.compile` the factory is as it would be without this.
+    """
+
+    @functools.wraps(make)
+    def factory(*args: P.args, **kwargs: P.kwargs) -> Made:
+        if torch.compiler.is_compiling():
+            return make(*args, **kwargs)
+        given: Any = [_copied(value) for value in args]
+        named: Any = {name: _copied(value) for name, value in kwargs.items()}
+        return _knowing(make(*given, **named), Call(factory, given, named))
+
+    return factory
+
+
+def with_call(made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Made:
+    """The same object, of a type that shows and pickles it as this call.
+
+    >>> with_call(lambda x: x, sf.schedules.linear, 1.0, slope=0.5)
+    linear(1.0, slope=0.5)
+    """
+    return made if torch.compiler.is_compiling() else _knowing(made, Call(make, args, kwargs))
+
+
+def _knowing(made: Made, call: Call) -> Made:
+    new: Any = made  # a pattern, which is new and has room for the call
+    if isinstance(made, FunctionType):
+        new = Described(made)
+    elif isinstance(made, tuple):
+        new = tuple.__new__(_kind(type(made)), made)
+    vars(new)["_call"] = call
+    return new  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _kind(kind: type[Any]) -> type[Any]:
+    # A named tuple that knows its call. `_replace` goes through `_make`, which makes one that does not.
+    if issubclass(kind, FromCall):
+        return kind
+    same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__", "_make")}
+    return type(kind.__name__, (FromCall, kind), same)
+
+
+def _made_again(make: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return make(*args, **kwargs)
+
+
+def _copied(value: Any) -> Any:
+    kind = type(value)
+    if kind is list or kind is tuple or hasattr(kind, "__next__"):
+        return (tuple if kind is tuple else list)(map(_copied, value))
+    return {name: _copied(item) for name, item in value.items()} if kind is dict else value
+
+
+def shown(value: Any) -> str:
+    """An argument as it would be written: functions and classes by name, tensors in short.
+
+    >>> print(shown([sf.scores.magnitude, 0.5, sf.random.key(7), torch.zeros(3, 4)]))
+    [magnitude, 0.5, tensor([0, 7]), tensor(shape=(3, 4), dtype=float32)]
+    """
+    kind = type(value)
+    if kind is list or (kind is tuple and len(value) != 1):
+        text = ", ".join(map(shown, value))
+        return f"[{text}]" if kind is list else f"({text})"
+    if kind is tuple:
+        return f"({shown(value[0])},)"
+    if kind is dict:
+        return f"{{{', '.join(f'{shown(name)}: {shown(item)}' for name, item in value.items())}}}"
+    if isinstance(value, Tensor):
+        return _tensor(value)
+    if isinstance(value, FunctionType | MethodType | type):
+        return value.__qualname__
+    if isinstance(value, BuiltinFunctionType):  # torch.abs is a method of a private class
+        return value.__name__
+    if isinstance(value, nn.Module):
+        return kind.__name__
+    text = repr(value)
+    return kind.__name__ if " at 0x" in text else text  # an object that does not say what it is
+
+
+def _tensor(value: Tensor) -> str:
+    kind = str(value.dtype).removeprefix("torch.")
+    try:
+        numbers = value.reshape(-1).tolist() if value.ndim < 2 and value.numel() <= _MOST else None
+    except RuntimeError:  # hidden by a transform, or on the meta device
+        numbers = None
+    if numbers is None:
+        return f"tensor(shape={tuple(value.shape)}, dtype={kind})"
+    brief = _BRIEF.get(value.dtype, repr)
+    text = ", ".join(brief(number) for number in numbers)
+    plain = value.dtype in (torch.float32, torch.int64, torch.bool)
+    return f"tensor({f'[{text}]' if value.ndim else text}{'' if plain else f', dtype={kind}'})"
