@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsefn.engine.described import shown
 from sparsefn.engine.numbers import Real, like
 
 
@@ -39,7 +40,7 @@ def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
     try:
         signature.bind(*arguments)
     except TypeError:
-        name, own = getattr(fn, "__name__", type(fn).__name__), ", ".join(signature.parameters)
+        name, own = getattr(fn, "__name__", None) or shown(fn), ", ".join(signature.parameters)
         raise TypeError(f"{wanted}, got {name}, one of ({own})") from None
 
 

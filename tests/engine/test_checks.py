@@ -30,7 +30,7 @@ WRONG = {
     ),
     "drop": (
         lambda: sf.rigl(0.5, drop=sf.always()),
-        "expected drop to be a function of (state, grads, step), got Every, one of (step)",
+        "expected drop to be a function of (state, grads, step), got always(), one of (step)",
     ),
     "where": (
         lambda: sf.static(0.5, where=lambda path: True).init({"w": torch.ones(2, 2)}),

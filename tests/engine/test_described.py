@@ -210,7 +210,9 @@ def test_a_described_function_is_one_in_all_else() -> None:
     assert isinstance(schedule, Described) and schedule(step=1) == 0.25 and type(schedule).__name__ == "function"
     assert list(inspect.signature(schedule).parameters) == ["step"]
     assert torch.vmap(schedule)(torch.arange(3)).tolist() == [0.5, 0.25, 0.0]
-    assert sf.scores.absolute(sf.scores.distance()).signed is not None
+    assert callable(sf.scores.absolute(sf.scores.distance()).signed)
+    with pytest.raises(TypeError, match=r"got cosine_decay\(0.5, 2\), one of \(step\)"):
+        sf.static(0.5, distribution=schedule)  # type: ignore[arg-type]
     assert schedule != sf.schedules.cosine_decay(0.5, 2) and len({schedule, schedule}) == 1
 
 
