@@ -34,7 +34,7 @@ def entry(pattern: Pattern, scores: Tensor, among: Tensor | None = None, absolut
     """The units of a tensor as an entry of a competition; with `among`, only units that this mask keeps compete.
 
     >>> entry(sf.patterns.channel(0), torch.ones(2, 3)).scores
-    tensor([[1., 1.]])
+    tensor([[3., 3.]])
 
     With `absolute` the scores are absolute values, which are not stored.
     """

@@ -246,17 +246,17 @@ masked_view = TrainView(
 class Algorithm(NamedTuple):
     """A pure pair `init(params) -> state`, `update(state, grads, step) -> state`.
 
-        >>> import sparsefn as sf
-        >>> algorithm = sf.gmp(sf.schedules.polynomial(0.0, 0.5, begin=0, end=2))
-        >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
-        >>> algorithm.update(state, {"w": torch.zeros(2, 2)}, 2).masks
-        {'w': tensor([[False, False],
-                [ True,  True]])}
+    >>> import sparsefn as sf
+    >>> algorithm = sf.gmp(sf.schedules.polynomial(0.0, 0.5, begin=0, end=2))
+    >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])})
+    >>> algorithm.update(state, {"w": torch.zeros(2, 2)}, 2).masks
+    {'w': tensor([[False, False],
+            [ True,  True]])}
 
-            `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what an optimizer trains.
-        `within(masks)` is the same algorithm choosing only among what `masks` keep (used by `sf.chain`); masks of an
-        algorithm without `within` are intersected.
-        The repr of an algorithm that a function of this library made is that call. It pickles if the arguments do.
+        `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what an optimizer trains.
+    `within(masks)` is the same algorithm choosing only among what `masks` keep (used by `sf.chain`); masks of an
+    algorithm without `within` are intersected.
+    The repr of an algorithm that a function of this library made is that call. It pickles if the arguments do.
 
     """
 
