@@ -253,11 +253,11 @@ class Algorithm(NamedTuple):
     {'w': tensor([[False, False],
             [ True,  True]])}
 
-        `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what an optimizer trains.
+    `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what an optimizer trains.
     `within(masks)` is the same algorithm choosing only among what `masks` keep (used by `sf.chain`); masks of an
     algorithm without `within` are intersected.
-    The repr of an algorithm that a function of this library made is that call. It pickles if the arguments do.
 
+    The repr of an algorithm that a function of this library made is that call. It pickles if the arguments do.
     """
 
     init: Callable[[Tree], State]
