@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine.checks import is_int
 from sparsefn.engine.described import described
+from sparsefn.state import everywhere
 from sparsefn.tree import Tree
 
 
@@ -125,7 +127,7 @@ def activation_sparsifier(
             return torch.where(_fitting(state.mask, _tensor(x)), x, 0.0)
         at = _axis(_tensor(x), chosen, axis)
         place = torch.arange(x.shape[at], device=x.device).reshape(-1, *(1,) * (x.ndim - 1 - at))
-        kept = torch.ones((), dtype=torch.bool, device=x.device)
+        kept = everywhere(x)
         for feature, part in zip(chosen, state.mask, strict=True):
             kept = kept & (_fitting(part, x.narrow(at, feature, 1)) | (place != feature))
         return torch.where(kept, x, 0.0)
@@ -139,11 +141,11 @@ def _features(features: Sequence[int] | None, axis: int | None) -> tuple[int, ..
         raise ValueError(f"activation_sparsifier: {given} needs {needed}, got {needed}=None")
     if features is None:
         return None
-    chosen: list[Any] = list(features)
+    chosen = list(features)
     if not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(f"activation_sparsifier: expected one feature or more, each once, got {chosen}")
     for feature in chosen:
-        if isinstance(feature, bool) or not isinstance(feature, int):
+        if not is_int(feature):
             raise TypeError(f"activation_sparsifier: expected features to be ints, got {feature!r}")
         if feature < 0:
             raise ValueError(f"activation_sparsifier: expected features >= 0, got {feature}")
@@ -161,13 +163,13 @@ def _axis(x: Tensor, features: Sequence[int], axis: int | None) -> int:
     return axis % x.ndim
 
 
-def _tensor(value: Any, what: str = "an activation") -> Tensor:
+def _tensor(value: object, what: str = "an activation") -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"activation_sparsifier: expected {what} to be a tensor, got {type(value).__name__}")
     return value
 
 
-def _like(what: str, value: Any, old: Tensor) -> Tensor:
+def _like(what: str, value: object, old: Tensor) -> Tensor:
     new = _tensor(value, what)
     if new.shape != old.shape:
         raise ValueError(f"activation_sparsifier: expected {what} of shape {tuple(old.shape)}, got {tuple(new.shape)}")

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sparsefn.engine.apportion import Counts
 from sparsefn.engine.apportion import apportion as apportion
-from sparsefn.engine.checks import Sparsity, check_sparsity
+from sparsefn.engine.checks import check_sparsity, is_number
 from sparsefn.engine.described import Described, described
+from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept as n_kept
 from sparsefn.engine.rounding import rounded as rounded
 from sparsefn.engine.rounding import rounded_down as rounded_down
@@ -22,7 +23,7 @@ from sparsefn.engine.transforms import at_compile_time, concrete, known
 from sparsefn.tree import check_globs, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
-Distribution = Callable[[Shapes, Sparsity], Counts]
+Distribution = Callable[[Shapes, Real], Counts]
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:
@@ -56,7 +57,7 @@ def uniform() -> Distribution:
     return per_leaf
 
 
-def per_leaf(shapes: Shapes, sparsity: Sparsity) -> Counts:
+def per_leaf(shapes: Shapes, sparsity: Real) -> Counts:
     """The counts of `uniform`.
 
     >>> per_leaf({"a": (4, 4)}, 0.5)
@@ -74,7 +75,7 @@ def is_uniform(distribution: Distribution) -> bool:
     return distribution is per_leaf or (isinstance(distribution, Described) and distribution.__wrapped__ is per_leaf)
 
 
-def _by_share(shapes: Shapes, sparsity: Sparsity, density: Callable[[tuple[int, ...]], float]) -> Counts:
+def _by_share(shapes: Shapes, sparsity: Real, density: Callable[[tuple[int, ...]], float]) -> Counts:
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
     for path, shape in shapes.items():
         if len(shape) < 2:
@@ -134,7 +135,7 @@ def by_path(table: Mapping[str, float]) -> Distribution:
     for glob, sparsity in table.items():
         check_sparsity(sparsity, f"the sparsity of {glob!r}")
 
-    def counts(shapes: Shapes, sparsity: Sparsity) -> Counts:
+    def counts(shapes: Shapes, sparsity: Real) -> Counts:
         check_globs("by_path", list(table), list(shapes))
         own = {p: next((s for g, s in table.items() if glob_match(p, g)), sparsity) for p in shapes}
         return {path: n_kept(math.prod(shape), own[path]) for path, shape in shapes.items()}
@@ -179,7 +180,7 @@ class Global(NamedTuple):
             )
         return limits
 
-    def __call__(self, shapes: Shapes, sparsity: Sparsity) -> Counts:
+    def __call__(self, shapes: Shapes, sparsity: Real) -> Counts:
         """Raise TypeError: the counts of a global budget depend on scores, not only on shapes.
 
         >>> sf.budgets.global_()({"a": (8,)}, 0.5)
@@ -204,7 +205,7 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
     cannot meet are a ValueError.
     """
     for name, value in (("floor", floor), ("ceiling", ceiling)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             raise TypeError(f"global_: expected {name} to be a float in [0, 1], got {type(value).__name__}")
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"global_: expected {name} in [0, 1], got {value}")
@@ -228,7 +229,7 @@ def spread(count: int | Tensor, groups: int) -> int | Tensor:
     return count // groups + (torch.arange(groups, device=device) < extra)
 
 
-def check_fixed(sparsity: Sparsity, density: float, name: str) -> None:
+def check_fixed(sparsity: Real, density: float, name: str) -> None:
     """Raise ValueError if a pattern that fixes its own sparsity is asked for another one.
 
     >>> check_fixed(0.9, 0.5, "nm(2, 4)")

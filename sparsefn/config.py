@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import TypeVar
 
 from torch import Tensor
 
 from sparsefn import schedules, triggers
 from sparsefn.algorithms import dense, gmp, rigl, set, static
+from sparsefn.algorithms.start import Named
 from sparsefn.compose import partition
+from sparsefn.engine.checks import is_number
+from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at
 from sparsefn.patterns import kinds
 from sparsefn.shorthand import from_shorthand as from_shorthand
@@ -45,9 +48,13 @@ _SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "cosine": schedules.cosine,
     "cycling": schedules.cycling,
 }
+_INITS: dict[str, Named]
 _INITS = {"random": "random", "topk": "magnitude", "from_zeros": "from_zeros", "checkerboard": "checkerboard"}
 _PATTERNS = {"balance_in_groups": kinds.in_groups, "balance_out_groups": kinds.out_groups}
 
+T = TypeVar("T")
+FirstMask = Callable[[Tensor, Real], Tensor]  # (parameter, sparsity at step 0) -> the mask of one leaf
+Entry = Mapping[str, object]  # a dict of a config
 Part = tuple[Where, Callable[[Where], Algorithm]]
 
 
@@ -58,13 +65,13 @@ def _known(names: Collection[str]) -> str:
     return ", ".join(map(repr, names))
 
 
-def _named(what: str, name: Any, table: Mapping[str, Any]) -> Any:
+def _named(what: str, name: object, table: Mapping[str, T]) -> T:
     if not isinstance(name, str) or name.lower() not in table:
         raise ValueError(f"expected {what} to be one of {_known(table)}, got {name!r}")
     return table[name.lower()]
 
 
-def _check_keys(what: str, given: Mapping[str, Any], known: Collection[str], needed: Collection[str] = ()) -> None:
+def _check_keys(what: str, given: Entry, known: Collection[str], needed: Collection[str] = ()) -> None:
     for name in given:
         if name not in known:
             raise ValueError(f"expected {what} to have keys among {_known(known)}, got {name!r}")
@@ -73,7 +80,7 @@ def _check_keys(what: str, given: Mapping[str, Any], known: Collection[str], nee
             raise ValueError(f"expected {what} to have the key {name!r}, got {_known(given) or 'none'}")
 
 
-def _call(what: str, make: Callable[..., Any], given: Mapping[str, Any], **ours: Any) -> Any:
+def _call(what: str, make: Callable[..., T], given: Entry, **ours: object) -> T:
     # The keys of a dict are the arguments of the function; any error in them is a ValueError.
     arguments = [p for p in inspect.signature(make).parameters.values() if p.name not in ours]
     _check_keys(what, given, [p.name for p in arguments], [p.name for p in arguments if p.default is p.empty])
@@ -86,7 +93,7 @@ def _call(what: str, make: Callable[..., Any], given: Mapping[str, Any], **ours:
 # ---- the rules of the grammar -------------------------------------------------------------------
 
 
-def level(value: Any, when: Trigger) -> Schedule:
+def level(value: object, when: Trigger) -> Schedule:
     """The schedule for a level of a config.
 
     >>> schedule = sf.config.level([0.1, 0.4], when=sf.every(10))
@@ -100,7 +107,7 @@ def level(value: Any, when: Trigger) -> Schedule:
     ("exp" is `exponential`). A schedule is returned as it is. Raises ValueError for anything else.
     """
     if callable(value):
-        return value  # type: ignore[no-any-return]
+        return value
     if isinstance(value, list | tuple):
         value = {"type": "cycling", "values": [_fraction(item) for item in value]}
     if not isinstance(value, Mapping):
@@ -110,18 +117,18 @@ def level(value: Any, when: Trigger) -> Schedule:
     make = _named("the type of a level", value["type"], _SCHEDULES)
     ours = {"when": when} if make is schedules.cycling else {}
     given = {name: item for name, item in value.items() if name != "type"}
-    return _call(f"a level of type {value['type']!r}", make, given, **ours)  # type: ignore[no-any-return]
+    return _call(f"a level of type {value['type']!r}", make, given, **ours)
 
 
-def _fraction(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+def _fraction(value: object) -> float:
+    if not is_number(value):
         raise ValueError(f"expected a level to be a number, a list of numbers or a dict with a 'type', got {value!r}")
     if not 0 <= value <= 1:
         raise ValueError(f"expected a level in [0, 1], got {value}")
     return float(value)
 
 
-def trigger(value: Any) -> Trigger:
+def trigger(value: object) -> Trigger:
     """The trigger for an update schedule of a config.
 
     >>> when = sf.config.trigger({"freq": 10, "start": 5, "stop": 36})
@@ -136,15 +143,15 @@ def trigger(value: Any) -> Trigger:
     if value is None:
         return triggers.always()
     if callable(value):
-        return value  # type: ignore[no-any-return]
+        return value
     if isinstance(value, Mapping) and "steps" in value:
-        return _call("update", lambda steps: triggers.at(steps), value)  # type: ignore[no-any-return]
+        return _call("update", lambda steps: triggers.at(steps), value)
     if not isinstance(value, Mapping) or "freq" not in value:
         raise ValueError(f"expected update to be null or to have the key 'freq' or 'steps', got {value!r}")
-    return _call("update", lambda freq, start=0, stop=None: triggers.every(freq, start, stop), value)  # type: ignore[no-any-return]
+    return _call("update", lambda freq, start=0, stop=None: triggers.every(freq, start, stop), value)
 
 
-def init_method(value: Any) -> Any:
+def init_method(value: object) -> Named | FirstMask:
     """The argument `init` of an algorithm for an init method of a config.
 
     >>> sf.config.init_method("topk")
@@ -161,7 +168,7 @@ def init_method(value: Any) -> Any:
 
 
 def from_config(
-    config: Any, *, key: Tensor | None = None, algorithms: Mapping[str, Callable[..., Algorithm]] | None = None
+    config: object, *, key: Tensor | None = None, algorithms: Mapping[str, Callable[..., Algorithm]] | None = None
 ) -> Algorithm:
     """The algorithm that a config of plain data describes.
 
@@ -202,9 +209,9 @@ def _any_leaf(path: str, leaf: Tensor) -> bool:
     return True
 
 
-def _entries(config: Any, at: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _entries(config: object, at: str) -> Iterator[tuple[str, Entry]]:
     """Every entry of a config and its place in it, with nested lists flattened."""
-    waiting: list[tuple[Any, str, bool]] = [(config, at, False)]
+    waiting: list[tuple[object, str, bool]] = [(config, at, False)]
     while waiting:
         config, at, grouped = waiting.pop()
         if isinstance(config, list | tuple):
@@ -218,13 +225,13 @@ def _entries(config: Any, at: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             if not isinstance(inner, Mapping):
                 raise ValueError(f"{at}: expected params to be a dict, got {inner!r}")
             yield at, {name: value for name, value in config.items() if not grouped or name != "params"} | dict(inner)
-        elif isinstance(config, int | float) and not isinstance(config, bool):
+        elif is_number(config):
             yield at, {"sparsity": config}
         else:
             raise ValueError(f"{at}: expected a number, a dict or a list of them, got {config!r}")
 
 
-def _alias(entry: Mapping[str, Any], name: str, other: str) -> dict[str, Any]:
+def _alias(entry: Entry, name: str, other: str) -> dict[str, object]:
     if name in entry and other in entry:
         raise ValueError(f"expected {name!r} or {other!r}, which mean the same, got both")
     return {name if found == other else found: value for found, value in entry.items()}
@@ -236,7 +243,7 @@ def _options(make: Callable[..., Algorithm]) -> list[str]:
     return [name for name in named[1:] if name not in ("where", "init", "key", "when")]
 
 
-def _part(entry: Mapping[str, Any], key: Tensor | None, known: Mapping[str, _Factory]) -> Part | None:
+def _part(entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]) -> Part | None:
     """Which leaves an entry is for, and its algorithm for a given `where`; None without a sparsity."""
     entry = _alias(_alias(entry, "algorithm", "type"), "sparsity", "schedule")
     name = entry.get("algorithm", "static")
@@ -248,34 +255,34 @@ def _part(entry: Mapping[str, Any], key: Tensor | None, known: Mapping[str, _Fac
     when = trigger(entry.get("update"))
     schedule = level(entry["sparsity"], when)
     begin = init_method(entry.get("init_method", "random"))
-    more: dict[str, Any] = {}
+    more: dict[str, object] = {}
     if factory is static:
-        if not isinstance(entry["sparsity"], int | float):
+        if not is_number(entry["sparsity"]):
             raise ValueError(f"expected the sparsity of static to be a number, got {entry['sparsity']!r}")
     else:
         more["when"] = when
         begin = begin if when(0) else "dense"
     if factory is gmp:
         kind = entry["sparsity"].get("type") if isinstance(entry["sparsity"], Mapping) else entry["sparsity"]
-        if isinstance(kind, int | float) or str(kind).lower() == "constant":
+        if is_number(kind) or str(kind).lower() == "constant":
             raise ValueError(f"expected the sparsity of gmp to change, got {entry['sparsity']!r}; static is constant")
     if "drop_fraction" in entry:
         more["drop_fraction"] = level(entry["drop_fraction"], when)
-    more |= _balance(entry)
     grammar = {"algorithm", "param_filter", *_DYNAMIC, "drop_fraction", *_PATTERNS}
-    more |= {option: value for option, value in entry.items() if option not in grammar}
+    more |= _balance(entry) | {option: value for option, value in entry.items() if option not in grammar}
 
     def make(where: Where) -> Algorithm:
         def masks(params: Tree) -> Tree:
+            assert callable(begin)
             first = fraction_at(schedule, 0)
             return masks_tree(params, {p: begin(leaf, first) for p, leaf in select_leaves(params, where).items()})
 
-        return factory(schedule, where=where, init=masks if callable(begin) else begin, key=key, **more)  # type: ignore[no-any-return]
+        return factory(schedule, where=where, init=masks if callable(begin) else begin, key=key, **more)
 
     return where, make
 
 
-def _filter(globs: Any) -> Where:
+def _filter(globs: object) -> Where:
     if globs is None:
         return default_where
     names = [globs] if isinstance(globs, str) else globs
@@ -284,10 +291,8 @@ def _filter(globs: Any) -> Where:
     return names
 
 
-def _balance(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _balance(entry: Entry) -> dict[str, object]:
     given = [name for name in _PATTERNS if entry.get(name) is not None]
     if len(given) > 1:
         raise ValueError("expected balance_in_groups or balance_out_groups, got both")
-    if not given:
-        return {}
-    return {"pattern": _call(given[0], _PATTERNS[given[0]], {"groups": entry[given[0]]})}
+    return {"pattern": _call(given[0], _PATTERNS[given[0]], {"groups": entry[given[0]]})} if given else {}

@@ -10,6 +10,7 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine.checks import check_int
 from sparsefn.engine.table import aligned
 from sparsefn.state import State
 from sparsefn.tree import Tree, check_like, flatten, leaves_like
@@ -75,8 +76,7 @@ def member(state: Tree, i: int) -> Tree:
     int, and as `size` does.
     """
     n = size(state)
-    if isinstance(i, bool) or not isinstance(i, int):
-        raise TypeError(f"expected the index of a member to be an int, got {type(i).__name__}")
+    check_int("", "the index of a member", i)
     if not -n <= i < n:
         raise IndexError(f"expected a member from {-n} to {n - 1}, got {i}")
     return optree.tree_map(lambda leaf: leaf[i].clone(), state)

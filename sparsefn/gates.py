@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.select import Count, straight_through, topk_mask
 
-MODES = ("supermask", "joint", "ste")
+Mode = Literal["supermask", "joint", "ste"]
 
 
-def check_mode(mode: str) -> str:
-    """The mode itself, checked to be one of the three.
+def check_mode(mode: str) -> None:
+    """Raise ValueError unless it is one of the three modes.
 
     >>> check_mode("STE")
     Traceback (most recent call last):
         ...
     ValueError: expected mode to be 'supermask', 'joint' or 'ste', got 'STE'
     """
-    if mode not in MODES:
+    if mode not in ("supermask", "joint", "ste"):
         raise ValueError(f"expected mode to be 'supermask', 'joint' or 'ste', got {mode!r}")
-    return mode
 
 
-def gate(x: Tensor, scores: Tensor, mask: Tensor, *, mode: str = "ste", mask_gradient: bool = False) -> Tensor:
+def gate(x: Tensor, scores: Tensor, mask: Tensor, *, mode: Mode = "ste", mask_gradient: bool = False) -> Tensor:
     """`x` where the mask keeps it and +0.0 elsewhere, with a gradient for the scores that made the mask.
 
     >>> x, s, mask = torch.tensor([2.0, 3.0]), torch.tensor([0.1, 0.9]), torch.tensor([False, True])
@@ -62,7 +63,7 @@ def sparsify(
     n_keep: Count,
     *,
     pattern: Pattern = unstructured(),
-    mode: str = "ste",
+    mode: Mode = "ste",
     mask_gradient: bool = False,
 ) -> Tensor:
     """Keep the entries of `x` with the best scores: for weights or activations, inside any loss.

@@ -14,7 +14,7 @@ from sparsefn import random
 from sparsefn.engine.checks import check_sparsity
 from sparsefn.engine.numbers import divide, like
 from sparsefn.engine.transforms import concrete, visible
-from sparsefn.state import Where, check_masks
+from sparsefn.state import Where, check_masks, masks_tree
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
 from sparsefn.where import default_where, select_leaves
 
@@ -158,10 +158,7 @@ def from_zeros(params: Tree, where: Where = default_where) -> Tree:
     Leaves that `where` does not choose get the 0-d True. NaN is not zero, -0.0 is. Raises and warns
     as `where` does: see `sparsefn.where.select_leaves`.
     """
-    chosen = select_leaves(params, where)
-    return map_with_path(
-        lambda path, leaf: leaf != 0 if path in chosen else torch.ones((), dtype=torch.bool, device=leaf.device), params
-    )
+    return masks_tree(params, {path: leaf != 0 for path, leaf in select_leaves(params, where).items()})
 
 
 def from_dict(params: Tree, given: Mapping[str, Tensor], where: Where = default_where) -> Tree:
@@ -184,8 +181,7 @@ def from_dict(params: Tree, given: Mapping[str, Tensor], where: Where = default_
     for path in select_leaves(params, where):
         if path not in given:
             raise ValueError(f"from_dict: expected a mask for {path!r}, which is to be sparse; there are {known}")
-    true = torch.ones((), dtype=torch.bool, device="cpu")
-    return map_with_path(lambda path, x: given[path] != 0 if path in given else true.to(x.device), params)
+    return masks_tree(params, {path: mask != 0 for path, mask in given.items()})
 
 
 def shuffle(masks: Tree, key: Tensor) -> Tree:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sparsefn.engine.checks import check_int, is_int, is_number
 from sparsefn.engine.memory import check_device
 from sparsefn.engine.threefry import DIGITS, coins, draw, fold
 from sparsefn.engine.transforms import at_compile_time
@@ -53,13 +54,6 @@ def _drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, kind: str, d
     return draw(key, index, math.prod(shape), kind, dtype).reshape((*key.shape[:-1], *shape))
 
 
-def _check_count(call: str, n: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, int):
-        raise TypeError(f"{call}: expected n to be an int, got {type(n).__name__}")
-    if n < 0:
-        raise ValueError(f"{call}: expected n >= 0, got {n}")
-
-
 def _check_float(dtype: torch.dtype) -> None:
     if dtype not in DIGITS:
         raise TypeError(f"expected dtype float16, bfloat16, float32 or float64, got {dtype}")
@@ -84,8 +78,7 @@ def key(seed: int) -> Tensor:
     draw elsewhere, bits are the same. Raises TypeError for a seed that is not an int, ValueError for one out of
     range.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"expected seed to be an int, got {type(seed).__name__}")
+    check_int("", "seed", seed)
     if not 0 <= seed < 1 << 64:
         raise ValueError(f"expected 0 <= seed < 2**64, got {seed}")
     return torch.tensor([seed >> 32, seed & MASK32], dtype=torch.int64, device="cpu")
@@ -100,7 +93,7 @@ def split(key: Tensor, n: int) -> Tensor:
     Key i does not depend on `n`. Keys of shape (..., 2) give (..., n, 2).
     """
     _check_key(key)
-    _check_count("split(key, n)", n)
+    check_int("split(key, n)", "n", n, 0)
     return _as_keys(draw(key, None, n, "split", torch.int64))
 
 
@@ -130,7 +123,7 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
         return _folded(key, data, "fold int")
     if isinstance(data, str):
         return _folded(key, _digest(data), "fold str")
-    if isinstance(data, bool) or not isinstance(data, int):
+    if not is_int(data):
         raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got {type(data).__name__}")
     if not -(1 << 63) <= data < 1 << 63:
         raise ValueError(f"expected data in [-2**63, 2**63), got {data}")
@@ -259,7 +252,7 @@ def bernoulli(
             scaled = (p.to(torch.float64) * 2.0**32).ceil().nan_to_num(0.0).clamp(0.0, 2.0**32)
             flips = _below(bits(key, shape, index=index), scaled.to(torch.int64))
         return flips.reshape((*key.shape[:-1], *shape))
-    if isinstance(p, bool) or not isinstance(p, (int, float)):
+    if not is_number(p):
         raise TypeError(f"expected p to be a number or a float tensor, got {type(p).__name__}")
     if not 0 <= p <= 1:
         raise ValueError(f"expected 0 <= p <= 1, got {p}")
@@ -286,5 +279,5 @@ def permutation(key: Tensor, n: int) -> Tensor:
 
     Sorts n draws of 64 bits; the lower index goes first among equals. Raises ValueError for n < 0.
     """
-    _check_count("permutation(key, n)", n)
+    check_int("permutation(key, n)", "n", n, 0)
     return _drawn(key, (n,), None, "pairs", torch.int64).sort(dim=-1, stable=True).indices

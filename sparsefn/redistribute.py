@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsefn.engine.apportion import Counts, apportion
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import Call, described
+from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import rounded_down
 from sparsefn.state import Score, check_score
 from sparsefn.tree import Leaves
@@ -18,7 +19,7 @@ from sparsefn.tree import Leaves
 # (scores, masks before, masks after the drop), by path -> share of the regrowth, by path
 Share = Callable[[Leaves, Leaves, Leaves], Leaves]
 # (drop fraction, scores, masks), the latter two by path -> drop fraction, by path
-Rate = Callable[[Any, Leaves, Leaves], Leaves]
+Rate = Callable[[Real, Leaves, Leaves], Leaves]
 # (growth scores, pruned entries as bools, wanted counts), a row for each group -> how many grow in each group
 GrowCount = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -51,7 +52,7 @@ class Redistribute(NamedTuple):
         return repr(Call(Redistribute, (given.pop("share"),), given))
 
 
-def check_redistribute(redistribute: object) -> Redistribute:
+def check_redistribute(redistribute: Redistribute | Share) -> Redistribute:
     """The Redistribute that was given, checked; a function is made one.
 
     >>> check_redistribute("momentum")
@@ -59,8 +60,7 @@ def check_redistribute(redistribute: object) -> Redistribute:
         ...
     TypeError: expected redistribute to be a function such as ...mean_active, or a Redistribute, got 'momentum'
     """
-    given: Any = redistribute
-    plan = given if isinstance(given, Redistribute) else Redistribute(given)
+    plan = redistribute if isinstance(redistribute, Redistribute) else Redistribute(redistribute)
     if not callable(plan.share):
         raise TypeError(
             "expected redistribute to be a function such as sf.redistribute.mean_active, or a Redistribute, "
@@ -154,7 +154,7 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
     if not 0.0 <= below <= 1.0:
         raise ValueError(f"careful: expected below in [0, 1], got {below}")
 
-    def rate(fraction: Any, scores: Leaves, masks: Leaves) -> Leaves:
+    def rate(fraction: Real, scores: Leaves, masks: Leaves) -> Leaves:
         shares = {p: torch.nan_to_num(s.double()) for p, s in share(scores, masks, masks).items()}
         average = torch.stack(list(shares.values())).mean() if shares else 0.0
         fractions = {}
@@ -189,12 +189,14 @@ def allocate(
     if most == 1.0:
         return apportion(shares, total, room)
     caps = {path: rounded_down(most, n) for path, n in room.items()}
-    reach: Any = sum(caps.values())
+    reach = sum(caps.values())
     device = next((n.device for n in (total, reach) if isinstance(n, Tensor)), None)
-    whole: Any = (total, reach) if device is None else [torch.as_tensor(n, device=device) for n in (total, reach)]
-    first: Any = min(whole) if device is None else torch.minimum(*whole)
-    filled: Any = apportion(shares, first, caps)
-    rest: Any = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
+    if device is None:
+        first = min(total, reach)
+    else:
+        first = torch.minimum(*(torch.as_tensor(n, device=device) for n in (total, reach)))
+    filled = apportion(shares, first, caps)
+    rest = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
     return {path: filled[path] + rest[path] for path in shares}
 
 

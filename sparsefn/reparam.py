@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.described import described
-from sparsefn.state import Step
+from sparsefn.state import Step, everywhere
 from sparsefn.tree import Leaves, Tree
 
 
@@ -70,8 +70,7 @@ def power(alpha: float) -> Reparametrisation:
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         del step, key
         values = latents["latent"]
-        true = {path: torch.ones((), dtype=torch.bool, device=v.device) for path, v in values.items()}
-        return {path: _signed_power(v, alpha) for path, v in values.items()}, true
+        return {path: _signed_power(v, alpha) for path, v in values.items()}, everywhere(values)
 
     return Reparametrisation(start, apply)
 

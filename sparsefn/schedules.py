@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from sparsefn.engine import elementary
 from sparsefn.engine.checks import check_int, check_kind, check_positive, check_whole, numbers
 from sparsefn.engine.described import described
 from sparsefn.engine.numbers import Real, between, divide, floor, held, like, where
-from sparsefn.state import Schedule, Step, Trigger
+from sparsefn.state import Level, Schedule, Step, Trigger
 
 
 def _step(step: Step) -> Step:
@@ -34,7 +33,7 @@ def _time(step: Step) -> Real:
     return step.to(torch.float64) if isinstance(step, Tensor) else float(step)
 
 
-def _pick(values: list[Real], holds: list[Any], step: Step) -> Real:
+def _pick(values: list[Real], holds: list[bool | Tensor], step: Step) -> Real:
     """The last of `values` whose condition holds; the first if none does."""
     value = like(step, values[0]) if isinstance(step, Tensor) else values[0]
     for condition, other in zip(holds[1:], values[1:], strict=True):
@@ -175,7 +174,7 @@ def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3)
     return schedule
 
 
-def _some(values: Iterable[Any]) -> list[Real]:
+def _some(values: Iterable[object]) -> list[Real]:
     named = {f"values[{i}]": value for i, value in enumerate(values)}
     if not named:
         raise ValueError("expected at least one of values, got none")
@@ -242,7 +241,7 @@ def piecewise(values: Mapping[int, Real] | Iterable[tuple[Step, Real]]) -> Sched
     return schedule
 
 
-def as_schedule(value: Any) -> Schedule:
+def as_schedule(value: Level) -> Schedule:
     """The schedule that was given, or a constant one for a float or a 0-d float tensor.
 
     >>> sf.schedules.as_schedule(0.9)(0)
@@ -261,7 +260,7 @@ def as_schedule(value: Any) -> Schedule:
         raise TypeError(f"expected a float or a schedule, got the {type(value).__name__} {value}; write {float(value)}")
     if not callable(value):
         raise TypeError(f"expected a float or a schedule, got {type(value).__name__}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, Real]:

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from sparsefn import random as _random
+from sparsefn.engine.checks import is_number
 from sparsefn.engine.described import Described, described, with_call
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.pooling import Pooling
-from sparsefn.state import Accumulated, Score, State, Step, Trigger
+from sparsefn.state import Accumulated, PlainScore, Score, State, Step, Trigger
 from sparsefn.tree import Tree, leaves_of, map_with_path, wide
 from sparsefn.triggers import never
 
@@ -28,7 +29,7 @@ _PIECE = 2**22  # entries of differences at a time
 _SUM = Pooling("sum")
 
 
-def _plain(score: object) -> Any:
+def _plain(score: object) -> Callable[..., Tree]:
     if isinstance(score, Accumulated) or not callable(score):
         raise TypeError(f"expected a score function of (state, grads, step), got {type(score).__name__}")
     return score
@@ -52,7 +53,7 @@ def absolute(signed: Signed) -> Signed:
     _plain(signed)
 
     @functools.wraps(signed)
-    def score(*args: Any) -> Tree:
+    def score(*args: Tree) -> Tree:
         return optree.tree_map(torch.abs, signed(*args))
 
     score.signed = signed  # type: ignore[attr-defined]
@@ -136,7 +137,7 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
 
 
 @described
-def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Callable[[State, Tree, Step], Tree]:
+def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> PlainScore:
     """Sum of the distances of a slice of the weights to the other slices along an axis.
 
     >>> state = sf.State({"w": torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])}, {"w": torch.ones(3, 2) > 0})
@@ -151,7 +152,7 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Cal
     gives their distances, (n, n). Leaves that are not sparsified score 0. float16 and bfloat16 are summed
     in float32. He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
     """
-    if not callable(norm) and (isinstance(norm, bool) or not isinstance(norm, int | float)):
+    if not callable(norm) and not is_number(norm):
         raise TypeError(f"expected norm to be a number or a function of the slices, got {norm!r}")
 
     def of_leaf(path: str, mask: Tensor, leaf: Tensor) -> Tensor:

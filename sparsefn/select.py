@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
+from sparsefn.engine.checks import is_int
 from sparsefn.engine.selection.winners import Entry, totals, winners
 from sparsefn.engine.transforms import concrete
 from sparsefn.patterns.kinds import Pattern, unstructured
@@ -74,7 +75,7 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
         if count.ndim and tuple(count.shape) != (groups,):
             raise ValueError(f"expected {name} of shape () or ({groups},), got {tuple(count.shape)}")
         return count.to(torch.int64)
-    if isinstance(count, bool) or not isinstance(count, int):
+    if not is_int(count):
         raise TypeError(f"expected {name} to be an int or an integer tensor, got {count!r}")
     if not 0 <= count <= available:
         raise ValueError(f"expected 0 <= {name} <= {available}, got {count}")

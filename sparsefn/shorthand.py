@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from decimal import Context, Decimal
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sparsefn.budgets import check_fixed
 from sparsefn.engine.checks import check_sparsity
@@ -36,7 +36,7 @@ class Shorthand(NamedTuple):
     """
 
     pattern: Pattern
-    sparsity: float | str
+    sparsity: float | Literal["bernoulli"]
     mask_gradient: bool
 
 

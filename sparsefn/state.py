@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import leafwise
+from sparsefn.engine.checks import Level as Level
 from sparsefn.engine.checks import Schedule as Schedule
 from sparsefn.engine.checks import Step as Step
 from sparsefn.engine.checks import check_call
@@ -91,7 +92,8 @@ class Accumulated(NamedTuple):
     value: Callable[[Tree, State, Tree, Step], Tree]
 
 
-Score = Callable[[State, Tree, Step], Tree] | Accumulated
+PlainScore = Callable[[State, Tree, Step], Tree]
+Score = PlainScore | Accumulated
 
 
 def support_of(state: State) -> Tree:
@@ -119,7 +121,11 @@ def everywhere(tree: Tree) -> Tree:
     >>> everywhere({"w": torch.ones(2)})
     {'w': tensor(True)}
     """
-    return optree.tree_map(lambda leaf: torch.ones((), dtype=torch.bool, device=leaf.device), tree)
+    return optree.tree_map(_true, tree)
+
+
+def _true(leaf: Tensor) -> Tensor:
+    return torch.ones((), dtype=torch.bool, device=leaf.device)
 
 
 def inside(support: Tree, new: Tree, old: Tree | None = None) -> Tree:
@@ -284,6 +290,4 @@ def check_score(name: str, score: object) -> None:
 def masks_tree(params: Tree, masks: Leaves) -> Tree:
     """The masks of some leaves as a tree like params, 0-d True for the rest."""
     leaves, rebuild = flatten(params)
-    return rebuild(
-        [masks[p] if p in masks else torch.ones((), dtype=torch.bool, device=x.device) for p, x in leaves.items()]
-    )
+    return rebuild([masks[path] if path in masks else _true(leaf) for path, leaf in leaves.items()])

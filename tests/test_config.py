@@ -428,7 +428,7 @@ RIGL = {"algorithm": "rigl", "sparsity": 0.5}
             "config: expected balance_in_groups or balance_out_groups, got both",
         ),
         (RIGL | {"balance_in_groups": 0}, "config: expected groups >= 1, got 0"),
-        (RIGL | {"balance_in_groups": "2"}, "config: balance_in_groups: expected groups to be an int, got '2'"),
+        (RIGL | {"balance_in_groups": "2"}, "config: balance_in_groups: expected groups to be an int, got str"),
     ],
 )
 def test_refused(config, message):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn.state import check_score
 
 S = sf.scores
 NONE = sf.State((), ())
@@ -202,7 +203,7 @@ def test_memory_makes_no_leaf_of_another_structure_than_its_params():
         ),
         (lambda: S.sum("gradient"), TypeError, r"expected a score function of \(state, grads, step\), got str"),
         (
-            lambda: S.check_score("grow", 3),
+            lambda: check_score("grow", 3),
             TypeError,
             r"expected grow to be a score such as sf.scores.magnitude, got 3",
         ),

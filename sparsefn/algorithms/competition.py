@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.budgets import Distribution, Global, check_fixed, spread
-from sparsefn.engine.checks import Sparsity, check_call
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
 from sparsefn.engine.selection.winners import Count, Entry, totals, winners
 from sparsefn.patterns.kinds import Pattern
@@ -117,7 +118,7 @@ class Competition(NamedTuple):
         """(groups, units of a group) of a leaf, from its shape alone."""
         return row_shape(self.pattern, tuple(leaf.shape))
 
-    def targets(self, leaves: Leaves, sparsity: Sparsity | None) -> list[Count]:
+    def targets(self, leaves: Leaves, sparsity: Real | None) -> list[Count]:
         """Kept count of each pool: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
         grids = self.grids(leaves)
         if not leaves:
@@ -134,7 +135,7 @@ class Competition(NamedTuple):
         counts = self.distribution(grids, sparsity)
         return [spread(counts[path], groups[path][0]) for path in leaves]
 
-    def _fixed(self, path: str, leaf: Tensor, width: int, sparsity: Sparsity | None) -> Count:
+    def _fixed(self, path: str, leaf: Tensor, width: int, sparsity: Real | None) -> Count:
         count = fixed_count(self.pattern, tuple(leaf.shape))
         assert count is not None
         try:
@@ -219,7 +220,7 @@ def best_at(
     rule: Competition,
     scores: Leaves,
     like: Leaves,
-    sparsity: Sparsity | None,
+    sparsity: Real | None,
     eligible: Leaves | None,
     absolute: bool = False,
 ) -> Leaves:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition, full
 from sparsefn.algorithms.frame import sparse_leaves, with_masks
-from sparsefn.algorithms.memory import Memory
+from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.engine.checks import Schedule, Step
 from sparsefn.engine.rounding import fraction_at, rounded, rounded_down, rounded_up
 from sparsefn.engine.selection.winners import end_to_end, totals
@@ -176,7 +176,7 @@ def _moved(
     return left + end_to_end([regrown[path] for path in paths], [1] * len(paths), left.device)
 
 
-def _plant(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: str, step: Step) -> State:
+def _plant(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: Pruned, step: Step) -> State:
     # New masks; what they hold keeps its value, what they let grow starts at `grown`.
     if grown is zeros and pruned == "zero":  # what is pruned and what grew are zeros alike: one pass
         kept = inside(with_leaves(state.masks, held), state.params)

@@ -2,39 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Literal, TypedDict, Unpack
 
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.cycle import Cycle, Grown, run, zeros
 from sparsefn.algorithms.frame import build_masked
-from sparsefn.algorithms.memory import Memory
+from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.engine.checks import check_call, check_int, check_keywords
 from sparsefn.engine.described import described
-from sparsefn.engine.rounding import as_fraction, rounded
+from sparsefn.engine.rounding import CountRule, as_fraction, rounded
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.redistribute import GrowCount, Redistribute, Share, check_redistribute, mean_active
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import gradient, magnitude, momentum
 from sparsefn.scores import random as random_score
-from sparsefn.state import Algorithm, Score, Trigger, Where, check_score
+from sparsefn.state import Algorithm, Level, Score, Trigger, Where, check_score
 from sparsefn.triggers import every
 from sparsefn.where import default_where
+
+# A fraction, perhaps another one at every step; None where the pattern fixes it; or as many as are active.
+Target = Level | Literal["current"] | None
+
+
+class DropGrowOptions(TypedDict, total=False):
+    """The keywords of `drop_grow`, which its presets hand on.
+
+    >>> import inspect
+    >>> list(DropGrowOptions.__annotations__) == list(inspect.signature(sf.drop_grow).parameters)[1:]
+    True
+    """
+
+    drop: Score
+    grow: Score
+    drop_fraction: Level | None
+    count: CountRule
+    grown: Grown
+    grow_count: GrowCount | None
+    exclude_dropped: bool
+    restart_dropped: bool
+    redistribute: Redistribute | Share | None
+    when: Trigger | None
+    steps: int | None
+    where: Where
+    pattern: Pattern
+    distribution: Distribution
+    key: Tensor | None
+    init: Init
+    pruned: Pruned
 
 
 @described
 def drop_grow(
-    sparsity: Any,
+    sparsity: Target,
     *,
     drop: Score,
     grow: Score,
-    drop_fraction: Any = None,
-    count: Callable[[Any, Any], Any] = rounded,
+    drop_fraction: Level | None = None,
+    count: CountRule = rounded,
     grown: Grown = zeros,
     grow_count: GrowCount | None = None,
     exclude_dropped: bool = False,
@@ -47,7 +76,7 @@ def drop_grow(
     distribution: Distribution = uniform(),
     key: Tensor | None = None,
     init: Init = "random",
-    pruned: str = "zero",
+    pruned: Pruned = "zero",
 ) -> Algorithm:
     """Drop the worst of the kept weights, then grow the best of the pruned ones, back to the target.
 
@@ -82,14 +111,14 @@ def drop_grow(
     if (sparsity is None and pattern.fixed is None) or (current and sparsity != "current"):
         wrong = ValueError if current else TypeError
         raise wrong(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
-    level = None if current else as_fraction(sparsity)
+    level = None if isinstance(sparsity, str) else as_fraction(sparsity)
     plan = None if redistribute is None else check_redistribute(redistribute)
     if plan is not None and (rule.joint or pattern != unstructured()):
         raise ValueError(
             "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()"
         )
     when, drop_fraction = _timetable(when, drop_fraction, steps)
-    fraction: Any = as_fraction(drop_fraction, "drop_fraction")
+    fraction = as_fraction(drop_fraction, "drop_fraction")
     if current and isinstance(init, str) and init in ("random", "magnitude"):
         init = "dense"
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
@@ -101,10 +130,10 @@ def drop_grow(
     return build_masked(rule, memory, partial(run, cycle), level=level, init=init, where=where, key=key, when=when)
 
 
-def _timetable(when: Trigger | None, fraction: Any, steps: int | None) -> tuple[Trigger, Any]:
+def _timetable(when: Trigger | None, fraction: Level | None, steps: int | None) -> tuple[Trigger, Level]:
     # What is given, else what Evci et al. 2020 chose for a run of that length.
     often: Trigger = every(100)
-    share: Any = 0.3
+    share: Level = 0.3
     if steps is not None:
         check_int("drop_grow", "steps", steps, 1)
         if when is not None and fraction is not None:
@@ -114,13 +143,13 @@ def _timetable(when: Trigger | None, fraction: Any, steps: int | None) -> tuple[
     return often if when is None else when, share if fraction is None else fraction
 
 
-def _preset(preset: Callable[..., Algorithm], sparsity: Any, **options: Any) -> Algorithm:
-    check_keywords(options, preset, drop_grow)
-    return drop_grow(sparsity, **options)
+def _preset(name: str, sparsity: Target, own: DropGrowOptions, given: DropGrowOptions, *more: str) -> Algorithm:
+    check_keywords(name, given, [*more, *DropGrowOptions.__annotations__])
+    return drop_grow(sparsity, **(own | given))
 
 
 @described
-def set(sparsity: Any, **options: Any) -> Algorithm:
+def set(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
     """Sparse evolutionary training: drop the smallest weights, grow at random.
 
     >>> algorithm = sf.set(0.5, drop_fraction=0.5, key=sf.random.key(0))
@@ -131,11 +160,11 @@ def set(sparsity: Any, **options: Any) -> Algorithm:
     `drop_grow` with drop=magnitude and grow=random; takes its keywords, `steps=` first of all. Mocanu et al.
     2018, arXiv 1707.04780, without the split by sign of the original.
     """
-    return _preset(set, sparsity, **{"drop": magnitude, "grow": random_score, **options})
+    return _preset("set", sparsity, {"drop": magnitude, "grow": random_score}, options)
 
 
 @described
-def rigl(sparsity: Any, **options: Any) -> Algorithm:
+def rigl(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
     """RigL: drop the smallest weights, grow where the dense gradient is largest.
 
     >>> algorithm = sf.rigl(0.5, drop_fraction=0.5, init="magnitude")
@@ -146,11 +175,11 @@ def rigl(sparsity: Any, **options: Any) -> Algorithm:
     `sf.rigl(0.9, steps=10_000)` is the algorithm of the paper for a run of 10,000 steps. `drop_grow` with
     drop=magnitude and grow=gradient; takes its keywords. Evci et al. 2020, arXiv 1911.11134, algorithm 1.
     """
-    return _preset(rigl, sparsity, **{"drop": magnitude, "grow": gradient, **options})
+    return _preset("rigl", sparsity, {"drop": magnitude, "grow": gradient}, options)
 
 
 @described
-def snfs(sparsity: Any, *, decay: float = 0.9, **options: Any) -> Algorithm:
+def snfs(sparsity: Target, *, decay: float = 0.9, **options: Unpack[DropGrowOptions]) -> Algorithm:
     """Sparse networks from scratch: grow where the gradient's moving average is largest, across leaves.
 
     >>> algorithm = sf.snfs(0.5, decay=0.5, drop_fraction=0.5, key=sf.random.key(0))
@@ -164,5 +193,5 @@ def snfs(sparsity: Any, *, decay: float = 0.9, **options: Any) -> Algorithm:
     momentum over the active weights; takes its keywords, `steps=` first of all. The total is exact, a leaf's
     count is free after the first update. Dettmers & Zettlemoyer 2019, arXiv 1907.04840.
     """
-    parts = {"drop": magnitude, "grow": momentum(decay), "redistribute": mean_active, **options}
-    return _preset(snfs, sparsity, **parts)
+    own: DropGrowOptions = {"drop": magnitude, "grow": momentum(decay), "redistribute": mean_active}
+    return _preset("snfs", sparsity, own, options, "decay")

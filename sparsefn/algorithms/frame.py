@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.memory import Memory
+from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
@@ -38,9 +38,6 @@ from sparsefn.tree import (
     with_leaves,
 )
 from sparsefn.where import float_leaves
-
-Pruned = str
-
 
 # ---- states -------------------------------------------------------------------------------------
 

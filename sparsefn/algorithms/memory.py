@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -11,12 +11,15 @@ from sparsefn import random
 from sparsefn.state import Accumulated, Score, State, Step
 from sparsefn.tree import Leaves, Tree, check_like, leaves_at
 
+# What happens to weights off the mask: set to zero, kept as they are, or trained on.
+Pruned = Literal["zero", "keep", "train"]
+
 
 class Memory(NamedTuple):
     """The scores of an algorithm by role; memories of Accumulated ones lie by role in `state.scores`."""
 
     scores: dict[str, Score]
-    pruned: str
+    pruned: Pruned
 
     def init(self, params: Tree) -> Tree:
         """The first memory of each role that has one, `()` if none has."""
@@ -31,7 +34,7 @@ class Memory(NamedTuple):
         return [(role, score) for role, score in self.scores.items() if isinstance(score, Accumulated)]
 
     def read(
-        self, role: str, state: State, grads: Tree, step: Step, paths: Mapping[str, Any], signed: bool = False
+        self, role: str, state: State, grads: Tree, step: Step, paths: Iterable[str], signed: bool = False
     ) -> tuple[Leaves, bool]:
         """The scores of a role for some leaves; each role draws its own random numbers.
 
@@ -40,7 +43,7 @@ class Memory(NamedTuple):
         score = self.scores[role]
         if isinstance(state.key, Tensor):
             state = state._replace(key=random.fold_in(state.key, role))
-        value: Any = score.value if isinstance(score, Accumulated) else score
+        value: Callable[..., Tree] = score.value if isinstance(score, Accumulated) else score
         inner = getattr(value, "signed", None) if signed else None
         given = (state.scores[role],) if isinstance(score, Accumulated) else ()
         values = (inner or value)(*given, state, grads, step)

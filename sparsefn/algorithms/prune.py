@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition, full
 from sparsefn.algorithms.frame import build_masked, sparse_leaves, with_masks
-from sparsefn.algorithms.memory import Memory
+from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init
 from sparsefn.budgets import Distribution, is_uniform, uniform
-from sparsefn.engine.checks import check_call
+from sparsefn.engine.checks import check_call, is_int
 from sparsefn.engine.described import described
-from sparsefn.engine.rounding import as_fraction, fraction_at, rounded
+from sparsefn.engine.rounding import CountRule, as_fraction, fraction_at, rounded
 from sparsefn.engine.selection.winners import Count, totals
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.scores import magnitude
 from sparsefn.select import checked_count
-from sparsefn.state import Algorithm, Schedule, Score, State, Step, Trigger, Where, check_score
+from sparsefn.state import Algorithm, Level, Schedule, Score, State, Step, Trigger, Where, check_score
 from sparsefn.tree import Leaves, Tree
 from sparsefn.triggers import always, at
 from sparsefn.where import default_where
@@ -37,7 +36,7 @@ def _pruner(
     where: Where,
     key: Tensor | None,
     init: Init,
-    pruned: str,
+    pruned: Pruned,
     regrow: bool,
 ) -> Algorithm:
     check_score("score", score)
@@ -56,7 +55,7 @@ def _pruner(
 
 @described
 def gmp(
-    sparsity: Any,
+    sparsity: Level | None,
     *,
     score: Score = magnitude,
     when: Trigger = always(),
@@ -65,7 +64,7 @@ def gmp(
     distribution: Distribution = uniform(),
     key: Tensor | None = None,
     init: Init = "magnitude",
-    pruned: str = "zero",
+    pruned: Pruned = "zero",
     regrow: bool = False,
 ) -> Algorithm:
     """Gradual magnitude pruning: at each trigger the best by score are kept, as many as the schedule says.
@@ -94,7 +93,7 @@ def gmp(
 
 @described
 def one_shot(
-    sparsity: Any,
+    sparsity: Level | None,
     score: Score = magnitude,
     *,
     when: Trigger = at([0]),
@@ -102,7 +101,7 @@ def one_shot(
     pattern: Pattern = unstructured(),
     distribution: Distribution = uniform(),
     key: Tensor | None = None,
-    pruned: str = "zero",
+    pruned: Pruned = "zero",
     regrow: bool = False,
 ) -> Algorithm:
     """Dense until its trigger, then pruned by any score; the score may use gradients.
@@ -132,9 +131,9 @@ def one_shot(
 
 @described
 def iterative(
-    fraction: Any = None,
+    fraction: Level | None = None,
     *,
-    count: int | Tensor | Callable[[Any, Any], Any] = rounded,
+    count: Count | CountRule = rounded,
     when: Trigger = always(),
     score: Score = magnitude,
     where: Where = default_where,
@@ -142,7 +141,7 @@ def iterative(
     distribution: Distribution = uniform(),
     key: Tensor | None = None,
     init: Init = "dense",
-    pruned: str = "zero",
+    pruned: Pruned = "zero",
 ) -> Algorithm:
     """At each trigger, prune a fraction of what REMAINS, or a count of it.
 
@@ -185,7 +184,7 @@ def iterative(
     return _pruner(rule, counts, None, score, when, where, key, init, pruned, regrow=False)
 
 
-def _removal(fraction: Any, count: Any) -> Callable[[Tensor, Step], Count]:
+def _removal(fraction: Level | None, count: Count | CountRule) -> Callable[[Tensor, Step], Count]:
     """How many of the active units are pruned at a step."""
     level = as_fraction(fraction, "fraction")
     if callable(count):
@@ -195,7 +194,7 @@ def _removal(fraction: Any, count: Any) -> Callable[[Tensor, Step], Count]:
         return lambda active, step: count(fraction_at(level, step), active)
     if level is not None:
         raise TypeError(f"iterative: expected a fraction or a count, got both {fraction!r} and {count!r}")
-    if isinstance(count, bool) or not isinstance(count, int | Tensor):
+    if not is_int(count) and not isinstance(count, Tensor):
         raise TypeError(f"iterative: expected count to be an int, a tensor or a function, got {count!r}")
     if isinstance(count, int) and count < 0:
         raise ValueError(f"iterative: expected count >= 0, got {count}")
@@ -204,7 +203,7 @@ def _removal(fraction: Any, count: Any) -> Callable[[Tensor, Step], Count]:
 
 @described
 def ste(
-    sparsity: Any,
+    sparsity: Level | None,
     *,
     score: Score = magnitude,
     when: Trigger = always(),

@@ -13,7 +13,18 @@ from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.masks import intersect
 from sparsefn.reparam import Reparametrisation
-from sparsefn.state import Algorithm, State, Step, TrainView, Where, apply_masks, masked_view, support_of
+from sparsefn.state import (
+    Algorithm,
+    State,
+    Step,
+    TrainView,
+    Where,
+    apply_masks,
+    everywhere,
+    masked_view,
+    masks_tree,
+    support_of,
+)
 from sparsefn.tree import Tree, flatten
 from sparsefn.where import default_where, select_leaves
 
@@ -54,11 +65,7 @@ def reparametrised(
     def made(latents: Tree, params: Tree, step: Step) -> tuple[Tree, Tree]:
         weights, masks = reparam.apply(latents, step, seed)
         leaves, rebuild = flatten(params)
-        true = torch.ones((), dtype=torch.bool, device="cpu")
-        return (
-            rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]),
-            rebuild([masks.get(path, true.to(leaf.device)) for path, leaf in leaves.items()]),
-        )
+        return rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]), masks_tree(params, masks)
 
     def finish(part: State, masks: Tree, latents: Tree, step: Tensor) -> State:
         both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, masks)
@@ -123,11 +130,10 @@ def reparametrised(
     def support(state: State) -> Tree:
         moves = support_of(inner_of(state))
         masks, shapes = flatten(moves)[0], flatten(state.params)[0]
-        true = torch.ones((), dtype=torch.bool, device=state.scores["step"].device)
 
         def where_moves(path: str, latent: Tensor) -> Tensor:
             fits = latent.shape == shapes[path].shape and is_sparse(masks[path], shapes[path])
-            return masks[path] if fits else true
+            return masks[path] if fits else everywhere(latent)
 
         latents = {
             name: {path: where_moves(path, leaf) for path, leaf in tree.items()}

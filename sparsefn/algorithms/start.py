@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Literal
 
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, best_at
-from sparsefn.engine.checks import Sparsity, check_call
+from sparsefn.algorithms.competition import Competition, best_at, full
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at
 from sparsefn.engine.transforms import concrete
 from sparsefn.masks import checkerboard, from_zeros
@@ -19,7 +21,10 @@ from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.tree import Leaves, Tree, flatten, leaves_at
 from sparsefn.where import select_leaves
 
-Init = str | Algorithm | Callable[[Tree], Tree] | Tree
+Named = Literal["dense", "random", "bernoulli", "magnitude", "from_zeros", "checkerboard"]
+# A tree with leaves by name or by place, or one leaf: spelt out, so that a misspelt name is no tree to a type checker.
+Given = Mapping[str, Tree] | list[Tree] | tuple[Tree, ...] | Tensor
+Init = Named | Algorithm | Callable[[Tree], Tree] | Given
 
 
 def check_given(masks: Tree) -> None:
@@ -49,16 +54,17 @@ def start_masks(
         check_call("init", init, "params")
         init = init(params)
     if not isinstance(init, str):
-        check_given(init)
-        check_masks(init, params)
+        given: Tree = init
+        check_given(given)
+        check_masks(given, params)
         if allowed is None:
-            return optree.tree_map(torch.clone, init)
-        return optree.tree_map(torch.logical_and, init, masks_tree(params, allowed))
+            return optree.tree_map(torch.clone, given)
+        return optree.tree_map(torch.logical_and, given, masks_tree(params, allowed))
     best_of = ("random", "magnitude") if rule.pattern.fixed is None else ()  # the pattern may know how many
     if init in ("bernoulli", "checkerboard", *best_of) and level is None:
         raise ValueError(f"init={init!r} needs a sparsity, got None; init may be an algorithm that has one")
     if init == "dense":
-        masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
+        masks = full({}, leaves, list(leaves))
     elif init == "from_zeros":
         masks = leaves_at(from_zeros(params, where=lambda path, leaf: path in leaves), leaves)
     elif init == "checkerboard":
@@ -92,7 +98,7 @@ def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     return {path: checkerboard(leaf.shape, sparsity, device=leaf.device) for path, leaf in leaves.items()}
 
 
-def _drawn(leaves: Leaves, rule: Competition, sparsity: Sparsity, key: Tensor) -> Leaves:
+def _drawn(leaves: Leaves, rule: Competition, sparsity: Real, key: Tensor) -> Leaves:
     # Each unit is kept with a chance of its own: the share of its competition that the budget keeps.
     if rule.pattern.fixed is not None:
         raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")

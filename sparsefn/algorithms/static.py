@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import build_masked, checked, own_params
-from sparsefn.algorithms.memory import Memory
+from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, check_given
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.engine.described import described
 from sparsefn.engine.rounding import as_fraction
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.state import Algorithm, State, Step, Where, apply_masks, check_masks, everywhere
+from sparsefn.state import Algorithm, Level, State, Step, Where, apply_masks, check_masks, everywhere
 from sparsefn.tree import Tree
 from sparsefn.triggers import never
 from sparsefn.where import default_where
@@ -45,14 +43,14 @@ def dense() -> Algorithm:
 
 @described
 def static(
-    sparsity: Any,
+    sparsity: Level | None,
     *,
     where: Where = default_where,
     pattern: Pattern = unstructured(),
     distribution: Distribution = uniform(),
     key: Tensor | None = None,
     init: Init = "random",
-    pruned: str = "zero",
+    pruned: Pruned = "zero",
 ) -> Algorithm:
     """A mask made in `init` and kept for good.
 

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, best_at
+from sparsefn.algorithms.competition import Competition, best_at, full
 from sparsefn.algorithms.frame import checked, own_params, sparse_leaves, with_masks
+from sparsefn.algorithms.start import Given
 from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
 from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.threefry import lifted
-from sparsefn.gates import check_mode, gate
+from sparsefn.gates import Mode, check_mode, gate
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.select import bernoulli_mask
-from sparsefn.state import Algorithm, State, Step, TrainView, Trigger, Where, everywhere, masks_tree
+from sparsefn.state import Algorithm, Level, State, Step, TrainView, Trigger, Where, everywhere, masks_tree
 from sparsefn.tree import Leaves, Tree, choose, flatten, leaves_at, leaves_like, same_structure, structure_error
 from sparsefn.triggers import always
 from sparsefn.where import default_where, select_leaves
 
-Start = str | Callable[[Tree], Tree] | Tree
+Start = Literal["random", "zeros", "magnitude"] | Callable[[Tree], Tree] | Given
 Link = Callable[[Tensor], Tensor]
 
 
 @described
 def supermask(
-    sparsity: Any,
+    sparsity: Level | Literal["bernoulli"] | None,
     *,
-    mode: str = "supermask",
+    mode: Mode = "supermask",
     mask_gradient: bool = False,
     init: Start = "random",
     link: Link | None = None,
@@ -76,7 +77,8 @@ def supermask(
     drawn = isinstance(sparsity, str)
     if drawn and sparsity != "bernoulli":
         raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
-    rule, level = Competition(pattern, distribution).check(), None if drawn else as_fraction(sparsity)
+    rule = Competition(pattern, distribution).check()
+    level = None if isinstance(sparsity, str) else as_fraction(sparsity)
     if drawn and (pattern != unstructured() or not is_uniform(distribution)):
         raise ValueError("supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution")
     if not drawn and level is None and pattern.fixed is None:
@@ -103,7 +105,7 @@ def supermask(
         params = own_params(params)
         leaves = select_leaves(params, where)
         rule.grids(leaves)
-        whole = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
+        whole = full({}, leaves, list(leaves))
         scores = {role: _scores(params, _start(params, leaves, init, seed))}
         support = everywhere(params) if "params" in trains else ()
         return masked(State(params, masks_tree(params, whole), scores, lifted(seed).clone(), support=support), 0, 0)
@@ -180,7 +182,7 @@ def _roles(state: State) -> str:
     return ", ".join(map(repr, state.scores)) if isinstance(state.scores, dict) else repr(state.scores)
 
 
-def _check_score(what: str, path: str, score: Any, leaf: Tensor) -> None:
+def _check_score(what: str, path: str, score: object, leaf: Tensor) -> None:
     if not isinstance(score, Tensor) or not score.is_floating_point():
         got = score.dtype if isinstance(score, Tensor) else type(score).__name__
         raise TypeError(f"expected {what} that are floating-point tensors, got {got} at {path!r}")

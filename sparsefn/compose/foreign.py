@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import optree
 import torch
@@ -16,7 +16,24 @@ _MARK = 1 << 25  # a tensor may have one dimension of this size or more, and not
 _WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alone"
 
 
-def name_of(optimizer: Any) -> str:
+class Optimizer(Protocol):
+    """An optimizer as `with_optimizer` takes it: a pair init, update in the shape of TorchOpt and optax.
+
+    >>> isinstance(sf.optimizers.sgd(0.1), tuple)
+    True
+
+    `init(params) -> state`; `update(grads, state, *, params, inplace=False) -> (updates, state)`,
+    where updates are added to the params.
+    """
+
+    def init(self, params: Tree) -> Tree:
+        """Make the optimizer's state."""
+
+    def update(self, updates: Tree, state: Tree, *, params: Tree, inplace: bool) -> Tree:
+        """Turn gradients into updates."""
+
+
+def name_of(optimizer: object) -> str:
     """The name of an optimizer in error messages.
 
     >>> from sparsefn.compose import foreign
@@ -40,7 +57,7 @@ class Found(NamedTuple):
     like: Tree
 
 
-def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
+def find(optimizer: Optimizer, trained: Tree, sparse: Sequence[bool]) -> Found:
     """Find the moments in an optimizer's state for a tree, some of whose leaves are sparse.
 
     >>> from sparsefn.compose import foreign
@@ -62,7 +79,7 @@ def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
             shape[shape.index(max(shape))] = _MARK + i
     probes = [torch.empty(s, dtype=x.dtype, device="meta") for s, x in zip(shapes, leaves, strict=True)]
 
-    def owner(path: str, leaf: Any) -> int:
+    def owner(path: str, leaf: object) -> int:
         sizes = list(leaf.shape) if isinstance(leaf, Tensor) else []
         marks = {size - _MARK for size in sizes if size >= _MARK}
         if not marks:
@@ -83,7 +100,7 @@ def find(optimizer: Any, trained: Tree, sparse: Sequence[bool]) -> Found:
     return Found([owner(*row) for row in zip(paths(state), leaves_of(state), strict=True)], state)
 
 
-def _init_on_meta(optimizer: Any, probes: Tree) -> Tree:
+def _init_on_meta(optimizer: Optimizer, probes: Tree) -> Tree:
     if torch.compiler.is_compiling():
         return optimizer.init(probes)
     try:
@@ -95,7 +112,7 @@ def _init_on_meta(optimizer: Any, probes: Tree) -> Tree:
         ) from error
 
 
-def owners_in(opt: Tree, found: Found, optimizer: Any, trained: Tree) -> list[int]:
+def owners_in(opt: Tree, found: Found, optimizer: object, trained: Tree) -> list[int]:
     """The owners of a state's leaves, after checking that the state fits what was found.
 
     >>> from sparsefn.compose import foreign
@@ -115,7 +132,7 @@ def owners_in(opt: Tree, found: Found, optimizer: Any, trained: Tree) -> list[in
     )
 
 
-def finder(optimizer: Any) -> Callable[[Tree, Tree, Sequence[bool]], list[int]]:
+def finder(optimizer: Optimizer) -> Callable[[Tree, Tree, Sequence[bool]], list[int]]:
     """A function of (the optimizer's state, the trained tree, which of its leaves are sparse) that gives the owners.
 
     >>> from sparsefn.compose import foreign
@@ -125,7 +142,7 @@ def finder(optimizer: Any) -> Callable[[Tree, Tree, Sequence[bool]], list[int]]:
 
     It asks the optimizer once for each structure with its shapes and dtypes.
     """
-    known: dict[Any, Found] = {}
+    known: dict[tuple[object, ...], Found] = {}
 
     def owners(opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:
         if torch.compiler.is_compiling():
@@ -139,7 +156,7 @@ def finder(optimizer: Any) -> Callable[[Tree, Tree, Sequence[bool]], list[int]]:
     return owners
 
 
-def primer(optimizer: Any) -> Callable[[Tree, Tree], None]:
+def primer(optimizer: Optimizer) -> Callable[[Tree, Tree], None]:
     """A function of (a trained tree, a state for it) that spends the optimizer's first update on zeros.
 
     >>> from sparsefn.compose import foreign
@@ -161,7 +178,7 @@ def primer(optimizer: Any) -> Callable[[Tree, Tree], None]:
     return prime
 
 
-def unshared(optimizer: Any, opt: Tree, *given: Tree) -> Tree:
+def unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:
     """The optimizer's state, with copies of tensors that share memory with the optimizer's inputs.
 
     >>> from sparsefn.compose import foreign
@@ -182,7 +199,7 @@ def unshared(optimizer: Any, opt: Tree, *given: Tree) -> Tree:
     return rebuild(leaves)
 
 
-def _no_tensor(optimizer: Any, opt: Tree, i: int) -> str:
+def _no_tensor(optimizer: object, opt: Tree, i: int) -> str:
     accessors, leaves, _ = optree.tree_flatten_with_accessor(opt)
     holder = type(accessors[i][:-1](opt)).__name__
     return (

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
 
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.algorithms.static import dense
 from sparsefn.compose.states import check_pairs, kept
 from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Leaves, Tree, flatten
 from sparsefn.where import matching
 
 
-def _shares(rules: Sequence[tuple[Where, Algorithm]], tree: Tree, like: Tree) -> list[dict[str, Any]]:
+def _shares(rules: Sequence[tuple[Where, Algorithm]], tree: Tree, like: Tree) -> list[Leaves]:
     # The leaves of each part by path, and those of no part. The first match wins.
     leaves, known = flatten(tree)[0], flatten(like)[0]
     left, rows = list(leaves), []
@@ -49,7 +48,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     algorithms = [algorithm for _, algorithm in rules] + [dense()]
     names = [str(i) for i in range(len(algorithms))]
 
-    def shares(tree: Tree, like: Tree) -> list[dict[str, Any]]:
+    def shares(tree: Tree, like: Tree) -> list[Leaves]:
         return _shares(rules, tree, like)
 
     def split(state: State) -> list[State]:
@@ -64,7 +63,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     def bare(state: State) -> list[State]:
         return split(state._replace(opt=()))
 
-    def merge(trees: Sequence[dict[str, Any]], like: Tree) -> Tree:
+    def merge(trees: Sequence[Tree], like: Tree) -> Tree:
         leaves, rebuild = flatten(like)
         joined = {path: leaf for tree in trees for path, leaf in flatten(tree)[0].items()}
         return rebuild([joined[path] for path in leaves])

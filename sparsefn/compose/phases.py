@@ -10,6 +10,7 @@ import torch
 
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose.states import check_pairs, check_plain, join_states, kept, no_optimizer, owned, part_of
+from sparsefn.engine.checks import is_int
 from sparsefn.engine.described import described
 from sparsefn.engine.transforms import concrete
 from sparsefn.state import Algorithm, State, Step, effective, has_own_support, support_of
@@ -47,7 +48,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     begins, algorithms = [begin for begin, _ in schedule], [algorithm for _, algorithm in schedule]
     check_plain("phases", algorithms)
     for begin in begins:
-        if isinstance(begin, bool) or not isinstance(begin, int):
+        if not is_int(begin):
             raise TypeError(f"phases: expected begins to be ints, got {begin!r}")
     if begins[0] != 0 or any(a >= b for a, b in itertools.pairwise(begins)):
         raise ValueError(f"phases: expected begins that start at 0 and grow, got {begins}")

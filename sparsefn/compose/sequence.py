@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import optree
 
@@ -30,7 +29,7 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     """
     check_plain("sequence", algorithms)
 
-    def join(parts: Sequence[State], masks: Tree, owns: Sequence[Any]) -> State:
+    def join(parts: Sequence[State], masks: Tree, owns: Sequence[Tree]) -> State:
         return join_states(parts, parts[-1].params, masks, [{"owns": own} for own in owns])
 
     def init(params: Tree) -> State:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from sparsefn.state import Algorithm, State, has_own_support, masked_view, suppo
 from sparsefn.tree import Tree, flatten
 
 
-def join_states(parts: Sequence[State], params: Tree, masks: Tree, extra: Sequence[Any]) -> State:
+def join_states(parts: Sequence[State], params: Tree, masks: Tree, extra: Sequence[Mapping[str, Tree]]) -> State:
     """Join states into one: each part's own fields by its number, and a common support if a part has its own.
 
     >>> state = sf.dense().init({"w": torch.ones(1)})
@@ -52,7 +51,7 @@ def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
             )
 
 
-def check_pairs(name: str, rules: Sequence[Any]) -> None:
+def check_pairs(name: str, rules: Sequence[object]) -> None:
     """Raise TypeError unless every rule is a pair.
 
     >>> check_pairs("phases", [(0, sf.dense())])
@@ -76,7 +75,7 @@ def no_optimizer(name: str, states: Sequence[State]) -> None:
 _TRUE = torch.ones((), dtype=torch.bool, device="cpu")
 
 
-def owned(state: State) -> dict[str, Any]:
+def owned(state: State) -> dict[str, Tree]:
     """The leaves that a part sparsifies, as a structure without tensors.
 
     >>> owned(sf.static(0.5).init({"w": torch.ones(2, 2), "b": torch.ones(2)}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Protocol
 
 import optree
 import torch
@@ -18,24 +17,6 @@ from sparsefn.engine.leafwise import sparse_among
 from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error, zipped
 from sparsefn.triggers import never
-
-
-class Optimizer(Protocol):
-    """An optimizer as `with_optimizer` takes it: a pair init, update in the shape of TorchOpt and optax.
-
-    >>> isinstance(sf.optimizers.sgd(0.1), tuple)
-    True
-
-    `init(params) -> state`; `update(grads, state, *, params, inplace=False) -> (updates, state)`,
-    where updates are added to the params.
-    """
-
-    def init(self, params: Any) -> Any:
-        """Make the optimizer's state."""
-
-    def update(self, updates: Any, state: Any, *, params: Any, inplace: bool) -> Any:
-        """Turn gradients into updates."""
-
 
 # The view of an optimizer that keeps moments of pruned weights, too.
 dense_view = masked_view._replace(
@@ -69,7 +50,7 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
 @described
 def with_optimizer(
     algorithm: Algorithm,
-    optimizer: Optimizer,
+    optimizer: foreign.Optimizer,
     *,
     skip: Trigger = never(),
     reset: Trigger = never(),

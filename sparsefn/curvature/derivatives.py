@@ -6,7 +6,6 @@ The loss is the training loop's, `loss(params, *batch) -> 0-d`; `batch` is the t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,7 +67,7 @@ def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]
     return rebuild(torch.func.jvp(gradient, (leaves,), (tuple(leaves_like(vector, params)),))[1])
 
 
-def unpacked(params: Tree) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Any]], Tree]]:
+def unpacked(params: Tree) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Tree]], Tree]]:
     """The leaves of params as a flat tuple, and the function that rebuilds the tree.
 
     >>> unpacked({"b": torch.ones(1), "a": torch.zeros(1)})[0]
@@ -125,7 +124,7 @@ def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequen
     return torch.func.grad(checked)
 
 
-def check_loss(loss: Any, batch: Any) -> None:
+def check_loss(loss: object, batch: object) -> None:
     """Raise TypeError for a loss that is not a function, and for a batch that is neither a tuple nor a function.
 
     >>> check_loss(lambda params, x: x.sum(), torch.ones(2))
@@ -139,7 +138,7 @@ def check_loss(loss: Any, batch: Any) -> None:
         arguments(batch)
 
 
-def arguments(batch: Any, what: str = "batch to be") -> Sequence[Tree]:
+def arguments(batch: object, what: str = "batch to be") -> Sequence[Tree]:
     """The batch itself, checked to be a tuple or list of arguments.
 
     >>> arguments((1, 2))

@@ -28,13 +28,12 @@ from sparsefn.curvature.derivatives import (
     sparsified,
     unpacked,
 )
+from sparsefn.engine.checks import check_int, is_int
 from sparsefn.engine.described import described
 from sparsefn.modules.calls import call
 from sparsefn.modules.params import buffers_of
-from sparsefn.state import Accumulated, State, Step, effective
+from sparsefn.state import Accumulated, PlainScore, State, Step, effective
 from sparsefn.tree import Tree, check_like, flatten, map_with_path, wide
-
-PlainScore = Callable[[State, Tree, Step], Tree]
 
 
 @described
@@ -53,7 +52,8 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
     et al. 2018, arXiv 1801.05787.
     """
     check_loss(loss, batch)
-    _check_whole("chunk_size", chunk_size)
+    if chunk_size is not None:
+        check_int("", "chunk_size", chunk_size, 1)
     if not callable(batch):
         batch_size(batch)
 
@@ -88,8 +88,10 @@ def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk
     Bekas et al. 2007, doi 10.1016/j.apnum.2007.01.003.
     """
     check_loss(loss, batch)
-    _check_whole("samples", samples)
-    _check_whole("chunk_size", chunk_size)
+    if samples is not None:
+        check_int("", "samples", samples, 1)
+    if chunk_size is not None:
+        check_int("", "chunk_size", chunk_size, 1)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         now = arguments_at(batch, step)
@@ -283,15 +285,8 @@ def _summed(out: Tensor) -> Tensor:
 # ---- checks ---------------------------------------------------------------------------------------------
 
 
-def _check_whole(name: str, n: int | None) -> None:
-    if n is not None and (isinstance(n, bool) or not isinstance(n, int)):
-        raise TypeError(f"expected {name} to be an int, got {type(n).__name__}")
-    if n is not None and n < 1:
-        raise ValueError(f"expected {name} >= 1, got {n}")
-
-
 def _input_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(shape, tuple | list) or not all(isinstance(n, int) and n >= 1 for n in shape):
+    if not isinstance(shape, tuple | list) or not all(is_int(n) and n >= 1 for n in shape):
         raise TypeError(
             f"expected input_shape to be positive ints without the batch axis, such as (3, 32, 32), got {shape!r}"
         )

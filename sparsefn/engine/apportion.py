@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +46,7 @@ def apportion(
     if plain and total > sum(room.values()):
         raise ValueError(f"cannot hand out {total} among caps that sum to {sum(room.values())}")
     if plain:
-        counts: Any = _numbers(tuple(shares[name] for name in names), total, tuple(room[name] for name in names))
+        counts = _numbers(tuple(shares[name] for name in names), total, tuple(room[name] for name in names))
     else:
         counts = _fill([shares[name] for name in names], [room[name] for name in names], total).unbind()
     placed = dict(zip(names, counts, strict=True))
@@ -55,8 +54,10 @@ def apportion(
 
 
 @at_compile_time
-def _numbers(shares: tuple[Any, ...], total: Any, caps: tuple[Any, ...]) -> tuple[int, ...]:
-    # Under compile this runs while tracing, on real tensors: a budget of Python numbers is not in the graph.
+def _numbers(
+    shares: Sequence[float | Tensor], total: int | Tensor, caps: Sequence[int | Tensor]
+) -> Sequence[int | Tensor]:
+    # Under compile this is computed while tracing, on real tensors: a budget of Python numbers is not in the graph.
     with outside_modes():
         return tuple(int(n) for n in _fill(shares, caps, total))
 

@@ -1,4 +1,4 @@
-"""How a function can be called: errors at the door for another function, or another keyword, than was meant."""
+"""Checks of arguments: functions that are called otherwise, unknown keywords, steps, ints, numbers, sparsities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from types import FunctionType
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from sparsefn.engine.described import shown
 from sparsefn.engine.numbers import Real, like
 
 
-def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
+def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
     """Raise TypeError unless it is a function that can be called with as many arguments as are named.
 
     >>> check_call("distribution", sf.budgets.erk(), "shapes", "sparsity")
@@ -44,7 +44,7 @@ def check_call(what: str, fn: Callable[..., Any], *arguments: str) -> None:
         raise TypeError(f"{wanted}, got {name}, one of ({own})") from None
 
 
-def _takes(fn: Callable[..., Any], n: int) -> bool:
+def _takes(fn: Callable[..., object], n: int) -> bool:
     # Whether n arguments are surely right, seen at a glance: algorithms are made anew at every step of an ensemble.
     fn = inspect.unwrap(fn)
     own = fn if isinstance(fn, FunctionType) else vars(type(fn)).get("__call__")
@@ -55,28 +55,27 @@ def _takes(fn: Callable[..., Any], n: int) -> bool:
     return least <= n and (n <= most or bool(own.__code__.co_flags & inspect.CO_VARARGS))
 
 
-def check_keywords(given: Iterable[str], *makers: Any) -> None:
-    """Raise TypeError for a keyword that no maker has: the first is named, and the keyword that is closest.
+def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword that the function does not know, and name the closest one.
 
-    >>> check_keywords(["drop_fractoin"], sf.rigl, sf.drop_grow)
+    >>> check_keywords("rigl", ["drop_fractoin"], ["drop", "drop_fraction"])
     Traceback (most recent call last):
         ...
     TypeError: rigl() got an unexpected keyword argument 'drop_fractoin'; did you mean 'drop_fraction'?
     """
     if torch.compiler.is_compiling():
         return
-    codes = [inspect.unwrap(make).__code__ for make in makers]
-    known = [name for c in codes for name in c.co_varnames[c.co_argcount : c.co_argcount + c.co_kwonlyargcount]]
+    known = list(known)
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
-            raise TypeError(f"{makers[0].__name__}() got an unexpected keyword argument {name!r}; {hint}")
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}; {hint}")
 
 
 Step = int | Tensor
-Sparsity = float | Tensor
-Schedule = Callable[[Step], float | Tensor]
+Schedule = Callable[[Step], Real]
+Level = Real | Schedule  # a number, perhaps another one at every step
 
 
 def check_kind(step: Step) -> Step:
@@ -129,8 +128,28 @@ def check_step(step: Step) -> Step:
     return step
 
 
-def check_int(call: str, name: str, value: object, low: int) -> None:
-    """Raise unless the argument of that name is an int and at least `low`.
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether the value is an int; a bool is not.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.is_int(1), checks.is_int(True), checks.is_int(1.0)
+    (True, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether the value is an int or a float; a bool is not.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.is_number(1), checks.is_number(1.0), checks.is_number(True)
+    (True, True, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def check_int(call: str, name: str, value: object, low: int | None = None) -> None:
+    """Raise unless the argument of that name is an int and at least `low`; the call, if any, begins the error.
 
     >>> from sparsefn.engine import checks
     >>> checks.check_int("every(n)", "n", 0, 1)
@@ -138,10 +157,11 @@ def check_int(call: str, name: str, value: object, low: int) -> None:
         ...
     ValueError: every(n): expected n >= 1, got 0
     """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{call}: expected {name} to be an int, got {type(value).__name__}")
-    if value < low:
-        raise ValueError(f"{call}: expected {name} >= {low}, got {value}")
+    where = f"{call}: " if call else ""
+    if not is_int(value):
+        raise TypeError(f"{where}expected {name} to be an int, got {type(value).__name__}")
+    if low is not None and value < low:
+        raise ValueError(f"{where}expected {name} >= {low}, got {value}")
 
 
 def check_whole(call: str, name: str, value: object, low: int) -> None:
@@ -179,7 +199,7 @@ def check_trigger(name: str, trigger: object) -> None:
     check_call(name, trigger, "step")
 
 
-def check_sparsity(sparsity: Sparsity, what: str = "sparsity") -> Sparsity:
+def check_sparsity(sparsity: Real, what: str = "sparsity") -> Real:
     """Raise unless it is a float in [0, 1] or a 0-d floating-point tensor.
 
     >>> check_sparsity(1)
@@ -197,7 +217,7 @@ def check_sparsity(sparsity: Sparsity, what: str = "sparsity") -> Sparsity:
     percent = isinstance(sparsity, int | float) and 1 < sparsity <= 100
     hint = f"; {sparsity} per cent is written {sparsity / 100}" if percent else ""
     if isinstance(sparsity, int):
-        if sparsity in (0, 1) and not isinstance(sparsity, bool):
+        if sparsity in (0, 1) and is_int(sparsity):
             hint = f"; a fraction is written {float(sparsity)}"
         kind = type(sparsity).__name__
         raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
@@ -208,7 +228,7 @@ def check_sparsity(sparsity: Sparsity, what: str = "sparsity") -> Sparsity:
     return sparsity
 
 
-def numbers(**values: Any) -> list[Real]:
+def numbers(**values: object) -> list[Real]:
     """Finite hyper-parameters as floats; all as float64 tensors where one is a 0-d float tensor.
 
     >>> from sparsefn.engine import checks
@@ -224,7 +244,7 @@ def numbers(**values: Any) -> list[Real]:
     return checked if model is None else [like(model, x) for x in checked]
 
 
-def number(name: str, value: Any) -> Real:
+def number(name: str, value: object) -> Real:
     """A finite hyper-parameter as a float, or a 0-d float tensor as float64.
 
     >>> from sparsefn.engine import checks
@@ -239,7 +259,7 @@ def number(name: str, value: Any) -> Real:
         if value.ndim:
             raise ValueError(f"expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}")
         return value.to(torch.float64)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"expected {name} to be a number or a 0-d float tensor, got {type(value).__name__}")
     try:
         finite = float(value)

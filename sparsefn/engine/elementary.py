@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,7 +210,7 @@ def _empty(name: str, x: Tensor, y: Tensor) -> Tensor:
 
 
 @_on_tensors.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], name: str, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+def _(info: object, in_dims: tuple[int | None, ...], name: str, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
     return _on_tensors(name, *batch_first(in_dims[1:], x, y)), 0
 
 

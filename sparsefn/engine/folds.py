@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import DTypeLike
 
 from sparsefn.engine.memory import BLOCK, each
 from sparsefn.engine.transforms import Array
@@ -23,8 +24,8 @@ class Work(NamedTuple):
     """The function of the elements of a block, if there is one, and the function that joins two of them."""
 
     lift: Callable[[Array], Array] | None
-    join: Any
-    dtype: Any
+    join: np.ufunc
+    dtype: DTypeLike
 
 
 def fold(x: Array, rank: int, work: Work) -> Array:
@@ -123,7 +124,7 @@ def _block(x: Array, rank: int, work: Work) -> Array:
     return x
 
 
-def _halved(x: Array, own: bool, join: Any) -> Array:
+def _halved(x: Array, own: bool, join: np.ufunc) -> Array:
     """Join the entries of the first dimension; the array may be written to where it is `own`."""
     beside = min((stride for n, stride in zip(x.shape[1:], x.strides[1:], strict=True) if n > 1), default=0)
     in_line = x.strides[0] < beside

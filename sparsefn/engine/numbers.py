@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-Real: TypeAlias = "float | Tensor"  # a Python float or a float64 tensor
+Power = TypeVar("Power", float, Tensor, "np.ndarray")
+Real: TypeAlias = float | Tensor
 
 
 def where(condition: bool | Tensor, a: Real, b: Real) -> Real:
@@ -120,7 +122,7 @@ def _halves(a: Real) -> tuple[Real, Real]:
     return high, a - high
 
 
-def whole_power(x: Any, n: int) -> Any:
+def whole_power(x: Power, n: int) -> Power:
     """x to the power n >= 1, by squaring: of a float, a tensor or an array.
 
     >>> from sparsefn.engine import numbers

@@ -9,9 +9,9 @@ any number of threads, batched and compiled.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from sparsefn.engine.transforms import Array, See, visible, visible_inside
 
 Box = tuple[int, ...]
 
-_JOINS: dict[str, tuple[Any, Any]] = {
+_JOINS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], np.ufunc]] = {
     "add": (torch.add, np.add),
     "max": (torch.maximum, np.maximum),
     "min": (torch.minimum, np.minimum),
@@ -134,7 +134,7 @@ def _(x: Tensor, box: list[int], name: str, order: float) -> Tensor:
 
 
 @_operator.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], x: Tensor, box: list[int], name: str, order: float) -> tuple[Tensor, int]:
+def _(info: object, in_dims: tuple[int, ...], x: Tensor, box: list[int], name: str, order: float) -> tuple[Tensor, int]:
     return _operator(x.movedim(in_dims[0], 0), [1, *box], name, order), 0
 
 

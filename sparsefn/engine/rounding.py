@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
-from numbers import Real
-from typing import Any
+from typing import overload
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import Schedule, Sparsity, Step, check_call, check_sparsity
+from sparsefn.engine.checks import Level, Schedule, Step, check_call, check_sparsity
+from sparsefn.engine.numbers import Real
 from sparsefn.engine.transforms import known
 
+# (fraction, number of units) -> how many units that is
+CountRule = Callable[[Real, Tensor], "int | Tensor"]
 
-def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
+
+def rounded(fraction: Real, n: int | Tensor) -> int | Tensor:
     """round_half_even(fraction * n) in float64: the one rounding rule of the library.
 
     >>> rounded(0.5, 5), rounded(0.5, torch.tensor([5, 7]))
@@ -25,7 +29,7 @@ def rounded(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
     return _whole(fraction, n, round, torch.round)
 
 
-def rounded_up(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
+def rounded_up(fraction: Real, n: int | Tensor) -> int | Tensor:
     """ceil(fraction * n) in float64: a count that is never too small.
 
     >>> sf.budgets.rounded_up(0.21, 5)
@@ -35,7 +39,7 @@ def rounded_up(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
     return _whole(fraction, n, math.ceil, torch.ceil)
 
 
-def rounded_down(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
+def rounded_down(fraction: Real, n: int | Tensor) -> int | Tensor:
     """floor(fraction * n) in float64, which `int()` gives elsewhere.
 
     >>> sf.budgets.rounded_down(0.99, 15)
@@ -45,7 +49,7 @@ def rounded_down(fraction: Sparsity, n: int | Tensor) -> int | Tensor:
 
 
 def _whole(
-    fraction: Sparsity, n: int | Tensor, number: Callable[[float], int], tensor: Callable[[Tensor], Tensor]
+    fraction: Real, n: int | Tensor, number: Callable[[float], int], tensor: Callable[[Tensor], Tensor]
 ) -> int | Tensor:
     if not isinstance(fraction, Tensor):
         if fraction != fraction:
@@ -57,7 +61,7 @@ def _whole(
     return tensor(part).to(torch.int64)
 
 
-def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
+def n_kept(n: int, sparsity: Real) -> int | Tensor:
     """How many of n units are kept at a sparsity: n - round_half_even(sparsity * n).
 
     >>> sf.budgets.n_kept(10, 0.9), sf.budgets.n_kept(5, 0.5)
@@ -71,24 +75,27 @@ def n_kept(n: int, sparsity: Sparsity) -> int | Tensor:
     return n - rounded(checked.clamp(0.0, 1.0) if isinstance(checked, Tensor) else checked, n)
 
 
-def as_fraction(sparsity: Any, what: str = "sparsity") -> Schedule | None:
+@overload
+def as_fraction(sparsity: Level, what: str = ...) -> Schedule: ...
+@overload
+def as_fraction(sparsity: Level | None, what: str = ...) -> Schedule | None: ...
+def as_fraction(sparsity: Level | None, what: str = "sparsity") -> Schedule | None:
     """A checked float, 0-d tensor or Schedule as a Schedule; None stays None."""
     if sparsity is None:
         return None
     if callable(sparsity):
         check_call(what, sparsity, "step")
-        schedule: Schedule = sparsity
-        return schedule
+        return sparsity
     value = check_sparsity(sparsity, what)
     return lambda step: value
 
 
-def fraction_at(level: Schedule, step: Step) -> Sparsity:
+def fraction_at(level: Schedule, step: Step) -> Real:
     """The sparsity at a step; a schedule that leaves [0, 1] is clamped to it, and NaN in a tensor is 0."""
     value = level(step)
     if isinstance(value, Tensor):
         return value.nan_to_num(0.0).clamp(0.0, 1.0)
-    if not isinstance(value, int | float | Real):
+    if not isinstance(value, int | float | numbers.Real):
         raise TypeError(f"expected a sparsity schedule to give numbers, got {type(value).__name__} at step {step}")
     if value != value:
         raise ValueError(f"expected a sparsity schedule to give numbers, got {value} at step {step}")

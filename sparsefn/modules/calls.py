@@ -6,7 +6,6 @@ import contextlib
 import operator
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +26,11 @@ _KINDS = {"parameters": "a State or a tree of tensors", "buffers": "a dict of te
 def call(
     module: nn.Module,
     state_or_params: State | Tree,
-    *args: Any,
+    *args: Tree,
     buffers: Mapping[str, Tensor] | None = None,
     partial: bool = False,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: Tree,
+) -> Tree:
     """Run the module with other weights: the effective ones of a state, or params as they are.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
@@ -64,10 +63,10 @@ def call_with_buffers(
     module: nn.Module,
     state_or_params: State | Tree,
     buffers: Mapping[str, Tensor],
-    *args: Any,
+    *args: Tree,
     partial: bool = False,
-    **kwargs: Any,
-) -> tuple[Any, dict[str, Tensor]]:
+    **kwargs: Tree,
+) -> tuple[Tree, dict[str, Tensor]]:
     """Run the module as `call` does, and return its buffers after the forward, too.
 
     >>> norm, x = torch.nn.BatchNorm1d(1, momentum=0.5), torch.tensor([[0.0], [4.0]])
@@ -83,8 +82,13 @@ def call_with_buffers(
 
 
 def _run(
-    module: nn.Module, state_or_params: Any, buffers: Mapping[str, Tensor] | None, partial: bool, args: Any, kwargs: Any
-) -> tuple[Any, dict[str, Tensor], list[str]]:
+    module: nn.Module,
+    state_or_params: State | Tree,
+    buffers: Mapping[str, Tensor] | None,
+    partial: bool,
+    args: tuple[Tree, ...],
+    kwargs: dict[str, Tree],
+) -> tuple[Tree, dict[str, Tensor], list[str]]:
     weights = placed(module, "parameters", state_or_params, partial)
     given = placed(module, "buffers", {}, True) if buffers is None else placed(module, "buffers", buffers)
     copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
@@ -135,7 +139,7 @@ def _without_checkpointing() -> Iterator[None]:
         yield
 
 
-def placed(module: nn.Module, kind: str, given: Any, partial: bool = False) -> dict[str, tuple[str, Tensor]]:
+def placed(module: nn.Module, kind: str, given: Tree, partial: bool = False) -> dict[str, tuple[str, Tensor]]:
     """`{name: (dotted path in the module, tensor)}` of the "parameters" or "buffers" that a module is to run with.
 
     >>> placed(torch.nn.Linear(1, 1), "parameters", {"bias": torch.zeros(1), "weight": torch.ones(1, 1)})

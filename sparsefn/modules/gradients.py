@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import optree
 import torch
@@ -16,7 +15,7 @@ from sparsefn.where import float_leaves
 Differentiated = tuple[Sequence[Tensor], tuple[Tensor, Tree]]
 
 
-def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., tuple[Any, Tree]]:
+def value_and_grad(loss: Callable[..., Tree], *, has_aux: bool = False) -> Callable[..., tuple[Tree, Tree]]:
     """`f(params, ...) -> (value, gradient)` for `loss(params, ...)`.
 
     >>> f = sf.modules.value_and_grad(lambda params, x: (params["w"] * x).sum())
@@ -32,7 +31,7 @@ def value_and_grad(loss: Callable[..., Any], *, has_aux: bool = False) -> Callab
     loss that is not 0-d.
     """
 
-    def value_and_gradient(params: Tree, *args: Any, **kwargs: Any) -> tuple[Any, Tree]:
+    def value_and_gradient(params: Tree, *args: Tree, **kwargs: Tree) -> tuple[Tree, Tree]:
         leaves, rebuild = list(float_leaves(params).values()), flatten(params)[1]
 
         def run(inputs: list[Tensor]) -> tuple[Tensor, Tree]:
@@ -56,7 +55,7 @@ def _inference(tree: Tree) -> bool:
     return torch.is_inference_mode_enabled() or any(isinstance(x, Tensor) and x.is_inference() for x in leaves)
 
 
-def _pair(result: Any, has_aux: bool) -> tuple[Tensor, Tree]:
+def _pair(result: Tree, has_aux: bool) -> tuple[Tensor, Tree]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise TypeError(f"expected the loss to return (value, aux), got {type(result).__name__}")
     value, aux = result if has_aux else (result, ())

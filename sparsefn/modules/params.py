@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor, nn
 
 from sparsefn.modules.calls import placed
-from sparsefn.modules.sparse_linear import with_sparse_linears
+from sparsefn.modules.sparse_linear import Layout, with_sparse_linears
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
@@ -67,7 +66,7 @@ def bake(
     new["buffers"] = {} if buffers is None else placed(module, "buffers", buffers)
     # A tensor that a hook has computed, such as weight_norm's, is part of a graph, which deepcopy refuses.
     attributes = [value for part in module.modules() for value in vars(part).values()]
-    memo: dict[int, Any] = {id(v): v.detach().clone() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
+    memo: dict[int, object] = {id(v): v.detach().clone() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}
     baked = copy.deepcopy(module, memo)
     for kind, tensors in new.items():
         own = own_tensors(baked, kind)
@@ -79,7 +78,7 @@ def bake(
 def to_sparse(
     module: nn.Module,
     state: State,
-    layout: str = "auto",
+    layout: Layout = "auto",
     *,
     blocksize: int | None = None,
     buffers: Mapping[str, Tensor] | None = None,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from sparsefn.modules.calls import check_shape
 from sparsefn.modules.wrappers import own_tensors, unwrapped
+from sparsefn.state import everywhere
 
 _AO = "parametrizations"
 
@@ -48,7 +48,7 @@ def from_pruned(
         name = _plain_name(path, buffers)
         key, mask_key = _keys(name, tensors)
         params[name] = tensors[key].detach().clone()
-        masks[name] = torch.ones((), dtype=torch.bool, device=params[name].device)
+        masks[name] = everywhere(params[name])
         check_shape("a tensor", key, params[name], param)
         if mask_key:
             mask = tensors[mask_key]

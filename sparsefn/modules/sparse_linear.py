@@ -6,12 +6,14 @@ import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-LAYOUTS = ("auto", "csr", "bsr", "dense")
+from sparsefn.engine.checks import check_int
+
+Layout = Literal["auto", "csr", "bsr", "dense"]
 SIZES = (32, 16, 8, 4)  # square blocks to look for in a mask
 
 # The break-even on CPU, for batches of 1, 32 and 256. Measured as in docs/sparse-execution.md (torch 2.13, float32,
@@ -60,7 +62,7 @@ class SparseLinear(nn.Module):
         self.register_buffer("values", stored.values())
         self.register_buffer("bias", None if bias is None else bias.detach())
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         with _without_beta_warning():
             self._stored()
@@ -101,7 +103,7 @@ class SparseLinear(nn.Module):
 
 
 def with_sparse_linears(
-    baked: nn.Module, masks: Mapping[str, Tensor], layout: str = "auto", blocksize: int | None = None
+    baked: nn.Module, masks: Mapping[str, Tensor], layout: Layout = "auto", blocksize: int | None = None
 ) -> nn.Module:
     """The module with a `SparseLinear` for each linear layer whose mask suits the layout.
 
@@ -115,13 +117,10 @@ def with_sparse_linears(
     `sf.modules.to_sparse` calls it on a copy that has the masked weights. The given module is changed, and returned
     unless it is itself a linear layer. `masks` are by the parameter's name, 0-d for dense ones.
     """
-    if layout not in LAYOUTS:
-        raise ValueError(f"expected layout to be one of {', '.join(map(repr, LAYOUTS))}, got {layout!r}")
+    if layout not in get_args(Layout):
+        raise ValueError(f"expected layout to be one of {', '.join(map(repr, get_args(Layout)))}, got {layout!r}")
     if blocksize is not None:
-        if type(blocksize) is not int:
-            raise TypeError(f"expected blocksize to be an int, got {blocksize!r}")
-        if blocksize < 1:
-            raise ValueError(f"expected blocksize to be at least 1, got {blocksize}")
+        check_int("", "blocksize", blocksize, 1)
         if layout != "bsr":
             raise ValueError(f"expected blocksize with layout='bsr' alone, got it with layout={layout!r}")
     baked.requires_grad_(False)
@@ -151,7 +150,7 @@ def _replaceable(root: nn.Module, path: str, layer: nn.Module) -> bool:
     return not path or not isinstance(root.get_submodule(path.rpartition(".")[0]), nn.TransformerEncoderLayer)
 
 
-def _choose(mask: Tensor, layout: str, blocksize: int | None) -> int | None:
+def _choose(mask: Tensor, layout: Layout, blocksize: int | None) -> int | None:
     """The side of the blocks, 0 for csr, None for dense."""
     if layout in ("csr", "dense"):
         return 0 if layout == "csr" else None

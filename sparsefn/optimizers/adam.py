@@ -17,7 +17,6 @@ from sparsefn.engine.memory import BLOCK, fresh
 from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
     Optimizer,
-    Rate,
     check_given,
     check_rate,
     check_within,
@@ -26,6 +25,7 @@ from sparsefn.optimizers.base import (
     start_count,
     zeros,
 )
+from sparsefn.state import Level
 from sparsefn.tree import Tree, wide, zipped
 
 
@@ -49,7 +49,7 @@ class AdamState(NamedTuple):
 
 @described
 def adam(
-    lr: Rate, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
+    lr: Level, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
 ) -> Optimizer:
     """Adam; the weight decay is added to the gradient.
 
@@ -68,7 +68,7 @@ def adam(
 
 @described
 def adamw(
-    lr: Rate, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
+    lr: Level, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
 ) -> Optimizer:
     """Adam whose weight decay acts on the params and not on the moments.
 
@@ -84,7 +84,7 @@ def adamw(
     return _adam(lr, betas, eps, weight_decay, decoupled=True)
 
 
-def _adam(lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float, *, decoupled: bool) -> Optimizer:
+def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float, *, decoupled: bool) -> Optimizer:
     check_rate(lr)
     check_within("eps", eps)
     check_within("weight_decay", weight_decay)

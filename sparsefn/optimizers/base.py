@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import number
 from sparsefn.engine.numbers import like
-from sparsefn.state import Schedule
+from sparsefn.state import Level
 from sparsefn.tree import Tree, check_like, leaves_of
-
-Rate = float | Tensor | Schedule
 
 
 class Optimizer(NamedTuple):
@@ -60,7 +58,7 @@ def zeros(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf.detach())
 
 
-def rate_at(lr: Rate, count: Tensor) -> Tensor:
+def rate_at(lr: Level, count: Tensor) -> Tensor:
     """The learning rate at a count: 0-d float64.
 
     >>> rate_at(lambda step: 0.5 / (1 + step), torch.tensor(1))
@@ -87,7 +85,7 @@ def check_given(grads: Tree, params: Tree, moments: Tree, weight_decay: float, i
         check_like("grads", grads, moments)
 
 
-def check_rate(lr: Rate) -> None:
+def check_rate(lr: Level) -> None:
     """Raise unless it is a number of at least 0, a 0-d float tensor (its value is not read) or a schedule.
 
     >>> check_rate(-0.1)
@@ -100,7 +98,7 @@ def check_rate(lr: Rate) -> None:
         check_within("lr", lr)
 
 
-def check_within(name: str, value: Any, below: float = math.inf) -> None:
+def check_within(name: str, value: object, below: float = math.inf) -> None:
     """Raise unless it is a number in [0, below).
 
     >>> check_within("momentum", 0.9)

@@ -17,7 +17,6 @@ from sparsefn.engine.memory import BLOCK, fresh
 from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
     Optimizer,
-    Rate,
     check_given,
     check_rate,
     check_within,
@@ -25,6 +24,7 @@ from sparsefn.optimizers.base import (
     start_count,
     zeros,
 )
+from sparsefn.state import Level
 from sparsefn.tree import Tree, zipped
 
 
@@ -42,7 +42,7 @@ class SgdState(NamedTuple):
 
 
 @described
-def sgd(lr: Rate, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> Optimizer:
+def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> Optimizer:
     """Stochastic gradient descent.
 
     >>> optimizer = sf.optimizers.sgd(lambda step: 0.5 / (1 + step), momentum=0.9)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from sparsefn.engine.checks import check_int
 from sparsefn.engine.described import FromCall, described
+from sparsefn.engine.pooling import Box as Box
 from sparsefn.engine.pooling import Pooling
 from sparsefn.engine.transforms import concrete
 
-Box = tuple[int, ...]
-Reduce = str | Callable[[Tensor], Tensor]
+Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]
 
 _REDUCTIONS: dict[str, Pooling] = {
     **{name: Pooling(name) for name in ("mean", "sum", "max", "min")},
@@ -63,13 +65,6 @@ def _reduction(reduce: Reduce) -> Callable[[Tensor], Tensor]:
     return _REDUCTIONS[reduce]
 
 
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"expected {name} to be an int, got {value!r}")
-    if value < least:
-        raise ValueError(f"expected {name} >= {least}, got {value}")
-
-
 def _axis(name: str, axis: int, shape: Box) -> int:
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"{name}: no axis {axis} in shape {shape}")
@@ -98,13 +93,13 @@ def nm(n: int | Tensor, m: int, axis: int = -1) -> Pattern:
     made. `n` may be a 0-d int64 tensor, one a member of an ensemble: it is clamped, and give the
     algorithm no sparsity, which is not compared with it. Mishra et al. 2021, arXiv 2104.08378.
     """
-    _whole("m", m, 1)
-    _whole("axis", axis, -(10**6))
+    check_int("", "m", m, 1)
+    check_int("", "axis", axis)
     if isinstance(n, Tensor):
         if n.dtype != torch.int64 or n.ndim:
             raise TypeError(f"nm: expected n to be a 0-d int64 tensor, got {n.dtype} of shape {tuple(n.shape)}")
     else:
-        _whole("n", n, 0)
+        check_int("", "n", n, 0)
         if n > m:
             raise ValueError(f"nm: expected n <= m, got n={n}, m={m}")
     known = concrete(n)
@@ -135,7 +130,7 @@ def nearly_diagonal(nearliness: int) -> Pattern:
     of an oblong matrix are all False. An even one above 0 is a ValueError; when a mask is made, so are a
     tensor that is not 2-D and nearliness // 2 >= min(rows, columns).
     """
-    _whole("nearliness", nearliness, -(10**6))
+    check_int("", "nearliness", nearliness)
     if nearliness > 0 and nearliness % 2 == 0:
         raise ValueError(f"nearly_diagonal: expected an odd nearliness, got {nearliness}")
     name = f"nearly_diagonal({nearliness})"
@@ -181,10 +176,10 @@ def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = Non
     """
     box = tuple(shape)
     for size in box:
-        _whole("block sizes", size, 1)
+        check_int("", "block sizes", size, 1)
     name = f"block({box}, reduce={reduce!r})"
     if zeros is not None:
-        _whole("zeros", zeros, 0)
+        check_int("", "zeros", zeros, 0)
         if zeros > math.prod(box):
             raise ValueError(f"{name}: expected zeros <= {math.prod(box)}, the elements of a block, got {zeros}")
         zeros = None if zeros == math.prod(box) else zeros
@@ -211,7 +206,7 @@ def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
     each of so many equal blocks of them, such as the 4 gates of an LSTM, and an int count is a count of
     each block; an axis that they do not divide is a ValueError.
     """
-    _whole("axis", axis, -(10**6))
+    check_int("", "axis", axis)
     name = f"channel(axis={axis}, norm={norm}" + (")" if groups == 1 else f", groups={groups})")
 
     def unit(size: Box) -> Box:
@@ -239,7 +234,7 @@ def kernel(reduce: Reduce = "mean") -> Pattern:
 
 
 def _blocks(name: str, groups: int, axis: int) -> Callable[[Box], Box]:
-    _whole("groups", groups, 1)
+    check_int("", "groups", groups, 1)
 
     def group(grid: Box) -> Box:
         at = _axis(name, axis, grid)

@@ -19,7 +19,7 @@ from sparsefn.ensemble import check_single
 from sparsefn.modules.calls import call_with_buffers
 from sparsefn.modules.params import buffers_of
 from sparsefn.state import State, effective
-from sparsefn.tree import flatten
+from sparsefn.tree import Tree, flatten
 
 _ADD_FIRST = (torch.ops.aten.addmm, torch.ops.aten.baddbmm)  # whose first argument is added, not multiplied
 
@@ -64,7 +64,7 @@ class Flops(NamedTuple):
 
 
 def flops(
-    module: nn.Module, state: State, *args: Any, buffers: Mapping[str, Tensor] | None = None, **kwargs: Any
+    module: nn.Module, state: State, *args: Tree, buffers: Mapping[str, Tensor] | None = None, **kwargs: Tree
 ) -> Flops:
     """Count the FLOPs of one call of the module, dense and with the masks of a state.
 
@@ -100,8 +100,10 @@ def flops(
         return _count(module, state, None, *inputs)
 
 
-def _count(module: nn.Module, state: State, device: torch.device | None, args: Any, buffers: Any, kwargs: Any) -> Flops:
-    def moved(tree: Any) -> Any:
+def _count(
+    module: nn.Module, state: State, device: torch.device | None, args: Tree, buffers: Tree, kwargs: Tree
+) -> Flops:
+    def moved(tree: Tree) -> Tree:
         # Always copies, as a forward may write into its inputs.
         return optree.tree_map(
             lambda x: x.detach().to(device or x.device, copy=True) if isinstance(x, Tensor) else x, tree
@@ -159,13 +161,13 @@ class _Thinned:
         mask = self.masks[path]
         return int(torch.count_nonzero(mask.as_strided(size, stride, mask.storage_offset() + offset)))
 
-    def formulas(self) -> dict[Any, Any]:
+    def formulas(self) -> dict[object, Callable[..., int]]:
         return {op: self._thin(op, formula) for op, formula in flop_registry.items()}
 
-    def _thin(self, op: Any, formula: Callable[..., int]) -> Callable[..., int]:
+    def _thin(self, op: object, formula: Callable[..., int]) -> Callable[..., int]:
         factors = slice(1, 3) if op in _ADD_FIRST else slice(0, 2)
 
-        def count(*args: Any, **kwargs: Any) -> int:
+        def count(*args: Tensor, **kwargs: object) -> int:
             full = formula(*args, **kwargs)
             counts = [full]
             for x in args[factors]:

@@ -14,7 +14,7 @@ from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.table import aligned
 from sparsefn.ensemble import check_single
 from sparsefn.masks import sparsity
-from sparsefn.state import Schedule, State, Step, check_masks
+from sparsefn.state import Level, State, Step, check_masks
 from sparsefn.tree import check_like, flatten, leaves_like
 
 
@@ -134,7 +134,7 @@ def summary(state: State) -> Summary:
     return Summary(tuple(rows), _sum("all", rows), _sum("sparsified", [r for r in rows if r.path not in dense]), dense)
 
 
-def observe(state: State, target: float | Schedule | None = None, step: Step = 0) -> dict[str, Observed]:
+def observe(state: State, target: Level | None = None, step: Step = 0) -> dict[str, Observed]:
     """The sparsity of every leaf that has a mask, beside its target at a step.
 
     >>> state = sf.State({"w": torch.ones(4)}, {"w": torch.tensor([True, False, False, False])})
@@ -142,7 +142,7 @@ def observe(state: State, target: float | Schedule | None = None, step: Step = 0
     {'w': Observed(computed=0.75, target=0.75)}
 
     `computed` comes from the masks, in optree's order of paths: a float, or a 0-d float64 tensor where
-    `vmap` or `torch.compile` hides values. `target` is a float or a Schedule; a value outside [0, 1] is
+    `vmap` or `torch.compile` hides values. `target` is a float, a 0-d tensor or a Schedule; a value outside [0, 1] is
     clamped, as algorithms do, and without a target it is None. Nothing is registered: call it where you
     log. Raises ValueError where masks do not fit params.
     """

@@ -41,7 +41,7 @@ _RULES: dict[str, Callable[..., Value]] = {
     "getitem": operations.getitem,
 }
 
-_NAMES: dict[Any, str] = {getattr: "getattr"} | {
+_NAMES: dict[object, str] = {getattr: "getattr"} | {
     getattr(space, name): name
     for name in (*_ELEMENTWISE.split(), *_BINARY, *_POOLS, *_RULES)
     for space in (torch, functional, operator)
@@ -51,7 +51,7 @@ _MODULES = {getattr(nn, name) for name in _ELEMENTWISE_MODULES.split()}
 _POOL_MODULES = {getattr(nn, name.title().replace("_", "")[:-1] + "d"): name for name in _POOLS}
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPOUT_MODULES = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-_MODES: tuple[type[Any], ...] = (*_NORMS, *_DROPOUT_MODULES, nn.RReLU)
+_MODES: tuple[type[nn.Module], ...] = (*_NORMS, *_DROPOUT_MODULES, nn.RReLU)
 # `__iadd__` and the like, which have an `__add__`.
 _IN_PLACE = [name for name in dir(operator) if name[:3] == "__i" and hasattr(operator, "__" + name[3:])] + [
     "__setitem__"
@@ -62,8 +62,8 @@ class _Proxy(fx.Proxy):
     """Records operators that change a tensor in place, where torch.fx would take `x += y` for a new tensor."""
 
 
-def _record(operation: Callable[..., Any]) -> Callable[..., Any]:
-    def recorded(self: fx.Proxy, *args: Any) -> Any:
+def _record(operation: Callable[..., object]) -> Callable[..., fx.Proxy]:
+    def recorded(self: fx.Proxy, *args: Value) -> fx.Proxy:
         return self.tracer.create_proxy("call_function", operation, (self, *args), {})
 
     return recorded
@@ -91,7 +91,7 @@ def trace(module: nn.Module) -> tuple[nn.Module, fx.Graph]:
     # A proxy in place of a default would never be None.
     parameters = list(inspect.signature(root.forward).parameters.values())[1:]
     plain = (bool, int, float, str, type(None))
-    defaults: dict[str, Any] = {p.name: p.default for p in parameters if isinstance(p.default, plain)}
+    defaults: dict[str, object] = {p.name: p.default for p in parameters if isinstance(p.default, plain)}
     try:
         with torch.random.fork_rng(devices=[]):  # the forward may draw; no draw is used
             return root, _Tracer().trace(root, concrete_args=defaults)
@@ -144,12 +144,18 @@ def _words(root: nn.Module, node: fx.Node) -> str:
 
 
 def _of_module(
-    plan: Plan, root: nn.Module, masks: Mapping[str, Tensor], node: fx.Node, fixed: set[str], args: Any, kwargs: Any
+    plan: Plan,
+    root: nn.Module,
+    masks: Mapping[str, Tensor],
+    node: fx.Node,
+    fixed: set[str],
+    args: tuple[Value, ...],
+    kwargs: dict[str, Value],
 ) -> Value:
     path = str(node.target)
     layer: Any = root.get_submodule(path)
     kind = type(layer)
-    if isinstance(layer, _MODES) and layer.training and getattr(layer, "p", 1):
+    if isinstance(layer, _MODES) and layer.training and getattr(layer, "p", True):
         raise _mode_error(path, kind.__name__)
     if kwargs or len(args) != 1 or layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
         plan.refuse(path, (args, kwargs), "called with more than one tensor, or has hooks")
@@ -170,7 +176,7 @@ def _of_module(
     return operations.flatten(plan, args[0], layer.start_dim, layer.end_dim) if kind is nn.Flatten else UNKNOWN
 
 
-def _of_function(plan: Plan, node: fx.Node, args: Any, kwargs: Any) -> Value:
+def _of_function(plan: Plan, node: fx.Node, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
     name = str(node.target) if node.op == "call_method" else _NAMES.get(node.target, "")
     fn: Any = getattr(Tensor, name, None) if node.op == "call_method" else node.target
     if fn in _DROPOUTS:
@@ -190,7 +196,7 @@ def _of_function(plan: Plan, node: fx.Node, args: Any, kwargs: Any) -> Value:
     return rule(plan, *args, **kwargs)
 
 
-def _pool(plan: Plan, name: str, x: Value, **settings: Any) -> Value:
+def _pool(plan: Plan, name: str, x: Value, **settings: Value) -> Value:
     if settings.get("return_indices"):
         return UNKNOWN
     padding = settings.get("padding", 0)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 
 from sparsefn.shrinking.channels import UNKNOWN, Channels, Plan, Value, batch_of, columns, where_finite
 
@@ -69,7 +71,7 @@ def linear(plan: Plan, path: str, layer: nn.Linear, kept: Kept, x: Value) -> Val
     return out
 
 
-def conv(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
+def conv(plan: Plan, path: str, layer: _ConvNd, kept: Kept, x: Value) -> Value:
     """The value of a convolution's output; groups must be 1, or one for each channel.
 
     >>> plan, layer = Plan(), torch.nn.Conv2d(1, 2, 3)
@@ -101,14 +103,14 @@ def conv(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
     return out
 
 
-def norm(plan: Plan, path: str, layer: Any, kept: Kept, x: Value) -> Value:
+def norm(plan: Plan, path: str, layer: _NormBase, kept: Kept, x: Value) -> Value:
     """The value of a batch norm's output, from running statistics.
 
     >>> plan, layer = Plan(), torch.nn.BatchNorm1d(1, affine=False).eval()
     >>> norm(plan, "", layer, lambda name: None, Channels(plan.number(1), torch.zeros(1), -1, 2)).const
     tensor([0.])
     """
-    if layer.running_mean is None:
+    if layer.running_mean is None or layer.running_var is None:
         return UNKNOWN
     x = columns(plan, x, layer.num_features, isinstance(x, Channels) and x.position == 1)
     if not isinstance(x, Channels):
@@ -173,7 +175,7 @@ def _fold(layer: nn.Module, weight: str, bias: str, x: Value, removed: Tensor) -
         setattr(layer, bias, nn.Parameter((old.detach() + brought).to(old.dtype), old.requires_grad))
 
 
-def cut_affine(layer: Any, inputs: Value, outputs: Value, removed: Tensor) -> None:
+def cut_affine(layer: nn.Linear | _ConvNd, inputs: Value, outputs: Value, removed: Tensor) -> None:
     """Give a linear layer or convolution fewer rows and columns, in place.
 
     >>> layer = torch.nn.Linear(2, 1)
@@ -196,7 +198,7 @@ def cut_affine(layer: Any, inputs: Value, outputs: Value, removed: Tensor) -> No
         layer.groups = layer.out_channels if depthwise else 1
 
 
-def cut_norm(layer: Any, inputs: Value, outputs: Value, removed: Tensor) -> None:
+def cut_norm(layer: _NormBase, inputs: Value, outputs: Value, removed: Tensor) -> None:
     """Give a batch norm fewer channels, in place.
 
     >>> layer = torch.nn.BatchNorm1d(2)

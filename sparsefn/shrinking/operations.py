@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
+from sparsefn.engine.checks import is_int
 from sparsefn.shrinking.channels import LENGTH, UNKNOWN, Batch, Channels, Input, Plan, Shape, Value, where_finite
 
 
-def _plain(values: Any) -> bool:
-    return all(value is None or isinstance(value, bool | int | float | str) for value in values)
+def _plain(values: Iterable[object]) -> bool:
+    return all(isinstance(value, int | float | str | None) for value in values)
 
 
-def elementwise(plan: Plan, fn: Callable[..., Tensor], x: Value, *args: Any, **kwargs: Any) -> Value:
+def elementwise(plan: Plan, fn: Callable[..., Tensor], x: Value, *args: Value, **kwargs: Value) -> Value:
     """The value of a function that acts on each element by itself.
 
     >>> elementwise(Plan(), torch.relu, Channels(torch.tensor([0, 1]), torch.tensor([-1.0, torch.nan]), -1, 2)).const
@@ -28,7 +28,7 @@ def elementwise(plan: Plan, fn: Callable[..., Tensor], x: Value, *args: Any, **k
     return x._replace(const=const)
 
 
-def binary(plan: Plan, fn: Callable[..., Tensor], a: Value, b: Value, **kwargs: Any) -> Value:
+def binary(plan: Plan, fn: Callable[..., Tensor], a: Value, b: Value, **kwargs: Value) -> Value:
     """The value of a sum, difference or product: channels that are combined are tied.
 
     >>> x = Channels(torch.tensor([0]), torch.tensor([2.0]), -1, 2)
@@ -86,7 +86,7 @@ def flatten(plan: Plan, x: Value, start_dim: int = 0, end_dim: int = -1) -> Valu
     return x._replace(axis=axis, rank=rank, spread=spread, batch=x.batch if start else object())
 
 
-def view(plan: Plan, x: Value, *sizes: Any) -> Value:
+def view(plan: Plan, x: Value, *sizes: Value) -> Value:
     """The value of a tensor viewed as one row for each example.
 
     >>> view(Plan(), Channels(torch.tensor([0]), torch.zeros(1), axis=-3, rank=4, batch="x"), Batch("x"), -1).spread
@@ -99,7 +99,7 @@ def view(plan: Plan, x: Value, *sizes: Any) -> Value:
     return UNKNOWN
 
 
-def mean(plan: Plan, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+def mean(plan: Plan, x: Value, dim: Value = None, keepdim: bool = False) -> Value:
     """The value of a mean over dimensions that are not the channels.
 
     >>> mean(Plan(), Channels(torch.tensor([0]), torch.ones(1), axis=-3, rank=4), (2, 3))[2:4]
@@ -133,7 +133,7 @@ def pool(plan: Plan, x: Value, dims: int, even: bool = True) -> Value:
     return x._replace(const=const)
 
 
-def size(plan: Plan, x: Value, dim: Any = None) -> Value:
+def size(plan: Plan, x: Value, dim: Value = None) -> Value:
     """The value of a tensor's shape, or of one entry of it.
 
     >>> size(Plan(), Input("x"))
@@ -151,7 +151,7 @@ def attribute(plan: Plan, x: Value, name: str) -> Value:
     return Shape(x) if name == "shape" else UNKNOWN
 
 
-def getitem(plan: Plan, x: Value, index: Any) -> Value:
+def getitem(plan: Plan, x: Value, index: Value) -> Value:
     """The value of an entry of a tuple or shape, or of a slice of a tensor that has all channels.
 
     >>> getitem(Plan(), Channels(torch.tensor([0]), torch.zeros(1), axis=-1, rank=3), (slice(None), -1))[2:4]
@@ -167,9 +167,9 @@ def getitem(plan: Plan, x: Value, index: Any) -> Value:
         return x[index] if type(x) is tuple and isinstance(index, int) else UNKNOWN
     entries = index if isinstance(index, tuple) else (index,)
     known = len(entries) <= x.rank and all(
-        _plain([e.start, e.stop, e.step]) if isinstance(e, slice) else type(e) is int for e in entries
+        _plain([e.start, e.stop, e.step]) if isinstance(e, slice) else is_int(e) for e in entries
     )
     if not known or x.spread or (x.position < len(entries) and entries[x.position] != slice(None)):
         return UNKNOWN
-    part = _without(x, {d for d, entry in enumerate(entries) if type(entry) is int})
+    part = _without(x, {d for d, entry in enumerate(entries) if is_int(entry)})
     return part if entries[0] == slice(None) else part._replace(batch=object())

@@ -6,7 +6,7 @@ import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import optree
 import torch
@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.random import key
-from sparsefn.state import Algorithm, State
+from sparsefn.state import Algorithm, State, Step
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, flatten
+
+T = TypeVar("T")
 
 
 def leaves(tree: Tree) -> dict[str, Tensor]:
@@ -78,7 +80,7 @@ def algorithm_of(row: Row, case: Case) -> Algorithm:
     return row.make(case.sparsity, key(case.seed), case.params)
 
 
-def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Any] = int) -> Iterator[State]:
+def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int) -> Iterator[State]:
     """The state after init, and after each update."""
     state = algorithm.init(case.params)
     yield state
@@ -94,15 +96,17 @@ class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., Tree], types: object, args: Tree = (), kwargs: Tree = None
+    ) -> Tree:
         self.operations.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
 def hold(
     name: str,
-    law: Callable[[Any], None],
-    examples: st.SearchStrategy[Any],
+    law: Callable[[T], None],
+    examples: st.SearchStrategy[T],
     tries: float,
     seed: int | None = 0,
     shrink: bool = True,

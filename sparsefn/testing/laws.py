@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hypothesis import strategies as st
 
@@ -54,7 +54,9 @@ class Law(NamedTuple):
     checks: tuple[Check, ...]
 
 
-def drawn(meta: Meta, like: Tree = None, palettes: Sequence[str] | None = None, **options: Any) -> Any:
+def drawn(
+    meta: Meta, like: Tree = None, palettes: Sequence[str] | None = None, distinct: bool = False
+) -> st.SearchStrategy[Case]:
     """Runs for a row: over drawn trees whose shapes its pattern accepts, or over trees like `like`.
 
     >>> from hypothesis import find
@@ -63,7 +65,7 @@ def drawn(meta: Meta, like: Tree = None, palettes: Sequence[str] | None = None, 
     """
     # Where a pattern pools scores, rounding would give the oracle other ties than the library.
     default = EXACT if meta.layout.reduce is not None else EVERY
-    return cases(meta.layout.form, palettes or default, like=like, **options)
+    return cases(meta.layout.form, palettes or default, distinct, like)
 
 
 def _one(elements: int) -> Callable[[Meta, Tree], st.SearchStrategy[Case]]:
@@ -72,7 +74,7 @@ def _one(elements: int) -> Callable[[Meta, Tree], st.SearchStrategy[Case]]:
 
 def _ends(meta: Meta) -> bool:
     last = max((step for step in range(STEPS) if meta.when(step)), default=0)
-    return meta.baseline is not None and meta.level(1.0)(last) == 1.0
+    return meta.baseline is not None and bool(meta.level(1.0)(last) == 1.0)
 
 
 def _whole_units(meta: Meta) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import optree
 import torch
@@ -13,6 +12,7 @@ from sparsefn.testing.harness import Work, algorithm_of, assert_same, leaves, tu
 from sparsefn.testing.meta import Row
 from sparsefn.testing.oracle import groups
 from sparsefn.testing.values import Case
+from sparsefn.tree import Tree
 
 
 def levels_stay_in_bounds(row: Row, case: Case) -> None:
@@ -42,7 +42,7 @@ def nothing_happens_between_triggers(row: Row, case: Case) -> None:
         state = after
 
 
-def _final_masks(row: Row, case: Case) -> Any:
+def _final_masks(row: Row, case: Case) -> Tree:
     return list(updates(algorithm_of(row, case), case))[-1].masks
 
 
@@ -61,7 +61,7 @@ def keys_matter_where_declared(row: Row, case: Case) -> None:
         assert_same("masks", _final_masks(row, case), _final_masks(row, case._replace(seed=case.seed + 1)))
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _differ(a: Tree, b: Tree) -> bool:
     left, right = leaves(a), leaves(b)
     return any(not torch.equal(left[path], right[path]) for path in left)
 
@@ -92,7 +92,7 @@ def declared_dependence_is_real(row: Row, case: Case) -> None:
 def leaves_are_independent(row: Row, case: Case) -> None:
     """Another leaf in front changes nothing for the others."""
 
-    def masks(extra: bool) -> Any:
+    def masks(extra: bool) -> Tree:
         more = {"a": torch.ones((4, 4), device="cpu")} if extra else {}
         run = Case({"t": case.params, **more}, tuple({"t": g, **more} for g in case.grads), case.sparsity, case.seed)
         return _final_masks(row, run)["t"]
@@ -118,10 +118,10 @@ def names_do_not_matter(row: Row, case: Case) -> None:
 def permutations_commute(row: Row, case: Case) -> None:
     """Weights in another order have masks in that order (drawn without ties, and weights move at every step)."""
 
-    def flipped(tree: Any) -> Any:
+    def flipped(tree: Tree) -> Tree:
         return optree.tree_map(lambda x: x.flip(tuple(range(x.ndim))), tree)
 
-    def masks(turn: Callable[[Any], Any]) -> Any:
+    def masks(turn: Callable[[Tree], Tree]) -> Tree:
         algorithm = algorithm_of(row, case)
         state = algorithm.init(turn(case.params))
         for step, grads in enumerate(case.grads):
@@ -144,15 +144,15 @@ def order_of_sums_is_fixed(row: Row, case: Case) -> None:
     finally:
         torch.set_num_threads(before)
 
-    def masks(params: Any, grads: Any) -> Any:
+    def masks(params: Tree, grads: Tree) -> Tree:
         return _final_masks(row, near._replace(params=params, grads=grads))
 
-    members: Any = (other.params, other.grads)
+    members: Tree = (other.params, other.grads)
     batch = torch.vmap(masks)(*optree.tree_map(lambda x: x[None], members))
     assert_same("masks of a batch", want, optree.tree_map(lambda x: x[0] if x.ndim else x, batch))
 
 
-def _permuted(row: Row, tree: Any) -> Any:
+def _permuted(row: Row, tree: Tree) -> Tree:
     # Each unit of a leaf holds the first numbers of one list, in a different order.
     generator = torch.Generator().manual_seed(5)
 

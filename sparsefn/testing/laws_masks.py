@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import optree
 import torch
 
-from sparsefn.state import Accumulated, State
+from sparsefn.budgets import Global
+from sparsefn.state import Accumulated, Score, State
 from sparsefn.testing import oracle
 from sparsefn.testing.harness import algorithm_of, bits, leaves, sparse, updates
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.values import Case
+from sparsefn.tree import Tree
 
 Counts = list[int]
 
@@ -28,7 +30,7 @@ class Competition(NamedTuple):
         kept = {path: mask.reshape(-1).tolist() for path, mask in leaves(state.masks).items()}
         return [oracle.active(self.meta.layout, kept[path], unit) for path, unit in self.units]
 
-    def scores(self, tree: Any) -> list[float]:
+    def scores(self, tree: Tree) -> list[float]:
         values = {path: leaf.double().reshape(-1).tolist() for path, leaf in leaves(tree).items()}
         return [oracle.score(self.meta.layout, values, unit) for unit in self.units]
 
@@ -38,7 +40,7 @@ def competitions(meta: Meta, state: State) -> list[Competition]:
     return [Competition(units, meta) for units in oracle.competitions(meta.layout, shapes, meta.joint)]
 
 
-def transitions(row: Row, case: Case) -> Iterator[tuple[int, State, Any, State]]:
+def transitions(row: Row, case: Case) -> Iterator[tuple[int, State, Tree, State]]:
     """(step, state before, grads, state after) of every update."""
     states = list(updates(algorithm_of(row, case), case))
     for step, grads in enumerate(case.grads):
@@ -60,7 +62,7 @@ def _goals(meta: Meta, state: State, sparsity: float) -> Counts:
     counts = meta.distribution(
         {path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity
     )
-    goals = [n for path, found in groups.items() for n in oracle.spread(counts[path], len(found))]
+    goals = [n for path, found in groups.items() for n in oracle.spread(int(counts[path]), len(found))]
     return [sum(goals)] if meta.global_budget else goals
 
 
@@ -79,13 +81,13 @@ def counts_are_exact(row: Row, case: Case) -> None:
     if meta.start == "dense":
         expected = [sum(sizes)] if meta.global_budget else sizes
     else:
-        expected = _goals(meta, first, level(0))
+        expected = _goals(meta, first, float(level(0)))
     assert _counted(meta, first) == expected, f"after init: {_counted(meta, first)} kept, expected {expected}"
     for step, state in enumerate(states[1:]):
         if meta.when(step) and meta.relative:
-            expected = [n - oracle.rounded(level(step), n) for n in expected]
+            expected = [n - oracle.rounded(float(level(step)), n) for n in expected]
         elif meta.when(step):
-            goals = _goals(meta, state, level(step))
+            goals = _goals(meta, state, float(level(step)))
             # Masks that only shrink cannot follow a budget whose rounding would have a leaf gain a unit.
             expected = [min(n, m) for n, m in zip(goals, expected, strict=True)] if meta.monotone else goals
         counted = _counted(meta, state)
@@ -94,6 +96,7 @@ def counts_are_exact(row: Row, case: Case) -> None:
 
 def floors_are_respected(row: Row, case: Case) -> None:
     """In one competition over all leaves, each leaf keeps at least its floor and at most its ceiling."""
+    assert isinstance(row.meta.distribution, Global)
     floor, ceiling = row.meta.distribution.floor, row.meta.distribution.ceiling
     for state in updates(algorithm_of(row, case), case):
         for path, mask in sparse(state).items():
@@ -116,10 +119,11 @@ def units_are_whole(row: Row, case: Case) -> None:
 # ---- which ones -----------------------------------------------------------------------------------
 
 
-def _read(role: str, score: Any, before: State, after: State, grads: Any, step: int) -> Any:
+def _read(role: str, score: Score | None, before: State, after: State, grads: Tree, step: int) -> Tree:
     """A score as the algorithm read it: its memory has been advanced by then."""
     if isinstance(score, Accumulated):
         return score.value(after.scores[role], before, grads, step)
+    assert score is not None
     return score(before, grads, step)
 
 
@@ -136,7 +140,7 @@ def the_best_are_kept(row: Row, case: Case) -> None:
             _check_best(meta, after, scores, before if meta.monotone else None)
 
 
-def _check_best(meta: Meta, state: State, scores: Any, among: State | None) -> None:
+def _check_best(meta: Meta, state: State, scores: Tree, among: State | None) -> None:
     for field in competitions(meta, state):
         active = field.active(state)
         eligible = [True] * len(active) if among is None else field.active(among)

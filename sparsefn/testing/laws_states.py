@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import optree
 import torch
@@ -39,12 +38,12 @@ def states_keep_their_structure(row: Row, case: Case) -> None:
 # ---- purity -----------------------------------------------------------------------------------------
 
 
-def _generators() -> list[Any]:
-    states = [torch.get_rng_state().tolist(), random.getstate()]
+def _generators() -> list[object]:
+    states: list[object] = [torch.get_rng_state().tolist(), random.getstate()]
     return [*states, repr(sys.modules["numpy"].random.get_state())] if "numpy" in sys.modules else states
 
 
-def _place(x: Tensor) -> Any:
+def _place(x: Tensor) -> tuple[object, ...]:
     return x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype
 
 

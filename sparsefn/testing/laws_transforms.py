@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import optree
 import torch
@@ -12,14 +11,14 @@ from torch import Tensor
 from sparsefn.ensemble import stack, unstack
 from sparsefn.random import key as new_key
 from sparsefn.random import split
-from sparsefn.state import State
+from sparsefn.state import Level, State
 from sparsefn.testing.harness import algorithm_of, assert_same
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
 
 
-def _run(row: Row, case: Case, key: Tensor, sparsity: Any, params: Tree, grads: Any, start: Any) -> State:
+def _run(row: Row, case: Case, key: Tensor, sparsity: Level, params: Tree, grads: Tree, start: Tree) -> State:
     algorithm = row.make(sparsity, key, case.params)
     state = algorithm.init(params)
     for i, tree in enumerate(grads):
@@ -27,7 +26,7 @@ def _run(row: Row, case: Case, key: Tensor, sparsity: Any, params: Tree, grads: 
     return state
 
 
-def _sparsities(row: Row, numbers: list[float]) -> tuple[Any, int | None]:
+def _sparsities(row: Row, numbers: list[float]) -> tuple[float | Tensor, int | None]:
     if row.meta.tensor_sparsity:
         return torch.tensor(numbers, dtype=torch.float64, device="cpu"), 0
     return numbers[0], None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from sparsefn.algorithms import dense
-from sparsefn.budgets import Global, uniform
+from sparsefn.algorithms.memory import Pruned
+from sparsefn.budgets import Distribution, Global, uniform
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.schedules import constant
-from sparsefn.state import Algorithm, Score, Where
+from sparsefn.state import Algorithm, Level, Schedule, Score, Trigger, Where
 from sparsefn.testing.oracle import ELEMENTS, Layout, layout_of
 from sparsefn.tree import Tree
 from sparsefn.triggers import always
@@ -57,18 +58,18 @@ class Meta(NamedTuple):
     """
 
     pattern: Pattern | Layout = ELEMENTS
-    distribution: Any = uniform()
+    distribution: Distribution = uniform()
     where: Where = default_where
     exact_count: bool = True
     global_budget: bool = False
-    level: Callable[[Any], Callable[[Any], Any]] = constant
+    level: Callable[[float], Schedule] = constant
     relative: bool = False
-    when: Callable[[Any], Any] = always()
+    when: Trigger = always()
     start: str = "other"
     choose: Score | None = None
     drop: Score | None = None
     grow: Score | None = None
-    fraction: Callable[[Any], Any] = constant(0.0)
+    fraction: Schedule = constant(0.0)
     exclude: bool = False
     conserves_count: bool = False
     monotone: bool = False
@@ -78,7 +79,7 @@ class Meta(NamedTuple):
     independent: bool = True
     scale_free: bool = True
     permutes: bool = True
-    pruned: str = "zero"
+    pruned: Pruned = "zero"
     idle: bool = True
     trains: str = "params"
     optimizer: bool = False
@@ -105,6 +106,6 @@ class Row(NamedTuple):
     """
 
     name: str
-    make: Callable[[Any, Tensor, Tree], Algorithm]
+    make: Callable[[Level, Tensor, Tree], Algorithm]
     meta: Meta
     reference: str | None = None

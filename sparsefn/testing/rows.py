@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
-from sparsefn.state import Algorithm
+from torch import Tensor
+
+from sparsefn.state import Algorithm, Level
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.tree import Tree
 
@@ -23,7 +24,7 @@ def row_of(make_algorithm: Callable[..., Algorithm], meta: Meta = Meta()) -> Row
     return Row(_name(make_algorithm), _with_params(make_algorithm), meta, reference(make_algorithm))
 
 
-def reference(make: Callable[..., Any]) -> str | None:
+def reference(make: Callable[..., object]) -> str | None:
     """`module:name` of a function that another process can import; None for a lambda or one made inside another.
 
     >>> reference(sf.static), reference(lambda: None)
@@ -33,11 +34,11 @@ def reference(make: Callable[..., Any]) -> str | None:
     return None if module == "__main__" or "<" in name else f"{module}:{name}"
 
 
-def _name(make: Any) -> str:
+def _name(make: object) -> str:
     return str(getattr(make, "__name__", type(make).__name__))
 
 
-def _with_params(make: Callable[..., Algorithm]) -> Callable[[Any, Any, Tree], Algorithm]:
+def _with_params(make: Callable[..., Algorithm]) -> Callable[[Level, Tensor, Tree], Algorithm]:
     if not callable(make):
         raise TypeError(f"expected make_algorithm(sparsity, key), got {type(make).__name__}")
     signature = inspect.signature(make)

@@ -19,7 +19,7 @@ from torch import Tensor
 from sparsefn import schedules as _schedules
 from sparsefn import triggers as _triggers
 from sparsefn.patterns import kinds as _patterns
-from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.state import Schedule, Trigger
 from sparsefn.testing import values
 from sparsefn.testing.values import EVERY, STEPS, Case, Form, Layer, Source
@@ -145,7 +145,8 @@ def patterns() -> st.SearchStrategy[Pattern]:
 
     def build(source: Source) -> Pattern:
         m = 1 + source.number() % 4
-        n, reduce = source.number() % (m + 1), source.pick(["mean", "sum", "max", "min", "l2"])
+        reductions: list[Reduce] = ["mean", "sum", "max", "min", "l2"]
+        n, reduce = source.number() % (m + 1), source.pick(reductions)
         return source.pick(
             [
                 _patterns.unstructured(),

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import optree
 import torch
 from torch import Tensor
 
-Tree = Any
+from sparsefn.tree import Tree
+
 T = TypeVar("T")
 
 STEPS = 3  # updates in a run

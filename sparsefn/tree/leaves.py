@@ -13,7 +13,7 @@ Tree = Any  # any optree pytree of tensors
 Leaves = dict[str, Tensor]  # some leaves by dotted path
 
 
-def _render(tree: Tree, path: Sequence[Any]) -> str:
+def _render(tree: Tree, path: Sequence[object]) -> str:
     # optree's path of a named tuple holds the index; users write the field's name.
     parts, node = [], tree
     for entry in path:
@@ -47,7 +47,7 @@ def none_paths(tree: Tree) -> list[str]:
     return [_render(tree, entry) for entry, leaf in zip(entries, leaves, strict=True) if leaf is None]
 
 
-def leaves_of(tree: Tree) -> list[Any]:
+def leaves_of(tree: Tree) -> list[Tree]:
     """The leaves, in optree's order; in compiled code, too, where optree refuses a dict without tensors.
 
     >>> leaves_of({"b": 1, "a": [2, {}]})
@@ -56,7 +56,7 @@ def leaves_of(tree: Tree) -> list[Any]:
     return opened(tree)[0]
 
 
-def opened(tree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]], Tree]]:
+def opened(tree: Tree) -> tuple[list[Tree], Callable[[Sequence[Tree]], Tree]]:
     """The leaves and the function that puts a sequence of leaves back in their place.
 
     >>> leaves, rebuild = opened({"b": 1, "a": [2, {}]})
@@ -69,7 +69,7 @@ def opened(tree: Tree) -> tuple[list[Any], Callable[[Sequence[Any]], Tree]]:
     return leaves, lambda values: optree.tree_unflatten(treedef, values)
 
 
-def zipped(tree: Tree, *others: Tree) -> tuple[list[tuple[Any, ...]], Callable[[Sequence[Any]], Tree]]:
+def zipped(tree: Tree, *others: Tree) -> tuple[list[tuple[Tree, ...]], Callable[[Sequence[Tree]], Tree]]:
     """The leaves of some trees side by side, and the function that puts a sequence in the place of the first tree's.
 
     >>> rows, rebuild = zipped({"b": 1, "a": 2}, {"a": 20, "b": 10})
@@ -82,7 +82,7 @@ def zipped(tree: Tree, *others: Tree) -> tuple[list[tuple[Any, ...]], Callable[[
     return list(zip(leaves, *map(leaves_of, others), strict=True)), rebuild
 
 
-def _children(node: Tree) -> tuple[Sequence[Any], Sequence[Any], Callable[[Sequence[Any]], Tree]]:
+def _children(node: Tree) -> tuple[Sequence[Tree], Sequence[object], Callable[[Sequence[Tree]], Tree]]:
     # The children of a container, their entries in a path, and the function that makes a container like it. The
     # compiler works out the flattening of a dict without tensors beforehand, and cannot hold what optree returns.
     if type(node) is dict:
@@ -92,7 +92,7 @@ def _children(node: Tree) -> tuple[Sequence[Any], Sequence[Any], Callable[[Seque
     return children, entries, lambda new: unflatten(metadata, new)
 
 
-def _walk(node: Tree, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
+def _walk(node: Tree, path: tuple[object, ...]) -> list[tuple[tuple[object, ...], Tree]]:
     # (path, leaf) of every leaf: optree's own, for compiled code.
     if optree.tree_is_leaf(node):
         return [(path, node)]
@@ -100,14 +100,14 @@ def _walk(node: Tree, path: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]
     return [found for child, entry in zip(children, entries, strict=True) for found in _walk(child, (*path, entry))]
 
 
-def _refilled(node: Tree, values: Iterator[Any]) -> Tree:
+def _refilled(node: Tree, values: Iterator[Tree]) -> Tree:
     if optree.tree_is_leaf(node):
         return next(values)
     children, _, rebuild = _children(node)
     return rebuild([_refilled(child, values) for child in children])
 
 
-def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Any]], Tree]]:
+def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], Tree]]:
     """`{path: leaf}` and the function that puts a sequence of leaves back in their place.
 
     >>> leaves, rebuild = flatten([torch.zeros(1), (torch.ones(2),)])
@@ -137,7 +137,7 @@ def leaves_at(tree: Tree, paths: Iterable[str]) -> dict[str, Tensor]:
     return {path: leaves[path] for path in paths}
 
 
-def with_leaves(tree: Tree, leaves: Mapping[str, Any]) -> Tree:
+def with_leaves(tree: Tree, leaves: Mapping[str, Tree]) -> Tree:
     """The tree with other leaves at some paths.
 
     >>> with_leaves({"a": 1, "b": 2}, {"b": 3})
@@ -149,7 +149,7 @@ def with_leaves(tree: Tree, leaves: Mapping[str, Any]) -> Tree:
     return rebuild([leaves.get(path, leaf) for path, leaf in zip(paths(tree), old, strict=True)])
 
 
-def map_with_path(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+def map_with_path(fn: Callable[..., Tree], tree: Tree, *rest: Tree) -> Tree:
     """`optree.tree_map` whose function gets the dotted path first.
 
     >>> map_with_path(lambda path, leaf: path, {"a": [0, 1]})
@@ -171,7 +171,7 @@ def same_structure(tree: Tree, like: Tree) -> bool:
     return optree.tree_structure(tree) == optree.tree_structure(like)
 
 
-def leaves_like(tree: Tree, like: Tree) -> list[Any]:
+def leaves_like(tree: Tree, like: Tree) -> list[Tree]:
     """Leaves of `tree` in the order of `like`, whose structure it must have.
 
     >>> leaves_like({"b": 1, "a": 2}, {"a": 0, "b": 0})

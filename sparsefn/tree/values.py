@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import optree
 import torch
@@ -80,16 +79,16 @@ def wide(leaf: Tensor) -> Tensor:
     return leaf.to(torch.promote_types(leaf.dtype, torch.float32))
 
 
-def choose(pred: Any, new: Callable[[Tree], Tree], old: Tree) -> Tree:
+def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
     """`new(old)` if `pred` holds, else `old`: an `if` where the value is known in Python, else a `torch.where`.
 
     >>> choose(False, lambda tree: 1 / 0, {"a": 1})
     {'a': 1}
     """
     known = concrete(pred)
-    if known is not None:
-        return new(old) if known else old
-    return where(pred, new(old), old)
+    if isinstance(pred, Tensor) and known is None:
+        return where(pred, new(old), old)
+    return new(old) if known else old
 
 
 def where(pred: Tensor, new: Tree, old: Tree) -> Tree:

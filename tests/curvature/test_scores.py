@@ -436,6 +436,7 @@ def test_scores_compose_with_memory_optimizers_and_patterns():
             "expected input_shape to be positive ints without the batch axis, such as (3, 32, 32), got 2",
         ),
         (lambda: C.synflow(loss, (2, 0)), TypeError, "such as (3, 32, 32), got (2, 0)"),
+        (lambda: C.synflow(loss, (True, 2)), TypeError, "such as (3, 32, 32), got (True, 2)"),
         (
             lambda: C.synflow(lambda params, x: (x, x), (2,))(state_of(), (), 0),
             TypeError,

@@ -1,13 +1,15 @@
 """Functions that are not what was asked for, and keywords that do not exist."""
 
+import ast
 import functools
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.engine.checks import check_call, check_keywords
+from sparsefn.engine.checks import check_call, check_int, check_keywords, is_int, is_number
 
 WRONG = {
     # An uncalled factory, or a part in the place of another, says what it should have been.
@@ -114,7 +116,7 @@ def test_misspelt_keywords_name_the_preset_and_the_closest():
     ):
         with pytest.raises(TypeError, match=re.escape(message)):
             make(0.5, **options)
-    check_keywords(["when", "decay"], sf.snfs, sf.drop_grow)
+    check_keywords("snfs", ["when", "decay"], ["decay", "when"])
 
 
 def test_algorithms_are_made_inside_compiled_code():
@@ -125,3 +127,62 @@ def test_algorithms_are_made_inside_compiled_code():
 
     params = {"w": torch.randn(4, 4)}
     assert sf.checkpoint.tree_equal(masks(params), sf.rigl(0.5, init="magnitude").init(params).masks)
+
+
+def test_a_bool_is_neither_an_int_nor_a_number():
+    values = (1, 1.0, True, "1", None, torch.tensor(1))
+    assert [is_int(value) for value in values] == [True, False, False, False, False, False]
+    assert [is_number(value) for value in values] == [True, True, False, False, False, False]
+
+
+def test_an_int_is_checked_with_and_without_a_call_and_a_least_value():
+    check_int("", "n", -5)
+    with pytest.raises(TypeError, match="^expected n to be an int, got bool$"):
+        check_int("", "n", True)
+    with pytest.raises(ValueError, match="^split: expected n >= 1, got 0$"):
+        check_int("split", "n", 0, 1)
+
+
+NUMBERS = {"int", "float", "Integral", "Real"}
+ELSEWHERE = {
+    "engine/rounding.py": "what a schedule gives, and that may be a number of NumPy's",
+    "engine/selection/groups.py": "an int, or a count for each group",
+    "shorthand.py": "a sparsity that was checked, and is a float or a tensor",
+}
+
+
+def named(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def number_checks(source: str) -> list[int]:
+    """Lines with `isinstance(x, bool)`, with `type(x) is int` and the like, or with a `not isinstance(x, int)`."""
+    tree = ast.parse(source)
+    tests = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"]
+    found = [node.lineno for node in tests if "bool" in named(node.args[1])]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inside = [test for test in ast.walk(node) if test in tests]
+            found += [test.lineno for test in inside if named(test.args[1]) & NUMBERS]
+        elif isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
+            found += [node.lineno] if named(node.comparators[0]) & {"bool", *NUMBERS} else []
+    return sorted(set(found))
+
+
+def test_numbers_are_told_from_other_arguments_in_one_module():
+    root = Path(str(sf.__file__)).parent
+    sources = {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in root.rglob("*.py")}
+    assert {name for name, source in sources.items() if number_checks(source)} - {*ELSEWHERE} == {"engine/checks.py"}
+
+
+def test_the_search_for_number_checks_finds_every_form():
+    lines = [
+        "isinstance(x, bool)",
+        "isinstance(x, (bool, str))",
+        "isinstance(x, bool | str)",
+        "type(x) is not int",
+        "not isinstance(x, int | Tensor)",
+        "not all(isinstance(x, float) for x in xs)",
+    ]
+    other = ["isinstance(x, int)", "not isinstance(x, Tensor)", "x is None", "x.dtype == torch.bool"]
+    assert number_checks("\n".join(lines + other)) == [1, 2, 3, 4, 5, 6]

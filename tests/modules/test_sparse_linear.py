@@ -366,9 +366,9 @@ LINEAR, STATE = single(8, 8)
 BAD = [
     (lambda: to_sparse(LINEAR, STATE, "coo"), ValueError, "'auto', 'csr', 'bsr', 'dense', got 'coo'"),
     (lambda: to_sparse(LINEAR, STATE, torch.sparse_csr), ValueError, "'dense', got torch.sparse_csr"),
-    (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=0), ValueError, "expected blocksize to be at least 1, got 0"),
-    (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=True), TypeError, "expected blocksize to be an int, got True"),
-    (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=(4, 4)), TypeError, "to be an int, got (4, 4)"),
+    (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=0), ValueError, "expected blocksize >= 1, got 0"),
+    (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=True), TypeError, "expected blocksize to be an int, got bool"),
+    (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=(4, 4)), TypeError, "to be an int, got tuple"),
     (
         lambda: to_sparse(LINEAR, STATE, "csr", blocksize=4),
         ValueError,

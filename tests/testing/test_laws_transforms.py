@@ -40,5 +40,5 @@ def test_a_graph_for_every_step_is_noticed():
             state = state._replace(params={"w": state.params["w"] * _FACTORS[step]})
         return base.update(state, grads, step)
 
-    with pytest.raises(AssertionError, match="3 graphs up to step 2, not 2: see sf.engine.checks.check_step"):
+    with pytest.raises(AssertionError, match="3 graphs up to step 2, not 2: see sf.triggers.check_step"):
         laws.compiling_changes_nothing(row(lambda s, key: sf.Algorithm(base.init, update)), CASE)
