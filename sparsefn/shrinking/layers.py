@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
 
 from sparsefn.shrinking.channels import UNKNOWN, Channels, Plan, Value, batch_of, columns, where_finite
 
 Kept = Callable[[str], Tensor]  # the mask of one of the layer's parameters, of its full shape
+Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
 class Layer(NamedTuple):
@@ -71,7 +71,7 @@ def linear(plan: Plan, path: str, layer: nn.Linear, kept: Kept, x: Value) -> Val
     return out
 
 
-def conv(plan: Plan, path: str, layer: _ConvNd, kept: Kept, x: Value) -> Value:
+def conv(plan: Plan, path: str, layer: Conv, kept: Kept, x: Value) -> Value:
     """The value of a convolution's output; groups must be 1, or one for each channel.
 
     >>> plan, layer = Plan(), torch.nn.Conv2d(1, 2, 3)
@@ -103,7 +103,7 @@ def conv(plan: Plan, path: str, layer: _ConvNd, kept: Kept, x: Value) -> Value:
     return out
 
 
-def norm(plan: Plan, path: str, layer: _NormBase, kept: Kept, x: Value) -> Value:
+def norm(plan: Plan, path: str, layer: Norm, kept: Kept, x: Value) -> Value:
     """The value of a batch norm's output, from running statistics.
 
     >>> plan, layer = Plan(), torch.nn.BatchNorm1d(1, affine=False).eval()
@@ -175,7 +175,7 @@ def _fold(layer: nn.Module, weight: str, bias: str, x: Value, removed: Tensor) -
         setattr(layer, bias, nn.Parameter((old.detach() + brought).to(old.dtype), old.requires_grad))
 
 
-def cut_affine(layer: nn.Linear | _ConvNd, inputs: Value, outputs: Value, removed: Tensor) -> None:
+def cut_affine(layer: nn.Linear | Conv, inputs: Value, outputs: Value, removed: Tensor) -> None:
     """Give a linear layer or convolution fewer rows and columns, in place.
 
     >>> layer = torch.nn.Linear(2, 1)
@@ -198,7 +198,7 @@ def cut_affine(layer: nn.Linear | _ConvNd, inputs: Value, outputs: Value, remove
         layer.groups = layer.out_channels if depthwise else 1
 
 
-def cut_norm(layer: _NormBase, inputs: Value, outputs: Value, removed: Tensor) -> None:
+def cut_norm(layer: Norm, inputs: Value, outputs: Value, removed: Tensor) -> None:
     """Give a batch norm fewer channels, in place.
 
     >>> layer = torch.nn.BatchNorm1d(2)

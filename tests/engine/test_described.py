@@ -123,7 +123,7 @@ MODULES = [sf, *(value for name in sf.__all__ if isinstance(value := getattr(sf,
 
 def factories(module: ModuleType) -> set[str]:
     """The functions of a module that say that they return a function, or one of `KINDS`."""
-    public = {name: fn for name, fn in vars(module).items() if inspect.isfunction(fn) and name not in HELPERS}
+    public = {n: fn for n, fn in vars(module).items() if inspect.isfunction(fn) and n not in HELPERS and n[0] != "_"}
     given = {name: typing.get_type_hints(fn).get("return") for name, fn in public.items()}
     return {name for name, kind in given.items() if kind in KINDS or typing.get_origin(kind) is Callable}
 
@@ -222,7 +222,7 @@ def test_a_decorated_score_keeps_its_name() -> None:
 
 
 def test_a_factory_keeps_its_signature() -> None:
-    assert str(inspect.signature(sf.optimizers.sgd)).startswith("(lr: 'Rate', momentum: 'float' = 0.0, nesterov")
+    assert str(inspect.signature(sf.optimizers.sgd)).startswith("(lr: 'Level', momentum: 'float' = 0.0, nesterov")
     assert (
         sf.rigl.__name__ == "rigl"
         and sf.rigl.__module__ == "sparsefn.algorithms.drop_grow"
