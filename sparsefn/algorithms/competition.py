@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +47,7 @@ class Competition(NamedTuple):
         """Whether every element is a unit by itself, so that its scores are only compared."""
         return self.pattern.reduce is None and self.pattern.zeros is None
 
-    def pools(self, leaves: Mapping[str, Any]) -> list[list[str]]:
+    def pools(self, leaves: Mapping[str, object]) -> list[list[str]]:
         """Paths of the leaves that compete with each other: a list a pool."""
         return [list(leaves)] if self.joint and leaves else [[path] for path in leaves]
 

@@ -6,7 +6,7 @@ Counts are 1-D: one entry per group, the pools one after another.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import optree
 import torch
@@ -16,7 +16,8 @@ from sparsefn.algorithms.competition import Competition, full
 from sparsefn.algorithms.frame import sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.engine.checks import Schedule, Step
-from sparsefn.engine.rounding import fraction_at, rounded, rounded_down, rounded_up
+from sparsefn.engine.numbers import Real
+from sparsefn.engine.rounding import CountRule, fraction_at, rounded, rounded_down, rounded_up
 from sparsefn.engine.selection.winners import end_to_end, totals
 from sparsefn.redistribute import GrowCount, Redistribute, allocate
 from sparsefn.state import State, inside, masks_tree
@@ -45,7 +46,7 @@ class Cycle(NamedTuple):
     level: Schedule | None
     current: bool
     fraction: Schedule
-    rounding: Callable[[Any, Any], Any]
+    rounding: CountRule
     grow_count: GrowCount | None
     grown: Grown
     exclude_dropped: bool
@@ -123,7 +124,7 @@ def _quota(cycle: Cycle, field: Field, shares: Leaves, step: Step) -> tuple[Tens
         target = end_to_end(rule.targets(field.leaves, level), field.groups, had.device)
     # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
     wanted = target if plan is None else torch.where(had.sum() > target.sum(), target, had)
-    rate: Any = fraction_at(cycle.fraction, step)
+    rate = fraction_at(cycle.fraction, step)
     own = {} if plan is None or plan.rate is None else plan.rate(rate, shares, field.masks)
     lost = _counted(cycle.rounding, [own.get(pool[0], rate) for pool in field.pools], had, field.groups).clamp(min=0)
     if cycle.exclude_dropped:
@@ -131,7 +132,7 @@ def _quota(cycle: Cycle, field: Field, shares: Leaves, step: Step) -> tuple[Tens
     return torch.minimum(torch.maximum(lost, had - wanted), had), target
 
 
-def _counted(count: Callable[[Any, Any], Any], rates: list[Any], had: Tensor, groups: list[int]) -> Tensor:
+def _counted(count: CountRule, rates: list[Real], had: Tensor, groups: list[int]) -> Tensor:
     # The library's own rules take the groups of all pools at once, others those of a pool, and may give an int.
     if count in (rounded, rounded_up, rounded_down) and all(rate is rates[0] for rate in rates):
         return torch.as_tensor(count(rates[0], had), device=had.device)
