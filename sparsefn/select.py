@@ -16,54 +16,10 @@ from sparsefn.engine.checks import is_int
 from sparsefn.engine.selection.winners import Entry, totals, winners
 from sparsefn.engine.transforms import concrete
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.units import (
-    active_rows,
-    allowed_rows,
-    fixed_count,
-    from_rows,
-    over_boxes,
-    row_shape,
-    to_columns,
-    to_rows,
-)
+from sparsefn.patterns.units import Units, active_rows, allowed_rows, entry_of, from_rows, to_rows, unit_mask, units_of
 from sparsefn.tree import Tree, flatten
 
 Count = int | Tensor | None
-
-
-def entry(pattern: Pattern, scores: Tensor, among: Tensor | None = None, absolute: bool = False) -> Entry:
-    """The units of a tensor as an entry of a competition; with `among`, only units that this mask keeps compete.
-
-    >>> entry(sf.patterns.channel(0), torch.ones(2, 3)).scores
-    tensor([[3., 3.]])
-
-    With `absolute` the scores are absolute values, which are not stored.
-    """
-    columns = None if pattern.allowed else to_columns(pattern, scores)
-    if columns is not None:
-        return Entry(columns, None if among is None else to_columns(pattern, among), None, absolute)
-    open_ = None if among is None else active_rows(pattern, among)
-    return Entry(to_rows(pattern, scores), allowed_rows(pattern, scores, open_), None, absolute)
-
-
-def unit_mask(pattern: Pattern, kept: Tensor, scores: Tensor, among: Tensor | None = None) -> Tensor:
-    """The elements of the kept units, and of each other unit the best elements, as many as the pattern leaves it.
-
-    >>> unit_mask(sf.patterns.block((2,), zeros=1), torch.tensor([[True, False]]), torch.tensor([1.0, 2.0, 4.0, 3.0]))
-    tensor([ True,  True,  True, False])
-
-    With `among`, only elements that this mask keeps are left.
-    """
-    mask = from_rows(pattern, kept, tuple(scores.shape))
-    if pattern.zeros is None:
-        return mask
-    lost = pattern.zeros
-
-    def spared(units: Tensor, allow: Tensor | None = None) -> Tensor:
-        return winners([Entry(units, allow)], [max(units.shape[-1] - lost, 0)])[0]
-
-    box = pattern.unit(tuple(scores.shape))
-    return mask | over_boxes(scores.detach(), box, spared, *(() if among is None else (among,)))
 
 
 def _check_count(name: str, count: Count, groups: int, available: int) -> int | Tensor:
@@ -82,15 +38,15 @@ def _check_count(name: str, count: Count, groups: int, available: int) -> int | 
     return count
 
 
-def _settled(pattern: Pattern, name: str, count: Count, shape: tuple[int, ...]) -> Count:
-    fixed = fixed_count(pattern, shape)
+def _settled(units: Units, name: str, count: Count) -> int | Tensor:
+    fixed = units.fixed
     if fixed is None:
-        return count
+        return _check_count(name, count, *units.rows)
     if isinstance(count, Tensor):
-        _check_count(name, count, *row_shape(pattern, shape))
+        _check_count(name, count, *units.rows)
     elif count is not None and (isinstance(fixed, Tensor) or count != fixed):
-        raise ValueError(f"{pattern} fixes {name} at {fixed}, got {count}")
-    return fixed
+        raise ValueError(f"{units.pattern} fixes {name} at {fixed}, got {count}")
+    return _check_count(name, fixed, *units.rows)
 
 
 def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured()) -> Tensor:
@@ -104,10 +60,10 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
     pattern's, is a ValueError; a tensor is not compared: it is clamped, or the pattern's count is taken.
     Returns a bool mask of the shape of `scores`.
     """
-    shape = tuple(scores.shape)
-    count = _check_count("n_keep", _settled(pattern, "n_keep", n_keep, shape), *row_shape(pattern, shape))
-    (kept,) = winners([entry(pattern, scores)], [count])
-    return unit_mask(pattern, kept, scores)
+    units = units_of(pattern, tuple(scores.shape))
+    count = _settled(units, "n_keep", n_keep)
+    (kept,) = winners([entry_of(units, scores)], [count])
+    return unit_mask(units, kept, scores)
 
 
 def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) -> Tensor:
@@ -153,11 +109,12 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
     with the `zeros` of a block, if more are kept than of a pruned block. Units that a pattern never keeps are
     cleared too. An int above the number of active units is a ValueError, a tensor is clamped.
     """
-    active = active_rows(pattern, _checked(mask, scores))
+    units = units_of(pattern, tuple(scores.shape))
+    active = active_rows(units, _checked(mask, scores))
     had = totals([active])
     keep = had - checked_count("n_drop", n_drop, had)
-    (kept,) = winners([Entry(to_rows(pattern, scores), allowed_rows(pattern, scores, active))], [keep])
-    return mask & unit_mask(pattern, kept, scores, mask)
+    (kept,) = winners([Entry(to_rows(units, scores), allowed_rows(units, scores, active))], [keep])
+    return mask & unit_mask(units, kept, scores, mask)
 
 
 def grow_highest(
@@ -175,14 +132,15 @@ def grow_highest(
 
     An int above the number of eligible units is a ValueError, a tensor is clamped.
     """
-    barred = active_rows(pattern, _checked(mask, scores))
+    units = units_of(pattern, tuple(scores.shape))
+    barred = active_rows(units, _checked(mask, scores))
     if exclude is not None:
-        barred = barred | to_rows(pattern, _checked(exclude, scores), lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
-    open_ = allowed_rows(pattern, scores, None)
+        barred = barred | to_rows(units, _checked(exclude, scores), lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
+    open_ = allowed_rows(units, scores, None)
     free = barred.shape[-1] - totals([barred]) if open_ is None else totals([open_ & ~barred])
     count = checked_count("n_grow", n_grow, free)
-    (grown,) = winners([Entry(to_rows(pattern, scores), open_, barred)], [count])
-    return mask | from_rows(pattern, grown, tuple(scores.shape))
+    (grown,) = winners([Entry(to_rows(units, scores), open_, barred)], [count])
+    return mask | from_rows(units, grown)
 
 
 def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:

@@ -10,7 +10,12 @@ import torch
 from golden_data import Case, cases
 
 import sparsefn as sf
-from sparsefn.patterns.units import to_rows
+from sparsefn.patterns.units import to_rows, units_of
+
+
+def rows_of(pattern, x, *reduce):
+    return to_rows(units_of(pattern, tuple(x.shape)), x, *reduce)
+
 
 SYSTEM = "cerebras"
 
@@ -31,7 +36,7 @@ def pattern_of(case: Case) -> sf.patterns.Pattern:
 
 
 def active(pattern: sf.patterns.Pattern, mask: torch.Tensor) -> torch.Tensor:
-    return to_rows(pattern, mask, lambda unit: unit.any(-1)).sum(-1)
+    return rows_of(pattern, mask, lambda unit: unit.any(-1)).sum(-1)
 
 
 def truncated(sparsity: float, n: int) -> int:
@@ -89,7 +94,7 @@ def test_grow(case):
 @every("ScoreShaper")
 def test_groups_of_the_shapers_are_those_of_the_patterns(case):
     # The order inside a group differs for input groups, so that ties would fall differently.
-    rows = to_rows(pattern_of(case), case.inputs["x"])
+    rows = rows_of(pattern_of(case), case.inputs["x"])
     assert torch.equal(rows.sort(-1).values, case.outputs["shaped"].sort(-1).values)
 
 

@@ -7,7 +7,12 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.patterns.units import from_rows, to_rows
+from sparsefn.patterns.units import from_rows, to_rows, units_of
+
+
+def rows_of(pattern, x, *reduce):
+    return to_rows(units_of(pattern, tuple(x.shape)), x, *reduce)
+
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 KINDS = ["continuous", "ties", "zeros", "equal", "nan", "inf", "subnormal", "sorted", "reversed", "signed zeros"]
@@ -146,9 +151,9 @@ UNITS = [
 @pytest.mark.parametrize("pattern", UNITS, ids=repr)
 def test_units_are_dropped_and_grown_whole(pattern):
     scores = torch.rand(5, 6, generator=torch.Generator().manual_seed(0))
-    ids = from_rows(pattern, torch.arange(to_rows(pattern, scores).numel()).reshape(1, -1), (5, 6))
+    ids = from_rows(units_of(pattern, (5, 6)), torch.arange(rows_of(pattern, scores).numel()).reshape(1, -1))
     units = int(ids.max()) + 1
-    value = to_rows(pattern, scores)[0].tolist()
+    value = rows_of(pattern, scores)[0].tolist()
     for k in range(units + 1):
         mask = sf.topk_mask(scores, k, pattern=pattern)
         won = order(value, range(units))[:k]
@@ -264,15 +269,15 @@ def test_counts_are_checked():
 def test_groups_along_any_axis(kind, axis, m):
     x = make(kind, 64 * 128 * 3, torch.float32).reshape(64, 128, 3).movedim(2, 0 if axis == -1 else 2).contiguous()
     pattern = sf.patterns.nm(m // 2, m, axis=axis)
-    rows = to_rows(pattern, x)
+    rows = rows_of(pattern, x)
     want = torch.stack([as_mask(order(row, range(m))[: m // 2], m) for row in rows.tolist()])
-    want = from_rows(pattern, want, tuple(x.shape))
+    want = from_rows(units_of(pattern, tuple(x.shape)), want)
     assert torch.equal(sf.topk_mask(x, None, pattern=pattern), want)
     tensor = sf.patterns.nm(torch.tensor(m // 2), m, axis=axis)
     assert torch.equal(sf.topk_mask(x, None, pattern=tensor), want)
     state = sf.gmp(None, pattern=pattern, pruned="keep").init({"w": x})
     magnitude = torch.stack([as_mask(order(row, range(m))[: m // 2], m) for row in rows.abs().tolist()])
-    assert torch.equal(state.masks["w"], from_rows(pattern, magnitude, tuple(x.shape)))
+    assert torch.equal(state.masks["w"], from_rows(units_of(pattern, tuple(x.shape)), magnitude))
 
 
 @pytest.mark.parametrize("pattern", [sf.patterns.out_groups(2), sf.patterns.in_groups(2)])

@@ -15,11 +15,21 @@ from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
 from sparsefn.engine.selection.winners import Count, Entry, totals, winners
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.units import active_rows, allowed_rows, fixed_count, row_shape, to_rows, unit_grid
-from sparsefn.select import entry, unit_mask
+from sparsefn.patterns.units import (
+    Units,
+    active_rows,
+    allowed_rows,
+    entry_of,
+    row_entries,
+    to_rows,
+    unit_mask,
+    units_of,
+)
 from sparsefn.tree import Leaves
 
 Flags = list[Tensor | None]
+Pool = dict[str, Units]
+Pools = list[Pool]
 
 
 class Competition(NamedTuple):
@@ -47,107 +57,86 @@ class Competition(NamedTuple):
         """Whether every element is a unit by itself, so that its scores are only compared."""
         return self.pattern.reduce is None and self.pattern.zeros is None
 
-    def pools(self, leaves: Mapping[str, object]) -> list[list[str]]:
-        """Paths of the leaves that compete with each other: a list a pool."""
-        return [list(leaves)] if self.joint and leaves else [[path] for path in leaves]
-
-    def grids(self, leaves: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the grids of units that budgets see; errors name the leaf."""
-        grids = {}
+    def pools(self, leaves: Mapping[str, Tensor]) -> Pools:
+        """The units of the leaves that compete with each other, by path: a dict a pool; errors name the leaf."""
+        made: Pool = {}
         for path, leaf in leaves.items():
-            shape = tuple(leaf.shape)
             try:
-                grids[path] = unit_grid(self.pattern, shape)
-                groups = self.row_shape(leaf)[0]
+                made[path] = units_of(self.pattern, tuple(leaf.shape))
             except ValueError as error:
                 raise ValueError(f"{error} at {path!r}") from None
-            if self.joint and groups > 1:
+            if self.joint and made[path].rows[0] > 1:
                 raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
             if self.joint and self.pattern.fixed is not None:
                 raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
-        return grids
+        return [made] if self.joint and made else [{path: units} for path, units in made.items()]
 
-    def rows(self, pool: list[str], tensors: Leaves) -> Tensor:
-        """The units of a pool as (groups, units of a group)."""
-        return _joined([to_rows(self.pattern, tensors[path]) for path in pool])
+    def targets(self, pools: Pools, sparsity: Real | None) -> list[Count]:
+        """Kept count of each pool: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
+        units = _by_path(pools)
+        if not units:
+            return []
+        if self.pattern.fixed is not None:
+            return [_fixed(path, one, sparsity) for path, one in units.items()]
+        if sparsity is None:
+            raise TypeError(f"expected a sparsity: {self.pattern} leaves the count open")
+        grids = {path: one.budgeted for path, one in units.items()}
+        if isinstance(self.distribution, Global):
+            total = n_kept(sum(math.prod(one.rows) for one in units.values()), sparsity)
+            self.distribution.bounds(grids, total)
+            return [total]
+        counts = self.distribution(grids, sparsity)
+        groups = {path: one.rows[0] for path, one in units.items()}
+        return [counts[path] if n == 1 else spread(counts[path], n) for path, n in groups.items()]
 
-    def active(self, pool: list[str], masks: Leaves) -> Tensor:
-        """Which units of a pool are kept."""
-        return _joined([active_rows(self.pattern, masks[path]) for path in pool])
+    def rows(self, pools: Pools, tensors: Leaves) -> list[Tensor]:
+        """The units of each pool, as (groups, units of a group)."""
+        return [_joined([to_rows(units, tensors[path]) for path, units in pool.items()]) for pool in pools]
 
-    def free(self, pool: list[str], like: Leaves, among: Leaves | None) -> Tensor | None:
-        """Which units of a pool may be kept, among these masks; None is all of them."""
+    def active(self, pools: Pools, masks: Leaves) -> list[Tensor]:
+        """Which units of each pool are kept, as (groups, units of a group)."""
+        return [_joined([active_rows(units, masks[path]) for path, units in pool.items()]) for pool in pools]
+
+    def free(self, pools: Pools, like: Leaves, among: Leaves | None) -> Flags:
+        """Which units of each pool may be kept, among these masks; None is all of them."""
         if among is None and self.pattern.allowed is None:
-            return None
-        open_ = full(among or {}, like, pool)
-        return _joined([allowed_rows(self.pattern, mask, active_rows(self.pattern, mask)) for mask in open_.values()])
+            return [None] * len(pools)
+        open_ = full(among or {}, like, list(_by_path(pools)))
+        return [
+            _joined([allowed_rows(units, open_[p], active_rows(units, open_[p])) for p, units in pool.items()])
+            for pool in pools
+        ]
 
-    def split(self, pool: list[str], rows: Tensor | None, like: Leaves) -> list[Tensor | None]:
-        """Rows of a pool by leaf."""
-        if rows is None or len(pool) == 1:
-            return [rows] * len(pool)
-        return list(torch.split(rows, [math.prod(self.row_shape(like[path])) for path in pool], -1))
-
-    def masks(self, pool: list[str], rows: Tensor, scores: Leaves, among: Leaves | None = None) -> Leaves:
+    def masks(self, pools: Pools, rows: Sequence[Tensor], scores: Leaves, among: Leaves | None = None) -> Leaves:
         """Rows of kept units as masks of their leaves, with the elements that the pattern leaves to other units."""
         return {
-            path: unit_mask(self.pattern, part, scores[path], None if among is None else among[path])
-            for path, part in zip(pool, self.split(pool, rows, scores), strict=True)
+            path: unit_mask(units, part, scores[path], None if among is None else among[path])
+            for pool, kept in zip(pools, rows, strict=True)
+            for (path, units), part in zip(pool.items(), _split(pool, kept), strict=True)
             if part is not None
         }
 
     def best(
-        self, pools: list[list[str]], scores: Leaves, counts: list[Count], among: Leaves | None, absolute: bool = False
+        self, pools: Pools, scores: Leaves, counts: list[Count], among: Leaves | None, absolute: bool = False
     ) -> Leaves:
         """Masks of the best units of each pool, among these masks; with `absolute`, of the scores' absolute values."""
-        open_ = {} if among is None else full(among, scores, [path for pool in pools for path in pool])
+        open_ = {} if among is None else full(among, scores, list(_by_path(pools)))
         if self.joint:
-            flags: Flags = [self.active(pool, open_) if open_ else None for pool in pools]
+            flags: Flags = list(self.active(pools, open_)) if open_ else [None] * len(pools)
             won = self.winners(pools, scores, counts, flags, absolute=absolute)
         else:
-            entries = [entry(self.pattern, scores[path], open_.get(path), absolute) for (path,) in pools]
+            entries = [
+                entry_of(units, scores[path], open_.get(path), absolute) for path, units in _by_path(pools).items()
+            ]
             won = winners(entries, counts)
-        masks: Leaves = {}
-        for pool, kept in zip(pools, won, strict=True):
-            masks |= self.masks(pool, kept, scores, open_ or None)
+        masks = self.masks(pools, won, scores, open_ or None)
         if open_ and not self.elementwise:
             masks = {path: mask & open_[path] for path, mask in masks.items()}
         return masks
 
-    def row_shape(self, leaf: Tensor) -> tuple[int, int]:
-        """(groups, units of a group) of a leaf, from its shape alone."""
-        return row_shape(self.pattern, tuple(leaf.shape))
-
-    def targets(self, leaves: Leaves, sparsity: Real | None) -> list[Count]:
-        """Kept count of each pool: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
-        grids = self.grids(leaves)
-        if not leaves:
-            return []
-        groups = {path: self.row_shape(leaf) for path, leaf in leaves.items()}
-        if self.pattern.fixed is not None:
-            return [self._fixed(path, leaf, groups[path][1], sparsity) for path, leaf in leaves.items()]
-        if sparsity is None:
-            raise TypeError(f"expected a sparsity: {self.pattern} leaves the count open")
-        if isinstance(self.distribution, Global):
-            total = n_kept(sum(math.prod(self.row_shape(leaf)) for leaf in leaves.values()), sparsity)
-            self.distribution.bounds(grids, total)
-            return [total]
-        counts = self.distribution(grids, sparsity)
-        return [spread(counts[path], groups[path][0]) for path in leaves]
-
-    def _fixed(self, path: str, leaf: Tensor, width: int, sparsity: Real | None) -> Count:
-        count = fixed_count(self.pattern, tuple(leaf.shape))
-        assert count is not None
-        try:
-            if sparsity is not None and not isinstance(count, Tensor):
-                check_fixed(sparsity, count / width if width else 1.0, str(self.pattern))
-        except ValueError as error:
-            raise ValueError(f"{error} at {path!r}") from None
-        return count
-
     def winners(
         self,
-        pools: list[list[str]],
+        pools: Pools,
         scores: Leaves,
         counts: Sequence[Count] | Tensor,
         allow: Flags | None = None,
@@ -163,49 +152,60 @@ class Competition(NamedTuple):
         if not pools:
             return []
         allow, deny, held = (flags or [None] * len(pools) for flags in (allow, deny, held))
-        if self.joint:
-            return [self._joint_winners(pools[0], scores, counts[0], allow[0], deny[0], held[0], absolute)]
-        entries = []
-        for (path,), allowed, denied in zip(pools, allow, deny, strict=True):
-            rows = to_rows(self.pattern, scores[path])
-            entries.append(Entry(rows, allowed_rows(self.pattern, scores[path], allowed), denied, absolute))
+        units = _by_path(pools)
+        open_, barred = (
+            [part for pool, flags in zip(pools, rows, strict=True) for part in _split(pool, flags)]
+            for rows in (allow, deny)
+        )
+        entries = row_entries(list(units.values()), [scores[path] for path in units], open_, barred, absolute)
+        if isinstance(self.distribution, Global):
+            return [_joined(_within_bounds(self.distribution, pools[0], entries, counts[0], _split(pools[0], held[0])))]
         return winners(entries, counts)
 
-    def _joint_winners(
-        self,
-        pool: list[str],
-        scores: Leaves,
-        count: Count,
-        allow: Tensor | None,
-        deny: Tensor | None,
-        held: Tensor | None,
-        absolute: bool,
-    ) -> Tensor:
-        assert isinstance(self.distribution, Global)
-        entries = []
-        allow_, deny_, held_ = (self.split(pool, flags, scores) for flags in (allow, deny, held))
-        for path, allowed, denied in zip(pool, allow_, deny_, strict=True):
-            rows = to_rows(self.pattern, scores[path]).reshape(1, -1)
-            entries.append(Entry(rows, allowed_rows(self.pattern, scores[path], allowed), denied, absolute))
-        sizes = {path: (x.scores.shape[-1],) for path, x in zip(pool, entries, strict=True)}
-        limits = list(self.distribution.bounds(sizes, torch.zeros((), device="cpu")).values())
-        if any(most < n for (_, most), (n,) in zip(limits, sizes.values(), strict=True)):
-            # Only the best of a leaf compete, as many as it keeps at most.
-            left = [most - _had(flags) for (_, most), flags in zip(limits, held_, strict=True)]
-            within = winners(entries, left)
-            entries = [x._replace(allow=most, deny=None) for x, most in zip(entries, within, strict=True)]
-        if any(least for least, _ in limits):
-            # The best of a leaf, as many as it keeps at least, win before all others.
-            left = [least - _had(flags) for (least, _), flags in zip(limits, held_, strict=True)]
-            first = winners(entries, left)
-            alike = [torch.zeros_like(x.scores[:1, :1]).expand(x.scores.shape) for x in entries]
-            first = winners([Entry(*pair) for pair in zip(alike, first, strict=True)], [count], joint=True)
-            rest = [
-                x._replace(deny=won if x.deny is None else x.deny | won) for x, won in zip(entries, first, strict=True)
-            ]
-            others = winners(rest, [count - totals(first).sum()], joint=True)
-            return _joined([a | b for a, b in zip(first, others, strict=True)])
-        return _joined(winners(entries, [count], joint=True))
+
+def _fixed(path: str, units: Units, sparsity: Real | None) -> Count:
+    count, width = units.fixed, units.rows[1]
+    assert count is not None
+    try:
+        if sparsity is not None and not isinstance(count, Tensor):
+            check_fixed(sparsity, count / width if width else 1.0, str(units.pattern))
+    except ValueError as error:
+        raise ValueError(f"{error} at {path!r}") from None
+    return count
+
+
+def _within_bounds(
+    distribution: Global, pool: Pool, entries: list[Entry], count: Count, held: list[Tensor | None]
+) -> list[Tensor]:
+    # The best units of one competition, in which each leaf keeps as many as its bounds allow.
+    sizes = {path: (x.scores.shape[-1],) for path, x in zip(pool, entries, strict=True)}
+    limits = list(distribution.bounds(sizes, torch.zeros((), device="cpu")).values())
+    if any(most < n for (_, most), (n,) in zip(limits, sizes.values(), strict=True)):
+        # Only the best of a leaf compete, as many as it keeps at most.
+        left = [most - _had(flags) for (_, most), flags in zip(limits, held, strict=True)]
+        within = winners(entries, left)
+        entries = [x._replace(allow=most, deny=None) for x, most in zip(entries, within, strict=True)]
+    if not any(least for least, _ in limits):
+        return winners(entries, [count], joint=True)
+    # The best of a leaf, as many as it keeps at least, win before all others.
+    left = [least - _had(flags) for (least, _), flags in zip(limits, held, strict=True)]
+    first = winners(entries, left)
+    alike = [torch.zeros_like(x.scores[:1, :1]).expand(x.scores.shape) for x in entries]
+    first = winners([Entry(*pair) for pair in zip(alike, first, strict=True)], [count], joint=True)
+    rest = [x._replace(deny=won if x.deny is None else x.deny | won) for x, won in zip(entries, first, strict=True)]
+    others = winners(rest, [count - totals(first).sum()], joint=True)
+    return [a | b for a, b in zip(first, others, strict=True)]
+
+
+def _by_path(pools: Pools) -> Pool:
+    return {path: units for pool in pools for path, units in pool.items()}
+
+
+def _split(pool: Pool, rows: Tensor | None) -> list[Tensor | None]:
+    # Rows of a pool by leaf.
+    if rows is None or len(pool) == 1:
+        return [rows] * len(pool)
+    return list(torch.split(rows, [math.prod(units.rows) for units in pool.values()], -1))
 
 
 def _had(held: Tensor | None) -> Count:
@@ -225,7 +225,8 @@ def best_at(
     absolute: bool = False,
 ) -> Leaves:
     """Masks of the best units at a sparsity, among the eligible elements."""
-    return rule.best(rule.pools(like), scores, rule.targets(like, sparsity), eligible, absolute)
+    pools = rule.pools(like)
+    return rule.best(pools, scores, rule.targets(pools, sparsity), eligible, absolute)
 
 
 def full(masks: Leaves, like: Leaves, paths: list[str]) -> Leaves:

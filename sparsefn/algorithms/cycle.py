@@ -12,15 +12,16 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.competition import Competition, full
+from sparsefn.algorithms.competition import Competition, Pools, full
 from sparsefn.algorithms.frame import sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.engine.checks import Schedule, Step
+from sparsefn.engine.leafwise import zeroed
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import CountRule, fraction_at, rounded, rounded_down, rounded_up
 from sparsefn.engine.selection.winners import end_to_end, totals
 from sparsefn.redistribute import GrowCount, Redistribute, allocate
-from sparsefn.state import State, inside, masks_tree
+from sparsefn.state import State, masks_tree
 from sparsefn.tree import Leaves, Tree
 from sparsefn.tree.leaves import check_like, leaves_at, with_leaves
 
@@ -39,7 +40,10 @@ def zeros(state: State, grown: Tree, step: Step) -> Tree:
 
 
 class Cycle(NamedTuple):
-    """What `drop_grow` was told: see there. Without `level` the count is the current one, or the pattern's."""
+    """What `drop_grow` was told: see there. Without `level` the count is the current one, or the pattern's.
+
+    With `signed`, scores that are absolute values are read without taking them: they are only compared.
+    """
 
     rule: Competition
     memory: Memory
@@ -52,6 +56,7 @@ class Cycle(NamedTuple):
     exclude_dropped: bool
     restart_dropped: bool
     plan: Redistribute | None
+    signed: bool
 
 
 class Field(NamedTuple):
@@ -63,7 +68,7 @@ class Field(NamedTuple):
 
     leaves: Leaves
     masks: Leaves
-    pools: list[list[str]]
+    pools: Pools
     free: list[Tensor | None]
     active: list[Tensor]
     had: Tensor
@@ -85,34 +90,29 @@ class Field(NamedTuple):
 
 def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
     """The state after one cycle, in which masks stay inside what is allowed."""
-    rule, memory, plan = cycle.rule, cycle.memory, cycle.plan
+    rule, memory = cycle.rule, cycle.memory
     leaves, masks = sparse_leaves(state)
     pools = rule.pools(leaves)
     if not pools:
         return state
-    signed = rule.elementwise and plan is None and cycle.grow_count is None
-    drops, of_drops = memory.read("drop", state, grads, step, leaves, signed)
-    grows, of_grows = memory.read("grow", state, grads, step, leaves, signed)
+    drops, of_drops = memory.read("drop", state, grads, step, leaves, cycle.signed)
+    grows, of_grows = memory.read("grow", state, grads, step, leaves, cycle.signed)
     shares = memory.read("share", state, grads, step, leaves)[0] if "share" in memory.scores else grows
-    free = [rule.free(pool, leaves, allowed) for pool in pools]
-    active = [_within(rule.active(pool, masks), open_) for pool, open_ in zip(pools, free, strict=True)]
+    free = rule.free(pools, leaves, allowed)
+    active = [_within(rows, open_) for rows, open_ in zip(rule.active(pools, masks), free, strict=True)]
     field = Field(leaves, masks, pools, free, active, totals(active))
     lost, target = _quota(cycle, field, shares, step)
     stay = rule.winners(pools, drops, field.had - lost, list(active), absolute=of_drops)
     grew = _grow(cycle, field, grows, of_grows, shares, stay, field.had - lost, target)
-    new: Leaves = {}
-    old: Leaves = {}
-    for pool, kept, grown in zip(pools, stay, grew, strict=True):
-        new |= rule.masks(pool, kept | grown, drops, masks)
-        if cycle.restart_dropped:
-            old |= rule.masks(pool, kept, drops, masks)
+    new = rule.masks(pools, [kept | grown for kept, grown in zip(stay, grew, strict=True)], drops, masks)
+    old = rule.masks(pools, stay, drops, masks) if cycle.restart_dropped else {}
     del active, field, stay, grew  # as large as the masks
     if allowed is not None:
         new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
     held = {path: mask & masks[path] for path, mask in new.items()}
     if cycle.restart_dropped:
         held = {path: mask & old[path] for path, mask in held.items()}
-    return _plant(state, new, held, cycle.grown, memory.pruned, step)
+    return _plant(state, leaves, new, held, cycle.grown, memory.pruned, step)
 
 
 def _quota(cycle: Cycle, field: Field, shares: Leaves, step: Step) -> tuple[Tensor, Tensor]:
@@ -121,12 +121,14 @@ def _quota(cycle: Cycle, field: Field, shares: Leaves, step: Step) -> tuple[Tens
     target = had
     if not cycle.current:
         level = None if cycle.level is None else fraction_at(cycle.level, step)
-        target = end_to_end(rule.targets(field.leaves, level), field.groups, had.device)
+        target = end_to_end(rule.targets(field.pools, level), field.groups, had.device)
     # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
     wanted = target if plan is None else torch.where(had.sum() > target.sum(), target, had)
     rate = fraction_at(cycle.fraction, step)
     own = {} if plan is None or plan.rate is None else plan.rate(rate, shares, field.masks)
-    lost = _counted(cycle.rounding, [own.get(pool[0], rate) for pool in field.pools], had, field.groups).clamp(min=0)
+    lost = _counted(cycle.rounding, [own.get(next(iter(pool)), rate) for pool in field.pools], had, field.groups).clamp(
+        min=0
+    )
     if cycle.exclude_dropped:
         lost = torch.minimum(lost, (field.room() - wanted).clamp(min=0))
     return torch.minimum(torch.maximum(lost, had - wanted), had), target
@@ -159,7 +161,7 @@ def _grow(
     more = (target - left).clamp(min=0)
     if cycle.grow_count is not None:
         open_ = [_within(~rows, free) for rows, free in zip(taken, field.free, strict=True)]
-        scored = [rule.rows(pool, scores) for pool in field.pools]
+        scored = rule.rows(field.pools, scores)
         wants = torch.split(more, field.groups)
         more = torch.cat([cycle.grow_count(*row) for row in zip(scored, open_, wants, strict=True)])
     return rule.winners(field.pools, scores, more, field.free, list(taken), list(stay), absolute=absolute)
@@ -177,11 +179,11 @@ def _moved(
     return left + end_to_end([regrown[path] for path in paths], [1] * len(paths), left.device)
 
 
-def _plant(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: Pruned, step: Step) -> State:
+def _plant(state: State, leaves: Leaves, new: Leaves, held: Leaves, grown: Grown, pruned: Pruned, step: Step) -> State:
     # New masks; what they hold keeps its value, what they let grow starts at `grown`.
     if grown is zeros and pruned == "zero":  # what is pruned and what grew are zeros alike: one pass
-        kept = inside(with_leaves(state.masks, held), state.params)
-        return state._replace(params=kept, masks=with_leaves(state.masks, new))
+        kept = dict(zip(held, zeroed(list(held.values()), [leaves[path] for path in held]), strict=True))
+        return state._replace(params=with_leaves(state.params, kept), masks=with_leaves(state.masks, new))
     state = with_masks(state, new, pruned)
     fresh = {path: mask & ~held[path] for path, mask in new.items()}
     leaves = leaves_at(state.params, fresh)

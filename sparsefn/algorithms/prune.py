@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from sparsefn.algorithms.competition import Competition, full
+from sparsefn.algorithms.competition import Competition, Pools, full
 from sparsefn.algorithms.frame import build_masked, sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init
@@ -24,7 +24,7 @@ from sparsefn.triggers import always, at
 from sparsefn.where import default_where
 
 # (masks of the sparsified leaves, step) -> kept count of each pool
-Counts = Callable[[Leaves, Step], list[Count]]
+Counts = Callable[[Pools, Leaves, Step], list[Count]]
 
 
 def _pruner(
@@ -48,7 +48,8 @@ def _pruner(
         if allowed is not None:
             masks = {path: mask & full(allowed, leaves, [path])[path] for path, mask in masks.items()}
         open_ = allowed if regrow else masks
-        return with_masks(state, rule.best(rule.pools(leaves), scores, counts(masks, step), open_, absolute), pruned)
+        pools = rule.pools(leaves)
+        return with_masks(state, rule.best(pools, scores, counts(pools, masks, step), open_, absolute), pruned)
 
     return build_masked(rule, memory, prune, level=level, init=init, where=where, key=key, when=when)
 
@@ -85,8 +86,8 @@ def gmp(
     if level is None and pattern.fixed is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None")
 
-    def counts(masks: Leaves, step: Step) -> list[Count]:
-        return rule.targets(masks, None if level is None else fraction_at(level, step))
+    def counts(pools: Pools, masks: Leaves, step: Step) -> list[Count]:
+        return rule.targets(pools, None if level is None else fraction_at(level, step))
 
     return _pruner(rule, counts, level, score, when, where, key, init, pruned, regrow)
 
@@ -171,10 +172,10 @@ def iterative(
             "iterative: expected distribution to be uniform() or global_(), whose totals follow what remains"
         )
 
-    def counts(masks: Leaves, step: Step) -> list[Count]:
+    def counts(pools: Pools, masks: Leaves, step: Step) -> list[Count]:
         kept: list[Count] = []
-        for pool in rule.pools(masks):
-            remain = totals([rule.active(pool, masks)])
+        for pool, active in zip(pools, rule.active(pools, masks), strict=True):
+            remain = totals([active])
             try:
                 kept.append(remain - checked_count("count", lost(remain, step), remain))
             except ValueError as error:

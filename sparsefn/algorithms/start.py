@@ -45,9 +45,9 @@ def start_masks(
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
     leaves = select_leaves(params, where)
-    rule.grids(leaves)
+    pools = rule.pools(leaves)
     if level is not None:
-        rule.targets(leaves, fraction_at(level, 0))  # a budget that cannot be met is refused here
+        rule.targets(pools, fraction_at(level, 0))  # a budget that cannot be met is refused here
     if isinstance(init, Algorithm):
         init = init.init(params).masks
     elif callable(init):
@@ -103,12 +103,13 @@ def _drawn(leaves: Leaves, rule: Competition, sparsity: Real, key: Tensor) -> Le
     if rule.pattern.fixed is not None:
         raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
     masks: Leaves = {}
-    for pool, count in zip(rule.pools(leaves), rule.targets(leaves, sparsity), strict=True):
-        size = sum(math.prod(rule.row_shape(leaves[path])) for path in pool)
-        for path in pool:
-            leaf, shape = leaves[path], rule.row_shape(leaves[path])
+    pools = rule.pools(leaves)
+    for pool, count in zip(pools, rule.targets(pools, sparsity), strict=True):
+        size = sum(math.prod(units.rows) for units in pool.values())
+        for path, units in pool.items():
+            leaf, shape = leaves[path], units.rows
             total = torch.as_tensor(count, device=leaf.device)
             total = total.sum() if total.ndim else total * (1 if rule.joint else shape[0])
             chance, own = total.double() / max(size, 1), random.leaf_key(key.to(leaf.device), path)
-            masks |= rule.masks([path], random.bernoulli(own, chance, shape), {path: leaf.detach().abs()})
+            masks |= rule.masks([{path: units}], [random.bernoulli(own, chance, shape)], {path: leaf.detach().abs()})
     return masks

@@ -104,7 +104,7 @@ def supermask(
     def start(params: Tree) -> State:
         params = own_params(params)
         leaves = select_leaves(params, where)
-        rule.grids(leaves)
+        rule.pools(leaves)
         whole = full({}, leaves, list(leaves))
         scores = {role: _scores(params, _start(params, leaves, init, seed))}
         support = everywhere(params) if "params" in trains else ()

@@ -112,16 +112,15 @@ def _init_on_meta(optimizer: Optimizer, probes: Tree) -> Tree:
         ) from error
 
 
-def owners_in(opt: Tree, found: Found, optimizer: object, trained: Tree) -> list[int]:
+def owners_in(opt: Tree, found: Found, optimizer: object, leaves: Sequence[Tensor]) -> list[int]:
     """The owners of a state's leaves, after checking that the state fits what was found.
 
     >>> from sparsefn.compose import foreign
-    >>> foreign.owners_in({"mu": torch.ones(2)}, foreign.Found([0], {"mu": 0}), "adam", torch.ones(2))
+    >>> foreign.owners_in({"mu": torch.ones(2)}, foreign.Found([0], {"mu": 0}), "adam", [torch.ones(2)])
     [0]
 
     ValueError for a state of another structure, or with another shape in place of a moment.
     """
-    leaves = leaves_of(trained)
     if same_structure(found.like, opt) and all(
         i < 0 or leaf.shape == leaves[i].shape for i, leaf in zip(found.owners, leaves_of(opt), strict=True)
     ):
@@ -146,12 +145,12 @@ def finder(optimizer: Optimizer) -> Callable[[Tree, Tree, Sequence[bool]], list[
 
     def owners(opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:
         if torch.compiler.is_compiling():
-            return owners_in(opt, find(optimizer, trained, sparse), optimizer, trained)
+            return owners_in(opt, find(optimizer, trained, sparse), optimizer, leaves_of(trained))
         leaves, treedef = optree.tree_flatten(trained)
         key = treedef, *((leaf.shape, leaf.dtype, one) for leaf, one in zip(leaves, sparse, strict=True))
         if key not in known:
             known[key] = find(optimizer, trained, sparse)
-        return owners_in(opt, known[key], optimizer, trained)
+        return owners_in(opt, known[key], optimizer, leaves)
 
     return owners
 

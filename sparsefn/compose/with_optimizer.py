@@ -94,7 +94,7 @@ def with_optimizer(
                 "such as sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), "
                 f"got {foreign.name_of(optimizer)} without {name}"
             )
-    view = algorithm.view
+    view, inner = algorithm.view, unchecked(algorithm)
     one_pass = getattr(optimizer, "under_masks", None)  # only an `sf.optimizers.Optimizer` has one
     owners, prime = foreign.finder(optimizer), foreign.primer(optimizer)
     tidies = mask_moments or reset_grown
@@ -167,7 +167,7 @@ def with_optimizer(
         skipped = skip(step)
         goes = ~skipped if isinstance(skipped, Tensor) else not skipped
         stepped = choose(goes, lambda now: descend(now, grads, step), state)
-        state = unchecked(algorithm)(stepped, grads, step)._replace(opt=stepped.opt)
+        state = inner(stepped, grads, step)._replace(opt=stepped.opt)
         state = tidy(state, stepped)
         return choose(reset(step), lambda now: now._replace(opt=start(view.get(now))), state)  # type: ignore[no-any-return]
 

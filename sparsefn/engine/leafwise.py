@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.memory import BLOCK, each, fresh
+from sparsefn.engine.memory import BLOCK, each
 from sparsefn.engine.transforms import Array, constants
 
 _SMALL = 1 << 12  # fewer elements are not worth leaving torch for
@@ -39,6 +39,35 @@ def flat_memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
     return None if found is None else tuple(x.reshape(-1) for x in found)
 
 
+def add_row(rows: list[Row], *tensors: Tensor, results: int, least: int = _SMALL) -> list[Tensor] | None:
+    """Append the flat memory of tensors and of new ones, which are returned; None, and no row, as in `flat_memory`.
+
+    >>> from sparsefn.engine import leafwise
+    >>> rows = []
+    >>> (sums,) = leafwise.add_row(rows, torch.ones(2), torch.ones(2), results=1, least=1)
+    >>> a, b, out = rows[0]
+    >>> out[:] = a + b
+    >>> sums
+    tensor([2., 2.])
+
+    The new tensors have the shape and dtype of the last one.
+    """
+    flat = flat_memory(*tensors, least=least)
+    if flat is None:
+        return None
+    made = [_fresh(flat[-1], tensors[-1]) for _ in range(results)]
+    rows.append((*flat, *(memory for _, memory in made)))
+    return [new for new, _ in made]
+
+
+def _fresh(like: Array, leaf: Tensor) -> tuple[Tensor, Array]:
+    # A new CPU tensor like the leaf, and its memory, laid out as the array is. What torch makes may be wrapped by a
+    # transform, and may lie on another device.
+    memory = np.empty(like.shape, like.dtype)
+    made = torch.from_numpy(memory)
+    return (made if made.dtype == leaf.dtype else made.view(leaf.dtype)).reshape(leaf.shape), memory
+
+
 def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
     """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread where that is worth it.
 
@@ -56,15 +85,15 @@ def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
     makes its temporaries once.
     """
     listed = list(rows)
-    blocks = [(row, at) for row in listed for at in range(0, row[0].size, BLOCK)]
+    blocks = [tuple(x[at : at + BLOCK] for x in row) for row in listed for at in range(0, row[0].size, BLOCK)]
     if not blocks:  # nor anything to trace
         return
-    threads = torch.get_num_threads()
-
-    def share(first: int) -> None:
-        kernel([tuple(x[at : at + BLOCK] for x in row) for row, at in blocks[first::threads]])
-
-    each(share, range(min(threads, len(blocks))), sum(row[0].size for row in listed))
+    threads = min(torch.get_num_threads(), len(blocks))
+    if threads > 1:
+        each(kernel, [blocks[first::threads] for first in range(threads)], sum(row[0].size for row in listed))
+        return
+    with np.errstate(all="ignore"):
+        kernel(blocks)
 
 
 def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
@@ -181,9 +210,9 @@ def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
 
 def _into(rows: list[Row], flat: Row, leaf: Tensor) -> Tensor:
     # A row with space for the result of its kernel, a tensor like the leaf.
-    result, room = fresh(flat[-1], leaf.dtype)
+    result, room = _fresh(flat[-1], leaf)
     rows.append((*flat, room))
-    return result.reshape(leaf.shape)
+    return result
 
 
 def _zero(blocks: Iterable[Row]) -> None:

@@ -14,31 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.transforms import Array
-
 Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
 Out = TypeVar("Out")
 
 BLOCK = 1 << 17  # elements at a time: two float32 buffers of it fit the second cache of a core
 _MANY = 1 << 20  # fewer elements than this are not worth a second thread
-
-
-def fresh(like: Array, dtype: torch.dtype) -> tuple[Tensor, Array]:
-    """A new plain CPU tensor of the shape of an array, to be written to, and its memory.
-
-    >>> from sparsefn.engine import memory
-    >>> out, values = memory.fresh(torch.ones(2).numpy(), torch.float32)
-    >>> values[:] = 3.0
-    >>> out
-    tensor([3., 3.])
-
-    The memory has the dtype of `like`, whose items have as many bytes as those of `dtype`. What torch makes may be
-    wrapped by a transform, and may lie on another device.
-    """
-    values = np.empty(like.shape, like.dtype)
-    made = torch.from_numpy(values)
-    return made if made.dtype == dtype else made.view(dtype), values
 
 
 def check_device(what: str, device: torch.device, *others: Tensor | None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsefn.engine import leafwise
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
-from sparsefn.engine.memory import BLOCK, fresh
+from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
     Optimizer,
@@ -161,8 +161,8 @@ def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Ten
     plain = _known(numbers)
     for row in rows:
         single = plain and all(x.dtype == torch.float32 for x in row)
-        flat = leafwise.flat_memory(*row, least=1) if single else None
-        results.append(_in_torch(numbers, *row) if flat is None else _begin(blocks, flat, row[0]))
+        made = leafwise.add_row(blocks, *row, results=3, least=1) if single else None
+        results.append(_in_torch(numbers, *row) if made is None else (made[0], made[1], made[2]))
     leafwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
     return results
 
@@ -177,10 +177,10 @@ def _step_under_masks(
     blocks: list[leafwise.Row] = []
     results: dict[int, Moved] = {}
     for i, (p, mask, m, v, g) in enumerate(rows):
-        single = all(x.dtype == torch.float32 for x in (p, m, v, g))
-        flat = leafwise.flat_memory(mask, m, v, g, p) if single else None
-        if flat is not None:
-            results[i] = _begin(blocks, flat, p)
+        single = mask.ndim and all(x.dtype == torch.float32 for x in (p, m, v, g))
+        made = leafwise.add_row(blocks, mask, m, v, g, p, results=3) if single else None
+        if made is not None:
+            results[i] = made[0], made[1], made[2]
     leafwise.run(lambda blocks: _in_masked_blocks(numbers, blocks), blocks)
     if len(results) < len(rows):
         rest = [i for i in range(len(rows)) if i not in results]
@@ -189,13 +189,6 @@ def _step_under_masks(
         new_params = leafwise.moved(masks, params, [update for update, _, _ in stepped])
         results |= {i: (new, mu, nu) for i, new, (_, mu, nu) in zip(rest, new_params, stepped, strict=True)}
     return [results[i] for i in range(len(rows))]
-
-
-def _begin(rows: list[leafwise.Row], flat: leafwise.Row, like: Tensor) -> Moved:
-    # A row with space for its three results.
-    (first, a), (mu, b), (nu, c) = (fresh(flat[-1], like.dtype) for _ in range(3))
-    rows.append((*flat, a, b, c))
-    return first.reshape(like.shape), mu.reshape(like.shape), nu.reshape(like.shape)
 
 
 def _known(numbers: AdamNumbers) -> bool:

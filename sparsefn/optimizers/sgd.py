@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsefn.engine import leafwise
 from sparsefn.engine.described import described
-from sparsefn.engine.memory import BLOCK, fresh
+from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
     Optimizer,
@@ -130,13 +130,10 @@ def _step_under_masks(
     blocks: list[leafwise.Row] = []
     results: dict[int, tuple[Tensor, Tensor]] = {}
     for i, (p, mask, g, b) in enumerate(rows):
-        single = all(x.dtype == torch.float32 for x in (g, b, p))
-        flat = leafwise.flat_memory(mask, g, b, p) if single else None
-        if flat is not None:
-            new, out = fresh(flat[-1], p.dtype)
-            buffer, moved = fresh(flat[-1], b.dtype) if numbers.momentum else (b, flat[2])  # not written to
-            results[i] = new.reshape(p.shape), buffer.reshape(p.shape) if numbers.momentum else b
-            blocks.append((*flat, out, moved))
+        single = mask.ndim and all(x.dtype == torch.float32 for x in (g, b, p))
+        made = leafwise.add_row(blocks, mask, g, b, p, results=2 if numbers.momentum else 1) if single else None
+        if made is not None:
+            results[i] = made[0], made[1] if numbers.momentum else b
     leafwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
     if len(results) < len(rows):
         rest = [i for i in range(len(rows)) if i not in results]
@@ -152,12 +149,13 @@ def _in_blocks(numbers: SgdNumbers, blocks: Iterable[leafwise.Row]) -> None:
     f = np.float32
     rate, momentum, decay = -f(numbers.rate.item()), f(numbers.momentum), f(numbers.decay)
     buffers = [np.empty(BLOCK, f) for _ in range(2)]
-    for mask, gradient, b, p, new, buffer in blocks:
+    for mask, gradient, b, p, new, *moved in blocks:
         g, extra = (x[: p.size] for x in buffers)
         leafwise.zero_block(mask.view(np.int8), gradient.view(np.int32), g.view(np.int32))
         if numbers.decay:
             np.add(g, np.multiply(p, decay, out=extra), out=g)
         if numbers.momentum:
+            (buffer,) = moved
             np.add(np.multiply(b, momentum, out=buffer), g, out=buffer)
             if numbers.nesterov:
                 np.add(g, np.multiply(buffer, momentum, out=extra), out=g)

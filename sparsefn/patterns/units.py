@@ -1,271 +1,209 @@
-"""Tensors as rows of units, and back: the one mechanism behind every pattern."""
+"""The units of a tensor: as rows of competing units, and back to a mask of its elements."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.folds import slabs
-from sparsefn.engine.pooling import Pooling, pool, split
-from sparsefn.engine.transforms import visible
+from sparsefn.engine.pooling import Pooling, pool
+from sparsefn.engine.selection.winners import Entry, winners
+from sparsefn.patterns.boxes import (
+    Tensors,
+    boxes_of,
+    grid_of,
+    in_line,
+    is_single,
+    over_boxes,
+    over_parts,
+    spread,
+    unboxed,
+)
 from sparsefn.patterns.kinds import Box, Pattern
 
-Flags = TypeVar("Flags", Tensor, Tensor | None)
-Tensors: TypeAlias = tuple[Tensor, ...]
-
-_SLAB = 1 << 18  # elements that are laid out anew at a time: few enough for a core's cache
+Flags = Sequence[Tensor | None]
+SomeFlags = TypeVar("SomeFlags", Tensor, Tensor | None)
 
 
-def _boxes(x: Tensor, box: Box) -> Tensor:
-    """View x, whose sizes are divisible by box, as (number of boxes, elements of a box): one box where it is empty."""
-    if box == x.shape:
-        return x.reshape(1, -1)
-    size = math.prod(box)
-    if size and _in_line(box, x.shape):
-        return x.reshape(x.numel() // size, size)
-    parts = split(x, box)
-    return parts.reshape(math.prod(parts.shape[: x.ndim]), size)
+class Units(NamedTuple):
+    """Where a pattern puts the units of a tensor, worked out from its shape alone.
 
+    >>> units_of(sf.patterns.nm(2, 4), (3, 8)).rows
+    (6, 4)
 
-def _in_line(box: Box, shape: Box) -> bool:
-    # Whether the elements of each box follow one another: from the end whole dimensions, part of one, then ones.
-    whole = True
-    for b, size in zip(reversed(box), reversed(shape), strict=True):
-        if b != 1 and not whole:
-            return False
-        whole = whole and b == size
-    return True
-
-
-def _unboxes(rows: Tensor, box: Box, shape: Box) -> Tensor:
-    """Inverse of `_boxes`."""
-    if box == shape or _in_line(box, shape):
-        return rows.reshape(shape)
-    grid = [size // b if b else 1 for size, b in zip(shape, box, strict=True)]
-    order = [i for d in range(len(box)) for i in (d, d + len(box))]
-    return rows.reshape([*grid, *box]).permute(order).reshape(shape)
-
-
-def _grid(shape: Box, box: Box) -> Box:
-    return tuple(-(-size // b) for size, b in zip(shape, box, strict=True))
-
-
-def _units(pattern: Pattern, shape: Box) -> Box:
-    # The grid of the units of a tensor of this shape.
-    box = pattern.unit(shape)
-    return shape if _single(box) else _grid(shape, box)
-
-
-def over_boxes(x: Tensor, box: Box, fn: Callable[..., Tensor], *others: Tensor) -> Tensor:
-    """A function of (boxes, elements) at each box of x, whose far borders may be partial boxes.
-
-    >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.sum(-1))
-    tensor([[4., 2.]])
-    >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.cumsum(-1))
-    tensor([[1., 2., 1.],
-            [3., 4., 2.]])
-
-    The function returns one number a box, which are laid out as the grid of boxes, or one an element. It gets
-    contiguous rows, and those of `others`, tensors of the shape of x, at the same boxes. Of a large CPU tensor it gets
-    some boxes at a time, so what it returns for one must not depend on the others.
+    `unit` is the box of elements of a unit, `grid` how many units there are along each dimension, `group` the box of
+    the grid whose units compete. `rows` is (groups, units of a group). `single` says that a unit is one element, and
+    `flat` that the grid, read row by row, has one group after the other. `budgeted` is the grid as budgets see it,
+    without the dimensions that a unit spans.
     """
-    if isinstance(fn, Pooling):
-        return _over_parts((x,), box, lambda parts, box: pool(parts[0], box, fn), 0)
-    return _over_parts((x, *others), box, partial(_of_whole_boxes, fn), 0)
+
+    pattern: Pattern
+    shape: Box
+    unit: Box
+    grid: Box
+    group: Box
+    rows: tuple[int, int]
+    single: bool
+    flat: bool
+    budgeted: Box
+
+    @property
+    def fixed(self) -> int | Tensor | None:
+        """How many units each group keeps, where the pattern says it."""
+        fixed = self.pattern.fixed
+        return fixed(self.grid) if callable(fixed) else fixed
 
 
-def _over_parts(xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim: int) -> Tensor:
-    # A function of tensors that boxes fill, at the inner parts of xs and at their borders.
-    if dim == xs[0].ndim:
-        return fn(xs, box)
-    size, edge = xs[0].shape[dim], xs[0].shape[dim] % box[dim]
-    if not edge:
-        return _over_parts(xs, box, fn, dim + 1)
-    border = (*box[:dim], edge, *box[dim + 1 :])
-    last = _over_parts(tuple(x.narrow(dim, size - edge, edge) for x in xs), border, fn, dim + 1)
-    if size < box[dim]:
-        return last
-    inner = tuple(x.narrow(dim, 0, size - edge) for x in xs)
-    return torch.cat([_over_parts(inner, box, fn, dim + 1), last], dim)
+def units_of(pattern: Pattern, shape: Box) -> Units:
+    """The units of a tensor of this shape; ValueError for a shape that the pattern does not fit.
 
-
-def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
-    x = xs[0]
-    if x.numel() > _SLAB and visible(xs) is not None and not any(x.requires_grad for x in xs):
-        return _by_slabs(fn, xs, box)
-    shape, out = tuple(x.shape), fn(*(_boxes(x, box).contiguous() for x in xs))
-    one_each = out.ndim == 1 or out.shape[1] == 1
-    return out.reshape(_grid(shape, box)) if one_each else _unboxes(out, box, shape)
-
-
-def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
-    parts, size, shape = [split(x, box) for x in xs], math.prod(box), xs[0].shape
-    grid = parts[0].shape[: len(shape)]
-    # Threads wait for each other after every operation, for long on a busy machine: for them slabs are few and large.
-    most = _SLAB if torch.get_num_threads() == 1 else 16 * _SLAB
-    result: Tensor | None = None
-    for at in slabs(grid, max(1, most // size)):
-        out = fn(*(part[at].reshape(-1, size).contiguous() for part in parts))
-        one_each = out.ndim == 1 or out.shape[1] == 1
-        if result is None:
-            result = out.new_empty(grid if one_each else shape)
-            target = result if one_each else split(result, box)
-        target[at] = out.reshape(target[at].shape)
-    assert result is not None
-    return result
-
-
-def _single(box: Box) -> bool:
-    # max(box, default=1) == 1, which compilers do not take of symbolic sizes.
-    return not any(n > 1 for n in box) and (not box or any(n == 1 for n in box))
-
-
-def unit_grid(pattern: Pattern, shape: Box) -> Box:
-    """Shape of the grid of units of a tensor, without the dimensions that a unit spans.
-
-    >>> unit_grid(sf.patterns.kernel(), (8, 4, 3, 3))
-    (8, 4)
-
-    Budgets see this shape.
+    >>> units_of(sf.patterns.channel(0), (3, 8)).rows, units_of(sf.patterns.kernel(), (8, 4, 3, 3)).budgeted
+    ((1, 3), (8, 4))
     """
-    box = pattern.unit(shape)
-    if _single(box):
-        return shape
-    spanned = [b == s != 1 for b, s in zip(box, shape, strict=True)]
-    return tuple(n for n, gone in zip(_grid(shape, box), spanned, strict=True) if not gone)
-
-
-def row_shape(pattern: Pattern, shape: Box) -> tuple[int, int]:
-    """Groups and units of a group of a tensor, from its shape alone.
-
-    >>> row_shape(sf.patterns.nm(2, 4), (3, 8)), row_shape(sf.patterns.channel(0), (3, 8))
-    ((6, 4), (1, 3))
-    """
-    grid = _units(pattern, shape)
+    unit = pattern.unit(shape)
+    single = is_single(unit)
+    grid = shape if single else grid_of(shape, unit)
     group = pattern.group(grid)
-    counts = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]  # a list: compilers take no generator
-    return math.prod(counts), math.prod(group)
+    flat = group == grid or in_line(group, grid)
+    spanned = [b == size != 1 for b, size in zip(unit, shape, strict=True)]
+    budgeted = shape if single else tuple(n for n, gone in zip(grid, spanned, strict=True) if not gone)
+    groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]  # a list: compilers take no generator
+    return Units(pattern, shape, unit, grid, group, (math.prod(groups), math.prod(group)), single, flat, budgeted)
 
 
-def to_columns(pattern: Pattern, x: Tensor) -> Tensor | None:
+def to_columns(units: Units, x: Tensor) -> Tensor | None:
     """Elements as (rows, units of a group, columns) where each of several groups lies along one dimension, else None.
 
-    >>> to_columns(sf.patterns.nm(1, 2, axis=0), torch.ones(4, 3)).shape
+    >>> to_columns(units_of(sf.patterns.nm(1, 2, axis=0), (4, 3)), torch.ones(4, 3)).shape
     torch.Size([2, 2, 3])
 
     A view where x is contiguous. The groups of `to_rows` are its rows and in each its columns, in this order.
     """
-    shape = tuple(x.shape)
-    if pattern.reduce is not None or not _single(pattern.unit(shape)):
+    shape, group = units.shape, units.group
+    if units.pattern.reduce is not None or not units.single:
         return None
-    group = pattern.group(shape)
     along = [d for d, size in enumerate(group) if size != 1]
     if len(along) != 1 or not group[along[0]] or group == shape:
         return None
-    d, units = along[0], group[along[0]]
-    return x.reshape(math.prod(shape[:d]) * (shape[d] // units), units, math.prod(shape[d + 1 :]))
+    d, width = along[0], group[along[0]]
+    return x.reshape(math.prod(shape[:d]) * (shape[d] // width), width, math.prod(shape[d + 1 :]))
 
 
-def to_rows(pattern: Pattern, x: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def to_rows(units: Units, x: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Units of x as (groups, units of a group), reduced by the pattern or by `reduce`.
 
-    >>> to_rows(sf.patterns.nm(2, 4), torch.arange(8.0))
+    >>> to_rows(units_of(sf.patterns.nm(2, 4), (8,)), torch.arange(8.0))
     tensor([[0., 1., 2., 3.],
             [4., 5., 6., 7.]])
 
     The result has no gradient where units are reduced: a mask has none. 16-bit scores are reduced in 32 bits.
     """
-    if pattern.reduce is None:
-        return _boxes(x, pattern.group(tuple(x.shape)))
-    shape = tuple(x.shape)
-    box, fn = pattern.unit(shape), reduce or pattern.reduce
+    if units.pattern.reduce is None:
+        return x.reshape(units.rows) if units.flat else boxes_of(x, units.group)
+    fn = reduce or units.pattern.reduce
     short = x.dtype in (torch.float16, torch.bfloat16)  # a mean rounded to 16 bits would make ties
     if x.numel():
-        x = over_boxes(
-            x.detach(), box, (lambda rows: fn(rows.float())) if short and not isinstance(fn, Pooling) else fn
-        )
+        widened = short and not isinstance(fn, Pooling)
+        x = over_boxes(x.detach(), units.unit, (lambda rows: fn(rows.float())) if widened else fn)
     else:  # some reductions refuse empty tensors: there is no maximum
-        x = x.new_zeros(_grid(shape, box), dtype=torch.float32 if short else x.dtype)
-    return _boxes(x, pattern.group(tuple(x.shape)))
+        x = x.new_zeros(units.grid, dtype=torch.float32 if short else x.dtype)
+    return boxes_of(x, units.group)
 
 
-def active_rows(pattern: Pattern, mask: Tensor) -> Tensor:
+def active_rows(units: Units, mask: Tensor) -> Tensor:
     """Which units are kept, as (groups, units of a group): a kept unit has more elements than a pruned one keeps.
 
     >>> mask = torch.tensor([True, True, True, False])
-    >>> active_rows(sf.patterns.block((2,)), mask), active_rows(sf.patterns.block((2,), zeros=1), mask)
-    (tensor([[True, True]]), tensor([[ True, False]]))
+    >>> for pattern in (sf.patterns.block((2,)), sf.patterns.block((2,), zeros=1)):
+    ...     print(active_rows(units_of(pattern, (4,)), mask))
+    tensor([[True, True]])
+    tensor([[ True, False]])
     """
-    lost = pattern.zeros
-    if pattern.reduce is None or not mask.numel():
-        return to_rows(pattern, mask)
+    lost = units.pattern.zeros
+    if units.pattern.reduce is None or not mask.numel():
+        return to_rows(units, mask)
 
     def is_active(parts: Tensors, box: Box) -> Tensor:
         if lost is None:
             return pool(parts[0], box, Pooling("max"))
         return pool(parts[0], box, Pooling("sum")) > max(math.prod(box) - lost, 0)
 
-    kept = _over_parts((mask,), pattern.unit(tuple(mask.shape)), is_active, 0)
-    return _boxes(kept, pattern.group(tuple(kept.shape)))
+    return boxes_of(over_parts((mask,), units.unit, is_active), units.group)
 
 
-def allowed_rows(pattern: Pattern, like: Tensor, eligible: Flags) -> Flags:
+def allowed_rows(units: Units, like: Tensor, eligible: SomeFlags) -> SomeFlags:
     """The eligible units that the pattern may keep, as (groups, units of a group); None means all units.
 
-    >>> allowed_rows(sf.patterns.nearly_diagonal(1), torch.zeros(2, 2), None)
+    >>> allowed_rows(units_of(sf.patterns.nearly_diagonal(1), (2, 2)), torch.zeros(2, 2), None)
     tensor([[ True, False, False,  True]])
     """
-    if pattern.allowed is None:
+    if units.pattern.allowed is None:
         return eligible
-    grid = _units(pattern, tuple(like.shape))
-    allowed = _boxes(pattern.allowed(grid).to(like.device), pattern.group(grid))
+    allowed = boxes_of(units.pattern.allowed(units.grid).to(like.device), units.group)
     return allowed if eligible is None else eligible & allowed
 
 
-def fixed_count(pattern: Pattern, shape: Box) -> int | Tensor | None:
-    """How many units each group of a tensor of this shape keeps, where the pattern says it.
+def entry_of(units: Units, scores: Tensor, among: Tensor | None = None, absolute: bool = False) -> Entry:
+    """The units as an entry of a competition; with `among`, only units that this mask keeps compete.
 
-    >>> fixed_count(sf.patterns.nm(2, 4), (8,)), fixed_count(sf.patterns.nearly_diagonal(3), (2, 2))
-    (2, 4)
+    >>> entry_of(units_of(sf.patterns.channel(0), (2, 3)), torch.ones(2, 3)).scores
+    tensor([[3., 3.]])
+
+    With `absolute` the scores are absolute values, which are not stored.
     """
-    fixed = pattern.fixed
-    return fixed(_units(pattern, shape)) if callable(fixed) else fixed
+    columns = None if units.pattern.allowed else to_columns(units, scores)
+    if columns is not None:
+        return Entry(columns, None if among is None else to_columns(units, among), None, absolute)
+    open_ = None if among is None else active_rows(units, among)
+    return Entry(to_rows(units, scores), allowed_rows(units, scores, open_), None, absolute)
 
 
-def from_rows(pattern: Pattern, rows: Tensor, shape: Box) -> Tensor:
-    """Spread rows of units over the elements of a tensor of this shape: the inverse of `to_rows` and `to_columns`.
+def row_entries(
+    units: Sequence[Units], scores: Sequence[Tensor], allow: Flags, deny: Flags, absolute: bool
+) -> list[Entry]:
+    """The units of several tensors as entries, of which those compete that rows of flags allow and do not deny.
 
-    >>> from_rows(sf.patterns.block((2, 2)), torch.tensor([[True, False]]), (2, 3))
+    >>> units = units_of(sf.patterns.channel(0), (2, 3))
+    >>> row_entries([units], [torch.ones(2, 3)], [torch.tensor([[True, False]])], [None], False)[0].allow
+    tensor([[ True, False]])
+    """
+    return [
+        Entry(to_rows(one, x), allowed_rows(one, x, open_), barred, absolute)
+        for one, x, open_, barred in zip(units, scores, allow, deny, strict=True)
+    ]
+
+
+def from_rows(units: Units, rows: Tensor) -> Tensor:
+    """Spread rows of units over the elements of the tensor: the inverse of `to_rows` and `to_columns`.
+
+    >>> from_rows(units_of(sf.patterns.block((2, 2)), (2, 3)), torch.tensor([[True, False]]))
     tensor([[ True,  True, False],
             [ True,  True, False]])
     """
     if rows.ndim == 3:
-        return rows.reshape(shape)
-    box = pattern.unit(shape)
-    single = _single(box)
-    grid = shape if single else _grid(shape, box)
-    x = _unboxes(rows, pattern.group(grid), grid)
-    if not single:
-        for dim in reversed(range(len(shape))):  # the largest result is then made last, from whole rows
-            x = _repeated(x, dim, box[dim], shape[dim])
+        return rows.reshape(units.shape)
+    x = rows.reshape(units.grid) if units.flat else unboxed(rows, units.group, units.grid)
+    x = x if units.single else spread(x, units.unit, units.shape)
     return x.contiguous()  # not a view of the rows: the strides of a state's masks are what compiled code sees
 
 
-def _repeated(x: Tensor, dim: int, times: int, size: int) -> Tensor:
-    if times <= 1:
-        return x
-    edge = size % times
-    if not edge:
-        return _spread(x, dim, times)
-    # Whole units and the last one apart: where one index serves both, inductor's vectors of bools are garbage.
-    last = _spread(x.narrow(dim, x.shape[dim] - 1, 1), dim, edge)
-    return torch.cat([_spread(x.narrow(dim, 0, x.shape[dim] - 1), dim, times), last], dim) if size > times else last
+def unit_mask(units: Units, kept: Tensor, scores: Tensor, among: Tensor | None = None) -> Tensor:
+    """The elements of the kept units, and of each other unit the best elements, as many as the pattern leaves it.
 
+    >>> units = units_of(sf.patterns.block((2,), zeros=1), (4,))
+    >>> unit_mask(units, torch.tensor([[True, False]]), torch.tensor([1.0, 2.0, 4.0, 3.0]))
+    tensor([ True,  True,  True, False])
 
-def _spread(x: Tensor, dim: int, times: int) -> Tensor:
-    return x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :]).flatten(dim, dim + 1)
+    With `among`, only elements that this mask keeps are left.
+    """
+    mask, lost = from_rows(units, kept), units.pattern.zeros
+    if lost is None:
+        return mask
+
+    def spared(elements: Tensor, allow: Tensor | None = None) -> Tensor:
+        return winners([Entry(elements, allow)], [max(elements.shape[-1] - lost, 0)])[0]
+
+    return mask | over_boxes(scores.detach(), units.unit, spared, *(() if among is None else (among,)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.units import to_rows
+from sparsefn.patterns.units import units_of
 from sparsefn.testing.values import Form, shapes
 
 Box = tuple[int, ...]
@@ -80,7 +80,7 @@ def _form(pattern: Pattern) -> Form:
 
 def _fits(pattern: Pattern, shape: Box) -> bool:
     try:
-        to_rows(pattern, torch.empty(shape, device="meta"))
+        units_of(pattern, shape)
     except ValueError:
         return False
     return True

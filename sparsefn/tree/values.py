@@ -85,10 +85,10 @@ def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
     >>> choose(False, lambda tree: 1 / 0, {"a": 1})
     {'a': 1}
     """
-    known = concrete(pred)
-    if isinstance(pred, Tensor) and known is None:
+    holds = concrete(pred) if isinstance(pred, Tensor) else pred
+    if isinstance(pred, Tensor) and holds is None:
         return where(pred, new(old), old)
-    return new(old) if known else old
+    return new(old) if holds else old
 
 
 def where(pred: Tensor, new: Tree, old: Tree) -> Tree:

@@ -4,6 +4,12 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn.patterns.units import to_rows, units_of
+
+
+def rows_of(pattern, x, *reduce):
+    return to_rows(units_of(pattern, tuple(x.shape)), x, *reduce)
+
 
 P = sf.patterns
 
@@ -34,9 +40,7 @@ def test_counts_are_of_units(pattern, units):
         params = {"w": torch.rand(3, 6)}
     for sparsity in (0.25, 0.5, 0.8):
         mask = kept(sf.one_shot(sparsity, pattern=pattern), params)["w"]
-        from sparsefn.patterns.units import to_rows
-
-        assert int(to_rows(pattern, mask, lambda unit: unit.any(-1)).sum()) == sf.budgets.n_kept(units, sparsity)
+        assert int(rows_of(pattern, mask, lambda unit: unit.any(-1)).sum()) == sf.budgets.n_kept(units, sparsity)
 
 
 def test_global_competition_of_units_and_dtypes():

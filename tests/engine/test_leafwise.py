@@ -219,3 +219,14 @@ def test_sparse_is_read_off_shapes():
     assert leafwise.is_sparse(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2))
     assert not leafwise.is_sparse(torch.tensor(True), torch.ones(2, 2))
     assert not leafwise.is_sparse(torch.tensor(True), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_new_tensors_of_a_row_share_their_memory(dtype):
+    rows, x = [], torch.ones(2, 3, dtype=dtype)
+    with torch.device("meta"):
+        out, rest = leafwise.add_row(rows, x, results=2, least=1)
+    given, memory, _ = rows[0]
+    memory[:] = given
+    assert out.dtype == dtype == rest.dtype and out.device.type == "cpu" and torch.equal(out, x)
+    assert leafwise.add_row(rows, x, torch.ones(3), results=1, least=1) is None and len(rows) == 1

@@ -7,16 +7,6 @@ import pytest
 import torch
 
 from sparsefn.engine import memory
-from sparsefn.engine.transforms import visible
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_a_fresh_tensor_shares_its_memory(dtype):
-    (like,) = visible([torch.ones(2, 3, dtype=dtype)])
-    with torch.device("meta"):
-        out, values = memory.fresh(like, dtype)
-    values[:] = like
-    assert out.dtype == dtype and out.device.type == "cpu" and torch.equal(out, torch.ones(2, 3, dtype=dtype))
 
 
 def test_a_signalling_nan_is_as_any_other_on_every_thread(monkeypatch):

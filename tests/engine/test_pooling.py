@@ -11,11 +11,20 @@ import sparsefn as sf
 from sparsefn.engine import folds
 from sparsefn.engine.elementary import vector_norm
 from sparsefn.engine.pooling import Pooling, _operator, pool, reference
-from sparsefn.patterns.units import active_rows, to_rows
+from sparsefn.patterns.units import active_rows, to_rows, units_of
 from sparsefn.scores import distance
 from sparsefn.testing.laws_dependence import order_of_sums_is_fixed
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.strategies import large
+
+
+def rows_of(pattern, x, *reduce):
+    return to_rows(units_of(pattern, tuple(x.shape)), x, *reduce)
+
+
+def active_of(pattern, mask):
+    return active_rows(units_of(pattern, tuple(mask.shape)), mask)
+
 
 P = sf.patterns
 KINDS = [Pooling(name) for name in ("sum", "mean", "max", "min")] + [
@@ -260,10 +269,10 @@ NEAR_TIES = [
 @pytest.mark.parametrize(("pattern", "x"), NEAR_TIES, ids=lambda v: "" if isinstance(v, torch.Tensor) else str(v))
 def test_near_ties_end_alike_in_batches_and_in_every_layout(pattern, x):
     if "mean" in str(pattern) or "sum" in str(pattern):  # a root rounds to one number again
-        assert len(to_rows(pattern, x).unique()) > 1  # sums that rounding alone tells apart
+        assert len(rows_of(pattern, x).unique()) > 1  # sums that rounding alone tells apart
 
     def masks(x):
-        return sf.topk_mask(x, to_rows(pattern, x).numel() // 2, pattern=pattern)
+        return sf.topk_mask(x, rows_of(pattern, x).numel() // 2, pattern=pattern)
 
     want = masks(x)
     for layout in LAYOUTS.values():
@@ -277,7 +286,7 @@ def test_near_ties_end_alike_in_batches_and_in_every_layout(pattern, x):
 def test_near_ties_end_alike_in_compiled_and_exported_code():
     def all_masks(*leaves):
         pairs = zip(some, leaves, strict=True)
-        return [sf.topk_mask(x, to_rows(p, x).numel() // 2, pattern=p) for (p, _), x in pairs]
+        return [sf.topk_mask(x, rows_of(p, x).numel() // 2, pattern=p) for (p, _), x in pairs]
 
     some = [*NEAR_TIES[::2], (P.block((256, 1024), "sum"), permuted(2, 256 * 1000).reshape(256, 2000))]
     leaves = [x for _, x in some]
@@ -310,11 +319,11 @@ def test_a_block_beside_a_border_is_pooled_as_one_among_many(reduce, threads):
     found = []
     for n in (1, 2, 4):
         threads(n)
-        found.append(to_rows(pattern, a))
+        found.append(rows_of(pattern, a))
     assert same(found[0], found[1]) and same(found[0], found[2])
-    alone = to_rows(pattern, a[:, :256])
+    alone = rows_of(pattern, a[:, :256])
     assert same(found[0][:, :1], alone)
-    assert same(to_rows(pattern, torch.cat([a[:, :256]] * 3, 1)), alone.expand(1, 3))
+    assert same(rows_of(pattern, torch.cat([a[:, :256]] * 3, 1)), alone.expand(1, 3))
 
 
 def test_the_scores_of_a_channels_last_model_choose_the_same_kernels():
@@ -343,10 +352,10 @@ def test_distances_do_not_depend_on_threads_layout_or_batch(norm, threads, monke
 def test_kept_units_are_found_in_every_layout():
     mask = numbers((12, 20)) > 1
     for pattern in (P.block((4, 5)), P.block((5, 3), zeros=4), P.channel(0), P.channel(1)):
-        want = active_rows(pattern, mask)
+        want = active_of(pattern, mask)
         for layout in LAYOUTS.values():
-            assert torch.equal(active_rows(pattern, layout(mask)), want)
-        assert torch.equal(torch.vmap(lambda m, p=pattern: active_rows(p, m))(mask[None])[0], want)
+            assert torch.equal(active_of(pattern, layout(mask)), want)
+        assert torch.equal(torch.vmap(lambda m, p=pattern: active_of(p, m))(mask[None])[0], want)
 
 
 def test_the_law_of_near_ties_finds_sums_that_depend_on_threads():

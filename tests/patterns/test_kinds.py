@@ -4,7 +4,12 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.patterns.units import to_rows
+from sparsefn.patterns.units import to_rows, units_of
+
+
+def rows_of(pattern, x, *reduce):
+    return to_rows(units_of(pattern, tuple(x.shape)), x, *reduce)
+
 
 P = sf.patterns
 
@@ -21,15 +26,15 @@ P = sf.patterns
 )
 def test_partial_borders_are_reduced_over_what_exists(reduce, want):
     x = torch.tensor([[0.0, 1.0, 2.0], [4.0, 5.0, 5.0], [6.0, 7.0, 7.0]])
-    assert to_rows(P.block((2, 2), reduce=reduce), x).tolist() == [[v for row in want for v in row]]
+    assert rows_of(P.block((2, 2), reduce=reduce), x).tolist() == [[v for row in want for v in row]]
 
 
 def test_norms():
     x = torch.tensor([[3.0, -4.0], [1.0, 1.0]])
-    assert to_rows(P.channel(0, norm=2), x).tolist() == [[5.0, pytest.approx(2**0.5)]]
-    assert to_rows(P.channel(0), x).tolist() == [[7.0, 2.0]]
-    assert to_rows(P.channel(1, norm=float("inf")), x).tolist() == [[3.0, 4.0]]
-    assert to_rows(P.block((1, 2), reduce="l2"), x).tolist() == [[5.0, pytest.approx(2**0.5)]]
+    assert rows_of(P.channel(0, norm=2), x).tolist() == [[5.0, pytest.approx(2**0.5)]]
+    assert rows_of(P.channel(0), x).tolist() == [[7.0, 2.0]]
+    assert rows_of(P.channel(1, norm=float("inf")), x).tolist() == [[3.0, 4.0]]
+    assert rows_of(P.block((1, 2), reduce="l2"), x).tolist() == [[5.0, pytest.approx(2**0.5)]]
 
 
 def test_patterns_are_values():

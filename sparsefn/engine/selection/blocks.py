@@ -10,14 +10,31 @@ import numpy as np
 import torch
 
 from sparsefn.engine.memory import BLOCK, each
-from sparsefn.engine.selection.entries import Arrays, cut
+from sparsefn.engine.selection.entries import Arrays, flat
 from sparsefn.engine.transforms import Array
 
 _THREADED = 1 << 22  # from so many scores on, one competition has several threads
-_CROWDED = 32  # one score in so many is collected, if more are inside the bracket
-_MOST = 1 << 16  # so many are collected in any case
+_CROWDED, _MOST = 32, 1 << 16  # one score in so many is collected, or so many if that is more
 
 Out = TypeVar("Out")
+
+
+def cut(at: Arrays, where: slice | int) -> Arrays:
+    """Some rows of the arrays: their mask is written where that of all rows is.
+
+    >>> from sparsefn.engine.selection import blocks, entries
+    >>> blocks.cut(*entries.arrays([entries.Entry(torch.ones(5))]), slice(None, None, 2)).out.shape
+    (3,)
+    """
+    wide, narrow, allow, deny, out, absolute = at  # spelt out, as a call for few scores takes microseconds
+    return Arrays(
+        None if wide is None else wide[where],
+        None if narrow is None else narrow[where],
+        None if allow is None else allow[where],
+        None if deny is None else deny[where],
+        out[where],
+        absolute,
+    )
 
 
 def bar(at: Arrays, start: int, stop: int, flags: Array) -> None:
@@ -91,6 +108,8 @@ class Work(NamedTuple):
             scratch = self.scratch(share)
             return [step(at, scratch) for at in share]
 
+        if len(self.shares) == 1:
+            return run_share(self.shares[0])
         return [out for outs in each(run_share, self.shares, self.size) for out in outs]
 
     def scratch(self, share: list[Arrays]) -> Scratch:
@@ -99,7 +118,7 @@ class Work(NamedTuple):
 
 
 def work_on(competitors: Sequence[Arrays]) -> Work:
-    """Flat entries, divided between the threads that torch may use; up to a few million scores are for one thread.
+    """Entries, flattened and divided between the threads that torch may use; a few million scores are for one thread.
 
     >>> from sparsefn.engine.selection import blocks, entries
     >>> len(blocks.work_on(entries.arrays([entries.Entry(torch.ones(2))])).shares)
@@ -109,7 +128,7 @@ def work_on(competitors: Sequence[Arrays]) -> Work:
     most = max(1, -(-size // (torch.get_num_threads() if size >= _THREADED else 1)))
     shares: list[list[Arrays]] = [[]]
     left = most
-    for at in competitors:
+    for at in map(flat, competitors):
         first = 0
         while first < at.out.size:
             if not left:
@@ -207,7 +226,7 @@ def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool
     >>> found.above, found.inside, found.places, at.out.tolist()
     (1, 2, [array([1, 3])], [False, False, True, False])
 
-    An open end does not belong to the bracket. There are places for each entry of the work.
+    An open end does not belong to the bracket. There are places for each entry.
     """
     reaches = np.greater if low_open else np.greater_equal
     exceeds = np.greater_equal if high_open else np.greater

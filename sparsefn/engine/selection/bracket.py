@@ -28,7 +28,7 @@ _HEAVY = 32  # a value that more than one in so many of the sample have is tried
 
 @np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
 def write_best(competitors: Sequence[Arrays], k: int) -> None:
-    """Write into each `out` the mask of the k best of all flat entries: larger first, NaN last, then the earlier.
+    """Write into each `out` the mask of the k best of all entries: larger first, NaN last, then the earlier.
 
     >>> from sparsefn.engine.selection import bracket, entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, float("nan"), -3.0]), absolute=True)])
@@ -181,7 +181,7 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
     for at in competitors:
         scores: Array = at.narrow.float().numpy() if at.wide is None else at.wide  # type: ignore[union-attr]
         open_ = eligible(at)
-        scores = scores if open_ is None else scores[open_]
+        scores = scores.reshape(-1) if open_ is None else scores[open_]
         flags.append(open_)
         values.append(np.abs(scores) if at.absolute else scores)
     keep = best(values[0] if len(values) == 1 else np.concatenate([*values, np.empty(0, np.float32)]), k)
@@ -190,7 +190,7 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
         own = keep[first : first + scores.size]
         first += scores.size
         if open_ is None:
-            at.out[:] = own
+            at.out[:] = own.reshape(at.out.shape)
         else:
             at.out[:] = False
             at.out[open_] = own

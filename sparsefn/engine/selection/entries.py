@@ -89,24 +89,6 @@ def reshaped(at: Arrays, shape: tuple[int, ...]) -> Arrays:
     return Arrays(wide, narrow, allow, deny, at.out.reshape(shape), at.absolute)  # type: ignore[arg-type]
 
 
-def cut(at: Arrays, where: slice | int) -> Arrays:
-    """Some rows of the arrays: their mask is written where that of all rows is.
-
-    >>> from sparsefn.engine.selection import entries
-    >>> entries.cut(*entries.arrays([entries.Entry(torch.ones(5))]), slice(None, None, 2)).out.shape
-    (3,)
-    """
-    wide, narrow, allow, deny, out, absolute = at  # spelt out, as a call for few scores takes microseconds
-    return Arrays(
-        None if wide is None else wide[where],
-        None if narrow is None else narrow[where],
-        None if allow is None else allow[where],
-        None if deny is None else deny[where],
-        out[where],
-        absolute,
-    )
-
-
 def eligible(at: Arrays) -> Array | None:
     """Which units compete, as one array of flags; None for all.
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsefn.engine.memory import BLOCK, each
-from sparsefn.engine.selection.blocks import Scratch
+from sparsefn.engine.selection.blocks import Scratch, cut
 from sparsefn.engine.selection.bracket import tied, write_best
-from sparsefn.engine.selection.entries import Arrays, cut
+from sparsefn.engine.selection.entries import Arrays
 from sparsefn.engine.transforms import Array
 
 _LONG = 1 << 13  # longer rows are selected from one by one
@@ -37,7 +37,7 @@ def select_rows(rows: Arrays, counts: Array) -> None:
     if not rows.out.size:
         return
     if height == 1:
-        return write_best([cut(rows, 0)], int(counts.item()))
+        return write_best([rows], int(counts.item()))
     counts = counts if counts.size == height else np.full(height, counts)
     if width > _LONG:
         for i in range(height):

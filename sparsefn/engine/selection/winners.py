@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsefn.engine.memory import check_device, placed
 from sparsefn.engine.selection import bracket, groups, reference
 from sparsefn.engine.selection.entries import Entry as Entry
-from sparsefn.engine.selection.entries import arrays, flat, reshaped
+from sparsefn.engine.selection.entries import arrays, reshaped
 from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.transforms import Array, See, visible, visible_inside
 
@@ -132,7 +132,7 @@ def _in_memory(
     if seen is None or numbers is None or not _TINY[0] > _TINY[1]:  # this thread counts subnormal numbers as zero
         return None
     if joint:
-        bracket.write_best([flat(at) for at in seen], int(numbers[0].item()))
+        bracket.write_best(seen, int(numbers[0].item()))
     else:
         rest = []
         for at, n in zip(seen, numbers, strict=True):

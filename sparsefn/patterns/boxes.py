@@ -1,0 +1,175 @@
+"""Tensors as boxes: a function of every box, and whole boxes as rows and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.folds import slabs
+from sparsefn.engine.pooling import Pooling, pool, split
+from sparsefn.engine.transforms import visible
+from sparsefn.patterns.kinds import Box
+
+Tensors: TypeAlias = tuple[Tensor, ...]
+
+_SLAB = 1 << 18  # elements that are laid out anew at a time: few enough for a core's cache
+
+
+def boxes_of(x: Tensor, box: Box) -> Tensor:
+    """View x, whose sizes are divisible by box, as (number of boxes, elements of a box): one box where it is empty.
+
+    >>> boxes_of(torch.arange(4).reshape(2, 2), (2, 1))
+    tensor([[0, 2],
+            [1, 3]])
+    """
+    if box == x.shape:
+        return x.reshape(1, -1)
+    size = math.prod(box)
+    if size and in_line(box, x.shape):
+        return x.reshape(x.numel() // size, size)
+    parts = split(x, box)
+    return parts.reshape(math.prod(parts.shape[: x.ndim]), size)
+
+
+def in_line(box: Box, shape: Box) -> bool:
+    """Whether the elements of each box follow one another: from the end whole dimensions, part of one, then ones.
+
+    >>> in_line((1, 2), (3, 4)), in_line((2, 2), (4, 4))
+    (True, False)
+    """
+    whole = True
+    for b, size in zip(reversed(box), reversed(shape), strict=True):
+        if b != 1 and not whole:
+            return False
+        whole = whole and b == size
+    return True
+
+
+def unboxed(rows: Tensor, box: Box, shape: Box) -> Tensor:
+    """The tensor of a shape from the rows of its boxes: the inverse of `boxes_of`.
+
+    >>> unboxed(torch.tensor([[0, 2], [1, 3]]), (2, 1), (2, 2))
+    tensor([[0, 1],
+            [2, 3]])
+    """
+    if box == shape or in_line(box, shape):
+        return rows.reshape(shape)
+    grid = [size // b if b else 1 for size, b in zip(shape, box, strict=True)]
+    order = [i for d in range(len(box)) for i in (d, d + len(box))]
+    return rows.reshape([*grid, *box]).permute(order).reshape(shape)
+
+
+def grid_of(shape: Box, box: Box) -> Box:
+    """How many boxes there are along each dimension; the last one may be partial.
+
+    >>> grid_of((2, 3), (2, 2))
+    (1, 2)
+    """
+    return tuple(-(-size // b) for size, b in zip(shape, box, strict=True))
+
+
+def over_boxes(x: Tensor, box: Box, fn: Callable[..., Tensor], *others: Tensor) -> Tensor:
+    """A function of (boxes, elements) at each box of x, whose far borders may be partial boxes.
+
+    >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.sum(-1))
+    tensor([[4., 2.]])
+    >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.cumsum(-1))
+    tensor([[1., 2., 1.],
+            [3., 4., 2.]])
+
+    The function returns one number a box, which are laid out as the grid of boxes, or one an element. It gets
+    contiguous rows, and those of `others`, tensors of the shape of x, at the same boxes. Of a large CPU tensor it gets
+    some boxes at a time, so what it returns for one must not depend on the others.
+    """
+    if isinstance(fn, Pooling):
+        return over_parts((x,), box, lambda parts, box: pool(parts[0], box, fn))
+    return over_parts((x, *others), box, partial(_of_whole_boxes, fn))
+
+
+def over_parts(xs: Tensors, box: Box, fn: Callable[[Tensors, Box], Tensor], dim: int = 0) -> Tensor:
+    """A function of tensors that boxes fill and the box, at the inner parts of xs and at their borders.
+
+    >>> over_parts((torch.ones(5),), (2,), lambda parts, box: parts[0].reshape(-1, *box).sum(-1))
+    tensor([2., 2., 1.])
+    """
+    if dim == xs[0].ndim:
+        return fn(xs, box)
+    size, edge = xs[0].shape[dim], xs[0].shape[dim] % box[dim]
+    if not edge:
+        return over_parts(xs, box, fn, dim + 1)
+    border = (*box[:dim], edge, *box[dim + 1 :])
+    last = over_parts(tuple(x.narrow(dim, size - edge, edge) for x in xs), border, fn, dim + 1)
+    if size < box[dim]:
+        return last
+    inner = tuple(x.narrow(dim, 0, size - edge) for x in xs)
+    return torch.cat([over_parts(inner, box, fn, dim + 1), last], dim)
+
+
+def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
+    x = xs[0]
+    if x.numel() > _SLAB and visible(xs) is not None and not any(x.requires_grad for x in xs):
+        return _by_slabs(fn, xs, box)
+    shape, out = tuple(x.shape), fn(*(boxes_of(x, box).contiguous() for x in xs))
+    one_each = out.ndim == 1 or out.shape[1] == 1
+    return out.reshape(grid_of(shape, box)) if one_each else unboxed(out, box, shape)
+
+
+def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
+    parts, size, shape = [split(x, box) for x in xs], math.prod(box), xs[0].shape
+    grid = parts[0].shape[: len(shape)]
+    # Threads wait for each other after every operation, for long on a busy machine: for them slabs are few and large.
+    most = _SLAB if torch.get_num_threads() == 1 else 16 * _SLAB
+    result: Tensor | None = None
+    for at in slabs(grid, max(1, most // size)):
+        out = fn(*(part[at].reshape(-1, size).contiguous() for part in parts))
+        one_each = out.ndim == 1 or out.shape[1] == 1
+        if result is None:
+            result = out.new_empty(grid if one_each else shape)
+            target = result if one_each else split(result, box)
+        target[at] = out.reshape(target[at].shape)
+    assert result is not None
+    return result
+
+
+def is_single(box: Box) -> bool:
+    """Whether a box is one element.
+
+    >>> is_single((1, 1)), is_single((1, 2)), is_single(())
+    (True, False, True)
+    """
+    # max(box, default=1) == 1, which compilers do not take of symbolic sizes.
+    return not any(n > 1 for n in box) and (not box or any(n == 1 for n in box))
+
+
+def spread(x: Tensor, box: Box, shape: Box) -> Tensor:
+    """Each entry of a grid at every element of its box, in a tensor of this shape.
+
+    >>> spread(torch.tensor([[True, False]]), (2, 2), (2, 3))
+    tensor([[ True,  True, False],
+            [ True,  True, False]])
+    """
+    for dim in reversed(range(len(shape))):  # the largest result is then made last, from whole rows
+        x = _repeated(x, dim, box[dim], shape[dim])
+    return x
+
+
+def _repeated(x: Tensor, dim: int, times: int, size: int) -> Tensor:
+    if times <= 1:
+        return x
+    edge = size % times
+    if not edge:
+        return _spread_along(x, dim, times)
+    # Whole units and the last one apart: where one index serves both, inductor's vectors of bools are garbage.
+    last = _spread_along(x.narrow(dim, x.shape[dim] - 1, 1), dim, edge)
+    return (
+        torch.cat([_spread_along(x.narrow(dim, 0, x.shape[dim] - 1), dim, times), last], dim) if size > times else last
+    )
+
+
+def _spread_along(x: Tensor, dim: int, times: int) -> Tensor:
+    return x.unsqueeze(dim + 1).expand(*x.shape[: dim + 1], times, *x.shape[dim + 1 :]).flatten(dim, dim + 1)
