@@ -13,17 +13,7 @@ from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.threefry import lifted
-from sparsefn.state import (
-    Algorithm,
-    Schedule,
-    State,
-    Step,
-    Trigger,
-    Where,
-    apply_masks,
-    everywhere,
-    inside,
-)
+from sparsefn.state import Algorithm, Schedule, State, Step, Trigger, Where, apply_masks, everywhere, inside
 from sparsefn.tree import (
     Leaves,
     Tree,

@@ -1,9 +1,15 @@
-"""Scores from derivatives of a loss: per-example gradients, Hessian-vector products, SynFlow."""
+"""Scores from derivatives of a loss: Fisher information, Hessian diagonal, GraSP, SynFlow.
+
+Each function takes a loss and data, and returns a score like those of `sf.scores`. The loss is the training loop's,
+`loss(params, *batch) -> 0-d`; `batch` is the tuple of its arguments after params, or a function of the step that
+returns one. Derivatives are taken at the effective weights with respect to the sparsified leaves only, as in the
+papers. A leaf with a 0-d mask (a bias, a norm) is a constant and scores 0. The `grads` of the update are not used.
+"""
 
 from sparsefn.curvature.derivatives import example_gradients as example_gradients
 from sparsefn.curvature.derivatives import hessian_vector as hessian_vector
-from sparsefn.curvature.scores import fisher as fisher
-from sparsefn.curvature.scores import grasp as grasp
-from sparsefn.curvature.scores import hessian_diagonal as hessian_diagonal
-from sparsefn.curvature.scores import obd as obd
-from sparsefn.curvature.scores import synflow as synflow
+from sparsefn.curvature.flow import grasp as grasp
+from sparsefn.curvature.flow import synflow as synflow
+from sparsefn.curvature.second_order import fisher as fisher
+from sparsefn.curvature.second_order import hessian_diagonal as hessian_diagonal
+from sparsefn.curvature.second_order import obd as obd

@@ -53,9 +53,8 @@ def fold(x: Array, rank: int, work: Work) -> Array:
     elements = (slice(None),) * rank
 
     def run(share: list[tuple[slice, ...]]) -> None:
-        with np.errstate(all="ignore"):
-            for at in share:
-                target[at] = _block(x[(*elements, *at)], rank, work)
+        for at in share:
+            target[at] = _block(x[(*elements, *at)], rank, work)
 
     share = -(-len(places) // torch.get_num_threads())
     each(run, [places[i : i + share] for i in range(0, len(places), share)], x.size)

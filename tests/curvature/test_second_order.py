@@ -1,4 +1,4 @@
-"""Scores that differentiate a loss themselves, against brute force on small nets."""
+"""Fisher information, the diagonal of the Hessian and OBD, against brute force; and what all such scores share."""
 
 import copy
 import itertools
@@ -12,7 +12,9 @@ from torch import nn
 import sparsefn as sf
 
 C = sf.curvature
+
 X = torch.randn(6, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
 Y = torch.tensor([0, 2, 1, 1, 0, 2])
 
 
@@ -62,9 +64,6 @@ def sparse_part(tree):
     return flat({name: tree[name] for name in ("a", "b")})
 
 
-# ---- Fisher, OBD ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chunk_size", [None, 1, 4, 6, 100])
 def test_fisher_is_the_mean_of_squared_gradients_of_examples(chunk_size):
     state = state_of()
@@ -97,9 +96,6 @@ def test_obd_is_the_rise_of_a_loss_at_its_minimum():
     scores = C.obd(C.hessian_diagonal(quadratic, ()))(state, (), 0)["w"]
     rises = [quadratic({"w": best * (torch.arange(4) != i)}).item() for i in range(4)]
     assert scores[0].tolist() == rises == [1.5, 2.0, 1.0, 2.0]
-
-
-# ---- Hessian diagonal -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk_size", [1, 5, 64])
@@ -145,138 +141,6 @@ def test_the_estimate_tends_to_the_diagonal_and_is_drawn_from_key_path_step_alon
         assert not torch.equal(first["a"], other["a"])
 
 
-# ---- GraSP ------------------------------------------------------------------------------------------
-
-
-def test_grasp_is_weight_times_hessian_times_gradient():
-    state = state_of()
-    hessian, gradient = hessian_and_gradient(state)
-    found = C.grasp(loss, (X, Y))(state, (), 0)
-    assert torch.allclose(sparse_part(found), sparse_part(state.params) * (hessian @ gradient), atol=1e-13)
-    assert not found["bias"].any()  # not sparsified, and a constant of the loss
-
-
-def test_grasp_prunes_where_the_norm_of_the_gradient_falls_least():
-    # S(-w) of the paper is, to first order, half the change of |gradient|^2 as the weight is removed.
-    state = state_of(masked=False)
-
-    def half_norm(params):
-        gradient = torch.func.grad(loss)(params, X, Y)
-        return sum(gradient[name].square().sum() for name in ("a", "b")) / 2
-
-    change = optree.tree_map(lambda w, d: -w * d, state.params, torch.func.grad(half_norm)(state.params))
-    algorithm = sf.one_shot(0.25, C.grasp(loss, (X, Y)), distribution=sf.budgets.global_())
-    after = algorithm.update(algorithm.init(state.params), state.params, 0)
-    gone, kept = (sparse_part(change)[sparse_part(after.masks) == flag] for flag in (False, True))
-    assert len(gone) == 5 and gone.min() > kept.max()
-
-
-# ---- SynFlow ----------------------------------------------------------------------------------------
-
-
-def mlp(*sizes, bias=False):
-    layers = [nn.Linear(a, b, bias=bias) for a, b in itertools.pairwise(sizes)]
-    return nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
-
-
-def reference_synflow(module, shape):
-    """On a copy whose weights and buffers are overwritten, with one backward pass."""
-    twin = copy.deepcopy(module).double().eval()
-    with torch.no_grad():
-        for value in twin.state_dict().values():
-            value.abs_()
-    twin(torch.ones(1, *shape, dtype=torch.float64)).sum().backward()
-    return {name: (p * p.grad).detach().abs() for name, p in twin.named_parameters()}
-
-
-def unpruned(params):
-    return sf.State(params, {name: torch.ones_like(leaf, dtype=torch.bool) for name, leaf in params.items()})
-
-
-def test_synflow_is_one_backward_pass_of_the_absolute_network():
-    net = mlp(5, 7, 4)
-    state = unpruned(sf.modules.params_of(net))
-    found = C.synflow(net, (5,))(state, (), 0)
-    for name, expected in reference_synflow(net, (5,)).items():
-        assert torch.allclose(found[name], expected, rtol=1e-12)
-    sums = [score.sum().item() for score in found.values()]
-    assert sums == pytest.approx([sums[0]] * 2, rel=1e-12)  # every layer's scores sum to the flow
-
-
-def test_synflow_of_a_function_and_where_weights_are_pruned():
-    net = mlp(3, 4, 2)
-    params = sf.modules.params_of(net)
-    state = sf.static(0.5, where="*").init(params)
-
-    def forward(params, x):
-        return torch.relu(x @ params["0.weight"].T) @ params["2.weight"].T
-
-    found, other = (C.synflow(run, (3,))(state, (), 0) for run in (net, forward))
-    for name, mask in state.masks.items():
-        assert torch.allclose(found[name], other[name])
-        assert not found[name][~mask].any()
-
-
-def test_synflow_leaves_a_module_in_training_as_it_is_and_draws_nothing():
-    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(12, 2))
-    net[1].running_mean.fill_(-0.5)
-    before, generator = {name: x.clone() for name, x in net.state_dict().items()}, torch.get_rng_state()
-    state = unpruned(sf.modules.params_of(net))
-    score = C.synflow(net, (2, 4, 4))
-    found = score(state, (), 0)
-    assert net.training and net[1].training
-    assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), generator)
-    for name, expected in reference_synflow(net, (2, 4, 4)).items():
-        assert torch.allclose(found[name], expected, rtol=1e-9)
-    net[1].running_var.fill_(9.0)
-    assert sf.checkpoint.tree_equal(found, score(state, (), 0))  # nor is it read again
-
-
-def test_synflow_scores_weights_alone_in_a_network_of_absolute_biases_and_norms():
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    params = {name: w.neg() if "bias" in name else w for name, w in sf.modules.params_of(net).items()}
-    params["1.bias"] = torch.tensor([-3.0, 1.0, -1.0, 0.0])
-    net.load_state_dict({**net.state_dict(), **params})
-    found = C.synflow(net, (3,))(sf.one_shot(0.5, where=["0.weight", "3.weight"]).init(params), (), 0)
-    for name, expected in reference_synflow(net, (3,)).items():
-        assert torch.allclose(found[name], expected if name in ("0.weight", "3.weight") else 0 * expected)
-
-
-def test_synflow_does_not_overflow_in_a_deep_network():
-    net = mlp(*[8] * 70)
-    state = unpruned(optree.tree_map(lambda w: torch.full_like(w, 9.0), sf.modules.params_of(net)))
-    scores = flat(C.synflow(net, (8,))(state, (), 0))
-    assert torch.isfinite(scores).all() and scores.min() > torch.finfo(torch.float32).max
-
-
-def test_synflow_in_a_hundred_rounds_reaches_the_count_and_keeps_every_layer():
-    net, sparsity = mlp(20, 30, 30, 30, 10), 0.99
-    params = sf.modules.params_of(net)
-
-    def rounds(n):
-        algorithm = sf.gmp(
-            lambda step: 1 - (1 - sparsity) ** ((step + 1) / n),
-            when=sf.every(1, stop=n),
-            init="dense",
-            score=C.synflow(net, (20,)),
-            distribution=sf.budgets.global_(),
-            where="*",
-        )
-        states = [algorithm.init(params)]
-        for step in range(n + 1):
-            states.append(algorithm.update(states[-1], params, step))
-        return states
-
-    total, states = sum(leaf.numel() for leaf in params.values()), rounds(100)
-    counts = [int(flat(state.masks).sum()) for state in states]
-    assert counts[1:101] == [sf.budgets.n_kept(total, 1 - (1 - sparsity) ** ((i + 1) / 100)) for i in range(100)]
-    assert counts[-1] == counts[-2] == sf.budgets.n_kept(total, sparsity) == 27
-    x = torch.ones(1, 20)
-    flow = {n: sf.modules.call(net, optree.tree_map(torch.abs, sf.effective(rounds(n)[-1])), x).sum() for n in (1, 100)}
-    assert flow[100] > 0 and flow[100] > flow[1]  # a path is left from input to output
-
-
 @pytest.mark.parametrize("name", ["fisher", "exact", "estimate", "grasp", "synflow"])
 def test_a_state_without_a_sparsified_leaf_scores_zero(name):
     state = state_of()
@@ -284,9 +148,6 @@ def test_a_state_without_a_sparsified_leaf_scores_zero(name):
     found = scores()[name](dense, (), 0)
     assert {path: leaf.shape for path, leaf in found.items()} == {p: leaf.shape for p, leaf in state.params.items()}
     assert not flat(found).any()
-
-
-# ---- as scores of algorithms --------------------------------------------------------------------------
 
 
 def scores():

@@ -1,0 +1,139 @@
+"""Scores of what flows through a network: GraSP of gradients, SynFlow of a signal."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from sparsefn.curvature.derivatives import (
+    Batch,
+    Loss,
+    arguments_at,
+    check_loss,
+    gradient_of,
+    hessian_vector,
+    sparsified,
+    unpacked,
+)
+from sparsefn.engine.checks import is_int
+from sparsefn.engine.described import described
+from sparsefn.modules.calls import call
+from sparsefn.modules.params import buffers_of
+from sparsefn.state import PlainScore, State, Step, effective
+from sparsefn.tree import Tree, flatten
+
+
+@described
+def grasp(loss: Loss, batch: Batch) -> PlainScore:
+    """GraSP: weight * (Hessian * gradient), large where pruning the weight would shrink the gradient's norm.
+
+    >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    >>> score = sf.curvature.grasp(lambda params: params["w"] @ matrix @ params["w"] / 2, ())
+    >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
+    {'w': tensor([0., 5.])}
+
+    The paper's S(-w) = -w * Hg is the change of the gradient's norm when the weight is pruned, and it prunes the
+    weights whose S is largest. A score here keeps the largest, so this one is -S. It is signed: no absolute value is
+    taken. Gradient and Hessian are over the sparsified leaves, as the authors' are over the weights: biases are not
+    included, and leaves that are not sparsified score 0. The paper divides the logits by a temperature of 200: do so
+    in the loss. For several batches use `sf.scores.mean(grasp(loss, batch))` with a function of the step. The weights
+    are `state.params`, as in `sf.scores.saliency`.
+    Wang et al. 2020, arXiv 2002.07376, alg. 1.
+    """
+    check_loss(loss, batch)
+
+    def score(state: State, grads: Tree, step: Step) -> Tree:
+        now = arguments_at(batch, step)
+        weights, whole, scored = sparsified(state)
+        leaves, rebuild = unpacked(weights)
+
+        def of_weights(chosen: Tree, *batch: Tree) -> Tensor:
+            return loss(whole(chosen), *batch)
+
+        gradient = rebuild(gradient_of(lambda xs: of_weights(rebuild(xs), *now))(leaves))
+        product = hessian_vector(of_weights, weights, gradient, now)
+        own = flatten(state.params)[0]
+        return scored({path: own[path] * p for path, p in product.items()})
+
+    return score
+
+
+@described
+def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: Sequence[int]) -> PlainScore:
+    """SynFlow: |w| times the gradient of the summed output at |w|, for an input of ones.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 1, bias=False))
+    >>> weights = {"0.weight": torch.tensor([[1.0, -2.0], [3.0, 0.0]]), "1.weight": torch.tensor([[-1.0, 2.0]])}
+    >>> masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in weights.items()}
+    >>> sf.curvature.synflow(net, (2,))(sf.State(weights, masks), (), 0)["0.weight"]
+    tensor([[1., 2.],
+            [6., 0.]], dtype=torch.float64)
+
+    No data: the input is one example of ones, of `input_shape`, which has no batch axis. A module runs in eval
+    mode with absolute buffers (a copy of it: neither its mode nor its buffers change); a function
+    `forward(params, x)` runs as it is. Everything is computed in float64, because float32 overflows in deep networks.
+    The score is meant for chains of linear layers and ReLU, where the scores of every layer without a bias have the
+    same sum. Biases and norms are made absolute too, as in the authors' code, and leaves that are not sparsified
+    score 0.
+
+    The paper prunes in 100 rounds, to a density of kept ** ((round + 1) / 100) over all layers jointly:
+
+    >>> rounds, kept = sf.every(1, stop=100), 1 / 3
+    >>> algorithm = sf.gmp(
+    ...     lambda step: 1 - kept ** ((step + 1) / 100), when=rounds, init="dense",
+    ...     score=sf.curvature.synflow(net, (2,)), distribution=sf.budgets.global_(), where="*"
+    ... )
+    >>> state = algorithm.init(weights)
+    >>> for step in range(100):
+    ...     state = algorithm.update(state, weights, step)
+    >>> state.masks["0.weight"]
+    tensor([[False, False],
+            [ True, False]])
+
+    Tanaka et al. 2020, arXiv 2006.05467, alg. 1.
+    """
+    shape = _input_shape(input_shape)
+    run = _absolute(forward)
+
+    def score(state: State, grads: Tree, step: Step) -> Tree:
+        absolute = optree.tree_map(lambda w: w.double().abs(), effective(state))
+        weights, whole, scored = sparsified(state, absolute)
+        leaves, rebuild = unpacked(weights)
+        device = next((leaf.device for leaf in optree.tree_leaves(absolute)), None)
+        ones = torch.ones((1, *shape), dtype=torch.float64, device=device)
+        flow = gradient_of(lambda xs: _summed(run(whole(rebuild(xs)), ones)))
+        gradient, own = rebuild(flow(leaves)), flatten(state.params)[0]
+        return scored({path: own[path].double().abs() * g for path, g in gradient.items()})
+
+    return score
+
+
+def _absolute(forward: nn.Module | Callable[[Tree, Tensor], Tensor]) -> Callable[[Tree, Tensor], Tensor]:
+    if not isinstance(forward, nn.Module):
+        if not callable(forward):
+            raise TypeError(f"expected a module or a function (params, x) -> tensor, got {type(forward).__name__}")
+        return forward
+    module = copy.deepcopy(forward).eval()
+    buffers = {
+        name: buffer.double().abs() if buffer.is_floating_point() else buffer
+        for name, buffer in buffers_of(module).items()
+    }
+    return lambda params, x: call(module, params, x, buffers=buffers)
+
+
+def _summed(out: Tensor) -> Tensor:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"expected forward to give a tensor, got {type(out).__name__}")
+    return out.sum()
+
+
+def _input_shape(shape: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(shape, tuple | list) or not all(is_int(n) and n >= 1 for n in shape):
+        raise TypeError(
+            f"expected input_shape to be positive ints without the batch axis, such as (3, 32, 32), got {shape!r}"
+        )
+    return tuple(shape)

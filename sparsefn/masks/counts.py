@@ -1,0 +1,143 @@
+"""Counts of masks trees, and unions, intersections and differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.numbers import divide
+from sparsefn.engine.transforms import concrete
+from sparsefn.state import check_masks
+from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
+
+
+def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
+    # Each mask with the number of weights one of its entries stands for.
+    shapes = masks if params is None else params
+    check_masks(masks, shapes)
+    rows = zip(flatten(masks)[0].values(), leaves_like(shapes, masks), strict=True)
+    return [(mask, 1 if mask.ndim else 0 if params is None else leaf.numel()) for mask, leaf in rows]
+
+
+def _known(count: Tensor | int) -> int | Tensor:
+    known = concrete(count)
+    return count if known is None else int(known)
+
+
+def n_total(masks: Tree, params: Tree | None = None) -> int:
+    """How many weights the sparsified leaves have.
+
+    >>> masks = {"w": torch.tensor([[True, False, False]]), "b": torch.tensor(True)}
+    >>> sf.masks.n_total(masks)
+    3
+    >>> sf.masks.n_total(masks, {"w": torch.zeros(1, 3), "b": torch.zeros(5)})
+    8
+
+    A 0-d mask has no size of its own, so a masks tree alone counts sparsified leaves only; with
+    `params` every leaf counts. Always an int: shapes say it. In a stack of states 0-d masks
+    have become (B,): count inside `vmap` or one member at a time.
+    Raises TypeError for a leaf that is not a bool mask, ValueError where masks do not fit params.
+    """
+    return sum(mask.numel() * size for mask, size in _sizes(masks, params))
+
+
+def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
+    """How many weights of the sparsified leaves are kept.
+
+    >>> sf.masks.n_kept({"w": torch.tensor([[True, False, False]]), "b": torch.tensor(True)})
+    1
+
+    An int, or a 0-d int64 tensor where `vmap` or `torch.compile` hides values. With `params` the
+    weights of leaves that are not sparsified count as kept. Raises as `n_total` does.
+    """
+    rows = _sizes(masks, params)  # a 0-d mask keeps its leaf whole, as its shape alone says
+    counts = [torch.count_nonzero(mask if mask.ndim else torch.ones_like(mask)) * size for mask, size in rows]
+    return _known(sum(counts[1:], counts[0])) if counts else 0
+
+
+def sparsity(masks: Tree, params: Tree | None = None) -> float | Tensor:
+    """Fraction of zeros among the weights of the sparsified leaves.
+
+    >>> sf.masks.sparsity({"w": torch.tensor([True, False, False, False]), "b": torch.tensor(True)})
+    0.75
+    >>> sf.masks.sparsity({"b": torch.tensor(True)})
+    0.0
+
+    A float, or a 0-d float64 tensor of the same bits where a transform hides values. With `params`
+    it is the fraction over all weights; 0.0 where there are none. Raises as `n_total` does.
+    """
+    total = n_total(masks, params)
+    pruned = total - n_kept(masks, params)
+    return divide(pruned.double() if isinstance(pruned, Tensor) else float(pruned), float(max(total, 1)))
+
+
+def _pairwise(fn: Callable[[str, Tensor, Tensor], Tensor], a: Tree, b: Tree) -> Tree:
+    check_masks(a, a)
+    check_masks(b, b)
+
+    def checked(path: str, x: Tensor, y: Tensor) -> Tensor:
+        if x.ndim and y.ndim and x.shape != y.shape:
+            raise ValueError(f"expected two masks of one shape at {path!r}, got {tuple(x.shape)} and {tuple(y.shape)}")
+        return fn(path, x, y)
+
+    return map_with_path(checked, a, b)
+
+
+def intersect(a: Tree, b: Tree) -> Tree:
+    """What both masks trees keep; a 0-d True keeps everything.
+
+    >>> sf.masks.intersect({"w": torch.tensor([True, False])}, {"w": torch.tensor(True)})
+    {'w': tensor([ True, False])}
+
+    Raises ValueError for another structure or shape, naming the path, TypeError for a mask not bool.
+    """
+    return _pairwise(lambda path, x, y: y if x.ndim == 0 else x if y.ndim == 0 else x & y, a, b)
+
+
+def union(a: Tree, b: Tree) -> Tree:
+    """What either masks tree keeps; a 0-d True keeps everything, so it wins.
+
+    >>> sf.masks.union({"w": torch.tensor([True, False])}, {"w": torch.tensor([False, False])})
+    {'w': tensor([ True, False])}
+
+    Raises as `intersect` does.
+    """
+    return _pairwise(lambda path, x, y: x if x.ndim == 0 else y if y.ndim == 0 else x | y, a, b)
+
+
+def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:
+    """What `a` keeps and `b` does not: of new and old masks, what grew.
+
+    >>> new, old = {"w": torch.tensor([True, True])}, {"w": torch.tensor([True, False])}
+    >>> sf.masks.difference(new, old)
+    {'w': tensor([False,  True])}
+
+    Between two 0-d masks nothing is left, and that needs a shape, as a 0-d mask is always True:
+    then `params` must be given (ValueError). Raises as `intersect` does.
+    """
+    shapes = {} if params is None else {path: leaf.shape for path, leaf in flatten(params)[0].items()}
+    if params is not None:
+        check_masks(a, params)
+
+    def minus(path: str, x: Tensor, y: Tensor) -> Tensor:
+        if x.ndim or y.ndim:
+            return torch.zeros_like(x) if y.ndim == 0 else x & ~y
+        if path not in shapes:
+            raise ValueError(f"expected params: two 0-d masks at {path!r} leave nothing, and of no known shape")
+        return torch.zeros(shapes[path], dtype=torch.bool, device=x.device)
+
+    return _pairwise(minus, a, b)
+
+
+def hamming(a: Tree, b: Tree) -> int | Tensor:
+    """In how many positions two masks trees differ; a 0-d True counts as full.
+
+    >>> sf.masks.hamming({"w": torch.tensor([True, False])}, {"w": torch.tensor(True)})
+    1
+
+    An int, or a 0-d int64 tensor where a transform hides values. Raises as `intersect` does.
+    """
+    counts = list(flatten(_pairwise(lambda path, x, y: torch.count_nonzero(x ^ y), a, b))[0].values())
+    return _known(sum(counts[1:], counts[0])) if counts else 0

@@ -1,0 +1,102 @@
+"""Masks trees that are made: from zeros, from a dict, shuffled, in a checkerboard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.engine.checks import check_sparsity
+from sparsefn.engine.numbers import like
+from sparsefn.state import Where, check_masks, masks_tree
+from sparsefn.tree import Tree, flatten, map_with_path
+from sparsefn.where import default_where, select_leaves
+
+
+def from_zeros(params: Tree, where: Where = default_where) -> Tree:
+    """The masks that keep what is not zero.
+
+    >>> sf.masks.from_zeros({"weight": torch.tensor([[0.0, 2.0]]), "bias": torch.zeros(1)})
+    {'weight': tensor([[False,  True]]), 'bias': tensor(True)}
+
+    Leaves that `where` does not choose get the 0-d True. NaN is not zero, -0.0 is. Raises and warns
+    as `where` does: see `sparsefn.where.select_leaves`.
+    """
+    return masks_tree(params, {path: leaf != 0 for path, leaf in select_leaves(params, where).items()})
+
+
+def from_dict(params: Tree, given: Mapping[str, Tensor], where: Where = default_where) -> Tree:
+    """Masks by dotted path, as another program or a checkpoint holds them, as a masks tree.
+
+    >>> sf.masks.from_dict({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, {"weight": torch.tensor([[0.0, 1.0]])})
+    {'weight': tensor([[False,  True]]), 'bias': tensor(True)}
+
+    What is not zero is kept. Leaves that `where` does not choose and that are not given are dense.
+    Raises ValueError for a chosen leaf without a mask, a path that params lack, and another shape; warns
+    and raises as `where` does.
+    """
+    leaves, known = flatten(params)[0], ", ".join(map(repr, given)) or "none"
+    for path, mask in given.items():
+        if path not in leaves:
+            raise ValueError(f"from_dict: params have no leaf at {path!r}; they are at {', '.join(map(repr, leaves))}")
+        if mask.shape != leaves[path].shape:
+            want = tuple(leaves[path].shape)
+            raise ValueError(f"from_dict: expected a mask of shape {want} at {path!r}, got {tuple(mask.shape)}")
+    for path in select_leaves(params, where):
+        if path not in given:
+            raise ValueError(f"from_dict: expected a mask for {path!r}, which is to be sparse; there are {known}")
+    return masks_tree(params, {path: mask != 0 for path, mask in given.items()})
+
+
+def shuffle(masks: Tree, key: Tensor) -> Tree:
+    """Masks of the same counts in every leaf, at random positions.
+
+    >>> masks = {"w": torch.tensor([[True, True, True, False, False, False]]), "b": torch.tensor(True)}
+    >>> shuffled = sf.masks.shuffle(masks, sf.random.key(0))
+    >>> int(shuffled["w"].sum()), shuffled["b"]
+    (3, tensor(True))
+
+    Every arrangement of a leaf is equally likely, by key and path alone. Raises TypeError for a leaf
+    that is not a bool mask.
+    """
+    check_masks(masks, masks)
+
+    def shuffled(path: str, mask: Tensor) -> Tensor:
+        order = random.permutation(random.leaf_key(key.to(mask.device), path), mask.numel())
+        return mask.reshape(-1).gather(0, order).reshape(mask.shape) if mask.ndim else mask
+
+    return map_with_path(shuffled, masks)
+
+
+def checkerboard(shape: Sequence[int], sparsity: float | Tensor, *, device: torch.device | str | None = None) -> Tensor:
+    """A mask of evenly spread positions, moved along from row to row.
+
+    >>> sf.masks.checkerboard((2, 4), 0.5)
+    tensor([[False,  True, False,  True],
+            [ True, False,  True, False]])
+
+    Every row of the last dimension keeps about `(1 - sparsity) * columns`; leading dimensions count
+    as rows in row-major order. `sparsity` is a float in [0, 1] or a 0-d floating tensor (which may
+    be batched; NaN is 0). 1.0, and any density under 2**-31, keeps nothing. Raises TypeError for an int
+    sparsity, ValueError outside [0, 1] (the value of a tensor is not looked at) or for a shape without
+    dimensions.
+    """
+    check_sparsity(sparsity)
+    if device is None:
+        device = sparsity.device if isinstance(sparsity, Tensor) else torch.device("cpu")
+    model = torch.empty((), device=device)
+    density = 1 - like(model, sparsity).to(model.device, torch.float64).nan_to_num(0.0)
+    if not shape or min(shape) < 0:
+        raise ValueError(f"expected a shape of one dimension or more, none negative, got {tuple(shape)}")
+    columns, rows = shape[-1], math.prod(shape[:-1])
+    some = density >= 2.0**-31  # below, the int64 indices would overflow
+    density = torch.where(some, density, 1.0)
+    length = columns + torch.ceil(columns / density + 1e-5).long() - 1
+    stride = torch.floor(1 / density - 1e-5).long()
+    row = torch.arange(rows, device=device)[:, None] * stride
+    index = (row + torch.arange(columns, device=device)) % length.clamp(min=1)
+    kept = torch.floor((index + 1) * density + 1e-5) != torch.floor(index * density + 1e-5)
+    return (kept & some).reshape(tuple(shape))

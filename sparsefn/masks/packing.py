@@ -1,0 +1,72 @@
+"""Masks at one bit an element."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from sparsefn.engine.transforms import visible
+from sparsefn.state import check_masks
+from sparsefn.tree import Tree, map_with_path
+
+
+def pack(masks: Tree) -> Tree:
+    """The masks with 8 weights in a byte.
+
+    >>> packed = sf.masks.pack({"w": torch.tensor([[True, False, True], [False, True, True]])})
+    >>> packed
+    {'w': tensor([53], dtype=torch.uint8)}
+    >>> sf.masks.unpack(packed, {"w": torch.zeros(2, 3)})["w"].tolist()
+    [[True, False, True], [False, True, True]]
+
+    A mask of n weights becomes uint8 of shape (ceil(n / 8),): bit j of byte i is element 8 i + j in
+    row-major order, and unused bits are zero. A 0-d True stays as it is. Raises TypeError for a leaf
+    that is not a bool mask.
+    """
+    check_masks(masks, masks)
+    return map_with_path(lambda path, mask: _bytes(mask) if mask.ndim else mask, masks)
+
+
+def _bytes(mask: Tensor) -> Tensor:
+    memory = visible([mask])
+    if memory is not None:
+        return torch.from_numpy(np.packbits(memory[0].reshape(-1), bitorder="little"))
+    bits = functional.pad(mask.reshape(-1), (0, -mask.numel() % 8)).reshape(-1, 8).to(torch.uint8)
+    out = bits[:, 0]
+    for j in range(1, 8):
+        out = out | bits[:, j] * (1 << j)  # DTensor forgets to shift
+    return out
+
+
+def unpack(packed: Tree, like: Tree) -> Tree:
+    """The masks that `pack` packed; `like` (params or masks) gives the shapes.
+
+    >>> sf.masks.unpack({"w": torch.tensor([2], dtype=torch.uint8)}, {"w": torch.zeros(3)})
+    {'w': tensor([False,  True, False])}
+
+    Raises ValueError for another structure or number of bytes, TypeError for a dtype that is
+    neither uint8 nor (0-d) bool, naming the path.
+    """
+
+    def mask_of(path: str, bits: Tensor, leaf: Tensor) -> Tensor:
+        if bits.ndim == 0 and bits.dtype == torch.bool:
+            return bits
+        if bits.dtype != torch.uint8:
+            raise TypeError(f"expected packed masks to be uint8 or a 0-d bool at {path!r}, got {bits.dtype}")
+        size = -(-leaf.numel() // 8)
+        if bits.shape != (size,) or leaf.ndim == 0:
+            want = f"of shape ({size},)" if leaf.ndim else "that is a 0-d bool"
+            raise ValueError(f"expected a packed mask {want} at {path!r}, got {tuple(bits.shape)}")
+        return _bits(bits, leaf.numel()).reshape(leaf.shape)
+
+    return map_with_path(mask_of, packed, like)
+
+
+def _bits(packed: Tensor, n: int) -> Tensor:
+    memory = visible([packed])
+    if memory is not None:
+        return torch.from_numpy(np.unpackbits(memory[0], count=n, bitorder="little").view(np.bool_))
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    return ((packed[:, None] >> shifts) & 1).reshape(-1)[:n].to(torch.bool)
