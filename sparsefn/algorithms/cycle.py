@@ -78,7 +78,7 @@ class Field(NamedTuple):
         """How many groups each pool has."""
         return [rows.shape[0] for rows in self.active]
 
-    def room(self) -> Tensor:
+    def capacity(self) -> Tensor:
         """How many units of each group may be kept."""
         return torch.cat(
             [
@@ -89,7 +89,7 @@ class Field(NamedTuple):
 
 
 def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
-    """The state after one cycle, in which masks stay inside what is allowed."""
+    """The state after one cycle, in which masks stay inside the allowed ones."""
     rule, memory = cycle.rule, cycle.memory
     leaves, masks = sparse_leaves(state)
     pools = rule.pools(leaves)
@@ -130,7 +130,7 @@ def _quota(cycle: Cycle, field: Field, shares: Leaves, step: Step) -> tuple[Tens
         min=0
     )
     if cycle.exclude_dropped:
-        lost = torch.minimum(lost, (field.room() - wanted).clamp(min=0))
+        lost = torch.minimum(lost, (field.capacity() - wanted).clamp(min=0))
     return torch.minimum(torch.maximum(lost, had - wanted), had), target
 
 
@@ -170,18 +170,18 @@ def _grow(
 def _moved(
     plan: Redistribute, field: Field, shares: Leaves, stay: list[Tensor], left: Tensor, barred: Tensor, target: Tensor
 ) -> Tensor:
-    # The total regrowth is what all leaves lost; each leaf's part follows its share, up to its room.
+    # The total regrowth is what all leaves lost; each leaf's part follows its share, up to its capacity.
     paths = [path for (path,) in field.pools]
     kept = {path: rows.reshape(field.masks[path].shape) for path, rows in zip(paths, stay, strict=True)}
     parts = plan.share({path: shares[path] for path in paths}, field.masks, kept)
-    caps = dict(zip(paths, (field.room() - barred).unbind(), strict=True))
+    caps = dict(zip(paths, (field.capacity() - barred).unbind(), strict=True))
     regrown = allocate(parts, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
     return left + end_to_end([regrown[path] for path in paths], [1] * len(paths), left.device)
 
 
 def _plant(state: State, leaves: Leaves, new: Leaves, held: Leaves, grown: Grown, pruned: Pruned, step: Step) -> State:
-    # New masks; what they hold keeps its value, what they let grow starts at `grown`.
-    if grown is zeros and pruned == "zero":  # what is pruned and what grew are zeros alike: one pass
+    # The state with new masks: weights in `held` keep their values, grown ones start at `grown`.
+    if grown is zeros and pruned == "zero":  # pruned and grown weights are both zero: one pass
         kept = dict(zip(held, zeroed(list(held.values()), [leaves[path] for path in held]), strict=True))
         return state._replace(params=with_leaves(state.params, kept), masks=with_leaves(state.masks, new))
     state = with_masks(state, new, pruned)

@@ -1,4 +1,4 @@
-"""What every mask algorithm shares: setting up, checking, writing back, remembering."""
+"""Shared by every mask algorithm: set-up, checks, scores with memory, and new masks in a state."""
 
 from __future__ import annotations
 

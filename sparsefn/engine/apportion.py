@@ -39,16 +39,16 @@ def apportion(
         share = shares[name]
         if not isinstance(share, Tensor) and (share < 0 or math.isinf(share)):
             raise ValueError(f"expected finite shares >= 0, got {share} at {name!r}")
-    room = dict.fromkeys(names, total) if caps is None else caps
-    plain = not any(isinstance(x, Tensor) for x in (total, *shares.values(), *room.values()))
+    limits = dict.fromkeys(names, total) if caps is None else caps
+    plain = not any(isinstance(x, Tensor) for x in (total, *shares.values(), *limits.values()))
     if plain and total > 2**53:
         raise ValueError(f"expected a total of at most 2**53, up to which counts are exact in float64, got {total}")
-    if plain and total > sum(room.values()):
-        raise ValueError(f"cannot hand out {total} among caps that sum to {sum(room.values())}")
+    if plain and total > sum(limits.values()):
+        raise ValueError(f"cannot hand out {total} among caps that sum to {sum(limits.values())}")
     if plain:
-        counts = _numbers(tuple(shares[name] for name in names), total, tuple(room[name] for name in names))
+        counts = _numbers(tuple(shares[name] for name in names), total, tuple(limits[name] for name in names))
     else:
-        counts = _fill([shares[name] for name in names], [room[name] for name in names], total).unbind()
+        counts = _fill([shares[name] for name in names], [limits[name] for name in names], total).unbind()
     placed = dict(zip(names, counts, strict=True))
     return {name: placed[name] for name in shares}
 

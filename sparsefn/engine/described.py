@@ -1,4 +1,4 @@
-"""What a factory makes reads like the call that made it, and pickles as that call."""
+"""Reprs and pickles of objects that a factory made: the call that made them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Described(FromCall):
         return self.__wrapped__(*args, **kwargs)
 
 
-Described.__name__ = "function"  # an error that says what it got says what a user knows
+Described.__name__ = "function"  # errors then name the type that users know
 
 
 def described(make: Callable[P, Made]) -> Callable[P, Made]:
@@ -108,7 +108,7 @@ def with_call(made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any
 
 
 def _knowing(made: Made, call: Call) -> Made:
-    new: Any = made  # a pattern, which is new and has room for the call
+    new: Any = made  # a pattern, which is new and has a place for the call
     if isinstance(made, FunctionType):
         new = Described(made)
     elif isinstance(made, tuple):

@@ -182,11 +182,11 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     stains: list[bool] = []
 
     def look(blocks: Iterable[Row]) -> None:
-        room = np.empty(BLOCK, np.bool_)
+        spare = np.empty(BLOCK, np.bool_)
         for mask, bits in blocks:
             if stains:
                 return
-            if _differ(mask, bits, 0, room):
+            if _differ(mask, bits, 0, spare):
                 stains.append(True)
 
     run(look, rows)
@@ -210,8 +210,8 @@ def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
 
 def _into(rows: list[Row], flat: Row, leaf: Tensor) -> Tensor:
     # A row with space for the result of its kernel, a tensor like the leaf.
-    result, room = _fresh(flat[-1], leaf)
-    rows.append((*flat, room))
+    result, spare = _fresh(flat[-1], leaf)
+    rows.append((*flat, spare))
     return result
 
 
@@ -221,17 +221,17 @@ def _zero(blocks: Iterable[Row]) -> None:
 
 
 def _select(blocks: Iterable[Row]) -> None:
-    room = np.empty(BLOCK, np.int64)
+    spare = np.empty(BLOCK, np.int64)
     for mask, new, old, out in blocks:
-        _either(mask, new, old, out, room.view(out.dtype))
+        _either(mask, new, old, out, spare.view(out.dtype))
 
 
 def _move(blocks: Iterable[Row]) -> None:
-    room = np.empty(BLOCK, np.int64)
+    spare = np.empty(BLOCK, np.int64)
     for mask, old, update, out in blocks:
         kind = np.float32 if out.itemsize == 4 else np.float64
         np.add(old.view(kind), update.view(kind), out=out.view(kind))
-        keep_block(mask, old, out, room.view(out.dtype))
+        keep_block(mask, old, out, spare.view(out.dtype))
 
 
 def zero_block(mask: Array, bits: Array, out: Array) -> None:
@@ -248,29 +248,29 @@ def zero_block(mask: Array, bits: Array, out: Array) -> None:
     np.multiply(out, bits, out=out)
 
 
-def keep_block(mask: Array, old: Array, new: Array, room: Array) -> None:
+def keep_block(mask: Array, old: Array, new: Array, spare: Array) -> None:
     """Put the old bits back into the new ones off a mask of int8 zeros and ones.
 
     >>> import numpy as np
     >>> from sparsefn.engine import leafwise
-    >>> new, room = np.array([7, 8], np.int32), np.empty(2, np.int32)
-    >>> leafwise.keep_block(np.array([1, 0], np.int8), np.array([1, 2], np.int32), new, room)
+    >>> new, spare = np.array([7, 8], np.int32), np.empty(2, np.int32)
+    >>> leafwise.keep_block(np.array([1, 0], np.int8), np.array([1, 2], np.int32), new, spare)
     >>> new
     array([7, 2], dtype=int32)
     """
     # Of most optimizers the updates off the mask are zeros, and there is nothing to put back.
-    if _differ(mask, new, old, room.view(np.bool_)):
-        _either(mask, new, old, new, room)
+    if _differ(mask, new, old, spare.view(np.bool_)):
+        _either(mask, new, old, new, spare)
 
 
-def _differ(mask: Array, bits: Array, others: Array | int, room: Array) -> bool:
-    off = room[: bits.size]
+def _differ(mask: Array, bits: Array, others: Array | int, spare: Array) -> bool:
+    off = spare[: bits.size]
     np.not_equal(bits, others, out=off)
     return bool(np.greater(off, mask.view(np.bool_), out=off).any())
 
 
-def _either(mask: Array, new: Array, old: Array, out: Array, room: Array) -> None:
-    wide = room[: out.size]
+def _either(mask: Array, new: Array, old: Array, out: Array, spare: Array) -> None:
+    wide = spare[: out.size]
     np.copyto(wide, mask)
     np.bitwise_xor(new, old, out=out)
     np.multiply(out, wide, out=out)

@@ -14,7 +14,7 @@ from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
 
 
 def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
-    # Each mask with the number of weights one of its entries stands for.
+    # Each mask with the number of weights that one of its entries counts for.
     shapes = masks if params is None else params
     check_masks(masks, shapes)
     rows = zip(flatten(masks)[0].values(), leaves_like(shapes, masks), strict=True)

@@ -17,7 +17,7 @@ from sparsefn.where import default_where, select_leaves
 
 
 def from_zeros(params: Tree, where: Where = default_where) -> Tree:
-    """The masks that keep what is not zero.
+    """The masks that keep the weights that are not zero.
 
     >>> sf.masks.from_zeros({"weight": torch.tensor([[0.0, 2.0]]), "bias": torch.zeros(1)})
     {'weight': tensor([[False,  True]]), 'bias': tensor(True)}
@@ -34,7 +34,7 @@ def from_dict(params: Tree, given: Mapping[str, Tensor], where: Where = default_
     >>> sf.masks.from_dict({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, {"weight": torch.tensor([[0.0, 1.0]])})
     {'weight': tensor([[False,  True]]), 'bias': tensor(True)}
 
-    What is not zero is kept. Leaves that `where` does not choose and that are not given are dense.
+    Weights that are not zero are kept. Leaves that `where` does not choose and that are not given are dense.
     Raises ValueError for a chosen leaf without a mask, a path that params lack, and another shape; warns
     and raises as `where` does.
     """

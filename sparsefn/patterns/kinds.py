@@ -26,7 +26,7 @@ _REDUCTIONS: dict[str, Pooling] = {
 
 @dataclass(frozen=True)
 class Pattern(FromCall):
-    """What is kept or pruned as one, and what competes with what.
+    """Which elements are kept or pruned together, as a unit, and which units compete.
 
     >>> sf.patterns.nm(2, 4)
     nm(2, 4, axis=-1)
@@ -73,7 +73,7 @@ def _axis(name: str, axis: int, shape: Box) -> int:
 
 @described
 def unstructured() -> Pattern:
-    """Every element stands for itself and competes with its whole tensor.
+    """Every element is a unit, and all units of a tensor compete.
 
     >>> sf.topk_mask(torch.tensor([0.3, 0.1, 0.2]), 2, pattern=sf.patterns.unstructured())
     tensor([ True, False,  True])
@@ -203,7 +203,7 @@ def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
 
     The axis counts in the tensor as it is: `sf.modules.channel_axis` says along which one a layer's outputs lie.
     `norm` is the order p of the vector norm: any float, inf included. With `groups`, slices compete inside
-    each of so many equal blocks of them, such as the 4 gates of an LSTM, and an int count is a count of
+    each of several equal blocks of them, such as the 4 gates of an LSTM, and an int count is a count of
     each block; an axis that they do not divide is a ValueError.
     """
     check_int("", "axis", axis)

@@ -13,8 +13,8 @@ from sparsefn.engine.memory import BLOCK, each
 from sparsefn.engine.selection.entries import Arrays, flat
 from sparsefn.engine.transforms import Array
 
-_THREADED = 1 << 22  # from so many scores on, one competition has several threads
-_CROWDED, _MOST = 32, 1 << 16  # one score in so many is collected, or so many if that is more
+_THREADED = 1 << 22  # from this many scores on, one competition has several threads
+_CROWDED, _MOST = 32, 1 << 16  # at most size / 32 scores are collected, or 65,536 if that is more
 
 Out = TypeVar("Out")
 
@@ -75,7 +75,7 @@ class Scratch:
             yield start, stop, scores, at.out[start:stop], self.flags[: stop - start]
 
     def read(self, at: Arrays, where: slice, buffer: Array) -> Array:
-        """Some of the scores: a view of the memory where it holds what is wanted, else written into the buffer."""
+        """Some of the scores: a view of the memory if that needs no change, else written into the buffer."""
         if at.narrow is not None:
             torch.from_numpy(buffer).copy_(at.narrow[where])
             return np.abs(buffer, out=buffer) if at.absolute else buffer
@@ -102,7 +102,7 @@ class Work(NamedTuple):
     size: int
 
     def run(self, step: Callable[[Arrays, Scratch], Out]) -> list[Out]:
-        """What a step returns for each entry, in their order."""
+        """The results of a function for each entry, in their order."""
 
         def run_share(share: list[Arrays]) -> list[Out]:
             scratch = self.scratch(share)
@@ -209,7 +209,7 @@ def all_numbers(work: Work) -> None:
 
 
 class Found(NamedTuple):
-    """How many scores are above a bracket and inside it, and the places and values of those that were collected."""
+    """How many scores are above a bracket and inside it, and the places and values of the collected ones."""
 
     above: int
     inside: int

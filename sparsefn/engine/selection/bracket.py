@@ -19,11 +19,11 @@ from sparsefn.engine.selection import blocks
 from sparsefn.engine.selection.entries import Arrays, eligible, open_count
 from sparsefn.engine.transforms import Array
 
-_SORTED = 1 << 11  # so many are sorted sooner than partitioned
-SMALL = 1 << 15  # so many scores are not sampled but partitioned at once
+_SORTED = 1 << 11  # up to this many scores a sort is faster than a partition
+SMALL = 1 << 15  # up to this many scores are partitioned without a sample
 _SURE = 2.5  # standard deviations of a rank in the sample on either side; a miss costs another pass
-_FEW = 7  # so many equal scores around the wanted rank are chance
-_HEAVY = 32  # a value that more than one in so many of the sample have is tried by itself
+_FEW = 7  # up to this many equal scores around the wanted rank are chance
+_HEAVY = 32  # a value that more than 1/32 of the sample have is tried by itself
 
 
 @np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
@@ -152,7 +152,7 @@ def _search(work: blocks.Work, share: float, k: int) -> None:
 
 
 def _window(sample: Array, share: float, reach: float, known: _Bracket) -> tuple[_Bracket, Array]:
-    # The scores of the sample around the wanted rank, within what is known, and the bracket that they make.
+    # The scores of the sample around the wanted rank, inside the known bracket, and the narrower bracket they make.
     n = sample.size
     rank, spread = (1 - share) * n, reach * math.sqrt(n * share * (1 - share)) + 4
     first, last = math.floor(rank - spread), math.ceil(rank + spread)
