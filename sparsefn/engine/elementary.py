@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn.engine.numbers import Real, batch_first, floor, folded, like, two_product, two_sum, where, whole_power
+from sparsefn.engine.numbers import Real, batch_first, floor, like, two_product, two_sum, where, whole_power
 from sparsefn.engine.slopes import EXP_MAX, EXP_MIN, SLOPES
 from sparsefn.engine.transforms import differentiated
 
@@ -239,21 +239,6 @@ def _corrected_sqrt(x: Tensor) -> Tensor:
     square, rest = two_product(root, root)
     step = ((x - square) - rest) / (2 * root)
     return torch.where(step.isfinite(), root + step, root)
-
-
-def vector_norm(x: Tensor, order: float) -> Tensor:
-    """The norm of some order along the last dimension.
-
-    >>> from sparsefn.engine import elementary
-    >>> elementary.vector_norm(torch.tensor([[3.0, -4.0]]), 2)
-    tensor([5.])
-
-    Any float, inf included; the same bits everywhere (see `numbers.folded`).
-    """
-    sizes = x.abs().movedim(-1, 0)
-    if math.isinf(order):
-        return folded(sizes, torch.maximum if order > 0 else torch.minimum)
-    return root(folded(raised(sizes, order)), order)
 
 
 def raised(x: Tensor, order: float) -> Tensor:
