@@ -68,8 +68,10 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
     grid = shape if single else grid_of(shape, unit)
     group = pattern.group(grid)
     flat = group == grid or in_line(group, grid)
-    spanned = [b == size != 1 for b, size in zip(unit, shape, strict=True)]
-    budgeted = shape if single else tuple(n for n, gone in zip(grid, spanned, strict=True) if not gone)
+    budgeted = shape
+    if not single:
+        pairs = zip(grid, unit, shape, strict=True)
+        budgeted = tuple(n for n, b, size in pairs if not b == size != 1)
     groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]  # a list: compilers take no generator
     return Units(pattern, shape, unit, grid, group, (math.prod(groups), math.prod(group)), single, flat, budgeted)
 

@@ -41,7 +41,7 @@ def write_best(competitors: Sequence[Arrays], k: int) -> None:
     if k <= 0:
         for at in competitors:
             at.out[:] = False
-    elif sum(at.out.size for at in competitors) <= SMALL:
+    elif sum([at.out.size for at in competitors]) <= SMALL:
         _at_once(competitors, k)
     else:
         total = open_count(competitors)
@@ -180,17 +180,21 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
     values, flags = [], []
     for at in competitors:
         scores: Array = at.narrow.float().numpy() if at.wide is None else at.wide  # type: ignore[union-attr]
-        open_ = eligible(at)
+        open_ = None if at.allow is None and at.deny is None else eligible(at)
         scores = scores.reshape(-1) if open_ is None else scores[open_]
         flags.append(open_)
         values.append(np.abs(scores) if at.absolute else scores)
-    keep = best(values[0] if len(values) == 1 else np.concatenate([*values, np.empty(0, np.float32)]), k)
-    first = 0
+    if len(values) == 1:
+        return _keep(competitors[0], flags[0], best(values[0], k))
+    keep, first = best(np.concatenate([*values, np.empty(0, np.float32)]), k), 0
     for at, open_, scores in zip(competitors, flags, values, strict=True):
-        own = keep[first : first + scores.size]
+        _keep(at, open_, keep[first : first + scores.size])
         first += scores.size
-        if open_ is None:
-            at.out[:] = own.reshape(at.out.shape)
-        else:
-            at.out[:] = False
-            at.out[open_] = own
+
+
+def _keep(at: Arrays, open_: Array | None, keep: Array) -> None:
+    if open_ is None:
+        at.out[:] = keep.reshape(at.out.shape)
+    else:
+        at.out[:] = False
+        at.out[open_] = keep

@@ -53,13 +53,14 @@ def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
     >>> at.out
     array([False,  True])
     """
-    memory = see([x for scores, allow, deny, _ in entries for x in (scores, allow, deny) if x is not None])
+    memory = see([x for entry in entries for x in entry[:3] if x is not None])
     if memory is None:
         return None
     left, made = iter(memory), []
-    for scores, allow, deny, absolute in entries:
+    for scores, allow, deny, absolute in entries:  # spelt out, as a call for few scores takes microseconds
         values = next(left)
-        allowed, denied = (None if flags is None else next(left) for flags in (allow, deny))
+        allowed = None if allow is None else next(left)
+        denied = None if deny is None else next(left)
         out: Array = np.empty(values.shape, np.bool_)
         if scores.dtype in (torch.float16, torch.bfloat16):
             made.append(Arrays(None, scores.detach(), allowed, denied, out, absolute))

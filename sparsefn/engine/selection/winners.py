@@ -131,7 +131,7 @@ def _in_memory(
     numbers = None if seen is None else _numbers(entries, counts, spans, joint, see)
     if seen is None or numbers is None or not _TINY[0] > _TINY[1]:  # this thread counts subnormal numbers as zero
         return None
-    if joint:
+    if joint or (len(seen) == 1 and seen[0].out.shape[0] == 1 and seen[0].out.ndim == 2):  # one competition
         bracket.write_best(seen, int(numbers[0].item()))
     else:
         rest = []
@@ -150,7 +150,8 @@ def _numbers(
 ) -> list[Array] | None:
     # The counts of each entry, one or one a competition.
     if not isinstance(counts, Tensor):
-        known = see([count for count in counts if isinstance(count, Tensor)])
+        tensors = [count for count in counts if isinstance(count, Tensor)]
+        known = see(tensors) if tensors else []
         if known is None:
             return None
         left = iter(known)
