@@ -33,7 +33,7 @@ Pools = list[Pool]
 
 
 class Competition(NamedTuple):
-    """What competes with what: the pattern inside a leaf, the distribution among leaves."""
+    """Which units compete with each other: the pattern inside a leaf, the distribution among leaves."""
 
     pattern: Pattern
     distribution: Distribution
