@@ -124,9 +124,20 @@ def drop_grow(
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
-    options = grow_count, grown, exclude_dropped, restart_dropped, plan
-    signed = rule.elementwise and plan is None and grow_count is None
-    cycle = Cycle(rule, memory, level, current, fraction, count, *options, signed=signed)
+    cycle = Cycle(
+        rule,
+        memory,
+        level,
+        current,
+        fraction,
+        rounding=count,
+        grow_count=grow_count,
+        grown=grown,
+        exclude_dropped=exclude_dropped,
+        restart_dropped=restart_dropped,
+        plan=plan,
+        signed=rule.elementwise and plan is None and grow_count is None,
+    )
     return build_masked(rule, memory, partial(run, cycle), level=level, init=init, where=where, key=key, when=when)
 
 

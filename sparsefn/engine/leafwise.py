@@ -53,9 +53,11 @@ def add_row(rows: list[Row], *tensors: Tensor, results: int, least: int = _SMALL
     The new tensors have the shape and dtype of the last one.
     """
     flat = flat_memory(*tensors, least=least)
-    if flat is None:
-        return None
-    made = [_fresh(flat[-1], tensors[-1]) for _ in range(results)]
+    return None if flat is None else _append(rows, flat, tensors[-1], results)
+
+
+def _append(rows: list[Row], flat: Row, like: Tensor, results: int) -> list[Tensor]:
+    made = [_fresh(flat[-1], like) for _ in range(results)]
     rows.append((*flat, *(memory for _, memory in made)))
     return [new for new, _ in made]
 
@@ -131,7 +133,7 @@ def _chosen(
         elif (flat := _words(mask, *leaves)) is None:
             results.append(in_torch(mask, *leaves))
         else:
-            results.append(_into(rows, flat, leaves[0]))
+            results += _append(rows, flat, leaves[0], 1)
     run(kernel, rows)
     return results
 
@@ -154,7 +156,7 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
         if flat is None:
             results += either([mask], [(leaf + update).to(leaf.dtype)], [leaf])
         else:
-            results.append(_into(rows, flat, leaf))
+            results += _append(rows, flat, leaf, 1)
     run(_move, rows)
     return results
 
@@ -206,13 +208,6 @@ def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
     if flat is None or word is None:
         return None
     return flat[0].view(np.int8), *(x.view(word) for x in flat[1:])
-
-
-def _into(rows: list[Row], flat: Row, leaf: Tensor) -> Tensor:
-    # A row with space for the result of its kernel, a tensor like the leaf.
-    result, spare = _fresh(flat[-1], leaf)
-    rows.append((*flat, spare))
-    return result
 
 
 def _zero(blocks: Iterable[Row]) -> None:

@@ -3,20 +3,9 @@
 import optree
 import pytest
 import torch
+from single_rows import count, kept, row
 
 import sparsefn as sf
-
-
-def row(*values):
-    return {"w": torch.tensor([values], dtype=torch.float32)}
-
-
-def kept(state, path="w"):
-    return frozenset(state.masks[path].flatten().nonzero().flatten().tolist())
-
-
-def count(state):
-    return int(sf.masks.n_kept(state.masks))
 
 
 def test_ties_go_to_the_lower_index_in_both_directions():

@@ -48,7 +48,7 @@ def write_best(competitors: Sequence[Arrays], k: int) -> None:
         if k < total:
             return _search(blocks.work_on(competitors), k / total, k)
         for at in competitors:
-            flags = eligible(at)
+            flags = eligible(at.allow, at.deny)
             at.out[:] = True if flags is None else flags
 
 
@@ -180,7 +180,7 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
     values, flags = [], []
     for at in competitors:
         scores: Array = at.narrow.float().numpy() if at.wide is None else at.wide  # type: ignore[union-attr]
-        open_ = None if at.allow is None and at.deny is None else eligible(at)
+        open_ = eligible(at.allow, at.deny)
         scores = scores.reshape(-1) if open_ is None else scores[open_]
         flags.append(open_)
         values.append(np.abs(scores) if at.absolute else scores)

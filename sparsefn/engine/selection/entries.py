@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsefn.engine.transforms import Array, See, visible
+
+Flags = TypeVar("Flags", Tensor, Array)
 
 
 class Entry(NamedTuple):
@@ -90,18 +92,16 @@ def reshaped(at: Arrays, shape: tuple[int, ...]) -> Arrays:
     return Arrays(wide, narrow, allow, deny, at.out.reshape(shape), at.absolute)  # type: ignore[arg-type]
 
 
-def eligible(at: Arrays) -> Array | None:
-    """Which units compete, as one array of flags; None for all.
+def eligible(allow: Flags | None, deny: Flags | None) -> Flags | None:
+    """Which units compete, as one tensor or array of flags; None for all.
 
     >>> from sparsefn.engine.selection import entries
-    >>> (at,) = entries.arrays([entries.Entry(torch.ones(2), deny=torch.tensor([True, False]))])
-    >>> entries.eligible(at)
-    array([False,  True])
+    >>> entries.eligible(None, torch.tensor([True, False]))
+    tensor([False,  True])
     """
-    if at.deny is None:
-        return at.allow
-    flags: Array = ~at.deny if at.allow is None else np.greater(at.allow, at.deny)
-    return flags
+    if deny is None:
+        return allow
+    return ~deny if allow is None else allow > deny
 
 
 def open_count(competitors: Sequence[Arrays]) -> int:

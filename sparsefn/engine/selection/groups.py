@@ -80,7 +80,7 @@ def top_of_groups(at: Arrays, count: Array) -> None:
         own = count.clip(0, units).astype(np.uint8).reshape(height, 1, width)
         limit = np.broadcast_to(own, at.out.shape)
     words, infinity = _words(at)
-    rows = _Rows(words, infinity, eligible(at), limit, at.absolute, at.out)
+    rows = _Rows(words, infinity, eligible(at.allow, at.deny), limit, at.absolute, at.out)
     blocks = _blocks(height, units, width)
     share = -(-len(blocks) // torch.get_num_threads())
     each(partial(_select, rows), [blocks[i : i + share] for i in range(0, len(blocks), share)], at.out.size)

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsefn.engine.memory import check_device, placed
 from sparsefn.engine.selection import bracket, groups, reference
 from sparsefn.engine.selection.entries import Entry as Entry
-from sparsefn.engine.selection.entries import arrays, reshaped
+from sparsefn.engine.selection.entries import arrays, eligible, reshaped
 from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.transforms import Array, See, visible, visible_inside
 
@@ -203,28 +203,21 @@ def _of_rows(entry: Entry, count: Count) -> Tensor:
     # By operations of fixed shapes.
     few, shape = _is_few(entry.scores), entry.scores.shape
     entry = entry if few else _as_rows(entry)
-    eligible = _eligible(entry)
-    keys = reference.rank_keys(entry.scores.abs() if entry.absolute else entry.scores, eligible)
+    open_ = eligible(entry.allow, entry.deny)
+    keys = reference.rank_keys(entry.scores.abs() if entry.absolute else entry.scores, open_)
     if not few:
         return _laid_back(reference.top_of_rows(keys, count), shape)
     if isinstance(count, Tensor):
         count = count.reshape(()) if count.numel() == 1 else count.reshape(shape[0], *shape[2:])
     won = groups.top_by_pairs(keys, count)
-    return won if eligible is None else won & eligible
+    return won if open_ is None else won & open_
 
 
 def _jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
     scores = [entry.scores.abs() if entry.absolute else entry.scores for entry in entries]
-    keys = reference.joint_keys(scores, [_eligible(entry) for entry in entries])
+    keys = reference.joint_keys(scores, [eligible(entry.allow, entry.deny) for entry in entries])
     parts = torch.split(reference.top_of_rows(keys, count).reshape(-1), [leaf.numel() for leaf in scores])
     return [mask.reshape(leaf.shape) for mask, leaf in zip(parts, scores, strict=True)]
-
-
-def _eligible(entry: Entry) -> Tensor | None:
-    _, allow, deny, _ = entry
-    if deny is None:
-        return allow
-    return ~deny if allow is None else allow & ~deny
 
 
 # ---- the operator --------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_which_units_compete(allow, deny):
     at = arrays(torch.zeros(4), allow, deny)
     want = (torch.ones(4) > 0 if allow is None else allow) & (torch.ones(4) > 0 if deny is None else ~deny)
     assert entries.open_count([at]) == int(want.sum())
-    flags = entries.eligible(at)
+    flags = entries.eligible(at.allow, at.deny)
     assert flags is None if allow is deny is None else flags.tolist() == want.tolist()
     flags = np.ones(3, bool)
     blocks.bar(at, 1, 4, flags)
