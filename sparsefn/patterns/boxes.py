@@ -142,8 +142,9 @@ def is_single(box: Box) -> bool:
     >>> is_single((1, 1)), is_single((1, 2)), is_single(())
     (True, False, True)
     """
-    # max(box, default=1) == 1, which compilers do not take of symbolic sizes.
-    return not any(n > 1 for n in box) and (not box or any(n == 1 for n in box))
+    if box == (1,) * len(box):
+        return True
+    return not any(n > 1 for n in box) and any(n == 1 for n in box)  # a dimension may be empty
 
 
 def spread(x: Tensor, box: Box, shape: Box) -> Tensor:

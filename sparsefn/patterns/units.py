@@ -85,10 +85,10 @@ def to_columns(units: Units, x: Tensor) -> Tensor | None:
     A view where x is contiguous. The groups of `to_rows` are its rows and in each its columns, in this order.
     """
     shape, group = units.shape, units.group
-    if units.pattern.reduce is not None or not units.single:
+    if group == shape or units.pattern.reduce is not None or not units.single:
         return None
     along = [d for d, size in enumerate(group) if size != 1]
-    if len(along) != 1 or not group[along[0]] or group == shape:
+    if len(along) != 1 or not group[along[0]]:
         return None
     d, width = along[0], group[along[0]]
     return x.reshape(math.prod(shape[:d]) * (shape[d] // width), width, math.prod(shape[d + 1 :]))

@@ -26,7 +26,6 @@ _FEW = 7  # up to this many equal scores around the wanted rank are chance
 _HEAVY = 32  # a value that more than 1/32 of the sample have is tried by itself
 
 
-@np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
 def write_best(competitors: Sequence[Arrays], k: int) -> None:
     """Write into each `out` the mask of the k best of all entries: larger first, NaN last, then the earlier.
 
@@ -119,6 +118,7 @@ class _Bracket(NamedTuple):
         return above & (values < self.high if self.high_open else values <= self.high)
 
 
+@np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
 def _search(work: blocks.Work, share: float, k: int) -> None:
     sample, known, reach = blocks.sample(work), _Bracket(), _SURE
     while True:
@@ -186,7 +186,9 @@ def _at_once(competitors: Sequence[Arrays], k: int) -> None:
         values.append(np.abs(scores) if at.absolute else scores)
     if len(values) == 1:
         return _keep(competitors[0], flags[0], best(values[0], k))
-    keep, first = best(np.concatenate([*values, np.empty(0, np.float32)]), k), 0
+    with np.errstate(all="ignore"):  # a signalling NaN is widened as any other NaN
+        together = np.concatenate([*values, np.empty(0, np.float32)])
+    keep, first = best(together, k), 0
     for at, open_, scores in zip(competitors, flags, values, strict=True):
         _keep(at, open_, keep[first : first + scores.size])
         first += scores.size
