@@ -35,6 +35,9 @@ from sparsefn.algorithms import static as static
 from sparsefn.algorithms import ste as ste
 from sparsefn.algorithms import supermask as supermask
 
+# In a loop of torch.nn and torch.optim
+from sparsefn.attached import attach as attach
+
 # Composition
 from sparsefn.compose import chain as chain
 from sparsefn.compose import partition as partition
@@ -82,6 +85,7 @@ __all__ = [
     "always",
     "apply_masks",
     "at",
+    "attach",
     "bernoulli_mask",
     "budgets",
     "chain",

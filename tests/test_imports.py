@@ -22,7 +22,7 @@ WINGS = (
     ),
     ("algorithms",),
     ("compose",),
-    ("modules", "curvature", "shrinking", "report", "checkpoint", "ensemble", "config", "shorthand"),
+    ("modules", "curvature", "shrinking", "report", "checkpoint", "ensemble", "config", "shorthand", "attached"),
     ("testing",),
 )
 

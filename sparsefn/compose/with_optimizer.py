@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+from functools import partial
 
 import optree
-import torch
 from torch import Tensor
 
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose import foreign
+from sparsefn.compose.moments import live_entries
 from sparsefn.engine import leafwise
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
@@ -98,6 +98,7 @@ def with_optimizer(
     one_pass = getattr(optimizer, "under_masks", None)  # only an `sf.optimizers.Optimizer` has one
     owners, prime = foreign.finder(optimizer), foreign.primer(optimizer)
     tidies = mask_moments or reset_grown
+    kept = partial(live_entries, mask_moments=mask_moments, reset_grown=reset_grown)
 
     def start(trained: Tree) -> Tree:
         return foreign.unshared(optimizer, optimizer.init(trained), trained)
@@ -135,16 +136,6 @@ def with_optimizer(
             return moved(state, updates)._replace(opt=opt)
         return view.put(state, optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates))._replace(opt=opt)
 
-    def live(support: Tensor, before: Tensor, weight: Tensor, stepped: Tensor) -> Tensor | None:
-        # The entries at which moments of a leaf are kept; None for all.
-        parts = [support] if mask_moments else []
-        if reset_grown and before is not support:
-            parts.append(before | ~support)
-        if reset_grown and weight is not stepped:
-            # Weights that the update itself set start with zero moments, such as weights pruned and regrown.
-            parts.append(~support | (weight == stepped) | (weight.isnan() & stepped.isnan()))
-        return functools.reduce(torch.logical_and, parts) if parts else None
-
     def tidy(state: State, before: State) -> State:
         if not tidies:
             return state
@@ -154,7 +145,7 @@ def with_optimizer(
         if not any(sparse):
             return state
         owned_by = owners(state.opt, trained, sparse)
-        lives = {owner: live(*rows[owner]) for owner in owned_by if owner >= 0 and sparse[owner]}
+        lives = {owner: kept(*rows[owner]) for owner in owned_by if owner >= 0 and sparse[owner]}
         leaves, rebuild = opened(state.opt)
         masks = {i: mask for i, mask in enumerate(map(lives.get, owned_by)) if mask is not None}
         cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])

@@ -1,0 +1,287 @@
+"""An algorithm at work in a module: gradients out, effective weights in, around the optimizer's own step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparsefn import checkpoint
+from sparsefn.attached.slots import Slot, clear_moments, enter, leave, slots_of, zeros_stay
+from sparsefn.compose.moments import live_entries
+from sparsefn.engine.checks import is_int
+from sparsefn.engine.leafwise import is_sparse, sparse_among
+from sparsefn.state import Algorithm, State, effective, has_own_support, inside
+from sparsefn.tree import Tree, flatten, leaves_of, opened, zipped
+
+_CALL_AFTER = "call after_step after every before_step, also where the optimizer skipped its step"
+
+
+class Attached:
+    """What `attach` returns: call `before_step` and `after_step` around the optimizer's step.
+
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, optimizer)
+    >>> layer(torch.ones(2)).sum().backward()
+    >>> sparse.before_step()
+    >>> optimizer.step()
+    >>> sparse.after_step(0)
+    >>> int(layer.weight.count_nonzero())
+    1
+
+    The module holds the effective weights, and where those say all that the state's params do, the state has no copy
+    of them. Only parameters that require a gradient are read or written.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        weights: dict[str, Slot],
+        optimizers: Sequence[Optimizer],
+        options: Mapping[str, Any] | None,
+    ) -> None:
+        state = algorithm.init({name: slot.parameter.detach() for name, slot in weights.items()})
+        if state.opt != ():
+            raise ValueError(
+                "attach: expected an algorithm without with_optimizer, as the torch optimizer takes its place"
+            )
+        trained = algorithm.view.get(state)
+        self._algorithm, self._weights, self._state = algorithm, weights, state
+        self._slots, beside = slots_of(trained, flatten(state.params)[0], weights)
+        own = {id(slot.parameter) for slot in weights.values()}
+        self._extra = [slot for slot in self._slots if id(slot.parameter) not in own]
+        self._trains_params = trained is state.params
+        self._zeros_stay = zeros_stay(optimizers)
+        self._hidden: set[str] = set()  # weights whose params are not what the module shows
+        self._dense: Tree | None = None  # gradients between before_step and after_step
+        self._masked: list[tuple[Tensor, int]] = []  # gradients given to the optimizer, and their versions
+        self._last, self._hooks = -1, []  # type: ignore[var-annotated]
+        enter(self._extra, beside, options)
+        self._clear(state, state)
+        self._show(state, None)
+
+    # ---- in the loop ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def before_step(self, step: int | None = None) -> None:
+        """Make each `p.grad` what the optimizer is to see; call after backward, before gradients are clipped.
+
+        The dense gradients are kept for `after_step`. A parameter without a gradient stays without one; the algorithm
+        sees zeros. `step` is the one that `after_step` will get, if it is not the next; only terms that change with
+        the step read it. In a closure, call it after backward.
+        """
+        self._check_attached()
+        self._check_fresh()
+        now = self._last + 1 if step is None else step
+        leaves, rebuild = flatten(self._state.params)
+        dense = rebuild([_gradient(self._weights[name].parameter) for name in leaves])
+        grads = leaves_of(self._algorithm.view.grads(self._state, dense, now))
+        moving = {id(slot.parameter) for slot in self._slots}
+        for name, slot in self._weights.items():
+            if id(slot.parameter) not in moving:
+                slot.parameter.grad = None
+            elif name in self._hidden:
+                slot.parameter.copy_(leaves[name])
+        extra = {id(slot.parameter) for slot in self._extra}
+        self._masked = []
+        for (parameter, _), grad in zip(self._slots, grads, strict=True):
+            if parameter.grad is not None or id(parameter) in extra:
+                parameter.grad = grad
+                self._masked.append((grad, grad._version))
+        self._dense = dense
+
+    @torch.no_grad()
+    def after_step(self, step: int) -> None:
+        """Update the masks, and put the effective weights into the module; call after the optimizer's step.
+
+        Steps only rise. Weights and moments are written where masks changed. A step whose gradients are not finite,
+        such as one that a GradScaler skips, changes no mask.
+        """
+        self._check_attached()
+        if self._dense is None:
+            raise RuntimeError("after_step: call before_step first, between backward and the optimizer's step")
+        if not is_int(step):
+            raise TypeError(f"after_step: expected step to be an int, got {step!r}")
+        if step <= self._last:
+            raise ValueError(f"after_step: expected a step after {self._last}, got {step}")
+        dense, self._dense, self._masked, self._last = self._dense, None, [], step
+        old, stepped = self._state, self._stepped()
+        try:
+            new = self._algorithm.update(stepped, dense, step)
+            if new is not stepped and not (_same(new, stepped) or _are_finite(dense)):
+                new = stepped
+        except BaseException:
+            self._show(stepped, old)
+            raise
+        if new is not stepped or not self._zeros_stay or self._hidden:
+            self._clear(new, stepped)
+        if new is not old:
+            self._show(new, old)
+
+    def _stepped(self) -> State:
+        # The state with what the optimizer has made of the trained leaves.
+        values = [slot.parameter.detach() for slot in self._slots]
+        state, view = self._state, self._algorithm.view
+        if self._hidden or not self._trains_params:
+            return view.put(state, opened(view.get(state))[1](values))
+        if self._zeros_stay:  # the params are the parameters: nothing is to be put in
+            return state
+        return state._replace(params=inside(state.masks, opened(state.params)[1](values)))
+
+    def _clear(self, new: State, old: State) -> None:
+        # Moments end where weights are pruned, and begin anew where they grow.
+        view = self._algorithm.view
+        rows, _ = zipped(view.support(new), view.support(old), view.get(new), view.get(old))
+        sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
+        for slot, row, is_masked in zip(self._slots, rows, sparse, strict=True):
+            live = live_entries(*row) if is_masked else None
+            if live is not None:
+                clear_moments(slot, live)
+
+    def _show(self, new: State, old: State | None) -> None:
+        # The module gets the effective weights; the state keeps the params that those do not show.
+        masks, before = flatten(new.masks)[0], {} if old is None else flatten(old.masks)[0]
+        params, rebuild = flatten(new.params)
+        for (name, leaf), shown in zip(list(params.items()), leaves_of(effective(new)), strict=True):
+            parameter, mask = self._weights[name].parameter, masks[name]
+            held = leaf.data_ptr() == parameter.data_ptr()
+            if mask is not before.get(name):
+                hidden = is_sparse(mask, leaf) and (has_own_support(new) or not torch.equal(shown, leaf))
+                (self._hidden.add if hidden else self._hidden.discard)(name)
+            elif held and name not in self._hidden:
+                continue
+            if name in self._hidden:
+                params[name] = leaf.clone() if held else leaf
+            parameter.copy_(shown)
+            if name not in self._hidden:
+                params[name] = parameter.detach()
+        for slot, leaf in zip(self._slots, leaves_of(self._algorithm.view.get(new)), strict=True):
+            if any(slot is one for one in self._extra) and leaf.data_ptr() != slot.parameter.data_ptr():
+                slot.parameter.copy_(leaf)
+        self._state = new._replace(params=rebuild(list(params.values())))
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether `detach` has not been called."""
+        return bool(self._weights)
+
+    def _check_attached(self) -> None:
+        if not self.is_attached:
+            raise RuntimeError("this algorithm was detached: attach it again")
+
+    def _check_fresh(self) -> None:
+        if self._dense is None:
+            return
+        if self._hidden:
+            raise RuntimeError(f"before_step: called twice, without after_step between: {_CALL_AFTER}")
+        given = {id(grad): version for grad, version in self._masked}
+        if any(given.get(id(slot.parameter.grad)) == _version(slot.parameter.grad) for slot in self._slots):
+            raise RuntimeError(f"before_step: called twice after one backward: {_CALL_AFTER}")
+
+    # ---- the state --------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """The algorithm's pure state: a snapshot, which later steps leave as it is.
+
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
+        >>> sf.masks.sparsity(sparse.state)
+        0.5
+
+        `opt` is (): moments are the optimizer's. Between `before_step` and `after_step` it is the one before.
+        """
+        leaves, rebuild = opened(self._state)
+        return rebuild([self._own(leaf) for leaf in leaves])  # type: ignore[no-any-return]
+
+    def _own(self, leaf: Tensor) -> Tensor:
+        held = {slot.parameter.data_ptr() for slot in (*self._weights.values(), *self._extra)}
+        return leaf.clone() if leaf.data_ptr() in held else leaf
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs: tensors by path, the last step, and the algorithm's name.
+
+        Weights that the module has are left out: save the state dicts of the module and of the optimizer beside it.
+        """
+        tensors = checkpoint.state_dict(self._state)
+        shown = {f"params.{name}" for name in self._weights if name not in self._hidden}
+        own = {path: self._own(leaf) for path, leaf in tensors.items() if path not in shown}
+        return {"algorithm": _name(self._algorithm), "step": self._last, "tensors": own}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a `state_dict`: masks, scores and step, and effective weights into the module.
+
+        Load the module and the optimizer as torch has it, after `attach` and before or after this. Raises ValueError
+        for the state of another algorithm, naming both, and for tensors that do not fit, naming the path; then nothing
+        is changed.
+        """
+        self._check_attached()
+        if not isinstance(state_dict, Mapping) or not {"algorithm", "step", "tensors"} <= set(state_dict):
+            raise ValueError("load_state_dict: expected the state_dict() of what attach returned, got something else")
+        saved, name = state_dict["algorithm"], _name(self._algorithm)
+        if saved.partition("(")[0] != name.partition("(")[0]:
+            raise ValueError(f"load_state_dict: expected a state of {name}, got one of {saved}")
+        tensors: dict[str, Tensor] = dict(state_dict["tensors"])
+        left_out = {n: s.parameter.detach() for n, s in self._weights.items() if f"params.{n}" not in tensors}
+        try:
+            full = {**tensors, **{f"params.{n}": x for n, x in left_out.items()}}
+            state = checkpoint.load_state_dict(self._state, full)
+        except ValueError as error:
+            raise ValueError(f"load_state_dict: a state of {saved} does not fit {name}: {error}") from error
+        kept = inside(state.masks, state.params)
+        params, rebuild = flatten(state.params)
+        shown = dict(zip(params, leaves_of(kept), strict=True))
+        state = state._replace(params=rebuild([shown[n] if n in left_out else x for n, x in params.items()]))
+        self._dense, self._last = None, state_dict["step"]
+        self._clear(state, state)
+        self._show(state, None)
+
+    def detach(self) -> None:
+        """Leave an ordinary module with its effective weights, and the optimizer as it was; then this is of no use.
+
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
+        >>> sparse.detach()
+        >>> sparse.before_step()
+        Traceback (most recent call last):
+            ...
+        RuntimeError: this algorithm was detached: attach it again
+        """
+        self._check_attached()
+        if self._dense is not None and self._hidden:
+            raise RuntimeError(f"detach: called between before_step and after_step: {_CALL_AFTER}")
+        for hook in self._hooks:
+            hook.remove()
+        leave(self._extra)
+        self._weights, self._hooks, self._dense = {}, [], None
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    grad = parameter.grad
+    if grad is None:
+        return torch.zeros_like(parameter)
+    return grad if grad.layout == torch.strided else grad.to_dense()
+
+
+def _version(grad: Tensor | None) -> int:
+    return -1 if grad is None else grad._version
+
+
+def _same(new: Tree, old: Tree) -> bool:
+    a, b = leaves_of(new), leaves_of(old)
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _are_finite(grads: Tree) -> bool:
+    largest = torch.nn.utils.get_total_norm(leaves_of(grads), float("inf"))
+    return bool(torch.isfinite(largest))
+
+
+def _name(algorithm: Algorithm) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm))
