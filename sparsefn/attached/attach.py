@@ -59,10 +59,11 @@ def attach(
         raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {type(algorithm).__name__}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach: expected a torch.nn.Module second, got {type(model).__name__}")
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    several = type(optimizer) in (list, tuple)  # an optimizer of this library is a named tuple
+    optimizers: list[Optimizer] = list(optimizer) if several else [optimizer]  # type: ignore[arg-type, list-item]
     for one in optimizers:
         if not isinstance(one, Optimizer):
-            raise TypeError(f"attach: expected torch optimizers third, got {type(one).__name__}")
+            raise TypeError(f"attach: expected a torch optimizer third, or several, got {type(one).__name__}")
     if hooks and len(optimizers) != 1:
         raise ValueError(f"attach: hooks go with one optimizer, got {len(optimizers)}: call the two methods instead")
     weights = owned(model, optimizers)
@@ -80,7 +81,7 @@ def attach(
 
 def _hook(sparse: Attached, optimizer: Optimizer) -> None:
     def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(x is not None for x in (*args, *kwargs.values())):
+        if any(x is not None for x in (*args[1:], *kwargs.values())):
             raise RuntimeError(
                 "attach: hooks run before a closure makes the gradients: without hooks, call before_step at the end of "
                 "the closure and after_step after the step"

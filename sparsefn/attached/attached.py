@@ -87,10 +87,10 @@ class Attached:
                 slot.parameter.grad = None
             elif name in self._hidden:
                 slot.parameter.copy_(leaves[name])
-        extra = {id(slot.parameter) for slot in self._extra}
+        extra, given = {id(slot.parameter) for slot in self._extra}, {id(grad) for grad in leaves_of(dense)}
         self._masked = []
         for (parameter, _), grad in zip(self._slots, grads, strict=True):
-            if parameter.grad is not None or id(parameter) in extra:
+            if id(grad) not in given and (parameter.grad is not None or id(parameter) in extra):
                 parameter.grad = grad
                 self._masked.append((grad, grad._version))
         self._dense = dense
@@ -151,8 +151,7 @@ class Attached:
             parameter, mask = self._weights[name].parameter, masks[name]
             held = leaf.data_ptr() == parameter.data_ptr()
             if mask is not before.get(name):
-                hidden = is_sparse(mask, leaf) and (has_own_support(new) or not torch.equal(shown, leaf))
-                (self._hidden.add if hidden else self._hidden.discard)(name)
+                (self._hidden.add if _hides(new, mask, leaf, shown) else self._hidden.discard)(name)
             elif held and name not in self._hidden:
                 continue
             if name in self._hidden:
@@ -191,7 +190,7 @@ class Attached:
 
         >>> layer = torch.nn.Linear(2, 1)
         >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
-        >>> sf.masks.sparsity(sparse.state)
+        >>> sf.masks.sparsity(sparse.state.masks)
         0.5
 
         `opt` is (): moments are the optimizer's. Between `before_step` and `after_step` it is the one before.
@@ -260,6 +259,11 @@ class Attached:
             hook.remove()
         leave(self._extra)
         self._weights, self._hooks, self._dense = {}, [], None
+
+
+def _hides(state: State, mask: Tensor, leaf: Tensor, shown: Tensor) -> bool:
+    # Whether a leaf has, or may come to have, values under its mask that the effective weights do not show.
+    return is_sparse(mask, leaf) and (has_own_support(state) or not torch.equal(shown, leaf))
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -1,0 +1,141 @@
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import sparsefn as sf
+
+X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(16) % 4
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 4))
+
+
+def rigl():
+    return sf.rigl(0.75, when=sf.every(2), steps=100)
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def test_the_module_gets_the_effective_weights_at_once():
+    model = net()
+    sparse = sf.attach(sf.static(0.75, init="magnitude", where="0.weight"), model, adam(model))
+    assert int(model[0].weight.count_nonzero()) == 24
+    assert model[0].weight.is_leaf and model[0].weight.requires_grad
+    assert sf.masks.sparsity(sparse.state.masks) == 0.75
+
+
+def test_moments_of_an_optimizer_that_has_stepped_are_masked():
+    model = net()
+    optimizer = adam(model)
+    cross_entropy(model(X), Y).backward()
+    optimizer.step()
+    sparse = sf.attach(rigl(), model, optimizer)
+    pruned = ~sparse.state.masks["0.weight"]
+    assert not optimizer.state[model[0].weight]["exp_avg"][pruned].any()
+
+
+def test_hooks_count_the_steps_themselves():
+    states = []
+    for hooks in (False, True):
+        model = net()
+        optimizer = adam(model)
+        sparse = sf.attach(rigl(), model, optimizer, hooks=hooks)
+        for step in range(5):
+            optimizer.zero_grad()
+            cross_entropy(model(X), Y).backward()
+            if not hooks:
+                sparse.before_step()
+            optimizer.step()
+            if not hooks:
+                sparse.after_step(step)
+        states.append(sparse.state)
+    for a, b in zip(*map(sf.tree.leaves_of, states), strict=True):
+        assert torch.equal(a, b)
+    sparse.detach()
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def test_hooks_refuse_a_closure_and_several_optimizers():
+    model = net()
+    optimizer = adam(model)
+    sf.attach(rigl(), model, optimizer, hooks=True)
+    with pytest.raises(
+        RuntimeError, match="attach: hooks run before a closure makes the gradients: without hooks, call"
+    ):
+        optimizer.step(lambda: None)
+    other = net()
+    parts = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (other[0], other[2])]
+    with pytest.raises(ValueError, match="attach: hooks go with one optimizer, got 2: call the two methods instead"):
+        sf.attach(rigl(), other, parts, hooks=True)
+
+
+def test_without_hooks_the_optimizer_still_pickles():
+    model = net()
+    optimizer = adam(model)
+    sparse = sf.attach(rigl(), model, optimizer)
+    pickle.loads(pickle.dumps(optimizer))
+    copied = copy.deepcopy(model)
+    sf.attach(rigl(), copied, adam(copied))
+    assert sparse.is_attached
+
+
+def test_scores_get_options_of_their_own():
+    model = net()
+    optimizer = adam(model)
+    sf.attach(sf.supermask(0.5, mode="joint"), model, optimizer, extra_group={"lr": 0.5, "weight_decay": 0.0})
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-2, 0.5]
+    assert [p.shape for p in optimizer.param_groups[1]["params"]] == [(12, 8), (4, 12)]
+
+
+def test_a_second_algorithm_is_refused_until_the_first_is_detached_or_gone():
+    model = net()
+    optimizer = adam(model)
+    first = sf.attach(rigl(), model, optimizer)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with pytest.raises(
+        ValueError, match=r"attach: '0.weight' has an algorithm attached already: call its detach\(\) first"
+    ):
+        sf.attach(sf.static(0.9), model, optimizer)
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+    first.detach()
+    second = sf.attach(rigl(), model, optimizer)
+    del second
+    gc.collect()
+    sf.attach(rigl(), model, optimizer)
+
+
+def test_an_algorithm_with_an_optimizer_is_refused():
+    model = net()
+    optimizer = adam(model)
+    before = model[0].weight.detach().clone()
+    with pytest.raises(
+        ValueError, match="attach: expected an algorithm without with_optimizer, as the torch optimizer"
+    ):
+        sf.attach(sf.with_optimizer(rigl(), sf.optimizers.sgd(0.1)), model, optimizer)
+    assert torch.equal(before, model[0].weight)
+    sf.attach(rigl(), model, optimizer)
+
+
+def test_other_arguments_are_refused():
+    model = net()
+    optimizer = adam(model)
+    with pytest.raises(TypeError, match=r"attach: expected an Algorithm first, such as sf.rigl\(0.9\), got Sequential"):
+        sf.attach(model, rigl(), optimizer)
+    with pytest.raises(TypeError, match="attach: expected a torch.nn.Module second, got dict"):
+        sf.attach(rigl(), dict(model.named_parameters()), optimizer)
+    with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got Optimizer"):
+        sf.attach(rigl(), model, sf.optimizers.sgd(0.1))
+    with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got Parameter"):
+        sf.attach(rigl(), model, list(model.parameters()))
+    with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got float"):
+        sf.attach(rigl(), model, 0.1)
