@@ -9,6 +9,7 @@ Weights after a step of training are held against those of `torch.nn.utils.prune
 import argparse
 import copy
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def optimizer_cases(shapes: Sequence[tuple[int, ...]]) -> list[Case]:
 
 
 def training_cases(model: nn.Module, x: Tensor, y: Tensor) -> list[Case]:
-    """A step of SGD: dense and functional, with a fixed mask, and with the hooks of torch.nn.utils.prune."""
+    """A step of SGD: dense, with a fixed mask, functional and attached, and with the hooks of torch.nn.utils.prune."""
     params = sf.modules.params_of(model)
 
     def loss(params: Leaves) -> Tensor:
@@ -92,15 +93,19 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor) -> list[Case]:
         if mask.ndim:
             owner, _, name = path.rpartition(".")
             prune.custom_from_mask(hooked.get_submodule(owner), name, mask)
-    plain = copy.deepcopy(model)
 
-    def stepping(module: nn.Module) -> Callable[[], None]:
+    def stepping(module: nn.Module, algorithm: sf.Algorithm | None = None) -> Callable[[], None]:
         optimizer = torch.optim.SGD(module.parameters(), RATE)
+        sparse, steps = None if algorithm is None else sf.attach(algorithm, module, optimizer), count(1)
 
         def step() -> None:
             optimizer.zero_grad()
             functional.cross_entropy(module(x), y).backward()
+            if sparse is not None:
+                sparse.before_step()
             optimizer.step()
+            if sparse is not None:
+                sparse.after_step(next(steps))
 
         return step
 
@@ -111,12 +116,15 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor) -> list[Case]:
         mask = start.masks[path]
         other = theirs[f"{path}_orig"].detach() * mask if mask.ndim else theirs[path].detach()
         torch.testing.assert_close(weight, other, msg=lambda text, at=path: f"weights at {at}: {text}")
+    resting = sf.rigl(SPARSITY, where=where, when=sf.never(), steps=1)
     return [
         Case("dense, functional", dense(lambda params: differentiate(params)[1])),
         Case("dense, torch.func.grad", dense(torch.func.grad(loss))),
         Case("sparsefn.static, with_optimizer", lambda: masked(start)),
         Case("torch.nn.utils.prune, torch.optim", by_hooks),
-        Case("dense, torch.optim", stepping(plain)),
+        Case("sparsefn.attach(static), torch.optim", stepping(copy.deepcopy(model), static)),
+        Case("sparsefn.attach(rigl at rest), torch.optim", stepping(copy.deepcopy(model), resting)),
+        Case("dense, torch.optim", stepping(copy.deepcopy(model))),
     ]
 
 
@@ -131,6 +139,10 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     encoder, tokens = Transformer(width, layers), torch.randint(0, 128, shape)
     batch, channels, side = (2, 4, 8) if options.smoke else (8, 16, 32) if options.quick else (16, 64, 32)
     network, images, labels = convnet(channels), torch.randn(batch, 3, side, side), torch.randint(0, 10, (batch,))
+    features = 64 if options.smoke else 1024 if options.quick else 2048
+    mlp = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, features), nn.ReLU())
+    mlp.append(nn.Linear(features, 10))
+    rows, classes = torch.randn(128, features), torch.randint(0, 10, (128,))
     size = "" if channels == 64 else f", {channels} channels first"
     # The inputs of a table are dropped before the next: the states of ResNet-50 are large.
     tables: dict[str, Callable[[], list[Case]]] = {
@@ -139,6 +151,7 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
             encoder, tokens, tokens.roll(1, 1).flatten()
         ),
         f"training step of a ResNet-18 for 32 x 32{size}": lambda: training_cases(network, images, labels),
+        f"training step of an MLP {features}-{features}-{features}-10": lambda: training_cases(mlp, rows, classes),
     }
     return {title: compare(title, make(), options) for title, make in tables.items()}
 

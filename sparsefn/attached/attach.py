@@ -26,7 +26,7 @@ def attach(
     optimizer: Optimizer | Sequence[Optimizer],
     *,
     hooks: bool = False,
-    extra_group: Mapping[str, Any] | None = None,
+    extra_group: Mapping[str, object] | None = None,
 ) -> Attached:
     """Run an algorithm in a module that torch optimizers train, with one backward pass a step.
 

@@ -43,7 +43,7 @@ class Attached:
         algorithm: Algorithm,
         weights: dict[str, Slot],
         optimizers: Sequence[Optimizer],
-        options: Mapping[str, Any] | None,
+        options: Mapping[str, object] | None,
     ) -> None:
         state = algorithm.init({name: slot.parameter.detach() for name, slot in weights.items()})
         if state.opt != ():
@@ -202,7 +202,7 @@ class Attached:
         held = {slot.parameter.data_ptr() for slot in (*self._weights.values(), *self._extra)}
         return leaf.clone() if leaf.data_ptr() in held else leaf
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What `load_state_dict` needs: tensors by path, the last step, and the algorithm's name.
 
         Weights that the module has are left out: save the state dicts of the module and of the optimizer beside it.
@@ -224,7 +224,7 @@ class Attached:
         if not isinstance(state_dict, Mapping) or not {"algorithm", "step", "tensors"} <= set(state_dict):
             raise ValueError("load_state_dict: expected the state_dict() of what attach returned, got something else")
         saved, name = state_dict["algorithm"], _name(self._algorithm)
-        if saved.partition("(")[0] != name.partition("(")[0]:
+        if saved.split("(")[0] != name.split("(")[0]:
             raise ValueError(f"load_state_dict: expected a state of {name}, got one of {saved}")
         tensors: dict[str, Tensor] = dict(state_dict["tensors"])
         left_out = {n: s.parameter.detach() for n, s in self._weights.items() if f"params.{n}" not in tensors}

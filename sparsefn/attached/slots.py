@@ -94,7 +94,7 @@ def slots_of(trained: Tree, params: Mapping[str, Tensor], weights: Mapping[str, 
     return slots, beside
 
 
-def enter(extra: Sequence[Slot], beside: Sequence[Slot], options: Mapping[str, Any] | None) -> None:
+def enter(extra: Sequence[Slot], beside: Sequence[Slot], options: Mapping[str, object] | None) -> None:
     """Give new parameters to their optimizers: in the groups of their weights, or in one of their own with options.
 
     >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))

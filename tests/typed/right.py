@@ -108,3 +108,16 @@ kept = sf.report.summary(again).total.kept
 assert_type(kept, int)
 assert_type(sf.from_config({"algorithm": "static", "sparsity": 0.5}), sf.Algorithm)
 sf.curvature.fisher(lambda params, batch: (params["0.weight"] * batch).sum(), (x,))
+
+
+# ---- in a loop of torch.optim ---------------------------------------------------------------------
+
+torchs = torch.optim.AdamW(net.parameters())
+sparse = sf.attach(sf.rigl(0.5, steps=10), net, torchs, extra_group={"lr": 1e-2})
+net(torch.ones(2, 4)).sum().backward()
+sparse.before_step()
+torchs.step()
+sparse.after_step(0)
+assert_type(sparse.state, sf.State)
+sparse.load_state_dict(sparse.state_dict())
+sparse.detach()

@@ -76,3 +76,6 @@ sf.at(3)  # error: arg-type
 sf.gate(params["w"], params["w"], params["w"], mode="hard")  # error: arg-type
 sf.scores.ema(sf.scores.gradient)  # error: call-arg
 sf.random.key("0")  # error: arg-type
+sf.attach(layer, sf.rigl(0.5, steps=1), torch.optim.AdamW(layer.parameters()))  # error: arg-type
+sf.attach(sf.rigl(0.5, steps=1), layer, sf.optimizers.sgd(0.1))  # error: arg-type
+sf.attach(sf.rigl(0.5, steps=1), layer, torch.optim.AdamW(layer.parameters())).after_step("0")  # error: arg-type

@@ -132,14 +132,15 @@ def _in_memory(
     if seen is None or numbers is None or not _TINY[0] > _TINY[1]:  # this thread counts subnormal numbers as zero
         return None
     if joint or (len(seen) == 1 and seen[0].out.shape[0] == 1 and seen[0].out.ndim == 2):  # one competition
-        bracket.write_best(seen, int(numbers[0].item()))
+        (k,) = numbers
+        bracket.write_best(seen, k if isinstance(k, int) else int(k.item()))
     else:
         rest = []
         for at, n in zip(seen, numbers, strict=True):
             if _is_narrow(at.out.shape):
-                groups.top_of_groups(at if at.out.ndim == 3 else reshaped(at, (*at.out.shape, 1)), n)
+                groups.top_of_groups(at if at.out.ndim == 3 else reshaped(at, (*at.out.shape, 1)), np.asarray(n))
             else:
-                rest.append((at, n))
+                rest.append((at, np.asarray(n)))
         if rest:
             select_each(rest)
     return [torch.from_numpy(at.out) for at in seen]
@@ -147,15 +148,17 @@ def _in_memory(
 
 def _numbers(
     entries: Sequence[Entry], counts: Counts, spans: Sequence[int] | None, joint: bool, see: See
-) -> list[Array] | None:
+) -> Sequence[int | Array] | None:
     # The counts of each entry, one or one a competition.
     if not isinstance(counts, Tensor):
         tensors = [count for count in counts if isinstance(count, Tensor)]
-        known = see(tensors) if tensors else []
+        if not tensors:
+            return counts  # type: ignore[return-value]
+        known = see(tensors)
         if known is None:
             return None
         left = iter(known)
-        return [next(left) if isinstance(count, Tensor) else np.array(count) for count in counts]
+        return [next(left) if isinstance(count, Tensor) else count for count in counts]
     whole = see([counts])
     if whole is None:
         return None
