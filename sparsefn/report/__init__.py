@@ -5,10 +5,10 @@ from sparsefn.report.flop_count import Flops as Flops
 from sparsefn.report.flop_count import flops as flops
 from sparsefn.report.picture import braille as braille
 from sparsefn.report.summary import Change as Change
-from sparsefn.report.summary import Diff as Diff
+from sparsefn.report.summary import Changes as Changes
 from sparsefn.report.summary import Observed as Observed
 from sparsefn.report.summary import Row as Row
 from sparsefn.report.summary import Summary as Summary
-from sparsefn.report.summary import diff as diff
+from sparsefn.report.summary import changed as changed
 from sparsefn.report.summary import observe as observe
 from sparsefn.report.summary import summary as summary
