@@ -69,7 +69,9 @@ def plot(history: Sequence[Mapping[str, float]], steps: Sequence[int] | None = N
         axes.margins(x=0.02, y=0.08)
         if quantity in ("sparsity", "overlap") or axes.dataLim.ymin == axes.dataLim.ymax == 0:
             axes.set_ylim(-0.04, 1.04)  # the same for every run; around zeros matplotlib would show tiny numbers
-    _name_lines(figure, paths, colours)
+    if paths:
+        figure.set_size_inches(figure.get_figwidth() + 2, figure.get_figheight())
+        _name_lines(figure, paths, colours, total=any(quantity in names for quantity in quantities))
     return figure
 
 
@@ -78,17 +80,20 @@ def _line(history: Sequence[Mapping[str, float]], name: str, times: list[int]) -
     return [time for time, _ in known], [value for _, value in known]
 
 
-def _name_lines(figure: Figure, paths: list[str], colours: list[str]) -> None:
+def _name_lines(figure: Figure, paths: list[str], colours: list[str], total: bool) -> None:
     # One legend for all panels; of many leaves only some, evenly chosen.
     from matplotlib.lines import Line2D
 
     n = min(len(paths), _MOST_NAMES)
     chosen = [round(i * (len(paths) - 1) / max(n - 1, 1)) for i in range(n)]
-    lines = [Line2D([], [], color="black", linewidth=_THICK), *(Line2D([], [], color=colours[i]) for i in chosen)]
+    lines = [Line2D([], [], color=colours[i]) for i in chosen]
+    names = _short([paths[i] for i in chosen])
+    if total:
+        lines, names = [Line2D([], [], color="black", linewidth=_THICK), *lines], ["all leaves", *names]
     title = f"{n} of {len(paths)} leaves" if n < len(paths) else None
-    labels = [str(i) for i in range(len(lines))]  # matplotlib leaves out names that begin with _
-    legend = figure.legend(lines, labels, title=title, loc="outside right upper", fontsize=8, frameon=False)
-    for text, name in zip(legend.get_texts(), ["all leaves", *_short([paths[i] for i in chosen])], strict=True):
+    places = [str(i) for i in range(len(lines))]  # matplotlib leaves out names that begin with _
+    legend = figure.legend(lines, places, title=title, loc="outside right upper", fontsize=8, frameon=False)
+    for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_parse_math(False)
         text.set_text(name)
 

@@ -50,6 +50,7 @@ def test_plot_has_a_panel_for_every_quantity_and_a_line_for_every_leaf():
     assert lines(second) == {"black": ([10], [3.0])}
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["all leaves", "a", "b"]
     assert lines(plot(history).axes[0])["black"][0] == [0, 1]
+    assert not plot([{"loss": 1.0}]).legends
 
 
 def test_shares_have_the_scale_from_0_to_1_and_zeros_no_tiny_one():
@@ -68,7 +69,7 @@ def test_no_panel_of_a_run_overlaps_another_and_the_legend_is_inside(n):
         legend = figure.legends[0].get_window_extent()
         assert legend.y0 >= 0
         assert legend.x1 <= figure.bbox.x1
-        assert len(figure.legends[0].get_texts()) == min(n, 15) + 1
+        assert len(figure.legends[0].get_texts()) == min(n, 15) + ("sparsity" in history[0])
         assert figure.legends[0].get_title().get_text() == ("15 of 40 leaves" if n == 40 else "")
 
 
