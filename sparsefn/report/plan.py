@@ -73,14 +73,16 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
 
     It counts the masks of `algorithm.init(params)`. An algorithm whose sparsity rises, such as `gmp`, starts with few
     zeros: with `steps` the masks after steps 0 to `steps - 1` are counted. For that `update` runs `steps` times, on
-    the weights as they are and with the same gradients each time: `grads`, or zeros.
+    the weights as they are and with the same gradients each time: `grads`, or zeros. No model runs, but that many
+    updates do.
 
     >>> gmp = sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=20))
     >>> [sf.report.plan(gmp, params, steps).sparsified.kept for steps in (0, 11, 21)]
     [4352, 924, 436]
 
     Most budgets say how many weights each leaf keeps, and then the plan is what training will do. Where scores decide
-    that (`global_`, `snfs`), training will change the counts of leaves; their total is as planned.
+    that (`global_`, `snfs`), training will change the counts of leaves; their total is as planned. Of a `supermask`
+    that draws its masks the counts are those of one draw.
 
     `why` says why nothing of a leaf is pruned: what `default_where` finds in its path or shape; "not chosen" where
     it finds nothing, so that the `where` of the algorithm left the leaf out; "its mask keeps all" for a leaf that has
