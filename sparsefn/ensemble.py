@@ -255,7 +255,7 @@ def summary(states: State) -> Summary:
             [0.0969, 0.0969, 1.0000]], dtype=torch.float64)
 
     The overlap of two members is the number of weights that both keep over the number that at least one keeps
-    (Jaccard), as in `sf.report.diff`; the table shows its mean over pairs of members. Two random masks that keep
+    (Jaccard), as in `sf.report.changed`; the table shows its mean over pairs of members. Two random masks that keep
     shares p and q have p * q / (p + q - p * q). Counts come from the masks, exact to the last weight, by a product of
     (B, weights) matrices: no (B, B, weights) tensor is made. For a stack of stacks, ask for one stack at a time.
     Raises as `size` does, ValueError where masks do not fit params or there is no member, and TypeError for a mask

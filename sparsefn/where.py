@@ -39,20 +39,34 @@ def default_where(path: str, leaf: Tensor) -> bool:
     name: name it in your own `where`, or in `sf.partition`, to leave it dense. `lm_head` is most often the embedding
     itself. For a module `sf.modules.weights_of` chooses by the types of layers.
     """
-    return leaf.ndim >= 2 and not _dense_name(path) and not is_magnitude(path, leaf)
+    return not why_dense(path, leaf)
+
+
+def why_dense(path: str, leaf: Tensor) -> str:
+    """Why `default_where` leaves a leaf dense; empty where it does not.
+
+    >>> why_dense("0.bias", torch.zeros(2)), why_dense("wte.weight", torch.zeros(9, 4))
+    ('fewer than 2 dimensions', "'wte' in its name")
+    """
+    if leaf.ndim < 2:
+        return "fewer than 2 dimensions"
+    if part := _dense_name(path):
+        return f"{part!r} in its name"
+    return "magnitudes of weight norm" if is_magnitude(path, leaf) else ""
 
 
 @at_compile_time
-def _dense_name(path: str) -> bool:
+def _dense_name(path: str) -> str:
+    # The first part of a path for which the leaf stays dense; empty if there is none.
     path = path.lower()
     last = path.rpartition(".")[2]
-    words, last_words = ({word.rstrip("0123456789") for word in re.split("[._]", text)} for text in (path, last))
-    return (
-        any(part in path for part in _ANYWHERE)
-        or not words.isdisjoint(_WORDS)
-        or not last_words.isdisjoint(_LAST_WORDS)
-        or path.split(".")[-2:] == ["shared", "weight"]
-    )
+    words, last_words = ([word.rstrip("0123456789") for word in re.split("[._]", text)] for text in (path, last))
+    parts = [part for part in _ANYWHERE if part in path]
+    parts += [word for word in words if word in _WORDS]
+    parts += [word for word in last_words if word in _LAST_WORDS]
+    if path.split(".")[-2:] == ["shared", "weight"]:
+        parts.append("shared.weight")
+    return parts[0] if parts else ""
 
 
 def is_magnitude(path: str, leaf: Tensor) -> bool:

@@ -415,7 +415,7 @@ def test_summary_agrees_with_the_reports_of_members():
             (r.path, r.shape, r.total, r.kept, r.sparsity) for r in alone.rows
         ]
         assert summary.sparsified.kept[i] == alone.sparsified.kept and summary.dense == alone.dense
-    total = sf.report.diff(states[0], states[1]).total
+    total = sf.report.changed(states[0], states[1]).total
     assert summary.overlap[0, 1] == total.overlap
 
 
@@ -466,8 +466,8 @@ def test_reports_of_one_state_name_what_counts_a_stack(key):
     for report in (
         sf.report.summary,
         sf.report.observe,
-        lambda states: sf.report.diff(states, states),
-        lambda states: sf.report.diff(state, states),
+        lambda states: sf.report.changed(states, states),
+        lambda states: sf.report.changed(state, states),
         lambda states: sf.report.flops(layer, states, torch.ones(1, 4)),
     ):
         with pytest.raises(ValueError, match=re.escape(text)):

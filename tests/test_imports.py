@@ -95,6 +95,8 @@ def on_import(tree: ast.AST) -> Iterator[str]:
             yield from (alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.split(".")[0]
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse:
+            pass  # read by type checkers alone
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield from on_import(node)
 
@@ -203,5 +205,7 @@ class Lazy:
     import tqdm
     def method(self):
         import hypothesis
+if TYPE_CHECKING:
+    import pytest
 """
     assert set(on_import(ast.parse(source))) == {"matplotlib", "sklearn", "tqdm"}

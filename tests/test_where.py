@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from sparsefn.where import _ANYWHERE, _LAST_WORDS, _WORDS, default_where, select_leaves
+from sparsefn.where import _ANYWHERE, _LAST_WORDS, _WORDS, default_where, select_leaves, why_dense
 
 W, B = torch.zeros(2, 2), torch.zeros(2)
 
@@ -169,3 +169,23 @@ def test_under_compile_and_vmap():
     w = torch.arange(8.0).reshape(2, 2, 2)
     assert torch.equal(torch.compile(chosen, fullgraph=True, backend="eager")(w[0])[0], w[0] * 2)
     assert torch.equal(torch.vmap(lambda w: torch.stack(chosen(w)))(w)[:, 0], w * 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "why"),
+    [
+        ("fc.weight", (2, 2), ""),
+        ("norm.weight", (2,), "fewer than 2 dimensions"),
+        ("patch_Embed.proj.weight", (2, 2), "'embed' in its name"),
+        ("h.0.ln1.weight", (2, 2), "'ln' in its name"),
+        ("cls_token", (1, 2), "'token' in its name"),
+        ("shared.weight", (9, 2), "'shared.weight' in its name"),
+        ("fc.weight_g", (4, 1), "magnitudes of weight norm"),
+    ],
+)
+def test_why_a_leaf_is_dense(path, shape, why):
+    leaf = torch.zeros(shape)
+    assert why_dense(path, leaf) == why
+    assert default_where(path, leaf) is (why == "")
+    asked = torch.compile(lambda x: x + len(why_dense(path, x)), backend="eager", fullgraph=True)
+    assert torch.equal(asked(leaf), leaf + len(why))

@@ -1,6 +1,7 @@
 """Masks trees: counting, set operations, building and packing."""
 
 from sparsefn.masks.counts import difference as difference
+from sparsefn.masks.counts import explored as explored
 from sparsefn.masks.counts import hamming as hamming
 from sparsefn.masks.counts import intersect as intersect
 from sparsefn.masks.counts import n_kept as n_kept

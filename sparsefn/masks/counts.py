@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import optree
 import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers import divide
 from sparsefn.engine.transforms import concrete
-from sparsefn.state import check_masks
+from sparsefn.state import State, check_masks
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
 
 
@@ -105,6 +106,30 @@ def union(a: Tree, b: Tree) -> Tree:
     Raises as `intersect` does.
     """
     return _pairwise(lambda path, x, y: x if x.ndim == 0 else y if y.ndim == 0 else x | y, a, b)
+
+
+def explored(seen: Tree | None, state: State) -> Tree:
+    """The union of the masks so far: what any of the states before kept, or this one keeps.
+
+    >>> algorithm = sf.set(0.5, when=sf.always(), key=sf.random.key(0))
+    >>> state = algorithm.init({"w": torch.ones(4, 4), "b": torch.ones(4)})
+    >>> seen = sf.masks.explored(None, state)
+    >>> for step in range(5):
+    ...     state = algorithm.update(state, state.params, step)
+    ...     seen = sf.masks.explored(seen, state)
+    >>> sf.masks.n_kept(state.masks), sf.masks.n_kept(seen)
+    (8, 13)
+
+    `seen` is a masks tree, or None before the first state; the result is new tensors. Call it wherever masks may have
+    changed; `sf.report.itop` counts it. Raises TypeError for anything but a State, and as `intersect` does.
+    """
+    if not isinstance(state, State):
+        raise TypeError(f"explored: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")
+    if seen is None:
+        check_masks(state.masks, state.masks)
+        return optree.tree_map(torch.clone, state.masks)
+    # A 0-d mask of either tree comes back as it is.
+    return optree.tree_map(lambda mask: mask if mask.ndim else mask.clone(), union(seen, state.masks))
 
 
 def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:

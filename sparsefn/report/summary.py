@@ -50,13 +50,20 @@ class Summary(NamedTuple):
 
     def __str__(self) -> str:
         """Align the rows, with the totals below."""
-        lines = [("path", "shape", "kept", "total", "sparsity")]
-        for row in self.rows:
-            level = "dense" if row.path in self.dense else f"{row.sparsity:.4f}"
-            lines.append((row.path, str(row.shape), f"{row.kept:,}", f"{row.total:,}", level))
-        for row in (self.sparsified, self.total):
-            lines.append((row.path, "", f"{row.kept:,}", f"{row.total:,}", f"{row.sparsity:.4f}"))
+        lines: list[tuple[str, ...]] = [("path", "shape", "kept", "total", "sparsity")]
+        lines += [cells(row, str(row.shape), row.path in self.dense) for row in self.rows]
+        lines += [cells(row) for row in (self.sparsified, self.total)]
         return aligned(lines, left=2)
+
+
+def cells(row: Row, shape: str = "", dense: bool = False) -> tuple[str, ...]:
+    """One line of a table of counts.
+
+    >>> cells(Row("w", (2, 2), kept=1, total=4, sparsity=0.75), "(2, 2)")
+    ('w', '(2, 2)', '1', '4', '0.7500')
+    """
+    level = "dense" if dense else f"{row.sparsity:.4f}"
+    return row.path, shape, f"{row.kept:,}", f"{row.total:,}", level
 
 
 class Change(NamedTuple):
@@ -75,11 +82,11 @@ class Change(NamedTuple):
     overlap: float
 
 
-class Diff(NamedTuple):
-    """The result of `diff`; `str()` of it is a table.
+class Changes(NamedTuple):
+    """The result of `changed`; `str()` of it is a table.
 
     >>> state = sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])})
-    >>> sf.report.diff(state, state).total
+    >>> sf.report.changed(state, state).total
     Change(path='total', kept=1, grown=0, dropped=0, overlap=1.0)
 
     `rows` has a row for every leaf with a mask before or after; `total` is over them.
@@ -154,12 +161,12 @@ def observe(state: State, target: Level | None = None, step: Step = 0) -> dict[s
     return {path: Observed(sparsity({path: mask}), aim) for path, mask in masks.items()}
 
 
-def diff(old: State, new: State) -> Diff:
+def changed(old: State, new: State) -> Changes:
     """Count the entries that grew and that were dropped from one state to another.
 
     >>> old = sf.State({"w": torch.ones(4)}, {"w": torch.tensor([True, True, True, False])})
     >>> new = old._replace(masks={"w": torch.tensor([True, True, False, True])})
-    >>> print(sf.report.diff(old, new))
+    >>> print(sf.report.changed(old, new))
     path   kept  grown  dropped  overlap
     w         2      1        1   0.5000
     total     2      1        1   0.5000
@@ -180,7 +187,7 @@ def diff(old: State, new: State) -> Diff:
     total = _change(
         "total", sum(row.kept for row in rows), sum(row.grown for row in rows), sum(row.dropped for row in rows)
     )
-    return Diff(tuple(rows), total)
+    return Changes(tuple(rows), total)
 
 
 def _kept(mask: Tensor, leaf: Tensor) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsefn import masks as M
-from sparsefn.state import apply_masks
+from sparsefn.state import State, apply_masks
 
 T = torch.tensor(True)
 
@@ -153,3 +153,38 @@ def test_set_operations_under_vmap_compile_and_without_mutation(operation):
             assert torch.equal(batched[path], torch.stack([row[path] for row in rows]))
             assert torch.equal(compiled[path], rows[0][path])
     assert all(torch.equal(a[path], before[path]) for path in a)
+
+
+def test_explored_is_the_union_of_all_masks_so_far_in_new_tensors():
+    first, second = State(PARAMS, {"w": X, "b": T}), State(PARAMS, {"w": Y, "b": T})
+    seen = M.explored(None, first)
+    both = M.explored(seen, second)
+    assert torch.equal(seen["w"], X)
+    assert torch.equal(both["w"], X | Y)
+    assert both["b"].ndim == 0
+    places = [{leaf.data_ptr() for leaf in tree.values()} for tree in (seen, both, first.masks)]
+    assert len(set.union(*places)) == 6
+
+
+def test_explored_of_a_leaf_that_was_once_dense_is_dense():
+    full = M.explored({"w": T}, State({"w": torch.ones(2, 3)}, {"w": X}))
+    assert full["w"].ndim == 0
+    assert full["w"].data_ptr() != T.data_ptr()
+
+
+def test_explored_under_vmap_and_compile():
+    seen = torch.stack([X, Y])
+    found = torch.vmap(lambda m: M.explored({"w": m}, State({"w": torch.ones(2, 3)}, {"w": Y}))["w"])(seen)
+    assert torch.equal(found, seen | Y)
+    state = State(PARAMS, {"w": X, "b": T})
+    compiled = torch.compile(M.explored, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(compiled(None, state), state._replace(masks={"w": Y, "b": T}))["w"], X | Y)
+
+
+def test_explored_refuses():
+    with pytest.raises(TypeError, match="explored: expected a State, as algorithm.init\\(params\\) gives it, got dict"):
+        M.explored(None, {"w": X})
+    with pytest.raises(ValueError, match=r"expected two masks of one shape at 'w', got \(1, 2\) and \(2, 3\)"):
+        M.explored({"w": X[:1, :2]}, State({"w": torch.ones(2, 3)}, {"w": X}))
+    with pytest.raises(TypeError, match="expected a bool mask at 'w', got torch.float32"):
+        M.explored(None, State({"w": torch.ones(2)}, {"w": torch.ones(2)}))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsefn import ensemble, schedules
-from sparsefn.report.summary import Change, Observed, Row, diff, observe, summary
+from sparsefn.report.summary import Change, Observed, Row, changed, observe, summary
 from sparsefn.state import State
 
 T = torch.tensor(True)
@@ -69,13 +69,13 @@ def test_summary_refuses():
     assert str(summary(ensemble.member(ensemble.stack([STATE, STATE]), 1))) == str(summary(STATE))
 
 
-def test_diff_counts_and_table():
+def test_changed_counts_and_table():
     old = State(
         {"a": torch.ones(2, 3), "b": torch.ones(2), "c": torch.ones(4)},
         {"a": mask("110", "011"), "b": T, "c": T},
     )
     new = old._replace(masks={"a": mask("100", "111"), "b": T, "c": torch.tensor([True, False, False, True])})
-    report = diff(old, new)
+    report = changed(old, new)
     assert report.rows == (Change("a", 3, 1, 1, 3 / 5), Change("c", 2, 0, 2, 0.5))
     assert report.total == Change("total", 5, 1, 3, 5 / 9)
     assert str(report).splitlines() == [
@@ -84,24 +84,26 @@ def test_diff_counts_and_table():
         "c         2      0        2   0.5000",
         "total     5      1        3   0.5556",
     ]
-    back = diff(new, old)
+    back = changed(new, old)
     assert (back.total.grown, back.total.dropped, back.total.kept) == (3, 1, 5)
 
 
-def test_diff_of_a_state_with_itself_and_of_empty_masks():
-    assert diff(STATE, STATE).total == Change("total", 503, 0, 0, 1.0)
+def test_changed_of_a_state_with_itself_and_of_empty_masks():
+    assert changed(STATE, STATE).total == Change("total", 503, 0, 0, 1.0)
     none = State({"w": torch.ones(3)}, {"w": torch.zeros(3, dtype=torch.bool)})
-    assert diff(none, none).rows == (Change("w", 0, 0, 0, 1.0),)
-    assert diff(State({}, {}), State({}, {})).total.overlap == 1.0
+    assert changed(none, none).rows == (Change("w", 0, 0, 0, 1.0),)
+    assert changed(State({}, {}), State({}, {})).total.overlap == 1.0
 
 
-def test_diff_refuses_states_that_differ():
+def test_changed_refuses_states_that_differ():
     with pytest.raises(ValueError, match="expected the new params .* but there is an unknown leaf at 'b'"):
-        diff(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(2), "b": torch.ones(1)}, {"a": T, "b": T}))
+        changed(
+            State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(2), "b": torch.ones(1)}, {"a": T, "b": T})
+        )
     with pytest.raises(ValueError, match=r"expected the new params of shape \(2,\) at 'a', got \(3,\)"):
-        diff(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(3)}, {"a": T}))
+        changed(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(3)}, {"a": T}))
     with pytest.raises(TypeError, match=r"expected a bool mask at 'a', got torch.float32"):
-        diff(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(2)}, {"a": torch.ones(2)}))
+        changed(State({"a": torch.ones(2)}, {"a": T}), State({"a": torch.ones(2)}, {"a": torch.ones(2)}))
 
 
 def test_observe_shows_leaves_that_have_a_mask():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import assert_type
 
@@ -106,6 +107,12 @@ assert_type(sf.gate(x, x, x > 0, mode="ste"), Tensor)
 assert_type(sf.random.split(sf.random.key(0), 2), Tensor)
 kept = sf.report.summary(again).total.kept
 assert_type(kept, int)
+assert_type(sf.report.plan(sf.rigl(0.9), params).rows[0].why, str)
+assert_type(sf.report.scalars(again, old=again), dict[str, float])
+assert_type(sf.report.changed(again, again).total.grown, int)
+assert_type(sf.report.itop(sf.masks.explored(None, again)), float | Tensor)
+sf.report.plot([sf.report.scalars(again)], steps=[0]).savefig(io.BytesIO())
+sf.report.plot_masks(again).savefig(io.BytesIO())
 assert_type(sf.from_config({"algorithm": "static", "sparsity": 0.5}), sf.Algorithm)
 sf.curvature.fisher(lambda params, batch: (params["0.weight"] * batch).sum(), (x,))
 

@@ -1,0 +1,206 @@
+"""Pictures of a run and of masks, with matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sparsefn.algorithms.frame import sparse_leaves
+from sparsefn.ensemble import check_single
+from sparsefn.state import State, check_masks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_NAMES = 15  # leaves named beside the lines
+_MOST_CELLS = 128  # rows and columns of an image; more are pooled
+_THICK = 2.6  # of the line of all leaves, which is under the others
+_LONGEST = 34  # characters of a path above an image
+
+
+def plot(history: Sequence[Mapping[str, float]], steps: Sequence[int] | None = None) -> Figure:
+    """A picture of a run: a panel for every quantity, a line for every leaf.
+
+    >>> state = sf.static(0.5).init({"a.weight": torch.ones(4, 4), "b.weight": torch.ones(4, 4)})
+    >>> history = [sf.report.scalars(state, state) for step in range(3)]
+    >>> figure = sf.report.plot(history, steps=[0, 100, 200])
+    >>> [axes.get_ylabel() for axes in figure.axes]
+    ['sparsity', 'dead units', 'overlap', 'grown', 'dropped']
+
+    `history` holds a dict of `scalars` for each time of logging, and `steps` the steps of these times; without them
+    they are counted. The black line is the value of all leaves. Other quantities in the dicts, such as `loss`, get
+    panels, too, and a quantity may be missing at some times. The result is a matplotlib Figure that belongs to no
+    window: `figure.savefig("run.png")` writes it. Raises ImportError without matplotlib (`pip install
+    'sparsefn[demo]'`), ValueError for a history without values or of another length than `steps`, TypeError where it
+    is not dicts.
+    """
+    figure = _figure("plot")
+    for i, values in enumerate(history):
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"plot: expected history to hold dicts as scalars gives, got {type(values).__name__} at {i}"
+            )
+    times = list(range(len(history)) if steps is None else steps)
+    if len(times) != len(history):
+        raise ValueError(f"plot: expected as many steps as dicts in history, {len(history)}, got {len(times)}")
+    names = list(dict.fromkeys(name for values in history for name in values))
+    if not names:
+        raise ValueError("plot: expected a history of one dict or more as scalars gives, got no values")
+    quantities = list(dict.fromkeys(name.partition("/")[0] for name in names))
+    paths = list(dict.fromkeys(name.partition("/")[2] for name in names if "/" in name))
+    colours = _colours(len(paths))
+    panels = _panels(figure, len(quantities), 4.2, 3.2)
+    for axes, quantity in zip(panels, quantities, strict=True):
+        if quantity in names:
+            axes.plot(*_line(history, quantity, times), color="black", linewidth=_THICK)
+        for path, colour in zip(paths, colours, strict=True):
+            if (name := f"{quantity}/{path}") in names:
+                axes.plot(*_line(history, name, times), color=colour, linewidth=1.2)
+        axes.set_xlabel("time of logging" if steps is None else "step")
+        axes.set_ylabel(quantity.replace("_", " "), parse_math=False)
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.02, y=0.08)
+        if quantity in ("sparsity", "overlap") or axes.dataLim.ymin == axes.dataLim.ymax == 0:
+            axes.set_ylim(-0.04, 1.04)  # the same for every run; around zeros matplotlib would show tiny numbers
+    if paths:
+        figure.set_size_inches(figure.get_figwidth() + 2, figure.get_figheight())
+        _name_lines(figure, paths, colours, total=any(quantity in names for quantity in quantities))
+    return figure
+
+
+def _line(history: Sequence[Mapping[str, float]], name: str, times: list[int]) -> tuple[list[int], list[float]]:
+    known = [(time, float(values[name])) for time, values in zip(times, history, strict=True) if name in values]
+    return [time for time, _ in known], [value for _, value in known]
+
+
+def _name_lines(figure: Figure, paths: list[str], colours: list[str], total: bool) -> None:
+    # One legend for all panels; of many leaves only some, evenly chosen.
+    from matplotlib.lines import Line2D
+
+    n = min(len(paths), _MOST_NAMES)
+    chosen = [round(i * (len(paths) - 1) / max(n - 1, 1)) for i in range(n)]
+    lines = [Line2D([], [], color=colours[i]) for i in chosen]
+    names = _short([paths[i] for i in chosen])
+    if total:
+        lines, names = [Line2D([], [], color="black", linewidth=_THICK), *lines], ["all leaves", *names]
+    title = f"{n} of {len(paths)} leaves" if n < len(paths) else None
+    places = [str(i) for i in range(len(lines))]  # matplotlib leaves out names that begin with _
+    legend = figure.legend(lines, places, title=title, loc="outside right upper", fontsize=8, frameon=False)
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set_parse_math(False)
+        text.set_text(name)
+
+
+def plot_masks(state: State) -> Figure:
+    """A picture of the masks: an image for every sparsified leaf, dark where weights are kept.
+
+    >>> figure = sf.report.plot_masks(sf.static(0.5).init({"weight": torch.ones(4, 4), "bias": torch.ones(4)}))
+    >>> [axes.get_title() for axes in figure.axes]
+    ['weight\\nsparsity 0.5000']
+
+    Rows are the first dimension of a leaf, columns are the others in row-major order. Of a leaf of more than 128
+    rows or columns the image shows the share that is kept in each of 128 parts, with a colour bar. The result is a
+    matplotlib Figure that belongs to no window: `figure.savefig("masks.png")` writes it. Raises ImportError without
+    matplotlib (`pip install 'sparsefn[demo]'`), TypeError for anything but a State, ValueError for a stack of states,
+    where masks do not fit params, and where no leaf has a mask with entries.
+    """
+    if not isinstance(state, State):
+        raise TypeError(f"plot_masks: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")
+    check_single(state)
+    check_masks(state.masks, state.params)
+    masks = {path: mask for path, mask in sparse_leaves(state)[1].items() if mask.numel()}
+    if not masks:
+        raise ValueError("plot_masks: expected a state with a sparsified leaf, got none")
+    figure = _figure("plot_masks")
+    panels = _panels(figure, len(masks), 3.1, 2.9)
+    for axes, name, mask in zip(panels, _short(list(masks)), masks.values(), strict=True):
+        plane = mask.detach().cpu().reshape(len(mask), -1) if mask.ndim > 1 else mask.detach().cpu()[None]
+        rows, columns = plane.shape
+        share = _pooled(plane)
+        top = max(float(share.max()), 1 / plane.numel())
+        image = axes.imshow(
+            share.numpy(),
+            cmap="Blues",
+            vmin=0.0,
+            vmax=top,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(0, columns, rows, 0),
+        )
+        if share.shape != plane.shape:
+            bar = figure.colorbar(image, ax=axes, pad=0.03)
+            bar.set_label("share kept", fontsize=8)
+            bar.ax.tick_params(labelsize=7)
+        sparsity = 1 - int(torch.count_nonzero(plane)) / plane.numel()
+        axes.set_title(f"{name}\nsparsity {sparsity:.4f}", fontsize=9, parse_math=False)
+        axes.set_xlabel(f"{columns:,} columns", fontsize=8)
+        axes.set_ylabel(f"{rows:,} rows", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.locator_params(integer=True, nbins=4)
+    return figure
+
+
+def _pooled(plane: Tensor) -> Tensor:
+    """The share of True entries in each of at most 128 by 128 parts.
+
+    >>> _pooled(torch.ones(3, 200, dtype=torch.bool)).shape
+    torch.Size([3, 128])
+    """
+    share = plane.double()
+    for dim in (0, 1):
+        n = share.shape[dim]
+        if n > _MOST_CELLS:
+            edges = torch.arange(_MOST_CELLS + 1) * n // _MOST_CELLS
+            zero = torch.zeros_like(share.narrow(dim, 0, 1))
+            sums = torch.cat([zero, share.cumsum(dim)], dim).index_select(dim, edges)
+            sizes = edges.diff().double()
+            share = sums.diff(dim=dim) / (sizes[:, None] if dim == 0 else sizes)
+    return share
+
+
+def _figure(call: str) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise ImportError(f"{call} needs matplotlib: pip install 'sparsefn[demo]'") from error
+    return Figure(layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08))
+
+
+def _panels(figure: Figure, n: int, width: float, height: float) -> list[Axes]:
+    # A grid of n axes and a figure that has room for it: about as high as wide, for many axes four times as high.
+    columns = math.ceil(math.sqrt(n)) if n <= 16 else max(4, math.ceil(math.sqrt(n) / 2))
+    rows = math.ceil(n / columns)
+    figure.set_size_inches(width * columns, height * rows)
+    return [figure.add_subplot(rows, columns, i + 1) for i in range(n)]
+
+
+def _colours(n: int) -> list[str]:
+    # As different as can be; of more leaves than that allows, from the first leaf to the last.
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    few, many = colormaps["tab10"], colormaps["viridis"]
+    return [to_hex(few(i) if n <= 10 else many(0.85 * i / (n - 1))) for i in range(n)]
+
+
+def _short(paths: list[str]) -> list[str]:
+    """Paths that fit above an image: long ones without what all begin with, and without their middle.
+
+    >>> _short(["model.layers.0.self_attention.query.weight", "model.layers.1.self_attention.query.weight"])
+    ['…0.self_attention.query.weight', '…1.self_attention.query.weight']
+    """
+    parts = [path.split(".") for path in paths]
+    shared = len(list(takewhile(lambda same: len({*same}) == 1, zip(*parts, strict=False)))) if len(paths) > 1 else 0
+    names = []
+    for path, own in zip(paths, parts, strict=True):
+        name = path if len(path) <= _LONGEST or not shared else "…" + ".".join(own[shared:])
+        names.append(name if len(name) <= _LONGEST else f"{name[:13]}…{name[14 - _LONGEST :]}")
+    return names
