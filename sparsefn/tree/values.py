@@ -98,3 +98,14 @@ def where(pred: Tensor, new: Tree, old: Tree) -> Tree:
     {'a': tensor(1)}
     """
     return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, a, b), new, old)
+
+
+def all_finite(tree: Tree) -> Tensor:
+    """Whether no leaf of a tree of floats has a NaN or an infinity: 0-d bool.
+
+    >>> all_finite({"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(math.inf)})
+    tensor(False)
+    """
+    ends = [end for leaf in leaves_of(tree) if leaf.numel() for end in torch.aminmax(leaf.detach())]  # NaN is both
+    first = ends[0] if ends else torch.zeros(())
+    return torch.stack([end.to(first.device, torch.float64) for end in ends or [first]]).isfinite().all()
