@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsefn.engine.checks import check_pairs
-from sparsefn.engine.described import described
+from sparsefn.engine.described import described, shown
 from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_like, flatten, tops
@@ -48,7 +48,7 @@ def by_path(rules: Sequence[tuple[Where, Optimizer]]) -> Optimizer:
             raise ValueError(f"by_path: no rule matches the leaf {path!r}; add ('*', an optimizer) as the last")
         for i, row in enumerate(rows):
             if not row:
-                raise ValueError(f"by_path: rule {i}, {wheres[i]!r}, is left without leaves: earlier rules take them")
+                raise ValueError(f"by_path: no leaf is left for rule {i}, {shown(wheres[i])}")
         return rows
 
     return _split(split, [optimizer for _, optimizer in pairs])
@@ -75,7 +75,7 @@ def parts(optimizers: Mapping[str, Optimizer]) -> Optimizer:
         raise ValueError("parts: expected at least one part with its optimizer, got none")
     for name, optimizer in optimizers.items():
         _check_optimizer("parts", f"for {name!r}", optimizer)
-    names = sorted(optimizers)
+    names = list(optimizers)
 
     def split(tree: Tree, like: Tree) -> list[Leaves]:
         known, owners = tops(like)
@@ -87,7 +87,7 @@ def parts(optimizers: Mapping[str, Optimizer]) -> Optimizer:
         rows = list(zip(owners, flatten(tree)[0].items(), strict=True))
         return [dict(row for owner, row in rows if owner == name) for name in names]
 
-    return _split(split, {name: optimizers[name] for name in names})
+    return _split(split, optimizers)
 
 
 def _listed(names: Sequence[str]) -> str:
