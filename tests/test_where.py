@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from sparsefn.where import _ANYWHERE, _LAST_WORDS, _WORDS, default_where, select_leaves
+from sparsefn.where import _ANYWHERE, _LAST_WORDS, _WORDS, default_where, select_leaves, shares
 
 W, B = torch.zeros(2, 2), torch.zeros(2)
 
@@ -169,3 +169,11 @@ def test_under_compile_and_vmap():
     w = torch.arange(8.0).reshape(2, 2, 2)
     assert torch.equal(torch.compile(chosen, fullgraph=True, backend="eager")(w[0])[0], w[0] * 2)
     assert torch.equal(torch.vmap(lambda w: torch.stack(chosen(w)))(w)[:, 0], w * 2)
+
+
+def test_shares_give_each_leaf_to_the_first_that_chooses_it():
+    tree, like = {"a": {"w": 1, "b": 2}, "c": 3}, {"a": {"w": torch.ones(2, 2), "b": torch.ones(2)}, "c": torch.ones(1)}
+    rows = shares("split", [lambda path, leaf: leaf.ndim == 2, "a.*", "*.b"], tree, like)
+    assert rows == [{"a.w": 1}, {"a.b": 2}, {}, {"c": 3}]
+    with pytest.raises(ValueError, match="split: no path matches 'd'; the paths are 'a.b', 'a.w', 'c'"):
+        shares("split", ["d"], tree, like)
