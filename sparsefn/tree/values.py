@@ -107,5 +107,4 @@ def all_finite(tree: Tree) -> Tensor:
     tensor(False)
     """
     ends = [end for leaf in leaves_of(tree) if leaf.numel() for end in torch.aminmax(leaf.detach())]  # NaN is both
-    first = ends[0] if ends else torch.zeros(())
-    return torch.stack([end.to(first.device, torch.float64) for end in ends or [first]]).isfinite().all()
+    return torch.stack([end.to(ends[0].device) for end in ends] or [torch.zeros(())]).isfinite().all()
