@@ -25,10 +25,11 @@ def by_path(rules: Sequence[tuple[Where, Optimizer]]) -> Optimizer:
     >>> optimizer.update(params, optimizer.init(params))[0]
     {'0.bias': tensor([-1.]), '0.weight': tensor([-0.5000])}
 
-    A rule is a `where` as in `partition` (a glob, a sequence of globs or a function of (path, leaf)) and an optimizer
-    of this module. Each optimizer sees its leaves as a flat dict by path, with a count of its own, and the state is the
-    tuple of their states. A function may go by the path and the number of dimensions, as for no weight decay on biases
-    and norms, but not by sizes: `with_optimizer` looks for moments with leaves of other sizes.
+    A rule is a `where` as in `partition` (a glob, a sequence of globs or a function of (path, leaf)) and an optimizer:
+    one of this module, or `Optimizer(init, update)` of another library's pair. Each sees its leaves as a flat dict by
+    path and has a count of its own; the state is the tuple of their states. A function may go by the path and the
+    number of dimensions, as for no weight decay on biases and norms, but not by sizes: `with_optimizer` looks for
+    moments with leaves of other sizes.
 
     ValueError for a leaf that no rule matches, a glob that no path matches and a rule whose leaves all go to earlier
     rules; TypeError for something else than pairs of a `where` and an optimizer. Leaves are matched in `init` and in
