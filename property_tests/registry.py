@@ -99,6 +99,11 @@ def sgd(algorithm: sf.Algorithm) -> sf.Algorithm:
     return sf.with_optimizer(algorithm, sf.optimizers.sgd(0.25, momentum=0.5), skip=sf.at([1]), reset=sf.at([2]))
 
 
+def two_rates(algorithm: sf.Algorithm) -> sf.Algorithm:
+    rates = {"params": sf.optimizers.adam(0.1), "scores": sf.optimizers.sgd(0.5, momentum=0.5)}
+    return sf.with_optimizer(algorithm, sf.optimizers.parts(rates))
+
+
 def torchopt_sgd(algorithm: sf.Algorithm) -> sf.Algorithm:
     return sf.with_optimizer(algorithm, torchopt.sgd(0.25, momentum=0.5))
 
@@ -520,6 +525,13 @@ ROWS = [
     Row(
         "adam supermask",
         lambda s, key, _: adam(sf.supermask(s, mode="joint", init="zeros")),
+        Meta(
+            start="other", needs_grads=True, pruned="train", trains="scores", baseline=lambda: adam(sf.dense()), **OWN
+        ),
+    ),
+    Row(
+        "parts supermask",
+        lambda s, key, _: two_rates(sf.supermask(s, mode="joint", init="zeros")),
         Meta(
             start="other", needs_grads=True, pruned="train", trains="scores", baseline=lambda: adam(sf.dense()), **OWN
         ),

@@ -38,6 +38,10 @@ from sparsefn.algorithms import supermask as supermask
 # In a loop of torch.nn and torch.optim
 from sparsefn.attached import attach as attach
 
+# Around the step
+from sparsefn.averages import ema as ema
+from sparsefn.clipping import clip_norm as clip_norm
+
 # Composition
 from sparsefn.compose import chain as chain
 from sparsefn.compose import partition as partition
@@ -90,6 +94,7 @@ __all__ = [
     "budgets",
     "chain",
     "checkpoint",
+    "clip_norm",
     "config",
     "curvature",
     "default_where",
@@ -97,6 +102,7 @@ __all__ = [
     "drop_grow",
     "drop_lowest",
     "effective",
+    "ema",
     "ensemble",
     "every",
     "from_config",

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.transforms import at_compile_time
 from sparsefn.state import Where
-from sparsefn.tree import Tree, check_globs, flatten, glob_match
+from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match
 
 _ANYWHERE = ("embed", "norm", "lm_head", "pe_helper", "rel_pos")
 _WORDS = {"emb", "wte", "wpe", "ln", "bias"}
@@ -116,6 +116,24 @@ def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Te
     globs = as_globs(where)
     check_globs(what, globs, list(leaves))
     return {path: leaf for path, leaf in leaves.items() if any(glob_match(path, glob) for glob in globs)}
+
+
+def shares(what: str, wheres: Sequence[Where], tree: Tree, like: Tree) -> list[Leaves]:
+    """The leaves of a tree, split: each goes to the first `where` that chooses it in `like`, the rest comes last.
+
+    >>> tree = {"0.bias": 1, "0.weight": 2, "1.bias": 3}
+    >>> shares("partition", ["1.*", "*.bias"], tree, tree)
+    [{'1.bias': 3}, {'0.bias': 1}, {'0.weight': 2}]
+
+    Raises what `matching` raises.
+    """
+    leaves, known = flatten(tree)[0], flatten(like)[0]
+    left, rows = list(leaves), []
+    for where in wheres:
+        hits = matching(what, where, known)
+        rows.append({path: leaves[path] for path in left if path in hits})
+        left = [path for path in left if path not in hits]
+    return [*rows, {path: leaves[path] for path in left}]
 
 
 def float_leaves(params: Tree) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ WINGS = (
     (
         *("state", "tree", "where", "triggers", "schedules", "random", "scores", "patterns", "budgets", "redistribute"),
         *("masks", "select", "gates", "terms", "reparam", "activations", "optimizers"),
+        *("averages", "clipping"),
     ),
     ("algorithms",),
     ("compose",),

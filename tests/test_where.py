@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from sparsefn.where import _ANYWHERE, _LAST_WORDS, _WORDS, default_where, select_leaves, why_dense
+from sparsefn.where import _ANYWHERE, _LAST_WORDS, _WORDS, default_where, select_leaves, shares, why_dense
 
 W, B = torch.zeros(2, 2), torch.zeros(2)
 
@@ -189,3 +189,11 @@ def test_why_a_leaf_is_dense(path, shape, why):
     assert default_where(path, leaf) is (why == "")
     asked = torch.compile(lambda x: x + len(why_dense(path, x)), backend="eager", fullgraph=True)
     assert torch.equal(asked(leaf), leaf + len(why))
+
+
+def test_shares_give_each_leaf_to_the_first_that_chooses_it():
+    tree, like = {"a": {"w": 1, "b": 2}, "c": 3}, {"a": {"w": torch.ones(2, 2), "b": torch.ones(2)}, "c": torch.ones(1)}
+    rows = shares("split", [lambda path, leaf: leaf.ndim == 2, "a.*", "*.b"], tree, like)
+    assert rows == [{"a.w": 1}, {"a.b": 2}, {}, {"c": 3}]
+    with pytest.raises(ValueError, match="split: no path matches 'd'; the paths are 'a.b', 'a.w', 'c'"):
+        shares("split", ["d"], tree, like)

@@ -16,7 +16,7 @@ from sparsefn.compose.moments import live_entries
 from sparsefn.engine.checks import is_int
 from sparsefn.engine.leafwise import is_sparse, sparse_among
 from sparsefn.state import Algorithm, State, effective, has_own_support, inside
-from sparsefn.tree import Tree, flatten, leaves_of, opened, zipped
+from sparsefn.tree import Tree, all_finite, flatten, leaves_of, opened, zipped
 
 _CALL_AFTER = "call after_step after every before_step, also where the optimizer skipped its step"
 
@@ -113,7 +113,7 @@ class Attached:
         old, stepped = self._state, self._stepped()
         try:
             new = self._algorithm.update(stepped, dense, step)
-            if new is not stepped and not (_same(new, stepped) or _are_finite(dense)):
+            if new is not stepped and not (_same(new, stepped) or bool(all_finite(dense))):
                 new = stepped
         except BaseException:
             self._show(stepped, old)
@@ -280,11 +280,6 @@ def _version(grad: Tensor | None) -> int:
 def _same(new: Tree, old: Tree) -> bool:
     a, b = leaves_of(new), leaves_of(old)
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
-def _are_finite(grads: Tree) -> bool:
-    largest = torch.nn.utils.get_total_norm(leaves_of(grads), float("inf"))
-    return bool(torch.isfinite(largest))
 
 
 def _name(algorithm: Algorithm) -> str:

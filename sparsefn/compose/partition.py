@@ -7,22 +7,12 @@ from operator import attrgetter
 
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.algorithms.static import dense
-from sparsefn.compose.states import check_pairs, kept
+from sparsefn.compose.states import kept
+from sparsefn.engine.checks import check_pairs
 from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
 from sparsefn.tree import Leaves, Tree, flatten
-from sparsefn.where import matching
-
-
-def _shares(rules: Sequence[tuple[Where, Algorithm]], tree: Tree, like: Tree) -> list[Leaves]:
-    # The leaves of each part by path, and those of no part. The first match wins.
-    leaves, known = flatten(tree)[0], flatten(like)[0]
-    left, rows = list(leaves), []
-    for where, _ in rules:
-        hits = matching("partition", where, known)
-        rows.append({path: leaves[path] for path in left if path in hits})
-        left = [path for path in left if path not in hits]
-    return [*rows, {path: leaves[path] for path in left}]
+from sparsefn.where import shares as of_each
 
 
 @described
@@ -45,11 +35,12 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     for i, (_, algorithm) in enumerate(rules):
         if not isinstance(algorithm, Algorithm):
             raise TypeError(f"partition: expected an Algorithm at position {i}, got {type(algorithm).__name__}")
+    wheres = [where for where, _ in rules]
     algorithms = [algorithm for _, algorithm in rules] + [dense()]
     names = [str(i) for i in range(len(algorithms))]
 
     def shares(tree: Tree, like: Tree) -> list[Leaves]:
-        return _shares(rules, tree, like)
+        return of_each("partition", wheres, tree, like)
 
     def split(state: State) -> list[State]:
         rows = zip(names, shares(state.params, state.params), shares(state.masks, state.params), strict=True)

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from sparsefn.algorithms.frame import checked, unchecked
-from sparsefn.compose.states import check_pairs, check_plain, join_states, kept, no_optimizer, owned, part_of
-from sparsefn.engine.checks import is_int
+from sparsefn.compose.states import check_plain, join_states, kept, no_optimizer, owned, part_of
+from sparsefn.engine.checks import check_pairs, is_int
 from sparsefn.engine.described import described
 from sparsefn.engine.transforms import concrete
 from sparsefn.state import Algorithm, State, Step, effective, has_own_support, support_of

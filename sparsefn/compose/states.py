@@ -51,16 +51,6 @@ def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
             )
 
 
-def check_pairs(name: str, rules: Sequence[object]) -> None:
-    """Raise TypeError unless every rule is a pair.
-
-    >>> check_pairs("phases", [(0, sf.dense())])
-    """
-    for i, rule in enumerate(rules):
-        if not isinstance(rule, tuple | list) or len(rule) != 2:
-            raise TypeError(f"{name}: expected a list of pairs, got {type(rule).__name__} at position {i}")
-
-
 def no_optimizer(name: str, states: Sequence[State]) -> None:
     """Raise for a part that has an optimizer.
 

@@ -15,7 +15,18 @@ from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
-from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error, zipped
+from sparsefn.tree import (
+    Tree,
+    all_finite,
+    check_like,
+    choose,
+    leaves_of,
+    opened,
+    same_structure,
+    structure_error,
+    where,
+    zipped,
+)
 from sparsefn.triggers import never
 
 # The view of an optimizer that keeps moments of pruned weights, too.
@@ -56,6 +67,7 @@ def with_optimizer(
     reset: Trigger = never(),
     reset_grown: bool = True,
     mask_moments: bool = True,
+    skip_nonfinite: bool = False,
 ) -> Algorithm:
     """An algorithm with an optimizer inside: each update steps the trained tree, then updates the masks.
 
@@ -74,7 +86,8 @@ def with_optimizer(
     Order in one update: gradient terms -> optimizer (not when `skip` fires) -> masks -> moments. So
     drop scores see the stepped weights and grow scores the gradient of the same step. Moments are zero
     outside the view's support (`mask_moments`) and start from zero where it turns on again or where the algorithm
-    itself sets a kept weight (`reset_grown`); `reset` starts the whole optimizer again. Scores see the stepped
+    itself sets a kept weight (`reset_grown`); `reset` starts the whole optimizer again. With `skip_nonfinite` a step
+    in which an entry of grads, pruned or not, is NaN or infinite changes nothing in the state. Scores see the stepped
     optimizer's state in `state.opt`, but not inside `partition` and `reparametrised`, whose parts are other trees.
 
     The optimizer must be pure and is called with `inplace=False`; its state holds only tensors. A moment is a tensor
@@ -153,13 +166,21 @@ def with_optimizer(
             leaves[i] = leaf
         return state._replace(opt=rebuild(leaves))
 
-    @checked
-    def update(state: State, grads: Tree, step: Step) -> State:
+    def advance(state: State, grads: Tree, step: Step) -> State:
         skipped = skip(step)
         goes = ~skipped if isinstance(skipped, Tensor) else not skipped
         stepped = choose(goes, lambda now: descend(now, grads, step), state)
         state = inner(stepped, grads, step)._replace(opt=stepped.opt)
         state = tidy(state, stepped)
         return choose(reset(step), lambda now: now._replace(opt=start(view.get(now))), state)  # type: ignore[no-any-return]
+
+    @checked
+    def update(state: State, grads: Tree, step: Step) -> State:
+        if not skip_nonfinite or grads is None:
+            return advance(state, grads, step)
+        finite = all_finite(grads)
+        if finite.device.type != "cpu":  # reading its value would wait for the device
+            return where(finite, advance(state, grads, step), state)  # type: ignore[no-any-return]
+        return choose(finite, lambda now: advance(now, grads, step), state)  # type: ignore[no-any-return]
 
     return algorithm._replace(init=init, update=update, within=None)

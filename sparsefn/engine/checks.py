@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 from types import FunctionType
 from typing import TypeGuard
@@ -183,6 +183,16 @@ def check_whole(call: str, name: str, value: object, low: int) -> None:
         raise TypeError(f"{call}: expected {name} to be an int or a 0-d int64 tensor, got a tensor of {value.dtype}")
     elif value.ndim:
         raise ValueError(f"{call}: expected {name} to be a 0-d tensor, got shape {tuple(value.shape)}")
+
+
+def check_pairs(name: str, rules: Sequence[object]) -> None:
+    """Raise TypeError unless every rule is a pair.
+
+    >>> check_pairs("phases", [(0, sf.dense())])
+    """
+    for i, rule in enumerate(rules):
+        if not isinstance(rule, tuple | list) or len(rule) != 2:
+            raise TypeError(f"{name}: expected a list of pairs, got {type(rule).__name__} at position {i}")
 
 
 def check_trigger(name: str, trigger: object) -> None:

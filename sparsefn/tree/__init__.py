@@ -13,8 +13,10 @@ from sparsefn.tree.leaves import opened as opened
 from sparsefn.tree.leaves import paths as paths
 from sparsefn.tree.leaves import same_structure as same_structure
 from sparsefn.tree.leaves import structure_error as structure_error
+from sparsefn.tree.leaves import tops as tops
 from sparsefn.tree.leaves import with_leaves as with_leaves
 from sparsefn.tree.leaves import zipped as zipped
+from sparsefn.tree.values import all_finite as all_finite
 from sparsefn.tree.values import check_globs as check_globs
 from sparsefn.tree.values import choose as choose
 from sparsefn.tree.values import copied as copied

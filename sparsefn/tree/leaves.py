@@ -92,6 +92,21 @@ def _children(node: Tree) -> tuple[Sequence[Tree], Sequence[object], Callable[[S
     return children, entries, lambda new: unflatten(metadata, new)
 
 
+def tops(tree: Tree) -> tuple[list[str], list[str]]:
+    """The names of a tree's top-level parts, and for each leaf the name of the part that it is in.
+
+    >>> tops({"scores": {"w": 0}, "params": {"b": 1, "w": 2}, "rest": ()})
+    (['params', 'rest', 'scores'], ['params', 'params', 'scores'])
+
+    The only part of a bare leaf is "".
+    """
+    if optree.tree_is_leaf(tree):
+        return [""], [""]
+    children, entries, _ = _children(tree)
+    names = [_render(tree, (entry,)) for entry in entries]
+    return names, [name for name, child in zip(names, children, strict=True) for _ in leaves_of(child)]
+
+
 def _walk(node: Tree, path: tuple[object, ...]) -> list[tuple[tuple[object, ...], Tree]]:
     # (path, leaf) of every leaf: optree's own, for compiled code.
     if optree.tree_is_leaf(node):

@@ -98,3 +98,13 @@ def where(pred: Tensor, new: Tree, old: Tree) -> Tree:
     {'a': tensor(1)}
     """
     return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, a, b), new, old)
+
+
+def all_finite(tree: Tree) -> Tensor:
+    """Whether no leaf of a tree of floats has a NaN or an infinity: 0-d bool.
+
+    >>> all_finite({"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(math.inf)})
+    tensor(False)
+    """
+    ends = [end for leaf in leaves_of(tree) if leaf.numel() for end in torch.aminmax(leaf.detach())]  # NaN is both
+    return torch.stack([end.to(ends[0].device) for end in ends] or [torch.zeros(())]).isfinite().all()

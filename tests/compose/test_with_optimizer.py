@@ -473,3 +473,71 @@ def test_the_loop_of_the_docs_is_with_optimizer(name, optimizer):
         assert all(torch.allclose(a, theirs_now.params[path], atol=1e-6) for path, a in state.params.items()), step
         changed += int((state.masks["0.weight"] != before.masks["0.weight"]).sum())
     assert (changed > 0) == (name != "static keep")
+
+
+# ---- gradients that are not finite -----------------------------------------------------------------
+
+SKIPPING = {
+    "rigl": lambda: sf.rigl(0.6, when=sf.always(), key=sf.random.key(3)),
+    "snfs": lambda: sf.snfs(0.6, when=sf.always(), key=sf.random.key(3)),
+    "ste": lambda: sf.ste(0.6),
+    "supermask": lambda: sf.supermask(0.6, mode="joint"),
+    "partition": lambda: sf.partition([("w", sf.set(0.5, when=sf.always())), ("v", sf.reparametrised(POWER))]),
+}
+POWER = sf.reparam.power(2.0)
+
+
+def spoiled(grads, path, at, value):
+    return {**grads, path: grads[path].index_fill(0, torch.tensor(at), value)}
+
+
+@pytest.mark.parametrize("name", SKIPPING)
+def test_a_step_with_gradients_that_are_not_finite_changes_nothing(name):
+    algorithm = sf.with_optimizer(
+        SKIPPING[name](), sf.optimizers.adamw(0.02), skip_nonfinite=True, reset=lambda step: step == 5
+    )
+    always = sf.with_optimizer(SKIPPING[name](), sf.optimizers.adamw(0.02), reset=lambda step: step == 5)
+    state = algorithm.init(PARAMS)
+    for step in range(7):
+        grads = slopes(sf.effective(state))
+        for path, at, value in (("w", 5, math.nan), ("v", 0, math.inf), ("b", 4, -math.inf)):
+            same = algorithm.update(state, spoiled(grads, path, at, value), step)
+            assert sf.checkpoint.tree_equal(same, state)
+        new = algorithm.update(state, grads, step)
+        assert sf.checkpoint.tree_equal(new, always.update(state, grads, step))
+        state = new
+
+
+def test_a_gradient_that_is_not_finite_counts_at_a_pruned_weight_too():
+    algorithm = sf.with_optimizer(sf.rigl(0.6, when=sf.always()), sf.optimizers.sgd(0.1), skip_nonfinite=True)
+    state = algorithm.init(PARAMS)
+    grads = {**PARAMS, "w": torch.where(state.masks["w"], PARAMS["w"], math.nan)}
+    assert sf.checkpoint.tree_equal(algorithm.update(state, grads, 0), state)
+
+
+def test_steps_are_skipped_member_by_member_and_in_compiled_code():
+    torch._dynamo.reset()
+    algorithm = sf.with_optimizer(sf.static(0.5), sf.optimizers.sgd(0.1, momentum=0.9), skip_nonfinite=True)
+    state, grads = algorithm.init(PARAMS), slopes(PARAMS)
+    members = [grads, spoiled(grads, "b", 1, math.nan), spoiled(grads, "w", 2, math.inf)]
+    loop = [algorithm.update(state, member, 0) for member in members]
+    stacked = optree.tree_map(lambda *leaves: torch.stack(leaves), *members)
+    batched = torch.vmap(lambda grads: algorithm.update(state, grads, 0))(stacked)
+    assert sf.checkpoint.tree_equal(batched, optree.tree_map(lambda *leaves: torch.stack(leaves), *loop))
+    compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")
+    for member, want in zip(members, loop, strict=True):
+        assert sf.checkpoint.tree_equal(compiled(state, member, 0), want)
+
+
+def test_elsewhere_than_on_the_cpu_the_gradients_are_not_read():
+    params = optree.tree_map(lambda p: p.to("meta"), PARAMS)
+    algorithm = sf.with_optimizer(sf.static(0.5, key=sf.random.key(0)), sf.optimizers.sgd(0.1), skip_nonfinite=True)
+    state = sf.State(params, optree.tree_map(lambda p: torch.ones_like(p, dtype=torch.bool), params))
+    state = state._replace(key=algorithm.init(PARAMS).key, opt=sf.optimizers.sgd(0.1).init(params))
+    new = algorithm.update(state, params, 0)  # a value of the meta device cannot be read
+    assert all(leaf.is_meta for leaf in optree.tree_leaves(new.params))
+
+
+def test_a_skipped_step_needs_no_gradients():
+    algorithm = sf.with_optimizer(sf.gmp(0.5), sf.optimizers.sgd(0.1), skip=sf.always(), skip_nonfinite=True)
+    assert algorithm.update(algorithm.init(PARAMS), None, 0).masks["w"].sum() == 24

@@ -62,7 +62,13 @@ CALLS = {
         "obd(fisher(loss, (tensor([1.0, 2.0]),)))",
         "synflow(loss, (3, 32, 32))",
     ],
-    sf.optimizers: ["adam(0.1, betas=(0.9, 0.99))", "adamw(cosine_decay(0.1, 10))", "sgd(tensor(0.1))"],
+    sf.optimizers: [
+        "adam(0.1, betas=(0.9, 0.99))",
+        "adamw(cosine_decay(0.1, 10))",
+        "by_path([('*.bias', sgd(0.1)), (['*'], adam(0.1))])",
+        "parts({'scores': sgd(0.1), 'params': adamw(0.1)})",
+        "sgd(tensor(0.1))",
+    ],
     sf.patterns: [
         "block((2, 2), reduce='mean')",
         "channel(axis=0, norm=1)",

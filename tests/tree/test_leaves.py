@@ -115,3 +115,11 @@ def test_compiled_trees_keep_the_order_in_which_a_dict_was_filled():
         lambda params: tree.opened(params)[1](tree.leaves_of(params)), fullgraph=True, backend="eager"
     )
     assert list(again(params)) == ["b", "a"] and torch.equal(again(params)["b"], params["b"])
+
+
+def test_tops_name_the_part_of_every_leaf():
+    pair = namedtuple("pair", "left right")
+    assert tree.tops(pair([1, 2], {"a": 3})) == (["left", "right"], ["left", "left", "right"])
+    assert tree.tops({"b.c": 0, "b": {"d": 1}}) == (["b", "b.c"], ["b", "b.c"])
+    assert tree.tops([(), 1]) == (["0", "1"], ["1"])
+    assert tree.tops(torch.ones(1)) == ([""], [""])

@@ -55,6 +55,12 @@ sf.with_optimizer(algorithm, torch.optim.SGD)  # error: arg-type
 sf.with_optimizer(sf.optimizers.adam(1e-3), algorithm)  # error: arg-type
 sf.optimizers.adam("1e-3")  # error: arg-type
 sf.optimizers.sgd(0.1, momentum=None)  # error: arg-type
+sf.optimizers.by_path({"*": sf.optimizers.sgd(0.1)})  # error: arg-type
+sf.optimizers.by_path([("*", algorithm)])  # error: list-item
+sf.optimizers.parts([("params", sf.optimizers.sgd(0.1))])  # error: arg-type
+sf.with_optimizer(algorithm, sf.optimizers.sgd(0.1), skip_nonfinite="yes")  # error: arg-type
+sf.clip_norm(params, "1.0")  # error: arg-type
+sf.ema(params, 0.9)  # error: arg-type
 sf.chain([algorithm, algorithm])  # error: arg-type
 sf.partition({"*": algorithm})  # error: arg-type
 sf.phases([("start", algorithm)])  # error: list-item

@@ -1,0 +1,56 @@
+"""Gradient clipping by the global norm, over the entries that masks keep."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.checks import check_positive, number
+from sparsefn.engine.elementary import sqrt
+from sparsefn.engine.numbers import Real, folded, like
+from sparsefn.engine.pooling import Pooling, pool
+from sparsefn.optimizers.base import rounded
+from sparsefn.state import apply_masks
+from sparsefn.tree import Tree, flatten, opened, wide
+
+_NORM = Pooling("norm", 2)
+
+
+def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
+    """Gradients scaled down so that their norm, taken over all leaves together, is at most `max_norm`.
+
+    >>> grads, masks = {"w": torch.tensor([3.0, 100.0, 4.0])}, {"w": torch.tensor([True, False, True])}
+    >>> sf.clip_norm(grads, 0.5, masks)
+    {'w': tensor([ 0.3000, 10.0000,  0.4000])}
+
+    The factor is that of `torch.nn.utils.clip_grad_norm_`: `max_norm / (norm + 1e-6)`, and 1 at most. With `masks`
+    only the entries that they keep count in the norm, even if others are not finite. All entries are scaled by the
+    same factor, so that those off the masks, by which `rigl` grows weights, keep their order.
+
+    The sum of squares is taken in one order, so that its bits do not depend on device, threads, layout, `vmap` or
+    `torch.compile`; nothing waits for the device. `max_norm` is a number above 0 or a 0-d float tensor, which may be
+    batched. Half-precision leaves are computed in float32 and rounded once. The norm counts as a constant where
+    derivatives are taken. As in torch a norm of NaN makes every entry NaN, and an infinite one makes finite entries 0.
+    TypeError for a leaf that is not a floating-point tensor; ValueError for a `max_norm` out of range, and for masks
+    that do not fit.
+    """
+    limit = number("max_norm", max_norm)
+    check_positive("max_norm", limit)
+    for path, leaf in flatten(grads)[0].items():
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+            got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise TypeError(f"expected floating-point grads, got {got} at {path!r}")
+    leaves, rebuild = opened(grads)
+    if not leaves:
+        return grads
+    counted = leaves if masks is None else opened(apply_masks(grads, masks))[0]
+    norm = _norm(counted)
+    factor = (like(norm, limit) / (norm + 1e-6)).clamp(max=1.0)
+    return rebuild([(wide(g) * rounded(factor, wide(g))).to(g.dtype) for g in leaves])
+
+
+def _norm(leaves: list[Tensor]) -> Tensor:
+    # 0-d float64: leaf by leaf in the leaf's precision, float32 at least, and of the norms of leaves in float64.
+    own = [pool(g[None] if not g.ndim else g, tuple(g.shape) or (1,), _NORM).reshape(()) for g in leaves]
+    norms = torch.stack([x.to(own[0].device, torch.float64) for x in own])
+    return sqrt(folded(norms * norms))
