@@ -78,6 +78,7 @@ class Attached:
         self._check_attached()
         self._check_fresh()
         now = self._last + 1 if step is None else step
+        self._state = self._held()
         leaves, rebuild = flatten(self._state.params)
         dense = rebuild([_gradient(self._weights[name].parameter) for name in leaves])
         grads = leaves_of(self._algorithm.view.grads(self._state, dense, now))
@@ -111,6 +112,7 @@ class Attached:
             raise ValueError(f"after_step: expected a step after {self._last}, got {step}")
         dense, self._dense, self._masked, self._last = self._dense, None, [], step
         old, stepped = self._state, self._stepped()
+        shows_all = self._trains_params and self._zeros_stay and not self._hidden
         try:
             new = self._algorithm.update(stepped, dense, step)
             if new is not stepped and not (_same(new, stepped) or bool(all_finite(dense))):
@@ -118,20 +120,27 @@ class Attached:
         except BaseException:
             self._show(stepped, old)
             raise
-        if new is not stepped or not self._zeros_stay or self._hidden:
+        if new is stepped and shows_all:
+            self._state = new
+        else:
             self._clear(new, stepped)
-        if new is not old:
             self._show(new, old)
+
+    def _held(self) -> State:
+        # The state with the module's own weights, wherever their memory is by now.
+        if not self.is_attached:
+            return self._state
+        leaves, rebuild = flatten(self._state.params)
+        own = {name: self._weights[name].parameter.detach() for name in leaves if name not in self._hidden}
+        return self._state._replace(params=rebuild([own.get(name, leaf) for name, leaf in leaves.items()]))
 
     def _stepped(self) -> State:
         # The state with what the optimizer has made of the trained leaves.
-        values = [slot.parameter.detach() for slot in self._slots]
-        state, view = self._state, self._algorithm.view
+        state, view = self._held(), self._algorithm.view
         if self._hidden or not self._trains_params:
+            values = [slot.parameter.detach() for slot in self._slots]
             return view.put(state, opened(view.get(state))[1](values))
-        if self._zeros_stay:  # the params are the parameters: nothing is to be put in
-            return state
-        return state._replace(params=inside(state.masks, opened(state.params)[1](values)))
+        return state if self._zeros_stay else state._replace(params=inside(state.masks, state.params))
 
     def _clear(self, new: State, old: State) -> None:
         # Moments end where weights are pruned, and begin anew where they grow.
@@ -195,7 +204,7 @@ class Attached:
 
         `opt` is (): moments are the optimizer's. Between `before_step` and `after_step` it is the one before.
         """
-        leaves, rebuild = opened(self._state)
+        leaves, rebuild = opened(self._held())
         return rebuild([self._own(leaf) for leaf in leaves])  # type: ignore[no-any-return]
 
     def _own(self, leaf: Tensor) -> Tensor:
@@ -242,7 +251,7 @@ class Attached:
         self._show(state, None)
 
     def detach(self) -> None:
-        """Leave an ordinary module with its effective weights, and the optimizer as it was; then this is of no use.
+        """Leave an ordinary module with its effective weights, and the optimizer as it was; `state` stays.
 
         >>> layer = torch.nn.Linear(2, 1)
         >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
@@ -258,6 +267,7 @@ class Attached:
         for hook in self._hooks:
             hook.remove()
         leave(self._extra)
+        self._state = self.state
         self._weights, self._hooks, self._dense = {}, [], None
 
 

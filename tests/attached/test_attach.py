@@ -1,6 +1,7 @@
 import copy
 import gc
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,3 +140,42 @@ def test_other_arguments_are_refused():
         sf.attach(rigl(), model, list(model.parameters()))
     with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got float"):
         sf.attach(rigl(), model, 0.1)
+
+
+def train_as_a_rank(rank: int, folder: str) -> None:
+    """Two steps of data parallelism with half of the batch; the state goes to a file."""
+    file = Path(folder) / "meeting"
+    torch.distributed.init_process_group("gloo", init_method=file.as_uri(), rank=rank, world_size=2)
+    inner = net()
+    model = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=True)
+    optimizer = adam(model)
+    sparse = sf.attach(rigl(), model, optimizer)
+    for step in range(6):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        cross_entropy(model(X[rank::2]), Y[rank::2]).backward()
+        sparse.before_step()
+        optimizer.step()
+        sparse.after_step(step)
+    torch.save(sf.checkpoint.state_dict(sparse.state), Path(folder) / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_of_data_parallelism_have_the_masks_of_one_process(tmp_path):
+    torch.multiprocessing.spawn(train_as_a_rank, (str(tmp_path),), nprocs=2)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(first[path], second[path]) for path in first)
+    model = net()
+    optimizer = adam(model)
+    sparse = sf.attach(rigl(), model, optimizer)
+    for step in range(6):
+        optimizer.zero_grad()
+        cross_entropy(model(X), Y).backward()
+        sparse.before_step()
+        optimizer.step()
+        sparse.after_step(step)
+    alone = sf.checkpoint.state_dict(sparse.state)
+    assert list(alone) == list(first)
+    for path, leaf in alone.items():
+        assert (
+            torch.equal(leaf, first[path]) if leaf.dtype == torch.bool else torch.allclose(leaf, first[path], atol=1e-5)
+        )

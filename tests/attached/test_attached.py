@@ -315,6 +315,19 @@ def test_weights_are_held_once(name):
         assert {leaf.data_ptr() for leaf in sf.tree.leaves_of(sparse._state.params)} == held
 
 
+def test_weights_may_get_other_memory():
+    states = []
+    for moves in (False, True):
+        model = net()
+        sparse = sf.attach(rigl(), model, optimizer := adam(model))
+        for step in range(5):
+            train(sparse, model, optimizer, [step])
+            for p in model.parameters() if moves else ():
+                p.data = p.data.clone()
+        states.append(sparse.state)
+    assert same(*states)
+
+
 def test_no_gradient_is_held_between_steps():
     model = net()
     sparse = sf.attach(rigl(), model, optimizer := adam(model))
@@ -441,6 +454,7 @@ def test_detach_leaves_an_ordinary_module_and_optimizer():
     train(sparse, model, optimizer, range(3))
     shown = sf.effective(sparse.state)
     sparse.detach()
+    assert same(sf.effective(sparse.state), shown)
     assert list(model.state_dict()) == keys and not model._forward_pre_hooks
     assert all(torch.equal(shown[name], weight) for name, weight in model.named_parameters())
     assert len(optimizer.param_groups[0]["params"]) == 4 and len(optimizer.state) == 4
