@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparsefn import checkpoint
+from sparsefn.attached import files
 from sparsefn.attached.slots import Slot, clear_moments, enter, leave, slots_of, zeros_stay
 from sparsefn.compose.moments import live_entries
 from sparsefn.engine.checks import is_int
@@ -216,10 +215,8 @@ class Attached:
 
         Weights that the module has are left out: save the state dicts of the module and of the optimizer beside it.
         """
-        tensors = checkpoint.state_dict(self._state)
-        shown = {f"params.{name}" for name in self._weights if name not in self._hidden}
-        own = {path: self._own(leaf) for path, leaf in tensors.items() if path not in shown}
-        return {"algorithm": _name(self._algorithm), "step": self._last, "tensors": own}
+        shown = [name for name in self._weights if name not in self._hidden]
+        return files.saved(self._algorithm, self._state, self._last, shown, self._own)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -230,23 +227,9 @@ class Attached:
         is changed.
         """
         self._check_attached()
-        if not isinstance(state_dict, Mapping) or not {"algorithm", "step", "tensors"} <= set(state_dict):
-            raise ValueError("load_state_dict: expected the state_dict() of what attach returned, got something else")
-        saved, name = state_dict["algorithm"], _name(self._algorithm)
-        if saved.split("(")[0] != name.split("(")[0]:
-            raise ValueError(f"load_state_dict: expected a state of {name}, got one of {saved}")
-        tensors: dict[str, Tensor] = dict(state_dict["tensors"])
-        left_out = {n: s.parameter.detach() for n, s in self._weights.items() if f"params.{n}" not in tensors}
-        try:
-            full = {**tensors, **{f"params.{n}": x for n, x in left_out.items()}}
-            state = checkpoint.load_state_dict(self._state, full)
-        except ValueError as error:
-            raise ValueError(f"load_state_dict: a state of {saved} does not fit {name}: {error}") from error
-        kept = inside(state.masks, state.params)
-        params, rebuild = flatten(state.params)
-        shown = dict(zip(params, leaves_of(kept), strict=True))
-        state = state._replace(params=rebuild([shown[n] if n in left_out else x for n, x in params.items()]))
-        self._dense, self._last = None, state_dict["step"]
+        own = {name: slot.parameter.detach() for name, slot in self._weights.items()}
+        state, self._last = files.loaded(self._algorithm, state_dict, self._state, own)
+        self._dense = None
         self._clear(state, state)
         self._show(state, None)
 
@@ -290,7 +273,3 @@ def _version(grad: Tensor | None) -> int:
 def _same(new: Tree, old: Tree) -> bool:
     a, b = leaves_of(new), leaves_of(old)
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
-def _name(algorithm: Algorithm) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm))

@@ -1,0 +1,62 @@
+"""What is saved of an algorithm at work in a module, and read again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from sparsefn import checkpoint
+from sparsefn.state import Algorithm, State, inside
+from sparsefn.tree import flatten, leaves_of
+
+
+def saved(
+    algorithm: Algorithm, state: State, step: int, shown: Collection[str], own: Callable[[Tensor], Tensor]
+) -> dict[str, object]:
+    """The algorithm's name, the step, and the tensors of a state, but for the params that a module shows.
+
+    >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
+    >>> list(saved(sf.static(0.5), state, 3, ["w"], torch.clone)["tensors"])
+    ['masks.w', 'key']
+
+    `own` copies the tensors that later steps write.
+    """
+    left_out = {f"params.{name}" for name in shown}
+    tensors = {path: own(x) for path, x in checkpoint.state_dict(state).items() if path not in left_out}
+    return {"algorithm": _name(algorithm), "step": step, "tensors": tensors}
+
+
+def loaded(
+    algorithm: Algorithm, found: Mapping[str, Any], like: State, weights: Mapping[str, Tensor]
+) -> tuple[State, int]:
+    """The state and the step of `saved`; params that were left out are the weights that a module has now, masked.
+
+    >>> algorithm, weights = sf.static(0.5, init="magnitude"), {"w": torch.tensor([[1.0, 2.0]])}
+    >>> state = algorithm.init(weights)
+    >>> loaded(algorithm, saved(algorithm, state, 3, ["w"], torch.clone), state, {"w": torch.ones(1, 2)})[0].params
+    {'w': tensor([[0., 1.]])}
+
+    Raises ValueError for anything else, for the state of another algorithm, and for tensors that do not fit.
+    """
+    if not isinstance(found, Mapping) or not {"algorithm", "step", "tensors"} <= set(found):
+        raise ValueError("load_state_dict: expected the state_dict() of what attach returned, got something else")
+    theirs, name = found["algorithm"], _name(algorithm)
+    if theirs.split("(")[0] != name.split("(")[0]:
+        raise ValueError(f"load_state_dict: expected a state of {name}, got one of {theirs}")
+    missing = {name: leaf for name, leaf in weights.items() if f"params.{name}" not in found["tensors"]}
+    try:
+        tensors = {**found["tensors"], **{f"params.{name}": leaf for name, leaf in missing.items()}}
+        state = checkpoint.load_state_dict(like, tensors)
+    except ValueError as error:
+        raise ValueError(f"load_state_dict: a state of {theirs} does not fit {name}: {error}") from error
+    params, rebuild = flatten(state.params)
+    masked = dict(zip(params, leaves_of(inside(state.masks, state.params)), strict=True))
+    params = {name: masked[name] if name in missing else leaf for name, leaf in params.items()}
+    return state._replace(params=rebuild(list(params.values()))), found["step"]
+
+
+def _name(algorithm: Algorithm) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm))
