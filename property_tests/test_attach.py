@@ -34,7 +34,7 @@ BUGS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     ),
     "params are taken to be what the module shows": ("ste", "_hides", lambda state, mask, leaf, shown: False),
     "the module shows params": ("ste", "effective", lambda state: state.params),
-    "every gradient is taken not to be finite": ("rigl", "_are_finite", lambda grads: False),
+    "every gradient is taken not to be finite": ("rigl", "all_finite", lambda grads: False),
 }
 
 
