@@ -2,13 +2,11 @@
 
 import itertools
 import math
-from pathlib import Path
 
 import optree
 import pytest
 import torch
 import torchopt
-from test_docs import split
 
 import sparsefn as sf
 
@@ -410,69 +408,6 @@ def test_an_optimizer_around_a_partition_may_have_a_state_of_any_form():
         for step in range(2):
             state = algorithm.update(state, PARAMS, step)
         assert optree.tree_structure(state) == structure
-
-
-# ---- the loop of docs/index.md, where torch's own optimizer moves the weights -------------------------
-
-
-def docs_loop():
-    """The block of docs/index.md with a torch.optim optimizer."""
-    text = (Path(__file__).parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
-    (code,) = (block.code for block in split(text)[1] if "torch.optim.SGD" in block.code)
-    return code
-
-
-TORCH_OPTIMIZERS = {
-    "sgd": ("SGD(weights.values(), lr=0.1, momentum=0.9)", lambda: sf.optimizers.sgd(0.1, momentum=0.9)),
-    "adam": ("Adam(weights.values(), lr=0.01)", lambda: sf.optimizers.adam(0.01)),
-    "adamw": (
-        "AdamW(weights.values(), lr=0.01, weight_decay=0.1)",
-        lambda: sf.optimizers.adamw(0.01, weight_decay=0.1),
-    ),
-}
-
-
-MASKED = {
-    "set": lambda: sf.set(0.75, steps=20, key=sf.random.key(0)),
-    "rigl": lambda: sf.rigl(0.5, when=sf.every(3), key=sf.random.key(1)),
-    "gmp": lambda: sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=15)),
-    "static keep": lambda: sf.static(0.5, pruned="keep"),
-}
-
-
-@pytest.mark.parametrize("optimizer", TORCH_OPTIMIZERS)
-@pytest.mark.parametrize("name", MASKED)
-def test_the_loop_of_the_docs_is_with_optimizer(name, optimizer):
-    make = MASKED[name]
-    theirs, ours = TORCH_OPTIMIZERS[optimizer]
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
-    params, (x, y) = sf.modules.params_of(model), (torch.randn(64, 8), torch.randint(0, 3, (64,)))
-    seen = []
-
-    def update(state, grads, step):
-        state = make().update(state, grads, step)
-        seen.append(optree.tree_map(torch.clone, state))
-        return state
-
-    code = docs_loop()
-    assert "SGD(weights.values(), lr=0.1, momentum=0.9)" in code
-    code = code.replace("SGD(weights.values(), lr=0.1, momentum=0.9)", theirs)
-    names = {"torch": torch, "sf": sf, "model": model, "params": params, "x": x, "y": y}
-    exec(code, names | {"algorithm": make()._replace(update=update)})
-    assert len(seen) == 20
-
-    def loss(params):
-        return torch.nn.functional.cross_entropy(sf.modules.call(model, params, x), y)
-
-    algorithm = sf.with_optimizer(make(), ours())
-    state, changed = algorithm.init(params), 0
-    for step, theirs_now in enumerate(seen):
-        before, state = state, algorithm.update(state, torch.func.grad(loss)(sf.effective(state)), step)
-        assert sf.checkpoint.tree_equal(state.masks, theirs_now.masks), step
-        assert all(torch.allclose(a, theirs_now.params[path], atol=1e-6) for path, a in state.params.items()), step
-        changed += int((state.masks["0.weight"] != before.masks["0.weight"]).sum())
-    assert (changed > 0) == (name != "static keep")
 
 
 # ---- gradients that are not finite -----------------------------------------------------------------
