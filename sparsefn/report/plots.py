@@ -157,7 +157,7 @@ def _pooled(plane: Tensor) -> Tensor:
     for dim in (0, 1):
         n = share.shape[dim]
         if n > _MOST_CELLS:
-            edges = torch.arange(_MOST_CELLS + 1) * n // _MOST_CELLS
+            edges = torch.arange(_MOST_CELLS + 1, device=share.device) * n // _MOST_CELLS
             zero = torch.zeros_like(share.narrow(dim, 0, 1))
             sums = torch.cat([zero, share.cumsum(dim)], dim).index_select(dim, edges)
             sizes = edges.diff().double()

@@ -107,4 +107,4 @@ def all_finite(tree: Tree) -> Tensor:
     tensor(False)
     """
     ends = [end for leaf in leaves_of(tree) if leaf.numel() for end in torch.aminmax(leaf.detach())]  # NaN is both
-    return torch.stack([end.to(ends[0].device) for end in ends] or [torch.zeros(())]).isfinite().all()
+    return torch.stack([end.to(ends[0].device) for end in ends] or [torch.zeros((), device="cpu")]).isfinite().all()
