@@ -52,8 +52,8 @@ def plot(history: Sequence[Mapping[str, float]], steps: Sequence[int] | None = N
     names = list(dict.fromkeys(name for values in history for name in values))
     if not names:
         raise ValueError("plot: expected a history of one dict or more as scalars gives, got no values")
-    quantities = list(dict.fromkeys(name.partition("/")[0] for name in names))
-    paths = list(dict.fromkeys(name.partition("/")[2] for name in names if "/" in name))
+    quantities = list(dict.fromkeys(name.split("/", 1)[0] for name in names))
+    paths = list(dict.fromkeys(name.split("/", 1)[1] for name in names if "/" in name))
     colours = _colours(len(paths))
     panels = _panels(figure, len(quantities), 4.2, 3.2)
     for axes, quantity in zip(panels, quantities, strict=True):

@@ -130,7 +130,8 @@ MODULES = [sf, *(value for name in sf.__all__ if isinstance(value := getattr(sf,
 def factories(module: ModuleType) -> set[str]:
     """The functions of a module that say that they return a function, or one of `KINDS`."""
     public = {n: fn for n, fn in vars(module).items() if inspect.isfunction(fn) and n not in HELPERS and n[0] != "_"}
-    given = {name: typing.get_type_hints(fn).get("return") for name, fn in public.items()}
+    figure = {"Figure": object}  # matplotlib's, which only type checkers import
+    given = {name: typing.get_type_hints(fn, localns=figure).get("return") for name, fn in public.items()}
     return {name for name, kind in given.items() if kind in KINDS or typing.get_origin(kind) is Callable}
 
 
