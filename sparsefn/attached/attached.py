@@ -54,6 +54,8 @@ class Attached:
         self._slots, beside = slots_of(trained, flatten(state.params)[0], weights)
         own = {id(slot.parameter) for slot in weights.values()}
         self._extra = [slot for slot in self._slots if id(slot.parameter) not in own]
+        self._moving = {id(slot.parameter) for slot in self._slots}
+        self._beside = self._moving - own  # the parameters of `_extra`
         self._trains_params = trained is state.params
         self._zeros_stay = zeros_stay(optimizers)
         self._hidden: set[str] = set()  # weights whose params are not what the module shows
@@ -81,16 +83,15 @@ class Attached:
         leaves, rebuild = flatten(self._state.params)
         dense = rebuild([_gradient(self._weights[name].parameter) for name in leaves])
         grads = leaves_of(self._algorithm.view.grads(self._state, dense, now))
-        moving = {id(slot.parameter) for slot in self._slots}
         for name, slot in self._weights.items():
-            if id(slot.parameter) not in moving:
+            if id(slot.parameter) not in self._moving:
                 slot.parameter.grad = None
             elif name in self._hidden:
                 slot.parameter.copy_(leaves[name])
-        extra, given = {id(slot.parameter) for slot in self._extra}, {id(grad) for grad in leaves_of(dense)}
+        given = {id(grad) for grad in leaves_of(dense)}
         self._masked = []
         for (parameter, _), grad in zip(self._slots, grads, strict=True):
-            if id(grad) not in given and (parameter.grad is not None or id(parameter) in extra):
+            if id(grad) not in given and (parameter.grad is not None or id(parameter) in self._beside):
                 parameter.grad = grad
                 self._masked.append((grad, grad._version))
         self._dense = dense
@@ -168,7 +169,7 @@ class Attached:
             if name not in self._hidden:
                 params[name] = parameter.detach()
         for slot, leaf in zip(self._slots, leaves_of(self._algorithm.view.get(new)), strict=True):
-            if any(slot is one for one in self._extra) and leaf.data_ptr() != slot.parameter.data_ptr():
+            if id(slot.parameter) in self._beside and leaf.data_ptr() != slot.parameter.data_ptr():
                 slot.parameter.copy_(leaf)
         self._state = new._replace(params=rebuild(list(params.values())))
 
@@ -201,14 +202,15 @@ class Attached:
         >>> sf.masks.sparsity(sparse.state.masks)
         0.5
 
-        `opt` is (): moments are the optimizer's. Between `before_step` and `after_step` it is the one before.
+        `opt` is (): moments are the optimizer's. Read it after `after_step`, when weights and masks belong together.
         """
         leaves, rebuild = opened(self._held())
-        return rebuild([self._own(leaf) for leaf in leaves])  # type: ignore[no-any-return]
+        return rebuild(self._own(leaves))  # type: ignore[no-any-return]
 
-    def _own(self, leaf: Tensor) -> Tensor:
+    def _own(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        # Copies of the tensors that later steps write into.
         held = {slot.parameter.data_ptr() for slot in (*self._weights.values(), *self._extra)}
-        return leaf.clone() if leaf.data_ptr() in held else leaf
+        return [leaf.clone() if leaf.data_ptr() in held else leaf for leaf in leaves]
 
     def state_dict(self) -> dict[str, object]:
         """What `load_state_dict` needs: tensors by path, the last step, and the algorithm's name.

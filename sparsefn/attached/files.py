@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,19 +14,24 @@ from sparsefn.tree import flatten, leaves_of
 
 
 def saved(
-    algorithm: Algorithm, state: State, step: int, shown: Collection[str], own: Callable[[Tensor], Tensor]
+    algorithm: Algorithm,
+    state: State,
+    step: int,
+    shown: Collection[str],
+    own: Callable[[Sequence[Tensor]], Sequence[Tensor]],
 ) -> dict[str, object]:
     """The algorithm's name, the step, and the tensors of a state, but for the params that a module shows.
 
     >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
-    >>> list(saved(sf.static(0.5), state, 3, ["w"], torch.clone)["tensors"])
+    >>> list(saved(sf.static(0.5), state, 3, ["w"], list)["tensors"])
     ['masks.w', 'key']
 
     `own` copies the tensors that later steps write.
     """
     left_out = {f"params.{name}" for name in shown}
-    tensors = {path: own(x) for path, x in checkpoint.state_dict(state).items() if path not in left_out}
-    return {"algorithm": _name(algorithm), "step": step, "tensors": tensors}
+    tensors = {path: x for path, x in checkpoint.state_dict(state).items() if path not in left_out}
+    kept = dict(zip(tensors, own(list(tensors.values())), strict=True))
+    return {"algorithm": _name(algorithm), "step": step, "tensors": kept}
 
 
 def loaded(
@@ -36,7 +41,7 @@ def loaded(
 
     >>> algorithm, weights = sf.static(0.5, init="magnitude"), {"w": torch.tensor([[1.0, 2.0]])}
     >>> state = algorithm.init(weights)
-    >>> loaded(algorithm, saved(algorithm, state, 3, ["w"], torch.clone), state, {"w": torch.ones(1, 2)})[0].params
+    >>> loaded(algorithm, saved(algorithm, state, 3, ["w"], list), state, {"w": torch.ones(1, 2)})[0].params
     {'w': tensor([[0., 1.]])}
 
     Raises ValueError for anything else, for the state of another algorithm, and for tensors that do not fit.

@@ -24,7 +24,7 @@ def live_entries(
     >>> live_entries(after, before, weight, weight)
     tensor([ True, False, False])
 
-    `support` and `weight` are those after the update, `before` and `stepped` those that the optimizer left. Moments
+    `support` and `weight` are read after the update, `before` and `stepped` between optimizer and update. Moments
     are kept on the support (`mask_moments`), but not where it has just turned on or where the update itself set the
     weight (`reset_grown`).
     """

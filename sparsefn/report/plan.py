@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     >>> plan.sparsified.kept, plan.dense
     (2, ('b',))
 
-    `rows` has a row for every leaf, `total` is over all of them, `sparsified` over those that have a mask, and
+    `rows` has a row for every leaf, `total` is over all leaves, `sparsified` over leaves with a mask, and
     `dense` holds the paths of the others.
     """
 
