@@ -8,7 +8,8 @@ Weights after a step of training are held against those of `torch.nn.utils.prune
 
 import argparse
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -23,6 +24,11 @@ from torch.nn.utils import prune
 import sparsefn as sf
 
 SPARSITY, RATE = 0.9, 1e-3
+# This library's and torch's of the same name.
+OPTIMIZERS: dict[str, tuple[sf.optimizers.Optimizer, Callable[[Iterable[Tensor]], torch.optim.Optimizer]]] = {
+    "SGD": (sf.optimizers.sgd(RATE), partial(torch.optim.SGD, lr=RATE)),
+    "AdamW": (sf.optimizers.adamw(RATE), partial(torch.optim.AdamW, lr=RATE)),
+}
 Leaves = dict[str, Tensor]
 
 
@@ -61,8 +67,9 @@ def optimizer_cases(shapes: Sequence[tuple[int, ...]]) -> list[Case]:
     ]
 
 
-def training_cases(model: nn.Module, x: Tensor, y: Tensor) -> list[Case]:
-    """A step of SGD: dense, with a fixed mask, functional and attached, and with the hooks of torch.nn.utils.prune."""
+def training_cases(model: nn.Module, x: Tensor, y: Tensor, optimized_by: str = "SGD") -> list[Case]:
+    """A step: dense, with a fixed mask, functional and attached, and with the hooks of torch.nn.utils.prune."""
+    ours, theirs = OPTIMIZERS[optimized_by]
     params = sf.modules.params_of(model)
 
     def loss(params: Leaves) -> Tensor:
@@ -82,11 +89,20 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor) -> list[Case]:
         return sf.default_where(path, leaf) and "out_proj" not in path
 
     static = sf.static(SPARSITY, where=where, init="magnitude")
-    algorithm = sf.with_optimizer(static, sf.optimizers.sgd(RATE))
+    algorithm = sf.with_optimizer(static, ours)
     start = algorithm.init(params)
 
     def masked(state: sf.State) -> sf.State:
         return algorithm.update(state, differentiate(sf.effective(state))[1], 0)
+
+    def carrying(algorithm: sf.Algorithm) -> Callable[[], None]:
+        # The state of the last call is this one's: what a loop holds.
+        states = [algorithm.init(params)]
+
+        def step() -> None:
+            states[0] = algorithm.update(states[0], differentiate(sf.effective(states[0]))[1], 0)
+
+        return step
 
     hooked = copy.deepcopy(model)
     for path, mask in start.masks.items():
@@ -95,7 +111,7 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor) -> list[Case]:
             prune.custom_from_mask(hooked.get_submodule(owner), name, mask)
 
     def stepping(module: nn.Module, algorithm: sf.Algorithm | None = None) -> Callable[[], None]:
-        optimizer = torch.optim.SGD(module.parameters(), RATE)
+        optimizer = theirs(module.parameters())
         sparse, steps = None if algorithm is None else sf.attach(algorithm, module, optimizer), count(1)
 
         def step() -> None:
@@ -111,16 +127,20 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor) -> list[Case]:
 
     by_hooks = stepping(hooked)
     by_hooks()
-    theirs = dict(hooked.named_parameters())
+    named = dict(hooked.named_parameters())
     for path, weight in sf.effective(masked(start)).items():
         mask = start.masks[path]
-        other = theirs[f"{path}_orig"].detach() * mask if mask.ndim else theirs[path].detach()
+        other = named[f"{path}_orig"].detach() * mask if mask.ndim else named[path].detach()
         torch.testing.assert_close(weight, other, msg=lambda text, at=path: f"weights at {at}: {text}")
     resting = sf.rigl(SPARSITY, where=where, when=sf.never(), steps=1)
-    return [
+    by_hand = [
         Case("dense, functional", dense(lambda params: differentiate(params)[1])),
         Case("dense, torch.func.grad", dense(torch.func.grad(loss))),
-        Case("sparsefn.static, with_optimizer", lambda: masked(start)),
+    ]
+    return [
+        *(by_hand if optimized_by == "SGD" else []),
+        Case("sparsefn.static, with_optimizer", carrying(algorithm)),
+        Case("the same, donated", carrying(sf.donated(algorithm))),
         Case("torch.nn.utils.prune, torch.optim", by_hooks),
         Case("sparsefn.attach(static), torch.optim", stepping(copy.deepcopy(model), static)),
         Case("sparsefn.attach(rigl at rest), torch.optim", stepping(copy.deepcopy(model), resting)),
@@ -144,6 +164,8 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     mlp.append(nn.Linear(features, 10))
     rows, classes = torch.randn(128, features), torch.randint(0, 10, (128,))
     size = "" if channels == 64 else f", {channels} channels first"
+    steps = {f"training step of an MLP {features}-{features}-{features}-10, {name}": name for name in OPTIMIZERS}
+    weights = dict.fromkeys(steps, sum(p.numel() for p in mlp.parameters()))  # tables that measure memory, too
     # The inputs of a table are dropped before the next: the states of ResNet-50 are large.
     tables: dict[str, Callable[[], list[Case]]] = {
         f"step of Adam on {what}": lambda: optimizer_cases(shapes),
@@ -151,9 +173,9 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
             encoder, tokens, tokens.roll(1, 1).flatten()
         ),
         f"training step of a ResNet-18 for 32 x 32{size}": lambda: training_cases(network, images, labels),
-        f"training step of an MLP {features}-{features}-{features}-10": lambda: training_cases(mlp, rows, classes),
+        **{title: partial(training_cases, mlp, rows, classes, name) for title, name in steps.items()},
     }
-    return {title: compare(title, make(), options) for title, make in tables.items()}
+    return {title: compare(title, make(), options, weights.get(title, 0)) for title, make in tables.items()}
 
 
 if __name__ == "__main__":

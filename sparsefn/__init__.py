@@ -44,6 +44,7 @@ from sparsefn.clipping import clip_norm as clip_norm
 
 # Composition
 from sparsefn.compose import chain as chain
+from sparsefn.compose import donated as donated
 from sparsefn.compose import partition as partition
 from sparsefn.compose import phases as phases
 from sparsefn.compose import sequence as sequence
@@ -99,6 +100,7 @@ __all__ = [
     "curvature",
     "default_where",
     "dense",
+    "donated",
     "drop_grow",
     "drop_lowest",
     "effective",

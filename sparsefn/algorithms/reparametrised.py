@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.frame import checked, own_params
+from sparsefn.algorithms.frame import checked, own_params, unchecked
 from sparsefn.algorithms.static import dense
 from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
@@ -94,7 +94,7 @@ def reparametrised(
         weights, masks = made(latents, state.params, following)
         # Off its support `inner` keeps what it has: zeros, or the weights that it holds still.
         part = inside.view.put(inner_of(state), weights)
-        return finish(inside.update(part, grads, step), masks, latents, following)
+        return finish(unchecked(inside)(part, grads, step), masks, latents, following)
 
     def rest(state: State, leaves: dict[str, Tensor]) -> Tree:
         # Nothing is (), as in a state: compiled code cannot flatten an empty dict inside another.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sparsefn.algorithms.frame import unchecked
 from sparsefn.attached import files
 from sparsefn.attached.slots import Slot, clear_moments, enter, leave, slots_of, zeros_stay
 from sparsefn.compose.moments import live_entries
@@ -114,7 +115,7 @@ class Attached:
         old, stepped = self._state, self._stepped()
         shows_all = self._trains_params and self._zeros_stay and not self._hidden
         try:
-            new = self._algorithm.update(stepped, dense, step)
+            new = unchecked(self._algorithm)(stepped, dense, step)
             if new is not stepped and not (_same(new, stepped) or bool(all_finite(dense))):
                 new = stepped
         except BaseException:

@@ -1,6 +1,7 @@
 """Algorithms made of other algorithms, or of an algorithm and an optimizer."""
 
 from sparsefn.compose.chain import chain as chain
+from sparsefn.compose.donated import donated as donated
 from sparsefn.compose.partition import partition as partition
 from sparsefn.compose.phases import phases as phases
 from sparsefn.compose.sequence import sequence as sequence

@@ -7,12 +7,13 @@ that are reused; a fresh tensor of the size of a leaf costs more than the arithm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn.engine.donation import take
 from sparsefn.engine.memory import BLOCK, each
 from sparsefn.engine.transforms import Array, constants
 
@@ -39,7 +40,9 @@ def flat_memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
     return None if found is None else tuple(x.reshape(-1) for x in found)
 
 
-def add_row(rows: list[Row], *tensors: Tensor, results: int, least: int = _SMALL) -> list[Tensor] | None:
+def add_row(
+    rows: list[Row], *tensors: Tensor, results: int, least: int = _SMALL, over: Sequence[int] = ()
+) -> list[Tensor] | None:
     """Append the flat memory of tensors and of new ones, which are returned; None, and no row, as in `flat_memory`.
 
     >>> from sparsefn.engine import leafwise
@@ -50,14 +53,41 @@ def add_row(rows: list[Row], *tensors: Tensor, results: int, least: int = _SMALL
     >>> sums
     tensor([2., 2.])
 
-    The new tensors have the shape and dtype of the last one.
+    The new tensors have the shape and dtype of the last one. `over` names a tensor for each of the last results, whose
+    memory that result takes if it is given away.
     """
     flat = flat_memory(*tensors, least=least)
-    return None if flat is None else _append(rows, flat, tensors[-1], results)
+    return None if flat is None else _append(rows, flat, tensors, results, over)
 
 
-def _append(rows: list[Row], flat: Row, like: Tensor, results: int) -> list[Tensor]:
-    made = [_fresh(flat[-1], like) for _ in range(results)]
+def add_masked_row(
+    rows: list[Row], mask: Tensor, *tensors: Tensor, results: int, over: Sequence[int] = ()
+) -> list[Tensor] | None:
+    """`add_row` of a mask and tensors that it belongs to; a 0-d mask, that of a dense leaf, is True everywhere.
+
+    >>> from sparsefn.engine import leafwise
+    >>> rows = []
+    >>> _ = leafwise.add_masked_row(rows, torch.tensor(True), torch.ones(64, 64), results=1)
+    >>> rows[0][0]
+    array([ True,  True,  True, ...,  True,  True,  True], shape=(4096,))
+
+    `over` counts the mask as the tensor 0.
+    """
+    if mask.ndim:
+        return add_row(rows, mask, *tensors, results=results, over=over)
+    flat = flat_memory(*tensors)
+    if flat is None:
+        return None
+    everywhere = np.broadcast_to(np.True_, flat[0].shape)  # one byte
+    return _append(rows, (everywhere, *flat), (mask, *tensors), results, over)
+
+
+def _append(
+    rows: list[Row], flat: Row, tensors: Sequence[Tensor], results: int, over: Sequence[int] = ()
+) -> list[Tensor]:
+    made = [_fresh(flat[-1], tensors[-1]) for _ in range(results - len(over))]
+    for i in over:
+        made.append((tensors[i].detach(), flat[i]) if take(tensors[i]) else _fresh(flat[-1], tensors[-1]))
     rows.append((*flat, *(memory for _, memory in made)))
     return [new for new, _ in made]
 
@@ -84,18 +114,40 @@ def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
     array([2., 2., 2.])
 
     The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets all blocks of a thread, so that it
-    makes its temporaries once.
+    makes its temporaries once. An array may be in a row twice, as input and as result: the kernel then writes to other
+    memory, and a block is copied when the kernel asks for the next one.
     """
     listed = list(rows)
-    blocks = [tuple(x[at : at + BLOCK] for x in row) for row in listed for at in range(0, row[0].size, BLOCK)]
+    blocks: list[tuple[Row, Sequence[int]]] = []
+    for row in listed:
+        twice = [i for i, x in enumerate(row) if any(x is other for other in row[:i])]
+        blocks += [(tuple(x[at : at + BLOCK] for x in row), twice) for at in range(0, row[0].size, BLOCK)]
     if not blocks:  # nor anything to trace
         return
     threads = min(torch.get_num_threads(), len(blocks))
     if threads > 1:
-        each(kernel, [blocks[first::threads] for first in range(threads)], sum(row[0].size for row in listed))
+        parts = [_staged(blocks[first::threads]) for first in range(threads)]
+        each(kernel, parts, sum(row[0].size for row in listed))
         return
     with np.errstate(all="ignore"):
-        kernel(blocks)
+        kernel(_staged(blocks))
+
+
+def _staged(blocks: Iterable[tuple[Row, Sequence[int]]]) -> Iterator[Row]:
+    # Blocks whose results are written beside the inputs that they replace.
+    spare: dict[int, Array] = {}
+    for block, twice in blocks:
+        if not twice:
+            yield block
+            continue
+        staged = list(block)
+        for i in twice:
+            if i not in spare:
+                spare[i] = np.empty(BLOCK, np.int64)
+            staged[i] = spare[i].view(block[i].dtype)[: block[i].size]
+        yield tuple(staged)
+        for i in twice:
+            block[i][:] = staged[i]
 
 
 def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
@@ -133,7 +185,7 @@ def _chosen(
         elif (flat := _words(mask, *leaves)) is None:
             results.append(in_torch(mask, *leaves))
         else:
-            results += _append(rows, flat, leaves[0], 1)
+            results += _append(rows, flat, leaves, 1)
     run(kernel, rows)
     return results
 
@@ -156,7 +208,7 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
         if flat is None:
             results += either([mask], [(leaf + update).to(leaf.dtype)], [leaf])
         else:
-            results += _append(rows, flat, leaf, 1)
+            results += _append(rows, flat, (mask, leaf, update), 1, over=(1,))
     run(_move, rows)
     return results
 

@@ -161,7 +161,7 @@ def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Ten
     plain = _known(numbers)
     for row in rows:
         single = plain and all(x.dtype == torch.float32 for x in row)
-        made = leafwise.add_row(blocks, *row, results=3, least=1) if single else None
+        made = leafwise.add_row(blocks, *row, results=3, least=1, over=(0, 1)) if single else None
         results.append(_in_torch(numbers, *row) if made is None else (made[0], made[1], made[2]))
     leafwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
     return results
@@ -177,8 +177,8 @@ def _step_under_masks(
     blocks: list[leafwise.Row] = []
     results: dict[int, Moved] = {}
     for i, (p, mask, m, v, g) in enumerate(rows):
-        single = mask.ndim and all(x.dtype == torch.float32 for x in (p, m, v, g))
-        made = leafwise.add_row(blocks, mask, m, v, g, p, results=3) if single else None
+        single = all(x.dtype == torch.float32 for x in (p, m, v, g))
+        made = leafwise.add_masked_row(blocks, mask, m, v, g, p, results=3, over=(4, 1, 2)) if single else None
         if made is not None:
             results[i] = made[0], made[1], made[2]
     leafwise.run(lambda blocks: _in_masked_blocks(numbers, blocks), blocks)

@@ -130,8 +130,9 @@ def _step_under_masks(
     blocks: list[leafwise.Row] = []
     results: dict[int, tuple[Tensor, Tensor]] = {}
     for i, (p, mask, g, b) in enumerate(rows):
-        single = mask.ndim and all(x.dtype == torch.float32 for x in (g, b, p))
-        made = leafwise.add_row(blocks, mask, g, b, p, results=2 if numbers.momentum else 1) if single else None
+        single = all(x.dtype == torch.float32 for x in (g, b, p))
+        over = (3, 2) if numbers.momentum else (3,)
+        made = leafwise.add_masked_row(blocks, mask, g, b, p, results=len(over), over=over) if single else None
         if made is not None:
             results[i] = made[0], made[1] if numbers.momentum else b
     leafwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)

@@ -1,0 +1,57 @@
+"""Every algorithm of the registry with its state given away, and bugs that the law must notice."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from _pytest.outcomes import Failed
+
+from property_tests.laws_donated import OPTIMIZERS, check
+from property_tests.registry import ROWS
+from sparsefn.engine import leafwise
+from sparsefn.testing import Row
+from sparsefn.tree import leaves_of
+
+donated = importlib.import_module("sparsefn.compose.donated")  # the package hands out the function
+BY_NAME = {row.name: row for row in ROWS}
+
+
+@pytest.fixture(autouse=True)
+def small_leaves_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Small leaves are otherwise left to torch, which writes nothing in place.
+    for fn in (leafwise.add_row, leafwise.flat_memory):
+        monkeypatch.setitem(fn.__kwdefaults__, "least", 1)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("row", [row for row in ROWS if not row.meta.optimizer], ids=lambda row: row.name)
+def test_donated_has_the_bits_of_the_pure_update(row: Row, optimizer: str) -> None:
+    check(row, optimizer)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.meta.optimizer], ids=lambda row: row.name)
+def test_so_has_an_algorithm_with_an_optimizer_of_its_own(row: Row) -> None:
+    check(row, "sgd")
+
+
+# bug: (module, name, its replacement)
+BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "results are written over inputs that are read again": (
+        leafwise,
+        "_staged",
+        lambda blocks: (block for block, _ in blocks),
+    ),
+    "the old state stays": (donated, "empty", lambda tensors: None),
+    "memory that others share is given away": (donated, "alone", lambda tensors, others: tensors),
+    "no memory is given away": (donated, "alone", lambda tensors, others: []),
+    "a tensor that the update hands on is emptied": (donated, "opened", lambda tree: (leaves_of(tree), lambda _: tree)),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_law_notices_the_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, name, replacement = BUGS[bug]
+    monkeypatch.setattr(module, name, replacement)
+    with pytest.raises((AssertionError, ValueError, Failed)):
+        check(BY_NAME["one_shot saliency keep" if name == "alone" else "rigl"], "adamw")

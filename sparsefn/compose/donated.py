@@ -1,0 +1,66 @@
+"""An algorithm whose update writes over the state that it is given."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sparsefn.algorithms.frame import check_update, unchecked
+from sparsefn.engine.described import described
+from sparsefn.engine.donation import alone, empty, giving
+from sparsefn.engine.transforms import differentiated, in_mode, transformed
+from sparsefn.state import Algorithm, State, Step
+from sparsefn.tree import Tree, leaves_of, opened
+
+
+@described
+def donated(algorithm: Algorithm) -> Algorithm:
+    """The algorithm whose update may write into the memory of the state that it is given, as JAX's donated buffers.
+
+    >>> algorithm = sf.donated(sf.with_optimizer(sf.rigl(0.5, when=sf.never()), sf.optimizers.adamw(1e-3)))
+    >>> old = algorithm.init({"w": torch.ones(64, 64)})
+    >>> at = old.params["w"].data_ptr()
+    >>> new = algorithm.update(old, {"w": torch.ones(64, 64)}, 0)
+    >>> new.params["w"].data_ptr() == at
+    True
+    >>> old.params["w"] + 1
+    Traceback (most recent call last):
+        ...
+    ValueError: expected a tensor, got <given away: float32 of shape (64, 64)>: ...
+
+    The new state has the same bits as without. The steps of `sf.optimizers.sgd`, `adam` and `adamw` on float32 CPU
+    leaves are made in place: beside the state and the gradients, such a step needs the memory of a few blocks, where
+    the pure update needs that of a second state. Masks that change are new tensors, as are the weights under them.
+
+    The old state is given away, with every tensor in it. Among its tensors may be those that you keep elsewhere: the
+    dense leaves of `sf.effective(old)`, and views such as `old.params["w"][0]`, whose values then change. To keep a
+    state, copy it before: `optree.tree_map(torch.clone, state)`. Arguments that do not fit leave it as it was; an error
+    that a function of yours raises inside the update, a score's say, gives it away.
+
+    Under `vmap`, `torch.compile` and derivatives through the update, and inside another algorithm and `sf.attach`,
+    nothing is given away. Put `donated` outermost, around `with_optimizer`. TypeError for anything but an Algorithm.
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"donated: expected an Algorithm, got {type(algorithm).__name__}")
+    pure = unchecked(algorithm)
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        step = check_update(state, grads, step)
+        old, given = ([x for x in leaves_of(tree) if isinstance(x, Tensor)] for tree in (state, grads))
+        if transformed() or in_mode() or differentiated(*old, *given):
+            return pure(state, grads, step)
+        own = alone(old, given)
+        with giving(own) as left:
+            try:
+                new = pure(state, grads, step)
+            except BaseException:
+                if len(left) < len(own):  # some weights have moved, and others have not
+                    empty(old)
+                raise
+        passed = {id(x) for x in old}
+        leaves, rebuild = opened(new)
+        kept: State = rebuild([x.detach() if id(x) in passed else x for x in leaves])
+        empty(old)
+        return kept
+
+    update.unchecked = pure  # type: ignore[attr-defined]
+    return algorithm._replace(update=update, within=None)

@@ -1,0 +1,106 @@
+"""Memory that is given away: results may be written over the tensors of a state that nobody reads again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor
+
+_given: ContextVar[dict[int, Tensor] | None] = ContextVar("given", default=None)
+
+
+@contextlib.contextmanager
+def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
+    """A context in which results may take the memory of these tensors; yields those that are not taken yet.
+
+    >>> from sparsefn.engine import donation
+    >>> x = torch.ones(2)
+    >>> with donation.giving([x]) as left:
+    ...     donation.take(x), donation.take(x), len(left)
+    (True, False, 0)
+    """
+    left = {id(x): x for x in tensors}
+    token = _given.set(left)
+    try:
+        yield left
+    finally:
+        _given.reset(token)
+
+
+def take(x: Tensor) -> bool:
+    """Whether the memory of a tensor is given away, and to nobody before.
+
+    >>> from sparsefn.engine import donation
+    >>> donation.take(torch.ones(2))
+    False
+    """
+    left = _given.get()
+    return left is not None and left.pop(id(x), None) is not None
+
+
+def alone(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    """The contiguous tensors that have a storage of their own, which none of the others shares.
+
+    >>> from sparsefn.engine import donation
+    >>> x = torch.ones(2)
+    >>> donation.alone([x, x[:1]], []), donation.alone([x], [x]), donation.alone([x], [])
+    ([], [], [tensor([1., 1.])])
+    """
+    owners: dict[int, Tensor | None] = {x.untyped_storage().data_ptr(): None for x in others}
+    for x in tensors:
+        at = x.untyped_storage().data_ptr()
+        owners[at] = None if at in owners else x
+    return [
+        x for x in owners.values() if x is not None and x.is_contiguous() and x.untyped_storage().nbytes() == x.nbytes
+    ]
+
+
+class Emptied(Tensor):
+    """A tensor that was given away: every use of it raises.
+
+    >>> from sparsefn.engine import donation
+    >>> x = torch.ones(2)
+    >>> donation.empty([x])
+    >>> x
+    <given away: float32 of shape (2,)>
+    >>> x + 1
+    Traceback (most recent call last):
+        ...
+    ValueError: expected a tensor, got <given away: float32 of shape (2,)>: ...
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        given += [x for group in given if isinstance(group, list | tuple) for x in group]
+        what = next((repr(x) for x in given if isinstance(x, cls)), "<given away>")
+        raise ValueError(
+            f"expected a tensor, got {what}: a donated algorithm has updated the state that it belongs to; go on with "
+            "the state that update returned, or copy a state before: optree.tree_map(torch.clone, state)"
+        )
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"<given away: {self.__dict__['_was']}>"
+
+
+def empty(tensors: Iterable[Tensor]) -> None:
+    """Take the memory of tensors away; every later use of one of them raises ValueError.
+
+    >>> from sparsefn.engine import donation
+    >>> x = torch.ones(2)
+    >>> y = x.detach()
+    >>> donation.empty([x])
+    >>> y
+    tensor([1., 1.])
+    """
+    for x in tensors:
+        if type(x) is not Tensor:  # a subclass has a way of its own to hold its memory
+            continue
+        was = f"{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}"
+        if not x.is_inference():  # torch changes no inference tensor outside of inference mode
+            x.set_()  # type: ignore[call-overload]
+        x.__class__ = Emptied
+        x.__dict__["_was"] = was

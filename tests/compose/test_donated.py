@@ -1,0 +1,142 @@
+"""Updates that write over their state: in place where they may, pure elsewhere, and bad input leaves it alone."""
+
+import optree
+import pytest
+import torch
+
+import sparsefn as sf
+
+
+def params_of(n=80):
+    generator = torch.Generator().manual_seed(0)
+    return {"w": torch.randn(n, n, generator=generator), "b": torch.randn(n, generator=generator)}
+
+
+def made(optimizer=None, **options):
+    inner = sf.rigl(0.9, when=sf.every(3), init="magnitude", **options)
+    return sf.with_optimizer(inner, optimizer or sf.optimizers.adamw(1e-2))
+
+
+OPTIMIZERS = [sf.optimizers.sgd(0.1), sf.optimizers.sgd(0.1, 0.9), sf.optimizers.adam(1e-2), sf.optimizers.adamw(1e-2)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("inner", [sf.dense(), sf.ste(0.5), sf.rigl(0.9, when=sf.never())], ids=repr)
+def test_weights_and_moments_keep_their_memory(optimizer, inner):
+    whole = sf.donated(sf.with_optimizer(inner, optimizer))
+    state = whole.init(params_of())
+    places = {
+        path: x.data_ptr()
+        for path, x in sf.checkpoint.state_dict(state).items()
+        if x.numel() == 6400 and x.is_floating_point()
+    }
+    for step in range(3):
+        state = whole.update(state, params_of(), step)
+    now = sf.checkpoint.state_dict(state)
+    assert {path: now[path].data_ptr() for path in places} == places
+
+
+def test_bad_arguments_leave_the_state():
+    whole = sf.donated(made())
+    state = whole.init(params_of())
+    before = optree.tree_map(torch.clone, state)
+    with pytest.raises(ValueError, match=r"expected grads of shape \(80,\) at 'b', got \(79,\)"):
+        whole.update(state, params_of(79), 0)
+    with pytest.raises(TypeError):
+        whole.update(state, params_of(), "0")
+    assert all(map(torch.equal, optree.tree_leaves(state), optree.tree_leaves(before)))
+
+
+def test_an_error_inside_gives_the_state_away_if_weights_have_moved():
+    def broken(state, grown, step):
+        raise RuntimeError("mine")
+
+    whole = sf.donated(made(grown=broken))
+    state = whole.init(params_of())
+    with pytest.raises(RuntimeError, match="mine"):
+        whole.update(state, params_of(), 3)
+    with pytest.raises(ValueError, match="given away"):
+        state.params["w"].sum()
+
+    alone = sf.donated(sf.rigl(0.9, grown=broken, when=sf.every(3), init="magnitude"))
+    state = alone.init(params_of())
+    with pytest.raises(RuntimeError, match="mine"):
+        alone.update(state, params_of(), 3)
+    assert state.params["w"].shape == (80, 80)
+
+
+def test_a_state_cannot_be_updated_twice():
+    whole = sf.donated(made())
+    state = whole.init(params_of())
+    whole.update(state, params_of(), 1)
+    with pytest.raises(ValueError, match=r"got <given away: float32 of shape \(80,\)>"):
+        whole.update(state, params_of(), 2)
+
+
+def test_a_copy_made_before_stays():
+    whole = sf.donated(made())
+    state = whole.init(params_of())
+    copy = optree.tree_map(torch.clone, state)
+    weights = copy.params["w"].clone()
+    whole.update(state, params_of(), 1)
+    assert torch.equal(copy.params["w"], weights)
+
+
+def test_gradients_stay():
+    whole = sf.donated(made())
+    grads = params_of()
+    state = whole.init(params_of())
+    for step in range(4):
+        state = whole.update(state, grads, step)
+    assert all(torch.equal(x, y) for x, y in zip(grads.values(), params_of().values(), strict=True))
+
+
+def test_under_transforms_it_is_the_pure_update():
+    whole = sf.donated(made())
+    states = torch.vmap(whole.init)({"w": torch.randn(2, 80, 80)})
+    new = torch.vmap(whole.update, in_dims=(0, 0, None))(states, states.params, 1)
+    assert states.params["w"].shape == new.params["w"].shape
+
+    state = whole.init(params_of())
+    compiled = torch.compile(whole.update, fullgraph=True, backend="eager")
+    compiled(state, params_of(), torch.tensor(1))
+    assert state.params["w"].shape == (80, 80)
+
+    slopes = torch.func.grad(lambda grads: whole.update(state, grads, 1).params["w"].sum())(params_of())
+    assert slopes["w"].shape == state.params["w"].shape == (80, 80)
+
+
+def test_inside_another_algorithm_nothing_is_given_away():
+    inner = sf.donated(sf.rigl(0.9, when=sf.every(3), init="magnitude"))
+    for whole in (
+        sf.with_optimizer(inner, sf.optimizers.sgd(0.1)),
+        sf.chain(inner, sf.static(0.5)),
+        sf.partition([("w", inner)]),
+    ):
+        state = whole.init(params_of())
+        whole.update(state, params_of(), 3)
+        assert state.params["w"].shape == (80, 80)
+
+
+def test_attach_keeps_its_own_state():
+    model = torch.nn.Linear(80, 80)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    sparse = sf.attach(sf.donated(sf.rigl(0.9, when=sf.every(1), init="magnitude")), model, optimizer)
+    for step in range(3):
+        model(torch.randn(2, 80)).square().sum().backward()
+        sparse.before_step()
+        optimizer.step()
+        sparse.after_step(step)
+    assert int((model.weight != 0).sum()) <= 640
+
+
+def test_donated_twice_is_donated():
+    whole = sf.donated(sf.donated(made()))
+    state = whole.init(params_of())
+    assert whole.update(state, params_of(), 1).params["w"].shape == (80, 80)
+
+
+def test_only_algorithms():
+    with pytest.raises(TypeError, match="donated: expected an Algorithm, got str"):
+        sf.donated("rigl")
+    assert repr(sf.donated(sf.dense())) == "donated(dense())"
