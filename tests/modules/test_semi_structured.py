@@ -3,6 +3,7 @@
 import copy
 import re
 import warnings
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ CUDA = torch.device("cuda", 0)
 
 
 def made(*sizes, dtype=torch.float16, pattern=sf.patterns.nm(2, 4)):
-    layers = [nn.Linear(a, b, dtype=dtype) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [nn.Linear(a, b, dtype=dtype) for a, b in pairwise(sizes)]
     net = nn.Sequential(*layers)
     return net, sf.static(None, pattern=pattern).init(sf.modules.params_of(net))
 
