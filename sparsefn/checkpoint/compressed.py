@@ -134,8 +134,7 @@ def _compressed(path: str, leaf: Tensor, mask: Tensor, pattern: Pattern) -> dict
     kept = _rows(mask, axis, count, m)
     slots = _slots(f"compress: expected a mask of {pattern!r}", path, kept, n)
     bits = leaf.view(INTEGERS[leaf.element_size()])
-    values = bits.new_zeros(slots.shape)
-    values[slots] = _rows(bits, axis, count, m)[kept]
+    values = bits.new_zeros(slots.shape).masked_scatter_(slots, _rows(bits, axis, count, m).masked_select(kept))
     numbers = {"shape": [*leaf.shape], "nm": [n, m, axis]}
     return {
         "values": _back(values, axis).view(leaf.dtype),
@@ -165,8 +164,7 @@ def _decompressed(path: str, values: Tensor, bitmask: Tensor, shape: Tensor, nm:
     kept = _rows(mask, axis, count, m)
     slots = _slots(f"decompress: expected a mask of {n}:{m} along axis {axis}", path, kept, n)
     bits = values.view(INTEGERS[values.element_size()])
-    leaf = bits.new_zeros(kept.shape)
-    leaf[kept] = _rows(bits, axis, count, n)[slots]
+    leaf = bits.new_zeros(kept.shape).masked_scatter_(kept, _rows(bits, axis, count, n).masked_select(slots))
     return _back(leaf, axis).view(values.dtype), mask
 
 
