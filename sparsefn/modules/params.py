@@ -97,10 +97,16 @@ def to_sparse(
     The outputs are those of `call`, summed in another order. "csr" stores single weights; "bsr" square blocks
     of `blocksize`, or the largest of 32, 16, 8 and 4 that the mask consists of, and csr for a weight that blocks do
     not divide or make up. "auto" takes the layout that measured faster on CPU, dense when in doubt: see
-    docs/sparse-execution.md. Tied weights stay dense, and so do dtypes other than float32 and float64, layers other
-    than `nn.Linear` itself, layers with hooks, and the layers of an `nn.TransformerEncoderLayer`. No parameter of the
-    copy requires a gradient; `buffers` and `partial` are those of `bake`. Raises TypeError for anything but a State,
-    ValueError for another layout and a blocksize without "bsr", and as `bake` does.
+    docs/sparse-execution.md. "semi" makes each weight `torch.sparse.to_sparse_semi_structured` of it, for GPUs that
+    skip the zeros of 2:4 masks (`sf.patterns.nm(2, 4)`); the layer stays an `nn.Linear`.
+
+    Tied weights stay dense, and so do layers other than `nn.Linear` itself, layers with hooks, the layers of an
+    `nn.TransformerEncoderLayer` and, but for "semi", dtypes other than float32 and float64. No parameter of the copy
+    requires a gradient; `buffers` and `partial` are those of `bake`. Raises TypeError for anything but a State,
+    ValueError for another layout and a blocksize without "bsr", and as `bake` does. With "semi", ValueError names the
+    path of a weight that is not float16 or bfloat16, has sides that 16 does not divide, has a mask that keeps more
+    than 2 of 4 inputs, or is not on a CUDA device of compute capability 8.0 or higher, and RuntimeError that of one
+    that torch refuses.
     """
     if not isinstance(state, State):
         raise TypeError(f"expected a State, got {type(state).__name__}; without masks use sf.modules.bake")

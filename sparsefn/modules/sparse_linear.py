@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.engine.checks import check_int
+from sparsefn.modules.semi_structured import make_semi_structured
 
-Layout = Literal["auto", "csr", "bsr", "dense"]
+Layout = Literal["auto", "csr", "bsr", "semi", "dense"]
 SIZES = (32, 16, 8, 4)  # square blocks to look for in a mask
 
 # The break-even on CPU, for batches of 1, 32 and 256. Measured as in docs/sparse-execution.md (torch 2.13, float32,
@@ -105,7 +106,7 @@ class SparseLinear(nn.Module):
 def with_sparse_linears(
     baked: nn.Module, masks: Mapping[str, Tensor], layout: Layout = "auto", blocksize: int | None = None
 ) -> nn.Module:
-    """The module with a `SparseLinear` for each linear layer whose mask suits the layout.
+    """The module with a sparse weight in each linear layer whose mask suits the layout.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 1))
     >>> net[0].weight.data[0, 1] = 0.0
@@ -125,15 +126,21 @@ def with_sparse_linears(
             raise ValueError(f"expected blocksize with layout='bsr' alone, got it with layout={layout!r}")
     baked.requires_grad_(False)
     uses = Counter(id(param) for _, param in baked.named_parameters(remove_duplicate=False))
-    for path, layer in list(baked.named_modules()):
-        mask = masks.get(f"{path}.weight" if path else "weight")
-        if mask is None or not mask.ndim or not _replaceable(baked, path, layer) or uses[id(layer.weight)] > 1:
-            continue
-        block = _choose(mask, layout, blocksize)
+    layers: dict[str, nn.Linear] = {}
+    for path, layer in baked.named_modules():
+        name = f"{path}.weight" if path else "weight"
+        if name in masks and masks[name].ndim and _replaceable(baked, path, layer) and uses[id(layer.weight)] == 1:
+            assert isinstance(layer, nn.Linear)
+            layers[name] = layer
+    if layout == "semi":
+        make_semi_structured(layers, masks)
+        return baked
+    for name, layer in layers.items():
+        known = layer.weight.dtype in (torch.float32, torch.float64)
+        block = _choose(masks[name], layout, blocksize) if known else None
         if block is None:
             continue
-        assert isinstance(layer, nn.Linear)
-        sparse = SparseLinear(layer.weight, layer.bias, block).train(layer.training)
+        sparse, path = SparseLinear(layer.weight, layer.bias, block).train(layer.training), name.rpartition(".")[0]
         if not path:
             return sparse
         baked.set_submodule(path, sparse)
@@ -143,9 +150,9 @@ def with_sparse_linears(
 def _replaceable(root: nn.Module, path: str, layer: nn.Module) -> bool:
     # Exactly Linear: a subclass may compute something else. Hooks and an overridden forward would be lost.
     # In eval mode the encoder layer hands the weights of its linear layers to one fused function.
-    if type(layer) is not nn.Linear or layer.weight.dtype not in (torch.float32, torch.float64):
+    if type(layer) is not nn.Linear or "forward" in vars(layer):
         return False
-    if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):
+    if layer._forward_hooks or layer._forward_pre_hooks:
         return False
     return not path or not isinstance(root.get_submodule(path.rpartition(".")[0]), nn.TransformerEncoderLayer)
 

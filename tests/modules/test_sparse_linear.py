@@ -364,7 +364,7 @@ def test_a_smaller_module_first():
 
 LINEAR, STATE = single(8, 8)
 BAD = [
-    (lambda: to_sparse(LINEAR, STATE, "coo"), ValueError, "'auto', 'csr', 'bsr', 'dense', got 'coo'"),
+    (lambda: to_sparse(LINEAR, STATE, "coo"), ValueError, "'auto', 'csr', 'bsr', 'semi', 'dense', got 'coo'"),
     (lambda: to_sparse(LINEAR, STATE, torch.sparse_csr), ValueError, "'dense', got torch.sparse_csr"),
     (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=0), ValueError, "expected blocksize >= 1, got 0"),
     (lambda: to_sparse(LINEAR, STATE, "bsr", blocksize=True), TypeError, "expected blocksize to be an int, got bool"),

@@ -74,6 +74,11 @@ sf.modules.call(state, layer)  # error: arg-type
 sf.modules.params_of(params)  # error: arg-type
 sf.modules.params_of(layer, trainable="yes")  # error: arg-type
 sf.modules.to_sparse(layer, state, "coo")  # error: arg-type
+sf.modules.to_sparse(layer, state, layout="2:4")  # error: arg-type
+sf.checkpoint.compress(params, sf.patterns.nm(2, 4))  # error: arg-type
+sf.checkpoint.compress(state, 2, 4)  # error: arg-type, call-arg
+sf.checkpoint.compress(state, [sf.patterns.nm(2, 4)])  # error: list-item
+sf.checkpoint.decompress(state)  # error: arg-type
 sf.patterns.block((2, 2), "median")  # error: arg-type
 sf.patterns.nm("2:4")  # error: arg-type, call-arg
 sf.schedules.linear("0.5", 0.1)  # error: arg-type

@@ -1,4 +1,4 @@
-"""States as flat dicts of tensors, for `torch.save`."""
+"""States as flat dicts of tensors, and trees compared bit by bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsefn.engine.transforms import concrete
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
@@ -35,7 +35,7 @@ def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
     recognizes packed masks. Raises ValueError for two leaves of one path, TypeError for a leaf that is not a tensor,
     or is a sparse, nested or quantised one.
     """
-    leaves = {path: _tensor("the state", path, leaf) for path, leaf in flatten(state)[0].items()}
+    leaves = {path: as_dense("the state", path, leaf) for path, leaf in flatten(state)[0].items()}
     return {
         path: _packed(leaf) if pack and leaf.dtype == torch.bool and leaf.ndim else _own(leaf)
         for path, leaf in leaves.items()
@@ -64,13 +64,46 @@ def _shape_of(packed: Tensor) -> tuple[int, ...] | None:
     return shape if packed.numel() == 1 + 8 * ndim + -(-math.prod(shape) // 8) else None
 
 
-def _tensor(what: str, path: str, leaf: object) -> Tensor:
+def as_dense(what: str, path: str, leaf: object) -> Tensor:
+    """The leaf detached; TypeError for anything but a dense tensor.
+
+    >>> as_dense("the state", "w", 1.0)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected the state to hold tensors, got float at 'w'
+    """
     if not isinstance(leaf, Tensor):
         raise TypeError(f"expected {what} to hold tensors, got {type(leaf).__name__} at {path!r}")
     if leaf.is_nested or leaf.is_quantized or leaf.layout != torch.strided:
         kind = "a nested" if leaf.is_nested else "a quantised" if leaf.is_quantized else f"a {leaf.layout}"
         raise TypeError(f"expected {what} to hold dense tensors, got {kind} one at {path!r}")
     return leaf.detach()
+
+
+def check_values(what: str, path: str, tensor: Tensor) -> Tensor:
+    """The tensor itself; ValueError for one of the meta device.
+
+    >>> check_values("the state", "w", torch.ones(1, device="meta"))
+    Traceback (most recent call last):
+        ...
+    ValueError: expected the state to hold values, got a tensor of the meta device at 'w'
+    """
+    if tensor.is_meta:
+        raise ValueError(f"expected {what} to hold values, got a tensor of the meta device at {path!r}")
+    return tensor
+
+
+def check_mask(path: str, mask: Tensor) -> Tensor:
+    """The mask itself; ValueError for a 0-d False.
+
+    >>> check_mask("w", torch.tensor(False))
+    Traceback (most recent call last):
+        ...
+    ValueError: expected a mask of full shape or 0-d True at 'w', got 0-d False
+    """
+    if not mask.ndim and concrete(mask) is False:
+        raise ValueError(f"expected a mask of full shape or 0-d True at {path!r}, got 0-d False")
+    return mask
 
 
 def _own(leaf: Tensor) -> Tensor:
@@ -103,11 +136,11 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
     missing, unexpected = [path for path in leaves if path not in sd], [path for path in sd if path not in leaves]
     if strict and (missing or unexpected):
         raise ValueError(f"expected the paths of the template, but missing are {missing} and unexpected {unexpected}")
-    likes = {path: _tensor("the template", path, leaf) for path, leaf in leaves.items()}
+    likes = {path: as_dense("the template", path, leaf) for path, leaf in leaves.items()}
     found = {path: _fitting(path, like, sd.get(path, like)) for path, like in likes.items()}
     for path, is_mask in flatten(_marked(template))[0].items():
-        if is_mask and not found[path].ndim and concrete(found[path]) is False:
-            raise ValueError(f"expected a mask of full shape or 0-d True at {path!r}, got 0-d False")
+        if is_mask:
+            check_mask(path, found[path])
     return rebuild(list(found.values()))
 
 
@@ -124,10 +157,9 @@ def _marked(tree: Tree) -> Tree:
 
 
 def _fitting(path: str, like: Tensor, value: object) -> Tensor:
-    found = _tensor("the saved dict", path, value)
+    found = as_dense("the saved dict", path, value)
     for what, tensor in (("the saved dict", found), ("the template", like)):
-        if tensor.is_meta:
-            raise ValueError(f"expected {what} to hold values, got a tensor of the meta device at {path!r}")
+        check_values(what, path, tensor)
     if like.dtype == torch.bool and found.dtype == torch.uint8:
         shape = _shape_of(found)
         if shape is None:
@@ -158,7 +190,7 @@ def tree_equal(a: Tree, b: Tree) -> bool:
     if optree.tree_structure(a) != optree.tree_structure(b):
         return False
     left, right = flatten(a)[0], flatten(b)[0]
-    return all(_same_bits(_tensor("a", path, left[path]), _tensor("b", path, right[path])) for path in left)
+    return all(_same_bits(as_dense("a", path, left[path]), as_dense("b", path, right[path])) for path in left)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -168,4 +200,4 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 def _bits(leaf: Tensor) -> Tensor:
     leaf = leaf.resolve_conj().resolve_neg()  # lazy ones are not in memory yet
     real = torch.view_as_real(leaf) if leaf.is_complex() else leaf
-    return real.view(_INTEGERS[real.element_size()])
+    return real.view(INTEGERS[real.element_size()])

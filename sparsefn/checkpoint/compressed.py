@@ -1,0 +1,187 @@
+"""Weights under N:M masks as flat dicts of tensors that hold the kept weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from sparsefn.checkpoint.states import INTEGERS, as_dense, check_mask, check_values
+from sparsefn.engine.checks import check_pairs
+from sparsefn.engine.transforms import concrete
+from sparsefn.masks.packing import pack, unpack
+from sparsefn.patterns.kinds import Box, Pattern
+from sparsefn.state import State, Where, check_masks
+from sparsefn.tree import flatten
+from sparsefn.where import float_leaves, shares
+
+_PARTS = ("values", "bitmask", "shape", "nm")
+
+
+def compress(state: State, pattern: Pattern | Sequence[tuple[Where, Pattern]]) -> dict[str, Tensor]:
+    """Weights under N:M masks as a flat dict of tensors, which holds the kept weights and a bit for each weight.
+
+    >>> state = sf.static(None, pattern=sf.patterns.nm(2, 4)).init({"w": torch.rand(8, 16), "b": torch.zeros(8)})
+    >>> tensors = sf.checkpoint.compress(state, sf.patterns.nm(2, 4))
+    >>> {name: (*tensor.shape,) for name, tensor in tensors.items()}
+    {'b': (8,), 'w.values': (8, 8), 'w.bitmask': (16,), 'w.shape': (2,), 'w.nm': (3,)}
+    >>> sf.checkpoint.tree_equal(sf.checkpoint.decompress(tensors).params, sf.effective(state))
+    True
+
+    `pattern` is `sf.patterns.nm(n, m, axis)`, or a list of (where, pattern) pairs of which the first match counts, as
+    in `sf.partition`: transposed convolutions have another axis (`sf.modules.pattern_axis`). A leaf with a 0-d mask is
+    stored as it is. Any other leaf becomes four tensors:
+
+    - `<path>.values`: the leaf's shape with n entries for every m along the axis. They are the kept ones in their
+      order; a group that keeps fewer than n ends in zeros.
+    - `<path>.bitmask`: the mask as `sf.masks.pack` packs it, uint8.
+    - `<path>.shape`: the sizes of the leaf, int64.
+    - `<path>.nm`: n, m and the axis, counted from 0, int64.
+
+    Bits are copied, NaN and -0.0 included; pruned weights are lost. All tensors are contiguous and share no memory
+    with the state or each other, as safetensors wants it. Raises ValueError, naming the path, for a mask with a group
+    that keeps more than n, an axis that m does not divide, a pattern other than `nm`, a leaf of full-shape mask
+    without a pattern, two tensors of one name and tensors of the meta device; TypeError for anything but a State.
+    """
+    if not isinstance(state, State):
+        raise TypeError(f"compress: expected a State, got {type(state).__name__}")
+    check_masks(state.masks, state.params)
+    leaves, masks = float_leaves(state.params), flatten(state.masks)[0]
+    patterns = _by_path(pattern, {path: leaf for path, leaf in leaves.items() if masks[path].ndim}, leaves)
+    tensors: dict[str, Tensor] = {}
+    for path, leaf in leaves.items():
+        dense = check_values("the state", path, as_dense("the state", path, leaf))
+        mask = check_mask(path, check_values("the masks", path, masks[path]))
+        if mask.ndim:
+            named = {f"{path}.{part}": x for part, x in _compressed(path, dense, mask, patterns[path]).items()}
+        else:
+            named = {path: dense.clone(memory_format=torch.contiguous_format)}
+        for name, tensor in named.items():
+            if name in tensors or (name == path and name.endswith(".nm")):
+                raise ValueError(f"compress: the name {name!r} is taken: rename the leaf of that path")
+            tensors[name] = tensor
+    return tensors
+
+
+def decompress(tensors: Mapping[str, Tensor]) -> State:
+    """The weights and masks that `compress` stored, as a state of flat dicts by path.
+
+    >>> state = sf.State({"w": torch.tensor([3.0, 5.0])}, {"w": torch.tensor([True, False])})
+    >>> sf.checkpoint.decompress(sf.checkpoint.compress(state, sf.patterns.nm(1, 2))).params
+    {'w': tensor([3., 0.])}
+
+    Masks are the same bit for bit, weights too, with 0.0 where they are pruned. Nothing is shared with the tensors.
+    Other trees than flat dicts: `sf.checkpoint.load_state_dict(params, state.params)`. To train on, start from the
+    masks: `sf.from_masks(state.masks).init(state.params)`. Raises ValueError for missing tensors and for those that
+    do not fit each other, TypeError for other dtypes and leaves that are not dense; all name the path.
+    """
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"decompress: expected a dict of tensors by name, got {type(tensors).__name__}")
+    found = {
+        name: check_values("the dict", name, as_dense("the dict", name, tensor)) for name, tensor in tensors.items()
+    }
+    params: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
+    for path in [name.removesuffix(".nm") for name in found if name.endswith(".nm")]:
+        missing = [f"{path}.{part}" for part in _PARTS if f"{path}.{part}" not in found]
+        if missing:
+            raise ValueError(f"decompress: expected {', '.join(map(repr, missing))} beside {path + '.nm'!r}")
+        params[path], masks[path] = _decompressed(path, *(found.pop(f"{path}.{part}") for part in _PARTS))
+    for path, leaf in found.items():
+        params[path] = leaf.clone(memory_format=torch.contiguous_format)
+        masks[path] = torch.ones((), dtype=torch.bool, device=leaf.device)
+    return State(params, masks)
+
+
+def _by_path(
+    pattern: Pattern | Sequence[tuple[Where, Pattern]], masked: dict[str, Tensor], like: dict[str, Tensor]
+) -> dict[str, Pattern]:
+    if isinstance(pattern, Pattern):
+        return dict.fromkeys(masked, pattern)
+    if not isinstance(pattern, Sequence):
+        raise TypeError(f"compress: expected a pattern or a list of (where, pattern), got {type(pattern).__name__}")
+    rules = list(pattern)
+    check_pairs("compress", rules)
+    for i, (_, one) in enumerate(rules):
+        if not isinstance(one, Pattern):
+            raise TypeError(f"compress: expected a pattern at position {i}, got {type(one).__name__}")
+    *rows, rest = shares("compress", [where for where, _ in rules], masked, like)
+    for path in rest:
+        raise ValueError(
+            f"compress: no rule matches the leaf {path!r}, which has a mask; add ('*', a pattern) as the last"
+        )
+    return {path: one for (_, one), row in zip(rules, rows, strict=True) for path in row}
+
+
+def _numbers(path: str, pattern: Pattern, shape: Box) -> tuple[int, int, int]:
+    """n, m and the axis of a pattern in a tensor of this shape."""
+    try:
+        box = pattern.group(shape)
+    except ValueError as error:
+        raise ValueError(f"{error} at {path!r}") from None
+    along = [d for d, size in enumerate(box) if size != 1]
+    n = None if callable(pattern.fixed) else concrete(pattern.fixed)
+    if n is None or len(along) > 1:
+        raise ValueError(f"compress: expected a pattern such as sf.patterns.nm(2, 4), got {pattern!r} at {path!r}")
+    axis = along[0] if along else len(shape) - 1
+    return min(max(n, 0), box[axis]), box[axis], axis
+
+
+def _compressed(path: str, leaf: Tensor, mask: Tensor, pattern: Pattern) -> dict[str, Tensor]:
+    n, m, axis = _numbers(path, pattern, tuple(leaf.shape))
+    count = leaf.shape[axis] // m
+    kept = _rows(mask, axis, count, m)
+    slots = _slots(f"compress: expected a mask of {pattern!r}", path, kept, n)
+    bits = leaf.view(INTEGERS[leaf.element_size()])
+    values = bits.new_zeros(slots.shape).masked_scatter_(slots, _rows(bits, axis, count, m).masked_select(kept))
+    numbers = {"shape": [*leaf.shape], "nm": [n, m, axis]}
+    return {
+        "values": _back(values, axis).view(leaf.dtype),
+        "bitmask": pack([mask])[0],
+        **{part: torch.tensor(row, dtype=torch.int64, device=leaf.device) for part, row in numbers.items()},
+    }
+
+
+def _decompressed(path: str, values: Tensor, bitmask: Tensor, shape: Tensor, nm: Tensor) -> tuple[Tensor, Tensor]:
+    for part, tensor in (("shape", shape), ("nm", nm)):
+        if tensor.dtype != torch.int64 or tensor.ndim != 1:
+            got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+            raise TypeError(f"decompress: expected a vector of int64 at '{path}.{part}', got {got}")
+    if not values.is_floating_point():
+        raise TypeError(f"decompress: expected floating-point weights at '{path}.values', got {values.dtype}")
+    size, numbers = tuple(shape.tolist()), nm.tolist()
+    n, m, axis = numbers if len(numbers) == 3 else (0, 0, 0)
+    if not 0 <= n <= m or m < 1 or not 0 <= axis < len(size) or size[axis] % m:
+        raise ValueError(f"decompress: expected n, m and an axis of shape {size} at '{path}.nm', got {numbers}")
+    count = size[axis] // m
+    stored = (*size[:axis], count * n, *size[axis + 1 :])
+    if values.shape != stored:
+        got = f"'{path}.values', got {tuple(values.shape)}"
+        raise ValueError(f"decompress: expected a tensor of shape {stored} at {got}")
+    like = torch.empty(size, dtype=torch.bool, device="meta")
+    (mask,) = unpack({f"{path}.bitmask": bitmask}, {f"{path}.bitmask": like}).values()
+    kept = _rows(mask, axis, count, m)
+    slots = _slots(f"decompress: expected a mask of {n}:{m} along axis {axis}", path, kept, n)
+    bits = values.view(INTEGERS[values.element_size()])
+    leaf = bits.new_zeros(kept.shape).masked_scatter_(kept, _rows(bits, axis, count, n).masked_select(slots))
+    return _back(leaf, axis).view(values.dtype), mask
+
+
+def _rows(x: Tensor, axis: int, count: int, size: int) -> Tensor:
+    """The tensor with groups of this size along the last dimension; there are so many along the axis."""
+    return torch.unflatten(x, axis, (count, size)).movedim(axis + 1, -1)
+
+
+def _back(rows: Tensor, axis: int) -> Tensor:
+    """The inverse of `_rows`."""
+    return rows.movedim(-1, axis + 1).flatten(axis, axis + 1).contiguous()
+
+
+def _slots(expected: str, path: str, kept: Tensor, n: int) -> Tensor:
+    # Which of the n places of each group hold a kept entry: the first ones, as many as it keeps.
+    counts = kept.sum(-1, keepdim=True)
+    most = int(counts.max()) if counts.numel() else 0
+    if most > n:
+        raise ValueError(f"{expected} at {path!r}, got a group that keeps {most}")
+    return torch.arange(n, device=kept.device) < counts
