@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 import sparsefn as sf
 from sparsefn.checkpoint import compress, decompress, tree_equal
@@ -142,11 +143,10 @@ def test_through_a_weights_only_file():
 
 
 def test_through_safetensors(tmp_path):
-    safetensors = pytest.importorskip("safetensors.torch", reason="an extra of the recipes")
     weight, mask = made(0, (16, 8), torch.float16, nm(2, 4))
     state = sf.State({"w": weight, "b": torch.ones(2, 3).T}, {"w": mask, "b": torch.tensor(True)})
-    safetensors.save_file(compress(state, nm(2, 4)), tmp_path / "w.safetensors")
-    restored = decompress(safetensors.load_file(tmp_path / "w.safetensors"))
+    save_file(compress(state, nm(2, 4)), tmp_path / "w.safetensors")
+    restored = decompress(load_file(tmp_path / "w.safetensors"))
     assert tree_equal(restored, sf.State({"w": under(weight, mask), "b": state.params["b"]}, state.masks))
 
 
