@@ -90,3 +90,9 @@ sf.random.key("0")  # error: arg-type
 sf.attach(layer, sf.rigl(0.5, steps=1), torch.optim.AdamW(layer.parameters()))  # error: arg-type
 sf.attach(sf.rigl(0.5, steps=1), layer, sf.optimizers.sgd(0.1))  # error: arg-type
 sf.attach(sf.rigl(0.5, steps=1), layer, torch.optim.AdamW(layer.parameters())).after_step("0")  # error: arg-type
+sf.donated(state)  # error: arg-type
+sf.report.plan(params, sf.rigl(0.9))  # error: arg-type
+sf.report.scalars(params)  # error: arg-type
+sf.report.changed(state, params)  # error: arg-type
+sf.report.plan(sf.rigl(0.9), params, "5")  # error: arg-type
+sf.masks.explored(state)  # error: call-arg
