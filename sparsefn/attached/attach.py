@@ -46,7 +46,8 @@ def attach(
     that are zero where weights are pruned and start anew where they grow; but the optimizer may be any of torch's, or
     several. No hook is set, and no parameter is renamed or replaced. What the algorithm trains beside the
     parameters (scores of `supermask`, latents of `reparametrised`) joins the optimizer as new parameters, in the groups
-    of the weights, or in one group with the options of `extra_group`, such as `{"lr": 1e-2}`.
+    of the weights, or in one group with the options of `extra_group`, such as `{"lr": 1e-2}`. Make schedulers after
+    `attach` then, as they count the groups when they are made.
 
     With `hooks` the optimizer's own step hooks call both methods, and count the steps, for frameworks that call
     `step()` themselves. Gradients are then clipped before they are masked. An optimizer that accelerate has wrapped is
