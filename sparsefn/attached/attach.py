@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sparsefn.attached.attached import Attached
-from sparsefn.attached.slots import owned
+from sparsefn.attached.slots import owned, unwrapped
 from sparsefn.state import Algorithm
 
 # Parameter -> what is attached to it, while both live. Two algorithms on one weight would undo each other's work.
@@ -46,10 +46,12 @@ def attach(
     that are zero where weights are pruned and start anew where they grow; but the optimizer may be any of torch's, or
     several. No hook is set, and no parameter is renamed or replaced. What the algorithm trains beside the
     parameters (scores of `supermask`, latents of `reparametrised`) joins the optimizer as new parameters, in the groups
-    of the weights, or in one group with the options of `extra_group`, such as `{"lr": 1e-2}`.
+    of the weights, or in one group with the options of `extra_group`, such as `{"lr": 1e-2}`. Make schedulers after
+    `attach` then, as they count the groups when they are made.
 
     With `hooks` the optimizer's own step hooks call both methods, and count the steps, for frameworks that call
-    `step()` themselves. Gradients are then clipped before they are masked.
+    `step()` themselves. Gradients are then clipped before they are masked. An optimizer that accelerate has wrapped is
+    taken out of its wrapper.
 
     A parameter that requires no gradient is left alone. Raises TypeError for other arguments, ValueError for a
     parameter that no optimizer has or more than one, for a model that is attached already, for an algorithm with an
@@ -60,10 +62,11 @@ def attach(
     if not isinstance(model, nn.Module):
         raise TypeError(f"attach: expected a torch.nn.Module second, got {type(model).__name__}")
     several = type(optimizer) in (list, tuple)  # an optimizer of this library is a named tuple
-    optimizers: list[Optimizer] = list(optimizer) if several else [optimizer]  # type: ignore[arg-type, list-item]
-    for one in optimizers:
+    given: list[Optimizer] = list(optimizer) if several else [optimizer]  # type: ignore[arg-type, list-item]
+    for one in given:
         if not isinstance(one, Optimizer):
             raise TypeError(f"attach: expected a torch optimizer third, or several, got {type(one).__name__}")
+    optimizers = [unwrapped(one) for one in given]
     if hooks and len(optimizers) != 1:
         raise ValueError(f"attach: hooks go with one optimizer, got {len(optimizers)}: call the two methods instead")
     weights = owned(model, optimizers)

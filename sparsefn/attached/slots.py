@@ -17,6 +17,7 @@ _ENTRY_BY_ENTRY = {
     *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax),
     *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
 }
+_WRAPPERS = {"AcceleratedOptimizer"}  # told by name; others may move the weights after the optimizer inside them
 
 
 class Slot(NamedTuple):
@@ -58,6 +59,18 @@ def owned(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Slot]:
             raise ValueError(f"attach: expected one optimizer to have {name!r}, got {len(found)}{hint}")
         slots[name] = Slot(p, found[0])  # type: ignore[arg-type]
     return slots
+
+
+def unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside the wrapper that accelerate puts around it, any other as it is.
+
+    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    >>> unwrapped(optimizer) is optimizer
+    True
+
+    The wrapper leaves out the steps between accumulated gradients and has no step hooks.
+    """
+    return optimizer.optimizer if type(optimizer).__name__ in _WRAPPERS else optimizer  # type: ignore[attr-defined]
 
 
 def _owners(optimizers: Sequence[Optimizer]) -> dict[int, list[Optimizer]]:

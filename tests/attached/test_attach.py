@@ -66,6 +66,33 @@ def test_hooks_count_the_steps_themselves():
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
 
 
+class AcceleratedOptimizer(torch.optim.Optimizer):
+    """As accelerate's: no `super().__init__()`, so no hooks, and a step that it may leave out."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.sync = optimizer, True
+
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    state = property(lambda self: self.optimizer.state)
+
+    def step(self, closure=None):
+        if self.sync:
+            self.optimizer.step(closure)
+
+
+def test_hooks_go_into_the_optimizer_that_accelerate_wraps():
+    model = net()
+    optimizer = AcceleratedOptimizer(adam(model))
+    sparse = sf.attach(rigl(), model, optimizer, hooks=True)
+    for step in range(6):  # gradients of two batches a step
+        cross_entropy(model(X), Y).backward()
+        optimizer.sync = step % 2 == 1
+        optimizer.step()
+    assert sparse.state_dict()["step"] == 2
+    assert optimizer.optimizer._optimizer_step_pre_hooks
+    assert torch.equal(model[0].weight != 0, sparse.state.masks["0.weight"])
+
+
 def test_hooks_refuse_a_closure_and_several_optimizers():
     model = net()
     optimizer = adam(model)
