@@ -26,7 +26,7 @@ def script(text: str) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_runs(page: Path, tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    path = tmp_path / f"{page.stem}.py"
+    path = tmp_path / "recipe.py"  # not the name of the page, which may be that of a module
     path.write_text(script(text), encoding="utf-8")
     start = [sys.executable]
     if ranks := PROCESSES.search(text):
