@@ -95,7 +95,8 @@ def _name_lines(figure: Figure, paths: list[str], colours: list[str], total: boo
         lines, names = [Line2D([], [], color="black", linewidth=_THICK), *lines], ["all leaves", *names]
     title = f"{n} of {len(paths)} leaves" if n < len(paths) else None
     places = [str(i) for i in range(len(lines))]  # matplotlib leaves out names that begin with _
-    legend = figure.legend(lines, places, title=title, loc="outside right upper", fontsize=8, title_fontsize=8, frameon=False)
+    sizes = {"fontsize": 8, "title_fontsize": 8}
+    legend = figure.legend(lines, places, title=title, loc="outside right upper", frameon=False, **sizes)
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_parse_math(False)
         text.set_text(name)
