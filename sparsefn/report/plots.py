@@ -131,8 +131,8 @@ def plot_masks(state: State) -> Figure:
         plane = mask.detach().cpu().reshape(len(mask), -1) if mask.ndim > 1 else mask.detach().cpu()[None]
         rows, columns = plane.shape
         # As many as divide evenly, or nearly: parts of one entry and of two would show a pattern of their own.
-        parts = [math.ceil(n / math.ceil(n / _MOST_CELLS)) for n in plane.shape]
-        share = adaptive_avg_pool2d(plane.float()[None], parts)[0]
+        down, across = (math.ceil(n / math.ceil(n / _MOST_CELLS)) for n in plane.shape)
+        share = adaptive_avg_pool2d(plane.float()[None], (down, across))[0]
         top = max(float(share.max()), 1 / plane.numel())
         image = axes.imshow(
             share.numpy(),
