@@ -34,7 +34,8 @@ class Attached:
     1
 
     The module holds the effective weights, and where those say all that the state's params do, the state has no copy
-    of them. Only parameters that require a gradient are read or written.
+    of them. Until the first step the weights that `attach` masked are kept as they were, for `load_state_dict`. Only
+    parameters that require a gradient are read or written.
     """
 
     def __init__(
@@ -268,7 +269,7 @@ class Attached:
             hook.remove()
         leave(self._extra)
         self._state = self.state
-        self._weights, self._hooks, self._dense = {}, [], None
+        self._weights, self._hooks, self._dense, self._found = {}, [], None, None
 
 
 def _hides(state: State, mask: Tensor, leaf: Tensor, shown: Tensor) -> bool:
