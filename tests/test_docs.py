@@ -143,7 +143,8 @@ def test_every_public_name_is_on_its_page() -> None:
 
 def test_the_index_links_to_every_page() -> None:
     docs = ROOT / "docs"
-    listed = {(docs / target).resolve() for target in links((docs / "index.md").read_text(encoding="utf-8"))}
+    texts = {folder: (folder / "index.md").read_text(encoding="utf-8") for folder in (docs, docs / "recipes")}
+    listed = {(folder / target).resolve() for folder, text in texts.items() for target in links(text)}
     assert set(PAGES[1:]) - {docs / "index.md"} <= listed
 
 

@@ -35,7 +35,8 @@ class Attached:
     1
 
     The module holds the effective weights, and where those say all that the state's params do, the state has no copy
-    of them. Only parameters that require a gradient are read or written.
+    of them. Until the first step the weights that `attach` masked are kept as they were, for `load_state_dict`. Only
+    parameters that require a gradient are read or written.
     """
 
     def __init__(
@@ -63,8 +64,14 @@ class Attached:
         self._dense: Tree | None = None  # gradients between before_step and after_step
         self._masked: list[tuple[Tensor, int]] = []  # gradients given to the optimizer, and their versions
         self._last, self._hooks = -1, []  # type: ignore[var-annotated]
+        # Weights that `_show` is about to change, until the first step: `load_state_dict` may put other masks on them.
+        shown = effective(state)
+        self._found: dict[str, Tensor] | None = {
+            name: slot.parameter.detach().clone()
+            for name, slot in weights.items()
+            if not torch.equal(shown[name], slot.parameter)
+        }
         enter(self._extra, beside, options)
-        self._clear(state, state)
         self._show(state, None)
 
     # ---- in the loop ------------------------------------------------------------------------------
@@ -81,6 +88,9 @@ class Attached:
         self._check_fresh()
         now = self._last + 1 if step is None else step
         self._state = self._held()
+        if self._found is not None:
+            self._clear(self._state, self._state)
+            self._found = None
         leaves, rebuild = flatten(self._state.params)
         dense = rebuild([_gradient(self._weights[name].parameter) for name in leaves])
         grads = leaves_of(self._algorithm.view.grads(self._state, dense, now))
@@ -225,16 +235,22 @@ class Attached:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`: masks, scores and step, and effective weights into the module.
 
-        Load the module and the optimizer as torch has it, after `attach` and before or after this. Raises ValueError
-        for the state of another algorithm, naming both, and for tensors that do not fit, naming the path; then nothing
-        is changed.
+        Load the module and the optimizer as torch has it, before or after `attach` and this; but an optimizer that got
+        new parameters from `attach`, as for `supermask`, after it. Raises ValueError for the state of another
+        algorithm, naming both, and for tensors that do not fit, naming the path; then nothing is changed.
         """
         self._check_attached()
-        own = {name: slot.parameter.detach() for name, slot in self._weights.items()}
-        state, self._last = files.loaded(self._algorithm, state_dict, self._state, own)
+        state, self._last = files.loaded(self._algorithm, state_dict, self._state, self._loaded())
         self._dense = None
         self._clear(state, state)
         self._show(state, None)
+
+    def _loaded(self) -> dict[str, Tensor]:
+        # The weights for the masks of a file: the module's, or, where it has what `attach` made of them, those before.
+        own = {name: slot.parameter.detach() for name, slot in self._weights.items()}
+        found = own | (self._found or {})
+        shown = effective(self._algorithm.init(found)) if self._found else own
+        return {name: found[name] if torch.equal(leaf, shown[name]) else leaf for name, leaf in own.items()}
 
     def detach(self) -> None:
         """Leave an ordinary module with its effective weights, and the optimizer as it was; `state` stays.
@@ -254,7 +270,7 @@ class Attached:
             hook.remove()
         leave(self._extra)
         self._state = self.state
-        self._weights, self._hooks, self._dense = {}, [], None
+        self._weights, self._hooks, self._dense, self._found = {}, [], None, None
 
 
 def _hides(state: State, mask: Tensor, leaf: Tensor, shown: Tensor) -> bool:

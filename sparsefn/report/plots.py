@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
 from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.ensemble import check_single
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_NAMES = 15  # leaves named beside the lines
-_MOST_CELLS = 128  # rows and columns of an image; more are pooled
-_THICK = 2.6  # of the line of all leaves, which is under the others
+_MOST_CELLS = 128  # rows and columns of an image, which are parts of the leaf where it has more
+_THICK, _THIN = 2.6, 1.2  # lines: of all leaves, where it is under those of leaves, and of each leaf
 _LONGEST = 34  # characters of a path above an image
 
 
@@ -56,12 +56,15 @@ def plot(history: Sequence[Mapping[str, float]], steps: Sequence[int] | None = N
     paths = list(dict.fromkeys(name.split("/", 1)[1] for name in names if "/" in name))
     colours = _colours(len(paths))
     panels = _panels(figure, len(quantities), 4.2, 3.2)
+    for axes in panels[1:]:
+        axes.sharex(panels[0])  # the same steps, also where a quantity is missing at some
     for axes, quantity in zip(panels, quantities, strict=True):
         if quantity in names:
-            axes.plot(*_line(history, quantity, times), color="black", linewidth=_THICK)
+            width = _THICK if any(name.startswith(f"{quantity}/") for name in names) else _THIN
+            axes.plot(*_line(history, quantity, times), color="black", linewidth=width)
         for path, colour in zip(paths, colours, strict=True):
             if (name := f"{quantity}/{path}") in names:
-                axes.plot(*_line(history, name, times), color=colour, linewidth=1.2)
+                axes.plot(*_line(history, name, times), color=colour, linewidth=_THIN)
         axes.set_xlabel("time of logging" if steps is None else "step")
         axes.set_ylabel(quantity.replace("_", " "), parse_math=False)
         axes.grid(alpha=0.3)
@@ -92,7 +95,8 @@ def _name_lines(figure: Figure, paths: list[str], colours: list[str], total: boo
         lines, names = [Line2D([], [], color="black", linewidth=_THICK), *lines], ["all leaves", *names]
     title = f"{n} of {len(paths)} leaves" if n < len(paths) else None
     places = [str(i) for i in range(len(lines))]  # matplotlib leaves out names that begin with _
-    legend = figure.legend(lines, places, title=title, loc="outside right upper", fontsize=8, frameon=False)
+    sizes = {"fontsize": 8, "title_fontsize": 8}
+    legend = figure.legend(lines, places, title=title, loc="outside right upper", frameon=False, **sizes)
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_parse_math(False)
         text.set_text(name)
@@ -106,7 +110,8 @@ def plot_masks(state: State) -> Figure:
     ['weight\\nsparsity 0.5000']
 
     Rows are the first dimension of a leaf, columns are the others in row-major order. Of a leaf of more than 128
-    rows or columns the image shows the share that is kept in each of 128 parts, with a colour bar. The result is a
+    rows or columns the image shows parts of equal size, at most 128, and the share that is kept in each, with a colour
+    bar. The result is a
     matplotlib Figure that belongs to no window: `figure.savefig("masks.png")` writes it. Raises ImportError without
     matplotlib (`pip install 'sparsefn[demo]'`), TypeError for anything but a State, ValueError for a stack of states,
     where masks do not fit params, and where no leaf has a mask with entries.
@@ -119,11 +124,15 @@ def plot_masks(state: State) -> Figure:
     if not masks:
         raise ValueError("plot_masks: expected a state with a sparsified leaf, got none")
     figure = _figure("plot_masks")
+    from matplotlib.ticker import MaxNLocator
+
     panels = _panels(figure, len(masks), 3.1, 2.9)
     for axes, name, mask in zip(panels, _short(list(masks)), masks.values(), strict=True):
         plane = mask.detach().cpu().reshape(len(mask), -1) if mask.ndim > 1 else mask.detach().cpu()[None]
         rows, columns = plane.shape
-        share = _pooled(plane)
+        # As many as divide evenly, or nearly: parts of one entry and of two would show a pattern of their own.
+        down, across = (math.ceil(n / math.ceil(n / _MOST_CELLS)) for n in plane.shape)
+        share = adaptive_avg_pool2d(plane.float()[None], (down, across))[0]
         top = max(float(share.max()), 1 / plane.numel())
         image = axes.imshow(
             share.numpy(),
@@ -135,7 +144,7 @@ def plot_masks(state: State) -> Figure:
             extent=(0, columns, rows, 0),
         )
         if share.shape != plane.shape:
-            bar = figure.colorbar(image, ax=axes, pad=0.03)
+            bar = figure.colorbar(image, ax=axes, pad=0.03, ticks=MaxNLocator(5))
             bar.set_label("share kept", fontsize=8)
             bar.ax.tick_params(labelsize=7)
         sparsity = 1 - int(torch.count_nonzero(plane)) / plane.numel()
@@ -145,24 +154,6 @@ def plot_masks(state: State) -> Figure:
         axes.tick_params(labelsize=7)
         axes.locator_params(integer=True, nbins=4)
     return figure
-
-
-def _pooled(plane: Tensor) -> Tensor:
-    """The share of True entries in each of at most 128 by 128 parts.
-
-    >>> _pooled(torch.ones(3, 200, dtype=torch.bool)).shape
-    torch.Size([3, 128])
-    """
-    share = plane.double()
-    for dim in (0, 1):
-        n = share.shape[dim]
-        if n > _MOST_CELLS:
-            edges = torch.arange(_MOST_CELLS + 1, device=share.device) * n // _MOST_CELLS
-            zero = torch.zeros_like(share.narrow(dim, 0, 1))
-            sums = torch.cat([zero, share.cumsum(dim)], dim).index_select(dim, edges)
-            sizes = edges.diff().double()
-            share = sums.diff(dim=dim) / (sizes[:, None] if dim == 0 else sizes)
-    return share
 
 
 def _figure(call: str) -> Figure:
@@ -177,6 +168,7 @@ def _figure(call: str) -> Figure:
 def _panels(figure: Figure, n: int, width: float, height: float) -> list[Axes]:
     # A grid of n axes and a figure that has room for it: about as high as wide, for many axes four times as high.
     columns = math.ceil(math.sqrt(n)) if n <= 16 else max(4, math.ceil(math.sqrt(n) / 2))
+    columns = min(columns, columns + 1, key=lambda count: -n % count)  # the fewest empty places
     rows = math.ceil(n / columns)
     figure.set_size_inches(width * columns, height * rows)
     return [figure.add_subplot(rows, columns, i + 1) for i in range(n)]

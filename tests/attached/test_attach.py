@@ -35,12 +35,13 @@ def test_the_module_gets_the_effective_weights_at_once():
     assert sf.masks.sparsity(sparse.state.masks) == 0.75
 
 
-def test_moments_of_an_optimizer_that_has_stepped_are_masked():
+def test_moments_of_an_optimizer_that_has_stepped_are_masked_before_the_next_step():
     model = net()
     optimizer = adam(model)
     cross_entropy(model(X), Y).backward()
     optimizer.step()
     sparse = sf.attach(rigl(), model, optimizer)
+    sparse.before_step()
     pruned = ~sparse.state.masks["0.weight"]
     assert not optimizer.state[model[0].weight]["exp_avg"][pruned].any()
 

@@ -8,7 +8,7 @@ import torch
 from matplotlib.figure import Figure
 
 import sparsefn as sf
-from sparsefn.report.plots import _pooled, _short, plot, plot_masks
+from sparsefn.report.plots import _short, plot, plot_masks
 from sparsefn.state import State
 
 
@@ -82,9 +82,11 @@ def test_plot_masks_shows_every_entry_or_a_share():
     titled = {axes.get_title().split("\n")[0]: axes for axes in figure.axes if axes.get_title()}
     assert set(titled) == set(SHAPES)
     shown = {path: torch.as_tensor(axes.images[0].get_array().data) for path, axes in titled.items()}
-    assert torch.equal(shown["0.weight"], state.masks["0.weight"].reshape(8, 27).double())
-    assert torch.equal(shown["bias"], state.masks["bias"].reshape(1, 9).double())
-    assert (shown["1.weight"].shape, shown["2.weight"].shape) == ((128, 128), (2, 128))
+    assert torch.equal(shown["0.weight"], state.masks["0.weight"].reshape(8, 27).float())
+    assert torch.equal(shown["bias"], state.masks["bias"].reshape(1, 9).float())
+    assert (shown["1.weight"].shape, shown["2.weight"].shape) == ((100, 100), (2, 125))
+    shares = state.masks["1.weight"].reshape(100, 3, 100, 2).double().mean((1, 3))
+    assert torch.allclose(shown["1.weight"].double(), shares)
     assert titled["1.weight"].get_title() == "1.weight\nsparsity 0.7500"
     assert (titled["1.weight"].get_xlabel(), titled["1.weight"].get_ylabel()) == ("200 columns", "300 rows")
     assert [axes.get_ylabel() for axes in figure.axes if not axes.get_title()] == ["share kept"] * 2
@@ -115,15 +117,29 @@ def test_a_mask_that_keeps_nothing_and_one_that_keeps_all():
     assert none.images[0].get_clim()[0] == full.images[0].get_clim()[0] == 0.0
 
 
-@pytest.mark.parametrize("shape", [(300, 200), (128, 129), (1, 500), (5, 5)])
-def test_pooled_is_the_share_of_each_part(shape):
-    plane = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.3
-    found = _pooled(plane)
-    assert found.shape == tuple(min(n, 128) for n in shape)
-    cuts = [[n * i // min(n, 128) for i in range(min(n, 128) + 1)] for n in shape]
-    for i, j in ((0, 0), (found.shape[0] - 1, found.shape[1] - 1), (found.shape[0] // 2, found.shape[1] // 3)):
-        part = plane[cuts[0][i] : cuts[0][i + 1], cuts[1][j] : cuts[1][j + 1]]
-        assert found[i, j].item() == pytest.approx(part.double().mean().item())
+@pytest.mark.parametrize(("n", "cells"), [(128, 128), (129, 65), (256, 128), (257, 86), (576, 116)])
+def test_parts_are_nearly_equal_and_none_is_left_out(n, cells):
+    mask = torch.zeros(n, n, dtype=torch.bool)
+    mask[-1, -1] = True
+    (axes, *_) = plot_masks(State({"w": torch.ones(n, n)}, {"w": mask})).axes
+    found = axes.images[0].get_array()
+    assert found.shape == (cells, cells)
+    assert found.nonzero() == ([cells - 1], [cells - 1])
+    assert 1 / found[-1, -1] == pytest.approx(round((n / cells) + 0.499) ** 2)
+    assert axes.images[0].get_extent() == [0, n, n, 0]
+
+
+@pytest.mark.parametrize(("n", "columns"), [(1, 1), (3, 3), (4, 2), (5, 3), (7, 4), (9, 3), (10, 5), (13, 5)])
+def test_panels_leave_few_empty_places(n, columns):
+    figure = plot([{str(i): float(i) for i in range(n)}] * 2)
+    assert figure.get_figwidth() == pytest.approx(4.2 * columns)
+    assert len(figure.axes) == n
+
+
+def test_panels_share_their_steps():
+    figure = plot([{"loss": 1.0}, {"loss": 2.0}, {"accuracy": 0.5}], [0, 100, 200])
+    loss, accuracy = figure.axes
+    assert loss.get_xlim() == accuracy.get_xlim() == (-4.0, 204.0)
 
 
 def test_short_names_fit_and_stay_different():
