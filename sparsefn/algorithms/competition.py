@@ -86,7 +86,10 @@ class Competition(NamedTuple):
             made = tied_sets(self.pattern, leaves)
             known = paths_of(made)
             if others := [path for path in leaves if path not in known]:
-                raise ValueError(f"{self.pattern}: expected sparse leaves in tied sets alone, got one at {others[0]!r}")
+                raise ValueError(
+                    f"{self.pattern}: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "
+                    f"{others[0]!r} is not"
+                )
             return made
         for path, leaf in leaves.items():
             try:

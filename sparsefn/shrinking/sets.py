@@ -39,10 +39,7 @@ def cut_sets(module: nn.Module, masks: Mapping[str, Tensor], pattern: Pattern) -
     notes: list[str] = []
     for first, units in tied_sets(pattern, leaves).items():
         for place in units.places:
-            if shared := [name for name, x in leaves.items() if x is leaves[place.path] and name != place.path]:
-                raise ValueError(
-                    f"shrink: expected {place.path!r} to have its weights alone, but {shared[0]!r} has them"
-                )
+            _check(place.path, leaves, masks)
         reads = [place for place in units.places if _reads(module, named[place.path][0], place)]
         if not reads or len(reads) == len(units.places):
             which = "reads" if not reads else "makes"
@@ -67,7 +64,16 @@ def _check(path: str, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor])
         if leaf is leaves[path] and name != path:
             raise ValueError(f"shrink: expected {path!r} to have its weights alone, but it shares them with {name!r}")
     if path in masks and masks[path].ndim and masks[path].shape != leaves[path].shape:
-        raise ValueError(f"shrink: expected parts in only= that have no leaf in common, but two of them cut {path!r}")
+        raise cut_twice(path)
+
+
+def cut_twice(path: str) -> ValueError:
+    """The error for a leaf that two parts of a module cut.
+
+    >>> cut_twice("up.weight")
+    ValueError("shrink: expected parts in only= that have no leaf in common, but two of them cut 'up.weight'")
+    """
+    return ValueError(f"shrink: expected parts in only= that have no leaf in common, but two of them cut {path!r}")
 
 
 def _kept(units: Units, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Tensor:

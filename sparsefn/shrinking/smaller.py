@@ -17,7 +17,7 @@ from sparsefn.patterns.kinds import Pattern
 from sparsefn.shrinking.channels import Channels, Plan
 from sparsefn.shrinking.follow import follow, trace
 from sparsefn.shrinking.layers import GATES, LAYERS
-from sparsefn.shrinking.sets import cut_sets
+from sparsefn.shrinking.sets import cut_sets, cut_twice
 from sparsefn.state import State, check_masks
 from sparsefn.tree import Tree, check_globs, flatten, glob_match
 
@@ -121,6 +121,9 @@ def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
 def _followed(small: nn.Module, prefix: str, masks: Mapping[str, Tensor]) -> list[str]:
     # Shrinks a module in place; the pruned channels of its layers that stay, and why.
     own = {name.removeprefix(prefix): mask for name, mask in masks.items() if name.startswith(prefix)}
+    for name, mask in own.items():
+        if mask.ndim and mask.shape != small.get_parameter(name).shape:
+            raise cut_twice(prefix + name)
     if fx.Tracer().is_leaf_module(small, "") or "forward" in vars(small):
         return _left(small, prefix, own, Plan(refused={"": "they are outputs of the module"}))
     root, graph = trace(small)
