@@ -15,7 +15,7 @@ from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
 from sparsefn.engine.selection.winners import Count, Entry, totals, winners
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.tied import check_tied, joined, parted, tied_sets
+from sparsefn.patterns.tied import checked_sets, joined, parted, tied_sets
 from sparsefn.patterns.units import (
     Units,
     active_rows,
@@ -65,10 +65,9 @@ class Competition(NamedTuple):
         if not self.pattern.members:
             return select_leaves(params, where)
         leaves = float_leaves(params)
-        check_tied(self.pattern, list(leaves))
-        sets = tied_sets(self.pattern, leaves)
+        sets = {paths[0]: paths for paths in checked_sets(self.pattern, list(leaves))}
         first = select_leaves({path: leaves[path] for path in sets}, where)
-        chosen = {place.path for path in first for place in sets[path].places}
+        chosen = {path for name in first for path in sets[name]}
         return {path: leaf for path, leaf in leaves.items() if path in chosen}
 
     def pools(self, leaves: Leaves) -> Pools:

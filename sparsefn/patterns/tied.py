@@ -78,6 +78,19 @@ def _member(given: object) -> tuple[str, int, int, int]:
     return glob, dim, block, parts
 
 
+@at_compile_time
+def sets_of(globs: tuple[str, ...], paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """The paths of each tied set that has one for every glob, in the order of the globs.
+
+    >>> sets_of(("*.a", "*.b"), ("0.a", "0.b", "1.a"))
+    (('0.a', '0.b'),)
+    """
+    by_stem = [{stem: path for path in paths if (stem := _stem(glob, path)) is not None} for glob in globs]
+    return tuple(
+        tuple(found[stem] for found in by_stem) for stem in by_stem[0] if all(stem in found for found in by_stem)
+    )
+
+
 def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
     """The units of each tied set of some leaves, by the path of its first leaf.
 
@@ -87,7 +100,7 @@ def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
     """
     made: dict[str, Units] = {}
     seen: set[str] = set()
-    for paths in _sets(tuple(glob for glob, *_ in pattern.members), tuple(leaves)):
+    for paths in sets_of(tuple(glob for glob, *_ in pattern.members), tuple(leaves)):
         places = [
             _place(path, tuple(leaves[path].shape), *m[1:]) for path, m in zip(paths, pattern.members, strict=True)
         ]
@@ -105,10 +118,10 @@ def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
     return made
 
 
-def check_tied(pattern: Pattern, paths: Sequence[str]) -> None:
-    """Raise ValueError unless each member matches a path, and a set has a leaf for each member.
+def checked_sets(pattern: Pattern, paths: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """The paths of each set; ValueError where a member matches no path, or no set has a leaf for each member.
 
-    >>> check_tied(sf.tied([["*.up.weight", 0]]), ["0.upp.weight", "1.bias"])
+    >>> checked_sets(sf.tied([["*.up.weight", 0]]), ["0.upp.weight", "1.bias"])
     Traceback (most recent call last):
         ...
     ValueError: tied: no path matches '*.up.weight'; the nearest are '0.upp.weight', '1.bias'
@@ -121,9 +134,10 @@ def check_tied(pattern: Pattern, paths: Sequence[str]) -> None:
             known = ", ".join(map(repr, near)) or "none"
             raise ValueError(f"tied: no path matches {glob!r}; the nearest are {known}")
         stems.append((glob, hits))
-    if not _sets(tuple(glob for glob, _ in stems), tuple(paths)):
+    if not (sets := sets_of(tuple(glob for glob, _ in stems), tuple(paths))):
         known = "; ".join(f"{glob!r} has {', '.join(map(repr, map('|'.join, hits[:3])))}" for glob, hits in stems)
         raise ValueError(f"tied: expected globs whose wildcards match the same text in every member, but {known}")
+    return sets
 
 
 def joined(units: Units, leaves: Mapping[str, Tensor]) -> Tensor:
@@ -151,6 +165,9 @@ def parted(units: Units, kept: Tensor, like: Mapping[str, Tensor]) -> Leaves:
     """
     masks = {}
     for place in units.places:
+        if not math.prod(units.shape):  # leaves without entries
+            masks[place.path] = like[place.path].new_zeros(place.shape, dtype=torch.bool)
+            continue
         flags = place.along(kept).reshape([size if d == place.dim else 1 for d, size in enumerate(place.shape)])
         masks[place.path] = flags.expand(place.shape).contiguous().to(like[place.path].device)
     return masks
@@ -164,15 +181,6 @@ def _place(path: str, shape: Box, dim: int, block: int, parts: int) -> Place:
         times = f"{parts} parts of blocks of {block}" if parts > 1 else f"blocks of {block}"
         raise ValueError(f"tied: expected dimension {dim} divisible into {times}, got shape {shape} at {path!r}")
     return Place(path, shape, dim, shape[dim] // run, block, parts)
-
-
-@at_compile_time
-def _sets(globs: tuple[str, ...], paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    # The paths of each set that has one for every glob, in the order of the globs.
-    by_stem = [{stem: path for path in paths if (stem := _stem(glob, path)) is not None} for glob in globs]
-    return tuple(
-        tuple(found[stem] for found in by_stem) for stem in by_stem[0] if all(stem in found for found in by_stem)
-    )
 
 
 def _stem(glob: str, path: str) -> tuple[str, ...] | None:

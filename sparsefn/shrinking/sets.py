@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sparsefn.modules.weights import is_conv1d, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.tied import check_tied, joined, tied_sets
+from sparsefn.patterns.tied import checked_sets, joined, tied_sets
 from sparsefn.patterns.units import Place, Units
 from sparsefn.shrinking.layers import take
 
@@ -34,7 +34,7 @@ def cut_sets(module: nn.Module, masks: Mapping[str, Tensor], pattern: Pattern) -
     """
     named = own_tensors(module, "parameters", tied=True)
     leaves = {name: param for name, (_, param) in named.items()}
-    check_tied(pattern, list(leaves))
+    checked_sets(pattern, list(leaves))
     cuts: list[tuple[Place, Tensor]] = []
     notes: list[str] = []
     for first, units in tied_sets(pattern, leaves).items():

@@ -2,12 +2,13 @@
 
 import fnmatch
 import math
+import pickle
 
 import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.patterns.tied import _stem, check_tied, joined, parted, tied_sets
+from sparsefn.patterns.tied import _stem, checked_sets, joined, parted, tied_sets
 
 MLP = sf.tied([["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]])
 N = 6  # units of each set
@@ -143,7 +144,7 @@ def test_it_selects_among_what_was_kept_before_and_others_among_its_own():
 
 
 def test_vmapped_and_compiled_masks_have_the_same_bits():
-    algorithm = sf.rigl(0.5, pattern=MLP, when=sf.always(), drop_fraction=0.5)
+    algorithm = sf.gmp(0.5, pattern=MLP, init="dense")
     weights = [params(seed) for seed in range(3)]
     stack = {path: torch.stack([w[path] for w in weights]) for path in weights[0]}
     states = torch.func.vmap(lambda w: algorithm.update(algorithm.init(w), w, 1))(stack)
@@ -166,6 +167,8 @@ def test_leaves_of_several_dtypes_and_without_entries():
     weights = params() | {"0.down.weight": params()["0.down.weight"].bfloat16()}
     assert int(units(shot(sf.one_shot(0.5, pattern=MLP), weights).masks).sum()) == 3
     assert units(shot(sf.one_shot(0.5, pattern=MLP), params(n=0)).masks).shape == (0,)
+    empty = sf.tied([["a", 0], ["b", 1]])
+    assert shot(sf.one_shot(0.5, pattern=empty), {"a": torch.ones(2, 0), "b": torch.ones(0, 2)}).masks["a"].ndim == 2
 
 
 @pytest.mark.parametrize(
@@ -253,4 +256,4 @@ def test_dense_phases_may_come_first():
 
 def test_check_names_nothing_where_there_is_nothing():
     with pytest.raises(ValueError, match=r"no path matches '\*\.up\.weight'; the nearest are none"):
-        check_tied(MLP, [])
+        checked_sets(MLP, [])
