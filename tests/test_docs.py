@@ -33,7 +33,7 @@ TERMS = {
         "budget",
         "distribution",
     ),
-    "runs": ("trigger", "schedule", "state", "algorithm", "view", "term", "law"),
+    "runs": ("distribution", "trigger", "schedule", "state", "algorithm", "view", "term", "law"),
 }
 
 
