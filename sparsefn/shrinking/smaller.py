@@ -26,7 +26,7 @@ def shrink(
     module: nn.Module,
     state: State,
     *,
-    only: str | Pattern | Sequence[str | Pattern] = (),
+    only: str | Pattern | Sequence[str | Pattern] | None = None,
     buffers: Mapping[str, Tensor] | None = None,
 ) -> nn.Module:
     """A copy of the module with smaller layers and the outputs of the masked one.
@@ -63,7 +63,7 @@ def shrink(
     cut out of all their members without following anything: those on which the members that read them, by a dimension
     of inputs, keep no weight. Tied sets are of `nn.Linear` and the `Conv1D` of transformers, whose biases are cut
     along. They say that nothing else reads these units, and that the code between the members takes sizes from
-    tensors, which the attentions of transformers do. Hidden widths and heads in a config stay as they are.
+    tensors, as the attentions of transformers do (`split_size` of GPT-2's is set). A config keeps the old sizes.
 
     >>> widths = sf.tied([["0.weight", 0], ["2.weight", 1]])
     >>> state = sf.static(0.5, pattern=widths).init(sf.modules.params_of(net))
@@ -80,7 +80,7 @@ def shrink(
             f"expected a State, got {type(state).__name__}; of zeros in params make one by "
             "sf.State(params, sf.masks.from_zeros(params))"
         )
-    chosen = [only] if isinstance(only, str | Pattern) else list(only)
+    chosen = [only] if isinstance(only, str | Pattern) else list(only or ())
     small, masks = bake(module, state, buffers=buffers), flatten(state.masks)[0]
     notes: list[str] = []
     for one in chosen:
@@ -88,7 +88,7 @@ def shrink(
             notes += cut_sets(small, masks, one)
         elif not isinstance(one, str):
             raise TypeError(f"expected only to be globs of submodules, or tied sets such as sf.tied(...), got {one!r}")
-    for path in matched(small, [one for one in chosen if isinstance(one, str)]) if chosen else [""]:
+    for path in [""] if only is None else matched(small, [one for one in chosen if isinstance(one, str)]):
         notes += _followed(small.get_submodule(path), path + "." if path else "", masks)
     if notes:
         warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(notes), stacklevel=2)

@@ -238,6 +238,12 @@ def test_a_mask_of_one_tensor_has_no_tied_sets():
         sf.topk_mask(torch.ones(3, 3), 1, pattern=MLP)
 
 
+@pytest.mark.parametrize("make", [lambda: sf.snfs(0.5, pattern=MLP), lambda: sf.supermask("bernoulli", pattern=MLP)])
+def test_what_moves_or_draws_single_entries_refuses_it(make):
+    with pytest.raises(ValueError, match="needs an unstructured pattern|takes no pattern"):
+        make()
+
+
 def test_sparse_leaves_outside_of_the_sets_are_refused():
     algorithm = sf.gmp(0.5, pattern=MLP, init=sf.static(0.5))
     with pytest.raises(

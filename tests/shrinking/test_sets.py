@@ -68,6 +68,11 @@ def test_parts_of_a_module_get_smaller_where_the_whole_cannot_be_followed(only):
         sf.shrink(net, state)
 
 
+def test_an_empty_list_of_parts_shrinks_nothing():
+    net = Net(Block())
+    assert same(net, pruned(net), []).blocks[0].up.out_features == 6
+
+
 def test_conv1d_of_transformers_has_its_outputs_in_columns():
     net = Net(Block(conv=True))
     mlp = sf.tied([["*.up.weight", 1], ["*.up.bias", 0], ["*.down.weight", 0]])
