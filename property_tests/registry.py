@@ -279,6 +279,12 @@ ROWS = [
         lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=CHANNEL.pattern),
         PRUNE._replace(pattern=CHANNEL),
     ),
+    # Each leaf is a tied set by itself, and its units are what channels are.
+    Row(
+        "gmp tied",
+        lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=sf.tied([["*", 0]], reduce="sum")),
+        PRUNE._replace(pattern=CHANNEL),
+    ),
     Row(
         "gmp gates",
         lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=GATES.pattern),
@@ -349,6 +355,11 @@ ROWS = [
         "rigl row_balanced",
         lambda s, key, _: sf.rigl(s, key=key, pattern=ROW_BALANCED.pattern, **swap),
         SWAP._replace(pattern=ROW_BALANCED),
+    ),
+    Row(
+        "rigl tied",
+        lambda s, key, _: sf.rigl(s, key=key, pattern=sf.tied([["*", 0]], reduce="sum"), **swap),
+        SWAP._replace(pattern=CHANNEL),
     ),
     Row("rigl nm", lambda s, key, _: sf.rigl(0.5, key=key, pattern=NM.pattern, **swap), SWAP._replace(**FIXED)),
     Row(

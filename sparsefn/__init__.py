@@ -55,6 +55,9 @@ from sparsefn.compose import with_terms as with_terms
 # Primitives
 from sparsefn.gates import gate as gate
 from sparsefn.gates import sparsify as sparsify
+
+# Units that lie in several leaves
+from sparsefn.patterns.tied import tied as tied
 from sparsefn.select import bernoulli_mask as bernoulli_mask
 from sparsefn.select import drop_lowest as drop_lowest
 from sparsefn.select import grow_highest as grow_highest
@@ -144,6 +147,7 @@ __all__ = [
     "supermask",
     "terms",
     "threshold_mask",
+    "tied",
     "to_shorthand",
     "topk_mask",
     "topk_masks",

@@ -20,7 +20,8 @@ PLACES += (ROOT / "sparsefn").rglob("*/")
 NAME = re.compile(r"\b(?:sf|sparsefn)((?:\.(?!py\b|md\b)[A-Za-z_]\w*)+)")
 TERMS = {
     "weights": ("leaf", "path", "entry", "latent", "mask", "support", "sparsity", "density", "level", "gate"),
-    "selection": ("unit", "group", "pool", "pattern", "score", "winner", "eligible", "count", "budget", "distribution"),
+    "patterns": ("pattern", "unit", "tied set", "group", "pool"),
+    "selection": ("score", "winner", "eligible", "count", "budget", "distribution"),
     "runs": ("trigger", "schedule", "state", "algorithm", "view", "term", "law"),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
 from sparsefn.engine.selection.winners import Count, Entry, totals, winners
 from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.tied import checked_sets, joined, parted, tied_sets
 from sparsefn.patterns.units import (
     Units,
     active_rows,
@@ -25,7 +26,9 @@ from sparsefn.patterns.units import (
     unit_mask,
     units_of,
 )
-from sparsefn.tree import Leaves
+from sparsefn.state import Where
+from sparsefn.tree import Leaves, Tree
+from sparsefn.where import float_leaves, select_leaves
 
 Flags = list[Tensor | None]
 Pool = dict[str, Units]
@@ -57,19 +60,42 @@ class Competition(NamedTuple):
         """Whether every element is a unit by itself, so that its scores are only compared."""
         return self.pattern.reduce is None and self.pattern.zeros is None
 
-    def pools(self, leaves: Mapping[str, Tensor]) -> Pools:
+    def select(self, params: Tree, where: Where) -> Leaves:
+        """The leaves to sparsify: those that `where` chooses, or all of each tied set whose first leaf it chooses."""
+        if not self.pattern.members:
+            return select_leaves(params, where)
+        leaves = float_leaves(params)
+        sets = {paths[0]: paths for paths in checked_sets(self.pattern, list(leaves))}
+        first = select_leaves({path: leaves[path] for path in sets}, where)
+        chosen = {path for name in first for path in sets[name]}
+        return {path: leaf for path, leaf in leaves.items() if path in chosen}
+
+    def pools(self, leaves: Leaves) -> Pools:
         """The units of the leaves that compete with each other, by path: a dict a pool; errors name the leaf."""
+        made = self._units(leaves)
+        if self.joint and any(units.rows[0] > 1 for units in made.values()):
+            raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
+        if self.joint and made and self.pattern.fixed is not None:
+            raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
+        return [made] if self.joint and made else [{path: units} for path, units in made.items()]
+
+    def _units(self, leaves: Leaves) -> Pool:
         made: Pool = {}
+        if self.pattern.members:
+            made = tied_sets(self.pattern, leaves)
+            known = paths_of(made)
+            if others := [path for path in leaves if path not in known]:
+                raise ValueError(
+                    f"{self.pattern}: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "
+                    f"{others[0]!r} is not"
+                )
+            return made
         for path, leaf in leaves.items():
             try:
                 made[path] = units_of(self.pattern, tuple(leaf.shape))
             except ValueError as error:
                 raise ValueError(f"{error} at {path!r}") from None
-            if self.joint and made[path].rows[0] > 1:
-                raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
-            if self.joint and self.pattern.fixed is not None:
-                raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
-        return [made] if self.joint and made else [{path: units} for path, units in made.items()]
+        return made
 
     def targets(self, pools: Pools, sparsity: Real | None) -> list[Count]:
         """Kept count of each pool: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
@@ -91,43 +117,47 @@ class Competition(NamedTuple):
 
     def rows(self, pools: Pools, tensors: Leaves) -> list[Tensor]:
         """The units of each pool, as (groups, units of a group)."""
-        return [_joined([to_rows(units, tensors[path]) for path, units in pool.items()]) for pool in pools]
+        return [_joined([to_rows(*pair) for pair in _each(pool, tensors)]) for pool in pools]
 
     def active(self, pools: Pools, masks: Leaves) -> list[Tensor]:
         """Which units of each pool are kept, as (groups, units of a group)."""
-        return [_joined([active_rows(units, masks[path]) for path, units in pool.items()]) for pool in pools]
+        return [_joined([active_rows(*pair) for pair in _each(pool, masks)]) for pool in pools]
 
     def free(self, pools: Pools, like: Leaves, among: Leaves | None) -> Flags:
         """Which units of each pool may be kept, among these masks; None is all of them."""
         if among is None and self.pattern.allowed is None:
             return [None] * len(pools)
-        open_ = full(among or {}, like, list(_by_path(pools)))
+        open_ = full(among or {}, like, paths_of(_by_path(pools)))
         return [
-            _joined([allowed_rows(units, open_[p], active_rows(units, open_[p])) for p, units in pool.items()])
+            _joined([allowed_rows(units, mask, active_rows(units, mask)) for units, mask in _each(pool, open_)])
             for pool in pools
         ]
 
     def masks(self, pools: Pools, rows: Sequence[Tensor], scores: Leaves, among: Leaves | None = None) -> Leaves:
         """Rows of kept units as masks of their leaves, with the elements that the pattern leaves to other units."""
-        return {
-            path: unit_mask(units, part, scores[path], None if among is None else among[path])
-            for pool, kept in zip(pools, rows, strict=True)
-            for (path, units), part in zip(pool.items(), _split(pool, kept), strict=True)
-            if part is not None
-        }
+        made: Leaves = {}
+        for pool, kept in zip(pools, rows, strict=True):
+            for (path, units), part in zip(pool.items(), _split(pool, kept), strict=True):
+                assert part is not None
+                if units.places:
+                    made |= parted(units, part, scores)
+                else:
+                    made[path] = unit_mask(units, part, scores[path], None if among is None else among[path])
+        return made
 
     def best(
         self, pools: Pools, scores: Leaves, counts: list[Count], among: Leaves | None, absolute: bool = False
     ) -> Leaves:
         """Masks of the best units of each pool, among these masks; with `absolute`, of the scores' absolute values."""
-        open_ = {} if among is None else full(among, scores, list(_by_path(pools)))
+        open_ = {} if among is None else full(among, scores, paths_of(_by_path(pools)))
         if self.joint:
             flags: Flags = list(self.active(pools, open_)) if open_ else [None] * len(pools)
             won = self.winners(pools, scores, counts, flags, absolute=absolute)
         else:
-            entries = [
-                entry_of(units, scores[path], open_.get(path), absolute) for path, units in _by_path(pools).items()
-            ]
+            every = _by_path(pools)
+            kept: Flags = [mask for _, mask in _each(every, open_)] if open_ else [None] * len(every)
+            rows = zip(_each(every, scores), kept, strict=True)
+            entries = [entry_of(units, x, mask, absolute) for (units, x), mask in rows]
             won = winners(entries, counts)
         masks = self.masks(pools, won, scores, open_ or None)
         if open_ and not self.elementwise:
@@ -152,12 +182,12 @@ class Competition(NamedTuple):
         if not pools:
             return []
         allow, deny, held = (flags or [None] * len(pools) for flags in (allow, deny, held))
-        units = _by_path(pools)
         open_, barred = (
             [part for pool, flags in zip(pools, rows, strict=True) for part in _split(pool, flags)]
             for rows in (allow, deny)
         )
-        entries = row_entries(list(units.values()), [scores[path] for path in units], open_, barred, absolute)
+        each = list(_each(_by_path(pools), scores))
+        entries = row_entries([one for one, _ in each], [x for _, x in each], open_, barred, absolute)
         if isinstance(self.distribution, Global):
             return [_joined(_within_bounds(self.distribution, pools[0], entries, counts[0], _split(pools[0], held[0])))]
         return winners(entries, counts)
@@ -199,6 +229,17 @@ def _within_bounds(
 
 def _by_path(pools: Pools) -> Pool:
     return {path: units for pool in pools for path, units in pool.items()}
+
+
+def paths_of(pool: Pool) -> list[str]:
+    """The paths of the leaves in a pool, those of tied sets included."""
+    return [at for path, units in pool.items() for at in ([place.path for place in units.places] or [path])]
+
+
+def _each(pool: Pool, leaves: Leaves) -> Iterator[tuple[Units, Tensor]]:
+    # The units of a pool with their leaves; those of a tied set as one matrix, made when its turn comes.
+    for path, units in pool.items():
+        yield units, joined(units, leaves) if units.places else leaves[path]
 
 
 def _split(pool: Pool, rows: Tensor | None) -> list[Tensor | None]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, best_at, full
+from sparsefn.algorithms.competition import Competition, best_at, full, paths_of
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at
@@ -19,7 +19,6 @@ from sparsefn.engine.transforms import concrete
 from sparsefn.masks import checkerboard, from_zeros
 from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.tree import Leaves, Tree, flatten, leaves_at
-from sparsefn.where import select_leaves
 
 Named = Literal["dense", "random", "bernoulli", "magnitude", "from_zeros", "checkerboard"]
 # A tree with leaves by name or by place, or one leaf: spelt out, so that a misspelt name is no tree to a type checker.
@@ -44,7 +43,7 @@ def start_masks(
     allowed: Leaves | None,
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
-    leaves = select_leaves(params, where)
+    leaves = rule.select(params, where)
     pools = rule.pools(leaves)
     if level is not None:
         rule.targets(pools, fraction_at(level, 0))  # a budget that cannot be met is refused here
@@ -111,5 +110,6 @@ def _drawn(leaves: Leaves, rule: Competition, sparsity: Real, key: Tensor) -> Le
             total = torch.as_tensor(count, device=leaf.device)
             total = total.sum() if total.ndim else total * (1 if rule.joint else shape[0])
             chance, own = total.double() / max(size, 1), random.leaf_key(key.to(leaf.device), path)
-            masks |= rule.masks([{path: units}], [random.bernoulli(own, chance, shape)], {path: leaf.detach().abs()})
+            scores = {at: leaves[at].detach().abs() for at in paths_of({path: units})}
+            masks |= rule.masks([{path: units}], [random.bernoulli(own, chance, shape)], scores)
     return masks

@@ -23,7 +23,7 @@ from sparsefn.select import bernoulli_mask
 from sparsefn.state import Algorithm, Level, State, Step, TrainView, Trigger, Where, everywhere, masks_tree
 from sparsefn.tree import Leaves, Tree, choose, flatten, leaves_at, leaves_like, same_structure, structure_error
 from sparsefn.triggers import always
-from sparsefn.where import default_where, select_leaves
+from sparsefn.where import default_where
 
 Start = Literal["random", "zeros", "magnitude"] | Callable[[Tree], Tree] | Given
 Link = Callable[[Tensor], Tensor]
@@ -103,7 +103,7 @@ def supermask(
 
     def start(params: Tree) -> State:
         params = own_params(params)
-        leaves = select_leaves(params, where)
+        leaves = rule.select(params, where)
         rule.pools(leaves)
         whole = full({}, leaves, list(leaves))
         scores = {role: _scores(params, _start(params, leaves, init, seed))}

@@ -38,6 +38,7 @@ class Pattern(FromCall):
     dimension, into the unit's score. Where the pattern says so, `fixed` is the count that a group keeps
     (an int, a 0-d tensor or a function of the grid), `allowed(grid)` marks the units that may be kept at
     all, and `zeros` is how many elements a pruned unit loses: its worst, where None is all of them.
+    `members` are those of `sf.tied`, whose units lie in several leaves.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Pattern(FromCall):
     fixed: int | Tensor | Callable[[Box], int] | None = field(default=None, compare=False)
     allowed: Callable[[Box], Tensor] | None = field(default=None, compare=False)
     zeros: int | None = field(default=None, compare=False)
+    members: tuple[tuple[str, int, int, int], ...] = field(default=(), compare=False)
 
     def __repr__(self) -> str:
         return self.name
@@ -56,7 +58,12 @@ def _ones(shape: Box) -> Box:
     return (1,) * len(shape)
 
 
-def _reduction(reduce: Reduce) -> Callable[[Tensor], Tensor]:
+def reduction(reduce: Reduce) -> Callable[[Tensor], Tensor]:
+    """The function of the scores of a unit that a name means, or the function that is given.
+
+    >>> reduction("sum")(torch.tensor([[1.0, 2.0]]))
+    tensor([3.])
+    """
     if callable(reduce):
         return reduce
     if reduce not in _REDUCTIONS:
@@ -190,7 +197,7 @@ def block(shape: Sequence[int], reduce: Reduce = "mean", zeros: int | None = Non
             raise ValueError(f"{name}: expected {len(box)} dimensions or more, got shape {size}")
         return (1,) * (len(size) - len(box)) + box
 
-    return Pattern(name, unit, lambda grid: grid, _reduction(reduce), zeros=zeros)
+    return Pattern(name, unit, lambda grid: grid, reduction(reduce), zeros=zeros)
 
 
 @described
@@ -230,7 +237,7 @@ def kernel(reduce: Reduce = "mean") -> Pattern:
     def unit(size: Box) -> Box:
         return tuple(1 if i < 2 else max(s, 1) for i, s in enumerate(size))
 
-    return Pattern(f"kernel(reduce={reduce!r})", unit, lambda grid: grid, _reduction(reduce))
+    return Pattern(f"kernel(reduce={reduce!r})", unit, lambda grid: grid, reduction(reduce))
 
 
 def _blocks(name: str, groups: int, axis: int) -> Callable[[Box], Box]:

@@ -28,6 +28,29 @@ Flags = Sequence[Tensor | None]
 SomeFlags = TypeVar("SomeFlags", Tensor, Tensor | None)
 
 
+class Place(NamedTuple):
+    """Where the units of a tied set lie in one leaf: along `dim`, which is `parts` runs of (units, block) entries.
+
+    >>> Place("fc.weight", (6, 4), dim=0, units=3, block=2, parts=1).along(torch.tensor([7, 8, 9]))
+    tensor([7, 7, 8, 8, 9, 9])
+    """
+
+    path: str
+    shape: Box
+    dim: int
+    units: int
+    block: int
+    parts: int
+
+    def along(self, units: Tensor) -> Tensor:
+        """One number for each unit as one for each index along the dimension.
+
+        >>> Place("qkv.weight", (4, 1), dim=0, units=2, block=1, parts=2).along(torch.tensor([7, 8]))
+        tensor([7, 8, 7, 8])
+        """
+        return units.reshape(1, self.units, 1).expand(self.parts, self.units, self.block).reshape(-1)
+
+
 class Units(NamedTuple):
     """Where a pattern puts the units of a tensor, worked out from its shape alone.
 
@@ -37,7 +60,8 @@ class Units(NamedTuple):
     `unit` is the box of elements of a unit, `grid` how many units there are along each dimension, `group` the box of
     the grid whose units compete. `rows` is (groups, units of a group). `single` says that a unit is one element, and
     `flat` that the grid, read row by row, has one group after the other. `budgeted` is the grid as budgets see it,
-    without the dimensions that a unit spans.
+    without the dimensions that a unit spans. The units of a tied set are the rows of a matrix that is made of its
+    leaves, at `places`.
     """
 
     pattern: Pattern
@@ -49,6 +73,7 @@ class Units(NamedTuple):
     single: bool
     flat: bool
     budgeted: Box
+    places: tuple[Place, ...] = ()
 
     @property
     def fixed(self) -> int | Tensor | None:

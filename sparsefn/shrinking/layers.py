@@ -159,7 +159,14 @@ def _stays(side: Value, removed: Tensor, width: int) -> Tensor:
     return ~removed[side.ids] if isinstance(side, Channels) else torch.ones(width, dtype=torch.bool, device="cpu")
 
 
-def _take(layer: nn.Module, name: str, keep: Tensor, dim: int = 0) -> None:
+def take(layer: nn.Module, name: str, keep: Tensor, dim: int = 0) -> None:
+    """Keep some indices along a dimension of a tensor of a layer, in place; nothing where the layer has none.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> take(layer, "weight", torch.tensor([True, False]), 1)
+    >>> layer.weight.shape
+    torch.Size([1, 1])
+    """
     old = getattr(layer, name, None)
     if old is not None:
         new = old.detach().index_select(dim, keep.nonzero()[:, 0].to(old.device))
@@ -187,9 +194,9 @@ def cut_affine(layer: nn.Linear | Conv, inputs: Value, outputs: Value, removed: 
     keep = _stays(outputs, removed, len(layer.weight))
     if not depthwise:
         _fold(layer, "weight", "bias", inputs, removed)
-        _take(layer, "weight", _stays(inputs, removed, layer.weight.shape[1]), 1)
-    _take(layer, "weight", keep)
-    _take(layer, "bias", keep)
+        take(layer, "weight", _stays(inputs, removed, layer.weight.shape[1]), 1)
+    take(layer, "weight", keep)
+    take(layer, "bias", keep)
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
     else:
@@ -208,7 +215,7 @@ def cut_norm(layer: Norm, inputs: Value, outputs: Value, removed: Tensor) -> Non
     """
     keep = _stays(outputs, removed, layer.num_features)
     for name in ("weight", "bias", "running_mean", "running_var"):
-        _take(layer, name, keep)
+        take(layer, name, keep)
     layer.num_features = int(keep.sum())
 
 
@@ -223,10 +230,10 @@ def cut_recurrent(layer: Any, inputs: Value, outputs: Value, removed: Tensor) ->
     keep = _stays(outputs, removed, layer.hidden_size)
     rows = keep.repeat(GATES[type(layer)][0])
     _fold(layer, "weight_ih_l0", "bias_ih_l0", inputs, removed)
-    _take(layer, "weight_ih_l0", _stays(inputs, removed, layer.input_size), 1)
-    _take(layer, "weight_hh_l0", keep, 1)
+    take(layer, "weight_ih_l0", _stays(inputs, removed, layer.input_size), 1)
+    take(layer, "weight_hh_l0", keep, 1)
     for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
-        _take(layer, name, rows)
+        take(layer, name, rows)
     layer.input_size, layer.hidden_size = layer.weight_ih_l0.shape[1], int(keep.sum())
     layer.flatten_parameters()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,22 @@ from torch import Tensor, fx, nn
 
 from sparsefn.modules.params import bake
 from sparsefn.modules.weights import CONVOLUTIONS, TRANSPOSED
+from sparsefn.patterns.kinds import Pattern
 from sparsefn.shrinking.channels import Channels, Plan
 from sparsefn.shrinking.follow import follow, trace
 from sparsefn.shrinking.layers import GATES, LAYERS
+from sparsefn.shrinking.sets import cut_sets, cut_twice
 from sparsefn.state import State, check_masks
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Tree, check_globs, flatten, glob_match
 
 
-def shrink(module: nn.Module, state: State, *, buffers: Mapping[str, Tensor] | None = None) -> nn.Module:
+def shrink(
+    module: nn.Module,
+    state: State,
+    *,
+    only: str | Pattern | Sequence[str | Pattern] | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
+) -> nn.Module:
     """A copy of the module with smaller layers and the outputs of the masked one.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
@@ -50,6 +58,18 @@ def shrink(module: nn.Module, state: State, *, buffers: Mapping[str, Tensor] | N
     A UserWarning names each layer that keeps a pruned row, and says why. `buffers` are those of the copy, by name
     (the batch norm's of `sf.modules.call_with_buffers`), the module's own by default.
 
+    With `only`, parts of the module get smaller inside, and `torch.fx` need not follow the whole of it. It holds globs
+    of submodules, such as "model.layers.*.mlp", each of which is followed by itself, and tied sets, whose units are
+    cut out of all their members without following anything: those on which the members that read them, by a dimension
+    of inputs, keep no weight. Tied sets are of `nn.Linear` and the `Conv1D` of transformers, whose biases are cut
+    along. They say that nothing else reads these units, and that the code between the members takes sizes from
+    tensors, as the attentions of transformers do (`split_size` of GPT-2's is set). A config keeps the old sizes.
+
+    >>> widths = sf.tied([["0.weight", 0], ["2.weight", 1]])
+    >>> state = sf.static(0.5, pattern=widths).init(sf.modules.params_of(net))
+    >>> [tuple(p.shape) for p in sf.shrink(net, state, only=widths).parameters()]
+    [(2, 3), (2,), (2, 2), (2,)]
+
     `torch.fx` traces the forward, with its optional arguments at their defaults, for batched inputs: images (N, C, H,
     W), features of a batch norm (N, C). Raises TypeError for anything but a State, and ValueError for a module that
     `torch.fx` cannot follow, for batch norm or dropout in train mode, for a forward that computes with the sizes of
@@ -60,20 +80,62 @@ def shrink(module: nn.Module, state: State, *, buffers: Mapping[str, Tensor] | N
             f"expected a State, got {type(state).__name__}; of zeros in params make one by "
             "sf.State(params, sf.masks.from_zeros(params))"
         )
+    chosen = [only] if isinstance(only, str | Pattern) else list(only or ())
     small, masks = bake(module, state, buffers=buffers), flatten(state.masks)[0]
+    notes: list[str] = []
+    for one in chosen:
+        if isinstance(one, Pattern) and one.members:
+            notes += cut_sets(small, masks, one)
+        elif not isinstance(one, str):
+            raise TypeError(f"expected only to be globs of submodules, or tied sets such as sf.tied(...), got {one!r}")
+    for path in [""] if only is None else matched(small, [one for one in chosen if isinstance(one, str)]):
+        notes += _followed(small.get_submodule(path), path + "." if path else "", masks)
+    if notes:
+        warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(notes), stacklevel=2)
+    return small
+
+
+def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
+    """The paths of the submodules that globs match, none of which is inside another.
+
+    >>> net = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1)), torch.nn.ReLU())
+    >>> matched(net, ["0*", "1"])
+    ['0', '1']
+
+    Raises ValueError for a glob that matches none, and for a submodule that shares a parameter with the rest.
+    """
+    names = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
+    check_globs("only", globs, names)
+    found: list[str] = []
+    for path in names:  # a module comes before what is in it
+        if any(glob_match(path, glob) for glob in globs) and not any(path.startswith(f"{outer}.") for outer in found):
+            found.append(path)
+    for path in found:
+        inside = {id(param) for param in module.get_submodule(path).parameters()}
+        for name, param in module.named_parameters(remove_duplicate=False):
+            if id(param) in inside and not name.startswith(f"{path}."):
+                raise ValueError(f"shrink: expected {path!r} to have its parameters alone, but it shares {name!r}")
+    return found
+
+
+def _followed(small: nn.Module, prefix: str, masks: Mapping[str, Tensor]) -> list[str]:
+    # Shrinks a module in place; the pruned channels of its layers that stay, and why.
+    own = {name.removeprefix(prefix): mask for name, mask in masks.items() if name.startswith(prefix)}
+    for name, mask in own.items():
+        if mask.ndim and mask.shape != small.get_parameter(name).shape:
+            raise cut_twice(prefix + name)
     if fx.Tracer().is_leaf_module(small, "") or "forward" in vars(small):
-        _warn(small, masks, Plan(refused={"": "they are outputs of the module"}))
-        return small
+        return _left(small, prefix, own, Plan(refused={"": "they are outputs of the module"}))
     root, graph = trace(small)
-    plan = follow(root, graph, masks)
+    plan = follow(root, graph, own)
     removed = plan.removed()
-    _warn(small, masks, plan)
+    left = _left(small, prefix, own, plan)
     for path, (inputs, outputs) in plan.sizes.items():
         layer = small.get_submodule(path)
         LAYERS[type(layer)].cut(layer, inputs, outputs, removed)
     if removed.any():
         _check_same((root, graph), trace(small))
-    return small
+    return left
 
 
 def prune_biases(module: nn.Module, masks: Tree) -> Tree:
@@ -117,7 +179,7 @@ def _kept_outputs(layer: nn.Module, mask: Tensor) -> Tensor:
     return mask.any(0) if type(layer).__name__ == "Conv1D" else mask[..., None].flatten(1).any(1)
 
 
-def _warn(small: nn.Module, masks: Mapping[str, Tensor], plan: Plan) -> None:
+def _left(small: nn.Module, prefix: str, masks: Mapping[str, Tensor], plan: Plan) -> list[str]:
     # Before anything is cut: which pruned channels of each layer stay, and why.
     lines = []
     for path, layer in small.named_modules():
@@ -127,10 +189,9 @@ def _warn(small: nn.Module, masks: Mapping[str, Tensor], plan: Plan) -> None:
             whole = plan.refused.get(path, "the layer is not called on its own")
             every = plan.reasons(inside.ids) if isinstance(inside, Channels) else [whole] * len(pruned)
             reasons = Counter(why for why, gone in zip(every, pruned.tolist(), strict=True) if gone and why)
-            of = f"of {int(pruned.sum())} pruned channels"
-            lines += [f"{path!r} keeps {n} {of}: {why}" for why, n in reasons.items()]
-    if lines:
-        warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(lines), stacklevel=3)
+            of, name = f"of {int(pruned.sum())} pruned channels", f"{prefix}{path}" if path else prefix[:-1]
+            lines += [f"{name!r} keeps {n} {of}: {why}" for why, n in reasons.items()]
+    return lines
 
 
 def _pruned(path: str, layer: nn.Module, masks: Mapping[str, Tensor]) -> Tensor | None:
