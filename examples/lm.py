@@ -33,7 +33,7 @@ NARROW = 48  # a dense model of this width has as many weights as a sparse one w
 WINDOW, BATCH = 64, 16  # characters in a window, windows in a batch
 HELD = 16_384  # characters held out
 RATE, WARMUP = 8e-3, 0.05  # peak learning rate; part of the steps in which it rises
-CURVE = 10  # times that the held-out loss is taken
+CURVE = 12  # times that the held-out loss is taken
 SHOWN = "blocks.0.qkv.weight"  # the matrix whose masks are drawn
 
 # Each is trained in the same loop. A sparsity is the fraction of zeros in the weights of the blocks.
@@ -71,7 +71,7 @@ class Text(NamedTuple):
 def load(held: int = HELD) -> Text:
     """The texts of `help("topics")`, each paragraph once; the last characters are held out.
 
-    Topics quote each other: without this, held-out paragraphs would be among those trained on.
+    Topics quote each other: otherwise many held-out paragraphs would be among those trained on.
     """
     paragraphs = dict.fromkeys(part for name in sorted(topics) for part in topics[name].split("\n\n"))
     text = "\n\n".join(paragraphs).encode("ascii", "replace").decode()
@@ -241,14 +241,14 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line, and make the output folder before any training."""
     parser = argparse.ArgumentParser(description="Train a small character-level transformer, dense and sparse.")
     add = parser.add_argument
-    add("--steps", type=at_least(CURVE), help="training steps (default: 400; 20 with --quick)")
+    add("--steps", type=at_least(CURVE), help="training steps (default: 500; 24 with --quick)")
     add("--quick", action="store_true", help="few steps, and a small part of the held-out text")
     add("--sparsity", type=fraction, default=0.9, help="fraction of zeros in the blocks (default: 0.9)")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all; dense is always trained")
     add("--seed", type=at_least(0), default=0, help="of weights and batches (default: 0)")
     add("--out", type=Path, default=Path("out"), help="folder for lm.png and lm.json (default: out)")
     chosen = parser.parse_args(argv)
-    chosen.steps = chosen.steps or (20 if chosen.quick else 400)
+    chosen.steps = chosen.steps or (24 if chosen.quick else 500)
     make_folder(parser, chosen.out)
     return chosen
 
