@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torchopt
 from _digits_report import draw, orderings, table
+from _options import at_least, fraction, make_folder
 from _progress import progress
 from sklearn.datasets import load_digits
 from torch import Tensor
@@ -179,32 +180,6 @@ def connections(state: sf.State) -> list[list[float]]:
 
 
 # ---- command line --------------------------------------------------------------------------------
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """An argparse type."""
-
-    def integer(text: str) -> int:
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected {least} or more, got {text}")
-        return int(text)
-
-    return integer
-
-
-def fraction(text: str) -> float:
-    """An argparse type: neither dense nor empty."""
-    if not 0 < float(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a fraction of zeros between 0 and 1, got {text}")
-    return float(text)
-
-
-def make_folder(parser: argparse.ArgumentParser, out: Path) -> None:
-    """Make the folder for the output, or exit with an error message."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"argument --out: {error}")
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from _ensemble_report import draw, table
+from _options import at_least, make_folder
 from _progress import progress
-from digits import BATCH, TRAIN, Data, at_least, forward, he_init, load, loss, make_folder
+from digits import BATCH, TRAIN, Data, forward, he_init, load, loss
 from torch import Tensor
 from torch.func import grad, vmap
 

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -287,3 +287,111 @@ def test_a_step_that_rests_is_the_step_of_rigl(ensemble: ModuleType) -> None:
     x, y = ensemble.batches(data, members.keys, 1)
     moved = torch.vmap(ensemble.moving(40), in_dims=(0, 0, 0, 0, 0, None))(*members, state, x, y, 1)
     assert sf.checkpoint.tree_equal(ensemble.resting(40, compiled=False)(state, x, y), moved)
+
+
+# ---- the transformer -----------------------------------------------------------------------------
+
+IN_BLOCKS = 3 * 12 * 128 * 128
+KEPT = {
+    "dense": IN_BLOCKS,
+    "small dense": 3 * 12 * 48 * 48,
+    **dict.fromkeys(("static", "SET", "RigL", "GMP", "STE"), sf.budgets.n_kept(IN_BLOCKS, 0.95)),
+    "SR-STE 2:4": IN_BLOCKS // 2,
+}
+
+
+class Written:
+    """The output and files of a few steps of the transformer."""
+
+    def __init__(self, out: Path) -> None:
+        arguments = ["--quick", "--steps=12", "--sparsity=0.95", f"--out={out}"]
+        command = [sys.executable, "-W", "error", str(EXAMPLES / "lm.py"), *arguments]
+        done = subprocess.run(command, cwd=out.parent, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        self.out, self.printed, self.bar = out, done.stdout, done.stderr
+        self.report: dict[str, Any] = json.loads((out / "lm.json").read_text(encoding="utf-8"))
+        self.results: list[dict[str, Any]] = self.report["results"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return Written(tmp_path_factory.mktemp("lm") / "out")
+
+
+def test_every_transformer_keeps_exactly_what_was_asked_for(written: Written) -> None:
+    assert "96/96" in written.bar
+    assert {r["method"]: r["kept"] for r in written.results} == KEPT
+    dense, *others = written.results
+    for r in others:
+        if r["method"] != "small dense":
+            assert r["total"] - r["kept"] == dense["all_kept"] - r["all_kept"]
+
+
+def test_the_held_out_loss_of_transformers_falls(written: Written) -> None:
+    for r in written.results:
+        assert [step for step, _ in r["curve"]] == list(range(1, 13))
+        assert r["bits"] == r["curve"][-1][1] < r["curve"][0][1] < math.log2(95) + 2
+        assert r["seconds"] > 0
+    assert 2 < written.report["pair_bits"] < 4
+
+
+def test_the_transformers_print_what_they_wrote(written: Written) -> None:
+    lines = written.printed.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("method"))
+    rows = lines[start + 2 : start + 2 + len(KEPT)]
+    assert {len(line) for line in rows} == {len(lines[start])}
+    for row, r in zip(rows, written.results, strict=True):
+        assert row.startswith(f"{r['method']}  ") and f" {r['kept']:,} of {r['total']:,} " in row
+        assert f" {r['bits']:.3f} " in row
+    sparse = sorted((r for r in written.results if KEPT[r["method"]] == KEPT["RigL"]), key=lambda r: r["bits"])
+    assert "best first: " + ", ".join(f"{r['method']} {r['bits']:.3f}" for r in sparse) in written.printed
+    assert f"\n{sparse[0]['method']} writes:\n    | The " in written.printed
+    content = (written.out / "lm.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
+
+
+@pytest.fixture
+def lm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("lm")
+
+
+def test_held_out_paragraphs_are_not_among_those_trained_on(lm: ModuleType) -> None:
+    text = lm.load()
+    train, held = ("".join(text.characters[i] for i in part.tolist()) for part in (text.train, text.held))
+    # A long paragraph is prose, not a heading of the same name; the first held out may begin in the other part.
+    prose = [part for part in held.split("\n\n")[1:] if len(part) > 100]
+    assert len(prose) > 30 and sum(part in train for part in prose) <= len(prose) / 20
+    assert torch.equal(lm.load(100).train, text.train) and len(lm.load(100).held) == 100
+
+
+@pytest.mark.parametrize("name", ["static", "set", "rigl", "gmp", "ste", "2:4"])
+def test_pruned_weights_of_a_transformer_are_zero_and_the_rest_is_dense(
+    lm: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(lm, "WIDTH", 16)
+    model, state, result = lm.train(name, 0.9, lm.load(200), 12, 0, SimpleNamespace(update=lambda: None))
+    blocks = {path: p for path, p in model.named_parameters() if path.startswith("blocks.") and p.ndim == 2}
+    n = sum(p.numel() for p in blocks.values())
+    kept = n // 2 if name == "2:4" else sf.budgets.n_kept(n, 0.9)
+    assert sum(int(p.count_nonzero()) for p in blocks.values()) <= result["kept"] == kept
+    assert sf.masks.n_kept(state.masks) == kept
+    assert all(p.all() for path, p in model.named_parameters() if path not in blocks and "bias" not in path)
+
+
+def test_labels_are_moved_apart_in_their_order(lm: ModuleType) -> None:
+    report = importlib.import_module("_lm_report")
+    placed = report.apart([2.5, 1.0, 2.52, 2.51], 0.1)
+    assert placed[1] == 1.0
+    assert placed[2] - placed[3] == pytest.approx(0.1, abs=1e-3)
+    assert placed[3] - placed[0] == pytest.approx(0.1, abs=1e-3)
+    assert sum(placed) == pytest.approx(8.53)
+
+
+def test_the_options_of_the_transformer(lm: ModuleType, tmp_path: Path) -> None:
+    chosen = lm.options([f"--out={tmp_path}"])
+    assert (chosen.steps, chosen.sparsity, chosen.seed, chosen.methods) == (500, 0.9, 0, list(lm.METHODS))
+    assert lm.options([f"--out={tmp_path}", "--quick"]).steps == 24
+    for wrong in ("--steps=11", "--sparsity=1", "--seed=-1", "--methods=snip"):
+        with pytest.raises(SystemExit):
+            lm.options([f"--out={tmp_path}", wrong])
