@@ -73,7 +73,7 @@ def load(held: int = HELD) -> Text:
 
     Topics quote each other: otherwise many held-out paragraphs would be among those trained on.
     """
-    paragraphs = dict.fromkeys(part for name in sorted(topics) for part in topics[name].split("\n\n"))
+    paragraphs = dict.fromkeys(part.strip("\n") for name in sorted(topics) for part in topics[name].split("\n\n"))
     text = "\n\n".join(paragraphs).encode("ascii", "replace").decode()
     characters = "".join(sorted(set(text)))
     index = torch.tensor([characters.index(c) for c in text])
