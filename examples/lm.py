@@ -71,7 +71,7 @@ class Text(NamedTuple):
 def load(held: int = HELD) -> Text:
     """The texts of `help("topics")`, each paragraph once; the last characters are held out.
 
-    Topics quote each other: otherwise many held-out paragraphs would be among those trained on.
+    Topics repeat each other's paragraphs, so without this many held-out paragraphs would also be trained on.
     """
     paragraphs = dict.fromkeys(part.strip("\n") for name in sorted(topics) for part in topics[name].split("\n\n"))
     text = "\n\n".join(paragraphs).encode("ascii", "replace").decode()
