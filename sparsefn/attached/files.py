@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from sparsefn import checkpoint
+from sparsefn.engine.checks import is_int
 from sparsefn.state import Algorithm, State, inside
 from sparsefn.tree import flatten, leaves_of
 
@@ -48,6 +49,8 @@ def loaded(
     """
     if not isinstance(found, Mapping) or not {"algorithm", "step", "tensors"} <= set(found):
         raise ValueError("load_state_dict: expected the state_dict() of what attach returned, got something else")
+    if not is_int(found["step"]):
+        raise ValueError(f"load_state_dict: expected 'step' to be an int, got {found['step']!r}")
     theirs, name = found["algorithm"], _name(algorithm)
     if theirs.split("(")[0] != name.split("(")[0]:
         raise ValueError(f"load_state_dict: expected a state of {name}, got one of {theirs}")

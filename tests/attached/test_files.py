@@ -34,6 +34,8 @@ def test_other_files_are_refused():
     found = saved(algorithm, state, 0, [], own)
     with pytest.raises(ValueError, match=r"expected the state_dict\(\) of what attach returned, got something else"):
         loaded(algorithm, {"step": 0}, state, WEIGHTS)
+    with pytest.raises(ValueError, match="load_state_dict: expected 'step' to be an int, got '7'"):
+        loaded(algorithm, {**found, "step": "7"}, state, WEIGHTS)
     with pytest.raises(ValueError, match=r"expected a state of dense\(\), got one of static\(0.5\)"):
         loaded(sf.dense(), found, state, WEIGHTS)
     with pytest.raises(ValueError, match=r"a state of static\(0.5\) does not fit static\(0.9\): .*'masks.w'"):
