@@ -49,8 +49,8 @@ def shrink(
     batch norm, sums, products and concatenations. Channels that are combined are removed together or not at all. A
     channel is not removed where a layer without a bias, or a convolution that pads with zeros, reads a constant other
     than 0: no parameter is added, and the border would differ. So prune biases along with
-    the rows (`sf.prune_biases`), and the norm in between. Nor is it removed where an operation not handled here reads it: a layer norm, an
-    attention, a view of fixed sizes. A hidden unit of an LSTM, GRU or RNN (one layer, one direction, no initial state
+    the rows (`sf.prune_biases`), and the norm in between. Nor is it removed where an operation not handled here reads
+    it: a layer norm, an attention, a view of fixed sizes. A hidden unit of an LSTM, GRU or RNN (one layer, one direction, no initial state
     given) is removed when it is always 0: its candidate gate, the cell's in an LSTM, keeps no weight and no bias. The
     module's outputs keep their shape, and every layer keeps at least one channel. Names in `state_dict` stay; pruned
     weights that cannot be removed are 0.
