@@ -5,8 +5,8 @@
     python examples/lm.py --steps 1000 --sparsity 0.95 --methods static rigl
 
 The model and the loop are plain torch.nn and torch.optim; `sf.attach` is what makes it sparse. It prints a table and a
-sample of each kind of model, and writes `out/lm.png` and `out/lm.json`, which holds every number. `out/lm_run.png` and
-`out/lm_masks.png` are what `sf.report.plot` and `plot_masks` draw of the run with RigL. Needs the `demo` extra.
+sample of each kind of model, and writes `out/lm.png` and `out/lm.json`, which holds every number. `sf.report.plot`
+and `plot_masks` draw the run with RigL, in `out/lm_run.png` and `out/lm_masks.png`. Needs the `demo` extra.
 """
 
 import argparse
