@@ -29,7 +29,8 @@ def donated(algorithm: Algorithm) -> Algorithm:
 
     The new state has the same bits as without. The steps of `sf.optimizers.sgd`, `adam` and `adamw` on float32 CPU
     leaves are made in place: beside the state and the gradients, such a step needs the memory of a few blocks, where
-    the pure update needs that of a second state. Masks that change are new tensors, as are the weights under them.
+    the pure update needs that of a second state. Masks that change are new tensors, as are their weights and moments:
+    such a step needs the memory of two states.
 
     The old state is given away, with every tensor in it. Among its tensors may be those that you keep elsewhere: the
     dense leaves of `sf.effective(old)`, and views such as `old.params["w"][0]`, whose values then change. To keep a
