@@ -85,19 +85,21 @@ def add_masked_row(
 def _append(
     rows: list[Row], flat: Row, tensors: Sequence[Tensor], results: int, over: Sequence[int] = ()
 ) -> list[Tensor]:
-    made = [_fresh(flat[-1], tensors[-1]) for _ in range(results - len(over))]
+    shape, dtype = tensors[-1].shape, tensors[-1].dtype  # it may be the first to be taken
+    made = [_fresh(flat[-1], shape, dtype) for _ in range(results - len(over))]
     for i in over:
-        made.append((tensors[i].detach(), flat[i]) if take(tensors[i]) else _fresh(flat[-1], tensors[-1]))
+        taken = take(tensors[i])
+        made.append(_fresh(flat[-1], shape, dtype) if taken is None else (taken, flat[i]))
     rows.append((*flat, *(memory for _, memory in made)))
     return [new for new, _ in made]
 
 
-def _fresh(like: Array, leaf: Tensor) -> tuple[Tensor, Array]:
-    # A new CPU tensor like the leaf, and its memory, laid out as the array is. What torch makes may be wrapped by a
-    # transform, and may lie on another device.
+def _fresh(like: Array, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Array]:
+    # A new CPU tensor, and its memory, laid out as the array is. What torch makes may be wrapped by a transform, and
+    # may lie on another device.
     memory = np.empty(like.shape, like.dtype)
     made = torch.from_numpy(memory)
-    return (made if made.dtype == leaf.dtype else made.view(leaf.dtype)).reshape(leaf.shape), memory
+    return (made if made.dtype == dtype else made.view(dtype)).reshape(shape), memory
 
 
 def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
