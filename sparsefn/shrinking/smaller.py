@@ -80,7 +80,8 @@ def shrink(
             f"expected a State, got {type(state).__name__}; of zeros in params make one by "
             "sf.State(params, sf.masks.from_zeros(params))"
         )
-    chosen = [only] if isinstance(only, str | Pattern) else list(only or ())
+    given = [only] if isinstance(only, str | Pattern) else () if only is None else only
+    chosen = list(given) if isinstance(given, Sequence) else [given]
     small, masks = bake(module, state, buffers=buffers), flatten(state.masks)[0]
     notes: list[str] = []
     for one in chosen:
