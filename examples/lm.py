@@ -5,8 +5,8 @@
     python examples/lm.py --steps 1000 --sparsity 0.95 --methods static rigl
 
 The model and the loop are plain torch.nn and torch.optim; `sf.attach` is what makes it sparse. It prints a table and a
-sample of each kind of model, and writes `out/lm.png` and `out/lm.json`, which holds every number. Needs the `demo`
-extra.
+sample of each kind of model, and writes `out/lm.png` and `out/lm.json`, which holds every number. `out/lm_run.png` and
+`out/lm_masks.png` are what `sf.report.plot` and `plot_masks` draw of the run with RigL. Needs the `demo` extra.
 """
 
 import argparse
@@ -50,10 +50,11 @@ METHODS = {
 
 
 class Trained(NamedTuple):
-    """A model, the state of its algorithm, and the numbers for the table, the figure and the JSON file."""
+    """A model, the state of its algorithm, what was logged, and numbers for the table, the figure and the JSON file."""
 
     model: nn.Module
     state: sf.State
+    history: list[dict[str, float]]
     result: dict[str, Any]
 
 
@@ -166,7 +167,8 @@ def train(name: str, sparsity: float, text: Text, steps: int, seed: int, bar: An
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate(steps))
     sparse = sf.attach(method(name, sparsity, steps, model), model, optimizer)
     marks = {round(steps * (i + 1) / CURVE) for i in range(CURVE)}
-    curve, seconds = [], 0.0
+    curve, history, seconds = [], [], 0.0
+    before = sparse.state
     for step, starts in enumerate(batches(text.train, steps, seed)):
         begin = time.perf_counter()
         window = text.train[starts[:, None] + torch.arange(WINDOW + 1)]
@@ -181,9 +183,11 @@ def train(name: str, sparsity: float, text: Text, steps: int, seed: int, bar: An
         seconds += time.perf_counter() - begin
         if step + 1 in marks:
             curve.append((step + 1, bits(model, text.held)))
+            history.append({"bits a character": curve[-1][1], **sf.report.scalars(sparse.state, before)})
+            before = sparse.state
         bar.update()
     result = {"method": METHODS[name], **counted(model, sparse.state), "bits": curve[-1][1]}
-    return Trained(model, sparse.state, {**result, "seconds": seconds, "curve": curve})
+    return Trained(model, sparse.state, history, {**result, "seconds": seconds, "curve": curve})
 
 
 # ---- results -------------------------------------------------------------------------------------
@@ -241,14 +245,14 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line, and make the output folder before any training."""
     parser = argparse.ArgumentParser(description="Train a small character-level transformer, dense and sparse.")
     add = parser.add_argument
-    add("--steps", type=at_least(CURVE), help="training steps (default: 500; 24 with --quick)")
+    add("--steps", type=at_least(CURVE), help="training steps (default: 400; 24 with --quick)")
     add("--quick", action="store_true", help="few steps, and a small part of the held-out text")
     add("--sparsity", type=fraction, default=0.9, help="fraction of zeros in the blocks (default: 0.9)")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="default: all; dense is always trained")
     add("--seed", type=at_least(0), default=0, help="of weights and batches (default: 0)")
     add("--out", type=Path, default=Path("out"), help="folder for lm.png and lm.json (default: out)")
     chosen = parser.parse_args(argv)
-    chosen.steps = chosen.steps or (24 if chosen.quick else 500)
+    chosen.steps = chosen.steps or (24 if chosen.quick else 400)
     make_folder(parser, chosen.out)
     return chosen
 
@@ -278,7 +282,11 @@ def main() -> None:
     (chosen.out / "lm.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     masks = {r["method"]: trained[r["method"]].state.masks[SHOWN].numpy() for r in ranked(results)}
     draw(report, masks, chosen.out / "lm.png")
-    print(f"\nwrote {chosen.out / 'lm.png'} and {chosen.out / 'lm.json'}")
+    watched = trained["RigL"] if "RigL" in trained else trained[results[-1]["method"]]
+    steps = [step for step, _ in watched.result["curve"]]
+    sf.report.plot(watched.history, steps).savefig(chosen.out / "lm_run.png")
+    sf.report.plot_masks(watched.state).savefig(chosen.out / "lm_masks.png")
+    print(f"\nwrote lm.png, lm.json, lm_run.png and lm_masks.png (of {watched.result['method']}) to {chosen.out}")
 
 
 if __name__ == "__main__":

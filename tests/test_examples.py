@@ -346,8 +346,9 @@ def test_the_transformers_print_what_they_wrote(written: Written) -> None:
     sparse = sorted((r for r in written.results if KEPT[r["method"]] == KEPT["RigL"]), key=lambda r: r["bits"])
     assert "best first: " + ", ".join(f"{r['method']} {r['bits']:.3f}" for r in sparse) in written.printed
     assert f"\n{sparse[0]['method']} writes:\n    | The " in written.printed
-    content = (written.out / "lm.png").read_bytes()
-    assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
+    for name in ("lm.png", "lm_run.png", "lm_masks.png"):
+        content = (written.out / name).read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
 
 
 @pytest.fixture
@@ -361,7 +362,7 @@ def test_held_out_paragraphs_are_not_among_those_trained_on(lm: ModuleType) -> N
     train, held = ("".join(text.characters[i] for i in part.tolist()) for part in (text.train, text.held))
     # A long paragraph is prose, not a heading of the same name; the first held out may begin in the other part.
     prose = [part for part in held.split("\n\n")[1:] if len(part) > 100]
-    assert len(prose) > 30 and sum(part in train for part in prose) <= len(prose) / 20
+    assert len(prose) > 30 and not any(part in train for part in prose)
     assert torch.equal(lm.load(100).train, text.train) and len(lm.load(100).held) == 100
 
 
@@ -390,7 +391,7 @@ def test_labels_are_moved_apart_in_their_order(lm: ModuleType) -> None:
 
 def test_the_options_of_the_transformer(lm: ModuleType, tmp_path: Path) -> None:
     chosen = lm.options([f"--out={tmp_path}"])
-    assert (chosen.steps, chosen.sparsity, chosen.seed, chosen.methods) == (500, 0.9, 0, list(lm.METHODS))
+    assert (chosen.steps, chosen.sparsity, chosen.seed, chosen.methods) == (400, 0.9, 0, list(lm.METHODS))
     assert lm.options([f"--out={tmp_path}", "--quick"]).steps == 24
     for wrong in ("--steps=11", "--sparsity=1", "--seed=-1", "--methods=snip"):
         with pytest.raises(SystemExit):

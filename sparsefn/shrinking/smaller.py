@@ -48,12 +48,12 @@ def shrink(
     that vary; kept weights that happen to be 0 count as weights. Constants are followed through activations, pooling,
     batch norm, sums, products and concatenations. Channels that are combined are removed together or not at all. A
     channel is not removed where a layer without a bias, or a convolution that pads with zeros, reads a constant other
-    than 0: no parameter is added, and the border would differ. So prune biases and the norm in between along with the
-    rows (`sf.prune_biases`). Nor is it removed where an operation not handled here reads it: a layer norm, an
-    attention, a view of fixed sizes. A hidden unit of an LSTM, GRU or RNN (one layer, one direction, no initial state
-    given) is removed when it is always 0: its candidate gate, the cell's in an LSTM, keeps no weight and no bias. The
-    module's outputs keep their shape, and every layer keeps at least one channel. Names in `state_dict` stay; pruned
-    weights that cannot be removed are 0.
+    than 0: no parameter is added, and the border would differ. So prune biases along with the rows
+    (`sf.prune_biases`), and the norm in between. Nor is it removed where an operation not handled here reads it: a
+    layer norm, an attention, a view of fixed sizes. A hidden unit of an LSTM, GRU or RNN (one layer, one direction, no
+    initial state given) is removed when it is always 0: its candidate gate, the cell's in an LSTM, keeps no weight and
+    no bias. The module's outputs keep their shape, and every layer keeps at least one channel. Names in `state_dict`
+    stay; pruned weights that cannot be removed are 0.
 
     A UserWarning names each layer that keeps a pruned row, and says why. `buffers` are those of the copy, by name
     (the batch norm's of `sf.modules.call_with_buffers`), the module's own by default.
