@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _tables import aligned
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
@@ -30,12 +31,7 @@ def table(results: Results) -> str:
         )
         for r in results
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    aligned = [
-        "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in (head, *rows)
-    ]
-    return "\n".join([aligned[0], "-" * len(aligned[0]), *aligned[1:]])
+    return aligned(head, rows, left=2)
 
 
 def orderings(results: Results) -> list[dict[str, Any]]:

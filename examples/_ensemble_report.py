@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from _digits_report import COLOURS
+from _tables import aligned
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -29,9 +30,7 @@ def table(results: Results) -> str:
         )
         for r in results
     ]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    aligned = ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in (head, *rows)]
-    return "\n".join([aligned[0], "-" * len(aligned[0]), *aligned[1:]])
+    return aligned(head, rows)
 
 
 def draw(report: dict[str, Any], file: Path) -> None:

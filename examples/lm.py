@@ -216,7 +216,7 @@ def counted(model: nn.Module, state: sf.State) -> dict[str, Any]:
     """Weights kept in the blocks and in all, and the share of a matrix that its fullest tenth of rows holds."""
     where = sf.modules.weights_of(model, skip=["head"])
     summary = sf.report.summary(state)
-    rows = [row for row, leaf in zip(summary.rows, state.params.values(), strict=True) if where(row.path, leaf)]
+    rows = [row for row in summary.rows if where(row.path, state.params[row.path])]
     mask = state.masks[SHOWN]
     units = mask.sum(1).sort(descending=True).values if mask.ndim else None
     return {

@@ -9,7 +9,7 @@ from _pytest.outcomes import Failed
 
 from property_tests.laws_donated import OPTIMIZERS, check
 from property_tests.registry import ROWS
-from sparsefn.engine import leafwise
+from sparsefn.engine import blockwise
 from sparsefn.testing import Row
 from sparsefn.tree import leaves_of
 
@@ -20,7 +20,7 @@ BY_NAME = {row.name: row for row in ROWS}
 @pytest.fixture(autouse=True)
 def small_leaves_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small leaves are otherwise left to torch, which writes nothing in place.
-    for fn in (leafwise.add_row, leafwise.flat_memory):
+    for fn in (blockwise.add_row, blockwise.flat_memory):
         monkeypatch.setitem(fn.__kwdefaults__, "least", 1)
 
 
@@ -38,7 +38,7 @@ def test_so_has_an_algorithm_with_an_optimizer_of_its_own(row: Row) -> None:
 # bug: (module, name, its replacement)
 BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "results are written over inputs that are read again": (
-        leafwise,
+        blockwise,
         "_staged",
         lambda blocks: (block for block, _ in blocks),
     ),

@@ -371,7 +371,7 @@ def test_pruned_weights_of_a_transformer_are_zero_and_the_rest_is_dense(
     lm: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(lm, "WIDTH", 16)
-    model, state, result = lm.train(name, 0.9, lm.load(200), 12, 0, SimpleNamespace(update=lambda: None))
+    model, state, _, result = lm.train(name, 0.9, lm.load(200), 12, 0, SimpleNamespace(update=lambda: None))
     blocks = {path: p for path, p in model.named_parameters() if path.startswith("blocks.") and p.ndim == 2}
     n = sum(p.numel() for p in blocks.values())
     kept = n // 2 if name == "2:4" else sf.budgets.n_kept(n, 0.9)

@@ -89,6 +89,7 @@ def decompress(tensors: Mapping[str, Tensor]) -> State:
             raise ValueError(f"decompress: expected {', '.join(map(repr, missing))} beside {path + '.nm'!r}")
         params[path], masks[path] = _decompressed(path, *(found.pop(f"{path}.{part}") for part in _PARTS))
     for path, leaf in found.items():
+        _check_float(path, leaf)
         params[path] = leaf.clone(memory_format=torch.contiguous_format)
         masks[path] = torch.ones((), dtype=torch.bool, device=leaf.device)
     return State(params, masks)
@@ -148,8 +149,7 @@ def _decompressed(path: str, values: Tensor, bitmask: Tensor, shape: Tensor, nm:
         if tensor.dtype != torch.int64 or tensor.ndim != 1:
             got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
             raise TypeError(f"decompress: expected a vector of int64 at '{path}.{part}', got {got}")
-    if not values.is_floating_point():
-        raise TypeError(f"decompress: expected floating-point weights at '{path}.values', got {values.dtype}")
+    _check_float(f"{path}.values", values)
     size, numbers = tuple(shape.tolist()), nm.tolist()
     n, m, axis = numbers if len(numbers) == 3 else (0, 0, 0)
     if not 0 <= n <= m or m < 1 or not 0 <= axis < len(size) or size[axis] % m:
@@ -166,6 +166,11 @@ def _decompressed(path: str, values: Tensor, bitmask: Tensor, shape: Tensor, nm:
     bits = values.view(INTEGERS[values.element_size()])
     leaf = bits.new_zeros(kept.shape).masked_scatter_(kept, _rows(bits, axis, count, n).masked_select(slots))
     return _back(leaf, axis).view(values.dtype), mask
+
+
+def _check_float(name: str, weights: Tensor) -> None:
+    if not weights.is_floating_point():
+        raise TypeError(f"decompress: expected floating-point weights at {name!r}, got {weights.dtype}")
 
 
 def _rows(x: Tensor, axis: int, count: int, size: int) -> Tensor:

@@ -34,7 +34,8 @@ def donated(algorithm: Algorithm) -> Algorithm:
     The old state is given away, with every tensor in it. Among its tensors may be those that you keep elsewhere: the
     dense leaves of `sf.effective(old)`, and views such as `old.params["w"][0]`, whose values then change. To keep a
     state, copy it before: `optree.tree_map(torch.clone, state)`. Arguments that do not fit leave it as it was; an error
-    that a function of yours raises inside the update, a score's say, gives it away.
+    that a function of yours raises inside the update, a score's say, gives it away. Code of your own that calls such an
+    optimizer inside the update reads what it needs of the old state before the call: later, reading raises.
 
     Under `vmap`, `torch.compile` and derivatives through the update, and inside another algorithm and `sf.attach`,
     nothing is given away. Put `donated` outermost, around `with_optimizer`. TypeError for anything but an Algorithm.

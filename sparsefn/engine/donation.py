@@ -19,8 +19,8 @@ def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
     >>> from sparsefn.engine import donation
     >>> x = torch.ones(2)
     >>> with donation.giving([x]) as left:
-    ...     donation.take(x), donation.take(x), len(left)
-    (True, False, 0)
+    ...     donation.take(x), len(left)
+    (tensor([1., 1.]), 0)
     """
     left = {id(x): x for x in tensors}
     token = _given.set(left)
@@ -30,15 +30,26 @@ def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
         _given.reset(token)
 
 
-def take(x: Tensor) -> bool:
-    """Whether the memory of a tensor is given away, and to nobody before.
+def take(x: Tensor) -> Tensor | None:
+    """A tensor with the memory of one that is given away, which is emptied; None for any other.
 
     >>> from sparsefn.engine import donation
-    >>> donation.take(torch.ones(2))
-    False
+    >>> x = torch.ones(2)
+    >>> with donation.giving([x]):
+    ...     donation.take(x), donation.take(x), donation.take(torch.ones(2))
+    (tensor([1., 1.]), None, None)
+    >>> x
+    <given away: float32 of shape (2,)>
+
+    Emptied now, and not at the end: code of a user that reads it later in the same update raises, and gets no values
+    that are overwritten.
     """
     left = _given.get()
-    return left is not None and left.pop(id(x), None) is not None
+    if left is None or left.pop(id(x), None) is None:
+        return None
+    taken = x.detach()
+    empty([x])
+    return taken
 
 
 def alone(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

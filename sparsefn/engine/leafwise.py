@@ -7,147 +7,17 @@ that are reused; a fresh tensor of the size of a leaf costs more than the arithm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.donation import take
-from sparsefn.engine.memory import BLOCK, each
-from sparsefn.engine.transforms import Array, constants
+from sparsefn.engine.blockwise import Row, append_row, flat_memory, run
+from sparsefn.engine.memory import BLOCK
+from sparsefn.engine.transforms import Array
 
-_SMALL = 1 << 12  # fewer elements are not worth leaving torch for
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
-
-Row = tuple[Array, ...]
-
-
-def flat_memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
-    """The flat memory of contiguous tensors of one shape; None unless all of it may be read past torch.
-
-    >>> from sparsefn.engine import leafwise
-    >>> leafwise.flat_memory(torch.zeros(64, 64), torch.ones(64, 64))[1].shape
-    (4096,)
-
-    None for tensors of fewer than `least` elements, those whose gradient is wanted, and where a transform, a trace or
-    a device hides them. bfloat16 comes as int16 words.
-    """
-    shape = tensors[0].shape
-    if shape.numel() < least or not all(x.shape == shape and x.is_contiguous() for x in tensors):
-        return None
-    found = constants(tensors)
-    return None if found is None else tuple(x.reshape(-1) for x in found)
-
-
-def add_row(
-    rows: list[Row], *tensors: Tensor, results: int, least: int = _SMALL, over: Sequence[int] = ()
-) -> list[Tensor] | None:
-    """Append the flat memory of tensors and of new ones, which are returned; None, and no row, as in `flat_memory`.
-
-    >>> from sparsefn.engine import leafwise
-    >>> rows = []
-    >>> (sums,) = leafwise.add_row(rows, torch.ones(2), torch.ones(2), results=1, least=1)
-    >>> a, b, out = rows[0]
-    >>> out[:] = a + b
-    >>> sums
-    tensor([2., 2.])
-
-    The new tensors have the shape and dtype of the last one. `over` names a tensor for each of the last results, whose
-    memory that result takes if it is given away.
-    """
-    flat = flat_memory(*tensors, least=least)
-    return None if flat is None else _append(rows, flat, tensors, results, over)
-
-
-def add_masked_row(
-    rows: list[Row], mask: Tensor, *tensors: Tensor, results: int, over: Sequence[int] = ()
-) -> list[Tensor] | None:
-    """`add_row` of a mask and tensors that it belongs to; a 0-d mask, that of a dense leaf, is True everywhere.
-
-    >>> from sparsefn.engine import leafwise
-    >>> rows = []
-    >>> _ = leafwise.add_masked_row(rows, torch.tensor(True), torch.ones(64, 64), results=1)
-    >>> rows[0][0]
-    array([ True,  True,  True, ...,  True,  True,  True], shape=(4096,))
-
-    `over` counts the mask as the tensor 0.
-    """
-    if mask.ndim:
-        return add_row(rows, mask, *tensors, results=results, over=over)
-    flat = flat_memory(*tensors)
-    if flat is None:
-        return None
-    everywhere = np.broadcast_to(np.True_, flat[0].shape)  # one byte
-    return _append(rows, (everywhere, *flat), (mask, *tensors), results, over)
-
-
-def _append(
-    rows: list[Row], flat: Row, tensors: Sequence[Tensor], results: int, over: Sequence[int] = ()
-) -> list[Tensor]:
-    made = [_fresh(flat[-1], tensors[-1]) for _ in range(results - len(over))]
-    for i in over:
-        made.append((tensors[i].detach(), flat[i]) if take(tensors[i]) else _fresh(flat[-1], tensors[-1]))
-    rows.append((*flat, *(memory for _, memory in made)))
-    return [new for new, _ in made]
-
-
-def _fresh(like: Array, leaf: Tensor) -> tuple[Tensor, Array]:
-    # A new CPU tensor like the leaf, and its memory, laid out as the array is. What torch makes may be wrapped by a
-    # transform, and may lie on another device.
-    memory = np.empty(like.shape, like.dtype)
-    made = torch.from_numpy(memory)
-    return (made if made.dtype == leaf.dtype else made.view(leaf.dtype)).reshape(leaf.shape), memory
-
-
-def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
-    """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread where that is worth it.
-
-    >>> import numpy as np
-    >>> from sparsefn.engine import leafwise
-    >>> def double(blocks):
-    ...     for x, out in blocks:
-    ...         np.add(x, x, out=out)
-    >>> x, out = np.ones(3), np.empty(3)
-    >>> leafwise.run(double, [(x, out)])
-    >>> out
-    array([2., 2., 2.])
-
-    The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets all blocks of a thread, so that it
-    makes its temporaries once. An array may be in a row twice, as input and as result: the kernel then writes to other
-    memory, and a block is copied when the kernel asks for the next one.
-    """
-    listed = list(rows)
-    blocks: list[tuple[Row, Sequence[int]]] = []
-    for row in listed:
-        twice = [i for i, x in enumerate(row) if any(x is other for other in row[:i])]
-        blocks += [(tuple(x[at : at + BLOCK] for x in row), twice) for at in range(0, row[0].size, BLOCK)]
-    if not blocks:  # nor anything to trace
-        return
-    threads = min(torch.get_num_threads(), len(blocks))
-    if threads > 1:
-        parts = [_staged(blocks[first::threads]) for first in range(threads)]
-        each(kernel, parts, sum(row[0].size for row in listed))
-        return
-    with np.errstate(all="ignore"):
-        kernel(_staged(blocks))
-
-
-def _staged(blocks: Iterable[tuple[Row, Sequence[int]]]) -> Iterator[Row]:
-    # Blocks whose results are written beside the inputs that they replace.
-    spare: dict[int, Array] = {}
-    for block, twice in blocks:
-        if not twice:
-            yield block
-            continue
-        staged = list(block)
-        for i in twice:
-            if i not in spare:
-                spare[i] = np.empty(BLOCK, np.int64)
-            staged[i] = spare[i].view(block[i].dtype)[: block[i].size]
-        yield tuple(staged)
-        for i in twice:
-            block[i][:] = staged[i]
 
 
 def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
@@ -185,7 +55,7 @@ def _chosen(
         elif (flat := _words(mask, *leaves)) is None:
             results.append(in_torch(mask, *leaves))
         else:
-            results += _append(rows, flat, leaves, 1)
+            results += append_row(rows, flat, leaves, 1)
     run(kernel, rows)
     return results
 
@@ -208,7 +78,7 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
         if flat is None:
             results += either([mask], [(leaf + update).to(leaf.dtype)], [leaf])
         else:
-            results += _append(rows, flat, (mask, leaf, update), 1, over=(1,))
+            results += append_row(rows, flat, (mask, leaf, update), 1, over=(1,))
     run(_move, rows)
     return results
 

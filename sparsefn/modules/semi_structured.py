@@ -64,6 +64,6 @@ def _made(path: str, weight: Tensor) -> Tensor:
     with warnings.catch_warnings():  # torch says once in a process that the class is a prototype
         warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor is in prototype", UserWarning)
         try:
-            return torch.sparse.to_sparse_semi_structured(weight.detach())
+            return torch.sparse.to_sparse_semi_structured(weight.detach().contiguous())
         except RuntimeError as error:
             raise RuntimeError(f"layout='semi': torch makes no semi-structured tensor of {path!r}: {error}") from error

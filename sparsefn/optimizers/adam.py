@@ -10,7 +10,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import leafwise
+from sparsefn.engine import blockwise, leafwise
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.memory import BLOCK
@@ -156,14 +156,14 @@ def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Ten
 
     Half-precision leaves are computed in float32 and rounded once.
     """
-    blocks: list[leafwise.Row] = []
+    blocks: list[blockwise.Row] = []
     results: list[Moved] = []
     plain = _known(numbers)
     for row in rows:
         single = plain and all(x.dtype == torch.float32 for x in row)
-        made = leafwise.add_row(blocks, *row, results=3, least=1, over=(0, 1)) if single else None
+        made = blockwise.add_row(blocks, *row, results=3, least=1, over=(0, 1)) if single else None
         results.append(_in_torch(numbers, *row) if made is None else (made[0], made[1], made[2]))
-    leafwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
+    blockwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
     return results
 
 
@@ -174,14 +174,14 @@ def _step_under_masks(
 
     A row is a param, its mask, its two moments and its gradient.
     """
-    blocks: list[leafwise.Row] = []
+    blocks: list[blockwise.Row] = []
     results: dict[int, Moved] = {}
     for i, (p, mask, m, v, g) in enumerate(rows):
         single = all(x.dtype == torch.float32 for x in (p, m, v, g))
-        made = leafwise.add_masked_row(blocks, mask, m, v, g, p, results=3, over=(4, 1, 2)) if single else None
+        made = blockwise.add_masked_row(blocks, mask, m, v, g, p, results=3, over=(4, 1, 2)) if single else None
         if made is not None:
             results[i] = made[0], made[1], made[2]
-    leafwise.run(lambda blocks: _in_masked_blocks(numbers, blocks), blocks)
+    blockwise.run(lambda blocks: _in_masked_blocks(numbers, blocks), blocks)
     if len(results) < len(rows):
         rest = [i for i in range(len(rows)) if i not in results]
         params, masks, mus, nus, grads = zip(*(rows[i] for i in rest), strict=True)
@@ -207,7 +207,7 @@ def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) 
     return update.to(dtype), m.to(dtype), v.to(dtype)
 
 
-def _in_blocks(numbers: AdamNumbers, blocks: Iterable[leafwise.Row]) -> None:
+def _in_blocks(numbers: AdamNumbers, blocks: Iterable[blockwise.Row]) -> None:
     # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too.
     f = np.float32
     size, scale = -f(numbers.size.item()), f(numbers.scale.item())
@@ -234,10 +234,10 @@ def _in_blocks(numbers: AdamNumbers, blocks: Iterable[leafwise.Row]) -> None:
             np.subtract(update, np.multiply(p, shrink, out=extra), out=update)
 
 
-def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterable[leafwise.Row]) -> None:
+def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterable[blockwise.Row]) -> None:
     room = np.empty(BLOCK, np.float32)
 
-    def bare() -> Iterable[leafwise.Row]:
+    def bare() -> Iterable[blockwise.Row]:
         # Each block with its gradient masked. When the next block is asked for, this one holds its update.
         for mask, m, v, gradient, p, new, mu, nu in blocks:
             g = room[: p.size]

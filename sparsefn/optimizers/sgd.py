@@ -11,7 +11,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import leafwise
+from sparsefn.engine import blockwise, leafwise
 from sparsefn.engine.described import described
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import constants
@@ -127,15 +127,15 @@ def _step_under_masks(
     """
     if constants([numbers.rate]) is None:
         return None
-    blocks: list[leafwise.Row] = []
+    blocks: list[blockwise.Row] = []
     results: dict[int, tuple[Tensor, Tensor]] = {}
     for i, (p, mask, g, b) in enumerate(rows):
         single = all(x.dtype == torch.float32 for x in (g, b, p))
         over = (3, 2) if numbers.momentum else (3,)
-        made = leafwise.add_masked_row(blocks, mask, g, b, p, results=len(over), over=over) if single else None
+        made = blockwise.add_masked_row(blocks, mask, g, b, p, results=len(over), over=over) if single else None
         if made is not None:
             results[i] = made[0], made[1] if numbers.momentum else b
-    leafwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
+    blockwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
     if len(results) < len(rows):
         rest = [i for i in range(len(rows)) if i not in results]
         params, masks, grads, buffers = zip(*(rows[i] for i in rest), strict=True)
@@ -145,7 +145,7 @@ def _step_under_masks(
     return [results[i] for i in range(len(rows))]
 
 
-def _in_blocks(numbers: SgdNumbers, blocks: Iterable[leafwise.Row]) -> None:
+def _in_blocks(numbers: SgdNumbers, blocks: Iterable[blockwise.Row]) -> None:
     # The operations of `leaf` one by one: numpy rounds each as torch does.
     f = np.float32
     rate, momentum, decay = -f(numbers.rate.item()), f(numbers.momentum), f(numbers.decay)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import fnmatch
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,8 @@ def tied(members: Sequence[Sequence[str | int]], reduce: Reduce = "mean") -> Pat
     Raises TypeError for members of another form. `init` raises ValueError for a glob that no path matches, where no
     set has a leaf for each member, for a leaf in two sets, and for members whose numbers of units differ.
     """
+    if isinstance(members, str) or not isinstance(members, Sequence):
+        raise TypeError(f"tied: expected a list of members [glob, dim], got {shown(members)}")
     made = tuple(_member(member) for member in members)
     if not made:
         raise ValueError("tied: expected at least one member [glob, dim], got none")
@@ -127,15 +130,20 @@ def checked_sets(pattern: Pattern, paths: Sequence[str]) -> tuple[tuple[str, ...
         ...
     ValueError: tied: no path matches '*.up.weight'; the nearest are '0.upp.weight', '1.bias'
     """
+    return _checked(tuple(glob for glob, *_ in pattern.members), tuple(paths))
+
+
+@at_compile_time
+def _checked(globs: tuple[str, ...], paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     stems = []
-    for glob, *_ in pattern.members:
+    for glob in globs:
         hits = [stem for path in paths if (stem := _stem(glob, path)) is not None]
         if not hits:
             near = difflib.get_close_matches(glob.replace("*", ""), paths, 3, 0.0)
             known = ", ".join(map(repr, near)) or "none"
             raise ValueError(f"tied: no path matches {glob!r}; the nearest are {known}")
         stems.append((glob, hits))
-    if not (sets := sets_of(tuple(glob for glob, _ in stems), tuple(paths))):
+    if not (sets := sets_of(globs, paths)):
         known = "; ".join(f"{glob!r} has {', '.join(map(repr, map('|'.join, hits[:3])))}" for glob, hits in stems)
         raise ValueError(f"tied: expected globs whose wildcards match the same text in every member, but {known}")
     return sets
@@ -185,12 +193,9 @@ def _place(path: str, shape: Box, dim: int, block: int, parts: int) -> Place:
 
 
 def _stem(glob: str, path: str) -> tuple[str, ...] | None:
-    # What the wildcards of a glob match; None where it does not match. fnmatch, but with the texts.
-    words = []
-    for part in re.split(r"(\*|\?|\[!?\]?[^\]]*\])", glob):
-        if len(part) > 2 and part[0] == "[":
-            words.append("([" + re.sub("^!", "^", part[1:].replace("\\", r"\\")) + ")")
-        else:
-            words.append({"*": "(.*)", "?": "(.)"}.get(part) or re.escape(part))
-    hit = re.fullmatch("".join(words), path, re.DOTALL)
+    # What the wildcards of a glob match; None where it does not match. Each part is translated by fnmatch, whose
+    # regular expressions are `(?s:...)` and an end; a part that is no wildcard is only escaped.
+    parts = re.split(r"(\*|\?|\[!?\]?[^\]]*\])", glob)
+    words = [(re.escape(part), fnmatch.translate(part)[4:-3]) for part in parts]
+    hit = re.fullmatch("".join(word if word == plain else f"({word})" for plain, word in words), path, re.DOTALL)
     return None if hit is None else hit.groups()

@@ -110,11 +110,10 @@ def plot_masks(state: State) -> Figure:
     ['weight\\nsparsity 0.5000']
 
     Rows are the first dimension of a leaf, columns are the others in row-major order. Of a leaf of more than 128
-    rows or columns the image shows parts of equal size, at most 128, and the share that is kept in each, with a colour
-    bar. The result is a
-    matplotlib Figure that belongs to no window: `figure.savefig("masks.png")` writes it. Raises ImportError without
-    matplotlib (`pip install 'sparsefn[demo]'`), TypeError for anything but a State, ValueError for a stack of states,
-    where masks do not fit params, and where no leaf has a mask with entries.
+    rows or columns the image shows parts of equal size, or nearly, at most 128, and the share that is kept in each,
+    with a colour bar. The result is a matplotlib Figure that belongs to no window: `figure.savefig("masks.png")`
+    writes it. Raises ImportError without matplotlib (`pip install 'sparsefn[demo]'`), TypeError for anything but a
+    State, ValueError for a stack of states, where masks do not fit params, and where no leaf has a mask with entries.
     """
     if not isinstance(state, State):
         raise TypeError(f"plot_masks: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")

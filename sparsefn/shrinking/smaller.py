@@ -1,4 +1,4 @@
-"""Physically smaller modules: channels that hold a constant are removed, and the constant is folded into biases."""
+"""Physically smaller modules: without channels that hold a constant, which biases take in, and pruned tied units."""
 
 from __future__ import annotations
 
@@ -60,10 +60,11 @@ def shrink(
 
     With `only`, parts of the module get smaller inside, and `torch.fx` need not follow the whole of it. It holds globs
     of submodules, such as "model.layers.*.mlp", each of which is followed by itself, and tied sets, whose units are
-    cut out of all their members without following anything: those on which the members that read them, by a dimension
-    of inputs, keep no weight. Tied sets are of `nn.Linear` and the `Conv1D` of transformers, whose biases are cut
-    along. They say that nothing else reads these units, and that the code between the members takes sizes from
-    tensors, as the attentions of transformers do (`split_size` of GPT-2's is set). A config keeps the old sizes.
+    cut out of all their members without following anything. A unit is cut if the members that read it, by a dimension
+    of their inputs, keep no weight on it. Members are weights and biases of `nn.Linear` and of the `Conv1D` of
+    transformers; a bias that is no member is cut along with its weight. A tied set says that nothing else reads its
+    units, and that the code between the members takes sizes from tensors, as the attentions of transformers do
+    (`split_size` of GPT-2's is set). A config keeps the old sizes. No leaf may be cut by two parts.
 
     >>> widths = sf.tied([["0.weight", 0], ["2.weight", 1]])
     >>> state = sf.static(0.5, pattern=widths).init(sf.modules.params_of(net))
@@ -73,14 +74,17 @@ def shrink(
     `torch.fx` traces the forward, with its optional arguments at their defaults, for batched inputs: images (N, C, H,
     W), features of a batch norm (N, C). Raises TypeError for anything but a State, and ValueError for a module that
     `torch.fx` cannot follow, for batch norm or dropout in train mode, for a forward that computes with the sizes of
-    its layers, and as `sf.modules.bake` does.
+    its layers, and as `sf.modules.bake` does. With `only`, TypeError for anything but globs and tied sets, ValueError
+    for a glob or member that matches nothing, for parts that share a parameter with others, for members of other
+    layers, and for a tied set without a member that makes its units or without one that reads them.
     """
     if not isinstance(state, State):
         raise TypeError(
             f"expected a State, got {type(state).__name__}; of zeros in params make one by "
             "sf.State(params, sf.masks.from_zeros(params))"
         )
-    chosen = [only] if isinstance(only, str | Pattern) else list(only or ())
+    given = [only] if isinstance(only, str | Pattern) else () if only is None else only
+    chosen = list(given) if isinstance(given, Sequence) else [given]
     small, masks = bake(module, state, buffers=buffers), flatten(state.masks)[0]
     notes: list[str] = []
     for one in chosen:

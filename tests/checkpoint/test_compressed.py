@@ -282,5 +282,8 @@ def test_decompress_refuses_a_dict_with_a_hole_and_no_dict():
     tensors = compress(STATE, nm(2, 4))
     with pytest.raises(ValueError, match="decompress: expected 'w.bitmask', 'w.shape' beside 'w.nm'"):
         decompress({name: tensors[name] for name in ("w.nm", "w.values")})
+    without = {name: tensor for name, tensor in tensors.items() if name != "w.nm"}
+    with pytest.raises(TypeError, match=r"decompress: expected floating-point weights at 'w\.\w+', got torch\.\w*int"):
+        decompress(without)
     with pytest.raises(TypeError, match="decompress: expected a dict of tensors by name, got list"):
         decompress([WEIGHT])

@@ -65,6 +65,37 @@ def test_an_error_inside_gives_the_state_away_if_weights_have_moved():
     assert state.params["w"].shape == (80, 80)
 
 
+def test_code_that_reads_its_old_state_after_an_update_inside_is_told():
+    adam = sf.optimizers.adam(1e-2)
+
+    class ByDifferences:
+        init = staticmethod(adam.init)
+
+        def update(self, grads, state, *, params=None, inplace=False):
+            updates, new = adam.update(grads, state, params=params, inplace=inplace)
+            return optree.tree_map(torch.add, updates, optree.tree_map(torch.sub, new.mu, state.mu)), new
+
+    inner = sf.with_optimizer(sf.static(0.5), sf.optimizers.sgd(0.1))
+    twice = sf.Algorithm(
+        inner.init, lambda state, grads, step: inner.update(state, inner.update(state, grads, step).params, step)
+    )
+    for pure in (made(ByDifferences()), twice):
+        whole = sf.donated(pure)
+        pure.update(pure.init(params_of()), params_of(), 1)
+        state = whole.init(params_of())
+        with pytest.raises(ValueError, match="expected a tensor, got <given away: float32 of shape"):
+            whole.update(state, params_of(), 1)
+
+
+def test_a_tensor_that_cannot_be_taken_goes_with_others_that_can():
+    whole, pure = sf.donated(made()), made()
+    state, wanted = whole.init(params_of()), pure.init(params_of())
+    strided = state._replace(opt=state.opt._replace(mu=optree.tree_map(lambda x: torch.stack([x, x])[0], state.opt.mu)))
+    at = strided.params["w"].data_ptr()
+    state, wanted = whole.update(strided, params_of(), 1), pure.update(wanted, params_of(), 1)
+    assert sf.checkpoint.tree_equal(state, wanted) and state.params["w"].data_ptr() == at
+
+
 def test_a_state_cannot_be_updated_twice():
     whole = sf.donated(made())
     state = whole.init(params_of())

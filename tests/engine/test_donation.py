@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from sparsefn.engine import donation, leafwise
+from sparsefn.engine import blockwise, donation
 
 
 def emptied():
@@ -71,11 +71,11 @@ def test_memory_is_alone():
 
 
 def test_memory_is_taken_once_and_only_inside():
-    x = torch.ones(8192)
     for inside in (True, False):
-        rows: list[leafwise.Row] = []
+        x = torch.ones(8192)
+        at, rows = x.data_ptr(), []
         with donation.giving([x] if inside else []):
-            first, second = leafwise.add_row(rows, x, results=2, over=(0, 0))
-        assert (first.data_ptr() == x.data_ptr()) is inside
-        assert second.data_ptr() != x.data_ptr()
-    assert not donation.take(x)
+            first, second = blockwise.add_row(rows, x, results=2, over=(0, 0))
+        assert (first.data_ptr() == at) is (type(x) is donation.Emptied) is inside
+        assert second.data_ptr() != at and second.shape == (8192,)
+    assert donation.take(torch.ones(1)) is None

@@ -1,6 +1,5 @@
 """The passes have the bits of torch.where, whatever the size, the dtype, the layout, the values and the threads."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -177,31 +176,6 @@ def test_a_mask_of_another_shape_is_an_error_as_in_torch():
         leafwise.zeroed([mask_of((64, 64))], [torch.ones(64, 65)])
 
 
-def test_every_block_reaches_a_kernel_once():
-    rows = [(np.arange(n, dtype=np.int64), np.zeros(n, np.int64)) for n in (1, BLOCK + 1, 0, 20 * BLOCK)]
-
-    def count(blocks):
-        for x, out in blocks:
-            out += x + 1
-
-    leafwise.run(count, rows)
-    for x, out in rows:
-        assert np.array_equal(out, x + 1)
-    with pytest.raises(ZeroDivisionError):
-        leafwise.run(lambda blocks: [1 // 0 for _ in blocks], rows)
-
-
-def test_memory_is_for_plain_tensors_of_one_shape():
-    x = torch.ones(64, 64)
-    assert leafwise.flat_memory(x, x) is not None
-    hidden = [x[:2], x.T[:, :63], x.clone().requires_grad_(), x.to("meta"), x.to_sparse()]
-    for other in hidden:
-        assert leafwise.flat_memory(other) is None, other
-    assert leafwise.flat_memory(x, torch.ones(4096)) is None
-    with torch.no_grad():
-        assert leafwise.flat_memory(hidden[2]) is not None
-
-
 def test_a_state_moves_as_it_is_put():
     params = {"w": values((70, 70), torch.float32, 11), "b": values((70,), torch.float32, 12)}
     updates = {"b": values((70,), torch.float32, 13), "w": values((70, 70), torch.float32, 14)}
@@ -219,14 +193,3 @@ def test_sparse_is_read_off_shapes():
     assert leafwise.is_sparse(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2))
     assert not leafwise.is_sparse(torch.tensor(True), torch.ones(2, 2))
     assert not leafwise.is_sparse(torch.tensor(True), torch.tensor(1.0))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_new_tensors_of_a_row_share_their_memory(dtype):
-    rows, x = [], torch.ones(2, 3, dtype=dtype)
-    with torch.device("meta"):
-        out, rest = leafwise.add_row(rows, x, results=2, least=1)
-    given, memory, _ = rows[0]
-    memory[:] = given
-    assert out.dtype == dtype == rest.dtype and out.device.type == "cpu" and torch.equal(out, x)
-    assert leafwise.add_row(rows, x, torch.ones(3), results=1, least=1) is None and len(rows) == 1

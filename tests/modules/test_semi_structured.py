@@ -178,3 +178,10 @@ def test_sides_and_dtypes_are_those_of_torchs_table():
 def test_torch_itself_refuses_the_cpu():
     with pytest.raises(RuntimeError, match="Only CUDA tensors are currently supported"):
         torch.sparse.to_sparse_semi_structured(torch.zeros(16, 16, dtype=torch.float16))
+
+
+def test_transposed_weights_are_laid_out_as_torch_wants_them(converted):
+    net, state = made(64, 32)
+    params, masks = ({**x, "0.weight": x["0.weight"].t().contiguous().t()} for x in (state.params, state.masks))
+    semi(net, sf.State(params, masks))
+    assert torch.equal(converted[0], sf.effective(state)["0.weight"])

@@ -148,10 +148,10 @@ def test_vmapped_and_compiled_masks_have_the_same_bits():
     weights = [params(seed) for seed in range(3)]
     stack = {path: torch.stack([w[path] for w in weights]) for path in weights[0]}
     states = torch.func.vmap(lambda w: algorithm.update(algorithm.init(w), w, 1))(stack)
-    compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")
+    init, update = (torch.compile(fn, fullgraph=True, backend="eager") for fn in (algorithm.init, algorithm.update))
     for i, w in enumerate(weights):
         alone = shot(algorithm, w, 1)
-        assert sf.checkpoint.tree_equal(compiled(algorithm.init(w), w, 1).masks, alone.masks)
+        assert sf.checkpoint.tree_equal(update(init(w), w, 1).masks, alone.masks)
         assert sf.checkpoint.tree_equal({path: mask[i] for path, mask in states.masks.items()}, alone.masks)
 
 
@@ -172,10 +172,16 @@ def test_leaves_of_several_dtypes_and_without_entries():
 
 
 @pytest.mark.parametrize(
-    "glob", ["*.w", "a.?.w", "a.[0-9].w", "a.[!0-9].w", "a.[]x].w", "a.\\d.w", "a[.w", "*", "a.(0).w"]
+    "glob",
+    [
+        *("*.w", "a.?.w", "a.[0-9].w", "a.[!0-9].w", "a.[]x].w", "a.\\d.w", "a[.w", "*", "a.(0).w", "**w", ""),
+        # What fnmatch reads otherwise than re: no set, an empty range, a caret.
+        *("a.[!].w", "a.[].w", "a.[[].w", "a.[9-0].w", "a.[0--].w", "a.[^x].w", "a.[x&&^].w"),
+    ],
 )
 def test_globs_match_as_everywhere(glob):
-    for path in ("a.0.w", "a.1.w", "a.x.w", "a.].w", "a.\\d.w", "a[.w", "w", "a.(0).w", "a.\n.w"):
+    paths = ["a.0.w", "a.1.w", "a.x.w", "a.].w", "a.\\d.w", "a[.w", "w", "a.(0).w", "a.\n.w", "a.^.w", "a.[!].w", ""]
+    for path in paths:
         assert (_stem(glob, path) is not None) == fnmatch.fnmatchcase(path, glob)
 
 
@@ -188,6 +194,8 @@ def test_it_reads_and_pickles_as_the_call():
 @pytest.mark.parametrize(
     "members,error,text",
     [
+        (None, TypeError, r"tied: expected a list of members \[glob, dim\], got None"),
+        ("*.w", TypeError, r"tied: expected a list of members \[glob, dim\], got '\*\.w'"),
         ([], ValueError, r"tied: expected at least one member \[glob, dim\], got none"),
         (
             ["*.w"],

@@ -110,8 +110,9 @@ def test_other_layers_shared_weights_and_half_a_set_are_refused():
     state = pruned(net)
     with pytest.raises(ValueError, match="only: no path matches 'layers'; the paths are 'blocks', 'blocks.0'"):
         sf.shrink(net, state, only="layers")
-    with pytest.raises(TypeError, match="expected only to be globs of submodules, or tied sets such as sf.tied"):
-        sf.shrink(net, state, only=[sf.patterns.channel(0)])
+    for other in ([sf.patterns.channel(0)], net.blocks[0], False, {"blocks.0"}):
+        with pytest.raises(TypeError, match="expected only to be globs of submodules, or tied sets such as sf.tied"):
+            sf.shrink(net, state, only=other)
     with pytest.raises(ValueError, match="expected a member of the tied set of 'blocks.0.up.weight' that reads its"):
         sf.shrink(net, state, only=sf.tied([["*.up.weight", 0]]))
     with pytest.raises(ValueError, match="expected a member of the tied set of 'blocks.0.down.weight' that makes its"):
