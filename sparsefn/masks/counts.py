@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers import divide
+from sparsefn.engine.shards import whole
 from sparsefn.engine.transforms import concrete
 from sparsefn.state import State, check_masks
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
@@ -54,8 +55,18 @@ def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
     weights of leaves that are not sparsified count as kept. Raises as `n_total` does.
     """
     rows = _sizes(masks, params)  # a 0-d mask keeps its leaf whole, as its shape alone says
-    counts = [torch.count_nonzero(mask if mask.ndim else torch.ones_like(mask)) * size for mask, size in rows]
+    counts = kept_in([mask if mask.ndim else torch.ones_like(mask) for mask, _ in rows])
+    counts = [count * size for count, (_, size) in zip(counts, rows, strict=True)]
     return _known(sum(counts[1:], counts[0])) if counts else 0
+
+
+def kept_in(masks: Sequence[Tensor]) -> list[Tensor]:
+    """How many entries each mask keeps, 0-d int64; of a DTensor over all processes.
+
+    >>> kept_in([torch.tensor([True, False]), torch.tensor([True, True])])
+    [tensor(1), tensor(2)]
+    """
+    return whole([torch.count_nonzero(mask) for mask in masks])
 
 
 def sparsity(masks: Tree, params: Tree | None = None) -> float | Tensor:
@@ -164,5 +175,5 @@ def hamming(a: Tree, b: Tree) -> int | Tensor:
 
     An int, or a 0-d int64 tensor where a transform hides values. Raises as `intersect` does.
     """
-    counts = list(flatten(_pairwise(lambda path, x, y: torch.count_nonzero(x ^ y), a, b))[0].values())
+    counts = kept_in(list(flatten(_pairwise(lambda path, x, y: x ^ y, a, b))[0].values()))
     return _known(sum(counts[1:], counts[0])) if counts else 0

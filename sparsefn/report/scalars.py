@@ -6,6 +6,7 @@ from torch import Tensor
 
 from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.engine.numbers import divide
+from sparsefn.engine.shards import whole
 from sparsefn.masks import n_kept, n_total
 from sparsefn.report.summary import changed, summary
 from sparsefn.state import State
@@ -28,7 +29,9 @@ def scalars(state: State, old: State | None = None) -> dict[str, float]:
     you log. Raises as `summary` and `changed` do.
     """
     found = summary(state)
-    dead = {path: float(_dead(mask)) for path, mask in sparse_leaves(state)[1].items()}
+    masks = sparse_leaves(state)[1]
+    kept = whole([mask.sum(tuple(range(1, mask.ndim))) if mask.ndim > 1 else mask for mask in masks.values()])
+    dead = {path: float((rows == 0).sum()) for path, rows in zip(masks, kept, strict=True)}
     levels = {row.path: row.sparsity for row in found.rows if row.path in dead}
     values = _named("sparsity", found.sparsified.sparsity, levels) | _named("dead_units", sum(dead.values()), dead)
     if old is not None:
@@ -40,11 +43,6 @@ def scalars(state: State, old: State | None = None) -> dict[str, float]:
 
 def _named(name: str, total: float, leaves: dict[str, float]) -> dict[str, float]:
     return {name: float(total)} | {f"{name}/{path}": value for path, value in leaves.items()}
-
-
-def _dead(mask: Tensor) -> int:
-    rows = mask.flatten(1).any(1) if mask.ndim > 1 else mask
-    return int((~rows).sum())
 
 
 def itop(seen: Tree, params: Tree | None = None) -> float | Tensor:

@@ -14,6 +14,7 @@ from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.table import aligned
 from sparsefn.ensemble import check_single
 from sparsefn.masks import sparsity
+from sparsefn.masks.counts import kept_in
 from sparsefn.state import Level, State, Step, check_masks
 from sparsefn.tree import check_like, flatten, leaves_like
 
@@ -136,8 +137,11 @@ def summary(state: State) -> Summary:
     check_masks(state.masks, state.params)
     leaves = flatten(state.params)[0]
     masks = dict(zip(leaves, leaves_like(state.masks, state.params), strict=True))
-    rows = [_row(path, tuple(leaf.shape), _kept(masks[path], leaf), leaf.numel()) for path, leaf in leaves.items()]
     dense = tuple(path for path, leaf in leaves.items() if not is_sparse(masks[path], leaf))
+    sparse = [path for path in leaves if path not in dense]
+    kept = dict(zip(sparse, map(int, kept_in([masks[path] for path in sparse])), strict=True))
+    totals = {path: leaf.numel() for path, leaf in leaves.items()}
+    rows = [_row(path, tuple(leaf.shape), kept.get(path, totals[path]), totals[path]) for path, leaf in leaves.items()]
     return Summary(tuple(rows), _sum("all", rows), _sum("sparsified", [r for r in rows if r.path not in dense]), dense)
 
 
@@ -178,20 +182,20 @@ def changed(old: State, new: State) -> Changes:
         check_single(state)
         check_masks(state.masks, state.params)
     check_like("the new params", new.params, old.params, dtype=False)
-    rows = []
+    paths: list[str] = []
+    both: list[Tensor] = []
     masks = [leaves_like(state.masks, old.params) for state in (old, new)]
     for (path, leaf), before, after in zip(flatten(old.params)[0].items(), *masks, strict=True):
         if is_sparse(before, leaf) or is_sparse(after, leaf):
-            was, now = before.expand(leaf.shape), after.expand(leaf.shape)
-            rows.append(_change(path, *(int(torch.count_nonzero(m)) for m in (was & now, now & ~was, was & ~now))))
+            was, now = (mask if mask.ndim else torch.ones_like(leaf, dtype=torch.bool) for mask in (before, after))
+            paths.append(path)
+            both += [was & now, now & ~was, was & ~now]
+    counts = list(map(int, kept_in(both)))
+    rows = [_change(path, *counts[3 * i : 3 * i + 3]) for i, path in enumerate(paths)]
     total = _change(
         "total", sum(row.kept for row in rows), sum(row.grown for row in rows), sum(row.dropped for row in rows)
     )
     return Changes(tuple(rows), total)
-
-
-def _kept(mask: Tensor, leaf: Tensor) -> int:
-    return int(torch.count_nonzero(mask)) if is_sparse(mask, leaf) else leaf.numel()
 
 
 def _row(path: str, shape: tuple[int, ...], kept: int, total: int) -> Row:
