@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsefn import checkpoint
+from sparsefn import algorithms, checkpoint, compose
 from sparsefn.engine.checks import is_int
 from sparsefn.state import Algorithm, State, inside
 from sparsefn.tree import flatten, leaves_of
+
+_ALGORITHMS = {name for wing in (algorithms, compose) for name in vars(wing)}
 
 
 def saved(
@@ -52,7 +54,7 @@ def loaded(
     if not is_int(found["step"]):
         raise ValueError(f"load_state_dict: expected 'step' to be an int, got {found['step']!r}")
     theirs, name = found["algorithm"], _name(algorithm)
-    if theirs.split("(")[0] != name.split("(")[0]:
+    if _kinds(theirs) != _kinds(name):
         raise ValueError(f"load_state_dict: expected a state of {name}, got one of {theirs}")
     missing = {name: leaf for name, leaf in weights.items() if f"params.{name}" not in found["tensors"]}
     try:
@@ -64,6 +66,12 @@ def loaded(
     masked = dict(zip(params, leaves_of(inside(state.masks, state.params)), strict=True))
     params = {name: masked[name] if name in missing else leaf for name, leaf in params.items()}
     return state._replace(params=rebuild(list(params.values()))), found["step"]
+
+
+def _kinds(name: str) -> list[str]:
+    # The algorithm, and those inside it; their numbers and schedules may be others.
+    words = re.findall(r"\w+(?=\()", name)
+    return words[:1] + [word for word in words[1:] if word in _ALGORITHMS]
 
 
 def _name(algorithm: Algorithm) -> str:

@@ -116,6 +116,11 @@ def enter(extra: Sequence[Slot], beside: Sequence[Slot], options: Mapping[str, o
     >>> Slot(score, optimizer).group["lr"]
     1.0
     """
+    if options is not None and not extra:
+        raise ValueError(
+            "attach: expected an algorithm that trains scores or latents for extra_group, got one that adds no "
+            "parameters"
+        )
     if options is None:
         for slot, near in zip(extra, beside, strict=True):
             near.group["params"].append(slot.parameter)

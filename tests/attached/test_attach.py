@@ -207,3 +207,12 @@ def test_ranks_of_data_parallelism_have_the_masks_of_one_process(tmp_path):
         assert (
             torch.equal(leaf, first[path]) if leaf.dtype == torch.bool else torch.allclose(leaf, first[path], atol=1e-5)
         )
+
+
+def test_extra_group_is_for_algorithms_that_add_parameters():
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="attach: expected an algorithm that trains scores or latents for extra_group"):
+        sf.attach(sf.static(0.5), model, optimizer, extra_group={"lr": 1.0})
+    assert len(optimizer.param_groups) == 1
+    sf.attach(sf.static(0.5), model, optimizer)

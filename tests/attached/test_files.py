@@ -41,3 +41,16 @@ def test_other_files_are_refused():
     with pytest.raises(ValueError, match=r"a state of static\(0.5\) does not fit static\(0.9\): .*'masks.w'"):
         other = {**found["tensors"], "masks.w": torch.ones(3, dtype=torch.bool)}
         loaded(sf.static(0.9), {**found, "tensors": other}, state, WEIGHTS)
+
+
+def test_a_state_of_other_parts_is_refused():
+    like, weights = sf.rigl(0.5).init({"w": torch.ones(2, 2)}), {"w": torch.ones(2, 2)}
+    mine, other = (sf.partition([("*", part)]) for part in (sf.rigl(0.5), sf.set(0.5)))
+    found = saved(mine, like, 3, ["w"], list)
+    with pytest.raises(
+        ValueError, match=r"expected a state of partition\(.*set\(0.5\).*, got one of partition\(.*rigl"
+    ):
+        loaded(other, found, like, weights)
+    # Numbers, triggers and schedules may be others: a run may go on with them.
+    longer = sf.partition([("*", sf.rigl(0.75, when=sf.every(7)))])
+    assert loaded(longer, found, like, weights)[1] == 3
