@@ -32,6 +32,8 @@ CALLS = {
         "at([1, 3])",
         "chain(static(0.5, key=tensor([0, 7])), one_shot(0.75))",
         "dense()",
+        "donated(rigl(0.5))",
+        "tied([['*.up.weight', 0], ['*.down.weight', 1, 2]], reduce='max')",
         "drop_grow(0.5, drop=magnitude, grow=ema(gradient, 0.5), redistribute=mean_active)",
         "every(10, stop=30)",
         "from_masks({'w': tensor([True, False])})",
@@ -117,6 +119,7 @@ NAMES = {
     name: value
     for module in (builtins, torch, sf.redistribute, sf, *CALLS, sf.scores)
     for name, value in vars(module).items()
+    if not isinstance(value, ModuleType)  # `patterns.tied` is one, and a function of sf
 } | {"doubled": doubled, "loss": loss}
 
 # They hand on what they are given, or choose among factories, and the last is a transform such as torch.func.grad.

@@ -136,7 +136,7 @@ sf.curvature.fisher(lambda params, batch: (params["0.weight"] * batch).sum(), (x
 # ---- in a loop of torch.optim ---------------------------------------------------------------------
 
 torchs = torch.optim.AdamW(net.parameters())
-sparse = sf.attach(sf.rigl(0.5, steps=10), net, torchs, extra_group={"lr": 1e-2})
+sparse = sf.attach(sf.supermask(0.5, mode="joint"), net, torchs, extra_group={"lr": 1e-2})
 net(torch.ones(2, 4)).sum().backward()
 sparse.before_step()
 torchs.step()
