@@ -95,12 +95,12 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor, optimized_by: str = "
     def masked(state: sf.State) -> sf.State:
         return algorithm.update(state, differentiate(sf.effective(state))[1], 0)
 
-    def carrying(algorithm: sf.Algorithm) -> Callable[[], None]:
+    def carrying(algorithm: sf.Algorithm, weights: Callable[[sf.State], Leaves] = sf.effective) -> Callable[[], None]:
         # The state of the last call is this one's: what a loop holds.
         states = [algorithm.init(params)]
 
         def step() -> None:
-            states[0] = algorithm.update(states[0], differentiate(sf.effective(states[0]))[1], 0)
+            states[0] = algorithm.update(states[0], differentiate(weights(states[0]))[1], 0)
 
         return step
 
@@ -141,6 +141,7 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor, optimized_by: str = "
         *(by_hand if optimized_by == "SGD" else []),
         Case("sparsefn.static, with_optimizer", carrying(algorithm)),
         Case("the same, donated", carrying(sf.donated(algorithm))),
+        Case("the same, at state.params", carrying(sf.donated(algorithm), lambda state: state.params)),
         Case("torch.nn.utils.prune, torch.optim", by_hooks),
         Case("sparsefn.attach(static), torch.optim", stepping(copy.deepcopy(model), static)),
         Case("sparsefn.attach(rigl at rest), torch.optim", stepping(copy.deepcopy(model), resting)),

@@ -107,7 +107,7 @@ def _fresh(like: Array, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, 
     return (made if made.dtype == dtype else made.view(dtype)).reshape(shape), memory
 
 
-def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
+def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row], *, in_place: bool = False) -> None:
     """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread where that is worth it.
 
     >>> import numpy as np
@@ -122,12 +122,13 @@ def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
 
     The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets all blocks of a thread, so that it
     makes its temporaries once. An array may be in a row twice, as input and as result: the kernel then writes to other
-    memory, and a block is copied when the kernel asks for the next one.
+    memory, and a block is copied when the kernel asks for the next one. With `in_place` it writes over the input, which
+    it must not read afterwards.
     """
     listed = list(rows)
     blocks: list[tuple[Row, Sequence[int]]] = []
     for row in listed:
-        twice = [i for i, x in enumerate(row) if any(x is other for other in row[:i])]
+        twice = [] if in_place else [i for i, x in enumerate(row) if any(x is other for other in row[:i])]
         blocks += [(tuple(x[at : at + BLOCK] for x in row), twice) for at in range(0, row[0].size, BLOCK)]
     if not blocks:  # nor anything to trace
         return

@@ -8,6 +8,8 @@ import torch
 
 import sparsefn as sf
 from sparsefn.checkpoint import tree_equal
+from sparsefn.engine import donation
+from sparsefn.testing.harness import bits
 
 ODD = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, math.inf, -math.inf, math.nan, 1.0])
 sgd, adam, adamw = sf.optimizers.sgd, sf.optimizers.adam, sf.optimizers.adamw
@@ -143,3 +145,18 @@ def test_it_refuses_what_update_refuses(name):
     optimizer = MADE[name]
     with pytest.raises(ValueError, match=r"expected grads of shape \(2,\) at 'w', got \(3,\)"):
         optimizer.under_masks(grads, optimizer.init(params), params, {"w": torch.ones(2, dtype=torch.bool)})
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.0, torch.tensor(-0.1), torch.tensor(math.inf), torch.tensor(math.nan)])
+@pytest.mark.parametrize("donate", [False, True])
+def test_without_momentum_weights_off_the_mask_keep_their_bits(lr, donate):
+    n = len(ODD) ** 2 * 128
+    p, g = ODD.repeat(n // len(ODD)), ODD.repeat_interleave(n // len(ODD))
+    mask = torch.rand(n, generator=torch.Generator().manual_seed(0)) < 0.5
+    optimizer = sf.optimizers.sgd(lr)
+    updates, _ = optimizer.update(torch.where(mask, g, 0.0), optimizer.init(p))
+    wanted = torch.where(mask, p + updates, p)
+    own = p.clone()
+    with donation.giving([own] if donate else []):
+        moved, _ = optimizer.under_masks({"w": g}, optimizer.init({"w": p}), {"w": own}, {"w": mask})
+    assert torch.equal(bits(moved["w"]), bits(wanted))
