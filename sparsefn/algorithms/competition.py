@@ -61,7 +61,7 @@ class Competition(NamedTuple):
         return self.pattern.reduce is None and self.pattern.zeros is None
 
     def select(self, params: Tree, where: Where) -> Leaves:
-        """The leaves to sparsify: those that `where` chooses, or all of each tied set whose first leaf it chooses."""
+        """The leaves that `where` chooses, or all leaves of each tied set whose first leaf it chooses."""
         if not self.pattern.members:
             return select_leaves(params, where)
         leaves = float_leaves(params)

@@ -73,8 +73,8 @@ def decompress(tensors: Mapping[str, Tensor]) -> State:
 
     Masks are the same bit for bit, weights too, with 0.0 where they are pruned. Nothing is shared with the tensors.
     Other trees than flat dicts: `sf.checkpoint.load_state_dict(params, state.params)`. To train on, start from the
-    masks: `sf.from_masks(state.masks).init(state.params)`. Raises ValueError for missing tensors and for those that
-    do not fit each other, TypeError for other dtypes and leaves that are not dense; all name the path.
+    masks: `sf.from_masks(state.masks).init(state.params)`. Raises ValueError for missing tensors and for tensors
+    that do not fit each other, TypeError for other dtypes and leaves that are not dense; all name the path.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"decompress: expected a dict of tensors by name, got {type(tensors).__name__}")

@@ -32,7 +32,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
     the pure update needs that of a second state. Masks that change are new tensors, as are their weights and moments:
     such a step needs the memory of two states.
 
-    The old state is given away, with every tensor in it. Among its tensors may be those that you keep elsewhere: the
+    The old state is given away, with every tensor in it. You may hold some of these tensors under other names: the
     dense leaves of `sf.effective(old)`, and views such as `old.params["w"][0]`, whose values then change. To keep a
     state, copy it before: `optree.tree_map(torch.clone, state)`. Arguments that do not fit leave it as it was; an error
     that a function of yours raises inside the update, a score's say, gives it away. Code of your own that calls such an

@@ -14,7 +14,7 @@ _given: ContextVar[dict[int, Tensor] | None] = ContextVar("given", default=None)
 
 @contextlib.contextmanager
 def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
-    """A context in which results may take the memory of these tensors; yields those that are not taken yet.
+    """A context in which results may take the memory of these tensors; yields the tensors that are not taken yet.
 
     >>> from sparsefn.engine import donation
     >>> x = torch.ones(2)

@@ -38,14 +38,12 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     """
     results = list(tensors)
     together: dict[Any, list[int]] = {}
-    for i, x in enumerate(results):
-        if is_sharded(x):
-            alone = None if x.ndim == 0 else i
-            together.setdefault((x.device_mesh, x.placements, x.dtype, alone), []).append(i)  # type: ignore[attr-defined]
-    for (mesh, placements, _, alone), at in together.items():
-        if alone is not None:
-            results[alone] = results[alone].full_tensor()
-            continue
+    for i, x in enumerate(tensors):
+        if is_sharded(x) and x.ndim:
+            results[i] = x.full_tensor()  # type: ignore[attr-defined]
+        elif is_sharded(x):
+            together.setdefault((x.device_mesh, x.placements, x.dtype), []).append(i)  # type: ignore[attr-defined]
+    for (mesh, placements, _), at in together.items():
         parts = torch.stack([results[i].to_local() for i in at])  # type: ignore[attr-defined]
         sums = sys.modules["torch.distributed.tensor"].DTensor.from_local(parts, mesh, placements, run_check=False)
         for i, x in zip(at, sums.full_tensor().unbind(), strict=True):

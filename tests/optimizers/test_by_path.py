@@ -6,6 +6,7 @@ from collections import OrderedDict
 import optree
 import pytest
 import torch
+import torchopt
 from torch._dynamo.testing import CompileCounter
 
 import sparsefn as sf
@@ -148,7 +149,6 @@ def test_moments_of_pruned_weights_are_zero():
 
 
 def test_an_optimizer_of_another_library_is_a_part_and_its_moments_are_found():
-    torchopt = pytest.importorskip("torchopt")
     theirs = torchopt.adam(0.01)
     algorithm = rigl(O.by_path([("*.bias", O.sgd(0.1)), ("*", O.Optimizer(theirs.init, theirs.update))]))
     state = run(algorithm, 7)
