@@ -6,7 +6,7 @@ that stay in a core's cache. A result may take the memory of a tensor that is gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -107,7 +107,7 @@ def _fresh(like: Array, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, 
     return (made if made.dtype == dtype else made.view(dtype)).reshape(shape), memory
 
 
-def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row], *, in_place: bool = False) -> None:
+def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
     """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread where that is worth it.
 
     >>> import numpy as np
@@ -121,38 +121,16 @@ def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row], *, in_pl
     array([2., 2., 2.])
 
     The arrays of a row have one length, blocks at most `memory.BLOCK`. A kernel gets all blocks of a thread, so that it
-    makes its temporaries once. An array may be in a row twice, as input and as result: the kernel then writes to other
-    memory, and a block is copied when the kernel asks for the next one. With `in_place` it writes over the input, which
-    it must not read afterwards.
+    makes its temporaries once. A result that was made with `over` may be the memory of its input: the kernel does not
+    read that input after it has written the result.
     """
     listed = list(rows)
-    blocks: list[tuple[Row, Sequence[int]]] = []
-    for row in listed:
-        twice = [] if in_place else [i for i, x in enumerate(row) if any(x is other for other in row[:i])]
-        blocks += [(tuple(x[at : at + BLOCK] for x in row), twice) for at in range(0, row[0].size, BLOCK)]
+    blocks = [tuple(x[at : at + BLOCK] for x in row) for row in listed for at in range(0, row[0].size, BLOCK)]
     if not blocks:  # nor anything to trace
         return
     threads = min(torch.get_num_threads(), len(blocks))
     if threads > 1:
-        parts = [_staged(blocks[first::threads]) for first in range(threads)]
-        each(kernel, parts, sum(row[0].size for row in listed))
+        each(kernel, [blocks[first::threads] for first in range(threads)], sum(row[0].size for row in listed))
         return
     with np.errstate(all="ignore"):
-        kernel(_staged(blocks))
-
-
-def _staged(blocks: Iterable[tuple[Row, Sequence[int]]]) -> Iterator[Row]:
-    # Blocks whose results are written beside the inputs that they replace.
-    spare: dict[int, Array] = {}
-    for block, twice in blocks:
-        if not twice:
-            yield block
-            continue
-        staged = list(block)
-        for i in twice:
-            if i not in spare:
-                spare[i] = np.empty(BLOCK, np.int64)
-            staged[i] = spare[i].view(block[i].dtype)[: block[i].size]
-        yield tuple(staged)
-        for i in twice:
-            block[i][:] = staged[i]
+        kernel(blocks)

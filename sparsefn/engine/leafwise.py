@@ -78,7 +78,7 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
         if flat is None:
             results += either([mask], [(leaf + update).to(leaf.dtype)], [leaf])
         else:
-            results += append_row(rows, flat, (mask, leaf, update), 1, over=(1,))
+            results += append_row(rows, flat, (mask, leaf, update), 1)
     run(_move, rows)
     return results
 
@@ -134,7 +134,8 @@ def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
 
 def _zero(blocks: Iterable[Row]) -> None:
     for mask, bits, out in blocks:
-        zero_block(mask, bits, out)
+        np.copyto(out, mask)
+        np.multiply(out, bits, out=out)
 
 
 def _select(blocks: Iterable[Row]) -> None:
@@ -148,36 +149,43 @@ def _move(blocks: Iterable[Row]) -> None:
     for mask, old, update, out in blocks:
         kind = np.float32 if out.itemsize == 4 else np.float64
         np.add(old.view(kind), update.view(kind), out=out.view(kind))
-        keep_block(mask, old, out, spare.view(out.dtype))
+        # Of most optimizers the updates off the mask are zeros, and there is nothing to put back.
+        if _differ(mask, out, old, spare.view(np.bool_)):
+            _either(mask, out, old, out, spare.view(out.dtype))
 
 
-def zero_block(mask: Array, bits: Array, out: Array) -> None:
-    """The bits on a mask of int8 zeros and ones, zeros off it.
-
-    >>> import numpy as np
-    >>> from sparsefn.engine import leafwise
-    >>> out = np.empty(2, np.int32)
-    >>> leafwise.zero_block(np.array([1, 0], np.int8), np.array([7, 8], np.int32), out)
-    >>> out
-    array([7, 0], dtype=int32)
-    """
-    np.copyto(out, mask)
-    np.multiply(out, bits, out=out)
-
-
-def keep_block(mask: Array, old: Array, new: Array, spare: Array) -> None:
-    """Put the old bits back into the new ones off a mask of int8 zeros and ones.
+def zero_block(mask: Array, floats: Array, out: Array, wide: Array) -> None:
+    """float32 numbers on a mask, and +0.0 off it; `wide` becomes the mask as integers of a float's width.
 
     >>> import numpy as np
     >>> from sparsefn.engine import leafwise
-    >>> new, spare = np.array([7, 8], np.int32), np.empty(2, np.int32)
-    >>> leafwise.keep_block(np.array([1, 0], np.int8), np.array([1, 2], np.int32), new, spare)
-    >>> new
-    array([7, 2], dtype=int32)
+    >>> out, wide = np.empty((2, 2), np.float32)
+    >>> leafwise.zero_block(np.array([True, False]), np.array([7, -np.inf], np.float32), out, wide)
+    >>> out, wide.view(np.int32)
+    (array([7., 0.], dtype=float32), array([1, 0], dtype=int32))
     """
-    # Of most optimizers the updates off the mask are zeros, and there is nothing to put back.
-    if _differ(mask, new, old, spare.view(np.bool_)):
-        _either(mask, new, old, new, spare)
+    np.copyto(wide.view(np.int32), mask.view(np.int8))
+    _cover(wide, floats, out)
+
+
+def descend_block(wide: Array, p: Array, update: Array, out: Array) -> None:
+    """The param less its update on a mask that `zero_block` widened, the param off it; the update is overwritten.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine import leafwise
+    >>> wide, p = np.array([1, 0], np.int32).view(np.float32), np.array([3, -0.0], np.float32)
+    >>> leafwise.descend_block(wide, p, np.array([1, np.nan], np.float32), out=p)
+    >>> p
+    array([ 2., -0.], dtype=float32)
+
+    `out` may be the param.
+    """
+    _cover(wide, update, update)
+    np.subtract(p, update, out=out)  # +0.0 taken from a float changes none; added, it would turn -0.0 into +0.0
+
+
+def _cover(wide: Array, floats: Array, out: Array) -> None:
+    np.multiply(wide.view(np.int32), floats.view(np.int32), out=out.view(np.int32))
 
 
 def _differ(mask: Array, bits: Array, others: Array | int, spare: Array) -> bool:

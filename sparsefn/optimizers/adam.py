@@ -163,7 +163,7 @@ def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Ten
         single = plain and all(x.dtype == torch.float32 for x in row)
         made = blockwise.add_row(blocks, *row, results=3, least=1, over=(0, 1)) if single else None
         results.append(_in_torch(numbers, *row) if made is None else (made[0], made[1], made[2]))
-    blockwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
+    blockwise.run(lambda blocks: _in_blocks(numbers, -1, blocks), blocks)
     return results
 
 
@@ -207,20 +207,21 @@ def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) 
     return update.to(dtype), m.to(dtype), v.to(dtype)
 
 
-def _in_blocks(numbers: AdamNumbers, blocks: Iterable[blockwise.Row]) -> None:
-    # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too.
+def _in_blocks(numbers: AdamNumbers, sign: int, blocks: Iterable[blockwise.Row]) -> None:
+    # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too. Moments
+    # may be written over the old ones. The sign is the update's: -1 for one to add to the param, 1 for one to take away.
     f = np.float32
-    size, scale = -f(numbers.size.item()), f(numbers.scale.item())
-    shrink = None if numbers.shrink is None else f(numbers.shrink.item())
+    size, scale = sign * f(numbers.size.item()), f(numbers.scale.item())
+    shrink = None if numbers.shrink is None else sign * f(numbers.shrink.item())
     part1, part2, beta2 = f(1 - numbers.beta1), f(1 - numbers.beta2), f(numbers.beta2)
     room = np.empty(BLOCK, f)
     for m, v, g, p, update, mu, nu in blocks:
         extra = room[: g.size]
         if numbers.decay:
             g = np.add(g, np.multiply(p, f(numbers.decay), out=extra), out=extra)
-        np.subtract(g, m, out=mu)
-        np.multiply(mu, part1, out=mu)
-        np.add(m, mu, out=mu)
+        np.subtract(g, m, out=update)
+        np.multiply(update, part1, out=update)
+        np.add(m, update, out=mu)
         np.multiply(g, g, out=update)
         np.multiply(update, part2, out=update)
         np.multiply(v, beta2, out=nu)
@@ -231,19 +232,18 @@ def _in_blocks(numbers: AdamNumbers, blocks: Iterable[blockwise.Row]) -> None:
         np.divide(mu, update, out=update)
         np.multiply(update, size, out=update)
         if shrink is not None:
-            np.subtract(update, np.multiply(p, shrink, out=extra), out=update)
+            np.add(update, np.multiply(p, shrink, out=extra), out=update)
 
 
 def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterable[blockwise.Row]) -> None:
-    room = np.empty(BLOCK, np.float32)
+    buffers = [np.empty(BLOCK, np.float32) for _ in range(3)]
 
     def bare() -> Iterable[blockwise.Row]:
-        # Each block with its gradient masked. When the next block is asked for, this one holds its update.
+        # Each block with its gradient masked. When the next block is asked for, this one has its update.
         for mask, m, v, gradient, p, new, mu, nu in blocks:
-            g = room[: p.size]
-            leafwise.zero_block(mask.view(np.int8), gradient.view(np.int32), g.view(np.int32))
-            yield m, v, g, p, new, mu, nu
-            np.add(p, new, out=new)
-            leafwise.keep_block(mask.view(np.int8), p.view(np.int32), new.view(np.int32), g.view(np.int32))
+            g, update, wide = (x[: p.size] for x in buffers)
+            leafwise.zero_block(mask, gradient, g, wide)
+            yield m, v, g, p, update, mu, nu
+            leafwise.descend_block(wide, p, update, new)
 
-    _in_blocks(numbers, bare())
+    _in_blocks(numbers, 1, bare())

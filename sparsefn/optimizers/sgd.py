@@ -135,10 +135,7 @@ def _step_under_masks(
         made = blockwise.add_masked_row(blocks, mask, g, b, p, results=len(over), over=over) if single else None
         if made is not None:
             results[i] = made[0], made[1] if numbers.momentum else b
-    rate = -np.float32(numbers.rate.item())
-    # Then the update off the mask is -0.0, and adding that changes no float: there is nothing to put back.
-    bare = not numbers.momentum and not numbers.decay and bool(-np.inf < rate <= 0)
-    blockwise.run(lambda blocks: _in_blocks(numbers, rate, bare, blocks), blocks, in_place=bare)
+    blockwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
     if len(results) < len(rows):
         rest = [i for i in range(len(rows)) if i not in results]
         params, masks, grads, buffers = zip(*(rows[i] for i in rest), strict=True)
@@ -148,14 +145,14 @@ def _step_under_masks(
     return [results[i] for i in range(len(rows))]
 
 
-def _in_blocks(numbers: SgdNumbers, rate: np.float32, bare: bool, blocks: Iterable[blockwise.Row]) -> None:
-    # The operations of `leaf` one by one: numpy rounds each as torch does.
+def _in_blocks(numbers: SgdNumbers, blocks: Iterable[blockwise.Row]) -> None:
+    # The operations of `leaf` one by one: numpy rounds each as torch does. Results may be written over their inputs.
     f = np.float32
-    momentum, decay = f(numbers.momentum), f(numbers.decay)
-    buffers = [np.empty(BLOCK, f) for _ in range(2)]
+    rate, momentum, decay = f(numbers.rate.item()), f(numbers.momentum), f(numbers.decay)
+    buffers = [np.empty(BLOCK, f) for _ in range(3)]
     for mask, gradient, b, p, new, *moved in blocks:
-        g, extra = (x[: p.size] for x in buffers)
-        leafwise.zero_block(mask.view(np.int8), gradient.view(np.int32), g.view(np.int32))
+        g, extra, wide = (x[: p.size] for x in buffers)
+        leafwise.zero_block(mask, gradient, g, wide)
         if numbers.decay:
             np.add(g, np.multiply(p, decay, out=extra), out=g)
         if numbers.momentum:
@@ -165,6 +162,4 @@ def _in_blocks(numbers: SgdNumbers, rate: np.float32, bare: bool, blocks: Iterab
                 np.add(g, np.multiply(buffer, momentum, out=extra), out=g)
             else:
                 g = buffer
-        np.add(p, np.multiply(g, rate, out=extra), out=new)
-        if not bare:
-            leafwise.keep_block(mask.view(np.int8), p.view(np.int32), new.view(np.int32), extra.view(np.int32))
+        leafwise.descend_block(wide, p, np.multiply(g, rate, out=extra), new)
