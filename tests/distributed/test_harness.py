@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from distributed.harness import on_ranks
+from tests.distributed.harness import on_ranks
 
 
 def some_fail(word):

@@ -1,0 +1,124 @@
+"""A run on DTensors beside the same run on plain tensors of one process: every state has the same bits."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+
+import optree
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+
+import sparsefn as sf
+from sparsefn.engine.shards import lie_of, like
+from sparsefn.testing.harness import assert_same
+from tests.distributed.harness import Cases
+
+Tree = dict[str, Tensor]
+Layout = Callable[[Tree], Tree]
+
+SHAPES = {"a.weight": (37, 24), "b.weight": (40, 32), "b.bias": (40,), "c.weight": (3, 8), "d.weight": (6, 5, 3, 3)}
+LARGE = {"a.weight": (371, 256), "b.weight": (300, 320), "c.weight": (90, 90)}
+
+
+# ---- layouts --------------------------------------------------------------------------------------
+
+
+@cache
+def mesh(*sizes: int) -> DeviceMesh:
+    return init_device_mesh("cpu", sizes, mesh_dim_names=("outer", "inner")[2 - len(sizes) :])
+
+
+def laid(tree: Tree, mesh: DeviceMesh, placements: list[Placement]) -> Tree:
+    """DTensors; a leaf without the dimension that is split is split along its first."""
+
+    def place(x: Tensor) -> Tensor:
+        fits = [p if p.is_replicate() or p.dim < x.ndim else Shard(0) for p in placements]
+        return distribute_tensor(x, mesh, fits) if x.ndim else x
+
+    return {path: place(x) for path, x in tree.items()}
+
+
+def as_parameters(parameters: Tree, tree: Tree) -> Tree:
+    """DTensors with the placements of parameters; distribute_tensor cannot make uneven strided shards."""
+    parts = {}
+    for path, x in tree.items():
+        lie = lie_of(parameters[path])
+        box = tuple(slice(start, start + size) for start, size in zip(lie.start, lie.size, strict=True))
+        parts[path] = like(x[box].contiguous(), parameters[path])
+    return parts
+
+
+def layouts(ranks: int) -> dict[str, Layout]:
+    """The layouts that a number of ranks can have."""
+    one, s0, s1, r = mesh(ranks), Shard(0), Shard(1), Replicate()
+    found = {"S0": (one, [s0]), "S1": (one, [s1]), "R": (one, [r])}
+    if ranks == 4:
+        two = mesh(2, 2)
+        found |= {"HSDP": (two, [r, s0]), "S0,S1": (two, [s0, s1]), "S0,S0": (two, [s0, s0]), "S1,R": (two, [s1, r])}
+    return {name: partial(laid, mesh=grid, placements=placements) for name, (grid, placements) in found.items()}
+
+
+def full(tree: object) -> object:
+    """A tree of plain tensors, each the whole."""
+    return optree.tree_map(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, tree)
+
+
+# ---- values ---------------------------------------------------------------------------------------
+
+
+def _sprinkled(x: Tensor, value: float, generator: torch.Generator, share: float = 0.03) -> Tensor:
+    return torch.where(torch.rand(x.shape, generator=generator) < share, torch.tensor(value), x)
+
+
+KINDS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "normal": lambda x, g: x,
+    "ties": lambda x, g: (x * 2).round() / 2,
+    "zeros": lambda x, g: _sprinkled(x, 0.0, g, 0.9),
+    "equal": lambda x, g: torch.ones_like(x),
+    "nan and inf": lambda x, g: _sprinkled(_sprinkled(x, float("nan"), g), float("-inf"), g),
+    "signed zeros": lambda x, g: _sprinkled(_sprinkled(x, 0.0, g, 0.5), -0.0, g, 0.5),
+}
+
+
+def values(
+    shapes: dict[str, tuple[int, ...]], kind: str = "normal", seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Tree:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        path: KINDS[kind](torch.randn(shape, generator=generator), generator).to(dtype)
+        for path, shape in shapes.items()
+    }
+
+
+# ---- the comparison -------------------------------------------------------------------------------
+
+
+def run(algorithm: sf.Algorithm, params: Tree, grads: Tree) -> Iterator[sf.State]:
+    """The state after init and after two updates."""
+    state = algorithm.init(params)
+    yield state
+    for step in range(2):
+        state = algorithm.update(state, grads, step)
+        yield state
+
+
+def compared(
+    name: str, make: Callable[[], sf.Algorithm], params: Tree, grads: Tree, layouts: dict[str, Layout]
+) -> Cases:
+    """A case a layout: the states of a run on shards are those of a run on the whole tensors."""
+    alone = cache(lambda: list(run(make(), params, grads)))
+    for layout, lay in layouts.items():
+        yield f"{name} on {layout}", lambda lay=lay: same_states(alone(), run(make(), lay(params), lay(grads)))
+
+
+def same_states(alone: Iterable[sf.State], sharded: Iterable[sf.State]) -> None:
+    """The same bits, counts and placements."""
+    for i, (want, got) in enumerate(zip(alone, sharded, strict=True)):
+        for path, mask in got.masks.items():
+            param = got.params[path]
+            if mask.ndim and isinstance(param, DTensor):
+                assert isinstance(mask, DTensor), f"after {i} updates the mask of {path} is plain"
+                assert mask.placements == param.placements, f"after {i} updates the mask of {path} is {mask.placements}"
+        assert_same(f"after {i} updates", want, full(got))
+        assert sf.masks.n_kept(got.masks) == sf.masks.n_kept(want.masks)

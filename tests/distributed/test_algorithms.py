@@ -1,0 +1,82 @@
+"""Every factory with every distribution, on two ranks."""
+
+from collections.abc import Callable
+
+import torch
+import torchopt
+
+import sparsefn as sf
+from tests.distributed.harness import Cases, on_ranks
+from tests.distributed.sharded import SHAPES, compared, layouts, values
+
+KEY = sf.random.key(3)
+SWAP = {"drop_fraction": 0.3, "when": sf.always(), "key": KEY}
+MOMENTUM, SALIENCY = sf.scores.momentum(0.9), sf.scores.saliency
+
+DISTRIBUTIONS = {
+    "uniform": sf.budgets.uniform(),
+    "erk": sf.budgets.erk(),
+    "global": sf.budgets.global_(),
+    "floor": sf.budgets.global_(floor=0.3, ceiling=0.9),
+}
+
+FACTORIES: dict[str, Callable[[sf.Distribution], sf.Algorithm]] = {
+    "static": lambda d: sf.static(0.5, key=KEY, distribution=d),
+    "static magnitude": lambda d: sf.static(0.5, init="magnitude", distribution=d),
+    "one_shot": lambda d: sf.one_shot(0.5, distribution=d),
+    "one_shot saliency keep": lambda d: sf.one_shot(0.5, SALIENCY, distribution=d, pruned="keep"),
+    "gmp": lambda d: sf.gmp(sf.schedules.polynomial(0.2, 0.6, begin=0, end=2), distribution=d),
+    "gmp momentum regrow": lambda d: sf.gmp(0.5, score=MOMENTUM, init="dense", regrow=True, distribution=d),
+    "iterative": lambda d: sf.iterative(0.2, distribution=d),
+    "set": lambda d: sf.set(0.5, distribution=d, **SWAP),
+    "rigl": lambda d: sf.rigl(0.6, distribution=d, **SWAP),
+    "rigl exclude restart": lambda d: sf.rigl(
+        0.5, distribution=d, exclude_dropped=True, restart_dropped=True, pruned="keep", **SWAP
+    ),
+    "snfs": lambda d: sf.snfs(0.5, distribution=d, **SWAP),
+    "ste": lambda d: sf.ste(0.5, distribution=d),
+    "supermask": lambda d: sf.supermask(0.5, distribution=d, key=KEY),
+    "power rigl": lambda d: sf.reparametrised(sf.reparam.power(2.0), sf.rigl(0.5, distribution=d, **SWAP)),
+    "chain": lambda d: sf.chain(
+        sf.one_shot(0.5, pattern=sf.patterns.channel(0)), sf.one_shot(0.8, when=sf.at([1]), distribution=d)
+    ),
+    "sequence": lambda d: sf.sequence(sf.gmp(0.5, distribution=d), sf.rigl("current", **SWAP)),
+    "phases": lambda d: sf.phases([(0, sf.gmp(0.5, distribution=d)), (1, sf.set(0.6, distribution=d, **SWAP))]),
+    "partition": lambda d: sf.partition([("a.*", sf.static(0.5, key=KEY)), ("*", sf.rigl(0.5, distribution=d, **SWAP))]),
+    "with_terms": lambda d: sf.with_terms(sf.rigl(0.5, distribution=d, **SWAP), sf.terms.l2(0.5), sf.terms.noise(0.1, KEY)),
+    "adam rigl": lambda d: sf.with_optimizer(sf.rigl(0.5, distribution=d, **SWAP), sf.optimizers.adam(1e-2)),
+    "sgd gmp": lambda d: sf.with_optimizer(sf.gmp(0.5, distribution=d), sf.optimizers.sgd(0.1, momentum=0.9)),
+    "torchopt set": lambda d: sf.with_optimizer(
+        sf.set(0.5, distribution=d, **SWAP), torchopt.adam(1e-2)
+    ),
+}  # fmt: skip
+
+ONCE: dict[str, Callable[[], sf.Algorithm]] = {
+    "dense": sf.dense,
+    "static bernoulli": lambda: sf.static(0.5, init="bernoulli", key=KEY),
+    "supermask bernoulli": lambda: sf.supermask("bernoulli", key=KEY),
+    "soft_threshold": lambda: sf.reparametrised(sf.reparam.soft_threshold(init=0.0)),
+    "random scores": lambda: sf.one_shot(0.5, sf.scores.random, key=KEY),
+    "snfs exclude": lambda: sf.snfs(0.5, exclude_dropped=True, pruned="keep", **SWAP),
+    "set by chance": lambda: sf.set(0.5, grow_count=sf.redistribute.independently, **SWAP),
+    "adamw ste": lambda: sf.with_optimizer(sf.ste(0.5), sf.optimizers.adamw(1e-2)),
+}
+
+
+def cases() -> Cases:
+    places = layouts(2)
+    params, grads = values(SHAPES), values(SHAPES, seed=1)
+    for name, make in FACTORIES.items():
+        for kind, distribution in DISTRIBUTIONS.items():
+            yield from compared(f"{name}, {kind}", lambda: make(distribution), params, grads, places)
+    for name, make in ONCE.items():
+        yield from compared(name, make, params, grads, places)
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        params, grads = (values(SHAPES, seed=seed, dtype=dtype) for seed in (2, 3))
+        for name in ("rigl", "gmp", "snfs", "adam rigl"):
+            make = lambda: FACTORIES[name](DISTRIBUTIONS["global"])
+            yield from compared(f"{name} of {dtype}", make, params, grads, places)
+
+
+def test_every_algorithm_and_distribution_on_two_ranks() -> None:
+    on_ranks(2, cases)
