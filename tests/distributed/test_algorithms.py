@@ -20,7 +20,7 @@ DISTRIBUTIONS = {
     "floor": sf.budgets.global_(floor=0.3, ceiling=0.9),
 }
 
-FACTORIES: dict[str, Callable[[sf.Distribution], sf.Algorithm]] = {
+FACTORIES: dict[str, Callable[[sf.budgets.Distribution], sf.Algorithm]] = {
     "static": lambda d: sf.static(0.5, key=KEY, distribution=d),
     "static magnitude": lambda d: sf.static(0.5, init="magnitude", distribution=d),
     "one_shot": lambda d: sf.one_shot(0.5, distribution=d),
@@ -38,7 +38,7 @@ FACTORIES: dict[str, Callable[[sf.Distribution], sf.Algorithm]] = {
     "supermask": lambda d: sf.supermask(0.5, distribution=d, key=KEY),
     "power rigl": lambda d: sf.reparametrised(sf.reparam.power(2.0), sf.rigl(0.5, distribution=d, **SWAP)),
     "chain": lambda d: sf.chain(
-        sf.one_shot(0.5, pattern=sf.patterns.channel(0)), sf.one_shot(0.8, when=sf.at([1]), distribution=d)
+        sf.one_shot(0.4, pattern=sf.patterns.channel(0)), sf.one_shot(0.6, when=sf.at([1]), distribution=d)
     ),
     "sequence": lambda d: sf.sequence(sf.gmp(0.5, distribution=d), sf.rigl("current", **SWAP)),
     "phases": lambda d: sf.phases([(0, sf.gmp(0.5, distribution=d)), (1, sf.set(0.6, distribution=d, **SWAP))]),
@@ -63,19 +63,25 @@ ONCE: dict[str, Callable[[], sf.Algorithm]] = {
 }
 
 
+# Their counts follow from what a leaf has left, or from all leaves together.
+REFUSED = {("iterative", "erk"), ("snfs", "global"), ("snfs", "floor")}
+
+
 def cases() -> Cases:
     places = layouts(2)
     params, grads = values(SHAPES), values(SHAPES, seed=1)
     for name, make in FACTORIES.items():
         for kind, distribution in DISTRIBUTIONS.items():
+            if (name, kind) in REFUSED:
+                continue
             yield from compared(f"{name}, {kind}", lambda: make(distribution), params, grads, places)
     for name, make in ONCE.items():
         yield from compared(name, make, params, grads, places)
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         params, grads = (values(SHAPES, seed=seed, dtype=dtype) for seed in (2, 3))
         for name in ("rigl", "gmp", "snfs", "adam rigl"):
-            make = lambda: FACTORIES[name](DISTRIBUTIONS["global"])
-            yield from compared(f"{name} of {dtype}", make, params, grads, places)
+            kind = DISTRIBUTIONS["uniform" if name == "snfs" else "global"]
+            yield from compared(f"{name} of {dtype}", lambda: FACTORIES[name](kind), params, grads, places)
 
 
 def test_every_algorithm_and_distribution_on_two_ranks() -> None:
