@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+
 from tests.distributed.harness import on_ranks
 
 

@@ -1,0 +1,262 @@
+"""What processes say to each other, what each of them holds, what they refuse, and how they fail together."""
+
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import optree
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sparsefn as sf
+from sparsefn.testing.harness import equal
+from tests.distributed.harness import Cases, on_ranks
+from tests.distributed.sharded import SHAPES, Layout, full, layouts, mesh, values
+
+KEY = sf.random.key(3)
+SWAP: dict[str, Any] = {"drop_fraction": 0.3, "when": sf.always(), "key": KEY}
+
+ALGORITHMS: dict[str, Callable[[], sf.Algorithm]] = {
+    "set": lambda: sf.set(0.5, **SWAP),
+    "rigl": lambda: sf.rigl(0.5, **SWAP),
+    "rigl erk": lambda: sf.rigl(0.5, distribution=sf.budgets.erk(), **SWAP),
+    "gmp": lambda: sf.gmp(0.5),
+    "gmp global": lambda: sf.gmp(0.5, distribution=sf.budgets.global_()),
+    "snfs": lambda: sf.snfs(0.5, **SWAP),
+    "adam rigl": lambda: sf.with_optimizer(sf.rigl(0.5, **SWAP), sf.optimizers.adam(1e-2)),
+    "block": lambda: sf.one_shot(0.5, pattern=sf.patterns.block((4, 4)), when=sf.always()),
+}
+
+
+# ---- sizes ----------------------------------------------------------------------------------------
+
+
+class Sizes(TorchDispatchMode):
+    """The size of the largest tensor that is made in this process; of a DTensor its part here counts."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in optree.tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.largest = max(self.largest, getattr(x, "_local_tensor", x).numel())
+        return out
+
+
+@contextmanager
+def no_more_than(entries: int, *, array_bytes: int) -> Iterator[None]:
+    """Raise if a tensor of more entries is made, or more bytes of numpy's arrays are held at a time."""
+    tracemalloc.start()
+    try:
+        with Sizes() as sizes:
+            yield
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sizes.largest <= entries, f"a tensor of {sizes.largest} entries was made, where {entries} are here"
+    assert held <= array_bytes, f"{held} bytes of arrays were held at a time, of {array_bytes} allowed"
+
+
+def check_draws(lay: Layout, shape: tuple[int, ...]) -> None:
+    """A shard's draws are those of the whole there, and nothing larger than a shard is made."""
+    leaf = lay({"w": torch.zeros(shape)})["w"]
+    assert isinstance(leaf, DTensor)
+    local = leaf.to_local().numel()
+    draws = {sf.random.uniform_like: sf.random.uniform, sf.random.normal_like: sf.random.normal}
+    for like, whole in draws.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            with no_more_than(max(local, 2), array_bytes=40 * local + 400_000):
+                drawn = like(KEY, leaf, dtype)
+            assert drawn.placements == leaf.placements
+            assert equal(full(drawn), whole(KEY, shape, dtype))
+
+
+def check_sizes(make: Callable[[], sf.Algorithm], lay: Layout) -> None:
+    """No tensor of a run is larger than the largest shard."""
+    shapes = {"a.weight": (300, 200), "b.weight": (200, 300)}
+    params, grads = lay(values(shapes)), lay(values(shapes, seed=1))
+    algorithm = make()
+    most = max(x.to_local().numel() for x in params.values())
+    with no_more_than(most, array_bytes=60 * most):
+        state = algorithm.update(algorithm.init(params), grads, 0)
+    assert sf.masks.n_kept(state.masks)
+
+
+# ---- messages -------------------------------------------------------------------------------------
+
+SENDS = [
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
+    *("all_to_all", "all_to_all_single", "broadcast", "reduce_scatter", "reduce_scatter_tensor"),
+]
+
+
+@contextmanager
+def counted() -> Iterator[dict[str, int]]:
+    """How many collectives run, and the bytes that this process hands over; a gather of a DTensor is an error."""
+    seen = {"collectives": 0, "bytes": 0}
+
+    def wrapped(send: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def count(*args: Any, **options: Any) -> Any:
+            given = [x for x in args if isinstance(x, torch.Tensor)][-1]
+            seen["collectives"] += 1
+            seen["bytes"] += given.numel() * given.element_size()
+            return send(*args, **options)
+
+        return count
+
+    def refused(*args: Any, **options: Any) -> Any:
+        raise AssertionError("a DTensor is gathered or redistributed in an update")
+
+    names = [name for name in SENDS if hasattr(dist, name)]
+    patches = [mock.patch.object(dist, name, wrapped(getattr(dist, name), name)) for name in names]
+    patches += [mock.patch.object(DTensor, name, refused) for name in ("full_tensor", "redistribute")]
+    patches += [mock.patch("torch.distributed.tensor._redistribute.redistribute_local_tensor", refused)]
+    patches += [mock.patch("torch.distributed.tensor._dispatch.redistribute_local_tensor", refused)]
+    for patch in patches:
+        patch.start()
+    try:
+        yield seen
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def messages(make: Callable[[], sf.Algorithm], lay: Layout, leaves: int) -> dict[str, int]:
+    shapes = {f"{i}.weight": (24, 20) for i in range(leaves)}
+    params, grads = lay(values(shapes)), lay(values(shapes, seed=1))
+    algorithm = make()
+    state = algorithm.init(params)
+    with counted() as seen:
+        algorithm.update(state, grads, 0)
+    return seen
+
+
+def check_messages(make: Callable[[], sf.Algorithm], lay: Layout) -> None:
+    """Ten times as many leaves take as many collectives."""
+    few, many = (messages(make, lay, leaves) for leaves in (5, 50))
+    assert few["collectives"] == many["collectives"] < 40, (few, many)
+
+
+def check_share(make: Callable[[], sf.Algorithm], lay: Layout, most: float) -> None:
+    """Of leaves with many weights only a small part is sent."""
+    shapes = {"a.weight": (700, 800), "b.weight": (800, 700)}
+    params, grads = lay(values(shapes)), lay(values(shapes, seed=1))
+    algorithm = make()
+    state = algorithm.init(params)
+    with counted() as seen:
+        algorithm.update(state, grads, 0)
+    share = seen["bytes"] / sum(4 * x.numel() for x in params.values())
+    assert 0 < share < most, f"{share:.4f} of the bytes of the weights are sent"
+
+
+# ---- refusals -------------------------------------------------------------------------------------
+
+
+def refused(x: torch.Tensor, text: str) -> None:
+    for make in (lambda: sf.gmp(0.5), lambda: sf.set(0.5, key=KEY)):
+        with pytest.raises((TypeError, ValueError), match=text):
+            make().init({"layer": {"w": x}})
+
+
+def check_refusals() -> None:
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    own = torch.ones(3, 4)
+    refused(DTensor.from_local(own, mesh(2), [Partial()]), r"shards or replicas, got .*Partial.*")
+    strided = DTensor.from_local(own, mesh(2), [_StridedShard(0, split_factor=2)], run_check=False)
+    refused(strided, "strided shards only together with the shards that they are strided by")
+    uneven = torch.ones(2 + dist.get_rank(), 4)
+    torn = DTensor.from_local(uneven, mesh(2), [Shard(0)], run_check=False, shape=(5, 4), stride=(4, 1))
+    refused(torn, "cut as torch.chunk cuts")
+
+
+def check_partial_grads() -> None:
+    """Gradients that torch.func gives, with placements of their own, are laid out as the params; a partial score is not."""
+    params = layouts(2)["S0"](values(SHAPES))
+    grads = {path: DTensor.from_local(torch.ones(p.shape), mesh(2), [Partial()]) for path, p in params.items()}
+    algorithm = sf.rigl(0.5, **SWAP)
+    state = algorithm.update(algorithm.init(params), grads, 0)
+    alone = sf.rigl(0.5, **SWAP)
+    want = alone.update(alone.init(values(SHAPES)), {path: torch.full(p.shape, 2.0) for path, p in params.items()}, 0)
+    assert sf.checkpoint.tree_equal(full(state), want)
+
+
+def check_vmap() -> None:
+    params = layouts(2)["S0"](values(SHAPES))
+    stack = {path: torch.stack([x, x]) for path, x in params.items()}
+    with pytest.raises((TypeError, ValueError, RuntimeError), match="(?i)vmap"):
+        torch.vmap(lambda p: sf.gmp(0.5).init(p).masks)(stack)
+
+
+def check_packed() -> None:
+    state = sf.gmp(0.5).init(layouts(2)["S0"](values(SHAPES)))
+    with pytest.raises((TypeError, ValueError), match="sf.distributed.save"):
+        sf.checkpoint.state_dict(state, pack=True)
+
+
+# ---- errors ---------------------------------------------------------------------------------------
+
+
+def fails(make: Callable[..., sf.Algorithm], lay: Layout, where: str) -> None:
+    """An error on rank 1 alone is raised on both, soon, and the ranks can go on."""
+
+    def score(state: Any, grads: Any, step: Any) -> Any:
+        if dist.get_rank() == 1:
+            raise ZeroDivisionError("of rank 1")
+        return optree.tree_map(torch.abs, state.params)
+
+    params, grads = lay(values(SHAPES)), lay(values(SHAPES, seed=1))
+    algorithm = make(score)
+    start = time.monotonic()
+    with pytest.raises(ZeroDivisionError if dist.get_rank() else RuntimeError) as caught:
+        algorithm.update(algorithm.init(params), grads, 0)
+    assert str(caught.value) == "of rank 1" if dist.get_rank() else "another process failed" in str(caught.value)
+    assert time.monotonic() - start < 20
+    sane = sf.rigl(0.5, **SWAP)
+    state = sane.update(sane.init(params), grads, 0)
+    alone = sane.update(sane.init(values(SHAPES)), values(SHAPES, seed=1), 0)
+    assert sf.checkpoint.tree_equal(full(state), alone)
+
+
+FAILING: dict[str, Callable[[Any], sf.Algorithm]] = {
+    "one_shot": lambda score: sf.one_shot(0.5, score),
+    "gmp global": lambda score: sf.gmp(0.5, score=score, distribution=sf.budgets.global_()),
+    "ste": lambda score: sf.ste(0.5, score=score),
+    "drop_grow": lambda score: sf.drop_grow(0.5, drop=sf.scores.magnitude, grow=score, **SWAP),
+    "chain": lambda score: sf.chain(sf.gmp(0.3), sf.one_shot(0.5, score)),
+    "adam iterative": lambda score: sf.with_optimizer(sf.iterative(0.2, score=score), sf.optimizers.adam(1e-2)),
+}  # fmt: skip
+
+
+# ---- the cases ------------------------------------------------------------------------------------
+
+
+def cases() -> Cases:
+    places = layouts(2)
+    for layout, lay in places.items():
+        for shape in ((300, 200), (37, 24), (1, 9), (6, 5, 3, 3)):
+            yield f"draws of {shape} on {layout}", partial(check_draws, lay, shape)
+    for name, make in ALGORITHMS.items():
+        for layout in ("S0", "S1"):
+            yield f"sizes of {name} on {layout}", partial(check_sizes, make, places[layout])
+            yield f"messages of {name} on {layout}", partial(check_messages, make, places[layout])
+            most = 0.02 if name == "gmp global" else 0.25
+            yield f"share of {name} on {layout}", partial(check_share, make, places[layout], most)
+    yield "refused tensors", check_refusals
+    yield "partial gradients", check_partial_grads
+    yield "vmap", check_vmap
+    yield "packed masks", check_packed
+    for name, failing in FAILING.items():
+        yield f"an error in {name}", partial(fails, failing, places["S0"], name)
+
+
+def test_messages_on_two_ranks() -> None:
+    on_ranks(2, cases)
