@@ -151,7 +151,7 @@ def sample(work: Work, step: int | None = None) -> Array:
     """
     wanted = 1 << 13 if work.size < 1 << 20 else 1 << 14 if work.size < 1 << 23 else 1 << 16
     step = step or work.size // wanted | 1  # odd, as rows of a matrix mostly have even lengths
-    drawn, first = [np.empty(0, np.float64 if work.double else np.float32)], 0
+    drawn, first = [], 0
     for share in work.shares:
         scratch = work.scratch(share)
         for at in share:
@@ -161,7 +161,7 @@ def sample(work: Work, step: int | None = None) -> Array:
             scores = scores if open_ is None else scores[open_]
             drawn.append(np.fmax(scores, -np.inf))
             first = (first - at.out.size) % step
-    return np.concatenate(drawn)
+    return np.concatenate(drawn or [work.scratch([]).scores])
 
 
 def compare(work: Work, value: float) -> tuple[int, int]:
