@@ -208,8 +208,8 @@ def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) 
 
 
 def _in_blocks(numbers: AdamNumbers, sign: int, blocks: Iterable[blockwise.Row]) -> None:
-    # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too. Moments
-    # may be written over the old ones. The sign is the update's: -1 for one to add to the param, 1 for one to take away.
+    # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too.
+    # Moments may be written over the old ones. The update has this sign: -1 to add it to the param, 1 to take it away.
     f = np.float32
     size, scale = sign * f(numbers.size.item()), f(numbers.scale.item())
     shrink = None if numbers.shrink is None else sign * f(numbers.shrink.item())
