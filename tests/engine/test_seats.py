@@ -3,7 +3,7 @@
 import math
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsefn.engine import seats
@@ -32,9 +32,10 @@ def owners(boxes, shape):
     return owner
 
 
+@settings(deadline=None)
 @given(cuts())
 def test_each_cell_is_whole_on_one_process(given_cuts):
-    shape, made, sizes, cell = given_cuts
+    shape, _, _, cell = given_cuts
     old, new = seats._boxes(*given_cuts)
     owners(old, shape)
     owner = owners(new, shape)
@@ -51,10 +52,11 @@ def test_each_cell_is_whole_on_one_process(given_cuts):
     assert busy(new) >= min(1, cells)
 
 
+@settings(deadline=None)
 @given(cuts(), st.booleans(), st.sampled_from([torch.bool, torch.int16, torch.float32, torch.float64]))
 def test_pieces_go_along_one_group_after_the_other(given_cuts, back, dtype):
     # All processes in one: each group's exchange is done by hand.
-    shape, made, sizes, cell = given_cuts
+    shape, made, sizes, _ = given_cuts
     old, new = seats._boxes(*given_cuts)
     whole = (torch.arange(math.prod(shape)) % 97).reshape(shape).to(dtype)
     names = tuple(map(str, range(len(sizes))))
