@@ -1,6 +1,7 @@
 """Every factory with every distribution, on two ranks."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torchopt
@@ -42,14 +43,16 @@ FACTORIES: dict[str, Callable[[sf.budgets.Distribution], sf.Algorithm]] = {
     ),
     "sequence": lambda d: sf.sequence(sf.gmp(0.5, distribution=d), sf.rigl("current", **SWAP)),
     "phases": lambda d: sf.phases([(0, sf.gmp(0.5, distribution=d)), (1, sf.set(0.6, distribution=d, **SWAP))]),
-    "partition": lambda d: sf.partition([("a.*", sf.static(0.5, key=KEY)), ("*", sf.rigl(0.5, distribution=d, **SWAP))]),
-    "with_terms": lambda d: sf.with_terms(sf.rigl(0.5, distribution=d, **SWAP), sf.terms.l2(0.5), sf.terms.noise(0.1, KEY)),
+    "partition": lambda d: sf.partition(
+        [("a.*", sf.static(0.5, key=KEY)), ("*", sf.rigl(0.5, distribution=d, **SWAP))]
+    ),
+    "with_terms": lambda d: sf.with_terms(
+        sf.rigl(0.5, distribution=d, **SWAP), sf.terms.l2(0.5), sf.terms.noise(0.1, KEY)
+    ),
     "adam rigl": lambda d: sf.with_optimizer(sf.rigl(0.5, distribution=d, **SWAP), sf.optimizers.adam(1e-2)),
     "sgd gmp": lambda d: sf.with_optimizer(sf.gmp(0.5, distribution=d), sf.optimizers.sgd(0.1, momentum=0.9)),
-    "torchopt set": lambda d: sf.with_optimizer(
-        sf.set(0.5, distribution=d, **SWAP), torchopt.adam(1e-2)
-    ),
-}  # fmt: skip
+    "torchopt set": lambda d: sf.with_optimizer(sf.set(0.5, distribution=d, **SWAP), torchopt.adam(1e-2)),
+}
 
 ONCE: dict[str, Callable[[], sf.Algorithm]] = {
     "dense": sf.dense,
@@ -74,14 +77,14 @@ def cases() -> Cases:
         for kind, distribution in DISTRIBUTIONS.items():
             if (name, kind) in REFUSED:
                 continue
-            yield from compared(f"{name}, {kind}", lambda: make(distribution), params, grads, places)
+            yield from compared(f"{name}, {kind}", partial(make, distribution), params, grads, places)
     for name, make in ONCE.items():
         yield from compared(name, make, params, grads, places)
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         params, grads = (values(SHAPES, seed=seed, dtype=dtype) for seed in (2, 3))
         for name in ("rigl", "gmp", "snfs", "adam rigl"):
             kind = DISTRIBUTIONS["uniform" if name == "snfs" else "global"]
-            yield from compared(f"{name} of {dtype}", lambda: FACTORIES[name](kind), params, grads, places)
+            yield from compared(f"{name} of {dtype}", partial(FACTORIES[name], kind), params, grads, places)
 
 
 def test_every_algorithm_and_distribution_on_two_ranks() -> None:

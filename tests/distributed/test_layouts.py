@@ -79,9 +79,9 @@ def on_four_ranks() -> Cases:
         yield from compared(name, make, values(shapes), values(shapes, seed=1), two)
     for name in PATTERNS:
         makes: dict[str, Callable[[], sf.Algorithm]] = {
-            "one_shot": lambda: with_pattern(sf.one_shot, name),
-            "rigl": lambda: with_pattern(sf.rigl, name, **SWAP),
-            "gmp global": lambda: with_pattern(sf.gmp, name, distribution=B.global_()),
+            "one_shot": partial(with_pattern, sf.one_shot, name),
+            "rigl": partial(with_pattern, sf.rigl, name, **SWAP),
+            "gmp global": partial(with_pattern, sf.gmp, name, distribution=B.global_()),
         }
         if name in FIXED | GROUPS:
             del makes["gmp global"]

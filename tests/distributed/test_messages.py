@@ -179,7 +179,7 @@ def check_refusals() -> None:
 
 
 def check_partial_grads() -> None:
-    """Gradients that torch.func gives, with placements of their own, are laid out as the params; a partial score is not."""
+    """Gradients as torch.func gives them, with placements of their own, are laid out as the params."""
     params = layouts(2)["S0"](values(SHAPES))
     grads = {path: DTensor.from_local(torch.ones(p.shape), mesh(2), [Partial()]) for path, p in params.items()}
     algorithm = sf.rigl(0.5, **SWAP)
