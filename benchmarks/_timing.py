@@ -199,8 +199,8 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(name: str, tables: dict[str, list[Row]], options: argparse.Namespace) -> None:
-    """Write tables as JSON, with their setting."""
+def write(name: str, tables: dict[str, list[Any]], options: argparse.Namespace) -> None:
+    """Write tables of named tuples as JSON, with their setting."""
     options.out.mkdir(parents=True, exist_ok=True)
     file: Path = options.out / f"{name}.json"
     size = "smoke" if options.smoke else "quick" if options.quick else "full"
