@@ -7,11 +7,13 @@ differences, and a letter for what cannot work, which the page explains.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from sparsefn.testing.harness import algorithm_of, assert_same, leaves, updates
 from sparsefn.testing.laws_transforms import nested_vmap_is_two_loops, vmap_is_a_loop
 from sparsefn.testing.strategies import large
 from sparsefn.tree import Tree
+from tests.distributed.harness import Cases, on_ranks
+from tests.distributed.sharded import full, layouts
 
 PAGE = Path(__file__).parents[1] / "docs" / "transforms.md"
 BEGIN, END = "<!-- table: python -m property_tests.transforms -->", "<!-- end of table -->"
@@ -220,6 +224,17 @@ def old_names(row: Row, case: Case) -> str:
     return "="
 
 
+def sharded(row: Row, case: Case) -> str:
+    """Weights and gradients in two halves, along rows and along columns; runs on two processes at once."""
+    states = list(updates(algorithm_of(row, case), case))
+    for name in ("S0", "S1"):
+        lay = layouts(2)[name]
+        halved = case._replace(params=lay(case.params), grads=tuple(map(lay, case.grads)))
+        for i, (want, got) in enumerate(zip(states, updates(algorithm_of(row, halved), halved), strict=True)):
+            assert_same(f"state {i} of {name}", want, full(got))
+    return "="
+
+
 COLUMNS: dict[str, Callable[[Row, Case], str]] = {
     "int step": int_step,
     "tensor step": tensor_step,
@@ -231,6 +246,7 @@ COLUMNS: dict[str, Callable[[Row, Case], str]] = {
     "compile(vmap)": compiled_vmap,
     "functorch": old_names,
     "export": exported,
+    "sharded": sharded,
 }
 
 # ---- the table ------------------------------------------------------------------------------------
@@ -255,8 +271,28 @@ def cell(row: Row, column: str) -> str:
 
 
 def cells_of(name: str) -> tuple[str, list[str]]:
+    """The cells of a row but the last one."""
     (row,) = (row for row in ROWS if row.name == name)
-    return name, [cell(row, column) for column in COLUMNS]
+    return name, [cell(row, column) for column in COLUMNS if column != "sharded"]
+
+
+def shards_of(names: Sequence[str]) -> dict[str, str]:
+    """The last cells of rows, all from one start of two processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cells.json"
+        on_ranks(2, shard_cases, names, file, seconds=300)
+        found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def shard_cases(names: Sequence[str], file: Path) -> Cases:
+    """The rows one after another, on one of the processes; the first one writes what it found."""
+    found: dict[str, str] = {}
+    for row in ROWS:
+        if row.name in names:
+            yield row.name, lambda row=row: found.update({row.name: cell(row, "sharded")})
+    if not torch.distributed.get_rank():
+        file.write_text(json.dumps(found), encoding="utf-8")
 
 
 def line(name: str, cells: Iterable[str]) -> str:
@@ -281,9 +317,11 @@ def with_table(page: str, cells: dict[str, list[str]]) -> str:
 
 def main(names: list[str]) -> None:
     chosen = [row.name for row in ROWS if row.name in names or not names]
+    last = shards_of(chosen)
     # One process a row: a failed export leaves levels of torch.func behind.
     with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         for name, cells in pool.imap_unordered(cells_of, chosen, chunksize=1):
+            cells = [*cells, last[name]]
             print(line(name, cells), flush=True)
             page = PAGE.read_text(encoding="utf-8")  # row by row: nothing is lost if the run is stopped
             PAGE.write_text(with_table(page, {**table(page), name: cells}), encoding="utf-8")

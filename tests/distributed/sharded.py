@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
+from typing import Any
 
 import optree
 import torch
@@ -15,7 +16,7 @@ from sparsefn.testing.harness import assert_same
 from tests.distributed.harness import Cases
 
 Tree = dict[str, Tensor]
-Layout = Callable[[Tree], Tree]
+Layout = Callable[[Any], Any]
 
 SHAPES = {"a.weight": (37, 24), "b.weight": (40, 32), "b.bias": (40,), "c.weight": (3, 8), "d.weight": (6, 5, 3, 3)}
 LARGE = {"a.weight": (371, 256), "b.weight": (300, 320), "c.weight": (90, 90)}
@@ -29,14 +30,14 @@ def mesh(*sizes: int) -> DeviceMesh:
     return init_device_mesh("cpu", sizes, mesh_dim_names=("outer", "inner")[2 - len(sizes) :])
 
 
-def laid(tree: Tree, mesh: DeviceMesh, placements: list[Placement]) -> Tree:
+def laid(tree: Any, mesh: DeviceMesh, placements: list[Placement]) -> Any:
     """DTensors; a leaf without the dimension that is split is split along its first."""
 
     def place(x: Tensor) -> Tensor:
         fits = [p if p.is_replicate() or p.dim < x.ndim else Shard(0) for p in placements]
         return distribute_tensor(x, mesh, fits) if x.ndim else x
 
-    return {path: place(x) for path, x in tree.items()}
+    return optree.tree_map(place, tree)
 
 
 def as_parameters(parameters: Tree, tree: Tree) -> Tree:
@@ -59,7 +60,7 @@ def layouts(ranks: int) -> dict[str, Layout]:
     return {name: partial(laid, mesh=grid, placements=placements) for name, (grid, placements) in found.items()}
 
 
-def full(tree: object) -> object:
+def full(tree: Any) -> Any:
     """A tree of plain tensors, each the whole."""
     return optree.tree_map(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, tree)
 
