@@ -1,15 +1,14 @@
 """Talks over processes: alone, in step, over the rows and columns of a grid, and with errors."""
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 
 from sparsefn.engine import talks
 from sparsefn.engine.talks import Gather, Sum, agree, agreement, alone, together
+from tests.distributed.harness import Cases, on_ranks
 
 DTYPES = (np.float32, np.float64, np.int64)
 
@@ -43,9 +42,8 @@ def test_nothing_is_told_about_nothing():
         raise KeyError
 
 
-def run(rank: int, folder: str) -> None:
-    meeting = (Path(folder) / "meeting").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=4)
+def grid():
+    rank = dist.get_rank()
     # A grid of two rows and two columns, in which every process has names of its own for its row and its column.
     rows = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
     columns = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
@@ -97,9 +95,11 @@ def run(rank: int, folder: str) -> None:
     with agreement((row, column)):
         together([((row,), told(rank))])
     assert time.monotonic() - before < 20
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-def test_four_processes(tmp_path):
-    torch.multiprocessing.spawn(run, (str(tmp_path),), nprocs=4)
+def cases() -> Cases:
+    yield "grid", grid
+
+
+def test_four_processes():
+    on_ranks(4, cases)
