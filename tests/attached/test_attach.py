@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import sparsefn as sf
+from tests.distributed.harness import Cases, on_ranks
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(16) % 4
@@ -170,10 +171,12 @@ def test_other_arguments_are_refused():
         sf.attach(rigl(), model, 0.1)
 
 
-def train_as_a_rank(rank: int, folder: str) -> None:
-    """Two steps of data parallelism with half of the batch; the state goes to a file."""
-    file = Path(folder) / "meeting"
-    torch.distributed.init_process_group("gloo", init_method=file.as_uri(), rank=rank, world_size=2)
+def two_ranks(folder: Path) -> Cases:
+    yield "train", lambda: train_as_a_rank(torch.distributed.get_rank(), folder)
+
+
+def train_as_a_rank(rank: int, folder: Path) -> None:
+    """Six steps of data parallelism with half of the batch; the state goes to a file."""
     inner = net()
     model = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=True)
     optimizer = adam(model)
@@ -184,12 +187,11 @@ def train_as_a_rank(rank: int, folder: str) -> None:
         sparse.before_step()
         optimizer.step()
         sparse.after_step(step)
-    torch.save(sf.checkpoint.state_dict(sparse.state), Path(folder) / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+    torch.save(sf.checkpoint.state_dict(sparse.state), folder / f"{rank}.pt")
 
 
 def test_ranks_of_data_parallelism_have_the_masks_of_one_process(tmp_path):
-    torch.multiprocessing.spawn(train_as_a_rank, (str(tmp_path),), nprocs=2)
+    on_ranks(2, two_ranks, tmp_path)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert all(torch.equal(first[path], second[path]) for path in first)
     model = net()

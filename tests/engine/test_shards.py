@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import sparsefn as sf
 from sparsefn.engine.exact_sums import sums
 from sparsefn.engine.seats import moved, seat_of
 from sparsefn.engine.shards import here, is_sharded, lie_of, like, whole
+from tests.distributed.harness import Cases, on_ranks
 
 
 def states():
@@ -41,12 +41,15 @@ def numbers(old, new):
     }
 
 
-def run(rank: int, folder: str, wanted: dict[str, object]) -> None:
+def two_ranks() -> Cases:
+    yield "counts", check_counts
+
+
+def check_counts() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    meeting = (Path(folder) / "meeting").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    wanted = numbers(*states())
     mesh = init_device_mesh("cpu", (2,))
     for placements in ([Shard(0)], [Shard(1)], [Replicate()], [Shard(0), Shard(1)]):
 
@@ -69,23 +72,23 @@ def run(rank: int, folder: str, wanted: dict[str, object]) -> None:
     many = [distribute_tensor(torch.ones(6, 2) > 0, mesh, [Shard(0)]) for _ in range(50)]
     assert sf.masks.n_kept(many) == 600
     assert len(messages) == 1, "one message for all leaves"
-    dist.barrier()
-    dist.destroy_process_group()
 
 
-def test_counts_are_of_the_whole(tmp_path):
-    torch.multiprocessing.spawn(run, (str(tmp_path), numbers(*states())), nprocs=2)
+def test_counts_are_of_the_whole():
+    on_ranks(2, two_ranks)
 
 
-def run_meshes(rank: int, folder: str) -> None:
+def four_ranks() -> Cases:
+    yield "meshes", check_meshes
+
+
+def check_meshes() -> None:
     """What four processes hold, draw, sum and move on meshes of one and two dimensions."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=(Path(folder) / "meeting").as_uri(), rank=rank, world_size=4)
     line, grid = init_device_mesh("cpu", (4,)), init_device_mesh("cpu", (2, 2))
     layouts = [(line, [p]) for p in (Shard(0), Shard(1), Replicate())]
     layouts += [(grid, list(pair)) for pair in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2)]
@@ -155,8 +158,6 @@ def run_meshes(rank: int, folder: str) -> None:
         sf.random.normal_like(sf.random.split(sf.random.key(0), 3), fine)
     with pytest.raises(ValueError, match="expected a DTensor of probabilities without an index and without another"):
         sf.random.bernoulli(sf.random.key(0), fine, (3, 4, 2))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 def check_draws(x, values) -> None:
@@ -195,8 +196,8 @@ def box(x, start, size):
     return x[tuple(slice(a, a + n) for a, n in zip(start, size, strict=True))]
 
 
-def test_parts_draws_sums_and_seats_on_meshes(tmp_path):
-    torch.multiprocessing.spawn(run_meshes, (str(tmp_path),), nprocs=4)
+def test_parts_draws_sums_and_seats_on_meshes():
+    on_ranks(4, four_ranks)
 
 
 def test_plain_tensors_are_handed_on():
