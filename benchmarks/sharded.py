@@ -172,28 +172,28 @@ def main(options: argparse.Namespace) -> dict[str, list[Traffic]]:
     """Every table."""
     shrink = 1000 if options.smoke else 10 if options.quick else 1
     n, tables = 10**7 // shrink, {}
+
+    def table(title: str, rows: list[Traffic]) -> None:
+        tables[title] = rows
+        show(title, rows)
+
     for joint in (True, False):
         kind = "one competition of all leaves" if joint else "a competition a leaf"
         net = net_of(normal(n), 10, joint)
         rows = [measured(f"{ranks} rank{'s' * (ranks > 1)}", net, ranks, joint) for ranks in (1, 2, 4, 8, 16, 32, 64)]
-        tables[f"{kind}: {exponent(n)} weights in 10 leaves"] = rows
+        table(f"{kind}: {exponent(n)} weights in 10 leaves", rows)
         nets = [net_of(net.weights, leaves, joint) for leaves in (1, 10, 100, 1000)]
         rows = [measured(f"{net.leaves} lea{'ves' if net.leaves > 1 else 'f'}", net, 8, joint) for net in nets]
-        tables[f"{kind}: {exponent(n)} weights on 8 ranks"] = rows
+        table(f"{kind}: {exponent(n)} weights on 8 ranks", rows)
         rows = []
         for size in [16 * 10**6, 10**8, *([10**9] if options.large else [])]:
             net = net_of(normal(size // shrink), 40 if size < 10**8 else 240, joint)
-            rows += [
-                measured(f"{exponent(size // shrink)} weights, {ranks} ranks", net, ranks, joint) for ranks in (8, 64)
-            ]
-        tables[f"{kind}: by size"] = rows
+            name = f"{exponent(size // shrink)} weights"
+            rows += [measured(f"{name}, {ranks} ranks", net, ranks, joint) for ranks in (8, 64)]
+        table(f"{kind}: by size", rows)
     values = {"normal": normal(n), "95% zeros": pruned(normal(n)), "multiples of 1/64": rounded(normal(n))}
-    nets = {name: net_of(weights, 10, True) for name, weights in values.items()}
-    tables[f"one competition of all leaves: {exponent(n)} weights on 8 ranks, by values"] = [
-        measured(name, net, 8, True) for name, net in nets.items()
-    ]
-    for title, rows in tables.items():
-        show(title, rows)
+    rows = [measured(name, net_of(weights, 10, True), 8, True) for name, weights in values.items()]
+    table(f"one competition of all leaves: {exponent(n)} weights on 8 ranks, by values", rows)
     return tables
 
 

@@ -22,6 +22,8 @@ LIMITS: dict[str, tuple[str, str]] = {  # how a limit and a measured value are w
     "peak": ("1 / {:g} of its peak", "1 / {:.0f}"),
     "extra": ("{:g} bytes a weight at most", "{:.2f}"),
     "milliseconds": ("{:g} ms at most", "{:.0f}"),
+    "percent": ("{:g}% of the weights at most", "{:.2f}%"),
+    "collectives": ("{:g} collectives at most", "{:.0f}"),
 }
 
 
@@ -38,6 +40,9 @@ def measured(target: dict[str, Any], rows: Named) -> tuple[list[float], bool] | 
         return values, values[0] >= target["faster"]
     if "milliseconds" in target:
         return [1e3 * row["seconds"]], 1e3 * row["seconds"] <= target["milliseconds"]
+    for unit in ("percent", "collectives"):
+        if unit in target:
+            return [row[unit]], row[unit] <= target[unit]
     if row["peak_mib"] is None or other["peak_mib"] is None:
         return None
     if "peak" in target:

@@ -58,6 +58,23 @@ def test_a_benchmark_runs_and_its_masks_agree(name: str, tmp_path: Path) -> None
     assert names >= PEERS[name] | {target[row] for target in aims for row in ("of", "to") if row in target} - APART
 
 
+def test_simulated_processes_have_the_mask_of_one_and_few_messages(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / "sharded.py"), "--smoke", f"--out={tmp_path}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # it compares the masks itself
+    written = json.loads((tmp_path / "sharded.json").read_text(encoding="utf-8"))
+    assert written["size"] == "smoke" and set(written["machine"]) == FACTS
+    for title, rows in written["tables"].items():
+        assert title in done.stdout
+        assert all(2 <= row["collectives"] <= 12 for row in rows), "neither leaves nor processes make more"
+        assert all(row["percent"] == pytest.approx(100 * row["kib"] * 1024 / 4 / row["weights"]) for row in rows)
+    for title, row in ((target["table"], target["of"]) for target in TARGETS if target["script"] == "sharded"):
+        smaller = {"1e7": "1e4", "1.6e7": "1.6e4"}
+        for large, small in smaller.items():  # a thousandth in a smoke run
+            title, row = title.replace(large, small), row.replace(large, small)
+        assert row in {found["name"] for found in written["tables"][title]}
+
+
 def test_a_peer_that_is_not_there_is_named_with_what_installs_it() -> None:
     code = """
 import importlib.metadata, sys
@@ -150,6 +167,6 @@ def test_targets_are_held_against_what_was_measured(tmp_path: Path) -> None:
 
 def test_the_docs_have_every_target() -> None:
     page = (BENCHMARKS.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    units = {"times", "faster", "peak", "extra", "milliseconds"}
+    units = {"times", "faster", "peak", "extra", "milliseconds", "percent", "collectives"}
     for target in TARGETS:
         assert len(units & target.keys()) == 1 and f"| {target['what']} |" in page

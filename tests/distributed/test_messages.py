@@ -1,10 +1,13 @@
 """What processes say to each other, what each of them holds, what they refuse, and how they fail together."""
 
+import importlib
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,6 +19,8 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
+from sparsefn.engine.selection.winners import Entry, winners
+from sparsefn.engine.shards import here, lie_of, like
 from sparsefn.testing.harness import equal
 from tests.distributed.harness import Cases, on_ranks
 from tests.distributed.sharded import SHAPES, Layout, full, layouts, mesh, values
@@ -71,10 +76,10 @@ def check_draws(lay: Layout, shape: tuple[int, ...]) -> None:
     assert isinstance(leaf, DTensor)
     local = leaf.to_local().numel()
     draws = {sf.random.uniform_like: sf.random.uniform, sf.random.normal_like: sf.random.normal}
-    for like, whole in draws.items():
+    for draw, whole in draws.items():
         for dtype in (torch.float32, torch.bfloat16):
             with no_more_than(max(local, 2), array_bytes=40 * local + 400_000):
-                drawn = like(KEY, leaf, dtype)
+                drawn = draw(KEY, leaf, dtype)
             assert drawn.placements == leaf.placements
             assert equal(full(drawn), whole(KEY, shape, dtype))
 
@@ -100,14 +105,13 @@ SENDS = [
 
 @contextmanager
 def counted() -> Iterator[dict[str, int]]:
-    """How many collectives run, and the bytes that this process hands over; a gather of a DTensor is an error."""
+    """How many collectives run, and the bytes that this process gets; a gather of a DTensor is an error."""
     seen = {"collectives": 0, "bytes": 0}
 
     def wrapped(send: Callable[..., Any], name: str) -> Callable[..., Any]:
         def count(*args: Any, **options: Any) -> Any:
-            given = [x for x in args if isinstance(x, torch.Tensor)][-1]
             seen["collectives"] += 1
-            seen["bytes"] += given.numel() * given.element_size()
+            seen["bytes"] += args[0].numel() * args[0].element_size()
             return send(*args, **options)
 
         return count
@@ -155,6 +159,22 @@ def check_share(make: Callable[[], sf.Algorithm], lay: Layout, most: float) -> N
         algorithm.update(state, grads, 0)
     share = seen["bytes"] / sum(4 * x.numel() for x in params.values())
     assert 0 < share < most, f"{share:.4f} of the bytes of the weights are sent"
+
+
+def check_simulation() -> None:
+    """The benchmark's simulated processes take what real ones do."""
+    folder = Path(__file__).parents[2] / "benchmarks"
+    with mock.patch.object(sys, "path", [str(folder), *sys.path]):
+        simulated = importlib.import_module("sharded")
+    for kind in ("normal", "ties"):
+        weights = values({"w": (300, 200)}, kind)["w"]
+        x, k = layouts(2)["S0"]({"w": weights})["w"], round(simulated.KEPT * weights.numel())
+        with counted() as seen:
+            (mask,) = winners([Entry(here(x).reshape(1, -1), absolute=True, lie=lie_of(x))], [k])
+        net = simulated.net_of(weights.reshape(-1).numpy(), 1, joint=True)
+        found = simulated.measured(kind, net, 2, joint=True)  # which compares its mask with the one of one process
+        assert torch.equal(full(like(mask.reshape(here(x).shape), x)), sf.topk_mask(weights.abs(), k))
+        assert (found.collectives, found.kib) == (seen["collectives"], seen["bytes"] / 1024)
 
 
 # ---- refusals -------------------------------------------------------------------------------------
@@ -250,6 +270,7 @@ def cases() -> Cases:
             yield f"messages of {name} on {layout}", partial(check_messages, make, places[layout])
             most = 0.02 if name == "gmp global" else 0.25
             yield f"share of {name} on {layout}", partial(check_share, make, places[layout], most)
+    yield "simulated processes", check_simulation
     yield "refused tensors", check_refusals
     yield "partial gradients", check_partial_grads
     yield "vmap", check_vmap
