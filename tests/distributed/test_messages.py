@@ -15,7 +15,6 @@ import optree
 import pytest
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _redistribute
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -52,11 +51,10 @@ class Sizes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for x in optree.tree_leaves(out):
-            # DTensors work out shapes by fake tensors, and messages are bytes.
-            if isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor) and x.dtype != torch.uint8:
-                self.largest, self.by = max(
-                    (self.largest, self.by), (getattr(x, "_local_tensor", x).numel(), str(func))
-                )
+            part = getattr(x, "_local_tensor", x)
+            # DTensors work out shapes on tensors without values, and messages are bytes.
+            if isinstance(part, torch.Tensor) and not part.is_meta and part.dtype != torch.uint8:
+                self.largest, self.by = max((self.largest, self.by), (part.numel(), f"{func} of {part.device}"))
         return out
 
 
