@@ -6,12 +6,49 @@ A DTensor has the shape of the whole, and what is computed from it may still be 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from sparsefn.engine.lie import Lie
+
+Box = tuple[tuple[int, int], ...]  # first and end along each dimension
+
+
+class Layout(NamedTuple):
+    """How the processes of some groups have cut a tensor into boxes.
+
+    >>> from sparsefn.engine.shards import Layout
+    >>> Layout((5, 6), ((0, 0),), (2,), ("1",), (1,)).box((1,))
+    ((3, 5), (0, 6))
+
+    `cuts` are pairs of a group's position and the dimension that it cuts, in the order in which they are made.
+    `sizes` are the sizes of the groups, `names` their names, and `at` is this process's rank in each.
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    at: tuple[int, ...]
+
+    def box(self, at: Sequence[int]) -> Box:
+        """The box of the process with these ranks, as torch.chunk cuts it."""
+        box = [(0, n) for n in self.shape]
+        for group, dim in self.cuts:
+            first, end = box[dim]
+            chunk = -(-(end - first) // self.sizes[group])
+            first += min(at[group] * chunk, end - first)
+            box[dim] = (first, min(first + chunk, end))
+        return tuple(box)
+
+    def lie(self, box: Box) -> Lie:
+        """A box of this tensor as a Lie."""
+        return Lie(self.shape, tuple(a for a, _ in box), tuple(b - a for a, b in box), self.names)
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -49,3 +86,90 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
         for i, x in zip(at, sums.full_tensor().unbind(), strict=True):
             results[i] = x
     return results
+
+
+def layout_of(x: Tensor) -> Layout:
+    """How the processes have cut a DTensor. Raises the errors of `lie_of`."""
+    mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
+    ranks = mesh.get_coordinate()
+    if ranks is None:
+        raise ValueError(f"expected a DTensor on a mesh that contains this process, got {_named(x)} on {mesh}")
+    cuts: list[tuple[int, int]] = []
+    for i in reversed(range(mesh.ndim)):
+        placement = placements[i]
+        if placement.is_replicate():
+            continue
+        if placement.is_partial() or not hasattr(placement, "dim"):
+            raise ValueError(
+                f"expected a DTensor of shards or replicas, got {_named(x)}; redistribute it to the placements of "
+                "its parameter first"
+            )
+        # A strided shard says that some mesh dimensions after it cut first. Only where all of them do is a part a box.
+        stride = getattr(placement, "split_factor", 1)
+        if stride == 1:
+            cuts.insert(0, (i, placement.dim))
+        elif stride == math.prod(mesh.size(j) for j, dim in cuts if dim == placement.dim):
+            cuts.append((i, placement.dim))
+        else:
+            raise ValueError(
+                "expected strided shards only together with the shards that they are strided by, as FSDP2 over "
+                f"tensor parallelism has them, got {_named(x)}, whose parts are no boxes"
+            )
+    split = sorted(i for i, _ in cuts if mesh.size(i) > 1)
+    return Layout(
+        tuple(x.shape),
+        tuple((split.index(i), dim) for i, dim in cuts if i in split),
+        tuple(mesh.size(i) for i in split),
+        tuple(mesh.get_group(i).group_name for i in split),
+        tuple(ranks[i] for i in split),
+    )
+
+
+def lie_of(x: Tensor) -> Lie:
+    """Where the part of a DTensor that this process holds lies in the whole.
+
+    All is worked out from the shape of the whole, so that processes agree without a message. Replicas have no group.
+    Raises ValueError for a partial tensor, for strided shards that are no boxes, for shards that torch.chunk would not
+    make, and for a mesh without this process. Callers add the path.
+    """
+    layout = layout_of(x)
+    lie = layout.lie(layout.box(layout.at))
+    held = tuple(here(x).shape)
+    if held != lie.size:
+        raise ValueError(
+            f"expected a DTensor cut as torch.chunk cuts, here a part of shape {lie.size}, got a part of shape {held} "
+            f"of {_named(x)}"
+        )
+    return lie
+
+
+def here(x: Tensor) -> Tensor:
+    """The part of a DTensor that this process holds, as a plain tensor; a plain tensor as it is.
+
+    >>> from sparsefn.engine.shards import here
+    >>> here(torch.tensor([1, 2]))
+    tensor([1, 2])
+    """
+    return x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
+
+
+def like(local: Tensor, x: Tensor) -> Tensor:
+    """A DTensor that is laid out as x from the part of this process; the part itself where x is plain.
+
+    >>> from sparsefn.engine.shards import like
+    >>> like(torch.tensor([1, 2]), torch.ones(2))
+    tensor([1, 2])
+    """
+    if not is_sharded(x):
+        return local
+    # Without the shape every process would work out another one from shards of different sizes.
+    mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
+    module, strides = sys.modules["torch.distributed.tensor"], [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
+    made: Tensor = module.DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=x.shape, stride=tuple(strides)
+    )
+    return made
+
+
+def _named(x: Tensor) -> str:
+    return f"one of shape {tuple(x.shape)} with placements {x.placements}"  # type: ignore[attr-defined]
