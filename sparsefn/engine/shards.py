@@ -171,5 +171,28 @@ def like(local: Tensor, x: Tensor) -> Tensor:
     return made
 
 
+def laid_out(x: Tensor, like_: Tensor) -> Tensor:
+    """A DTensor with the placements of another one, over whose mesh it may be spread in another way.
+
+    >>> from sparsefn.engine.shards import laid_out
+    >>> laid_out(torch.ones(2), torch.zeros(2))
+    tensor([1., 1.])
+    """
+    if not is_sharded(x) or not is_sharded(like_) or x.placements == like_.placements:  # type: ignore[attr-defined]
+        return x
+    moved: Tensor = x.redistribute(like_.device_mesh, like_.placements)  # type: ignore[attr-defined]
+    return moved
+
+
+def words_of(x: Tensor) -> str:
+    """How a tensor is laid out, in words.
+
+    >>> from sparsefn.engine.shards import words_of
+    >>> words_of(torch.ones(2))
+    'plain'
+    """
+    return f"laid out as {list(x.placements)} over {x.device_mesh}" if is_sharded(x) else "plain"  # type: ignore[attr-defined]
+
+
 def _named(x: Tensor) -> str:
     return f"one of shape {tuple(x.shape)} with placements {x.placements}"  # type: ignore[attr-defined]
