@@ -16,52 +16,12 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_int, is_int, is_number
-from sparsefn.engine.memory import check_device
-from sparsefn.engine.threefry import DIGITS, coins, draw, fold
+from sparsefn.engine.draws import broadcasts, check_float, check_key, checked, drawn, drawn_lie, drawn_like, flips
+from sparsefn.engine.shards import here, is_sharded, like
+from sparsefn.engine.threefry import draw, fold
 from sparsefn.engine.transforms import at_compile_time
 from sparsefn.engine.words import MASK32
 from sparsefn.tree import Tree, map_with_path
-
-
-def _check_key(key: Tensor) -> None:
-    if not isinstance(key, Tensor):
-        raise TypeError(f"expected a key from sf.random.key(seed), got {type(key).__name__}")
-    if key.dtype != torch.int64:
-        raise TypeError(f"expected a key of dtype torch.int64, got {key.dtype}; make one by sf.random.key(seed)")
-    if key.ndim == 0 or key.shape[-1] != 2:
-        raise ValueError(f"expected a key of shape (2,) or (..., 2), got {tuple(key.shape)}")
-
-
-def _checked(key: Tensor, shape: Sequence[int], index: Tensor | None) -> tuple[tuple[int, ...], Tensor | None]:
-    _check_key(key)
-    if isinstance(shape, int):
-        raise TypeError(f"expected shape to be a sequence of ints, got {shape}; write ({shape},)")
-    shape = tuple(shape)
-    if any(size < 0 for size in shape):
-        raise ValueError(f"expected a shape without negative sizes, got {shape}")
-    if index is not None:
-        if not isinstance(index, Tensor) or index.dtype != torch.int64:
-            got = index.dtype if isinstance(index, Tensor) else type(index).__name__
-            raise TypeError(f"expected index to be an int64 tensor of global element indices, got {got}")
-        if tuple(index.shape) != shape:
-            raise ValueError(f"expected index of the draw's shape {shape}, got {tuple(index.shape)}")
-        index = index.reshape(-1)
-    return shape, index
-
-
-def _drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, kind: str, dtype: torch.dtype) -> Tensor:
-    shape, index = _checked(key, shape, index)
-    return draw(key, index, math.prod(shape), kind, dtype).reshape((*key.shape[:-1], *shape))
-
-
-def _check_float(dtype: torch.dtype) -> None:
-    if dtype not in DIGITS:
-        raise TypeError(f"expected dtype float16, bfloat16, float32 or float64, got {dtype}")
-
-
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    pairs = zip(reversed(shape), reversed(to), strict=False)
-    return len(shape) <= len(to) and all(a in (1, b) for a, b in pairs)
 
 
 def _as_keys(pairs: Tensor) -> Tensor:
@@ -92,7 +52,7 @@ def split(key: Tensor, n: int) -> Tensor:
 
     Key i does not depend on `n`. Keys of shape (..., 2) give (..., n, 2).
     """
-    _check_key(key)
+    check_key(key)
     check_int("split(key, n)", "n", n, 0)
     return _as_keys(draw(key, None, n, "split", torch.int64))
 
@@ -114,7 +74,7 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
     its BLAKE2b digest). Numbers and names are told apart: `3` and `"3"` give unrelated keys. Keys of shape (..., 2)
     are each folded. Raises TypeError for other data, ValueError for an int out of range or a tensor that is not 0-d.
     """
-    _check_key(key)
+    check_key(key)
     if isinstance(data, Tensor):
         if data.dtype != torch.int64:
             raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got a tensor of {data.dtype}")
@@ -173,7 +133,7 @@ def threefry2x32(key: Tensor, counter: Tensor) -> Tensor:
     `key` and `counter` are int64 of shape (..., 2) that broadcast; words are in [0, 2^32), in the order of Random123
     (its known answers hold). Element i of a draw has the counter (i >> 32, i & 0xffffffff).
     """
-    _check_key(key)
+    check_key(key)
     if not isinstance(counter, Tensor) or counter.dtype != torch.int64 or counter.ndim == 0 or counter.shape[-1] != 2:
         got = f"{counter.dtype} {tuple(counter.shape)}" if isinstance(counter, Tensor) else type(counter).__name__
         raise ValueError(f"expected counter to be an int64 tensor of shape (..., 2), got {got}")
@@ -191,7 +151,7 @@ def bits(key: Tensor, shape: Sequence[int], *, index: Tensor | None = None) -> T
     shape, draws those global elements instead. Keys of shape (..., 2) give (..., *shape). Raises
     TypeError or ValueError for a bad key, shape or index.
     """
-    return _drawn(key, shape, index, "words", torch.int64)
+    return drawn(key, shape, index, "words", torch.int64)
 
 
 def uniform(
@@ -206,8 +166,8 @@ def uniform(
     float16 has 11 bits, bfloat16 8, float64 53 (of both words). `key`, `shape` and `index` as in
     `bits`. Raises TypeError for another dtype.
     """
-    _check_float(dtype)
-    return _drawn(key, shape, index, "uniform", dtype)
+    check_float(dtype)
+    return drawn(key, shape, index, "uniform", dtype)
 
 
 def normal(
@@ -222,8 +182,37 @@ def normal(
     rounded to `dtype`. Magnitudes end at 6.67. `key`, `shape` and `index` as in `bits`. Raises
     TypeError for a dtype that `uniform` does not take.
     """
-    _check_float(dtype)
-    return _drawn(key, shape, index, "normal", dtype)
+    check_float(dtype)
+    return drawn(key, shape, index, "normal", dtype)
+
+
+def uniform_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform numbers of the shape of a leaf; of a DTensor, a DTensor of the same placements.
+
+    >>> key = sf.random.key(0)
+    >>> torch.equal(sf.random.uniform_like(key, torch.zeros(3)), sf.random.uniform(key, (3,)))
+    True
+
+    The numbers are those of `uniform(key, leaf.shape, dtype)`: they do not depend on how the leaf is sharded. Each
+    process draws the part that it holds, and nothing is sent. The dtype is float32 whatever the leaf's is. Raises
+    the errors of `uniform`, and ValueError for a DTensor that is partial or has parts that torch.chunk would not make,
+    or with several keys.
+    """
+    check_float(dtype)
+    return drawn_like(key, leaf, "uniform", dtype)
+
+
+def normal_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers of the shape of a leaf; of a DTensor, a DTensor of the same placements.
+
+    >>> key = sf.random.key(0)
+    >>> torch.equal(sf.random.normal_like(key, torch.zeros(3)), sf.random.normal(key, (3,)))
+    True
+
+    To `normal` as `uniform_like` is to `uniform`.
+    """
+    check_float(dtype)
+    return drawn_like(key, leaf, "normal", dtype)
 
 
 def bernoulli(
@@ -237,38 +226,28 @@ def bernoulli(
     `p` is a number in [0, 1], or a tensor of probabilities that broadcasts to `shape` (default: the
     shape of `p`). True where the 32-bit word is below `p * 2**32`, computed in float64: 0 never
     fires, 1 always; in a tensor, entries above 1 always fire, entries below 0 or NaN never do. `key` and `index` as
-    in `bits`. Raises ValueError for a number outside [0, 1].
+    in `bits`. A DTensor of probabilities gives a DTensor of the same placements, with the flips that the whole would
+    give. Raises ValueError for a number outside [0, 1], and for a DTensor with another shape, an index or several keys.
     """
     if isinstance(p, Tensor):
         if not p.is_floating_point():
             raise TypeError(f"expected p to be a float tensor, got {p.dtype}")
         shape = tuple(p.shape) if shape is None else shape
-        if not _broadcasts(p.shape, shape):
+        if not broadcasts(p.shape, shape):
             raise ValueError(f"expected p to broadcast to shape {tuple(shape)}, got {tuple(p.shape)}")
-        shape, places = _checked(key, shape, index)
-        flips = coins(key, p.expand(shape), places, math.prod(shape))
-        if flips is None:
-            check_device("a key and its probabilities", key.device, p)
-            scaled = (p.to(torch.float64) * 2.0**32).ceil().nan_to_num(0.0).clamp(0.0, 2.0**32)
-            flips = _below(bits(key, shape, index=index), scaled.to(torch.int64))
-        return flips.reshape((*key.shape[:-1], *shape))
+        shape, places = checked(key, shape, index)
+        if is_sharded(p):
+            if index is not None or shape != tuple(p.shape):
+                raise ValueError("expected a DTensor of probabilities without an index and without another shape")
+            lie = drawn_lie(key, p)
+            return like(flips(key, here(p), lie, math.prod(lie.size)).reshape(lie.size), p)
+        return flips(key, p.expand(shape), places, math.prod(shape)).reshape((*key.shape[:-1], *shape))
     if not is_number(p):
         raise TypeError(f"expected p to be a number or a float tensor, got {type(p).__name__}")
     if not 0 <= p <= 1:
         raise ValueError(f"expected 0 <= p <= 1, got {p}")
-    shape, places = _checked(key, () if shape is None else shape, index)
-    below = math.ceil(p * 2.0**32)
-    flips = coins(key, below, places, math.prod(shape))
-    if flips is None:
-        flips = _below(bits(key, shape, index=index), below)
-    return flips.reshape((*key.shape[:-1], *shape))
-
-
-def _below(words: Tensor, limit: int | Tensor) -> Tensor:
-    if not torch.compiler.is_compiling():
-        return words < limit
-    # The sign of a difference: compiled for a CPU, a comparison writes bools one by one, three times as slow.
-    return (((words - limit) >> 63) & 1).to(torch.uint8).view(torch.bool)
+    shape, places = checked(key, () if shape is None else shape, index)
+    return flips(key, math.ceil(p * 2.0**32), places, math.prod(shape)).reshape((*key.shape[:-1], *shape))
 
 
 def permutation(key: Tensor, n: int) -> Tensor:
@@ -280,4 +259,4 @@ def permutation(key: Tensor, n: int) -> Tensor:
     Sorts n draws of 64 bits; the lower index goes first among equals. Raises ValueError for n < 0.
     """
     check_int("permutation(key, n)", "n", n, 0)
-    return _drawn(key, (n,), None, "pairs", torch.int64).sort(dim=-1, stable=True).indices
+    return drawn(key, (n,), None, "pairs", torch.int64).sort(dim=-1, stable=True).indices

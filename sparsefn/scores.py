@@ -131,7 +131,7 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
     if not isinstance(state.key, Tensor):
         raise ValueError("expected a state with a PRNG key for random scores, got none; pass key=sf.random.key(seed)")
     return map_with_path(
-        lambda path, leaf: _random.uniform(_random.leaf_key(state.key.to(leaf.device), path, step), leaf.shape),
+        lambda path, leaf: _random.uniform_like(_random.leaf_key(state.key.to(leaf.device), path, step), leaf),
         state.params,
     )
 

@@ -75,7 +75,7 @@ def start_masks(
         scores = {
             path: leaf.detach().abs()
             if init == "magnitude"
-            else random.uniform(random.leaf_key(draws.to(leaf.device), path), leaf.shape)
+            else random.uniform_like(random.leaf_key(draws.to(leaf.device), path), leaf)
             for path, leaf in leaves.items()
         }
         sparsity = None if level is None else fraction_at(level, 0)

@@ -211,7 +211,7 @@ def _start(params: Tree, leaves: Leaves, init: Start, key: Tensor) -> Leaves:
         return {path: score.detach().clone() for path, score in given.items()}
     if init == "random":
         draws = random.fold_in(key, "init")
-        return {p: random.uniform(random.leaf_key(draws, p).to(x.device), x.shape, x.dtype) for p, x in leaves.items()}
+        return {p: random.uniform_like(random.leaf_key(draws, p).to(x.device), x, x.dtype) for p, x in leaves.items()}
     if init == "zeros":
         return {path: torch.zeros_like(leaf) for path, leaf in leaves.items()}
     if init == "magnitude":

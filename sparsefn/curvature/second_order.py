@@ -156,7 +156,7 @@ def _estimated_diagonal(loss: Loss, weights: Tree, key: Tree, batch: Sequence[Tr
 
     def signs(path: str, leaf: Tensor, sample: int) -> Tensor:
         drawn = random.leaf_key(random.fold_in(own, sample).to(leaf.device), path, step)
-        return torch.where(random.uniform(drawn, leaf.shape) < 0.5, -1.0, 1.0).to(leaf.dtype)
+        return torch.where(random.uniform_like(drawn, leaf) < 0.5, -1.0, 1.0).to(leaf.dtype)
 
     total = optree.tree_map(lambda p: torch.zeros_like(wide(p)), weights)
     for sample in range(samples):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-import numpy as np
+from torch import Tensor
 
 from sparsefn.engine.transforms import Array
+
+Index = TypeVar("Index", Array, Tensor)
 
 
 class Lie(NamedTuple):
@@ -31,7 +33,7 @@ class Lie(NamedTuple):
         """How many entries the whole has."""
         return math.prod(self.shape)
 
-    def places(self, index: Array) -> Array:
+    def places(self, index: Index) -> Index:
         """Row-major indices in the whole of row-major indices in the box; both grow in the same order.
 
         >>> import numpy as np
@@ -39,10 +41,28 @@ class Lie(NamedTuple):
         >>> Lie((4, 6), (1, 3), (2, 3), ()).places(np.array([0, 2, 3]))
         array([ 9, 11, 15])
         """
-        places: Array = np.zeros_like(index)
-        step = 1
-        for start, size, extent in zip(reversed(self.start), reversed(self.size), reversed(self.shape), strict=True):
-            index, along = np.divmod(index, max(size, 1))
-            places += (along + start) * step
-            step *= extent
+        first, *others = self.runs
+        places, step = 0 * index, 1
+        for start, size, extent in reversed(others):
+            over = index // max(size, 1)
+            places += (index - over * size + start) * step
+            index, step = over, step * extent
+        places += (index + first[0]) * step
         return places
+
+    @property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Start, size and extent of each dimension, where whole dimensions are one with the dimension before them.
+
+        >>> from sparsefn.engine.lie import Lie
+        >>> Lie((4, 6), (1, 0), (2, 6), ()).runs
+        [(6, 12, 24)]
+        """
+        runs = [(0, 1, 1)]
+        for start, size, extent in zip(self.start, self.size, self.shape, strict=True):
+            if size == extent or runs[-1][2] == 1:
+                before, many, whole = runs.pop()
+                runs.append((before * extent + start, many * size, whole * extent))
+            else:
+                runs.append((start, size, extent))
+        return runs

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import elementary, words
+from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device
 from sparsefn.engine.numbers import batch_first
 from sparsefn.engine.transforms import Array, See, in_mode, visible, visible_inside
@@ -85,8 +86,8 @@ def lifted(key: Tensor) -> Tensor:
     return key
 
 
-def draw(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
-    """Keys (*K, 2), indices (*I, n) or None for 0..n-1 -> draws (*broadcast(K, I), n).
+def draw(key: Tensor, index: Tensor | Lie | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
+    """Keys (*K, 2), indices (*I, n), or None for 0..n-1, or a Lie for its n places -> draws (*broadcast(K, I), n).
 
     >>> from sparsefn.engine import threefry
     >>> threefry.draw(torch.tensor([0, 0]), None, 2, "words", torch.int64)
@@ -95,6 +96,8 @@ def draw(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtyp
     plain = _plain(key, index, visible)
     if plain is not None:
         return _drawn(plain, n, kind, dtype)
+    if isinstance(index, Lie):
+        index = index.places(torch.arange(n, device=key.device))
     check_device("a key and its indices", key.device, index)
     key = lifted(key)
     if torch.compiler.is_compiling() and index is None and kind in ("words", "uniform") and _is_large(n):
@@ -126,7 +129,7 @@ def fold(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
     return torch.from_numpy(np.array(made, np.int64))
 
 
-def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Tensor | None:
+def coins(key: Tensor, below: int | Tensor, index: Tensor | Lie | None, n: int) -> Tensor | None:
     """Where the first word is below a number, or below 2^32 times a chance; None where a tensor is not plain.
 
     >>> from sparsefn.engine import threefry
@@ -157,9 +160,12 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | None, n: int) -> Ten
     return torch.from_numpy(flips).reshape((*batch, n))
 
 
-def _plain(key: Tensor, index: Tensor | None, see: See) -> words.Rows | None:
-    seen = see([key] if index is None else [key, index])
-    return None if seen is None else words.rows(seen[0], seen[1] if len(seen) > 1 else None)
+def _plain(key: Tensor, index: Tensor | Lie | None, see: See) -> words.Rows | None:
+    seen = see([key, index] if isinstance(index, Tensor) else [key])
+    if seen is None:
+        return None
+    keys, given, batch = words.rows(seen[0], seen[1] if len(seen) > 1 else None)
+    return keys, index if isinstance(index, Lie) else given, batch
 
 
 def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ asked of private names, which a release of torch may rename; so nothing else of 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -74,6 +75,24 @@ def at_compile_time(fn: Function) -> Function:
     """
     fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return fn
+
+
+def eagerly(fn: Function) -> Function:
+    """A function that compiled code leaves and calls as it is, with what it calls.
+
+    >>> eagerly(len)([1, 2])
+    2
+
+    As `torch.compiler.disable`, which imports the compiler, and that takes a second.
+    """
+
+    @functools.wraps(fn)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return torch.compiler.disable(fn)(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return fn(*args, **kwargs)
+
+    return called  # type: ignore[return-value]
 
 
 def transformed() -> bool:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import BLOCK, each
 from sparsefn.engine.transforms import Array
 
@@ -20,7 +21,7 @@ _FEW = 8  # as many blocks take ints as long as arrays
 _SHIFTS = [np.array(r, np.uint32) for r in range(33)]  # a ufunc takes an array sooner than a number
 
 Place: TypeAlias = tuple[slice, slice]
-Rows: TypeAlias = tuple[Array, Array | None, tuple[int, ...]]
+Rows: TypeAlias = tuple[Array, Array | Lie | None, tuple[int, ...]]
 
 
 def pair(k0: int, k1: int, high: int, low: int) -> tuple[int, int]:
@@ -60,7 +61,9 @@ def rows(keys: Array, index: Array | None) -> Rows:
     return np.broadcast_to(keys, (*batch, 2)).reshape(count, 2), wide, batch
 
 
-def words(keys: Array, index: Array | None, n: int, use: Callable[[Place, Array, Array], None], second: bool) -> None:
+def words(
+    keys: Array, index: Array | Lie | None, n: int, use: Callable[[Place, Array, Array], None], second: bool
+) -> None:
     """Give the words of every block to `use`, with the rows and columns that they belong to.
 
     >>> import numpy as np
@@ -68,13 +71,15 @@ def words(keys: Array, index: Array | None, n: int, use: Callable[[Place, Array,
     >>> words.words(np.zeros((1, 2), np.int64), None, 1, lambda place, x0, x1: print(x0, x1), True)
     [[1797259609]] [[2579123966]]
 
-    `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), or None for 0..n-1. The words are uint32 of the
+    `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), a Lie for its n places, or None for 0..n-1. The words are uint32 of the
     place's shape, in buffers that are reused: `use` may write to them, and must not keep them. It is called from
     several threads. Without `second` the other words are left unfinished.
     """
     count = len(keys)
     if count * n <= _FEW:
-        x0, x1 = _few(keys, np.arange(n)[None] if index is None else index, (count, n))
+        if not isinstance(index, np.ndarray):
+            index = (np.arange(n) if index is None else index.places(np.arange(n)))[None]
+        x0, x1 = _few(keys, index, (count, n))
         return use((slice(0, count), slice(0, n)), x0, x1)
     k0, k1 = keys[:, :1].astype(np.uint32), keys[:, 1:].astype(np.uint32)
     schedule = (k0, k1, k0 ^ k1 ^ np.uint32(PARITY))
@@ -98,7 +103,10 @@ def words(keys: Array, index: Array | None, n: int, use: Callable[[Place, Array,
                 np.add(counter[: shape[1]], k1[down] + np.uint32(across.start & MASK32), b)
                 high = k0[down] + np.uint32(across.start >> 32)
             else:
-                part = index[down if len(index) > 1 else slice(None), across]
+                if isinstance(index, Lie):  # never all places at once, which take twice the memory of the draws
+                    part = index.places(np.arange(across.start, across.stop))
+                else:
+                    part = index[down if len(index) > 1 else slice(None), across]
                 np.add(part.astype(np.uint32), k1[down], b)
                 high = (part >> 32).astype(np.uint32) + k0[down]
             _rounds(high, [(x[down], y[down]) for x, y in added], a, b, c, second)

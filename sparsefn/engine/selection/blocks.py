@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sparsefn.engine.memory import BLOCK, each
-from sparsefn.engine.selection.entries import Arrays, flat
+from sparsefn.engine.selection.entries import Arrays, eligible, flat
 from sparsefn.engine.transforms import Array
 
 _THREADED = 1 << 22  # from this many scores on, one competition has several threads
@@ -142,28 +142,26 @@ def work_on(competitors: Sequence[Arrays]) -> Work:
     return Work(shares, double, size)
 
 
-def sample(work: Work) -> Array:
-    """Every `step`-th eligible score, with NaN as -inf: some ten thousand of them.
+def sample(work: Work, step: int | None = None) -> Array:
+    """Every `step`-th score, if it competes, with NaN as -inf: some ten thousand unless a step is given.
 
     >>> from sparsefn.engine.selection import blocks, entries
     >>> blocks.sample(blocks.work_on(entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])))
     array([  1., -inf], dtype=float32)
     """
     wanted = 1 << 13 if work.size < 1 << 20 else 1 << 14 if work.size < 1 << 23 else 1 << 16
-    step = work.size // wanted | 1  # odd, as rows of a matrix mostly have even lengths
+    step = step or work.size // wanted | 1  # odd, as rows of a matrix mostly have even lengths
     drawn, first = [], 0
     for share in work.shares:
         scratch = work.scratch(share)
         for at in share:
             some = cut(at, slice(first, None, step))
             scores = scratch.read(some, slice(None), np.empty(some.out.size, scratch.scores.dtype))
-            if at.allow is not None or at.deny is not None:
-                flags = np.ones(scores.size, np.bool_)
-                bar(some, 0, scores.size, flags)
-                scores = scores[flags]
+            open_ = eligible(some.allow, some.deny)
+            scores = scores if open_ is None else scores[open_]
             drawn.append(np.fmax(scores, -np.inf))
             first = (first - at.out.size) % step
-    return np.concatenate(drawn)
+    return np.concatenate(drawn or [work.scratch([]).scores])
 
 
 def compare(work: Work, value: float) -> tuple[int, int]:
@@ -190,19 +188,20 @@ def compare(work: Work, value: float) -> tuple[int, int]:
     return sum(above for above, _ in counts), sum(equal for _, equal in counts)
 
 
-def all_numbers(work: Work) -> None:
-    """Make each mask that of all units that compete with a number.
+def write(work: Work, wins: np.ufunc, value: float) -> None:
+    """Make each mask that of the units that compete and whose scores compare with a value in some way.
 
+    >>> import numpy as np
     >>> from sparsefn.engine.selection import blocks, entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])
-    >>> blocks.all_numbers(blocks.work_on([at]))
+    >>> blocks.write(blocks.work_on([at]), np.greater_equal, -math.inf)
     >>> at.out
     array([ True, False])
     """
 
     def step(at: Arrays, scratch: Scratch) -> None:
         for start, stop, scores, winners, _ in scratch.blocks(at):
-            np.equal(scores, scores, out=winners)
+            wins(scores, value, out=winners)
             bar(at, start, stop, winners)
 
     work.run(step)
@@ -253,7 +252,8 @@ def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool
             places.append(found + start)
         return above, inside, np.concatenate(places), np.concatenate(values)
 
-    above, inside, places, values = zip(*work.run(step), strict=True)
+    found = work.run(step) or [(0, 0, np.empty(0, np.int64), work.scratch([]).scores)]
+    above, inside, places, values = zip(*found, strict=True)
     return Found(sum(above), sum(inside), list(places), np.concatenate(values))
 
 

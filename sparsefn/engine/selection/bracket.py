@@ -17,8 +17,10 @@ import numpy as np
 
 from sparsefn.engine.selection import blocks
 from sparsefn.engine.selection.entries import Arrays, eligible, open_count
+from sparsefn.engine.talks import Gather, Sum, Talk, alone
 from sparsefn.engine.transforms import Array
 
+_CLOSER = 1 << 15  # scores of the next sample, where too many are inside a bracket
 _SORTED = 1 << 11  # up to this many scores a sort is faster than a partition
 SMALL = 1 << 15  # up to this many scores are partitioned without a sample
 _SURE = 2.5  # standard deviations of a rank in the sample on either side; a miss costs another pass
@@ -46,9 +48,21 @@ def write_best(competitors: Sequence[Arrays], k: int) -> None:
         total = open_count(competitors)
         if k < total:
             return _search(blocks.work_on(competitors), k / total, k)
-        for at in competitors:
-            flags = eligible(at.allow, at.deny)
-            at.out[:] = True if flags is None else flags
+        all_win(competitors)
+
+
+def all_win(competitors: Sequence[Arrays]) -> None:
+    """Write into each `out` which units compete.
+
+    >>> from sparsefn.engine.selection import bracket, entries
+    >>> (at,) = entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))])
+    >>> bracket.all_win([at])
+    >>> at.out
+    array([ True, False])
+    """
+    for at in competitors:
+        flags = eligible(at.allow, at.deny)
+        at.out[:] = True if flags is None else flags
 
 
 def best(values: Array, k: int) -> Array:
@@ -104,8 +118,14 @@ def _with_nan(values: Array, k: int) -> Array:
     return keep
 
 
-class _Bracket(NamedTuple):
-    """Where the threshold, the least score that wins, lies: the ends belong to it unless they are open."""
+class Bracket(NamedTuple):
+    """Where the threshold, the least score that wins, lies: the ends belong to it unless they are open.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.selection import bracket
+    >>> bracket.Bracket(low=1.0, low_open=True).has(np.array([1.0, 2.0]))
+    array([False,  True])
+    """
 
     low: float = -math.inf
     low_open: bool = False
@@ -118,40 +138,88 @@ class _Bracket(NamedTuple):
         return above & (values < self.high if self.high_open else values <= self.high)
 
 
-@np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
-def _search(work: blocks.Work, share: float, k: int) -> None:
-    sample, known, reach = blocks.sample(work), _Bracket(), _SURE
+class Threshold(NamedTuple):
+    """A value above which all units win, and of the `equal` units that have it the first `missing`.
+
+    NaN stands for every NaN, and all numbers are above it.
+    """
+
+    value: float
+    missing: int
+    equal: int
+
+
+class Inside(NamedTuple):
+    """Scores of which the best `need` are still to be found; all better units are written as winners.
+
+    The places, for each entry, and the values are those of one process; all processes together have `size`.
+    """
+
+    places: list[Array]
+    values: Array
+    need: int
+    size: int
+
+
+def narrowed(work: blocks.Work, sample: Array, share: float, k: int, closer: int) -> Talk[Threshold | Inside]:
+    """The threshold of the k best, where fewer than all win, or the few scores among which it is.
+
+    >>> from sparsefn.engine import talks
+    >>> from sparsefn.engine.selection import blocks, bracket, entries
+    >>> work = blocks.work_on(entries.arrays([entries.Entry(torch.arange(100.0))]))
+    >>> left = talks.alone(bracket.narrowed(work, blocks.sample(work), 0.9, 90, 1 << 15))
+    >>> left.need, left.values
+    (17, array([ 3.,  4.,  5.,  6.,  7.,  8.,  9., 10., 11., 12., 13., 14., 15., 16., 17., 18., 19.], dtype=float32))
+
+    The work has the scores of one process. The sample is of the scores of all, and the share is the one of all that
+    wins. Where too many scores are inside a bracket, about `closer` of them are the next sample.
+    """
+    known, reach = Bracket(), _SURE
     while True:
         bracket, section = _window(sample, share, reach, known)
         value = _heavy(sample, section)
         if value is not None:
-            above, equal = blocks.compare(work, value)
+            above, equal = (yield Sum(blocks.compare(work, value))).tolist()
             if above <= k <= above + equal:
-                return blocks.fill(work, k - above, value)
+                return Threshold(value, k - above, equal)
             if k < above:
                 known = known._replace(low=value, low_open=True)
             else:
                 known = known._replace(high=value, high_open=True)
             continue
         above, inside, places, values = blocks.collect(work, *bracket)
+        above, inside, held = (yield Sum((above, inside, values.size))).tolist()
         need = k - above
-        if 0 <= need <= inside == values.size:
-            return blocks.add(work, places, best(values, need))
-        if 0 <= need <= inside:  # too many to collect: the scores that were are a closer sample
-            known, sample, share, reach = bracket, values[:: values.size >> 15 | 1].copy(), need / inside, _SURE
-            del places, values  # before the next are collected
+        if not need:
+            return Threshold(bracket.high, 0, 0)
+        if 0 < need <= inside == held:
+            return Inside(places, values, need, inside)
+        if 0 < need <= inside:  # too many to collect: the scores that were are a closer sample
+            known, share, reach = bracket, need / inside, _SURE
+            del places
+            sample = yield Gather(values[:: held // closer | 1].copy())
+            del values  # before the next are collected
             continue
         if need < 0:
             known = known._replace(low=bracket.high, low_open=True)
         elif bracket.low > -math.inf:
             known = known._replace(high=bracket.low, high_open=True)
         else:  # all numbers win
-            blocks.all_numbers(work)
-            return blocks.fill(work, need - inside, math.nan)
+            return Threshold(math.nan, need - inside, 0)
         reach *= 8
 
 
-def _window(sample: Array, share: float, reach: float, known: _Bracket) -> tuple[_Bracket, Array]:
+@np.errstate(all="ignore")  # a signalling NaN counts as any other NaN
+def _search(work: blocks.Work, share: float, k: int) -> None:
+    left = alone(narrowed(work, blocks.sample(work), share, k, _CLOSER))
+    if isinstance(left, Inside):
+        return blocks.add(work, left.places, best(left.values, left.need))
+    if math.isnan(left.value):
+        blocks.write(work, np.greater_equal, -math.inf)
+    blocks.fill(work, left.missing, left.value)
+
+
+def _window(sample: Array, share: float, reach: float, known: Bracket) -> tuple[Bracket, Array]:
     # The scores of the sample around the wanted rank, inside the known bracket, and the narrower bracket they make.
     n = sample.size
     rank, spread = (1 - share) * n, reach * math.sqrt(n * share * (1 - share)) + 4

@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn.engine.lie import Lie
 from sparsefn.engine.transforms import Array, See, visible
 
 Flags = TypeVar("Flags", Tensor, Array)
+
+TINY: Array = np.array([1e-45, 0.0], np.float32)  # equal where the thread counts subnormal numbers as zero
 
 
 class Entry(NamedTuple):
@@ -23,13 +26,15 @@ class Entry(NamedTuple):
 
     `scores` are floats of shape (rows, units), or (rows, units, columns) where the units of each column compete by
     themselves. `allow` and `deny` are bool tensors of that shape; None is all of `allow` and none of `deny`. With
-    `absolute` the scores are absolute values, which are not stored.
+    `absolute` the scores are absolute values, which are not stored. With a `lie` scores are (1, units): the box of the
+    whole that is on this process, and all processes of its groups select together.
     """
 
     scores: Tensor
     allow: Tensor | None = None
     deny: Tensor | None = None
     absolute: bool = False
+    lie: Lie | None = None
 
 
 class Arrays(NamedTuple):
@@ -46,6 +51,20 @@ class Arrays(NamedTuple):
     absolute: bool
 
 
+def check(entries: Sequence[Entry]) -> None:
+    """Raise TypeError for scores that are not floats.
+
+    >>> from sparsefn.engine.selection import entries
+    >>> entries.check([entries.Entry(torch.tensor([[1]]))])
+    Traceback (most recent call last):
+        ...
+    TypeError: expected floating-point scores, got torch.int64
+    """
+    for entry in entries:
+        if not entry.scores.is_floating_point():
+            raise TypeError(f"expected floating-point scores, got {entry.scores.dtype}")
+
+
 def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
     """The arrays of entries, with a new one for each mask; None unless all memory is visible.
 
@@ -59,7 +78,7 @@ def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
     if memory is None:
         return None
     left, made = iter(memory), []
-    for scores, allow, deny, absolute in entries:  # spelt out, as a call for few scores takes microseconds
+    for scores, allow, deny, absolute, _ in entries:  # spelt out, as a call for few scores takes microseconds
         values = next(left)
         allowed = None if allow is None else next(left)
         denied = None if deny is None else next(left)

@@ -14,17 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device, placed
-from sparsefn.engine.selection import bracket, groups, reference
+from sparsefn.engine.selection import bracket, groups, reference, shared
+from sparsefn.engine.selection.entries import TINY, arrays, check, eligible, reshaped
 from sparsefn.engine.selection.entries import Entry as Entry
-from sparsefn.engine.selection.entries import arrays, eligible, reshaped
 from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.transforms import Array, See, visible, visible_inside
 
 Count: TypeAlias = int | Tensor
 Counts: TypeAlias = Sequence[Count] | Tensor
-
-_TINY: Array = np.array([1e-45, 0.0], np.float32)
 
 
 def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) -> list[Tensor]:
@@ -44,15 +43,20 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
     scores win first, then the lower index; NaN ranks below -inf. Where fewer units compete than the count says, all
     of them win. Raises TypeError for scores that are not floats.
     """
-    wide = False  # whether columns are to be laid out as rows
-    for scores, *_ in entries:
-        if not scores.is_floating_point():
-            raise TypeError(f"expected floating-point scores, got {scores.dtype}")
+    wide, floats, lies = False, True, False  # wide: whether columns are to be laid out as rows
+    for scores, _, _, _, lie in entries:
+        floats = floats and scores.is_floating_point()
         wide = wide or (scores.ndim == 3 and not _is_narrow(scores.shape))
+        lies = lies or lie is not None
+    if lies:
+        own = torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
+        return shared.winners(entries, own, joint, winners)
+    if not floats:
+        check(entries)
     if not entries:
         return []
     if wide and not joint:
-        masks = winners([_laid_out(entry) for entry in entries], counts)
+        masks = winners([x if _is_narrow(x.scores.shape) else _as_rows(x) for x in entries], counts)
         return [_laid_back(mask, entry.scores.shape) for mask, entry in zip(masks, entries, strict=True)]
     seen = _in_memory(entries, counts, None, joint, visible)
     if seen is not None:
@@ -60,13 +64,18 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
     return _elsewhere([entry._replace(scores=entry.scores.detach()) for entry in entries], counts, joint)
 
 
-def totals(flags: Sequence[Tensor]) -> Tensor:
+def totals(flags: Sequence[Tensor], lies: Sequence[Lie | None] | None = None) -> Tensor:
     """How many flags are set in each row of some bool tensors, end to end: int64.
+
+    Flags with a lie are those of this process, and all processes of its groups count together.
 
     >>> from sparsefn.engine.selection import winners
     >>> winners.totals([torch.tensor([[True, False], [True, True]]), torch.tensor([[True]])])
     tensor([1, 2, 1])
     """
+    if lies is not None and any(lie is not None for lie in lies):
+        own = torch.split(totals(flags), [len(rows) for rows in flags])
+        return torch.cat(shared.totals(own, lies))
     seen = visible(flags)
     if not flags or seen is None:
         return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64, device="cpu")
@@ -100,10 +109,6 @@ def _is_narrow(shape: Sequence[int]) -> bool:
     return 0 < shape[1] <= groups.WIDEST and (shape[0] > 1 or (len(shape) == 3 and shape[2] > 1))
 
 
-def _laid_out(entry: Entry) -> Entry:
-    return entry if _is_narrow(entry.scores.shape) else _as_rows(entry)
-
-
 def _as_rows(entry: Entry) -> Entry:
     # The entry as (rows, units): the units of a column then follow one another.
     if entry.scores.ndim == 2:
@@ -129,7 +134,7 @@ def _in_memory(
 ) -> list[Tensor] | None:
     seen = arrays(entries, see)
     numbers = None if seen is None else _numbers(entries, counts, spans, joint, see)
-    if seen is None or numbers is None or not _TINY[0] > _TINY[1]:  # this thread counts subnormal numbers as zero
+    if seen is None or numbers is None or not TINY[0] > TINY[1]:  # this thread counts subnormal numbers as zero
         return None
     if joint or (len(seen) == 1 and seen[0].out.shape[0] == 1 and seen[0].out.ndim == 2):  # one competition
         (k,) = numbers
@@ -175,8 +180,8 @@ def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
 
 def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Tensor]:
     device = entries[0].scores.device
-    for scores, *flags, _ in entries:
-        check_device("scores and flags", scores.device, *flags)
+    for scores, allow, deny, *_ in entries:
+        check_device("scores and flags", scores.device, allow, deny)
         if joint:
             check_device("all scores of one competition", device, scores)
     exported = torch.compiler.is_exporting() or any(entry.scores.device.type != "cpu" for entry in entries)
@@ -227,7 +232,7 @@ def _jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
 
 
 def _by_operator(entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool) -> list[Tensor]:
-    scores, allow, deny, absolute = (list(column) for column in zip(*entries, strict=True))
+    scores, allow, deny, absolute = (list(column) for column in zip(*(entry[:4] for entry in entries), strict=True))
     masks: list[Tensor] = _operator(scores, allow, deny, absolute, counts, spans, joint)
     return masks
 

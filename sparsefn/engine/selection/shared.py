@@ -1,0 +1,262 @@
+"""Selection among processes: each holds boxes of some tensors, and all find one threshold for the whole.
+
+What decides is found as on one process (`bracket.narrowed`), from a sample and counts of all processes. The scores that
+are left inside the bracket are a smaller competition of the same kind, until few enough are left to be sent. Each
+process then writes the masks of its boxes, and of its copies, by the threshold. Units equal to it win by their place in
+the whole: the place before which all of the missing ones lie is searched for by counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefn.engine import talks
+from sparsefn.engine.lie import Lie
+from sparsefn.engine.memory import BLOCK
+from sparsefn.engine.selection import blocks
+from sparsefn.engine.selection.bracket import Bracket, Threshold, all_win, best, narrowed
+from sparsefn.engine.selection.entries import TINY, Arrays, Entry, arrays, check, flat, open_count
+from sparsefn.engine.talks import Gather, Sum, Talk
+from sparsefn.engine.transforms import Array, eagerly, unwrapped, visible_inside
+
+Count: TypeAlias = int | Tensor
+
+FEW = 1 << 12  # up to this many scores of all processes are sent
+_SAMPLED = 1 << 11  # of fewer than 2**20 scores; more make the bracket narrower, and are themselves sent
+_PROBES = 1 << 10  # places at which ties are counted at a time
+
+
+@eagerly
+def winners(
+    entries: Sequence[Entry],
+    counts: Sequence[Count],
+    joint: bool,
+    plain: Callable[[Sequence[Entry], Sequence[Count]], list[Tensor]],
+) -> list[Tensor]:
+    """Masks of the best units of entries, of which some are parts of what several processes hold.
+
+    >>> from sparsefn.engine.lie import Lie
+    >>> from sparsefn.engine.selection import shared
+    >>> whole = shared.Entry(torch.tensor([[1.0, 3.0, 2.0]]), lie=Lie((3,), (0,), (3,), ()))
+    >>> shared.winners([whole], [2], False, lambda entries, counts: [])
+    [tensor([[False,  True,  True]])]
+
+    An entry that is no part, and is in no joint competition, is selected from by `plain`.
+    """
+    groups = _groups([entry.lie for entry in entries])
+    with _all_numbers_count(), np.errstate(all="ignore"):  # a signalling NaN counts as any other NaN
+        try:
+            seen = _arrays(entries)
+            running, alone = [], []
+            if joint:
+                sizes = [at.out.size if x.lie is None else x.lie.numel for x, at in zip(entries, seen, strict=True)]
+                starts = accumulate(sizes, initial=0)
+                pieces = [_piece(*one, groups) for one in zip(entries, seen, starts, strict=False)]
+                running.append((groups, selected(pieces, int(counts[0]), sum(sizes))))
+            else:
+                for i, (entry, at) in enumerate(zip(entries, seen, strict=True)):
+                    if entry.lie is None:
+                        alone.append(i)
+                    else:
+                        piece = _piece(entry, at, 0, entry.lie.groups)
+                        running.append((entry.lie.groups, selected([piece], int(counts[i]), entry.lie.numel)))
+            masks = [torch.from_numpy(at.out) for at in seen]
+            for i, mask in zip(alone, plain([entries[i] for i in alone], [counts[i] for i in alone]), strict=True):
+                masks[i] = mask
+        except Exception as error:
+            talks.agree(groups, error)
+            raise
+        talks.together(running)
+    return [mask.to(entry.scores.device) for mask, entry in zip(masks, entries, strict=True)]
+
+
+@eagerly
+def totals(counts: Sequence[Tensor], lies: Sequence[Lie | None]) -> list[Tensor]:
+    """Sums over processes of the counts of some tensors, of those that are parts.
+
+    >>> from sparsefn.engine.lie import Lie
+    >>> from sparsefn.engine.selection import shared
+    >>> shared.totals([torch.tensor([2])], [Lie((3,), (0,), (3,), ())])
+    [tensor([2])]
+    """
+
+    def summed(count: Array) -> Talk[Array]:
+        return (yield Sum(count))
+
+    parts = [(i, lie.groups) for i, lie in enumerate(lies) if lie is not None]
+    made = list(counts)
+    sums = talks.together([(groups, summed(counts[i].cpu().numpy())) for i, groups in parts])
+    for (i, _), total in zip(parts, sums, strict=True):
+        made[i] = torch.from_numpy(total).to(counts[i].device)
+    return made
+
+
+class Piece(NamedTuple):
+    """An entry of a competition among processes, and where its units are in the whole.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.lie import Lie
+    >>> from sparsefn.engine.selection import entries, shared
+    >>> (at,) = entries.arrays([entries.Entry(torch.ones(2))])
+    >>> shared.Piece(at, Lie((2, 2), (0, 1), (2, 1), ()), start=10, counts=True).places(np.array([0, 1]))
+    array([11, 13])
+
+    Arrays have one dimension. Without a lie all units of the entry are here; they start at `start` in the whole. One
+    that does not count is a copy: another process counts its units, and only its mask is written here.
+    """
+
+    at: Arrays
+    lie: Lie | None
+    start: int
+    counts: bool
+
+    def places(self, index: Array) -> Array:
+        """Places in the whole of units that are here; both grow in the same order."""
+        return self.start + (index if self.lie is None else self.lie.places(index))
+
+    def before(self, places: Array) -> Array:
+        """How many of the units that are here come before some places in the whole."""
+        low, high = np.zeros_like(places), np.full_like(places, self.at.out.size)
+        while (left := low < high).any():
+            middle = (low + high) // 2
+            earlier = self.places(middle) < places
+            low = np.where(left & earlier, middle + 1, low)
+            high = np.where(left & ~earlier, middle, high)
+        return low
+
+
+def selected(pieces: Sequence[Piece], k: int, size: int) -> Talk[None]:
+    """Write into each `out` the mask of the k best units of all pieces of all processes, `size` with those barred.
+
+    >>> from sparsefn.engine import talks
+    >>> from sparsefn.engine.selection import entries, shared
+    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 3.0, 2.0]))])
+    >>> talks.alone(shared.selected([shared.Piece(at, None, 0, True)], 1, 3))
+    >>> at.out
+    array([False,  True, False])
+
+    Larger scores win first, then the unit that comes first in the whole; NaN ranks below -inf.
+    """
+    every = [piece.at for piece in pieces]
+    counted = [piece for piece in pieces if piece.counts]
+    total = size
+    if k > 0 and any(at.allow is not None or at.deny is not None for at in every):
+        total = int((yield Sum([open_count([piece.at for piece in counted])]))[0])
+    if k <= 0:
+        for at in every:
+            at.out[:] = False
+        return
+    if k >= total:
+        return all_win(every)
+    double = blocks.work_on(every).double
+    threshold = yield from _threshold(_work([piece.at for piece in counted], double), k, total)
+    end = yield from _end_of_ties(counted, double, threshold, size)
+    ends = [int(piece.before(np.array([end]))[0]) for piece in pieces]
+    value = threshold.value
+    until: tuple[np.ufunc, float] = (np.greater_equal, value)
+    beyond: tuple[np.ufunc, float] = (np.greater, value)
+    if math.isnan(value):  # to which every score is unequal
+        until, beyond = (np.not_equal, value), (np.greater_equal, -math.inf)
+    firsts = [blocks.cut(at, slice(0, n)) for at, n in zip(every, ends, strict=True)]
+    rest = [blocks.cut(at, slice(n, None)) for at, n in zip(every, ends, strict=True)]
+    blocks.write(_work(firsts, double), *until)
+    blocks.write(_work(rest, double), *beyond)
+
+
+def _threshold(work: blocks.Work, k: int, total: int) -> Talk[Threshold]:
+    while total > FEW:
+        # Of a small competition the sample and what it leaves are sent; of a large one neither is much.
+        wanted = _SAMPLED if total < 1 << 20 else 4 * _SAMPLED if total < 1 << 23 else 8 * _SAMPLED
+        sample = yield Gather(blocks.sample(work, total // wanted | 1))
+        left = yield from narrowed(work, sample, k / total, k, wanted)
+        if isinstance(left, Threshold):
+            return left
+        only = Arrays(left.values, None, None, None, np.empty(left.values.shape, np.bool_), absolute=False)
+        work, k, total = _work([only], work.double), left.need, left.size
+    numbers = yield Gather(blocks.collect(work, *Bracket()).values)
+    if k > numbers.size:
+        return Threshold(math.nan, k - numbers.size, total - numbers.size)
+    won = numbers[best(numbers, k)]
+    value = won.min()
+    return Threshold(float(value), int((won == value).sum()), int((numbers == value).sum()))
+
+
+def _end_of_ties(pieces: Sequence[Piece], double: bool, threshold: Threshold, size: int) -> Talk[int]:
+    # The place before which exactly as many of the units equal to the threshold lie as win.
+    if threshold.missing in (0, threshold.equal):
+        return size if threshold.missing else 0
+    low, end, had = 0, size, 0
+    while end - low > 1:
+        n = min(_PROBES, end - low)
+        probes = low + np.arange(1, n) * (end - low) // n
+        equal = sum((_equal(piece, double, threshold.value, low, probes) for piece in pieces), np.zeros_like(probes))
+        found = had + (yield Sum(equal))
+        i = int((found < threshold.missing).sum())
+        if i:
+            low, had = int(probes[i - 1]), int(found[i - 1])
+        if i < n - 1:
+            end = int(probes[i])
+    return end
+
+
+def _equal(piece: Piece, double: bool, value: float, low: int, probes: Array) -> Array:
+    # How many units that are here and equal to a value lie from a place on and before each of some others.
+    first, *ends = piece.before(np.array([low, *probes])).tolist()
+    at, marks = blocks.cut(piece.at, slice(first, ends[-1])), np.array(ends) - first
+    counts: Array = np.zeros_like(marks)
+    total = 0
+    for start, stop, scores, _, flags in blocks.Scratch(min(BLOCK, at.out.size), double).blocks(at):
+        np.isnan(scores, out=flags) if math.isnan(value) else np.equal(scores, value, out=flags)
+        blocks.bar(at, start, stop, flags)
+        found = np.flatnonzero(flags)
+        inside = (marks > start) & (marks <= stop)
+        counts[inside] = total + np.searchsorted(found, marks[inside] - start)
+        total += found.size
+    return counts
+
+
+def _work(competitors: Sequence[Arrays], double: bool) -> blocks.Work:
+    # With buffers of the dtype that all processes use: a float64 entry may count on another one alone.
+    return blocks.work_on(competitors)._replace(double=double)
+
+
+def _arrays(entries: Sequence[Entry]) -> list[Arrays]:
+    check(entries)
+    here = []
+    for scores, allow, deny, absolute, _ in entries:
+        allow, deny = (None if x is None else unwrapped(x).cpu() for x in (allow, deny))
+        here.append(Entry(unwrapped(scores).cpu(), allow, deny, absolute))
+    seen = arrays(here, visible_inside)
+    if seen is None:
+        raise TypeError("expected tensors with values in memory to compete over processes, got fake or batched ones")
+    return seen
+
+
+def _piece(entry: Entry, at: Arrays, start: int, groups: talks.Groups) -> Piece:
+    own = () if entry.lie is None else entry.lie.groups
+    return Piece(flat(at), entry.lie, start, talks.is_first([name for name in groups if name not in own]))
+
+
+def _groups(lies: Sequence[Lie | None]) -> talks.Groups:
+    return tuple(dict.fromkeys(name for lie in lies if lie is not None for name in lie.groups))
+
+
+@contextlib.contextmanager
+def _all_numbers_count() -> Iterator[None]:
+    # Where this thread counts subnormal numbers as zero, it does not for a while.
+    if TINY[0] > TINY[1]:
+        yield
+        return
+    torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(True)

@@ -1,0 +1,93 @@
+"""Many cases on gloo ranks: one spawn runs them all, and a failure names its case and rank."""
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+Cases = Iterable[tuple[str, Callable[[], object]]]
+
+COLLECTIVE = timedelta(seconds=60)  # how long one collective may take
+SHOWN = 12  # failures that are told in full
+
+
+def on_ranks(count: int, cases: Callable[..., Cases], *args: object, seconds: float = 120) -> None:
+    """Run the cases that `cases(*args)` yields on all of so many processes, in the same order on each.
+
+    A case fails by raising. If it fails on some ranks only, the ranks may be at different messages, and the run ends.
+    After `seconds` each rank prints where it is, and ends.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        spawn = multiprocessing.get_context("spawn").Process
+        ranks = [spawn(target=_run, args=(rank, count, folder, seconds, cases, args)) for rank in range(count)]
+        for process in ranks:
+            process.start()
+        end = time.monotonic() + seconds + 15  # a rank takes some seconds to start
+        while any(process.is_alive() for process in ranks) and time.monotonic() < end:
+            if any(process.exitcode for process in ranks):  # the others would wait for it
+                end = min(end, time.monotonic() + 2)
+            time.sleep(0.02)
+        for process in ranks:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGABRT)  # it prints where it is
+            process.join(5)
+            process.kill()
+        _report(folder, [process.exitcode for process in ranks])
+
+
+def _run(rank: int, count: int, folder: Path, seconds: float, cases: Callable[..., Cases], args: tuple) -> None:
+    log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=COLLECTIVE)
+    own = dist.new_group()  # a case that failed may have left messages in the groups it used
+    failures = {}
+    for name, case in cases(*args):
+        print(f"case {name}", flush=True)
+        try:
+            case()
+        except BaseException:  # pytest's failures are no Exceptions
+            failures[name] = traceback.format_exc()
+        failed = torch.tensor([name in failures], dtype=torch.int64)
+        dist.all_reduce(failed, group=own)
+        if 0 < int(failed) < count:
+            break
+    (folder / f"{rank}.json").write_text(json.dumps(failures), encoding="utf-8")
+    # No rank leaves before all are done, as closing a socket that holds unread bytes resets the connection of the peer.
+    store.set(f"done {rank}", "")
+    store.wait([f"done {other}" for other in range(count)], COLLECTIVE)
+    # Not by the interpreter's end: gloo's threads outlive destroy_process_group where a mesh keeps a group alive, and
+    # one that then drops the last tensor of a message asks for the GIL of a dying interpreter, which aborts (SIGABRT).
+    os._exit(0)
+
+
+def _report(folder: Path, codes: list[int | None]) -> None:
+    """Raise what went wrong on which rank."""
+    said: dict[str, list[int]] = {}
+    for rank, code in enumerate(codes):
+        outcome = folder / f"{rank}.json"
+        if outcome.exists():
+            for name, text in json.loads(outcome.read_text(encoding="utf-8")).items():
+                said.setdefault(f"{name}:\n{text}", []).append(rank)
+        if code or not outcome.exists():
+            log = folder / f"{rank}.log"
+            text = log.read_text(encoding="utf-8", errors="replace")[-6000:] if log.exists() else "never started"
+            said.setdefault(f"ended with exit code {code}; the end of what it printed:\n{text}", []).append(rank)
+    texts = [f"rank {', '.join(map(str, ranks))}, {text}" for text, ranks in said.items()]
+    more = f"\n... and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    assert not texts, "\n".join(texts[:SHOWN]) + more
