@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from sparsefn.checkpoint.states import as_dense, check_values
+from sparsefn.engine import talks
 from sparsefn.engine.shards import here, is_sharded, lie_of
+from sparsefn.engine.transforms import Array
 from sparsefn.tree import Tree, flatten
 
 
@@ -23,15 +26,19 @@ def check_replicas(state: Tree) -> None:
     replicate it. Every process of the default process group must call it; each sends 16 bytes a leaf, of hashes, and
     reads all its tensors once: a check for now and then. Bits count: NaN equals NaN, and 0.0 is not -0.0.
     """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    everyone = distributed.group.WORLD if distributed.is_available() else None
+    if everyone is None:
         return
-    given = flatten(state)[0].items()
-    leaves = {path: check_values("the state", path, as_dense("the state", path, leaf)) for path, leaf in given}
-    same_leaves = _from_all([_digest(repr(list(leaves)).encode())])
-    if len({row[0] for row in same_leaves}) > 1:
-        raise ValueError(f"check_replicas: expected the same leaves on every rank, got {list(leaves)} on this one")
-    rows = _from_all([number for leaf in leaves.values() for number in (_place(leaf), _content(leaf))])
+    groups = (everyone.group_name,)
+    with talks.agreement(groups):
+        given = flatten(state)[0].items()
+        leaves = {path: check_values("the state", path, as_dense("the state", path, leaf)) for path, leaf in given}
+        hashes = [_digest(repr([*leaves]).encode())]
+        hashes += [number for leaf in leaves.values() for number in (_place(leaf), _content(leaf))]
+    first, all_hashes = talks.together([(groups, _everyones(hashes[:1])), (groups, _everyones(hashes))])
+    if len({*first.tolist()}) > 1:
+        raise ValueError(f"check_replicas: expected the same leaves on every rank, got {[*leaves]} on this one")
+    rows = all_hashes.reshape(-1, len(hashes))[:, 1:].tolist()
     for i, path in enumerate(leaves):
         copies: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for rank, row in enumerate(rows):
@@ -45,15 +52,8 @@ def check_replicas(state: Tree) -> None:
                 )
 
 
-def _from_all(numbers: list[int]) -> list[list[int]]:
-    # The numbers of every process, a row each.
-    distributed = torch.distributed
-    device = torch.device("cuda" if distributed.get_backend() == "nccl" else "cpu")
-    own = torch.tensor(numbers, dtype=torch.int64, device=device)
-    found = own.new_empty(distributed.get_world_size() * len(numbers))
-    distributed.all_gather_single(found, own)
-    rows: list[list[int]] = found.view(-1, len(numbers)).tolist()
-    return rows
+def _everyones(numbers: list[int]) -> talks.Talk[Array]:
+    return (yield talks.Gather(np.array(numbers, np.int64)))
 
 
 def _place(x: Tensor) -> int:
