@@ -11,8 +11,10 @@ from torch import Tensor
 from sparsefn.engine.apportion import Counts, apportion
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import Call, described
+from sparsefn.engine.exact_sums import sums
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import rounded_down
+from sparsefn.engine.shards import whole
 from sparsefn.state import Score, check_score
 from sparsefn.tree import Leaves
 
@@ -97,9 +99,9 @@ def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     NaN for a leaf with none. Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
     """
     del after
-    return {
-        path: _stable_sum(torch.where(mask, scores[path].double(), 0.0)) / mask.sum() for path, mask in before.items()
-    }
+    counts = _counts(before)
+    totals = sums([scores[path] for path in before], list(before.values()))
+    return {path: total / counts[path] for path, total in zip(before, totals, strict=True)}
 
 
 def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
@@ -110,7 +112,7 @@ def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     {'w': tensor(1)}
     """
     del scores, after
-    return {path: mask.sum() for path, mask in before.items()}
+    return _counts(before)
 
 
 def survivors(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
@@ -135,7 +137,8 @@ def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     The same as no redistribution; for a `Redistribute` that has a `rate`.
     """
     del scores
-    return {path: mask.sum() - after[path].sum() for path, mask in before.items()}
+    left = _counts({path: after[path] for path in before})
+    return {path: count - left[path] for path, count in _counts(before).items()}
 
 
 @described
@@ -158,8 +161,9 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
         shares = {p: torch.nan_to_num(s.double()) for p, s in share(scores, masks, masks).items()}
         average = torch.stack(list(shares.values())).mean() if shares else 0.0
         fractions = {}
+        counts = _counts(masks)
         for path, mask in masks.items():
-            sparsity = (mask.numel() - mask.sum()).double() / max(mask.numel(), 1)
+            sparsity = (mask.numel() - counts[path]).double() / max(mask.numel(), 1)
             own = torch.as_tensor(fraction, dtype=torch.float64, device=mask.device)
             spared = (sparsity < below) & (shares[path] > average)
             fractions[path] = torch.where(spared, torch.minimum(sparsity, own), own)
@@ -214,9 +218,5 @@ def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
     return (free & (scores.double() >= (1 - chance)[..., None])).sum(-1)
 
 
-def _stable_sum(x: Tensor) -> Tensor:
-    # Rows of a fixed length: a sum over everything would depend on the number of threads.
-    x = x.reshape(-1)
-    while x.shape[0] > 1:
-        x = torch.nn.functional.pad(x, (0, -x.shape[0] % 1024)).reshape(-1, 1024).sum(-1)
-    return x.sum()
+def _counts(masks: Leaves) -> Leaves:
+    return dict(zip(masks, whole([mask.sum() for mask in masks.values()]), strict=True))

@@ -25,7 +25,7 @@ def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = 
     The latents are `{"latent": {path: v}, "threshold": {path: s}}`. There is no target sparsity: weight decay in the
     optimizer moves s. At init=-3200 sigmoid and its slope are exactly 0 in float32, so at first only weight decay
     moves s. The slope of s is a sum over the leaf, made by autograd: its last bits depend on the number of threads
-    where the leaf is large. Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
+    where the leaf is large, and of processes where it is a DTensor. Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
     """
 
     def start(leaves: Leaves, key: Tensor) -> Tree:

@@ -9,12 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefn.algorithms.bounds import within_bounds
 from sparsefn.budgets import Distribution, Global, check_fixed, spread
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
-from sparsefn.engine.selection.winners import Count, Entry, totals, winners
+from sparsefn.engine.selection.winners import Count, totals, winners
+from sparsefn.engine.shards import is_sharded
 from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.seated import from_seats, own_counts, seated, to_seats
 from sparsefn.patterns.tied import checked_sets, joined, parted, tied_sets
 from sparsefn.patterns.units import (
     Units,
@@ -73,7 +76,7 @@ class Competition(NamedTuple):
     def pools(self, leaves: Leaves) -> Pools:
         """The units of the leaves that compete with each other, by path: a dict a pool; errors name the leaf."""
         made = self._units(leaves)
-        if self.joint and any(units.rows[0] > 1 for units in made.values()):
+        if self.joint and any(units.of_all.rows[0] > 1 for units in made.values()):
             raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
         if self.joint and made and self.pattern.fixed is not None:
             raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
@@ -84,6 +87,10 @@ class Competition(NamedTuple):
         if self.pattern.members:
             made = tied_sets(self.pattern, leaves)
             known = paths_of(made)
+            if sharded := [path for path in known if is_sharded(leaves[path])]:
+                raise ValueError(
+                    f"{self.pattern}: expected plain leaves in a tied set, got a DTensor at {sharded[0]!r}"
+                )
             if others := [path for path in leaves if path not in known]:
                 raise ValueError(
                     f"{self.pattern}: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "
@@ -92,7 +99,7 @@ class Competition(NamedTuple):
             return made
         for path, leaf in leaves.items():
             try:
-                made[path] = units_of(self.pattern, tuple(leaf.shape))
+                made[path] = seated(units_of(self.pattern, tuple(leaf.shape)), leaf)
             except ValueError as error:
                 raise ValueError(f"{error} at {path!r}") from None
         return made
@@ -108,26 +115,30 @@ class Competition(NamedTuple):
             raise TypeError(f"expected a sparsity: {self.pattern} leaves the count open")
         grids = {path: one.budgeted for path, one in units.items()}
         if isinstance(self.distribution, Global):
-            total = n_kept(sum(math.prod(one.rows) for one in units.values()), sparsity)
+            total = n_kept(sum(math.prod(one.of_all.rows) for one in units.values()), sparsity)
             self.distribution.bounds(grids, total)
             return [total]
         counts = self.distribution(grids, sparsity)
-        groups = {path: one.rows[0] for path, one in units.items()}
-        return [counts[path] if n == 1 else spread(counts[path], n) for path, n in groups.items()]
+        groups = {path: one.of_all.rows[0] for path, one in units.items()}
+        return [
+            own_counts(units[path], counts[path] if n == 1 else spread(counts[path], n)) for path, n in groups.items()
+        ]
 
     def rows(self, pools: Pools, tensors: Leaves) -> list[Tensor]:
         """The units of each pool, as (groups, units of a group)."""
+        tensors = to_seats(_by_path(pools), tensors)
         return [_joined([to_rows(*pair) for pair in _each(pool, tensors)]) for pool in pools]
 
     def active(self, pools: Pools, masks: Leaves) -> list[Tensor]:
         """Which units of each pool are kept, as (groups, units of a group)."""
+        masks = to_seats(_by_path(pools), masks)
         return [_joined([active_rows(*pair) for pair in _each(pool, masks)]) for pool in pools]
 
     def free(self, pools: Pools, like: Leaves, among: Leaves | None) -> Flags:
         """Which units of each pool may be kept, among these masks; None is all of them."""
         if among is None and self.pattern.allowed is None:
             return [None] * len(pools)
-        open_ = full(among or {}, like, paths_of(_by_path(pools)))
+        open_ = to_seats(_by_path(pools), full(among or {}, like, paths_of(_by_path(pools))))
         return [
             _joined([allowed_rows(units, mask, active_rows(units, mask)) for units, mask in _each(pool, open_)])
             for pool in pools
@@ -136,14 +147,24 @@ class Competition(NamedTuple):
     def masks(self, pools: Pools, rows: Sequence[Tensor], scores: Leaves, among: Leaves | None = None) -> Leaves:
         """Rows of kept units as masks of their leaves, with the elements that the pattern leaves to other units."""
         made: Leaves = {}
+        given = scores if self.pattern.zeros is None else to_seats(_by_path(pools), scores)
+        open_ = None if among is None or self.pattern.zeros is None else to_seats(_by_path(pools), among)
         for pool, kept in zip(pools, rows, strict=True):
             for (path, units), part in zip(pool.items(), _split(pool, kept), strict=True):
                 assert part is not None
                 if units.places:
                     made |= parted(units, part, scores)
                 else:
-                    made[path] = unit_mask(units, part, scores[path], None if among is None else among[path])
-        return made
+                    made[path] = unit_mask(units, part, given[path], None if open_ is None else open_[path])
+        return from_seats(_by_path(pools), made, scores)
+
+    def totals(self, pools: Pools, rows: Sequence[Tensor]) -> Tensor:
+        """How many flags are set in each row of the pools, end to end; of a group that processes share, in all."""
+        if not any(units.seat for pool in pools for units in pool.values()):
+            return totals(rows)
+        parts = [(part, units.lie) for pool, row in zip(pools, rows, strict=True) for part, units in _parts(pool, row)]
+        counts = totals([part for part, _ in parts], [lie for _, lie in parts])
+        return counts.sum(0, keepdim=True) if self.joint else counts
 
     def best(
         self, pools: Pools, scores: Leaves, counts: list[Count], among: Leaves | None, absolute: bool = False
@@ -154,9 +175,9 @@ class Competition(NamedTuple):
             flags: Flags = list(self.active(pools, open_)) if open_ else [None] * len(pools)
             won = self.winners(pools, scores, counts, flags, absolute=absolute)
         else:
-            every = _by_path(pools)
-            kept: Flags = [mask for _, mask in _each(every, open_)] if open_ else [None] * len(every)
-            rows = zip(_each(every, scores), kept, strict=True)
+            every, here, there = _by_path(pools), to_seats(_by_path(pools), scores), to_seats(_by_path(pools), open_)
+            kept: Flags = [mask for _, mask in _each(every, there)] if there else [None] * len(every)
+            rows = zip(_each(every, here), kept, strict=True)
             entries = [entry_of(units, x, mask, absolute) for (units, x), mask in rows]
             won = winners(entries, counts)
         masks = self.masks(pools, won, scores, open_ or None)
@@ -186,10 +207,12 @@ class Competition(NamedTuple):
             [part for pool, flags in zip(pools, rows, strict=True) for part in _split(pool, flags)]
             for rows in (allow, deny)
         )
-        each = list(_each(_by_path(pools), scores))
+        each = list(_each(_by_path(pools), to_seats(_by_path(pools), scores)))
         entries = row_entries([one for one, _ in each], [x for _, x in each], open_, barred, absolute)
         if isinstance(self.distribution, Global):
-            return [_joined(_within_bounds(self.distribution, pools[0], entries, counts[0], _split(pools[0], held[0])))]
+            sizes = {path: units.of_all.rows[1] for path, units in pools[0].items()}
+            kept = _split(pools[0], held[0])
+            return [_joined(within_bounds(self.distribution, sizes, entries, counts[0], kept))]
         return winners(entries, counts)
 
 
@@ -202,29 +225,6 @@ def _fixed(path: str, units: Units, sparsity: Real | None) -> Count:
     except ValueError as error:
         raise ValueError(f"{error} at {path!r}") from None
     return count
-
-
-def _within_bounds(
-    distribution: Global, pool: Pool, entries: list[Entry], count: Count, held: list[Tensor | None]
-) -> list[Tensor]:
-    # The best units of one competition, in which each leaf keeps as many as its bounds allow.
-    sizes = {path: (x.scores.shape[-1],) for path, x in zip(pool, entries, strict=True)}
-    limits = list(distribution.bounds(sizes, torch.zeros((), device="cpu")).values())
-    if any(most < n for (_, most), (n,) in zip(limits, sizes.values(), strict=True)):
-        # Only the best of a leaf compete, as many as it keeps at most.
-        left = [most - _had(flags) for (_, most), flags in zip(limits, held, strict=True)]
-        within = winners(entries, left)
-        entries = [x._replace(allow=most, deny=None) for x, most in zip(entries, within, strict=True)]
-    if not any(least for least, _ in limits):
-        return winners(entries, [count], joint=True)
-    # The best of a leaf, as many as it keeps at least, win before all others.
-    left = [least - _had(flags) for (least, _), flags in zip(limits, held, strict=True)]
-    first = winners(entries, left)
-    alike = [torch.zeros_like(x.scores[:1, :1]).expand(x.scores.shape) for x in entries]
-    first = winners([Entry(*pair) for pair in zip(alike, first, strict=True)], [count], joint=True)
-    rest = [x._replace(deny=won if x.deny is None else x.deny | won) for x, won in zip(entries, first, strict=True)]
-    others = winners(rest, [count - totals(first).sum()], joint=True)
-    return [a | b for a, b in zip(first, others, strict=True)]
 
 
 def _by_path(pools: Pools) -> Pool:
@@ -249,8 +249,10 @@ def _split(pool: Pool, rows: Tensor | None) -> list[Tensor | None]:
     return list(torch.split(rows, [math.prod(units.rows) for units in pool.values()], -1))
 
 
-def _had(held: Tensor | None) -> Count:
-    return 0 if held is None else held.sum()
+def _parts(pool: Pool, rows: Tensor) -> Iterator[tuple[Tensor, Units]]:
+    for units, part in zip(pool.values(), _split(pool, rows), strict=True):
+        assert part is not None
+        yield part, units
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -19,7 +19,8 @@ from sparsefn.engine.checks import Schedule, Step
 from sparsefn.engine.leafwise import zeroed
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import CountRule, fraction_at, rounded, rounded_down, rounded_up
-from sparsefn.engine.selection.winners import end_to_end, totals
+from sparsefn.engine.selection.winners import end_to_end
+from sparsefn.engine.shards import whole
 from sparsefn.redistribute import GrowCount, Redistribute, allocate
 from sparsefn.state import State, masks_tree
 from sparsefn.tree import Leaves, Tree
@@ -78,12 +79,15 @@ class Field(NamedTuple):
         """How many groups each pool has."""
         return [rows.shape[0] for rows in self.active]
 
-    def capacity(self) -> Tensor:
+    def capacity(self, rule: Competition) -> Tensor:
         """How many units of each group may be kept."""
+        if any(open_ is not None for open_ in self.free):  # then none of them is None
+            return rule.totals(self.pools, [open_ for open_ in self.free if open_ is not None])
+        widths = [sum(units.of_all.rows[1] for units in pool.values()) for pool in self.pools]
         return torch.cat(
             [
-                rows.new_full(rows.shape[:1], rows.shape[1], dtype=torch.int64) if open_ is None else totals([open_])
-                for rows, open_ in zip(self.active, self.free, strict=True)
+                rows.new_full(rows.shape[:1], width, dtype=torch.int64)
+                for rows, width in zip(self.active, widths, strict=True)
             ]
         )
 
@@ -100,7 +104,7 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
     shares = memory.read("share", state, grads, step, leaves)[0] if "share" in memory.scores else grows
     free = rule.free(pools, leaves, allowed)
     active = [_within(rows, open_) for rows, open_ in zip(rule.active(pools, masks), free, strict=True)]
-    field = Field(leaves, masks, pools, free, active, totals(active))
+    field = Field(leaves, masks, pools, free, active, rule.totals(pools, active))
     lost, target = _quota(cycle, field, shares, step)
     stay = rule.winners(pools, drops, field.had - lost, list(active), absolute=of_drops)
     grew = _grow(cycle, field, grows, of_grows, shares, stay, field.had - lost, target)
@@ -130,7 +134,7 @@ def _quota(cycle: Cycle, field: Field, shares: Leaves, step: Step) -> tuple[Tens
         min=0
     )
     if cycle.exclude_dropped:
-        lost = torch.minimum(lost, (field.capacity() - wanted).clamp(min=0))
+        lost = torch.minimum(lost, (field.capacity(rule) - wanted).clamp(min=0))
     return torch.minimum(torch.maximum(lost, had - wanted), had), target
 
 
@@ -154,10 +158,11 @@ def _grow(
 ) -> list[Tensor]:
     # The units that grow, up to the target, where `stay` are kept: `left` of each group, unless pools are joint.
     rule, plan = cycle.rule, cycle.plan
-    left = totals(stay) if rule.joint else left
+    left = rule.totals(field.pools, stay) if rule.joint else left
     taken = field.active if cycle.exclude_dropped else stay
     if plan is not None:
-        target = _moved(plan, field, shares, stay, left, field.had if cycle.exclude_dropped else left, target)
+        barred = field.had if cycle.exclude_dropped else left
+        target = _moved(rule, plan, field, shares, stay, left, barred, target)
     more = (target - left).clamp(min=0)
     if cycle.grow_count is not None:
         open_ = [_within(~rows, free) for rows, free in zip(taken, field.free, strict=True)]
@@ -168,13 +173,21 @@ def _grow(
 
 
 def _moved(
-    plan: Redistribute, field: Field, shares: Leaves, stay: list[Tensor], left: Tensor, barred: Tensor, target: Tensor
+    rule: Competition,
+    plan: Redistribute,
+    field: Field,
+    shares: Leaves,
+    stay: list[Tensor],
+    left: Tensor,
+    barred: Tensor,
+    target: Tensor,
 ) -> Tensor:
     # The total regrowth is what all leaves lost; each leaf's part follows its share, up to its capacity.
     paths = [path for (path,) in field.pools]
-    kept = {path: rows.reshape(field.masks[path].shape) for path, rows in zip(paths, stay, strict=True)}
+    kept = rule.masks(field.pools, stay, field.leaves)
     parts = plan.share({path: shares[path] for path in paths}, field.masks, kept)
-    caps = dict(zip(paths, (field.capacity() - barred).unbind(), strict=True))
+    parts = dict(zip(parts, whole(list(parts.values())), strict=True))
+    caps = dict(zip(paths, (field.capacity(rule) - barred).unbind(), strict=True))
     regrown = allocate(parts, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
     return left + end_to_end([regrown[path] for path in paths], [1] * len(paths), left.device)
 

@@ -12,7 +12,9 @@ from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
+from sparsefn.engine.shards import agreed, check_bare, is_sharded, laid_out
 from sparsefn.engine.threefry import lifted
+from sparsefn.engine.transforms import transformed
 from sparsefn.state import Algorithm, Schedule, State, Step, Trigger, Where, apply_masks, everywhere, inside
 from sparsefn.tree import (
     Leaves,
@@ -26,6 +28,7 @@ from sparsefn.tree import (
     none_paths,
     same_structure,
     with_leaves,
+    zipped,
 )
 from sparsefn.where import float_leaves
 
@@ -34,7 +37,8 @@ from sparsefn.where import float_leaves
 
 def own_params(params: Tree) -> Tree:
     """Copies of params, checked."""
-    float_leaves(params)
+    for path, leaf in float_leaves(params).items():
+        check_bare(path, leaf)
     return copied(params)
 
 
@@ -44,24 +48,24 @@ def check_pruned(pruned: str) -> None:
         raise ValueError(f"expected pruned to be 'zero', 'keep' or 'train', got {pruned!r}")
 
 
-def check_update(state: State, grads: Tree, step: Step) -> Step:
-    """Checks at the start of every update, on structure alone; returns the step."""
+def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
+    """Checks at the start of every update, on structure alone; returns the step, and grads laid out as params."""
     if not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
     if grads is not None:
-        _check_grads(grads, state.params)
+        grads = _checked_grads(grads, state.params)
     fix_sizes((state, grads))
-    return check_step(step)
+    return grads, check_step(step)
 
 
 Update = Callable[[State, Tree, Step], State]
 
 
 def checked(update: Update) -> Update:
-    """An update that checks its arguments first, and hands the step on as `check_step` gives it."""
+    """An update that checks its arguments first, and hands them on as `check_update` gives them."""
 
     def checking(state: State, grads: Tree, step: Step) -> State:
-        return update(state, grads, check_update(state, grads, step))
+        return update(state, *check_update(state, grads, step))
 
     checking.unchecked = update  # type: ignore[attr-defined]
     return checking
@@ -72,14 +76,21 @@ def unchecked(algorithm: Algorithm) -> Update:
     return getattr(algorithm.update, "unchecked", algorithm.update)
 
 
-def _check_grads(grads: Tree, params: Tree) -> None:
+def _checked_grads(grads: Tree, params: Tree) -> Tree:
     if not same_structure(grads, params):
         for path in none_paths(grads):
             raise ValueError(
                 f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
                 "not use, has none; give zeros, or leave it out of params"
             )
+    rows, rebuild = zipped(grads, params)
+    if transformed():
+        for path, leaf in flatten(params)[0].items():
+            check_bare(path, leaf)
+    if any(is_sharded(p) for _, p in rows):  # a derivative may be laid out in another way, or be sums yet to be added
+        grads = rebuild([laid_out(g, p) for g, p in rows])
     check_like("grads", grads, params)
+    return grads
 
 
 def sparse_leaves(state: State) -> tuple[Leaves, Leaves]:
@@ -131,15 +142,17 @@ def build_masked(
     def build(allowed: Leaves | None) -> Algorithm:
         def start(params: Tree) -> State:
             params = own_params(params)
-            masks = start_masks(params, rule, where, init, level, seed, allowed)
+            masks = agreed(leaves_of(params), lambda: start_masks(params, rule, where, init, level, seed, allowed))
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
             return State(kept, masks, memory.init(params), lifted(seed).clone(), support=support)
 
         @checked
         def update(state: State, grads: Tree, step: Step) -> State:
-            state = memory.accumulate(state, grads, step)
-            return choose(when(step), lambda now: rewrite(allowed, now, grads, step), state)  # type: ignore[no-any-return]
+            def changed(now: State) -> State:
+                return agreed(leaves_of(now.params), lambda: rewrite(allowed, now, grads, step))
+
+            return choose(when(step), changed, memory.accumulate(state, grads, step))  # type: ignore[no-any-return]
 
         return Algorithm(start, update, within=lambda masks: build(allowed_within(allowed, masks)))
 

@@ -14,7 +14,7 @@ from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.engine.checks import check_call, is_int
 from sparsefn.engine.described import described
 from sparsefn.engine.rounding import CountRule, as_fraction, fraction_at, rounded
-from sparsefn.engine.selection.winners import Count, totals
+from sparsefn.engine.selection.winners import Count
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.scores import magnitude
 from sparsefn.select import checked_count
@@ -175,7 +175,7 @@ def iterative(
     def counts(pools: Pools, masks: Leaves, step: Step) -> list[Count]:
         kept: list[Count] = []
         for pool, active in zip(pools, rule.active(pools, masks), strict=True):
-            remain = totals([active])
+            remain = rule.totals([pool], [active])
             try:
                 kept.append(remain - checked_count("count", lost(remain, step), remain))
             except ValueError as error:

@@ -11,6 +11,7 @@ from sparsefn.algorithms.frame import checked, own_params, unchecked
 from sparsefn.algorithms.static import dense
 from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.masks import intersect
 from sparsefn.reparam import Reparametrisation
 from sparsefn.state import (
@@ -25,7 +26,7 @@ from sparsefn.state import (
     masks_tree,
     support_of,
 )
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Tree, flatten, zipped
 from sparsefn.where import default_where, select_leaves
 
 
@@ -125,6 +126,12 @@ def reparametrised(
             return {"latent": latents, "rest": rest(state, leaves)}
         weights, pull = torch.func.vjp(lambda tree: reparam.apply(tree, state.scores["step"], seed)[0], latents)[:2]
         (pulled,) = pull({path: leaves[path] for path in weights})
+        rows, rebuild = zipped(pulled, latents)  # the slope of a number that all parts of a DTensor share is their sum
+        shared = [i for i, (slope, latent) in enumerate(rows) if is_sharded(slope) and not is_sharded(latent)]
+        slopes = [slope for slope, _ in rows]
+        for i, slope in zip(shared, whole([slopes[i] for i in shared]), strict=True):
+            slopes[i] = slope
+        pulled = rebuild(slopes)
         return {"latent": pulled, "rest": rest(state, leaves)}
 
     def support(state: State) -> Tree:

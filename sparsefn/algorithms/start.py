@@ -15,8 +15,10 @@ from sparsefn.algorithms.competition import Competition, best_at, full, paths_of
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at
+from sparsefn.engine.shards import part
 from sparsefn.engine.transforms import concrete
 from sparsefn.masks import checkerboard, from_zeros
+from sparsefn.patterns.seated import unit_places
 from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.tree import Leaves, Tree, flatten, leaves_at
 
@@ -94,7 +96,7 @@ def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     sparsity = fraction_at(level, 0)
     if isinstance(sparsity, Tensor):
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
-    return {path: checkerboard(leaf.shape, sparsity, device=leaf.device) for path, leaf in leaves.items()}
+    return {path: part(checkerboard(leaf.shape, sparsity, device=leaf.device), leaf) for path, leaf in leaves.items()}
 
 
 def _drawn(leaves: Leaves, rule: Competition, sparsity: Real, key: Tensor) -> Leaves:
@@ -103,13 +105,16 @@ def _drawn(leaves: Leaves, rule: Competition, sparsity: Real, key: Tensor) -> Le
         raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
     masks: Leaves = {}
     pools = rule.pools(leaves)
-    for pool, count in zip(pools, rule.targets(pools, sparsity), strict=True):
-        size = sum(math.prod(units.rows) for units in pool.values())
+    whole = [{path: units.of_all for path, units in pool.items()} for pool in pools]
+    for pool, count in zip(pools, rule.targets(whole, sparsity), strict=True):
+        size = sum(math.prod(units.of_all.rows) for units in pool.values())
         for path, units in pool.items():
-            leaf, shape = leaves[path], units.rows
+            leaf = leaves[path]
             total = torch.as_tensor(count, device=leaf.device)
-            total = total.sum() if total.ndim else total * (1 if rule.joint else shape[0])
+            total = total.sum() if total.ndim else total * (1 if rule.joint else units.of_all.rows[0])
             chance, own = total.double() / max(size, 1), random.leaf_key(key.to(leaf.device), path)
             scores = {at: leaves[at].detach().abs() for at in paths_of({path: units})}
-            masks |= rule.masks([{path: units}], [random.bernoulli(own, chance, shape)], scores)
+            places = None if units.seat is None else unit_places(units).to(leaf.device)
+            rows = random.bernoulli(own, chance, units.rows, index=places)
+            masks |= rule.masks([{path: units}], [rows], scores)
     return masks

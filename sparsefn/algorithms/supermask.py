@@ -16,12 +16,23 @@ from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
 from sparsefn.engine.rounding import as_fraction, fraction_at
+from sparsefn.engine.shards import agreed
 from sparsefn.engine.threefry import lifted
 from sparsefn.gates import Mode, check_mode, gate
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.select import bernoulli_mask
 from sparsefn.state import Algorithm, Level, State, Step, TrainView, Trigger, Where, everywhere, masks_tree
-from sparsefn.tree import Leaves, Tree, choose, flatten, leaves_at, leaves_like, same_structure, structure_error
+from sparsefn.tree import (
+    Leaves,
+    Tree,
+    choose,
+    flatten,
+    leaves_at,
+    leaves_like,
+    leaves_of,
+    same_structure,
+    structure_error,
+)
 from sparsefn.triggers import always
 from sparsefn.where import default_where
 
@@ -108,11 +119,15 @@ def supermask(
         whole = full({}, leaves, list(leaves))
         scores = {role: _scores(params, _start(params, leaves, init, seed))}
         support = everywhere(params) if "params" in trains else ()
-        return masked(State(params, masks_tree(params, whole), scores, lifted(seed).clone(), support=support), 0, 0)
+        state = State(params, masks_tree(params, whole), scores, lifted(seed).clone(), support=support)
+        return agreed(leaves_of(params), lambda: masked(state, 0, 0))
 
     @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        return choose(when(step), lambda now: masked(now, step, step + 1), state)  # type: ignore[no-any-return]
+        def changed(now: State) -> State:
+            return agreed(leaves_of(now.params), lambda: masked(now, step, step + 1))
+
+        return choose(when(step), changed, state)  # type: ignore[no-any-return]
 
     def view_of(params: Leaves, scores: Leaves) -> Tree:
         # Leaves that are not sparsified train in every mode. An empty part is (), as in a state: compiled

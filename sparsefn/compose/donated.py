@@ -46,7 +46,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
     pure = unchecked(algorithm)
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        step = check_update(state, grads, step)
+        grads, step = check_update(state, grads, step)
         old, given = ([x for x in leaves_of(tree) if isinstance(x, Tensor)] for tree in (state, grads))
         if transformed() or in_mode() or differentiated(*old, *given):
             return pure(state, grads, step)

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.blockwise import Row, append_row, flat_memory, run
+from sparsefn.engine.local import each_local
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import Array
 
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
 
 
+@each_local
 def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     """Each leaf with +0.0 off its mask; a leaf whose mask is 0-d as it is.
 
@@ -30,6 +32,7 @@ def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     return _chosen(_zero, lambda mask, leaf: torch.where(mask, leaf, leaf.new_zeros(())), masks, leaves)
 
 
+@each_local
 def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
     """Each new leaf with the old one's values off its mask; a leaf whose mask is 0-d is the new one.
 
@@ -60,6 +63,7 @@ def _chosen(
     return results
 
 
+@each_local
 def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
     """`old + update` where the mask, old off it; `old + update` whole for a leaf whose mask is 0-d.
 
@@ -83,6 +87,7 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
     return results
 
 
+@each_local
 def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     """As `zeroed`, but leaves are read first, and handed back as they are if there is nothing to do.
 

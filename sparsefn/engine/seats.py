@@ -104,8 +104,8 @@ def moved(tensors: Sequence[Tensor], seats: Sequence[Seat | None], back: bool = 
     from sparsefn.engine import talks
 
     # On a mesh of two dimensions an element goes along one of them first and then along the other. So it needs no group
-    # but those that the mesh has, and no process outside the mesh, nor another replica, takes part. Names differ between
-    # processes: what is the same on all is the order in which groups appear.
+    # but those that the mesh has, and no process outside the mesh, nor another replica, takes part. Names differ
+    # between processes: what is the same on all is the order in which groups appear.
     groups = tuple(dict.fromkeys(name for route in routes.values() for name in route.names))
     talks.agree(groups)
     for name in groups:

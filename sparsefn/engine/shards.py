@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.lie import Lie
+from sparsefn.engine.talks import agreement
+from sparsefn.engine.transforms import unwrapped
 
+Out = TypeVar("Out")
 Box = tuple[tuple[int, int], ...]  # first and end along each dimension
 
 
@@ -171,6 +174,47 @@ def like(local: Tensor, x: Tensor) -> Tensor:
     return made
 
 
+def check_bare(path: str, x: Tensor) -> None:
+    """Raise ValueError for a DTensor inside a transform of torch.func, which hides whose part is whose.
+
+    >>> from sparsefn.engine.shards import check_bare
+    >>> check_bare("w", torch.ones(2))
+    """
+    inner = x if torch.compiler.is_compiling() else unwrapped(x)
+    if inner is not x and is_sharded(inner):
+        raise ValueError(
+            f"expected a DTensor outside of vmap and other transforms of torch.func, got {_named(inner)} in one at "
+            f"{path!r}; update the members of an ensemble one by one"
+        )
+
+
+def groups_of(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    """The names of the process groups of the meshes of some DTensors, by first appearance; () for plain tensors.
+
+    >>> from sparsefn.engine.shards import groups_of
+    >>> groups_of([torch.ones(2)])
+    ()
+    """
+    meshes = {x.device_mesh: None for x in tensors if is_sharded(x)}  # type: ignore[attr-defined]
+    return tuple({mesh.get_group(i).group_name: None for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1})
+
+
+def agreed(tensors: Iterable[Tensor], fn: Callable[[], Out]) -> Out:
+    """The result of a function that may call code of a user: an error on one process is raised on all of them.
+
+    >>> from sparsefn.engine.shards import agreed
+    >>> agreed([torch.ones(2)], lambda: 3)
+    3
+
+    The processes are those of the meshes of some DTensors.
+    """
+    groups = groups_of(tensors)
+    if not groups:
+        return fn()
+    with agreement(groups):
+        return fn()
+
+
 def laid_out(x: Tensor, like_: Tensor) -> Tensor:
     """A DTensor with the placements of another one, over whose mesh it may be spread in another way.
 
@@ -182,6 +226,20 @@ def laid_out(x: Tensor, like_: Tensor) -> Tensor:
         return x
     moved: Tensor = x.redistribute(like_.device_mesh, like_.placements)  # type: ignore[attr-defined]
     return moved
+
+
+def part(full: Tensor, x: Tensor) -> Tensor:
+    """A plain tensor, the same on every process, laid out as x.
+
+    >>> from sparsefn.engine.shards import part
+    >>> part(torch.tensor([1, 2]), torch.ones(2))
+    tensor([1, 2])
+    """
+    if not is_sharded(x):
+        return full
+    lie = lie_of(x)
+    box = tuple(slice(first, first + n) for first, n in zip(lie.start, lie.size, strict=True))
+    return like(full[box].contiguous(), x)
 
 
 def words_of(x: Tensor) -> str:

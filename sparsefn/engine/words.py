@@ -71,9 +71,9 @@ def words(
     >>> words.words(np.zeros((1, 2), np.int64), None, 1, lambda place, x0, x1: print(x0, x1), True)
     [[1797259609]] [[2579123966]]
 
-    `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), a Lie for its n places, or None for 0..n-1. The words are uint32 of the
-    place's shape, in buffers that are reused: `use` may write to them, and must not keep them. It is called from
-    several threads. Without `second` the other words are left unfinished.
+    `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), a Lie for its n places, or None for 0..n-1. The words are
+    uint32 of the place's shape, in buffers that are reused: `use` may write to them, and must not keep them. It is
+    called from several threads. Without `second` the other words are left unfinished.
     """
     count = len(keys)
     if count * n <= _FEW:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sparsefn.engine.shards import is_sharded
 from sparsefn.engine.transforms import visible
 from sparsefn.state import check_masks
 from sparsefn.tree import Tree, map_with_path
@@ -23,20 +24,22 @@ def pack(masks: Tree) -> Tree:
 
     A mask of n weights becomes uint8 of shape (ceil(n / 8),): bit j of byte i is element 8 i + j in
     row-major order, and unused bits are zero. A 0-d True stays as it is. Raises TypeError for a leaf
-    that is not a bool mask.
+    that is not a bool mask, ValueError for a DTensor, whose parts would share bytes.
     """
     check_masks(masks, masks)
-    return map_with_path(lambda path, mask: _bytes(mask) if mask.ndim else mask, masks)
+    return map_with_path(lambda path, mask: _bytes(path, mask) if mask.ndim else mask, masks)
 
 
-def _bytes(mask: Tensor) -> Tensor:
+def _bytes(path: str, mask: Tensor) -> Tensor:
+    if is_sharded(mask):
+        raise ValueError(f"pack: expected plain masks, got a DTensor at {path!r}; sf.distributed.save stores those")
     memory = visible([mask])
     if memory is not None:
         return torch.from_numpy(np.packbits(memory[0].reshape(-1), bitorder="little"))
     bits = functional.pad(mask.reshape(-1), (0, -mask.numel() % 8)).reshape(-1, 8).to(torch.uint8)
     out = bits[:, 0]
     for j in range(1, 8):
-        out = out | bits[:, j] * (1 << j)  # DTensor forgets to shift
+        out = out | bits[:, j] << j
     return out
 
 

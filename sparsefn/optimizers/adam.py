@@ -13,6 +13,7 @@ from torch import Tensor
 from sparsefn.engine import blockwise, leafwise
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
+from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
@@ -114,7 +115,7 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
     def update(grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, AdamState]:
         check_given(grads, params, state.mu, weight_decay, inplace)
         numbers, *decays = begun(state)
-        rows, rebuild = zipped(state.mu, state.nu, grads, params if weight_decay else grads)
+        rows, rebuild = localized(*zipped(state.mu, state.nu, grads, params if weight_decay else grads))
         return ended(_step(numbers, rows), rebuild, state.count, *decays)
 
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
@@ -122,7 +123,7 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
         numbers, *decays = begun(state)
         if not _known(numbers):
             return None
-        rows, rebuild = zipped(params, masks, state.mu, state.nu, grads)
+        rows, rebuild = localized(*zipped(params, masks, state.mu, state.nu, grads))
         return ended(_step_under_masks(numbers, rows), rebuild, state.count, *decays)
 
     return Optimizer(init, update, under_masks)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparsefn.engine import blockwise, leafwise
 from sparsefn.engine.described import described
+from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
@@ -82,7 +83,8 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
     def update(grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, SgdState]:
         check_given(grads, params, state.momentum if momentum else None, weight_decay, inplace)
         rate = rate_at(lr, state.count)
-        rows, rebuild = zipped(state.momentum if momentum else grads, grads, params if weight_decay else grads)
+        moments = state.momentum if momentum else grads
+        rows, rebuild = localized(*zipped(moments, grads, params if weight_decay else grads))
         stepped = [leaf(rate, g, b, p) for b, g, p in rows]
         updates, buffers = (rebuild([pair[i] for pair in stepped]) for i in range(2))
         return updates, SgdState(state.count + 1, buffers if momentum else ())
@@ -91,7 +93,7 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
         check_given(grads, params, state.momentum if momentum else None, weight_decay, False)
         rate = rate_at(lr, state.count)
         numbers = SgdNumbers(rate, momentum, nesterov, weight_decay)
-        rows, rebuild = zipped(params, masks, grads, state.momentum if momentum else grads)
+        rows, rebuild = localized(*zipped(params, masks, grads, state.momentum if momentum else grads))
         stepped = _step_under_masks(numbers, functools.partial(leaf, rate), rows)
         if stepped is None:
             return None

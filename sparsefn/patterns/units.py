@@ -9,7 +9,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from sparsefn.engine.lie import Lie
 from sparsefn.engine.pooling import Pooling, pool
+from sparsefn.engine.seats import Seat
 from sparsefn.engine.selection.winners import Entry, winners
 from sparsefn.patterns.boxes import (
     Tensors,
@@ -61,7 +63,8 @@ class Units(NamedTuple):
     the grid whose units compete. `rows` is (groups, units of a group). `single` says that a unit is one element, and
     `flat` that the grid, read row by row, has one group after the other. `budgeted` is the grid as budgets see it,
     without the dimensions that a unit spans. The units of a tied set are the rows of a matrix that is made of its
-    leaves, at `places`.
+    leaves, at `places`. The units of a DTensor are those that `seated` gives this process: then `whole` are those of
+    all processes, `seat` is where they lie, and `lie` where they lie in the grid of their one group.
     """
 
     pattern: Pattern
@@ -74,6 +77,14 @@ class Units(NamedTuple):
     flat: bool
     budgeted: Box
     places: tuple[Place, ...] = ()
+    whole: Units | None = None
+    seat: Seat | None = None
+    lie: Lie | None = None
+
+    @property
+    def of_all(self) -> Units:
+        """The units of the whole leaf."""
+        return self if self.whole is None else self.whole
 
     @property
     def fixed(self) -> int | Tensor | None:
@@ -185,7 +196,7 @@ def entry_of(units: Units, scores: Tensor, among: Tensor | None = None, absolute
     if columns is not None:
         return Entry(columns, None if among is None else to_columns(units, among), None, absolute)
     open_ = None if among is None else active_rows(units, among)
-    return Entry(to_rows(units, scores), allowed_rows(units, scores, open_), None, absolute)
+    return Entry(to_rows(units, scores), allowed_rows(units, scores, open_), None, absolute, units.lie)
 
 
 def row_entries(
@@ -198,7 +209,7 @@ def row_entries(
     tensor([[ True, False]])
     """
     return [
-        Entry(to_rows(one, x), allowed_rows(one, x, open_), barred, absolute)
+        Entry(to_rows(one, x), allowed_rows(one, x, open_), barred, absolute, one.lie)
         for one, x, open_, barred in zip(units, scores, allow, deny, strict=True)
     ]
 

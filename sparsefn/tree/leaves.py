@@ -9,6 +9,8 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine.shards import is_sharded, words_of
+
 Tree = Any  # any optree pytree of tensors
 Leaves = dict[str, Tensor]  # some leaves by dotted path
 
@@ -237,5 +239,8 @@ def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True) -> None
         if leaf.shape != want.shape:
             at = paths(like)[i]
             raise ValueError(f"expected {what} of shape {tuple(want.shape)} at {at!r}, got {tuple(leaf.shape)}")
+        if (is_sharded(want) or is_sharded(leaf)) and words_of(leaf) != words_of(want):
+            at = paths(like)[i]
+            raise ValueError(f"expected {what} to be {words_of(want)} at {at!r}, got one that is {words_of(leaf)}")
         if dtype and leaf.dtype != want.dtype:
             raise TypeError(f"expected {what} of dtype {want.dtype} at {paths(like)[i]!r}, got {leaf.dtype}")

@@ -83,11 +83,11 @@ def run(rank: int, folder: str) -> None:
     before = time.monotonic()
     for fails in (3, 0):
         sent.clear()
-        with pytest.raises(ValueError if rank == fails else RuntimeError, match="mine" if rank == fails else "another"):
-            with agreement((row, column)), agreement((row, column)):
-                if rank == fails:
-                    raise ValueError("mine")
-                together([((row, column), told(rank))])
+        error, text = (ValueError, "mine") if rank == fails else (RuntimeError, "another")
+        with pytest.raises(error, match=text), agreement((row, column)), agreement((row, column)):
+            if rank == fails:
+                raise ValueError("mine")
+            together([((row, column), told(rank))])
         assert sent == {"all_reduce": 2}
     with pytest.raises((ValueError, RuntimeError)), agreement((row, column)):  # the other row hears of it, too
         with agreement((row,)):

@@ -1,0 +1,52 @@
+"""One competition of several leaves, of which each keeps a least number of units and at most another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from sparsefn.budgets import Global
+from sparsefn.engine.selection.winners import Count, Entry, totals, winners
+
+
+def within_bounds(
+    distribution: Global, sizes: Mapping[str, int], entries: list[Entry], count: Count, held: list[Tensor | None]
+) -> list[Tensor]:
+    """Masks of the best units of one competition, in which each leaf keeps as many as its bounds allow.
+
+    >>> from sparsefn.algorithms.bounds import within_bounds
+    >>> entries = [Entry(torch.tensor([[4.0, 3.0]])), Entry(torch.tensor([[2.0, 1.0]]))]
+    >>> within_bounds(sf.budgets.global_(floor=0.5), {"a": 2, "b": 2}, entries, 2, [None, None])
+    [tensor([[ True, False]]), tensor([[ True, False]])]
+
+    `sizes` are the numbers of units of the leaves, `held` their units that are kept already.
+    """
+    limits = list(
+        distribution.bounds({path: (n,) for path, n in sizes.items()}, torch.zeros((), device="cpu")).values()
+    )
+    if any(most < n for (_, most), n in zip(limits, sizes.values(), strict=True)):
+        # Only the best of a leaf compete, as many as it keeps at most.
+        left = [most - n for (_, most), n in zip(limits, _had(held, entries), strict=True)]
+        within = winners(entries, left)
+        entries = [x._replace(allow=most, deny=None) for x, most in zip(entries, within, strict=True)]
+    if not any(least for least, _ in limits):
+        return winners(entries, [count], joint=True)
+    # The best of a leaf, as many as it keeps at least, win before all others.
+    left = [least - n for (least, _), n in zip(limits, _had(held, entries), strict=True)]
+    first = winners(entries, left)
+    alike = [torch.zeros_like(x.scores[:1, :1]).expand(x.scores.shape) for x in entries]
+    again = [Entry(score, allow, lie=x.lie) for score, allow, x in zip(alike, first, entries, strict=True)]
+    first = winners(again, [count], joint=True)
+    rest = [x._replace(deny=won if x.deny is None else x.deny | won) for x, won in zip(entries, first, strict=True)]
+    others = winners(rest, [count - totals(first, [x.lie for x in entries]).sum()], joint=True)
+    return [a | b for a, b in zip(first, others, strict=True)]
+
+
+def _had(held: list[Tensor | None], entries: list[Entry]) -> list[Count]:
+    # How many units of each leaf are held.
+    if all(flags is None for flags in held):
+        return [0] * len(held)
+    flags = [x.reshape(1, -1) for x in held if x is not None]
+    return list(totals(flags, [x.lie for x in entries]).unbind())

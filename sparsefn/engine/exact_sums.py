@@ -1,0 +1,168 @@
+"""Sums of floats that depend on no order: not on threads, on processes, nor on how memory is laid out.
+
+A sum is computed exactly, as an integer, and rounded to float64 once. So it is also the right one to the last digit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefn.engine.memory import each
+from sparsefn.engine.shards import here, is_sharded, lie_of
+from sparsefn.engine.talks import Sum, Talk, together
+from sparsefn.engine.transforms import Array, visible
+
+_LOWEST = 1074  # every float64 is a multiple of 2^-1074
+_LIMBS = 68  # of 32 bits each: 2^1024 * 2^1074 takes 2098 of the 2176 bits, and 2^78 such numbers fit
+_BLOCK = 1 << 15  # float64, with room for two more of it in the second cache of a core
+_HUGE = 2.0**900
+
+
+def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
+    """The sum of each tensor's entries where its mask is set: 0-d, float64, the same bits in every order.
+
+    >>> from sparsefn.engine.exact_sums import sums
+    >>> sums([torch.tensor([1e300, 1.0, -1e300, 5.0])], [torch.tensor([True, True, True, False])])
+    [tensor(1., dtype=torch.float64)]
+
+    NaN where an entry is NaN or both infinities are among them. Of DTensors it is that of the whole, on every process:
+    all must call it, and all leaves travel in one message. A mask is laid out as its tensor.
+    """
+    shared = [i for i, x in enumerate(values) if is_sharded(x)]
+    talks = [(lie_of(values[i]).groups, total(here(values[i]), here(masks[i]))) for i in shared]
+    told = dict(zip(shared, together(talks), strict=True)) if talks else {}
+    return [
+        torch.tensor(told[i], dtype=torch.float64, device=here(x).device) if i in told else _sum(x, masks[i])
+        for i, x in enumerate(values)
+    ]
+
+
+def total(x: Tensor, mask: Tensor) -> Talk[float]:
+    """A talk that finds the sum over all processes. Each has plain tensors, of its part."""
+    counts = yield Sum(limbs(x, mask))
+    return value(counts)
+
+
+def _sum(x: Tensor, mask: Tensor) -> Tensor:
+    x, mask = x.detach(), mask.expand(x.shape)
+    if visible([x, mask]) is None:
+        summed: Tensor = _operator(x, mask)
+        return summed
+    return torch.tensor(value(limbs(x, mask)), dtype=torch.float64, device=x.device)
+
+
+def value(counts: Array) -> float:
+    """The float64 nearest to the sum that limbs stand for.
+
+    >>> from sparsefn.engine.exact_sums import limbs, value
+    >>> value(limbs(torch.tensor([0.5, 0.25]), torch.tensor(True)))
+    0.75
+    """
+    *digits, nans, up, down = counts.tolist()
+    if nans or (up and down):
+        return math.nan
+    if up or down:
+        return math.inf if up else -math.inf
+    whole: int = sum(digit << (32 * i) for i, digit in enumerate(digits))
+    try:
+        return float(whole / (1 << _LOWEST))  # of two ints: rounded once, to the even one of two as near
+    except OverflowError:
+        return math.inf if whole > 0 else -math.inf
+
+
+def limbs(x: Tensor, mask: Tensor) -> Array:
+    """The sum of the masked entries, exact, as int64 numbers that may be added up over processes.
+
+    >>> from sparsefn.engine.exact_sums import limbs
+    >>> limbs(torch.tensor([2.0**-1074], dtype=torch.float64), torch.tensor(True))[:2]
+    array([1, 0])
+
+    They are the digits of an integer to the base 2^32, in units of 2^-1074, and then how many NaNs, infinities and
+    negative infinities there are. All digits but the last are in [0, 2^32), so 2^31 processes may add theirs.
+    """
+    x, mask = x.detach(), mask.expand(x.shape)
+    if x.device.type != "cpu":
+        exact, odd = _binned(x.reshape(-1), mask.reshape(-1))
+    else:
+        flat, kept = x.reshape(-1), mask.reshape(-1)
+        blocks = range(0, flat.numel(), _BLOCK)
+        found = each(lambda at: _of_block(flat[at : at + _BLOCK], kept[at : at + _BLOCK]), blocks, flat.numel())
+        exact, odd = sum(n for n, _ in found), [sum(odd[i] for _, odd in found) for i in range(3)]
+    digits = [exact >> (32 * i) & 0xFFFFFFFF for i in range(_LIMBS - 1)]
+    return np.array([*digits, exact >> (32 * (_LIMBS - 1)), *odd], np.int64)
+
+
+def _of_block(x: Tensor, mask: Tensor) -> tuple[int, list[int]]:
+    block = np.where(mask.numpy(), x.to(torch.float64).numpy(), 0.0)
+    largest, odd = max(block.max(), -block.min()), [0, 0, 0]
+    if not math.isfinite(largest):
+        odd = [int(np.count_nonzero(is_odd(block))) for is_odd in (np.isnan, np.isposinf, np.isneginf)]
+        block[~np.isfinite(block)] = 0.0
+        largest = max(block.max(), -block.min())
+    if largest < _HUGE:
+        return _extracted(block, largest), odd
+    huge = np.where(np.abs(block) >= _HUGE, block, 0.0)
+    block -= huge
+    huge *= 2.0**-500  # exact, and so far from the largest number that no sum below overflows
+    return (_extracted(huge, _HUGE) << 500) + _extracted(block, _HUGE), odd
+
+
+def _extracted(x: Array, largest: float) -> int:
+    """The exact sum of at most 2^15 numbers below 2^1000, in units of 2^-1074; x is overwritten.
+
+    Rump, Ogita and Oishi 2008, "Accurate floating-point summation", part 1, doi 10.1137/050645671, algorithm 3.2.
+    """
+    exact, power = 0, math.frexp(largest)[1] + 15
+    high = np.empty_like(x)
+    # All |x| <= 2^(power - 15). Next to s = 2^power a number keeps its multiple of 2^-53 s, and 2^15 of these multiples
+    # sum up to at most s: every partial sum is an integer of at most 53 bits times 2^-53 s, so it is exact in any order.
+    # What is left is at most 2^-53 s, 2^15 times less than the next s.
+    while x.any():
+        s = math.ldexp(1.0, power)
+        np.add(x, s, high)
+        np.subtract(high, s, high)
+        np.subtract(x, high, x)
+        numerator, denominator = float(high.sum()).as_integer_ratio()
+        exact += numerator << (_LOWEST + 1 - denominator.bit_length())
+        power -= 38
+    return exact
+
+
+def _binned(x: Tensor, mask: Tensor) -> tuple[int, list[int]]:
+    """The same on a device: halves of mantissas, as integers, added up for each exponent. One wait for the device."""
+    x = torch.where(mask, x.to(torch.float64), 0.0)
+    odd = torch.stack([x.isnan().sum(), x.isposinf().sum(), x.isneginf().sum()])
+    mantissa, exponent = torch.frexp(torch.where(x.isfinite(), x, 0.0))
+    upper = (mantissa * 2.0**26).trunc()
+    lower = (mantissa * 2.0**26 - upper) * 2.0**27  # an integer, as a mantissa has 53 bits
+    bins = torch.zeros(2, 2200, dtype=torch.int64, device=x.device)
+    for row, half in zip(bins, (upper, lower), strict=True):
+        row.index_add_(0, exponent.to(torch.int64) + _LOWEST, half.to(torch.int64))  # 2^36 halves fit
+    # A lower half counts 2^(exponent - 53), and bin 0 has the exponent -1074: units of 2^-1127 are shifted back.
+    found = torch.cat([bins.reshape(-1), odd]).tolist()
+    exact = sum(((up << 27) + low) << i for i, (up, low) in enumerate(zip(found[:2200], found[2200:4400], strict=True)))
+    return exact >> 53, found[4400:]
+
+
+@torch.library.custom_op("sparsefn::exact_sum", mutates_args=())
+def _operator(x: Tensor, mask: Tensor) -> Tensor:
+    """The sum of tensors that a transform hides, or that are on a device."""
+    return torch.tensor(value(limbs(x, mask)), dtype=torch.float64, device=x.device)
+
+
+@_operator.register_fake
+def _(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.empty((), dtype=torch.float64, device=x.device)
+
+
+@_operator.register_vmap
+def _(info: object, in_dims: tuple[int | None, int | None], x: Tensor, mask: Tensor) -> tuple[Tensor, int]:
+    rows = [y.unbind(dim) if dim is not None else None for y, dim in zip((x, mask), in_dims, strict=True)]
+    count = next(len(row) for row in rows if row is not None)
+    xs, masks = (row or [y] * count for row, y in zip(rows, (x, mask), strict=True))
+    return torch.stack([_operator(*pair) for pair in zip(xs, masks, strict=True)]), 0

@@ -1,0 +1,138 @@
+"""The units of a DTensor: those of the box that this process gets once no unit crosses a border."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefn.engine.lie import Lie
+from sparsefn.engine.seats import Seat, moved, seat_of
+from sparsefn.engine.selection.winners import Count
+from sparsefn.engine.shards import here, is_sharded, like
+from sparsefn.patterns.boxes import in_line
+from sparsefn.patterns.kinds import Box
+from sparsefn.patterns.units import Units
+from sparsefn.tree import Leaves
+
+
+def seated(units: Units, leaf: Tensor) -> Units:
+    """The units of this process's part of a leaf; those of the whole where the leaf is no DTensor.
+
+    >>> from sparsefn.patterns.seated import seated
+    >>> units = units_of(sf.patterns.nm(2, 4), (3, 8))
+    >>> seated(units, torch.ones(3, 8)) is units
+    True
+
+    `whole` of the result has the units of the leaf, `seat` says where the box lies, and `lie` where its units lie in
+    the grid, if processes share the one group of the leaf. A leaf with several groups has each on one process.
+    """
+    return units_at(units, seat_of(leaf, cell_of(units))) if is_sharded(leaf) else units
+
+
+def cell_of(units: Units) -> Box:
+    """The box of elements that must be whole on one process: a unit, or a group where there are several.
+
+    >>> from sparsefn.patterns.seated import cell_of
+    >>> cell_of(units_of(sf.patterns.nm(2, 4), (3, 8))), cell_of(units_of(sf.patterns.channel(0), (3, 8)))
+    ((1, 4), (1, 8))
+    """
+    if units.rows[0] <= 1:
+        return units.unit
+    return tuple(a * b for a, b in zip(units.unit, units.group, strict=True))
+
+
+def units_at(units: Units, seat: Seat) -> Units:
+    """The units of the box of a seat."""
+    several, box = units.rows[0] > 1, seat.box
+    start = tuple(first // max(b, 1) for first, b in zip(box.start, units.unit, strict=True))
+    grid = tuple(-(-size // max(b, 1)) for size, b in zip(box.size, units.unit, strict=True))
+    group = units.group if several else grid
+    groups = math.prod(_in_groups(grid, group)) if several else 1
+    at = tuple(slice(first, first + n) for first, n in zip(start, grid, strict=True))
+    whole_band = units.pattern.allowed
+    band = None if whole_band is None else lambda grid: whole_band(units.grid)[at]
+    return units._replace(
+        pattern=dataclasses.replace(units.pattern, fixed=units.fixed, allowed=band),
+        shape=box.size,
+        grid=grid,
+        group=group,
+        rows=(groups, math.prod(group)),
+        flat=group == grid or in_line(group, grid),
+        whole=units,
+        seat=seat,
+        lie=None if several else Lie(units.grid, start, grid, box.groups),
+    )
+
+
+def _in_groups(grid: Box, group: Box) -> Box:
+    return tuple(n // b if b else 1 for n, b in zip(grid, group, strict=True))
+
+
+def group_places(units: Units) -> Tensor:
+    """Which groups of the whole are here, by index: int64 of shape (groups,).
+
+    >>> from sparsefn.patterns.seated import group_places
+    >>> group_places(units_of(sf.patterns.nm(2, 4), (3, 8)))
+    tensor([0, 1, 2, 3, 4, 5])
+    """
+    here, whole = np.arange(units.rows[0]), units.of_all
+    if units.seat is not None and units.lie is None:
+        cell = [max(a * b, 1) for a, b in zip(whole.unit, whole.group, strict=True)]
+        start = tuple(first // n for first, n in zip(units.seat.box.start, cell, strict=True))
+        here = Lie(_in_groups(whole.grid, whole.group), start, _in_groups(units.grid, units.group), ()).places(here)
+    return torch.from_numpy(here)
+
+
+def unit_places(units: Units) -> Tensor:
+    """Which units of the whole are here, by index in its rows: int64 of shape (groups, units of a group).
+
+    >>> from sparsefn.patterns.seated import unit_places
+    >>> unit_places(units_of(sf.patterns.nm(1, 2), (1, 4)))
+    tensor([[0, 1],
+            [2, 3]])
+    """
+    width = units.rows[1]
+    if units.lie is not None:
+        return torch.from_numpy(units.lie.places(np.arange(width))).reshape(1, width)
+    return group_places(units)[:, None] * width + torch.arange(width, device="cpu")
+
+
+def own_counts(units: Units, counts: Count) -> Count:
+    """The counts of the groups that are here, of counts for all groups of the whole.
+
+    >>> from sparsefn.patterns.seated import own_counts
+    >>> own_counts(units_of(sf.patterns.row_balanced(), (2, 8)), torch.tensor([3, 4]))
+    tensor([3, 4])
+    """
+    if units.seat is None or not isinstance(counts, Tensor) or not counts.ndim:
+        return counts
+    return counts[group_places(units).to(counts.device)]
+
+
+def to_seats(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
+    """The leaves, with those that are DTensors as the boxes that this process gets of them.
+
+    >>> from sparsefn.patterns.seated import to_seats
+    >>> to_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)})
+    {'w': tensor([1., 1.])}
+    """
+    seats = {path: one.seat for path, one in units.items() if one.seat and path in leaves}
+    boxes = moved([here(leaves[path]) for path in seats], list(seats.values()))
+    return leaves | dict(zip(seats, boxes, strict=True)) if seats else leaves
+
+
+def from_seats(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Leaves:
+    """The inverse of `to_seats`: boxes of this process as DTensors that are laid out as the leaves.
+
+    >>> from sparsefn.patterns.seated import from_seats
+    >>> from_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)}, {"w": torch.zeros(2)})
+    {'w': tensor([1., 1.])}
+    """
+    seats = {path: one.seat for path, one in units.items() if one.seat}
+    parts = moved([boxes[path] for path in seats], list(seats.values()), back=True)
+    return boxes | {path: like(x, leaves[path]) for path, x in zip(seats, parts, strict=True)}
