@@ -10,6 +10,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#B0579A")  # one a process; distinct for every kind of colour vision
+PARTS = ("queries", "keys", "values")  # the outputs of the layer
 
 Runs = list[dict[str, Any]]
 
@@ -36,9 +37,10 @@ def draw(runs: Runs, layer: str, file: Path) -> None:
     for axes, run in zip(figure.subplots(1, len(runs)), runs, strict=True):
         strips(axes, run["masks"])
     kept = [sum(int(mask.sum()) for mask in run["masks"]) for run in runs]
+    same = f"{kept[0]:,}" if len(set(kept)) == 1 else " and then ".join(f"{n:,}" for n in kept)
     figure.suptitle(
-        f"One mask of {layer}, held in parts: {len(runs[0]['held'])} processes trained it, {len(runs[1]['held'])} went "
-        f"on.\nIt keeps {kept[0]:,} weights, then {kept[1]:,}, wherever they lie: no process has a share of its own.",
+        f"One mask of {layer}, cut into rows: {len(runs[0]['held'])} processes trained it, {len(runs[1]['held'])} went "
+        f"on.\nTogether they keep exactly {same} weights. How many of them lie on one process, the weights decide.",
         x=0.01,
         ha="left",
         fontsize=12,
@@ -68,7 +70,8 @@ def strips(axes: Axes, masks: list[Any]) -> None:
     axes.imshow(np.concatenate(pixels), interpolation="nearest", aspect="auto")
     axes.set_title(f"on {len(masks)} processes", loc="left", fontsize=11)
     axes.set_xlabel("inputs")
-    axes.set_ylabel("outputs: the rows are cut")
     axes.set_xticks([])
-    axes.set_yticks([])
+    for i, part in enumerate(PARTS):
+        axes.text(-1, (2 * i + 1) * top / 6 - 0.5, part, rotation=90, ha="right", va="center", fontsize=10)
+    axes.set_yticks([i * top / 3 - 0.5 for i in range(4)], labels=[""] * 4)
     axes.spines[:].set_visible(False)
