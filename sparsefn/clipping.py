@@ -9,6 +9,7 @@ from sparsefn.engine.checks import check_positive, number
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.numbers import Real, folded, like
 from sparsefn.engine.pooling import Pooling, pool
+from sparsefn.engine.shards import check_plain
 from sparsefn.optimizers.base import rounded
 from sparsefn.state import apply_masks
 from sparsefn.tree import Tree, flatten, opened, wide
@@ -31,8 +32,8 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
     `torch.compile`; nothing waits for the device. `max_norm` is a number above 0 or a 0-d float tensor, which may be
     batched. Half-precision leaves are computed in float32 and rounded once. The norm counts as a constant where
     derivatives are taken. As in torch a norm of NaN makes every entry NaN, and an infinite one makes finite entries 0.
-    TypeError for a leaf that is not a floating-point tensor; ValueError for a `max_norm` out of range, and for masks
-    that do not fit.
+    TypeError for a leaf that is not a floating-point tensor; ValueError for a DTensor, for a `max_norm` out of range,
+    and for masks that do not fit.
     """
     limit = number("max_norm", max_norm)
     check_positive("max_norm", limit)
@@ -40,6 +41,7 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
             got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
             raise TypeError(f"expected floating-point grads, got {got} at {path!r}")
+        check_plain("clip_norm", path, leaf, "; torch.nn.utils.clip_grad_norm_ clips those")
     leaves, rebuild = opened(grads)
     if not leaves:
         return grads

@@ -19,6 +19,7 @@ from sparsefn.engine.checks import is_number
 from sparsefn.engine.described import Described, described, with_call
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.pooling import Pooling
+from sparsefn.engine.shards import check_plain
 from sparsefn.state import Accumulated, PlainScore, Score, State, Step, Trigger
 from sparsefn.tree import Tree, leaves_of, map_with_path, wide
 from sparsefn.triggers import never
@@ -150,7 +151,7 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Pla
     slices nearest to the geometric median: `sf.one_shot(0.5, score=distance(), pattern=channel(0, norm=inf))`.
     `norm` is the order of the vector norm of the difference, or a function of the slices, (n, elements), that
     gives their distances, (n, n). Leaves that are not sparsified score 0. float16 and bfloat16 are summed
-    in float32. He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
+    in float32. ValueError for a DTensor. He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
     """
     if not callable(norm) and not is_number(norm):
         raise TypeError(f"expected norm to be a number or a function of the slices, got {norm!r}")
@@ -158,6 +159,7 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Pla
     def of_leaf(path: str, mask: Tensor, leaf: Tensor) -> Tensor:
         if not is_sparse(mask, leaf):
             return torch.zeros_like(leaf)
+        check_plain("distance", path, leaf)
         if not -leaf.ndim <= axis < leaf.ndim:
             raise ValueError(f"distance: no axis {axis} in shape {tuple(leaf.shape)} at {path!r}")
         slices = wide(leaf.detach()).movedim(axis, 0)

@@ -7,6 +7,7 @@ Patterns turn tensors into rows of units here; `sparsefn.engine.selection.winner
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,8 +15,10 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.engine.checks import is_int
 from sparsefn.engine.selection.winners import Entry, totals, winners
+from sparsefn.engine.shards import agreed, here, is_sharded, laid_out, lie_of, like
 from sparsefn.engine.transforms import concrete
 from sparsefn.patterns.kinds import Pattern, unstructured
+from sparsefn.patterns.seated import from_seats, own_counts, seated, to_seats
 from sparsefn.patterns.units import Units, active_rows, allowed_rows, entry_of, from_rows, to_rows, unit_mask, units_of
 from sparsefn.tree import Tree, flatten
 
@@ -49,6 +52,20 @@ def _settled(units: Units, name: str, count: Count) -> int | Tensor:
     return _check_count(name, fixed, *units.rows)
 
 
+def _on_parts(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> Tensor:
+    # A function of the units and tensors, or of the units that are here and the parts of DTensors.
+    units = units_of(pattern, tuple(tensors[0].shape))
+    if not is_sharded(tensors[0]):
+        return fn(units, *tensors)
+
+    def run() -> Tensor:
+        units_here = seated(units, tensors[0])
+        parts = [to_seats({"": units_here}, {"": laid_out(x, tensors[0])})[""] for x in tensors]
+        return from_seats({"": units_here}, {"": fn(units_here, *parts)}, {"": tensors[0]})[""]
+
+    return agreed(tensors, run)
+
+
 def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured()) -> Tensor:
     """Keep exactly the n_keep best units of each competing group.
 
@@ -60,10 +77,13 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
     pattern's, is a ValueError; a tensor is not compared: it is clamped, or the pattern's count is taken.
     Returns a bool mask of the shape of `scores`.
     """
-    units = units_of(pattern, tuple(scores.shape))
-    count = _settled(units, "n_keep", n_keep)
-    (kept,) = winners([entry_of(units, scores)], [count])
-    return unit_mask(units, kept, scores)
+
+    def keep(units: Units, here: Tensor) -> Tensor:
+        count = own_counts(units, _settled(units.of_all, "n_keep", n_keep))
+        (kept,) = winners([entry_of(units, here)], [count])
+        return unit_mask(units, kept, here)
+
+    return _on_parts(keep, pattern, scores)
 
 
 def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) -> Tensor:
@@ -76,7 +96,7 @@ def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) ->
     """
     floor = _check_count("min_keep", min_keep, 1, scores.numel())
     above = scores.detach() > tau
-    return above | winners([Entry(scores.reshape(1, -1))], [floor])[0].reshape(scores.shape) if min_keep else above
+    return above | topk_mask(scores, floor) if min_keep else above
 
 
 def _checked(mask: Tensor, scores: Tensor) -> Tensor:
@@ -109,12 +129,16 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
     with the `zeros` of a block, if more are kept than of a pruned block. Units that a pattern never keeps are
     cleared too. An int above the number of active units is a ValueError, a tensor is clamped.
     """
-    units = units_of(pattern, tuple(scores.shape))
-    active = active_rows(units, _checked(mask, scores))
-    had = totals([active])
-    keep = had - checked_count("n_drop", n_drop, had)
-    (kept,) = winners([Entry(to_rows(units, scores), allowed_rows(units, scores, active))], [keep])
-    return mask & unit_mask(units, kept, scores, mask)
+
+    def keep(units: Units, scores: Tensor, mask: Tensor) -> Tensor:
+        active = active_rows(units, mask)
+        had = totals([active], [units.lie])
+        left = had - own_counts(units, checked_count("n_drop", n_drop, had))
+        rows = Entry(to_rows(units, scores), allowed_rows(units, scores, active), lie=units.lie)
+        (kept,) = winners([rows], [left])
+        return mask & unit_mask(units, kept, scores, mask)
+
+    return _on_parts(keep, pattern, scores, _checked(mask, scores))
 
 
 def grow_highest(
@@ -132,15 +156,19 @@ def grow_highest(
 
     An int above the number of eligible units is a ValueError, a tensor is clamped.
     """
-    units = units_of(pattern, tuple(scores.shape))
-    barred = active_rows(units, _checked(mask, scores))
-    if exclude is not None:
-        barred = barred | to_rows(units, _checked(exclude, scores), lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
-    open_ = allowed_rows(units, scores, None)
-    free = barred.shape[-1] - totals([barred]) if open_ is None else totals([open_ & ~barred])
-    count = checked_count("n_grow", n_grow, free)
-    (grown,) = winners([Entry(to_rows(units, scores), open_, barred)], [count])
-    return mask | from_rows(units, grown)
+
+    def grow(units: Units, scores: Tensor, mask: Tensor, *excluded: Tensor) -> Tensor:
+        barred = active_rows(units, mask)
+        for flags in excluded:
+            barred = barred | to_rows(units, flags, lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
+        open_ = allowed_rows(units, scores, None)
+        free = totals([~barred if open_ is None else open_ & ~barred], [units.lie])
+        count = own_counts(units, checked_count("n_grow", n_grow, free))
+        (grown,) = winners([Entry(to_rows(units, scores), open_, barred, lie=units.lie)], [count])
+        return mask | from_rows(units, grown)
+
+    excluded = () if exclude is None else (_checked(exclude, scores),)
+    return _on_parts(grow, pattern, scores, _checked(mask, scores), *excluded)
 
 
 def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
@@ -155,8 +183,10 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
     if not leaves:
         return scores
     count = _check_count("n_keep", n_keep, 1, sum(leaf.numel() for leaf in leaves.values()))
-    won = winners([Entry(leaf.reshape(1, -1)) for leaf in leaves.values()], [count], joint=True)
-    return rebuild([mask.reshape(leaf.shape) for mask, leaf in zip(won, leaves.values(), strict=True)])
+    parts = [(here(leaf), lie_of(leaf) if is_sharded(leaf) else None) for leaf in leaves.values()]
+    won = winners([Entry(part.reshape(1, -1), lie=lie) for part, lie in parts], [count], joint=True)
+    rows = zip(won, parts, leaves.values(), strict=True)
+    return rebuild([like(mask.reshape(part.shape), leaf) for mask, (part, _), leaf in rows])
 
 
 def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
 from sparsefn.engine.selection.winners import Count, totals, winners
-from sparsefn.engine.shards import is_sharded
+from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.seated import from_seats, own_counts, seated, to_seats
 from sparsefn.patterns.tied import checked_sets, joined, parted, tied_sets
@@ -87,10 +87,8 @@ class Competition(NamedTuple):
         if self.pattern.members:
             made = tied_sets(self.pattern, leaves)
             known = paths_of(made)
-            if sharded := [path for path in known if is_sharded(leaves[path])]:
-                raise ValueError(
-                    f"{self.pattern}: expected plain leaves in a tied set, got a DTensor at {sharded[0]!r}"
-                )
+            for path in known:
+                check_plain(str(self.pattern), path, leaves[path])
             if others := [path for path in leaves if path not in known]:
                 raise ValueError(
                     f"{self.pattern}: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "

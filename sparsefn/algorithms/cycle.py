@@ -20,7 +20,7 @@ from sparsefn.engine.leafwise import zeroed
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import CountRule, fraction_at, rounded, rounded_down, rounded_up
 from sparsefn.engine.selection.winners import end_to_end
-from sparsefn.engine.shards import whole
+from sparsefn.engine.shards import check_plain, whole
 from sparsefn.redistribute import GrowCount, Redistribute, allocate
 from sparsefn.state import State, masks_tree
 from sparsefn.tree import Leaves, Tree
@@ -165,6 +165,8 @@ def _grow(
         target = _moved(rule, plan, field, shares, stay, left, barred, target)
     more = (target - left).clamp(min=0)
     if cycle.grow_count is not None:
+        for path, leaf in field.leaves.items():
+            check_plain("grow_count", path, leaf, ": it reads whole rows of scores")
         open_ = [_within(~rows, free) for rows, free in zip(taken, field.free, strict=True)]
         scored = rule.rows(field.pools, scores)
         wants = torch.split(more, field.groups)

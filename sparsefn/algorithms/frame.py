@@ -12,7 +12,7 @@ from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
-from sparsefn.engine.shards import agreed, check_bare, is_sharded, laid_out
+from sparsefn.engine.shards import agreed, check_bare, check_shards, is_sharded, laid_out
 from sparsefn.engine.threefry import lifted
 from sparsefn.engine.transforms import transformed
 from sparsefn.state import Algorithm, Schedule, State, Step, Trigger, Where, apply_masks, everywhere, inside
@@ -37,8 +37,13 @@ from sparsefn.where import float_leaves
 
 def own_params(params: Tree) -> Tree:
     """Copies of params, checked."""
-    for path, leaf in float_leaves(params).items():
-        check_bare(path, leaf)
+    leaves = float_leaves(params)
+
+    def check() -> None:
+        for path, leaf in leaves.items():
+            check_shards(path, leaf)
+
+    agreed(leaves.values(), check)  # one process alone may hold a part that does not fit
     return copied(params)
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from sparsefn.algorithms.frame import check_update, unchecked
 from sparsefn.engine.described import described
 from sparsefn.engine.donation import alone, empty, giving
+from sparsefn.engine.shards import is_sharded
 from sparsefn.engine.transforms import differentiated, in_mode, transformed
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
@@ -38,8 +39,9 @@ def donated(algorithm: Algorithm) -> Algorithm:
     that a function of yours raises inside the update, a score's say, gives it away. Code of your own that calls such an
     optimizer inside the update reads what it needs of the old state before the call: later, reading raises.
 
-    Under `vmap`, `torch.compile` and derivatives through the update, and inside another algorithm and `sf.attach`,
-    nothing is given away. Put `donated` outermost, around `with_optimizer`. TypeError for anything but an Algorithm.
+    Under `vmap`, `torch.compile` and derivatives through the update, with DTensors, and inside another algorithm and
+    `sf.attach`, nothing is given away. Put `donated` outermost, around `with_optimizer`. TypeError for anything but an
+    Algorithm.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"donated: expected an Algorithm, got {type(algorithm).__name__}")
@@ -48,7 +50,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
     def update(state: State, grads: Tree, step: Step) -> State:
         grads, step = check_update(state, grads, step)
         old, given = ([x for x in leaves_of(tree) if isinstance(x, Tensor)] for tree in (state, grads))
-        if transformed() or in_mode() or differentiated(*old, *given):
+        if transformed() or in_mode() or differentiated(*old, *given) or any(map(is_sharded, old)):
             return pure(state, grads, step)
         own = alone(old, given)
         with giving(own) as left:

@@ -119,9 +119,9 @@ def _extracted(x: Array, largest: float) -> int:
     """
     exact, power = 0, math.frexp(largest)[1] + 15
     high = np.empty_like(x)
-    # All |x| <= 2^(power - 15). Next to s = 2^power a number keeps its multiple of 2^-53 s, and 2^15 of these multiples
-    # sum up to at most s: every partial sum is an integer of at most 53 bits times 2^-53 s, so it is exact in any order.
-    # What is left is at most 2^-53 s, 2^15 times less than the next s.
+    # All |x| <= 2^(power - 15). Next to s = 2^power a number keeps its multiple of 2^-53 s, and 2^15 of these sum up to
+    # at most s: every partial sum is an integer of at most 53 bits times 2^-53 s, so it is exact in any order. What is
+    # left is at most 2^-53 s, 2^15 times less than the next s.
     while x.any():
         s = math.ldexp(1.0, power)
         np.add(x, s, high)

@@ -174,6 +174,16 @@ def like(local: Tensor, x: Tensor) -> Tensor:
     return made
 
 
+def check_plain(what: str, path: str, x: Tensor, instead: str = "") -> None:
+    """Raise ValueError for a DTensor where something reads whole tensors; `instead` says what else to do.
+
+    >>> from sparsefn.engine.shards import check_plain
+    >>> check_plain("shuffle", "w", torch.ones(2))
+    """
+    if is_sharded(x):
+        raise ValueError(f"{what}: expected plain tensors, got a DTensor at {path!r}{instead}")
+
+
 def check_bare(path: str, x: Tensor) -> None:
     """Raise ValueError for a DTensor inside a transform of torch.func, which hides whose part is whose.
 
@@ -186,6 +196,20 @@ def check_bare(path: str, x: Tensor) -> None:
             f"expected a DTensor outside of vmap and other transforms of torch.func, got {_named(inner)} in one at "
             f"{path!r}; update the members of an ensemble one by one"
         )
+
+
+def check_shards(path: str, x: Tensor) -> None:
+    """Raise ValueError for a DTensor that an algorithm cannot hold: see `lie_of`; or inside a transform.
+
+    >>> from sparsefn.engine.shards import check_shards
+    >>> check_shards("w", torch.ones(2))
+    """
+    check_bare(path, x)
+    if is_sharded(x):
+        try:
+            lie_of(x)
+        except ValueError as error:
+            raise ValueError(f"{error} at {path!r}") from None
 
 
 def groups_of(tensors: Iterable[Tensor]) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ class _Line:
         if names:
             from torch.distributed import distributed_c10d as c10d
 
-            resolved: Callable[[str], Any] = c10d._resolve_process_group  # type: ignore[attr-defined, assignment]
+            resolved: Callable[[Any], Any] = c10d._resolve_process_group  # type: ignore[attr-defined]
             self.groups = [resolved(name) for name in names]
             # NCCL sends from its devices alone.
             self.devices = [torch.device(c10d._get_object_coll_device(group)) for group in self.groups]

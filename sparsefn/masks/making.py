@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.engine.checks import check_sparsity
 from sparsefn.engine.numbers import like
+from sparsefn.engine.shards import check_plain
 from sparsefn.state import Where, check_masks, masks_tree
 from sparsefn.tree import Tree, flatten, map_with_path
 from sparsefn.where import default_where, select_leaves
@@ -60,11 +61,12 @@ def shuffle(masks: Tree, key: Tensor) -> Tree:
     (3, tensor(True))
 
     Every arrangement of a leaf is equally likely, by key and path alone. Raises TypeError for a leaf
-    that is not a bool mask.
+    that is not a bool mask, ValueError for a DTensor.
     """
     check_masks(masks, masks)
 
     def shuffled(path: str, mask: Tensor) -> Tensor:
+        check_plain("shuffle", path, mask)
         order = random.permutation(random.leaf_key(key.to(mask.device), path), mask.numel())
         return mask.reshape(-1).gather(0, order).reshape(mask.shape) if mask.ndim else mask
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsefn.engine.shards import is_sharded
+from sparsefn.engine.shards import check_plain
 from sparsefn.engine.transforms import visible
 from sparsefn.state import check_masks
 from sparsefn.tree import Tree, map_with_path
@@ -31,8 +31,7 @@ def pack(masks: Tree) -> Tree:
 
 
 def _bytes(path: str, mask: Tensor) -> Tensor:
-    if is_sharded(mask):
-        raise ValueError(f"pack: expected plain masks, got a DTensor at {path!r}; sf.distributed.save stores those")
+    check_plain("pack", path, mask, "; sf.distributed.save stores those")
     memory = visible([mask])
     if memory is not None:
         return torch.from_numpy(np.packbits(memory[0].reshape(-1), bitorder="little"))

@@ -129,7 +129,8 @@ def run_meshes(rank: int, folder: str) -> None:
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(back, parts, strict=True))
         sent.clear()
         fits = [i for i, seat in enumerate(seats) if not seat.moves]
-        assert all(y is parts[i] for y, i in zip(moved([parts[i] for i in fits], [seats[i] for i in fits]), fits))
+        stayed = moved([parts[i] for i in fits], [seats[i] for i in fits])
+        assert all(y is parts[i] for y, i in zip(stayed, fits, strict=True))
         assert not sent
 
     def laid(part, placements, shape=(4, 2)):

@@ -1,15 +1,14 @@
 """Talks over processes: alone, in step, over the rows and columns of a grid, and with errors."""
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 
 from sparsefn.engine import talks
 from sparsefn.engine.talks import Gather, Sum, agree, agreement, alone, together
+from tests.distributed.harness import on_ranks
 
 DTYPES = (np.float32, np.float64, np.int64)
 
@@ -43,19 +42,12 @@ def test_nothing_is_told_about_nothing():
         raise KeyError
 
 
-def run(rank: int, folder: str) -> None:
-    meeting = (Path(folder) / "meeting").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=4)
-    # A grid of two rows and two columns, in which every process has names of its own for its row and its column.
+def on_a_grid():
+    """Cases on two rows and two columns of processes, where each has names of its own for its row and its column."""
+    rank = dist.get_rank()
     rows = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
     columns = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
     row, column, world = rows[rank // 2].group_name, columns[rank % 2].group_name, dist.group.WORLD.group_name
-
-    asked = [((row,), told(rank, dtype)) for dtype in DTYPES]
-    asked += [((row, column), told(rank, dtype)) for dtype in DTYPES] + [
-        ((), told(rank)),
-        ((world,), told(rank, steps=1)),
-    ]
     sent: dict[str, int] = {}
     for name in ("all_reduce", "all_gather_into_tensor"):
 
@@ -64,42 +56,55 @@ def run(rank: int, folder: str) -> None:
             return send(*args, **options)
 
         setattr(dist, name, counted)
-    results = together(asked)
-    # Three sums for each of two groups, one of them alone and with the other, and one for the world; and two exchanges.
-    # Steps are alike for all dtypes. Sizes are summed where values are exchanged. All of it begins with `agree`.
-    assert sent == {"all_reduce": 3 + 5 + 2 * 5 + 2, "all_gather_into_tensor": 2 + 2 * 2 + 1}, sent
-    for i, heard in enumerate(results):
-        members = [2 * (rank // 2), 2 * (rank // 2) + 1] if i < 3 else [rank] if i == 6 else [0, 1, 2, 3]
-        gathered = [values for values in heard if isinstance(values, np.ndarray)]
-        assert [one for one in heard if isinstance(one, list)] == [
-            [sum(members), 10 * step * len(members)] for step in range(1 if i == 7 else 3)
-        ]
-        for step, values in zip((0, 2), gathered, strict=i != 7):
-            assert values.dtype == (DTYPES[i % 3] if i < 6 else np.float64)
-            assert values.tolist() == [member for member in members for _ in range(member + step)], (i, members, values)
-    assert talks.is_first([row]) == (rank % 2 == 0) and talks.is_first([row, column]) == (rank == 0)
 
-    # An error of one process is raised on all of the grid, in place of an exchange too, and is told once.
-    before = time.monotonic()
-    for fails in (3, 0):
+    def in_step():
         sent.clear()
-        error, text = (ValueError, "mine") if rank == fails else (RuntimeError, "another")
-        with pytest.raises(error, match=text), agreement((row, column)), agreement((row, column)):
-            if rank == fails:
+        asked = [((row,), told(rank, dtype)) for dtype in DTYPES]
+        asked += [((row, column), told(rank, dtype)) for dtype in DTYPES]
+        results = together([*asked, ((), told(rank)), ((world,), told(rank, steps=1))])
+        # `agree` over three groups; the row's five steps; as many over rows and columns; and the two of the world.
+        assert sent == {"all_reduce": 3 + 5 + 2 * 5 + 2, "all_gather_into_tensor": 2 + 2 * 2 + 1}, sent
+        for i, heard in enumerate(results):
+            members = [2 * (rank // 2), 2 * (rank // 2) + 1] if i < 3 else [rank] if i == 6 else [0, 1, 2, 3]
+            sums, gathered = ([x for x in heard if isinstance(x, kind)] for kind in (list, np.ndarray))
+            assert sums == [[sum(members), 10 * step * len(members)] for step in range(1 if i == 7 else 3)]
+            for step, values in zip((0, 2), gathered, strict=i != 7):
+                assert values.dtype == (DTYPES[i % 3] if i < 6 else np.float64)
+                assert values.tolist() == [member for member in members for _ in range(member + step)]
+
+    def first():
+        assert talks.is_first([row]) == (rank % 2 == 0) and talks.is_first([row, column]) == (rank == 0)
+
+    def fails(at, groups=(row, column)):
+        before, mine = time.monotonic(), rank == at
+        sent.clear()
+        kind, text = (ValueError, "mine") if mine else (RuntimeError, "another process failed")
+        with pytest.raises(kind, match=text), agreement(groups), agreement(groups):
+            if mine:
                 raise ValueError("mine")
+            together([(groups, told(rank))])  # in place of which it agrees
+        assert sent == {"all_reduce": len(groups)}  # and is told once
+        assert time.monotonic() - before < 20
+
+    def another_row():
+        with pytest.raises(ValueError if rank == 2 else RuntimeError), agreement((row, column)):
+            with agreement((row,)):
+                if rank == 2:
+                    raise ValueError("mine")
             together([((row, column), told(rank))])
-        assert sent == {"all_reduce": 2}
-    with pytest.raises((ValueError, RuntimeError)), agreement((row, column)):  # the other row hears of it, too
-        with agreement((row,)):
-            if rank == 2:
-                raise ValueError("mine")
-        together([((row, column), told(rank))])
-    with agreement((row, column)):
-        together([((row,), told(rank))])
-    assert time.monotonic() - before < 20
-    dist.barrier()
-    dist.destroy_process_group()
+
+    def nothing_fails():
+        with agreement((row, column)):
+            together([((row,), told(rank))])
+
+    yield "talks in step", in_step
+    yield "the first process", first
+    yield "an error of the last", lambda: fails(3)
+    yield "an error of the first", lambda: fails(0)
+    yield "an error in the world", lambda: fails(1, (world,))
+    yield "an error in one row", another_row
+    yield "no error", nothing_fails
 
 
-def test_four_processes(tmp_path):
-    torch.multiprocessing.spawn(run, (str(tmp_path),), nprocs=4)
+def test_four_processes():
+    on_ranks(4, on_a_grid)

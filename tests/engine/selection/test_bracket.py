@@ -9,6 +9,7 @@ import torch
 
 from sparsefn.engine import memory
 from sparsefn.engine.selection import blocks, bracket, entries
+from sparsefn.engine.talks import alone
 
 SIZES = [1, 2, 1000, bracket.SMALL + 1, 2 * memory.BLOCK + 5]
 KINDS = {
@@ -220,6 +221,18 @@ def test_a_bracket_may_end_at_any_rank(alike, monkeypatch):
     for shift in range(-600, 200):  # the window of 500 values goes by the wanted rank
         monkeypatch.setattr(blocks, "sample", lambda work, low=(n - k + shift) // alike: np.arange(500.0) + low)
         np.testing.assert_array_equal(selected([x.float()], k), want, err_msg=str(shift))
+
+
+def test_a_bracket_may_end_where_the_winners_do():
+    values = np.arange(500, dtype=np.float32)
+    work = blocks.work_on([arrays(torch.from_numpy(values))])
+    ends = 0
+    for k in range(1, 500):
+        left = alone(bracket.narrowed(work, np.arange(200, 300, dtype=np.float32), 0.5, k, 1000))
+        if isinstance(left, bracket.Threshold):
+            assert left.missing == 0 and np.count_nonzero(values > left.value) == k
+            ends += 1
+    assert ends
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.97])
