@@ -103,6 +103,7 @@ __all__ = [
     "curvature",
     "default_where",
     "dense",
+    "distributed",
     "donated",
     "drop_grow",
     "drop_lowest",
@@ -163,6 +164,7 @@ if _TYPE_CHECKING:
     from sparsefn import activations as activations
     from sparsefn import config as config
     from sparsefn import curvature as curvature
+    from sparsefn import distributed as distributed
     from sparsefn import ensemble as ensemble
     from sparsefn import report as report
     from sparsefn import shorthand as shorthand
@@ -175,7 +177,8 @@ if _TYPE_CHECKING:
 # Loaded on first use: these modules take as long to load as the ones for training, and `sf.testing` needs Hypothesis,
 # which users who only train do not have.
 _LATER = {
-    name: name for name in ("activations", "config", "curvature", "ensemble", "report", "shorthand", "testing")
+    name: name
+    for name in ("activations", "config", "curvature", "distributed", "ensemble", "report", "shorthand", "testing")
 } | {
     "from_config": "config",
     "from_shorthand": "shorthand",

@@ -23,7 +23,10 @@ WINGS = (
     ),
     ("algorithms",),
     ("compose",),
-    ("modules", "curvature", "shrinking", "report", "checkpoint", "ensemble", "config", "shorthand", "attached"),
+    (
+        *("modules", "curvature", "shrinking", "report", "checkpoint", "distributed"),
+        *("ensemble", "config", "shorthand", "attached"),
+    ),
     ("testing",),
 )
 
@@ -150,8 +153,11 @@ def test_modules_do_not_import_what_only_tests_need(name: str) -> None:
     assert set(on_import(ast.parse(MODULES[name]))) & NOT_ON_IMPORT <= allowed
 
 
-# torch loads tqdm itself; its compiler takes a second to load
-@pytest.mark.parametrize("package", [*sorted(NOT_ON_IMPORT - {"tqdm"}), "torch._dynamo", "torch._inductor"])
+# torch loads tqdm itself; its compiler and the parts of torch.distributed each take a second to load
+SLOW = ["torch._dynamo", "torch._inductor", *(f"torch.distributed.{name}" for name in ("tensor", "fsdp", "checkpoint"))]
+
+
+@pytest.mark.parametrize("package", [*sorted(NOT_ON_IMPORT - {"tqdm"}), *SLOW])
 def test_a_fresh_process_does_not_load(package: str, loaded: set[str]) -> None:
     assert package not in loaded
 

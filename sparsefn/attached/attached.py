@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from sparsefn.algorithms.frame import unchecked
 from sparsefn.attached import files
-from sparsefn.attached.slots import Slot, clear_moments, enter, leave, slots_of, zeros_stay
+from sparsefn.attached.slots import Slot, address, clear_moments, differ, enter, gradient, leave, slots_of, zeros_stay
 from sparsefn.compose.moments import live_entries
 from sparsefn.engine.checks import is_int
 from sparsefn.engine.leafwise import is_sparse, sparse_among
@@ -66,10 +67,9 @@ class Attached:
         self._last, self._hooks = -1, []  # type: ignore[var-annotated]
         # Weights that `_show` is about to change, until the first step: `load_state_dict` may put other masks on them.
         shown = effective(state)
+        hidden = differ([(shown[name], slot.parameter.detach()) for name, slot in weights.items()])
         self._found: dict[str, Tensor] | None = {
-            name: slot.parameter.detach().clone()
-            for name, slot in weights.items()
-            if not torch.equal(shown[name], slot.parameter)
+            name: slot.parameter.detach().clone() for name, slot in itertools.compress(weights.items(), hidden)
         }
         enter(self._extra, beside, options)
         self._show(state, None)
@@ -92,7 +92,7 @@ class Attached:
             self._clear(self._state, self._state)
             self._found = None
         leaves, rebuild = flatten(self._state.params)
-        dense = rebuild([_gradient(self._weights[name].parameter) for name in leaves])
+        dense = rebuild([gradient(self._weights[name].parameter) for name in leaves])
         grads = leaves_of(self._algorithm.view.grads(self._state, dense, now))
         for name, slot in self._weights.items():
             if id(slot.parameter) not in self._moving:
@@ -167,12 +167,13 @@ class Attached:
         # The module gets the effective weights; the state keeps the params that those do not show.
         masks, before = flatten(new.masks)[0], {} if old is None else flatten(old.masks)[0]
         params, rebuild = flatten(new.params)
-        for (name, leaf), shown in zip(list(params.items()), leaves_of(effective(new)), strict=True):
-            parameter, mask = self._weights[name].parameter, masks[name]
-            held = leaf.data_ptr() == parameter.data_ptr()
-            if mask is not before.get(name):
-                (self._hidden.add if _hides(new, mask, leaf, shown) else self._hidden.discard)(name)
-            elif held and name not in self._hidden:
+        shows = dict(zip(params, leaves_of(effective(new)), strict=True))
+        changed = {name: mask for name, mask in masks.items() if mask is not before.get(name)}
+        self._hidden = self._hidden.difference(changed) | _hiding(new, changed, params, shows)
+        for name, shown in shows.items():
+            parameter, leaf = self._weights[name].parameter, params[name]
+            held = address(leaf) == address(parameter)
+            if name not in changed and held and name not in self._hidden:
                 continue
             if name in self._hidden:
                 params[name] = leaf.clone() if held else leaf
@@ -180,7 +181,7 @@ class Attached:
             if name not in self._hidden:
                 params[name] = parameter.detach()
         for slot, leaf in zip(self._slots, leaves_of(self._algorithm.view.get(new)), strict=True):
-            if id(slot.parameter) in self._beside and leaf.data_ptr() != slot.parameter.data_ptr():
+            if id(slot.parameter) in self._beside and address(leaf) != address(slot.parameter):
                 slot.parameter.copy_(leaf)
         self._state = new._replace(params=rebuild(list(params.values())))
 
@@ -220,8 +221,8 @@ class Attached:
 
     def _own(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         # Copies of the tensors that later steps write into.
-        held = {slot.parameter.data_ptr() for slot in (*self._weights.values(), *self._extra)}
-        return [leaf.clone() if leaf.data_ptr() in held else leaf for leaf in leaves]
+        held = {address(slot.parameter) for slot in (*self._weights.values(), *self._extra)}
+        return [leaf.clone() if address(leaf) in held else leaf for leaf in leaves]
 
     def state_dict(self) -> dict[str, object]:
         """What `load_state_dict` needs: tensors by path, the last step, and the algorithm's name.
@@ -250,7 +251,8 @@ class Attached:
         own = {name: slot.parameter.detach() for name, slot in self._weights.items()}
         found = own | (self._found or {})
         shown = effective(self._algorithm.init(found)) if self._found else own
-        return {name: found[name] if torch.equal(leaf, shown[name]) else leaf for name, leaf in own.items()}
+        others = differ([(leaf, shown[name]) for name, leaf in own.items()])
+        return {name: leaf if other else found[name] for (name, leaf), other in zip(own.items(), others, strict=True)}
 
     def detach(self) -> None:
         """Leave an ordinary module with its effective weights, and the optimizer as it was; `state` stays.
@@ -273,16 +275,12 @@ class Attached:
         self._weights, self._hooks, self._dense, self._found = {}, [], None, None
 
 
-def _hides(state: State, mask: Tensor, leaf: Tensor, shown: Tensor) -> bool:
-    # Whether a leaf has, or may come to have, values under its mask that the effective weights do not show.
-    return is_sparse(mask, leaf) and (has_own_support(state) or not torch.equal(shown, leaf))
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    grad = parameter.grad
-    if grad is None:
-        return torch.zeros_like(parameter)
-    return grad if grad.layout == torch.strided else grad.to_dense()
+def _hiding(state: State, masks: Mapping[str, Tensor], params: Mapping[str, Tensor], shown: Tree) -> set[str]:
+    # The leaves that have, or may come to have, values under these masks that the effective weights do not show.
+    names = [name for name, mask in masks.items() if is_sparse(mask, params[name])]
+    if has_own_support(state):
+        return set(names)
+    return set(itertools.compress(names, differ([(shown[name], params[name]) for name in names])))
 
 
 def _version(grad: Tensor | None) -> int:

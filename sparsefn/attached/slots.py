@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sparsefn.engine.shards import here, is_sharded, laid_out, whole
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.tree import Tree, flatten
 
@@ -170,3 +171,39 @@ def clear_moments(slot: Slot, live: Tensor) -> None:
     for moment in slot.optimizer.state.get(slot.parameter, {}).values():
         if isinstance(moment, Tensor) and moment.shape == live.shape:
             moment.masked_fill_(~live, 0)
+
+
+def gradient(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter, dense and laid out as the parameter; zeros where it has none.
+
+    >>> gradient(torch.nn.Parameter(torch.ones(2)))
+    tensor([0., 0.])
+    """
+    grad = parameter.grad
+    if grad is None:
+        return torch.zeros_like(parameter)
+    return laid_out(grad if grad.layout == torch.strided else grad.to_dense(), parameter)
+
+
+def address(x: Tensor) -> int:
+    """Where the memory of a tensor begins; of a DTensor, of the part that is here.
+
+    >>> x = torch.ones(2)
+    >>> address(x) == address(x.detach())
+    True
+    """
+    return here(x.detach()).data_ptr()
+
+
+def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Whether the tensors of each pair differ anywhere, on any process that holds a part of them.
+
+    >>> x = torch.ones(2)
+    >>> differ([(x, x.clone()), (x, 2 * x)])
+    [False, True]
+
+    All processes get the same answers, in one message: what they do next must not differ.
+    """
+    if not any(is_sharded(a) for a, _ in pairs):
+        return [not torch.equal(a, b) for a, b in pairs]
+    return [bool(count) for count in whole([(a != b).sum() for a, b in pairs])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import optree
 import torch
@@ -133,15 +133,38 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
     leaves, rebuild = flatten(template)
     if not isinstance(sd, Mapping):
         raise TypeError(f"expected a dict of tensors by path, got {type(sd).__name__}")
-    missing, unexpected = [path for path in leaves if path not in sd], [path for path in sd if path not in leaves]
-    if strict and (missing or unexpected):
-        raise ValueError(f"expected the paths of the template, but missing are {missing} and unexpected {unexpected}")
+    if strict:
+        check_paths(leaves, sd)
     likes = {path: as_dense("the template", path, leaf) for path, leaf in leaves.items()}
     found = {path: _fitting(path, like, sd.get(path, like)) for path, like in likes.items()}
+    check_masks(template, found)
+    return rebuild(list(found.values()))
+
+
+def check_paths(leaves: Collection[str], found: Collection[str]) -> None:
+    """Raise ValueError unless the paths of a template's leaves are those that were found.
+
+    >>> check_paths(["a", "b"], ["b", "c"])
+    Traceback (most recent call last):
+        ...
+    ValueError: expected the paths of the template, but missing are ['a'] and unexpected ['c']
+    """
+    missing, unexpected = [path for path in leaves if path not in found], [path for path in found if path not in leaves]
+    if missing or unexpected:
+        raise ValueError(f"expected the paths of the template, but missing are {missing} and unexpected {unexpected}")
+
+
+def check_masks(template: Tree, found: Mapping[str, Tensor]) -> None:
+    """Raise ValueError for a 0-d False among the leaves that are masks of the states in a template.
+
+    >>> check_masks(State((), {"w": torch.tensor(True)}), {"masks.w": torch.tensor(False)})
+    Traceback (most recent call last):
+        ...
+    ValueError: expected a mask of full shape or 0-d True at 'masks.w', got 0-d False
+    """
     for path, is_mask in flatten(_marked(template))[0].items():
         if is_mask:
             check_mask(path, found[path])
-    return rebuild(list(found.values()))
 
 
 def _marked(tree: Tree) -> Tree:

@@ -214,7 +214,7 @@ class _Line:
         for group, device in zip(self.groups, self.devices, strict=True):
             here = torch.from_numpy(block).to(device)
             buffer = torch.empty(group.size() * block.size, dtype=torch.uint8, device=device)  # flat, as gloo wants it
-            torch.distributed.all_gather_into_tensor(buffer, here, group=group)
+            torch.distributed.all_gather_single(buffer, here, group=group)
             block = buffer.cpu().numpy()
         return [row[:size] for row, size in zip(block.reshape(sizes.size, -1), sizes.tolist(), strict=True)]
 

@@ -14,4 +14,3 @@ from sparsefn.masks.making import from_zeros as from_zeros
 from sparsefn.masks.making import shuffle as shuffle
 from sparsefn.masks.packing import pack as pack
 from sparsefn.masks.packing import unpack as unpack
-from sparsefn.masks.ranks import check_ranks as check_ranks

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from sparsefn.modules.wrappers import check_not_parallel, own_tensors
+from sparsefn.modules.wrappers import check_not_parallel, check_not_sharded, own_tensors
 from sparsefn.state import State, effective
 from sparsefn.tree import Tree, flatten
 
@@ -45,8 +45,8 @@ def call(
     attributes that the forward or one of its hooks sets are put back. Works under `grad`, `vmap` and `torch.compile`,
     where nothing warns and only a part with hooks is put back. Raises TypeError unless it gets a module and a tree of
     tensors, ValueError for names that are unknown or missing, for a tensor of another shape and for a module inside
-    of `DistributedDataParallel`, and RuntimeError for a forward with activation checkpointing where a gradient may be
-    asked for.
+    of `DistributedDataParallel` or sharded by `fully_shard`, and RuntimeError for a forward with activation
+    checkpointing where a gradient may be asked for.
     """
     out, _, dropped = _run(module, state_or_params, buffers, partial, args, kwargs)
     if dropped:
@@ -90,6 +90,7 @@ def _run(
     kwargs: dict[str, Tree],
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
     weights = placed(module, "parameters", state_or_params, partial)
+    check_not_sharded("sf.modules.call", module)
     given = placed(module, "buffers", {}, True) if buffers is None else placed(module, "buffers", buffers)
     copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     if any(name != at for named in (weights, copies) for name, (at, _) in named.items()):  # there are wrappers

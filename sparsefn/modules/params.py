@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from sparsefn.modules.calls import placed
 from sparsefn.modules.sparse_linear import Layout, with_sparse_linears
-from sparsefn.modules.wrappers import own_tensors
+from sparsefn.modules.wrappers import check_not_sharded, own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
 
@@ -63,6 +63,7 @@ def bake(
     the state's. Raises as `call` does.
     """
     new = {"parameters": placed(module, "parameters", state, partial)}
+    check_not_sharded("sf.modules.bake", module)
     new["buffers"] = {} if buffers is None else placed(module, "buffers", buffers)
     # A tensor that a hook has computed, such as weight_norm's, is part of a graph, which deepcopy refuses.
     attributes = [value for part in module.modules() for value in vars(part).values()]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -34,10 +36,14 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str
     {'0.weight': '0.module.weight'}
 
     Names are as in the module without wrappers. `kind` is "parameters" or "buffers"; a tied tensor is
-    there once, under its first name, or with `tied` under each. Raises TypeError for anything but a module.
+    there once, under its first name, or with `tied` under each. Where a forward has left parameters of
+    `torch.distributed.fsdp.fully_shard` gathered, the gathered copies are freed first, as the module's own
+    `state_dict()` does: its parameters are the shards. Raises TypeError for anything but a module.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a module first, as in call(module, state, x), got {type(module).__name__}")
+    for _, part in sharded_parts(module):
+        part.reshard()
     prefix, inner = "", module
     while child := wrapped_child(inner):  # a checkpointing wrapper renames the tensors that it holds
         prefix, inner = f"{prefix}{child}.", inner.get_submodule(child)
@@ -75,6 +81,34 @@ def unwrapped(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, 
     return {f"{head}.{name}" if head else name: checkpoint[key] for key, (head, name) in named.items()}
 
 
+def sharded_parts(module: nn.Module) -> list[tuple[str, Any]]:
+    """The path and the submodule of each part that `torch.distributed.fsdp.fully_shard` has sharded.
+
+    >>> sharded_parts(torch.nn.Linear(1, 1))
+    []
+    """
+    # Importing the module takes a second; without it nothing is sharded.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return []
+    return [(path, part) for path, part in module.named_modules() if isinstance(part, fsdp.FSDPModule)]
+
+
+def check_not_sharded(what: str, module: nn.Module) -> None:
+    """Raise ValueError for a module that is, or holds, one of `torch.distributed.fsdp.fully_shard`.
+
+    >>> check_not_sharded("sf.modules.call", torch.nn.Linear(1, 1))
+    """
+    for path, part in sharded_parts(module):
+        raise ValueError(
+            f"{what}: expected a module that is not sharded, but {f'{path!r} in it' if path else 'it'} is a "
+            f"{type(part).__name__} of fully_shard, which cannot be copied and, after its first backward pass, ignores "
+            "the weights that torch.func.functional_call gives it: write them into it with "
+            "sf.distributed.commit(model, state), run it as it is, and take the gradients with "
+            "sf.distributed.grads_of(model, state)"
+        )
+
+
 def check_not_parallel(module: nn.Module) -> None:
     """Raise ValueError for a module that is, or holds, a wrapper for data parallelism.
 
@@ -82,12 +116,14 @@ def check_not_parallel(module: nn.Module) -> None:
     Traceback (most recent call last):
         ...
     ValueError: expected a module without data parallelism, as gradients would not be reduced over its copies, but it is
-    a DataParallel: pass its `.module`, and reduce the gradients yourself
+    a DataParallel: to train it use sf.distributed.commit(model, state) and sf.distributed.grads_of(model, state), and
+    to run it without gradients pass its `.module`
     """
     for path, part in module.named_modules():
         if wrapped_child(part) == "module":
             raise ValueError(
                 "expected a module without data parallelism, as gradients would not be reduced over its copies, but "
-                f"{f'{path!r} in it' if path else 'it'} is a {type(part).__name__}: pass its `.module`, and reduce the "
-                "gradients yourself"
+                f"{f'{path!r} in it' if path else 'it'} is a {type(part).__name__}: to train it use "
+                "sf.distributed.commit(model, state) and sf.distributed.grads_of(model, state), and to run it without "
+                "gradients pass its `.module`"
             )

@@ -9,6 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.engine.transforms import at_compile_time, concrete
 from sparsefn.tree.leaves import Tree, leaves_of
 
@@ -106,5 +107,9 @@ def all_finite(tree: Tree) -> Tensor:
     >>> all_finite({"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(math.inf)})
     tensor(False)
     """
-    ends = [end for leaf in leaves_of(tree) if leaf.numel() for end in torch.aminmax(leaf.detach())]  # NaN is both
+    leaves = leaves_of(tree)
+    if any(map(is_sharded, leaves)):  # in one message, whatever the number of leaves
+        counts = whole([(~leaf.detach().isfinite()).sum() for leaf in leaves])
+        return torch.stack([count.to(counts[0].device) for count in counts]).sum() == 0
+    ends = [end for leaf in leaves if leaf.numel() for end in torch.aminmax(leaf.detach())]  # NaN is both
     return torch.stack([end.to(ends[0].device) for end in ends] or [torch.zeros((), device="cpu")]).isfinite().all()

@@ -1,0 +1,102 @@
+"""States in checkpoints that many processes write and read together: torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sparsefn.checkpoint.states import as_dense, check_masks, check_paths, check_values, state_dict
+from sparsefn.tree import Tree, flatten
+
+
+def save(state: Tree, folder: str | os.PathLike[str]) -> None:
+    """Save a state, or any tree of tensors, into a new folder: each process writes the shards that it holds.
+
+    >>> import tempfile
+    >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sf.distributed.save(state, folder)
+    ...     again = sf.distributed.load(state, folder)
+    >>> sf.checkpoint.tree_equal(again, state)
+    True
+
+    A checkpoint of `torch.distributed.checkpoint`: params, masks, scores, moments, keys and step counts by dotted path.
+    `load` reads it on any number of processes, with any layout: one process and plain tensors, too. Every process of
+    the default process group must call it, with a folder that all of them see; without a process group one process
+    saves alone. What several processes hold is written once.
+
+    `sf.checkpoint.state_dict` is for one process: a dict of what is here, for one file of `torch.save` or safetensors,
+    where masks may be packed. Here they take a byte a weight. The file `.metadata` comes last, so that a save that
+    was interrupted is no checkpoint. Raises TypeError for a leaf that is not a dense tensor, ValueError for one of the
+    meta device and for a folder that holds a checkpoint: writing over one would lose it if this process ended halfway.
+    """
+    tensors = {path: check_values("the state", path, leaf) for path, leaf in state_dict(state).items()}
+    if (Path(folder) / ".metadata").exists():
+        raise ValueError(f"save: expected a new folder, but {os.fspath(folder)!r} holds a checkpoint already")
+    from torch.distributed.checkpoint.state_dict_saver import save as write  # importing it takes a second
+
+    with _quiet():
+        write(tensors, checkpoint_id=folder, no_dist=_is_alone())
+
+
+def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
+    """A tree like the template, with the values that `save` wrote, whatever processes and layout it had then.
+
+    >>> import tempfile
+    >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sf.distributed.save(state, folder)
+    ...     sf.distributed.load({"w": torch.ones(2, 2)}, folder)
+    Traceback (most recent call last):
+        ...
+    ValueError: expected the paths of the template, but missing are ['w'] and unexpected ['key', 'masks.w', 'params.w']
+
+    The template, `algorithm.init(params)` for example, gives structure, shapes, dtypes, devices and how DTensors are
+    laid out; its values are not read, and it is not changed. Each process reads what it holds. Every process of the
+    default process group must call it. Raises ValueError for paths that are missing or unexpected, for another shape,
+    for a 0-d False among the masks of a state and for a template of the meta device, TypeError for another dtype and
+    for a leaf that is not a dense tensor, all naming the path, and FileNotFoundError where no checkpoint is.
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load as read
+
+    leaves, rebuild = flatten(template)
+    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
+    check_paths(leaves, sorted(saved))
+    found = {}
+    for path, leaf in leaves.items():
+        like = check_values("the template", path, as_dense("the template", path, leaf))
+        _check_fits(path, like, saved[path])
+        found[path] = torch.empty_like(like)
+    with _quiet():
+        read(found, checkpoint_id=folder, no_dist=_is_alone())
+    check_masks(template, found)
+    return rebuild([found[path] for path in leaves])
+
+
+def _check_fits(path: str, like: Tensor, saved: object) -> None:
+    properties = getattr(saved, "properties", None)
+    if properties is None:
+        raise TypeError(f"expected a tensor at {path!r} in the checkpoint, got an object of another kind")
+    if (size := tuple(saved.size)) != tuple(like.shape):  # type: ignore[attr-defined]
+        raise ValueError(f"expected a tensor of shape {tuple(like.shape)} at {path!r}, got {size}")
+    if properties.dtype != like.dtype:
+        raise TypeError(f"expected a tensor of dtype {like.dtype} at {path!r}, got {properties.dtype}")
+
+
+def _is_alone() -> bool:
+    return not (torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # torch warns each time that one process saves alone, which is what was asked for.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

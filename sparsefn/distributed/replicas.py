@@ -1,0 +1,73 @@
+"""Whether processes that should hold the same numbers do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+
+import numpy as np
+import torch
+from torch import Tensor, distributed
+
+from sparsefn.checkpoint.states import as_dense, check_values
+from sparsefn.engine import talks
+from sparsefn.engine.shards import here, is_sharded, lie_of
+from sparsefn.engine.transforms import Array
+from sparsefn.tree import Tree, flatten
+
+
+def check_replicas(state: Tree) -> None:
+    """Raise ValueError on every process, naming the path and the ranks, where copies of a tensor differ.
+
+    >>> sf.distributed.check_replicas({"w": torch.ones(2)})  # one process: nothing to compare
+
+    For any tree of tensors: a state, its masks alone. Compared are processes that hold the same part of a leaf: all of
+    them for plain tensors, as under `DistributedDataParallel`, and for DTensors those along mesh dimensions that
+    replicate it. Every process of the default process group must call it; each sends 16 bytes a leaf, of hashes, and
+    reads all its tensors once: a check for now and then. Bits count: NaN equals NaN, and 0.0 is not -0.0.
+    """
+    everyone = distributed.group.WORLD if distributed.is_available() else None
+    if everyone is None:
+        return
+    groups = (everyone.group_name,)
+    with talks.agreement(groups):
+        given = flatten(state)[0].items()
+        leaves = {path: check_values("the state", path, as_dense("the state", path, leaf)) for path, leaf in given}
+        hashes = [_digest(repr([*leaves]).encode())]
+        hashes += [number for leaf in leaves.values() for number in (_place(leaf), _content(leaf))]
+    first, all_hashes = talks.together([(groups, _everyones(hashes[:1])), (groups, _everyones(hashes))])
+    if len({*first.tolist()}) > 1:
+        raise ValueError(f"check_replicas: expected the same leaves on every rank, got {[*leaves]} on this one")
+    rows = all_hashes.reshape(-1, len(hashes))[:, 1:].tolist()
+    for i, path in enumerate(leaves):
+        copies: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for rank, row in enumerate(rows):
+            copies[row[2 * i]][row[2 * i + 1]].append(rank)
+        for found in copies.values():
+            if len(found) > 1:
+                ranks = " and ".join(str(group) for group in found.values())
+                raise ValueError(
+                    f"check_replicas: expected equal copies on all ranks, but at {path!r} ranks {ranks} have different "
+                    "ones: do all ranks see the same gradients, weights, keys and steps?"
+                )
+
+
+def _everyones(numbers: list[int]) -> talks.Talk[Array]:
+    return (yield talks.Gather(np.array(numbers, np.int64)))
+
+
+def _place(x: Tensor) -> int:
+    lie = lie_of(x) if is_sharded(x) else None
+    return _digest(repr(None if lie is None else (lie.shape, lie.start, lie.size)).encode())
+
+
+def _content(x: Tensor) -> int:
+    part = here(x).contiguous()
+    return _digest(repr((tuple(part.shape), part.dtype)).encode(), part.view(-1).view(torch.uint8).cpu().numpy().data)
+
+
+def _digest(*parts: bytes | memoryview) -> int:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return int.from_bytes(found.digest()[:8], "little", signed=True)
