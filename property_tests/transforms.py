@@ -251,11 +251,15 @@ COLUMNS: dict[str, Callable[[Row, Case], str]] = {
 
 # ---- the table ------------------------------------------------------------------------------------
 
-# Errors of upstream: a part of the message, and the letter on the page. tests/test_upstream.py has a test of each.
+# What cannot work: a part of the message, and the letter on the page. tests/test_upstream.py has a test of each "a".
 REASONS = {
     "Tensor that doesn't have storage": "a",
     "level <= current_level": "a",
     "aten.equal.default": "a",
+    "got mixed torch.Tensor and DTensor": "b",
+    "aten._has_same_storage_numel.default": "b",
+    "expected plain tensors, got a DTensor": "c",
+    "differs at scores.latent.threshold": "d",
 }
 
 

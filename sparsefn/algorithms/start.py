@@ -15,7 +15,7 @@ from sparsefn.algorithms.competition import Competition, best_at, full, paths_of
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at
-from sparsefn.engine.shards import part
+from sparsefn.engine.shards import is_sharded, laid_out, part
 from sparsefn.engine.transforms import concrete
 from sparsefn.masks import checkerboard, from_zeros
 from sparsefn.patterns.seated import unit_places
@@ -33,6 +33,19 @@ def check_given(masks: Tree) -> None:
     for path, mask in flatten(masks)[0].items():
         if isinstance(mask, Tensor) and mask.ndim == 0 and concrete(mask) is False:
             raise ValueError(f"expected a mask of full shape or 0-d True, got 0-d False at {path!r}")
+
+
+def own_masks(masks: Tree, params: Tree) -> Tree:
+    """Given masks as tensors of their own, laid out as the params. Raises for masks that do not fit them."""
+    check_given(masks)
+    check_masks(masks, params)
+
+    def own(mask: Tensor, param: Tensor) -> Tensor:
+        whole = mask.ndim and not is_sharded(mask)
+        return (part(mask, param) if whole else laid_out(mask, param)).clone()
+
+    made: Tree = optree.tree_map(own, masks, params)
+    return made
 
 
 def start_masks(
@@ -55,11 +68,9 @@ def start_masks(
         check_call("init", init, "params")
         init = init(params)
     if not isinstance(init, str):
-        given: Tree = init
-        check_given(given)
-        check_masks(given, params)
+        given = own_masks(init, params)
         if allowed is None:
-            return optree.tree_map(torch.clone, given)
+            return given
         return optree.tree_map(torch.logical_and, given, masks_tree(params, allowed))
     best_of = ("random", "magnitude") if rule.pattern.fixed is None else ()  # the pattern may know how many
     if init in ("bernoulli", "checkerboard", *best_of) and level is None:

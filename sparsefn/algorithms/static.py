@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import optree
-import torch
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import build_masked, checked, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
-from sparsefn.algorithms.start import Init, check_given
+from sparsefn.algorithms.start import Init, check_given, own_masks
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.engine.described import described
 from sparsefn.engine.rounding import as_fraction
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.state import Algorithm, Level, State, Step, Where, apply_masks, check_masks, everywhere
+from sparsefn.state import Algorithm, Level, State, Step, Where, apply_masks, everywhere
 from sparsefn.tree import Tree
 from sparsefn.triggers import never
 from sparsefn.where import default_where
@@ -83,7 +81,7 @@ def from_masks(masks: Tree) -> Algorithm:
 
     def init(params: Tree) -> State:
         params = own_params(params)
-        check_masks(masks, params)
-        return State(apply_masks(params, masks), optree.tree_map(torch.clone, masks))
+        own = own_masks(masks, params)
+        return State(apply_masks(params, own), own)
 
     return Algorithm(init, _frozen)
