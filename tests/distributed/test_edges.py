@@ -167,6 +167,46 @@ def a_module_of_ddp_has_the_same_loop(rank, folder):
     sf.distributed.check_replicas(state)
 
 
+def tensor_parallelism_has_the_same_loop(rank, folder):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+    from torch.distributed.tensor import Replicate, Shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8))
+    plan = {
+        "0": ColwiseParallel(),
+        "2": RowwiseParallel(output_layouts=Shard(1)),
+        "3": SequenceParallel(),  # whose gradients are partial sums
+    }
+    parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+    parallelize_module(
+        model[3],
+        init_device_mesh("cpu", (2,)),
+        PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate()),
+    )
+    algorithm = sf.with_optimizer(ALGORITHMS["rigl"](None), sf.optimizers.adam(1e-2))
+    state = algorithm.init(sf.modules.params_of(model))
+    one = algorithm.init(full(state.params))
+    kinds = set()
+    for step in range(4):
+        sf.distributed.commit(model, state)
+        x = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(step))  # tensor parallel ranks share it
+        model(x).square().sin().sum().backward()
+        kinds |= {str(p.grad.placements) for p in model.parameters()}
+        grads = sf.distributed.grads_of(model, state)
+        assert all(g.placements == p.placements for g, p in zip(grads.values(), model.parameters(), strict=True))
+        state, one = algorithm.update(state, grads, step), algorithm.update(one, full(grads), step)
+        assert tree_equal(full(state), one), step
+    assert any("Partial" in kind for kind in kinds), kinds
+
+
 def a_checkpoint_fits_any_layout(rank, folder):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -319,6 +359,7 @@ CASES = (
     gradients_that_are_missing_are_zeros,
     what_does_not_fit_is_refused,
     a_module_of_ddp_has_the_same_loop,
+    tensor_parallelism_has_the_same_loop,
     a_checkpoint_fits_any_layout,
     copies_that_differ_are_found,
     finite_is_one_answer,
