@@ -396,3 +396,24 @@ def test_the_options_of_the_transformer(lm: ModuleType, tmp_path: Path) -> None:
     for wrong in ("--steps=11", "--sparsity=1", "--seed=-1", "--methods=snip"):
         with pytest.raises(SystemExit):
             lm.options([f"--out={tmp_path}", wrong])
+
+
+# ---- four processes ------------------------------------------------------------------------------
+
+
+def test_processes_train_as_one_and_others_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "distributed.py"), "--steps=4", f"--out={out}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    start = next(i for i, line in enumerate(lines) if line[:1] == ["processes"])
+    four, two = lines[start + 2 : start + 7], lines[start + 7 : start + 10]
+    for ranks, rows in ((4, four), (2, two)):
+        assert rows[0][0] == str(ranks) and rows[-1][0] == "all"
+        parts = [[int(cell.replace(",", "")) for cell in row[-4 if i == 0 else -3 :][:3]] for i, row in enumerate(rows)]
+        assert [sum(column) for column in zip(*parts[:-1], strict=True)] == parts[-1]
+    assert four[-1][2] == two[-1][2]
+    assert "after each of 4 steps masks, weights and moments of all processes together had the bits" in done.stdout
+    content = (out / "distributed.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000

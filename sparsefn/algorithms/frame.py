@@ -12,7 +12,7 @@ from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
-from sparsefn.engine.shards import agreed, check_bare, check_shards, is_sharded, laid_out
+from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards, laid_out
 from sparsefn.engine.threefry import lifted
 from sparsefn.engine.transforms import transformed
 from sparsefn.state import Algorithm, Schedule, State, Step, Trigger, Where, apply_masks, everywhere, inside
@@ -88,11 +88,11 @@ def _checked_grads(grads: Tree, params: Tree) -> Tree:
                 f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
                 "not use, has none; give zeros, or leave it out of params"
             )
-    rows, rebuild = zipped(grads, params)
     if transformed():
         for path, leaf in flatten(params)[0].items():
             check_bare(path, leaf)
-    if any(is_sharded(p) for _, p in rows):  # a derivative may be laid out in another way, or be sums yet to be added
+    if any_sharded(leaves_of(params)):  # gradients may be laid out otherwise, or be sums yet to be added
+        rows, rebuild = zipped(grads, params)
         grads = rebuild([laid_out(g, p) for g, p in rows])
     check_like("grads", grads, params)
     return grads

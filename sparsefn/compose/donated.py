@@ -7,7 +7,7 @@ from torch import Tensor
 from sparsefn.algorithms.frame import check_update, unchecked
 from sparsefn.engine.described import described
 from sparsefn.engine.donation import alone, empty, giving
-from sparsefn.engine.shards import is_sharded
+from sparsefn.engine.shards import any_sharded
 from sparsefn.engine.transforms import differentiated, in_mode, transformed
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
@@ -50,7 +50,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
     def update(state: State, grads: Tree, step: Step) -> State:
         grads, step = check_update(state, grads, step)
         old, given = ([x for x in leaves_of(tree) if isinstance(x, Tensor)] for tree in (state, grads))
-        if transformed() or in_mode() or differentiated(*old, *given) or any(map(is_sharded, old)):
+        if transformed() or in_mode() or differentiated(*old, *given) or any_sharded(old):
             return pure(state, grads, step)
         own = alone(old, given)
         with giving(own) as left:

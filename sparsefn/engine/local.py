@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from sparsefn.engine.shards import here, is_sharded, like
+from sparsefn.engine.shards import any_sharded, here, like
 
 OnLists = TypeVar("OnLists", bound=Callable[..., list[Tensor]])
 Out = TypeVar("Out")
@@ -27,7 +27,7 @@ def each_local(fn: OnLists) -> OnLists:
 
     @functools.wraps(fn)
     def run(*lists: Sequence[Tensor]) -> list[Tensor]:
-        if not any(map(is_sharded, lists[-1])):
+        if not any_sharded(lists[-1]):
             return fn(*lists)
         parts = [[here(x) for x in tensors] for tensors in lists]
         rows = zip(fn(*parts), parts[-1], lists[-1], strict=True)
@@ -44,7 +44,7 @@ def localized(rows: Sequence[tuple[Any, ...]], rebuild: Rebuild[Out]) -> tuple[S
     >>> rebuild([x + 1 for (x,) in rows])
     [tensor([2., 2.])]
     """
-    if not any(is_sharded(row[0]) for row in rows):
+    if not any_sharded(row[0] for row in rows):
         return rows, rebuild
     firsts = [row[0] for row in rows]
     parts = [tuple(map(here, row)) for row in rows]

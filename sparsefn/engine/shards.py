@@ -66,6 +66,17 @@ def is_sharded(x: Tensor) -> bool:
     return module is not None and isinstance(x, module.DTensor)
 
 
+def any_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Whether one of some tensors is a DTensor.
+
+    >>> from sparsefn.engine.shards import any_sharded
+    >>> any_sharded([torch.ones(2)])
+    False
+    """
+    others = [x for x in tensors if type(x) is not Tensor]  # quick, as every step asks
+    return any(map(is_sharded, others))
+
+
 def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Tensors of which processes may hold parts, as plain tensors that are complete on every process.
 

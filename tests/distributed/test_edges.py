@@ -43,6 +43,16 @@ def fixed(like):
     return sf.from_masks({n: laid(found[n], p) if n in found else torch.tensor(True) for n, p in like.items()})
 
 
+KEY = sf.random.key(0)
+ALGORITHMS = {
+    "fixed": fixed,
+    "rigl": lambda like: sf.rigl(0.6, drop_fraction=0.3, when=sf.every(2), distribution=sf.budgets.erk(), key=KEY),
+    "gmp": lambda like: sf.gmp(sf.schedules.polynomial(0.0, 0.8, 0, 6), distribution=sf.budgets.global_()),
+    "ste": lambda like: sf.ste(0.5),  # the module does not show all weights
+    "supermask": lambda like: sf.supermask(0.5, key=KEY),  # scores join the optimizer
+}
+
+
 def laid(x, like):
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -66,10 +76,11 @@ def backward(model, step, rank):
 # ---- cases: each runs on both processes ----------------------------------------------------------
 
 
-def a_loop_of_fsdp_is_that_of_one_process(rank, folder):
+def a_loop_of_fsdp_is_that_of_one_process(rank, folder, name="rigl"):
     model = sharded()
-    algorithm = sf.with_optimizer(fixed(sf.modules.params_of(model)), sf.optimizers.adamw(1e-2))
-    alone = sf.with_optimizer(fixed(dict(net().named_parameters())), sf.optimizers.adamw(1e-2))
+    algorithm, alone = (
+        sf.with_optimizer(ALGORITHMS[name](sf.modules.params_of(m)), sf.optimizers.adamw(1e-2)) for m in (model, net())
+    )
     state = algorithm.init(sf.modules.params_of(model))
     one = alone.init(sf.modules.params_of(net()))
     assert tree_equal(full(state), one)
@@ -154,6 +165,46 @@ def a_module_of_ddp_has_the_same_loop(rank, folder):
         backward(model, step, rank)
         state = algorithm.update(state, sf.distributed.grads_of(model, state), step)
     sf.distributed.check_replicas(state)
+
+
+def tensor_parallelism_has_the_same_loop(rank, folder):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+    from torch.distributed.tensor import Replicate, Shard
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8))
+    plan = {
+        "0": ColwiseParallel(),
+        "2": RowwiseParallel(output_layouts=Shard(1)),
+        "3": SequenceParallel(),  # whose gradients are partial sums
+    }
+    parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+    parallelize_module(
+        model[3],
+        init_device_mesh("cpu", (2,)),
+        PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate()),
+    )
+    algorithm = sf.with_optimizer(ALGORITHMS["rigl"](None), sf.optimizers.adam(1e-2))
+    state = algorithm.init(sf.modules.params_of(model))
+    one = algorithm.init(full(state.params))
+    kinds = set()
+    for step in range(4):
+        sf.distributed.commit(model, state)
+        x = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(step))  # tensor parallel ranks share it
+        model(x).square().sin().sum().backward()
+        kinds |= {str(p.grad.placements) for p in model.parameters()}
+        grads = sf.distributed.grads_of(model, state)
+        assert all(g.placements == p.placements for g, p in zip(grads.values(), model.parameters(), strict=True))
+        state, one = algorithm.update(state, grads, step), algorithm.update(one, full(grads), step)
+        assert tree_equal(full(state), one), step
+    assert any("Partial" in kind for kind in kinds), kinds
 
 
 def a_checkpoint_fits_any_layout(rank, folder):
@@ -245,13 +296,18 @@ def finite_is_one_answer(rank, folder):
 
 
 def attach_trains_as_in_one_process(rank, folder):
+    for make in ALGORITHMS.values():
+        attach_trains_as_one(make, rank)
+
+
+def attach_trains_as_one(make, rank):
     model, one = sharded(), net()
     optimizer, alone = (torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.1) for m in (model, one))
-    algorithm = fixed(dict(model.named_parameters()))
+    algorithm = make(dict(model.named_parameters()))
     with torch.no_grad():
         model(torch.ones(1, 6))  # leaves the parameters of the root gathered
     sparse = sf.attach(algorithm, model, optimizer)
-    other = sf.attach(fixed(dict(one.named_parameters())), one, alone)
+    other = sf.attach(make(dict(one.named_parameters())), one, alone)
     assert tree_equal(full(sparse.state), other.state)
     for step in range(STEPS):
         backward(model, step, rank)
@@ -264,8 +320,38 @@ def attach_trains_as_in_one_process(rank, folder):
             attached.after_step(step)
         assert tree_equal(full(sparse.state), other.state), step
         assert tree_equal(full(sf.modules.params_of(model)), sf.modules.params_of(one)), step
-        moments = (full(dict(optimizer.state[p])) for p in model.parameters())
-        assert all(tree_equal(m, dict(alone.state[q])) for m, q in zip(moments, one.parameters(), strict=True))
+        moments, wanted = ([dict(opt.state[p]) for p in trained(opt)] for opt in (optimizer, alone))
+        assert tree_equal(full(moments), wanted), step
+        if step == 4:  # goes on from what it has saved
+            saved = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in sparse.state_dict().items()}
+            model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()})
+            sparse.load_state_dict(saved)
+            assert tree_equal(full(sparse.state), other.state)
+    sparse.detach()
+    assert tree_equal(full(sf.modules.params_of(model)), sf.modules.params_of(one))
+
+
+def trained(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def a_step_that_rests_sends_nothing(rank, folder):
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    model = sharded()
+    algorithm = sf.with_optimizer(sf.rigl(0.5, when=sf.every(2), key=KEY), sf.optimizers.adam(1e-2))
+    state = algorithm.init(sf.modules.params_of(model))
+    grads = sf.tree.copied(state.params)
+    sent = []
+    with pytest.MonkeyPatch.context() as patch, CommDebugMode() as seen:
+        for name in ("all_reduce", "all_gather_single", "all_to_all_single", "broadcast"):
+            send = getattr(dist, name)
+            patch.setattr(dist, name, lambda *args, send=send, **kwargs: sent.append(send) or send(*args, **kwargs))
+        state = algorithm.update(state, grads, 1)
+        sf.distributed.commit(model, state)
+        assert not sent and not seen.get_total_counts()
+        algorithm.update(state, grads, 2)
+        assert sent
 
 
 CASES = (
@@ -273,10 +359,12 @@ CASES = (
     gradients_that_are_missing_are_zeros,
     what_does_not_fit_is_refused,
     a_module_of_ddp_has_the_same_loop,
+    tensor_parallelism_has_the_same_loop,
     a_checkpoint_fits_any_layout,
     copies_that_differ_are_found,
     finite_is_one_answer,
     attach_trains_as_in_one_process,
+    a_step_that_rests_sends_nothing,
 )
 
 
