@@ -30,8 +30,8 @@ def donated(algorithm: Algorithm) -> Algorithm:
 
     The new state has the same bits as without. The steps of `sf.optimizers.sgd`, `adam` and `adamw` on float32 CPU
     leaves are made in place: beside the state and the gradients, such a step needs the memory of a few blocks, where
-    the pure update needs that of a second state. Masks that change are new tensors, as are their weights and moments:
-    such a step needs the memory of two states.
+    the pure update needs that of a second state. Masks that change are new tensors, as are their weights: such a step
+    needs the memory of a second tree of masks and one of weights.
 
     The old state is given away, with every tensor in it. You may hold some of these tensors under other names: the
     dense leaves of `sf.effective(old)`, and views such as `old.params["w"][0]`, whose values then change. To keep a
@@ -57,7 +57,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
             try:
                 new = pure(state, grads, step)
             except BaseException:
-                if len(left) < len(own):  # some weights have moved, and others have not
+                if any(id(x) not in left for x in own):  # some weights have moved, and others have not
                     empty(old)
                 raise
         passed = {id(x) for x in old}

@@ -13,6 +13,7 @@ from sparsefn.compose.moments import live_entries
 from sparsefn.engine import leafwise
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
+from sparsefn.engine.donation import offer
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 from sparsefn.tree import (
@@ -149,7 +150,7 @@ def with_optimizer(
             return moved(state, updates)._replace(opt=opt)
         return view.put(state, optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates))._replace(opt=opt)
 
-    def tidy(state: State, before: State) -> State:
+    def tidy(state: State, before: State, grads: Tree) -> State:
         if not tidies:
             return state
         trained = view.get(state)
@@ -161,7 +162,9 @@ def with_optimizer(
         lives = {owner: kept(*rows[owner]) for owner in owned_by if owner >= 0 and sparse[owner]}
         leaves, rebuild = opened(state.opt)
         masks = {i: mask for i, mask in enumerate(map(lives.get, owned_by)) if mask is not None}
-        cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
+        moments = [leaves[i] for i in masks]
+        offer(moments, leaves_of((grads, state.params, state.masks, state.scores)))
+        cleaned = leafwise.cleaned(list(masks.values()), moments)
         for i, leaf in zip(masks, cleaned, strict=True):
             leaves[i] = leaf
         return state._replace(opt=rebuild(leaves))
@@ -171,7 +174,7 @@ def with_optimizer(
         goes = ~skipped if isinstance(skipped, Tensor) else not skipped
         stepped = choose(goes, lambda now: descend(now, grads, step), state)
         state = inner(stepped, grads, step)._replace(opt=stepped.opt)
-        state = tidy(state, stepped)
+        state = tidy(state, stepped, grads)
         return choose(reset(step), lambda now: now._replace(opt=start(view.get(now))), state)  # type: ignore[no-any-return]
 
     @checked

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _given: ContextVar[dict[int, Tensor] | None] = ContextVar("given", default=None)
@@ -50,6 +51,21 @@ def take(x: Tensor) -> Tensor | None:
     taken = x.detach()
     empty([x])
     return taken
+
+
+def offer(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> None:
+    """Give tensors away that this update has made itself, those that have memory of their own; outside, do nothing.
+
+    >>> from sparsefn.engine import donation
+    >>> x, y = torch.ones(2), torch.ones(2)
+    >>> with donation.giving([]):
+    ...     donation.offer([x, y], others=[y[:1]])
+    ...     donation.take(x), donation.take(y)
+    (tensor([1., 1.]), None)
+    """
+    left = None if torch.compiler.is_compiling() else _given.get()
+    if left is not None:
+        left |= {id(x): x for x in alone(tensors, others)}
 
 
 def alone(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

@@ -27,7 +27,7 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     """The sum of each tensor's entries where its mask is set: 0-d, float64, the same bits in every order.
 
     >>> from sparsefn.engine.exact_sums import sums
-    >>> sums([torch.tensor([1e300, 1.0, -1e300, 5.0])], [torch.tensor([True, True, True, False])])
+    >>> sums([torch.tensor([1e30, 1.0, -1e30, 5.0])], [torch.tensor([True, True, True, False])])
     [tensor(1., dtype=torch.float64)]
 
     NaN where an entry is NaN or both infinities are among them. Of DTensors it is that of the whole, on every process:

@@ -29,7 +29,11 @@ def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     >>> leafwise.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
     [tensor([1., 0.])]
     """
-    return _chosen(_zero, lambda mask, leaf: torch.where(mask, leaf, leaf.new_zeros(())), masks, leaves)
+    return _chosen(_zero, _zeroed, masks, leaves)
+
+
+def _zeroed(mask: Tensor, leaf: Tensor) -> Tensor:
+    return torch.where(mask, leaf, leaf.new_zeros(()))
 
 
 @each_local
@@ -48,6 +52,7 @@ def _chosen(
     in_torch: Callable[..., Tensor],
     masks: Sequence[Tensor],
     *trees: Sequence[Tensor],
+    over: Sequence[int] = (),
 ) -> list[Tensor]:
     # The results of a kernel for masks and leaves in memory, of torch for others; the first leaf if the mask is 0-d.
     rows: list[Row] = []
@@ -58,7 +63,7 @@ def _chosen(
         elif (flat := _words(mask, *leaves)) is None:
             results.append(in_torch(mask, *leaves))
         else:
-            results += append_row(rows, flat, leaves, 1)
+            results += append_row(rows, flat, (mask, *leaves), 1, over)
     run(kernel, rows)
     return results
 
@@ -91,6 +96,8 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
 def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     """As `zeroed`, but leaves are read first, and handed back as they are if there is nothing to do.
 
+    A leaf that is given away is cleaned in its own memory.
+
     >>> from sparsefn.engine import leafwise
     >>> leaf = torch.zeros(64, 64)
     >>> leafwise.cleaned([torch.zeros(64, 64, dtype=torch.bool)], [leaf])[0] is leaf
@@ -104,7 +111,7 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
             continue
         flat = _words(mask, leaf)
         if flat is None:
-            results[i] = torch.where(mask, leaf, leaf.new_zeros(()))
+            results[i] = _zeroed(mask, leaf)
         else:
             rows.append(flat)
             looked.append(i)
@@ -120,7 +127,8 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
 
     run(look, rows)
     if stains:
-        for i, leaf in zip(looked, zeroed([masks[i] for i in looked], [leaves[i] for i in looked]), strict=True):
+        stained = _chosen(_zero, _zeroed, [masks[i] for i in looked], [leaves[i] for i in looked], over=(1,))
+        for i, leaf in zip(looked, stained, strict=True):
             results[i] = leaf
     return results
 
@@ -138,9 +146,11 @@ def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
 
 
 def _zero(blocks: Iterable[Row]) -> None:
+    spare = np.empty(BLOCK, np.int64)
     for mask, bits, out in blocks:
-        np.copyto(out, mask)
-        np.multiply(out, bits, out=out)
+        wide = spare.view(out.dtype)[: out.size]
+        np.copyto(wide, mask)
+        np.multiply(wide, bits, out=out)
 
 
 def _select(blocks: Iterable[Row]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.shards import Box, Layout, layout_of, lie_of
+from sparsefn.engine.talks import group_of
 
 Ranks = tuple[int, ...]  # of one process in the groups over which a tensor is split
 Boxes: TypeAlias = dict[Ranks, Box]
@@ -158,8 +159,6 @@ class _Route:
 
 def _exchange(name: str, routes: Sequence[_Route]) -> None:
     """One all_to_all over a group. Pieces that stay where they are do not go through it."""
-    from torch.distributed import distributed_c10d as c10d
-
     sent: dict[int, list[Tensor]] = {}
     awaited: dict[int, list[tuple[_Route, Piece]]] = {}
     for route in routes:
@@ -182,8 +181,7 @@ def _exchange(name: str, routes: Sequence[_Route]) -> None:
     empty = torch.empty(0, dtype=torch.uint8, device=device)
     out = torch.cat([empty, *(part for rank in range(count) for part in sent.get(rank, []))])
     got = torch.empty(sum(taken), dtype=torch.uint8, device=device)
-    group = c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
-    torch.distributed.all_to_all_single(got, out, taken, given, group=group)
+    torch.distributed.all_to_all_single(got, out, taken, given, group=group_of(name))
     lengths = [n for rank in range(count) for n in expected.get(rank, [])]
     parts = iter(torch.split(got, lengths))
     for rank in range(count):

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from sparsefn.engine.transforms import Array
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Result = TypeVar("Result")
 Groups: TypeAlias = tuple[str, ...]
@@ -152,7 +155,15 @@ def is_first(names: Sequence[str]) -> bool:
     >>> talks.is_first([])
     True
     """
-    return not any(group.rank() for group in _Line(tuple(names)).groups)
+    return not any(group_of(name).rank() for name in names)
+
+
+def group_of(name: str) -> ProcessGroup:
+    """The group of processes of this name."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group: ProcessGroup = c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+    return group
 
 
 def _told(error: BaseException) -> set[str]:
@@ -161,19 +172,19 @@ def _told(error: BaseException) -> set[str]:
     return told
 
 
+def _device_of(group: ProcessGroup) -> torch.device:
+    # Where its messages must lie: NCCL sends from its devices alone.
+    from torch.distributed import distributed_c10d as c10d
+
+    return torch.device(c10d._get_object_coll_device(group))
+
+
 class _Line:
     """The way to the processes of some groups, one group after another."""
 
     def __init__(self, names: Groups) -> None:
-        if names:
-            from torch.distributed import distributed_c10d as c10d
-
-            resolved: Callable[[Any], Any] = c10d._resolve_process_group  # type: ignore[attr-defined]
-            self.groups = [resolved(name) for name in names]
-            # NCCL sends from its devices alone.
-            self.devices = [torch.device(c10d._get_object_coll_device(group)) for group in self.groups]
-        else:
-            self.groups, self.devices = [], []
+        self.groups = [group_of(name) for name in names]
+        self.devices = [_device_of(group) for group in self.groups]
 
     def answers(self, asked: Sequence[Sum | Gather]) -> list[Array]:
         """What all processes have of each."""

@@ -24,6 +24,7 @@ def seated(units: Units, leaf: Tensor) -> Units:
     """The units of this process's part of a leaf; those of the whole where the leaf is no DTensor.
 
     >>> from sparsefn.patterns.seated import seated
+    >>> from sparsefn.patterns.units import units_of
     >>> units = units_of(sf.patterns.nm(2, 4), (3, 8))
     >>> seated(units, torch.ones(3, 8)) is units
     True
@@ -38,6 +39,7 @@ def cell_of(units: Units) -> Box:
     """The box of elements that must be whole on one process: a unit, or a group where there are several.
 
     >>> from sparsefn.patterns.seated import cell_of
+    >>> from sparsefn.patterns.units import units_of
     >>> cell_of(units_of(sf.patterns.nm(2, 4), (3, 8))), cell_of(units_of(sf.patterns.channel(0), (3, 8)))
     ((1, 4), (1, 8))
     """
@@ -77,6 +79,7 @@ def group_places(units: Units) -> Tensor:
     """Which groups of the whole are here, by index: int64 of shape (groups,).
 
     >>> from sparsefn.patterns.seated import group_places
+    >>> from sparsefn.patterns.units import units_of
     >>> group_places(units_of(sf.patterns.nm(2, 4), (3, 8)))
     tensor([0, 1, 2, 3, 4, 5])
     """
@@ -92,6 +95,7 @@ def unit_places(units: Units) -> Tensor:
     """Which units of the whole are here, by index in its rows: int64 of shape (groups, units of a group).
 
     >>> from sparsefn.patterns.seated import unit_places
+    >>> from sparsefn.patterns.units import units_of
     >>> unit_places(units_of(sf.patterns.nm(1, 2), (1, 4)))
     tensor([[0, 1],
             [2, 3]])
@@ -106,6 +110,7 @@ def own_counts(units: Units, counts: Count) -> Count:
     """The counts of the groups that are here, of counts for all groups of the whole.
 
     >>> from sparsefn.patterns.seated import own_counts
+    >>> from sparsefn.patterns.units import units_of
     >>> own_counts(units_of(sf.patterns.row_balanced(), (2, 8)), torch.tensor([3, 4]))
     tensor([3, 4])
     """
@@ -118,6 +123,7 @@ def to_seats(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
     """The leaves, with those that are DTensors as the boxes that this process gets of them.
 
     >>> from sparsefn.patterns.seated import to_seats
+    >>> from sparsefn.patterns.units import units_of
     >>> to_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)})
     {'w': tensor([1., 1.])}
     """
@@ -130,6 +136,7 @@ def from_seats(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Lea
     """The inverse of `to_seats`: boxes of this process as DTensors that are laid out as the leaves.
 
     >>> from sparsefn.patterns.seated import from_seats
+    >>> from sparsefn.patterns.units import units_of
     >>> from_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)}, {"w": torch.zeros(2)})
     {'w': tensor([1., 1.])}
     """

@@ -169,6 +169,7 @@ def a_module_of_ddp_has_the_same_loop(rank, folder):
 
 def tensor_parallelism_has_the_same_loop(rank, folder):
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         PrepareModuleOutput,
@@ -176,7 +177,6 @@ def tensor_parallelism_has_the_same_loop(rank, folder):
         SequenceParallel,
         parallelize_module,
     )
-    from torch.distributed.tensor import Replicate, Shard
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8))

@@ -79,3 +79,12 @@ def test_memory_is_taken_once_and_only_inside():
         assert (first.data_ptr() == at) is (type(x) is donation.Emptied) is inside
         assert second.data_ptr() != at and second.shape == (8192,)
     assert donation.take(torch.ones(1)) is None
+
+
+def test_only_memory_of_ones_own_is_offered():
+    own, shared = torch.ones(8192), torch.ones(8192)
+    with donation.giving([]) as left:
+        donation.offer([own, shared], others=[shared.view(2, -1)])
+        assert [x is own for x in left.values()] == [True]
+    donation.offer([own], others=[])
+    assert donation.take(own) is None

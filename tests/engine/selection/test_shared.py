@@ -257,7 +257,7 @@ def on_two():
     """Cases on two processes that hold halves."""
     rank, group = dist.get_rank(), dist.group.WORLD.group_name
     gen = torch.Generator().manual_seed(5)
-    sent = {"all_reduce": 0, "all_gather_into_tensor": 0}
+    sent = {"all_reduce": 0, "all_gather_single": 0}
     for name in sent:
 
         def counted(*args, name=name, send=getattr(dist, name), **options):

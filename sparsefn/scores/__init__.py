@@ -1,0 +1,13 @@
+"""Scores: (state, grads, step) -> a tree of floats, larger = more important; some with memory."""
+
+from sparsefn.scores.distances import distance as distance
+from sparsefn.scores.memory import ema as ema
+from sparsefn.scores.memory import mean as mean
+from sparsefn.scores.memory import momentum as momentum
+from sparsefn.scores.memory import sum as sum
+from sparsefn.scores.plain import absolute as absolute
+from sparsefn.scores.plain import gradient as gradient
+from sparsefn.scores.plain import magnitude as magnitude
+from sparsefn.scores.plain import movement as movement
+from sparsefn.scores.plain import random as random
+from sparsefn.scores.plain import saliency as saliency

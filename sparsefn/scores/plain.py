@@ -1,0 +1,128 @@
+"""Scores: (state, grads, step) -> a tree of floats, larger = more important.
+
+`grads` is the dense gradient at the effective weights, so every score here sees pruned positions too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn import random as _random
+from sparsefn.engine.described import Described, with_call
+from sparsefn.state import Accumulated, State, Step
+from sparsefn.tree import Tree, map_with_path
+
+Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
+
+
+def plain(score: object) -> Callable[..., Tree]:
+    if isinstance(score, Accumulated) or not callable(score):
+        raise TypeError(f"expected a score function of (state, grads, step), got {type(score).__name__}")
+    return score
+
+
+def absolute(signed: Signed) -> Signed:
+    """The absolute value of a score, which selection takes block by block, without a copy.
+
+    >>> @sf.scores.absolute
+    ... def drift(state, grads, step):
+    ...     return state.opt
+    >>> drift(sf.State((), (), opt={"w": torch.tensor([-2.0, 1.0])}), (), 0)
+    {'w': tensor([2., 1.])}
+
+    A decorator of a Score, with memory or without, and of the `value` of one with memory; `signed` of the result
+    is the function. Raises TypeError for anything but a score.
+    """
+    if isinstance(signed, Accumulated):
+        remembered: Any = signed._replace(value=absolute(signed.value))
+        return cast(Signed, with_call(remembered, absolute, signed))
+    plain(signed)
+
+    @functools.wraps(signed)
+    def score(*args: Tree) -> Tree:
+        return optree.tree_map(torch.abs, signed(*args))
+
+    score.signed = signed  # type: ignore[attr-defined]
+    # A function that is decorated keeps its own name.
+    return with_call(score, absolute, signed) if isinstance(signed, Described) else score  # type: ignore[return-value]
+
+
+@absolute
+def magnitude(state: State, grads: Tree, step: Step) -> Tree:
+    """Absolute value of the weights.
+
+    >>> sf.scores.magnitude(sf.State({"w": torch.tensor([-2.0, 1.0])}, {"w": torch.tensor(True)}), (), 0)
+    {'w': tensor([2., 1.])}
+    """
+    del grads, step
+    return state.params
+
+
+@absolute
+def gradient(state: State, grads: Tree, step: Step) -> Tree:
+    """Absolute value of the gradient.
+
+    >>> sf.scores.gradient(sf.State((), ()), {"w": torch.tensor([-2.0, 1.0])}, 0)
+    {'w': tensor([2., 1.])}
+
+    Evci et al. 2020, arXiv 1911.11134 (growth in RigL).
+    """
+    del state, step
+    return given("gradient", grads)
+
+
+def saliency(state: State, grads: Tree, step: Step) -> Tree:
+    """|weight * gradient|: to first order, how much the loss changes without the weight.
+
+    >>> state = sf.State({"w": torch.tensor([2.0, -1.0, 0.5])}, {"w": torch.tensor(True)})
+    >>> sf.scores.saliency(state, {"w": torch.tensor([0.5, 3.0, 1.0])}, 0)
+    {'w': tensor([1.0000, 3.0000, 0.5000])}
+
+    Lee et al. 2019, arXiv 1810.02340, eq. 5.
+    """
+    del step
+    return optree.tree_map(lambda w, g: (w * g).abs(), state.params, given("saliency", grads))
+
+
+def movement(state: State, grads: Tree, step: Step) -> Tree:
+    """-weight * gradient: positive where gradient descent moves the weight away from zero.
+
+    >>> state = sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor(True)})
+    >>> sf.scores.movement(state, {"w": torch.tensor([-0.5, -3.0])}, 0)
+    {'w': tensor([ 1., -3.])}
+
+    Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020, arXiv 2005.07683, eq. 3.
+    """
+    del step
+    return optree.tree_map(lambda w, g: -(w * g), state.params, given("movement", grads))
+
+
+def given(name: str, grads: Tree) -> Tree:
+    if grads is None:
+        raise ValueError(f"scores.{name} reads gradients, got grads=None")
+    return grads
+
+
+def random(state: State, grads: Tree, step: Step) -> Tree:
+    """Uniform draws in [0, 1) of the state's key, the leaf's path, the step and the element's index.
+
+    >>> state = sf.State({"w": torch.zeros(2)}, {"w": torch.tensor(True)}, key=sf.random.key(0))
+    >>> draws = sf.scores.random(state, (), 7)["w"]
+    >>> torch.equal(draws, sf.scores.random(state, (), torch.tensor(7))["w"])
+    True
+
+    ValueError for a state without a key.
+    """
+    del grads
+    if not isinstance(state.key, Tensor):
+        raise ValueError("expected a state with a PRNG key for random scores, got none; pass key=sf.random.key(seed)")
+    return map_with_path(
+        lambda path, leaf: _random.uniform_like(_random.leaf_key(state.key.to(leaf.device), path, step), leaf),
+        state.params,
+    )
