@@ -21,7 +21,7 @@ COLLECTIVE = timedelta(seconds=60)  # how long one collective may take
 SHOWN = 4  # failures that are told in full
 
 
-def on_ranks(count: int, cases: Callable[..., Cases], *args: object, seconds: float = 120) -> None:
+def on_ranks(count: int, cases: Callable[..., Cases], *args: object, seconds: float = 300) -> None:
     """Run the cases that `cases(*args)` yields on all of so many processes, in the same order on each.
 
     A case fails by raising. If it fails on some ranks only, the ranks may be at different messages, and the run ends.
