@@ -71,10 +71,8 @@ def _scored(name: str, stats: Stats, score: Callable[[Tensor, Tensor], Tensor]) 
             return torch.zeros_like(leaf)
         check_plain(name, path, leaf)
         if path not in stats or path in faults:
-            known = ", ".join(map(repr, stats)) or "none"
-            raise ValueError(
-                faults.get(path, f"{name}: no data for the leaf {path!r}; there are statistics of {known}")
-            )
+            missing = f"{name}: no data for the leaf {path!r}, but for {len(stats)} others"
+            raise ValueError(faults.get(path, missing))
         return _of_inputs(name, path, stats[path], leaf, score)
 
     def scores(state: State, grads: Tree, step: Step) -> Tree:
