@@ -79,10 +79,10 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
     sizes = (64, 1, 64) if options.smoke else (512, 2, 1024) if options.quick else (1024, 2, 2048)
     width, layers, tokens = sizes
-    tables: list[tuple[str, Callable[..., list[Case]], tuple[int, ...]]] = [
-        (f"calibration of {layers} blocks, width {width}, {tokens} tokens", calibrated, sizes),
+    tables: list[tuple[str, Callable[..., list[Case]], tuple[int, ...], argparse.Namespace]] = [
+        (f"calibration of {layers} blocks, width {width}, {tokens} tokens", calibrated, sizes, options),
     ]
-    return {title: compare(title, make(argument, options), options) for title, make, argument in tables}
+    return {title: compare(title, make(argument, own), own) for title, make, argument, own in tables}
 
 
 if __name__ == "__main__":
