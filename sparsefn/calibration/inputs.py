@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -51,9 +52,9 @@ def inputs(
     `nn.MultiheadAttention` whose keys are not its queries, experts in one leaf. `as_matrix` gives a weight this form.
 
     The statistics of two batches are added with `optree.tree_map(torch.add, a, b)`. `of` names those that are wanted:
-    "gram" is as large as the weight, or larger, and `scores.wanda` needs only `of="square"`, which also brings the
-    count. "count" is exact. "square" adds in float64 squares that are rounded to float32 (float64 inputs are squared
-    exactly so): another split of the same inputs changes it by the rounding of float64 sums alone. "gram" adds in
+    `scores.wanda` needs only `of="square"`, which also brings the count, and "gram" takes about as much memory as the
+    weights. "count" is exact. "square" adds, in float64, squares that are rounded to float32 (to float64 for float64
+    inputs), so another split of the same inputs changes it by the rounding of float64 sums alone. "gram" adds in
     float32, and another split changes it as it changes any product of matrices. Inputs of deep layers may themselves
     differ in their last bits between batches of different sizes, as those are different products.
 
@@ -64,12 +65,13 @@ def inputs(
 
     Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to `3d`, `Conv1D` of transformers,
     the projections in `nn.MultiheadAttention`, and products of your own forward with a weight or a view of one, also
-    under autocast. Not seen are products with a tensor that is computed from the weight, transposed convolutions and
-    fused recurrent layers: they have no entry. A layer of a kind that is seen, but that this call did not reach, has
-    statistics of count 0, which are added like others. `paths` are globs, or a function of (path, leaf), that choose
-    leaves. ValueError names the path and the layer of a leaf that a glob asks for by itself and that was not seen, and
-    of one whose inputs are not finite; for another name in `of`, as `sf.modules.call` does, and for part of a weight's
-    inputs in a product. TypeError for a `state` that is no State.
+    under autocast; compiled parts run uncompiled. Not seen are products with a tensor that is computed from the weight,
+    transposed convolutions and fused recurrent layers: they have no entry. A layer of a kind that is seen, but that
+    this call did not reach, has statistics of count 0, which are added like others.
+
+    `paths` are globs, or a function of (path, leaf), that choose leaves. ValueError where no leaf that a glob matches
+    was seen and for inputs that are not finite, both with the paths and their layers; for another name in `of`, for a
+    product with a part of a weight's inputs, and as `sf.modules.call`. TypeError for a `state` that is no State.
     """
     names, weights = names_of(of), weights_of_call(module, state)
     chosen = weights if paths is None else matching("paths", paths, weights)
@@ -129,7 +131,7 @@ def collected(
     {'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}
     """
     watch = Watch({path: weights[path] for path in chosen}, "gram" in names)
-    with torch.no_grad(), _without_fast_paths(), watch:
+    with torch.no_grad(), _without_fusion(), watch:
         call_with_buffers(module, weights, buffers_of(module), *args, **kwargs)
     seen, at = watch.stats(), {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
     stats = {}
@@ -170,11 +172,13 @@ def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _without_fast_paths() -> Iterator[None]:
-    # The fused attention and encoder layer of torch would hide their products.
+def _without_fusion() -> Iterator[None]:
+    # Torch's fused attention and encoder layer, and compiled parts, would hide their products.
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    compiler = "torch._dynamo" in sys.modules  # it takes a second to import, and without it nothing is compiled
     try:
-        yield
+        with torch.compiler.set_stance("force_eager") if compiler else contextlib.nullcontext():
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

@@ -103,6 +103,16 @@ def test_what_leaves_attention_is_seen_also_where_torch_would_fuse_it():
     check(stats["self_attn.out_proj.weight"], torch.linalg.solve(weight, heads.flatten(0, 1).T).T)
 
 
+def test_compiled_parts_run_uncompiled():
+    def fused(graph, example):
+        raise AssertionError("this would hide the products")
+
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), torch.randn(5, 4)
+    net[0] = torch.compile(net[0], backend=fused)
+    check(inputs(net, None, x)["0.weight"], x)
+    check(inputs(torch.compile(net, backend=fused), None, x)["0.weight"], x)
+
+
 def test_16_bit_models_are_summed_in_float32():
     layer, x = nn.Linear(4, 3).bfloat16(), torch.randn(5, 4).bfloat16()
     stats = inputs(layer, None, x)["weight"]
