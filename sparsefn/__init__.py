@@ -96,6 +96,7 @@ __all__ = [
     "attach",
     "bernoulli_mask",
     "budgets",
+    "calibration",
     "chain",
     "checkpoint",
     "clip_norm",
@@ -162,6 +163,7 @@ __all__ = [
 
 if _TYPE_CHECKING:
     from sparsefn import activations as activations
+    from sparsefn import calibration as calibration
     from sparsefn import config as config
     from sparsefn import curvature as curvature
     from sparsefn import distributed as distributed
@@ -178,7 +180,17 @@ if _TYPE_CHECKING:
 # which users who only train do not have.
 _LATER = {
     name: name
-    for name in ("activations", "config", "curvature", "distributed", "ensemble", "report", "shorthand", "testing")
+    for name in (
+        "activations",
+        "calibration",
+        "config",
+        "curvature",
+        "distributed",
+        "ensemble",
+        "report",
+        "shorthand",
+        "testing",
+    )
 } | {
     "from_config": "config",
     "from_shorthand": "shorthand",

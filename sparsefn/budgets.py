@@ -143,6 +143,47 @@ def by_path(table: Mapping[str, float]) -> Distribution:
     return counts
 
 
+@described
+def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
+    """More weights for blocks with more outliers: what each block keeps is within 2 * spread of the others.
+
+    >>> owl = sf.budgets.owl({"0.*": 0.01, "1.*": 0.03, "2.*": 0.02}, spread=0.1)
+    >>> owl({"0.weight": (10, 10), "1.weight": (10, 10), "2.weight": (10, 10)}, 0.5)
+    {'0.weight': 40, '1.weight': 60, '2.weight': 50}
+
+    `ratios` has the ratio of outliers of each block, by a glob for its leaves, as `sf.calibration.outlier_ratios`
+    gives them; only their differences, relative to the largest one, matter. A block's leaves have one sparsity. The
+    mean over blocks of what is kept is 1 - sparsity, so blocks of one size keep that share together. With equal ratios
+    it is `uniform`. Leaves of all blocks need not be given at once. ValueError for a leaf that no glob matches, and
+    where a block would keep less than nothing or more than all. Yin et al. 2023, arXiv 2310.05175, sec. 3.
+    """
+    if not isinstance(ratios, Mapping) or not ratios:
+        raise TypeError(f"owl: expected ratios to be a dict of a ratio for each glob, got {ratios!r}")
+    for glob, ratio in ratios.items():
+        if not is_number(ratio) or not math.isfinite(ratio):
+            raise ValueError(f"owl: expected a finite ratio of {glob!r}, got {ratio!r}")
+    if not is_number(spread) or not 0.0 <= spread <= 0.5:
+        raise ValueError(f"owl: expected spread in [0, 0.5], got {spread!r}")
+    low, high = min(ratios.values()), max(ratios.values())
+    more = {glob: 2 * spread * (r - low) / (high - low) if high > low else 0.0 for glob, r in ratios.items()}
+    mean = math.fsum(more.values()) / len(more)
+
+    def counts(shapes: Shapes, sparsity: Real) -> Counts:
+        kept = {}
+        for path, shape in shapes.items():
+            glob = next((glob for glob in more if glob_match(path, glob)), None)
+            if glob is None:
+                raise ValueError(f"owl: expected a glob for each leaf, got none for {path!r} in {list(more)}")
+            own = sparsity + (mean - more[glob])
+            level = concrete(own)
+            if level is not None and not 0.0 <= level <= 1.0:
+                raise ValueError(f"owl: expected every block to keep a share in [0, 1], got {1 - level:g} for {glob!r}")
+            kept[path] = n_kept(math.prod(shape), own)
+        return kept
+
+    return counts
+
+
 @at_compile_time
 def _ratio(x: float) -> tuple[int, int]:
     # As a float 0.07 * 100 is a little above 7. Any p / q below 2^26 is recovered.

@@ -19,6 +19,7 @@ PEERS = {
     "updates": {"torch.topk of each layer, twice", "torch.topk and torch.rand of each layer"},
     "training": {"TorchOpt's adam, dense", "torch.nn.utils.prune, torch.optim"},
     "ensembles": {"loop", "vmap", "vmap, compiled"},
+    "pruning": {"forward alone", "hooks, squares", "hooks, products"},
 }
 APART = {"rigl-torch", "sparsefn.drop_grow", "cerebras_pytorch, masks alone"}  # rows of peers that are installed apart
 FACTS = {"date", "cpus", "architecture", "capability", "threads", "omp_wait_policy", "load"}

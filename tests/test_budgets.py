@@ -213,3 +213,36 @@ def test_a_fixed_sparsity_may_come_in_float32():
     B.check_fixed(torch.tensor(0.9), 0.1, "nm(1, 10)")
     with pytest.raises(ValueError, match=r"nm\(1, 10\) fixes the sparsity at 0.9, got 0.89"):
         B.check_fixed(torch.tensor(0.89), 0.1, "nm(1, 10)")
+
+
+def test_owl_keeps_the_sparsity_over_blocks_of_one_size():
+    ratios = {"0.*": 0.011, "1.*": 0.052, "2.*": 0.03, "3.*": 0.017}
+    shapes = {f"{i}.{name}": (200, 300) for i in range(4) for name in ("up", "down")}
+    for spread in (0.0, 0.08, 0.2):
+        for sparsity in (0.5, 0.7, torch.tensor(0.7, dtype=torch.float64)):
+            kept = {path: int(count) for path, count in sf.budgets.owl(ratios, spread)(shapes, sparsity).items()}
+            assert abs(sum(kept.values()) - (1 - float(sparsity)) * 8 * 60000) <= 8  # a half for each leaf, rounded
+            assert kept["0.up"] == kept["0.down"]
+            assert kept["1.up"] - kept["0.up"] == pytest.approx(2 * spread * 60000, abs=1)  # the most and the fewest
+
+
+def test_owl_looks_at_differences_of_ratios_alone():
+    shapes = {"a": (100, 100), "b": (100, 100), "c": (100, 100)}
+    first = sf.budgets.owl({"a": 0.1, "b": 0.2, "c": 0.4})(shapes, 0.6)
+    assert first == sf.budgets.owl({"a": 11.0, "b": 12.0, "c": 14.0})(shapes, 0.6)
+    assert sf.budgets.owl({"*": 0.3})(shapes, 0.6) == sf.budgets.uniform()(shapes, 0.6)
+    assert sf.budgets.owl({"a": 0.1, "b": 0.2, "c": 0.4})({"b": (100, 100)}, 0.6) == {"b": first["b"]}  # a part
+
+
+def test_owl_refuses_what_it_cannot_meet():
+    owl = sf.budgets.owl({"a": 0.0, "b": 1.0}, spread=0.2)
+    with pytest.raises(ValueError, match=r"owl: expected every block to keep a share in \[0, 1\], got -0\.1 for 'a'"):
+        owl({"a": (4, 4)}, 0.9)
+    with pytest.raises(ValueError, match="owl: expected a glob for each leaf, got none for 'c' in"):
+        owl({"c": (4, 4)}, 0.5)
+    with pytest.raises(TypeError, match="owl: expected ratios to be a dict of a ratio for each glob, got {}"):
+        sf.budgets.owl({})
+    with pytest.raises(ValueError, match="owl: expected a finite ratio of 'a', got nan"):
+        sf.budgets.owl({"a": float("nan")})
+    with pytest.raises(ValueError, match=r"owl: expected spread in \[0, 0\.5\], got 0\.6"):
+        sf.budgets.owl({"a": 1.0}, spread=0.6)

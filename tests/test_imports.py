@@ -25,7 +25,7 @@ WINGS = (
     ("compose",),
     (
         *("modules", "curvature", "shrinking", "report", "checkpoint", "distributed"),
-        *("ensemble", "config", "shorthand", "attached"),
+        *("calibration", "ensemble", "config", "shorthand", "attached"),
     ),
     ("testing",),
 )

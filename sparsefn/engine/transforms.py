@@ -24,6 +24,7 @@ from torch._C._functorch import (
 )
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -35,6 +36,8 @@ _DENSE = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutocastCPU)
 _TRACKED = _DENSE.add(DispatchKey.ADInplaceOrView).add(DispatchKey.AutogradCPU)
 _PLAIN = frozenset((_DENSE.raw_repr(), _TRACKED.raw_repr()))
 _TYPES = frozenset((Tensor, torch.nn.Parameter))  # a subclass may mean something else by its memory
+CAST = torch.ops.aten._to_copy  # what `Tensor.to` and autocast come to
+GROUPED = torch.ops.aten._grouped_mm  # consecutive rows times a matrix each, as of experts
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 
 

@@ -281,13 +281,19 @@ def in_groups(groups: int) -> Pattern:
 
 
 @described
-def row_balanced() -> Pattern:
+def row_balanced(axis: int = 0) -> Pattern:
     """Elements compete inside their own output row: a constant fan-in.
 
     >>> sf.topk_mask(torch.tensor([[5.0, 4.0], [1.0, 2.0]]), 1, pattern=sf.patterns.row_balanced())
     tensor([[ True, False],
             [False,  True]])
 
-    An int count is a count of each row. Lasby et al. 2024, arXiv 2305.02299.
+    An int count is a count of each row. `axis` is that of the outputs: 1 for the Conv1D of transformers. Lasby et al.
+    2024, arXiv 2305.02299.
     """
-    return Pattern("row_balanced()", _ones, lambda grid: tuple(1 if i == 0 else s for i, s in enumerate(grid)))
+    name = f"row_balanced({f'axis={axis}' if axis else ''})"
+
+    def group(grid: Box) -> Box:
+        return tuple(1 if i == _axis(name, axis, grid) else s for i, s in enumerate(grid))
+
+    return Pattern(name, _ones, group)

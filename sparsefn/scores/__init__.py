@@ -1,5 +1,7 @@
 """Scores: (state, grads, step) -> a tree of floats, larger = more important; some with memory."""
 
+from sparsefn.scores.data import ria as ria
+from sparsefn.scores.data import wanda as wanda
 from sparsefn.scores.distances import distance as distance
 from sparsefn.scores.memory import ema as ema
 from sparsefn.scores.memory import mean as mean

@@ -56,7 +56,14 @@ CALLS = {
         "with_terms(dense(), l2(0.1), noise(0.1, tensor([0, 7])))",
     ],
     sf.activations: ["activation_sparsifier(add, abs, isfinite, features=(0, 2), axis=1)"],
-    sf.budgets: ["by_path({'head.*': 0.0})", "erdos_renyi()", "erk(power=0.5)", "global_(0.1)", "uniform()"],
+    sf.budgets: [
+        "by_path({'head.*': 0.0})",
+        "erdos_renyi()",
+        "erk(power=0.5)",
+        "global_(0.1)",
+        "owl({'0.*': 0.01, '1.*': 0.02}, spread=0.1)",
+        "uniform()",
+    ],
     sf.curvature: [
         "fisher(loss, (tensor([1.0, 2.0]),), chunk_size=2)",
         "grasp(loss, (tensor([1.0, 2.0]),))",
@@ -80,6 +87,7 @@ CALLS = {
         "nm(2, 4, axis=-1)",
         "out_groups(2)",
         "row_balanced()",
+        "row_balanced(axis=1)",
         "unstructured()",
     ],
     sf.redistribute: ["careful(below=0.9)"],
@@ -102,6 +110,8 @@ CALLS = {
         "ema(gradient, 0.5)",
         "mean(movement)",
         "momentum(0.9)",
+        "ria({'w': {'count': tensor(2), 'square': tensor([1.0, 2.0])}}, power=1.0)",
+        "wanda({'w': {'count': tensor(2), 'square': tensor([1.0, 2.0])}})",
         "sum(saliency, reset=every(2))",
     ],
     sf.terms: [

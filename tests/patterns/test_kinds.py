@@ -266,3 +266,13 @@ def test_leaves_of_no_element_have_masks_of_none(pattern, shape):
     for algorithm in (sf.gmp(0.5, pattern=pattern), sf.rigl(0.5, pattern=pattern)):
         state = algorithm.init({"w": torch.ones(shape)})
         assert algorithm.update(state, state.params, 0).masks["w"].shape == shape
+
+
+def test_rows_of_outputs_may_lie_along_another_axis():
+    scores = torch.randn(4, 6)
+    turned = sf.topk_mask(scores.T.contiguous(), 2, pattern=sf.patterns.row_balanced(axis=1))
+    assert torch.equal(turned.T, sf.topk_mask(scores, 2, pattern=sf.patterns.row_balanced()))
+    state = sf.rigl(0.5, pattern=sf.patterns.row_balanced(axis=-1), key=sf.random.key(0)).init({"w": scores})
+    assert state.masks["w"].sum(0).tolist() == [2] * 6
+    with pytest.raises(ValueError, match=r"row_balanced\(axis=2\): no axis 2 in shape \(4, 6\)"):
+        sf.topk_mask(scores, 2, pattern=sf.patterns.row_balanced(axis=2))

@@ -1,0 +1,184 @@
+"""Statistics of what the weights of a module are multiplied by."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sparsefn.calibration.products import Watch
+from sparsefn.calibration.sums import Stats
+from sparsefn.ensemble import check_single
+from sparsefn.modules.calls import call_with_buffers, placed
+from sparsefn.modules.params import buffers_of
+from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
+from sparsefn.modules.wrappers import own_tensors
+from sparsefn.state import State, Where
+from sparsefn.tree import Tree
+from sparsefn.where import as_globs, matching
+
+_ALL = ("count", "square", "gram")
+_SEEN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)  # and Conv1D of transformers
+
+
+def inputs(
+    module: nn.Module,
+    state: State | None,
+    *args: Tree,
+    paths: Where | None = None,
+    of: str | Sequence[str] = _ALL,
+    **kwargs: Tree,
+) -> Stats:
+    """Sums over the inputs that each weight of a module is multiplied by in one call: `{path: statistics}`.
+
+    >>> layer = torch.nn.Linear(3, 2)
+    >>> sf.calibration.inputs(layer, None, torch.tensor([[1.0, 3.0, 0.0], [2.0, 4.0, 1.0]]))["weight"]["gram"]
+    tensor([[ 5., 11.,  2.],
+            [11., 25.,  4.],
+            [ 2.,  4.,  1.]])
+
+    An input is a row of the matrix that the weight is multiplied by: a token, or a patch of a convolution.
+
+    - "count", 0-d int64: how many inputs there were.
+    - "square", float64: the sum of the squares of each entry of an input. It has shape (inputs,), or (inputs, 1) where
+      the weight is stored as (inputs, outputs), as in `Conv1D` of transformers.
+    - "gram", (inputs, inputs): the sum of the products of two entries, float32, or float64 where the inputs are.
+
+    For a convolution an input has channels * kernel entries, in the order of `weight.flatten(1)`. Where parts of the
+    outputs read other inputs, all three have one more axis in front: a convolution with groups, `in_proj_weight` of an
+    `nn.MultiheadAttention` whose keys are not its queries, experts in one leaf. `as_matrix` gives a weight this form.
+
+    The statistics of two batches are added with `optree.tree_map(torch.add, a, b)`. `of` names those that are wanted:
+    `scores.wanda` needs only `of="square"`, which also brings the count, and "gram" takes about as much memory as the
+    weights. "count" is exact. "square" adds, in float64, squares that are rounded to float32 (to float64 for float64
+    inputs), so another split of the same inputs changes it by the rounding of float64 sums alone. "gram" adds in
+    float32, and another split changes it as it changes any product of matrices. Inputs of deep layers may themselves
+    differ in their last bits between batches of different sizes, as those are different products.
+
+    `state` is a State, whose effective weights are used, or None for the module's own weights; `args` and `kwargs` are
+    those of one call of the module, in its own mode (train or eval). The module, its buffers and the arguments stay as
+    they are; there are no hooks, and nothing requires gradients. What is in memory at a time is one call's activations,
+    and the statistics. Leaves that read one tensor, as queries, keys and values do, share theirs.
+
+    Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to `3d`, `Conv1D` of transformers,
+    the projections in `nn.MultiheadAttention`, and products of your own forward with a weight or a view of one, also
+    under autocast; compiled parts run uncompiled. Not seen are products with a tensor that is computed from the weight,
+    transposed convolutions and fused recurrent layers: they have no entry. A layer of a kind that is seen, but that
+    this call did not reach, has statistics of count 0, which are added like others.
+
+    `paths` are globs, or a function of (path, leaf), that choose leaves. ValueError where no leaf that a glob matches
+    was seen and for inputs that are not finite, both with the paths and their layers; for another name in `of`, for a
+    product with a part of a weight's inputs, and as `sf.modules.call`. TypeError for a `state` that is no State.
+    """
+    names, weights = names_of(of), weights_of_call(module, state)
+    chosen = weights if paths is None else matching("paths", paths, weights)
+    stats = collected(module, weights, [path for path in chosen if weights[path].ndim > 1], names, args, kwargs)
+    globs: list[Where] = [paths] if callable(paths) else list(as_globs("*" if paths is None else paths, "paths"))
+    for glob in globs:
+        asked = list(matching("paths", glob, weights))
+        if not any(path in stats and stats[path]["count"].any() for path in asked):
+            raise ValueError(f"inputs: no product was seen with {', '.join(layer_at(module, path) for path in asked)}")
+    return stats
+
+
+def names_of(of: str | Sequence[str]) -> tuple[str, ...]:
+    """The names of the statistics that are wanted; counts and squares are there always.
+
+    >>> names_of("square"), names_of(["gram"])
+    (('count', 'square'), ('count', 'square', 'gram'))
+    """
+    names = (of,) if isinstance(of, str) else tuple(of)
+    for name in names:
+        if name not in _ALL:
+            raise ValueError(f"inputs: expected of to name some of {', '.join(map(repr, _ALL))}, got {name!r}")
+    return _ALL if "gram" in names else _ALL[:2]
+
+
+def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]:
+    """The weights that a module is to run with, by name, each in memory of its own.
+
+    >>> list(weights_of_call(torch.nn.Linear(2, 1), None))
+    ['weight', 'bias']
+    """
+    if state is not None and not isinstance(state, State):
+        raise TypeError(f"expected state to be a State from init, or None, got {type(state).__name__}")
+    if state is not None:
+        check_single(state)
+    given = placed(module, "parameters", {} if state is None else state, partial=state is None)
+    weights, storages = {name: tensor.detach() for name, (_, tensor) in given.items()}, set[int]()
+    for name, x in weights.items():
+        if (start := x.untyped_storage().data_ptr()) in storages:
+            weights[name] = x.clone()
+        storages.add(start)
+    return weights
+
+
+def collected(
+    module: nn.Module,
+    weights: dict[str, Tensor],
+    chosen: Sequence[str],
+    names: Sequence[str],
+    args: tuple[Tree, ...],
+    kwargs: dict[str, Tree],
+) -> Stats:
+    """The statistics of some leaves over one call of the module with these weights.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> collected(layer, dict(layer.named_parameters()), ["weight"], ["count"], (torch.ones(5, 2),), {})["weight"]
+    {'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}
+    """
+    watch = Watch({path: weights[path] for path in chosen}, "gram" in names)
+    with torch.no_grad(), _without_fusion(), watch:
+        call_with_buffers(module, weights, buffers_of(module), *args, **kwargs)
+    seen, at = watch.stats(), {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
+    stats = {}
+    for path in chosen:
+        if path in seen:
+            stats[path] = seen[path]
+        elif _is_seen(module, at[path], weights[path]):
+            device = weights[path].device
+            zeros = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
+            stats[path] = zeros | {"count": torch.zeros((), dtype=torch.int64, device=device)}
+    finite = [_finite(of) for of in stats.values()]  # all are asked for before the first is waited for
+    for path, fine in zip(stats, finite, strict=True):
+        if not fine:
+            raise ValueError(f"inputs: expected finite inputs of {layer_at(module, path)}, got NaN or infinity in sums")
+    return stats
+
+
+def _finite(stats: dict[str, Tensor]) -> Tensor:
+    # No sum of products is larger than the largest sum of squares, so the diagonal tells of the whole.
+    gram = stats.get("gram", stats["square"])
+    return stats["square"].isfinite().all() & (gram.diagonal(0, -2, -1) if gram.ndim > 1 else gram).isfinite().all()
+
+
+def layer_at(module: nn.Module, path: str) -> str:
+    """The path of a leaf and the type of its layer, for errors.
+
+    >>> layer_at(torch.nn.Sequential(torch.nn.Embedding(2, 2)), "0.weight")
+    "'0.weight' (Embedding)"
+    """
+    at = own_tensors(module, "parameters")[path][0]
+    return f"{path!r} ({type(layer_of(module, at)[0]).__name__})"
+
+
+def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:
+    return is_weight(module, at, weight, _SEEN) or (
+        is_conv1d(layer_of(module, at)[0]) and is_weight(module, at, weight)
+    )
+
+
+@contextlib.contextmanager
+def _without_fusion() -> Iterator[None]:
+    # Torch's fused attention and encoder layer, and compiled parts, would hide their products.
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    compiler = "torch._dynamo" in sys.modules  # it takes a second to import, and without it nothing is compiled
+    try:
+        with torch.compiler.set_stance("force_eager") if compiler else contextlib.nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

@@ -1,0 +1,174 @@
+"""A dispatch mode that sees which leaves are multiplied by which inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from sparsefn.calibration.sums import Stats, Sums, as_stats, of_patches, of_rows
+from sparsefn.engine.transforms import CAST, GROUPED, TorchDispatchMode
+
+_aten = torch.ops.aten
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, it adds up the inputs that some leaves are multiplied by.
+
+    >>> weight = torch.ones(3, 2)
+    >>> with Watch({"w": weight}, gram=False) as watch:
+    ...     out = torch.ones(5, 2) @ weight.T
+    >>> watch.stats()
+    {'w': {'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}}
+
+    A leaf is recognized by its storage, which it must have for itself. So views of it count, and casts of the whole of
+    it, as autocast makes them; a leaf computed from it does not. ValueError for a product with a part of a leaf's
+    inputs, as `x @ weight[:, :2].T`.
+    """
+
+    def __init__(self, leaves: Mapping[str, Tensor], gram: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # A weak reference keeps the address of a storage from being used again.
+        self.leaves = {_storage(leaf): (path, leaf) for path, leaf in leaves.items()}
+        self.gram = gram
+        self.found: dict[str, tuple[bool, int, dict[tuple[int, int], Sums]]] = {}
+        self.last: tuple[Tensor, int, Sums] | None = None
+
+    def stats(self) -> Stats:
+        """The statistics of the leaves that were seen, by path."""
+        return {path: as_stats(parts, outputs, turned) for path, (turned, outputs, parts) in self.found.items()}
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and look at its factors if it is a product."""
+        op = func.overloadpacket
+        if op not in _KNOWN and func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd):
+            with self:  # under inference_mode torch leaves it to the mode to take such operations apart
+                return func.decompose(*args, **(kwargs or {}))
+        out = func(*args, **(kwargs or {}))
+        if op is CAST:
+            known = self.leaf(args[0])
+            if known and _same_memory(args[0], known[1]) and out.stride() == known[1].stride():
+                self.leaves[_storage(out)] = (known[0], out)
+        elif op is _aten.convolution:
+            x, weight, _, stride, padding, dilation, transposed, _, groups = args
+            if not transposed:
+                self.convolution(x, weight, (stride, padding, dilation), groups)
+        elif op is GROUPED:
+            self.grouped(*args[:3])
+        elif op in _PRODUCTS:
+            self.product(*args[_PRODUCTS[op] :][:2])
+        return out
+
+    def leaf(self, x: Tensor) -> tuple[str, Tensor] | None:
+        """The path and the tensor of the leaf that a tensor is a view of."""
+        if x.layout != torch.strided or type(x) not in (Tensor, torch.nn.Parameter):
+            return None
+        return self.leaves.get(_storage(x))
+
+    def product(self, a: Tensor, b: Tensor) -> None:
+        """Look at a product of two matrices, of a matrix and a vector, or of two batches of matrices."""
+        left, right = self.leaf(a), self.leaf(b)
+        if (left is None) == (right is None):
+            return
+        b = b.mT if b.ndim > 1 else b[None]
+        # The weight as (..., outputs, inputs), and the other factor as (..., n, inputs).
+        ((path, leaf), weight, x) = (left, a, b) if left is not None else (right, b, a)  # type: ignore[misc]
+        if weight.ndim == 2:
+            self.add(path, leaf, weight, x)
+        elif weight.stride(0) == 0 or len(weight) == 1:
+            self.add(path, leaf, weight[0], x.flatten(0, 1))
+        else:
+            for one, inputs in zip(weight, x, strict=True):
+                self.add(path, leaf, one, inputs)
+
+    def grouped(self, a: Tensor, b: Tensor, ends: Tensor | None = None) -> None:
+        """Look at a product of consecutive rows of a matrix with a matrix for each, up to these ends."""
+        known = self.leaf(b)
+        if known is None or ends is None or a.ndim != 2 or b.ndim != 3:
+            return
+        bounds = [0, *ends.tolist()]
+        for one, first, end in zip(b.mT, bounds, bounds[1:], strict=False):
+            self.add(*known, one, a[first:end])
+
+    def add(self, path: str, leaf: Tensor, weight: Tensor, x: Tensor) -> None:
+        """Add the rows of x to the inputs of the outputs that a matrix of (outputs, inputs) holds."""
+        axis = next((d for d in reversed(range(leaf.ndim)) if _is_axis(leaf, d, weight)), None)
+        first, last = (None if axis is None else _output_at(leaf, axis, weight[row]) for row in (0, -1))
+        flat = axis is not None and (axis >= leaf.ndim - 2 or (axis == 1 and leaf.shape[2:].numel() == 1))
+        if not flat or axis is None or first is None or last is None or last - first != len(weight) - 1:
+            raise ValueError(
+                f"inputs: expected products with whole rows of {path!r}, of shape {tuple(leaf.shape)}, got one with a "
+                f"part of shape {tuple(weight.shape)}; leave it out with paths="
+            )
+        self.keep(path, leaf, axis == leaf.ndim - 2, first, last + 1, self.sums(x))
+
+    def sums(self, x: Tensor) -> Sums:
+        """The sums over the rows of x; those of the tensor before if it is the same one, as q, k and v read it."""
+        if x.is_inference():
+            return of_rows(x, self.gram)
+        if self.last is not None and self.last[1] == x._version and _same_memory(self.last[0], x):
+            return self.last[2]
+        self.last = (x, x._version, of_rows(x, self.gram))
+        return self.last[2]
+
+    def convolution(self, x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int) -> None:
+        """Look at a convolution with these strides, paddings and dilations."""
+        known = self.leaf(weight)
+        if known is None:
+            return
+        path, leaf = known
+        if not _same_memory(weight, leaf):
+            raise ValueError(f"inputs: expected a convolution with the whole of {path!r}, got one with a part of it")
+        size = len(leaf) // groups
+        for group, sums in enumerate(of_patches(x, leaf.shape[2:], sizes, groups, self.gram)):
+            self.keep(path, leaf, False, group * size, (group + 1) * size, sums)
+
+    def keep(self, path: str, leaf: Tensor, transposed: bool, first: int, end: int, sums: Sums) -> None:
+        """Add sums to those of the same outputs of a leaf."""
+        outputs = leaf.numel() // len(sums.square)
+        was, _, parts = self.found.setdefault(path, (transposed, outputs, {}))
+        if was != transposed:
+            raise ValueError(f"inputs: {path!r} is multiplied once along each axis; leave it out with paths=")
+        old = parts.get((first, end))
+        parts[first, end] = sums if old is None else old.plus(sums)
+
+
+_PRODUCTS = {  # and where their factors begin among the arguments
+    **dict.fromkeys((_aten.mm, _aten.bmm, _aten.mv), 0),
+    **dict.fromkeys((_aten.addmm, _aten.baddbmm, _aten.addmv), 1),
+}
+_KNOWN = {*_PRODUCTS, _aten.convolution, CAST, GROUPED}
+
+
+def _storage(x: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    where = [(_storage(x), x.storage_offset(), x.shape, x.stride(), x.dtype) for x in (a, b)]
+    return where[0] == where[1]
+
+
+def _is_axis(leaf: Tensor, axis: int, weight: Tensor) -> bool:
+    # Whether the columns of a matrix in the leaf's memory go along this axis of the leaf.
+    same = weight.shape[1] == leaf.shape[axis]
+    return same and (weight.shape[1] == 1 or weight.stride(1) == leaf.stride(axis))
+
+
+def _output_at(leaf: Tensor, axis: int, row: Tensor) -> int | None:
+    # The number of the output, among all entries of the other axes, that a row of a matrix is; None inside of one.
+    at, place = row.storage_offset() - leaf.storage_offset(), [0] * leaf.ndim
+    for d in sorted(range(leaf.ndim), key=leaf.stride, reverse=True):
+        if leaf.shape[d] > 1:
+            place[d], at = divmod(int(at), leaf.stride(d))
+    if at or place[axis]:
+        return None
+    output = 0
+    for d, size in enumerate(leaf.shape):
+        output = output if d == axis else output * size + place[d]
+    return output

@@ -1,0 +1,128 @@
+"""Scores that read calibration data: the size of a weight, and of the inputs that it is multiplied by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.as_matrix import as_matrix
+from sparsefn.engine.checks import number
+from sparsefn.engine.described import described
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.numbers import Real
+from sparsefn.engine.shards import check_plain
+from sparsefn.state import PlainScore, State, Step
+from sparsefn.tree import Tree, map_with_path, wide
+
+Stats = Mapping[str, Mapping[str, Tensor]]  # of leaves, by path, as sf.calibration.inputs gives them
+
+
+@described
+def wanda(stats: Stats) -> PlainScore:
+    """The size of a weight times the norm of its input: |weight| * sqrt(square / count).
+
+    >>> model, x = torch.nn.Linear(3, 2, bias=False), torch.tensor([[1.0, 3.0, 0.0], [2.0, 4.0, 1.0]])
+    >>> state = sf.dense().init({"weight": torch.tensor([[4.0, 1.0, 3.0], [1.0, 5.0, 2.0]])})
+    >>> prune = sf.one_shot(1 / 3, sf.scores.wanda(sf.calibration.inputs(model, state, x, of="square")),
+    ...                     pattern=sf.patterns.row_balanced())
+    >>> prune.update(prune.init(state.params), state.params, 0).masks["weight"]
+    tensor([[ True,  True, False],
+            [ True,  True, False]])
+
+    `stats` are those of `sf.calibration.inputs`. In the paper weights compete inside of their output:
+    `pattern=sf.patterns.row_balanced()`, or `nm`. Leaves that are not sparsified score 0. 16-bit weights are scored in
+    float32. ValueError for a sparsified leaf without statistics, with those of another shape, with those of fewer than
+    two inputs and with some that are not finite; each names the path. Sun et al. 2023, arXiv 2306.11695, eq. 1.
+    """
+    return _scored("wanda", stats, _wanda)
+
+
+@described
+def ria(stats: Stats, power: Real = 0.5) -> PlainScore:
+    """Relative importance and activations: a weight's share in its row and in its column, times a power of its input.
+
+    >>> state = sf.one_shot(0.5).init({"w": torch.tensor([[4.0, 1.0, 3.0], [1.0, 5.0, 2.0]])})
+    >>> stats = {"w": {"count": torch.tensor(2), "square": torch.tensor([10.0, 50.0, 2.0])}}
+    >>> sf.scores.ria(stats)(state, (), 0)["w"]
+    tensor([[1.9440, 0.6522, 0.9750],
+            [0.4860, 3.2609, 0.6500]])
+
+    (|weight| / sum over its column + |weight| / sum over its row) * sqrt(square / count) ** power. A weight of 0
+    scores 0. With power 0 data does not matter. The rest is as in `wanda`. Zhang et al. 2024, "Plug-and-Play: An
+    Efficient Post-training Pruning Method for Large Language Models", ICLR.
+    """
+    exponent = number("power", power)
+
+    def importance(weight: Tensor, norm: Tensor) -> Tensor:
+        size = weight.abs()
+        shares = [torch.where(size > 0, size / size.sum(dim, keepdim=True), size) for dim in (-2, -1)]
+        return (shares[0] + shares[1]) * norm**exponent
+
+    return _scored("ria", stats, importance)
+
+
+def _scored(name: str, stats: Stats, score: Callable[[Tensor, Tensor], Tensor]) -> PlainScore:
+    faults = _faults(name, stats)
+
+    def of_leaf(path: str, mask: Tensor, leaf: Tensor) -> Tensor:
+        if not is_sparse(mask, leaf):
+            return torch.zeros_like(leaf)
+        check_plain(name, path, leaf)
+        if path not in stats or path in faults:
+            missing = f"{name}: no data for the leaf {path!r}, but for {len(stats)} others"
+            raise ValueError(faults.get(path, missing))
+        return _of_inputs(name, path, stats[path], leaf, score)
+
+    def scores(state: State, grads: Tree, step: Step) -> Tree:
+        del grads, step
+        return map_with_path(of_leaf, state.masks, state.params)
+
+    return scores
+
+
+def wanda_of(path: str, stats: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+    """The scores of `wanda` for one leaf.
+
+    >>> wanda_of("w", {"count": torch.tensor(2), "square": torch.tensor([2.0, 8.0])}, torch.tensor([[1.0, -3.0]]))
+    tensor([[1., 6.]])
+    """
+    for fault in _faults("wanda", {path: stats}).values():
+        raise ValueError(fault)
+    return _of_inputs("wanda", path, stats, weight, _wanda)
+
+
+def _wanda(weight: Tensor, norm: Tensor) -> Tensor:
+    return weight.abs() * norm
+
+
+def _of_inputs(
+    name: str, path: str, stats: Mapping[str, Tensor], leaf: Tensor, score: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    try:
+        weight, restore = as_matrix(wide(leaf.detach()), stats)
+    except ValueError as error:
+        raise ValueError(f"{name}: at {path!r}, {error}") from None
+    count, width = stats["count"], weight.shape[-1]
+    square = stats["square"].reshape(*count.shape, 1, width)
+    return restore(score(weight, (square / count[..., None, None]).sqrt().to(weight.dtype)))
+
+
+def _faults(name: str, stats: Stats) -> dict[str, str]:
+    # What is wrong with the statistics of each leaf. Values are read here, as scores may be computed in a transform.
+    if not isinstance(stats, Mapping):
+        raise TypeError(f"{name}: expected stats by path, from sf.calibration.inputs, got {type(stats).__name__}")
+    faults = {}
+    for path, of in stats.items():
+        missing = [key for key in ("count", "square") if key not in of]
+        if missing:
+            faults[path] = f"{name}: expected {missing[0]!r} among the statistics at {path!r}, got {', '.join(of)}"
+        elif not bool((of["count"] > 0).all()):
+            some = "" if of["count"].ndim == 0 else " some outputs of"
+            faults[path] = f"{name}: no data for{some} the leaf {path!r}: no input of the calibration data reached it"
+        elif bool((of["count"] < 2).any()):
+            faults[path] = f"{name}: expected more than one calibration input at {path!r}, got 1; give more tokens"
+        elif not bool(of["square"].isfinite().all()):
+            faults[path] = f"{name}: expected finite statistics at {path!r}, got NaN or infinity"
+    return faults

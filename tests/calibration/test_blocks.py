@@ -1,0 +1,92 @@
+"""Pruning block after block, and the ratios of outliers."""
+
+import pytest
+import torch
+from torch import nn
+
+import sparsefn as sf
+
+in_order, outlier_ratios = sf.calibration.in_order, sf.calibration.outlier_ratios
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def prune(stats):
+    return sf.one_shot(0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced())
+
+
+def test_the_inputs_of_a_block_come_from_the_pruned_blocks_before_it():
+    model, x = net(), torch.randn(32, 4)
+    seen = {}
+
+    def noted(stats):
+        seen.update(stats)
+        return prune(stats)
+
+    state = in_order(model, None, ["0.*", "2.*", "4.*"], noted, x)
+    pruned = sf.modules.bake(model, state)
+    for place in (0, 2, 4):
+        x_in = pruned[:place](x).detach().double()
+        assert torch.allclose(seen[f"{place}.weight"]["square"], x_in.square().sum(0), rtol=1e-5)
+    assert all(state.masks[f"{i}.weight"].sum(1).eq(state.masks[f"{i}.weight"].shape[1] // 2).all() for i in (0, 2, 4))
+    assert all(state.masks[f"{i}.bias"].ndim == 0 for i in (0, 2, 4))
+    dense = sf.calibration.inputs(model, None, x, paths="4.*")
+    assert not torch.allclose(dense["4.weight"]["square"], seen["4.weight"]["square"], rtol=0.01)
+
+
+def test_one_block_of_everything_is_the_algorithm_itself():
+    model, x = net(), torch.randn(32, 4)
+    state = in_order(model, None, [lambda path, leaf: True], prune, x)
+    algorithm = prune(sf.calibration.inputs(model, None, x))
+    start = algorithm.init(sf.modules.params_of(model))
+    assert sf.checkpoint.tree_equal(state.masks, algorithm.update(start, start.params, 0).masks)
+
+
+def test_it_goes_on_from_a_state_and_leaves_the_rest_as_it_is():
+    model, x = net(), torch.randn(32, 4)
+    rule = sf.static(0.75, where="0.weight", key=sf.random.key(1))
+    start = rule.init(sf.modules.params_of(model))
+    state = in_order(model, start, [["2.weight"]], prune, x, of="square")
+    assert torch.equal(state.masks["0.weight"], start.masks["0.weight"]) and torch.equal(state.key, start.key)
+    assert all(torch.equal(state.params[p], start.params[p]) for p in start.params if p != "2.weight")
+    assert start.masks["2.weight"].ndim == 0 and state.masks["2.weight"].sum() == 24
+
+
+@pytest.mark.parametrize("size", [1, 5, 32])
+def test_in_chunks_the_masks_are_the_same(size):
+    model, x = net(), torch.randn(32, 4)
+    whole = in_order(model, None, ["0.*", "2.*"], prune, x)
+    assert sf.checkpoint.tree_equal(in_order(model, None, ["0.*", "2.*"], prune, x, chunk_size=size), whole)
+
+
+def test_a_block_that_gets_no_data_and_other_bad_arguments():
+    model, x = net(), torch.randn(32, 4)
+    model.forward = lambda x: model[2](torch.relu(model[0](x)))
+    with pytest.raises(ValueError, match=r"in_order: no input reached '4\.weight' \(Linear\)"):
+        in_order(model, None, ["2.*", "4.*"], prune, x)
+    with pytest.raises(ValueError, match=r"no product was seen with a leaf of the block '0\.bias'"):
+        in_order(model, None, ["0.bias"], prune, x)
+    with pytest.raises(ValueError, match="blocks"):
+        in_order(model, None, ["9.*"], prune, x)
+    with pytest.raises(TypeError, match="expected prune to give an Algorithm, got dict"):
+        in_order(model, None, ["0.*"], lambda stats: stats, x)
+    with pytest.raises(ValueError, match="in_order: expected chunk_size >= 1, got 0"):
+        in_order(model, None, ["0.*"], prune, x, chunk_size=0)
+    with pytest.raises(ValueError, match=r"one number of examples to split, got shapes \(32, 4\), \(\)"):
+        in_order(model, None, ["0.*"], prune, x, torch.tensor(1.0), chunk_size=2)
+    with pytest.raises(ValueError, match="expected more than one calibration input at '0.weight', got 1"):
+        in_order(model, None, ["0.*"], prune, x[:1])
+
+
+def test_outliers_are_counted_over_a_block():
+    state = sf.dense().init({"0.a": torch.ones(1, 3), "0.b": torch.tensor([[9.0]]), "1.a": -torch.ones(2, 3)})
+    stats = {path: {"count": torch.tensor(4), "square": torch.tensor([4.0]).expand(x.shape[1])}
+             for path, x in state.params.items()}  # fmt: skip
+    assert outlier_ratios(state, stats, ["0.*", "1.*"], multiple=2.0) == {"0.*": 0.25, "1.*": 0.0}
+    assert outlier_ratios(state, stats, ["0.*"], multiple=4.0) == {"0.*": 0.0}
+    with pytest.raises(ValueError, match=r"expected statistics of a leaf of the block '1\.\*', got none"):
+        outlier_ratios(state, {"0.a": stats["0.a"]}, ["1.*"])
+    with pytest.raises(ValueError, match="no data for the leaf '0.a'"):
+        outlier_ratios(state, {"0.a": {"count": torch.tensor(0), "square": torch.zeros(())}}, ["0.*"])

@@ -1,0 +1,159 @@
+"""The mode that sees products: which operations, which views of a leaf, and what it refuses."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sparsefn.calibration.products import Watch
+
+
+def seen(weight, run, gram=True):
+    with torch.no_grad(), Watch({"w": weight}, gram) as watch:
+        run(weight)
+    return watch.stats().get("w")
+
+
+def check(stats, x):
+    x = x.double()
+    assert int(stats["count"]) == len(x)
+    assert torch.allclose(stats["square"].flatten(), x.square().sum(0), rtol=1e-6)
+    assert torch.allclose(stats["gram"].double(), x.T @ x, rtol=1e-4, atol=1e-4)
+
+
+X, W = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.ones(4, 3)
+PRODUCTS = {
+    "linear": lambda w: functional.linear(X, w),
+    "linear, bias": lambda w: functional.linear(X, w, torch.ones(4)),
+    "linear, three axes": lambda w: functional.linear(X.reshape(2, 3, 3), w, torch.ones(4)),
+    "linear, not contiguous": lambda w: functional.linear(X.T.contiguous().T.reshape(2, 3, 3).transpose(0, 1), w),
+    "x @ w.T": lambda w: X @ w.T,
+    "w @ x.T": lambda w: w @ X.T,
+    "batches, x @ w.T": lambda w: torch.bmm(X.reshape(2, 3, 3), w.T.expand(2, 3, 4)),
+    "batches, w @ x.T": lambda w: torch.bmm(w.expand(2, 4, 3), X.reshape(2, 3, 3).mT),
+    "a batch of one": lambda w: torch.baddbmm(torch.ones(1, 6, 4), X[None], w.T[None]),
+    "vectors": lambda w: [w @ x for x in X],
+    "addmv": lambda w: [torch.addmv(torch.ones(4), w, x) for x in X],
+    "rows apart": lambda w: [functional.linear(X, part) for part in w.split(2)],
+    "one output": lambda w: [X @ row for row in w],
+    "einsum": lambda w: torch.einsum("ni,oi->no", X, w),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_form_of_a_product_is_seen(name):
+    stats = seen(W.clone(), PRODUCTS[name])
+    if stats["count"].ndim:  # the outputs were apart
+        for group in range(len(stats["count"])):
+            check({key: value[group] for key, value in stats.items()}, X)
+    else:
+        check(stats, X)
+        assert stats["square"].shape == (3,)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 3), (3, 1), (1, 5)])
+def test_a_weight_stored_as_inputs_by_outputs_says_so(shape):
+    x = torch.randn(6, shape[0])
+    stats = seen(torch.randn(shape), lambda w: x @ w)
+    check(stats, x)
+    assert stats["square"].shape == (shape[0], 1)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 3), (1, 3), (5, 1)])
+def test_a_weight_stored_as_outputs_by_inputs_says_so(shape):
+    x = torch.randn(6, shape[1])
+    stats = seen(torch.randn(shape), lambda w: functional.linear(x, w))
+    check(stats, x)
+    assert stats["square"].shape == (shape[1],)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_experts_in_one_leaf_have_statistics_each(turned):
+    x, y = torch.randn(6, 3), torch.randn(2, 3)
+    experts = torch.randn(4, 3, 5) if turned else torch.randn(4, 5, 3)
+
+    def run(w):
+        for inputs, one in ((x, 0), (y, 2)):
+            inputs @ (w[one] if turned else w[one].T)
+
+    stats = seen(experts, run)
+    assert stats["count"].tolist() == [6, 0, 2, 0]
+    assert stats["square"].shape == ((4, 3, 1) if turned else (4, 3))
+    check({key: value[0] for key, value in stats.items()}, x)
+    check({key: value[2] for key, value in stats.items()}, y)
+    batch = torch.randn(4, 6, 3)
+    together = seen(experts, lambda w: torch.bmm(batch, w if turned else w.mT))
+    for one in range(4):
+        check({key: value[one] for key, value in together.items()}, batch[one])
+
+
+def test_rows_in_groups_times_a_matrix_each():
+    x, ends = torch.randn(8, 16).bfloat16(), torch.tensor([3, 8], dtype=torch.int32)
+    stats = seen(torch.randn(2, 16, 8).bfloat16(), lambda w: functional.grouped_mm(x, w, offs=ends))
+    assert stats["count"].tolist() == [3, 5]
+    check({key: value[1] for key, value in stats.items()}, x[3:])
+
+
+def test_a_leaf_that_is_used_twice_has_the_sums_of_both():
+    y = torch.randn(2, 3)
+    stats = seen(W.clone(), lambda w: (functional.linear(X, w), functional.linear(y, w)))
+    check(stats, torch.cat([X, y]))
+
+
+def test_the_same_input_of_two_leaves_is_summed_once_until_it_changes():
+    x, weights = torch.randn(6, 3), {"a": torch.ones(2, 3), "b": torch.ones(4, 3), "c": torch.ones(4, 3)}
+    with torch.no_grad(), Watch(weights, gram=True) as watch:
+        for name in "ab":
+            functional.linear(x.reshape(2, 3, 3), weights[name])
+        once = x.clone()
+        x.mul_(2)
+        functional.linear(x.reshape(2, 3, 3), weights["c"])
+    stats = watch.stats()
+    assert stats["a"]["gram"] is stats["b"]["gram"]
+    check(stats["b"], once)
+    check(stats["c"], x)
+
+
+def test_a_cast_of_the_whole_leaf_counts_and_one_that_computes_does_not():
+    check(seen(W.clone(), lambda w: functional.linear(X.double(), w.double())), X)
+    with torch.autocast("cpu", torch.bfloat16):
+        check(seen(W.clone(), lambda w: functional.linear(X, w)), X.bfloat16())
+    assert seen(W.clone(), lambda w: functional.linear(X, 2 * w)) is None
+    assert seen(W.clone(), lambda w: functional.linear(X.double(), w[:2].double())) is None
+
+
+def test_memory_that_a_cast_has_left_is_not_taken_for_the_leaf():
+    def run(w):
+        for _ in range(20):
+            w.double()
+            functional.linear(torch.ones(1, 3, dtype=torch.float64), torch.ones(4, 3, dtype=torch.float64))
+
+    assert seen(W.clone(), run) is None
+
+
+def test_products_of_leaves_with_each_other_are_no_data():
+    assert seen(torch.eye(3), lambda w: w @ w) is None
+
+
+def test_inference_mode_is_seen_through():
+    with torch.inference_mode():
+        x, layer = torch.randn(2, 3, 3), nn.Linear(3, 4)
+        with Watch({"w": layer.weight}, gram=True) as watch:
+            layer(x)
+        check(watch.stats()["w"], x.flatten(0, 1))
+
+
+def test_parts_of_the_inputs_are_refused():
+    whole = r"expected products with whole rows of 'w', of shape \(4, 3\), got one with a part of shape \(4, 2\)"
+    with pytest.raises(ValueError, match=whole):
+        seen(W.clone(), lambda w: X[:, :2] @ w[:, :2].T)
+    with pytest.raises(ValueError, match="whole rows"):
+        seen(W.clone(), lambda w: X @ w[::2].T)
+    with pytest.raises(ValueError, match="'w' is multiplied once along each axis"):
+        seen(torch.eye(3), lambda w: (X @ w, X @ w.T))
+    with pytest.raises(ValueError, match="a convolution with the whole of 'w', got one with a part"):
+        seen(torch.ones(4, 2, 3), lambda w: functional.conv1d(torch.ones(1, 2, 5), w[:2]))
+
+
+def test_transposed_convolutions_are_not_seen():
+    assert seen(torch.ones(2, 4, 3), lambda w: functional.conv_transpose1d(torch.ones(1, 2, 5), w)) is None

@@ -1,0 +1,150 @@
+"""Scores that read calibration data: worked examples, what does not matter to them, and bad statistics."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import sparsefn as sf
+
+WEIGHT = torch.tensor([[4.0, 1.0, 3.0], [1.0, 5.0, 2.0]])
+X = torch.tensor([[1.0, 3.0, 0.0], [2.0, 4.0, 1.0]])
+
+
+def stats_of(x, weight=WEIGHT):
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    return sf.calibration.inputs(layer, None, x, of="square")
+
+
+def scored(score, weight=WEIGHT):
+    state = sf.one_shot(0.5).init({"weight": weight})
+    return score(state, None, 0)["weight"]
+
+
+def pruned(score, weight=WEIGHT, sparsity=0.5, **options):
+    algorithm = sf.one_shot(sparsity, score, **{"pattern": sf.patterns.row_balanced(), **options})
+    state = algorithm.init({"weight": weight})
+    return algorithm.update(state, state.params, 0).masks["weight"]
+
+
+def test_wanda_is_the_size_times_the_norm_of_the_input():
+    norms = X.square().mean(0).sqrt()
+    assert torch.allclose(scored(sf.scores.wanda(stats_of(X))), WEIGHT * norms)
+    kept = pruned(sf.scores.wanda(stats_of(X)), sparsity=1 / 3)
+    assert kept.tolist() == [[True, True, False]] * 2  # by magnitude the second and the first one go
+    assert pruned(sf.scores.magnitude, sparsity=1 / 3).tolist() == [[True, False, True], [False, True, True]]
+
+
+def test_the_scale_of_the_inputs_leaves_the_masks_of_wanda():
+    weight, x = torch.randn(20, 30), torch.randn(50, 30)
+    for scale in (1e-4, 3.0, 1e4):
+        assert torch.equal(*(pruned(sf.scores.wanda(stats_of(s * x, weight)), weight) for s in (1.0, scale)))
+
+
+def test_orthogonal_inputs_of_one_norm_give_magnitude_in_rows():
+    weight = torch.randn(20, 32)
+    x = 5 * torch.linalg.qr(torch.randn(32, 32, dtype=torch.float64))[0].float()
+    assert torch.equal(pruned(sf.scores.wanda(stats_of(x, weight)), weight), pruned(sf.scores.magnitude, weight))
+
+
+def test_ria_weighs_shares_in_rows_and_columns():
+    relative = WEIGHT / WEIGHT.sum(0) + WEIGHT / WEIGHT.sum(1, keepdim=True)
+    assert torch.allclose(relative, torch.tensor([[1.3, 0.29167, 0.975], [0.325, 1.45833, 0.65]]), atol=1e-4)
+    norms = X.square().mean(0).sqrt()
+    for power in (0.5, 1.0, torch.tensor(2.0)):
+        assert torch.allclose(scored(sf.scores.ria(stats_of(X), power)), relative * norms**power)
+    assert torch.equal(scored(sf.scores.ria(stats_of(X))), scored(sf.scores.ria(stats_of(X), power=0.5)))
+
+
+def test_ria_with_power_0_ignores_the_inputs():
+    weight = torch.randn(20, 30)
+    first, second = (scored(sf.scores.ria(stats_of(torch.randn(9, 30), weight), 0.0), weight) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_rows_and_columns_of_zeros_score_zero():
+    weight = torch.tensor([[0.0, 0.0], [0.0, 2.0]])
+    assert scored(sf.scores.ria(stats_of(torch.ones(3, 2), weight)), weight).tolist() == [[0.0, 0.0], [0.0, 2.0]]
+    dead = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # an input that is always 0
+    assert scored(sf.scores.wanda(stats_of(dead, weight)), weight).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("score", [sf.scores.wanda, sf.scores.ria])
+def test_a_weight_stored_as_inputs_by_outputs_has_the_same_scores(score):
+    x, weight = torch.randn(9, 4), torch.randn(4, 4)
+
+    class Turned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(weight.T.contiguous())
+
+        def forward(self, x):
+            return x @ self.weight
+
+    turned = scored(score(sf.calibration.inputs(Turned(), None, x)), weight.T.contiguous())
+    assert torch.allclose(turned, scored(score(stats_of(x, weight)), weight).T)
+
+
+@pytest.mark.parametrize("score", [sf.scores.wanda, sf.scores.ria])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_convolution_scores_as_the_matrix_of_its_patches(score, groups):
+    conv, x = nn.Conv2d(4, 6, 3, groups=groups, bias=False), torch.randn(2, 4, 6, 6)
+    weight = conv.weight.detach()
+    found = scored(score(sf.calibration.inputs(conv, None, x)), weight)
+    parts = zip(found.chunk(groups), weight.chunk(groups), x.chunk(groups, 1), strict=True)
+    for part, own, some in parts:
+        patches = functional.unfold(some, 3).transpose(1, 2).flatten(0, 1)
+        expected = scored(score(stats_of(patches, own.flatten(1))), own.flatten(1))
+        assert torch.allclose(part.flatten(1), expected, rtol=1e-5)
+
+
+def test_leaves_that_stay_dense_need_no_data_and_16_bits_score_in_float32():
+    state = sf.one_shot(0.5).init({"weight": WEIGHT.bfloat16(), "bias": torch.ones(2), "embed": WEIGHT})
+    scores = sf.scores.wanda(stats_of(X))(state, None, 0)
+    assert scores["weight"].dtype == torch.float32
+    assert not scores["bias"].any() and not scores["embed"].any()
+
+
+def test_scores_are_the_same_compiled_and_in_an_ensemble():
+    score = sf.scores.ria(stats_of(X))
+    algorithm = sf.one_shot(0.5, score)
+    state = algorithm.init({"weight": WEIGHT})
+    eager = algorithm.update(state, state.params, 0)
+    compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")(state, state.params, 0)
+    assert sf.checkpoint.tree_equal(eager, compiled)
+    stack = torch.vmap(lambda w: algorithm.update(algorithm.init({"weight": w}), {"weight": w}, 0).masks["weight"])
+    assert torch.equal(stack(torch.stack([WEIGHT, -WEIGHT]))[1], eager.masks["weight"])
+
+
+def bad(**changes):
+    return {"weight": {"count": torch.tensor(2), "square": torch.ones(3), **changes}}
+
+
+@pytest.mark.parametrize("score", [sf.scores.wanda, sf.scores.ria])
+@pytest.mark.parametrize(
+    ("stats", "text"),
+    [
+        ({}, "no data for the leaf 'weight', but for 0 others"),
+        ({"other": bad()["weight"]}, "no data for the leaf 'weight', but for 1 others"),
+        (bad(count=torch.tensor(0), square=torch.zeros(())), "no data for the leaf 'weight': no input of the calib"),
+        (bad(count=torch.tensor([3, 0])), "no data for some outputs of the leaf 'weight'"),
+        (bad(count=torch.tensor(1)), "expected more than one calibration input at 'weight', got 1; give more tokens"),
+        (bad(square=torch.tensor([1.0, float("nan"), 1.0])), "expected finite statistics at 'weight', got NaN"),
+        (
+            bad(square=torch.ones(4)),
+            r"at 'weight', expected the statistics of a weight of shape \(2, 3\), got those of 4",
+        ),
+        ({"weight": {"count": torch.tensor(2)}}, "expected 'square' among the statistics at 'weight', got count"),
+    ],
+)
+def test_bad_statistics_name_the_leaf(score, stats, text):
+    made = score(stats)  # a leaf that stays dense may have any
+    with pytest.raises(ValueError, match=f"{score.__name__}: {text}"):
+        scored(made)
+
+
+def test_other_bad_arguments():
+    with pytest.raises(TypeError, match="wanda: expected stats by path, from sf.calibration.inputs, got list"):
+        sf.scores.wanda([])
+    with pytest.raises(TypeError, match="expected power to be a number"):
+        sf.scores.ria(stats_of(X), "0.5")
