@@ -12,11 +12,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_call, check_int, check_sparsity, number
+from sparsefn.engine.checks import check_int, check_sparsity
 from sparsefn.engine.described import described
 from sparsefn.engine.memory import placed
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.ranks import falling, running_sums
+from sparsefn.engine.rounding import as_number
 from sparsefn.state import Level, Step
 from sparsefn.tree import wide
 
@@ -68,7 +69,7 @@ def above(tau: Level, at_least: int = 0) -> Counted:
     is not above it, nor is NaN. Each group keeps `at_least` so many of its units, the best, where it has them.
     Raises TypeError or ValueError for another tau, and for an `at_least` that is not an int >= 0.
     """
-    level = _level(tau)
+    level = as_number(tau, "tau")
     check_int("above", "at_least", at_least, 0)
 
     def count(scores: Tensor, active: Tensor, step: Step, total: Total = in_rows) -> Tensor:
@@ -89,7 +90,7 @@ def below(tau: Level, spare: int = 0) -> Counted:
     units. `tau` and the errors are as in `above`. With a threshold that follows the number of dropped weights this is
     the rule of Mostafa & Wang 2019, arXiv 1902.05967.
     """
-    level = _level(tau)
+    level = as_number(tau, "tau")
     check_int("below", "spare", spare, 0)
 
     def count(scores: Tensor, active: Tensor, step: Step, total: Total = in_rows) -> Tensor:
@@ -121,14 +122,6 @@ def mass(share: float | Tensor) -> Counted:
         return ((sums < wanted).sum(-1, keepdim=True) + (wanted > 0)).sum(-1)
 
     return Counted(count)
-
-
-def _level(tau: Level) -> Callable[[Step], Real]:
-    if not callable(tau):
-        value = number("tau", tau)
-        return lambda step: value
-    check_call("tau", tau, "step")
-    return lambda step: number("tau", tau(step))
 
 
 def _above(scores: Tensor, tau: Real) -> Tensor:

@@ -46,19 +46,23 @@ def running_sums(rows: Tensor) -> Tensor:
     return sums.cummax(-1).values if width else sums
 
 
-def ranks_within(rows: Tensor, classes: Tensor) -> Tensor:
+def ranks_within(rows: Tensor, *classes: Tensor) -> Tensor:
     """How many entries of its row and class each entry is better than: int64, 0 for the worst of a class.
 
     >>> from sparsefn.engine.ranks import ranks_within
     >>> ranks_within(torch.tensor([5.0, 2.0, 3.0, 2.0]), torch.tensor([1.0, 1.0, 0.0, 1.0]))
     tensor([2, 1, 0, 0])
 
-    Of equal entries the first is the better one, as in selection.
+    Entries are of one class if all `classes` are equal there. Of equal entries the first is the better one, as in
+    selection, and NaN is worst.
     """
-    worst_first = falling(rows).flip(-1)
-    order = worst_first.gather(-1, torch.sort(classes.gather(-1, worst_first), dim=-1, stable=True).indices)
-    sorted_classes = classes.gather(-1, order)
+    order = falling(rows).flip(-1)  # the worst first
+    for kind in classes:
+        order = order.gather(-1, torch.sort(kind.gather(-1, order), dim=-1, stable=True).indices)
     place = torch.arange(rows.shape[-1], device=rows.device).expand(rows.shape)
-    starts = torch.cat([place[..., :1] >= 0, sorted_classes[..., 1:] != sorted_classes[..., :-1]], -1)
+    starts = place == 0
+    for kind in classes:
+        kind = kind.gather(-1, order)
+        starts = torch.cat([starts[..., :1], starts[..., 1:] | (kind[..., 1:] != kind[..., :-1])], -1)
     first = torch.where(starts, place, 0).cummax(-1).values if rows.shape[-1] else place
     return back(place - first, order)
