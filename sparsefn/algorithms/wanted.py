@@ -36,8 +36,8 @@ def as_goal(rule: Competition, sparsity: Level | Counted | None, what: str = "sp
         )
     if not (rule.joint or is_uniform(rule.distribution)):
         raise ValueError(
-            f"{what}: expected distribution to be uniform() or global_() with {shown(sparsity)}, which says the counts, "
-            f"got {shown(rule.distribution)}"
+            f"{what}: expected distribution to be uniform() or global_() with {shown(sparsity)}, which decides every "
+            f"count, got {shown(rule.distribution)}"
         )
     return sparsity
 
