@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsefn.engine import rounding
 from sparsefn.engine.checks import check_int, check_sparsity
 from sparsefn.engine.described import described
 from sparsefn.engine.memory import placed
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.ranks import falling, running_sums
-from sparsefn.engine.rounding import as_number
 from sparsefn.state import Level, Step
 from sparsefn.tree import wide
 
@@ -69,7 +69,7 @@ def above(tau: Level, at_least: int = 0) -> Counted:
     is not above it, nor is NaN. Each group keeps `at_least` so many of its units, the best, where it has them.
     Raises TypeError or ValueError for another tau, and for an `at_least` that is not an int >= 0.
     """
-    level = as_number(tau, "tau")
+    level = rounding.as_number(tau, "tau")
     check_int("above", "at_least", at_least, 0)
 
     def count(scores: Tensor, active: Tensor, step: Step, total: Total = in_rows) -> Tensor:
@@ -90,7 +90,7 @@ def below(tau: Level, spare: int = 0) -> Counted:
     units. `tau` and the errors are as in `above`. With a threshold that follows the number of dropped weights this is
     the rule of Mostafa & Wang 2019, arXiv 1902.05967.
     """
-    level = as_number(tau, "tau")
+    level = rounding.as_number(tau, "tau")
     check_int("below", "spare", spare, 0)
 
     def count(scores: Tensor, active: Tensor, step: Step, total: Total = in_rows) -> Tensor:

@@ -97,3 +97,38 @@ def test_the_same_pruning_twice_is_once():
     assert sf.checkpoint.tree_equal(
         twice.update(twice.init(params), params, 0).params, once.update(once.init(params), params, 0).params
     )
+
+
+class TestInsideAChain:
+    def test_every_part_chooses_among_what_is_left(self):
+        w = torch.arange(1.0, 25.0).reshape(4, 6)
+        grads = {"w": w.flip(1)}
+        rows = sf.one_shot(0.5, pattern=sf.patterns.channel(0))
+        inside = sf.sequence(
+            sf.gmp(0.875, init="dense"),
+            sf.rigl(0.75, pattern=sf.patterns.row_balanced(), drop_fraction=0.0, when=sf.always()),
+        )
+        algorithm = sf.chain(rows, inside)
+        state = algorithm.update(algorithm.init({"w": w}), grads, 0)
+        assert state.masks["w"].sum(1).tolist() == [0, 0, 3, 3]
+        # The best three by magnitude stay, the rest grows where the gradient is largest.
+        assert state.masks["w"][3].tolist() == [False, False, False, True, True, True]
+        assert state.masks["w"][2].tolist() == [True, True, True, False, False, False]
+        assert torch.equal(state.params["w"] != 0, torch.arange(24).reshape(4, 6) >= 21)
+
+    def test_parts_without_within_are_intersected(self):
+        w = torch.arange(1.0, 9.0).reshape(2, 4)
+        given = {"w": torch.tensor([[True, False] * 2] * 2)}
+        inside = sf.sequence(sf.from_masks(given), sf.one_shot(0.5))
+        algorithm = sf.chain(sf.one_shot(0.5, pattern=sf.patterns.channel(0)), inside)
+        state = algorithm.update(algorithm.init({"w": w}), {"w": w}, 0)
+        assert state.masks["w"].tolist() == [[False] * 4, [True, False, True, False]]
+
+    def test_is_the_same_alone(self):
+        assert sf.sequence(sf.gmp(0.5)).within is not None
+        w = {"w": torch.randn(4, 6, generator=torch.Generator().manual_seed(0))}
+        parts = (sf.gmp(0.5), sf.rigl("current", drop_fraction=0.5, when=sf.always()))
+        everything = {"w": torch.ones(4, 6, dtype=torch.bool)}
+        plain, within = sf.sequence(*parts), sf.sequence(*parts).within(everything)
+        states = [a.update(a.init(w), w, 0) for a in (plain, within)]
+        assert torch.equal(states[0].masks["w"], states[1].masks["w"])
