@@ -372,7 +372,7 @@ ROWS = [
     Row(
         "rigl below",
         lambda s, key, _: sf.rigl(s, key=key, when=ALWAYS, drop_fraction=sf.counts.below(0.5, spare=2)),
-        SWAP._replace(drop=None, scale_free=False, baseline=None),
+        SWAP._replace(drop=None, conserves_count=False, scale_free=False, baseline=None),
     ),
     Row(
         "rigl even magnitude",
