@@ -90,13 +90,17 @@ def _counted(
 
 def rooms(rule: Competition, pools: Pools, leaves: Leaves, allowed: Leaves | None) -> Leaves:
     """How many units each group of a leaf may keep, of the leaves whose groups are restricted: int64, by path."""
+    if allowed is None or rule.pattern.fixed is not None:
+        return {}
     several = [pool for pool in pools if any(units.of_all.rows[0] > 1 for units in pool.values())]
-    if allowed is None or rule.pattern.fixed is not None or not several:
+    if not several:
         return {}
     units = {path: one for pool in several for path, one in pool.items()}
     flags = rule.free(several, leaves, {path: allowed[path] for path in paths_of(units) if path in allowed})
     counts = [open_.sum(-1) for open_ in flags if open_ is not None]
-    return dict(zip(units, _of_all_groups(list(units.values()), counts), strict=True))
+    if any(one.seat is not None for one in units.values()):
+        counts = _of_all_groups(list(units.values()), counts)
+    return dict(zip(units, counts, strict=True))
 
 
 @eagerly
@@ -111,7 +115,7 @@ def _of_all_groups(units: list[Units], counts: list[Tensor]) -> list[Tensor]:
         vector = np.zeros(one.of_all.rows[0], np.int64)
         vector[group_places(one).numpy()] = counts[i].cpu().numpy()
         talks.append((seat.box.groups, told(vector)))
-    for (i, *_), vector in zip(seats, together(talks) if talks else [], strict=True):
+    for (i, *_), vector in zip(seats, together(talks), strict=True):
         made[i] = torch.from_numpy(vector).to(counts[i].device)
     return made
 

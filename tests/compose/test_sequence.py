@@ -132,3 +132,32 @@ class TestInsideAChain:
         plain, within = sf.sequence(*parts), sf.sequence(*parts).within(everything)
         states = [a.update(a.init(w), w, 0) for a in (plain, within)]
         assert torch.equal(states[0].masks["w"], states[1].masks["w"])
+
+    def test_srigl_with_ablation_under_vmap_and_compile(self):
+        rows = sf.patterns.channel(0, norm=float("inf"))
+
+        @sf.scores.leafwise
+        def salient(weight, grad, mask):
+            return (sf.topk_mask(weight.abs(), 8) | sf.topk_mask(grad.abs(), 3)).float()
+
+        per_row = sf.scores.by_unit(salient, rows, lambda scores: scores.sum(-1))
+        refill = sf.rigl(0.75, pattern=sf.patterns.row_balanced(), drop_fraction=0.0, when=sf.always())
+        algorithm = sf.chain(
+            sf.gmp(sf.counts.above(1.5, at_least=2), score=per_row, pattern=rows, regrow=True),
+            sf.sequence(sf.gmp(0.8), refill),
+        )
+        w, g = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(0))
+
+        def run(w, g):
+            return algorithm.update(algorithm.init({"w": w}), {"w": g}, 0)
+
+        states = [run(*pair) for pair in zip(w, g, strict=True)]
+        for state in states:
+            fans = state.masks["w"].sum(1)
+            assert int(fans.sum()) == 12 and int(fans[fans > 0].max() - fans[fans > 0].min()) <= 1
+        assert any(int((state.masks["w"].sum(1) == 0).sum()) for state in states)  # rows are gone
+        batched = torch.vmap(run)(w, g)
+        assert torch.equal(batched.masks["w"], torch.stack([state.masks["w"] for state in states]))
+        update = torch.compile(algorithm.update, backend="aot_eager", fullgraph=True)
+        compiled = update(algorithm.init({"w": w[0]}), {"w": g[0]}, 0)
+        assert torch.equal(compiled.masks["w"], states[0].masks["w"])
