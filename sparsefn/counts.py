@@ -16,10 +16,9 @@ from sparsefn.engine import rounding
 from sparsefn.engine.checks import check_int, check_sparsity
 from sparsefn.engine.described import described
 from sparsefn.engine.memory import placed
-from sparsefn.engine.numbers import Real
+from sparsefn.engine.numbers import Real, widened
 from sparsefn.engine.ranks import falling, running_sums
 from sparsefn.state import Level, Step
-from sparsefn.tree import wide
 
 # Flags of units, a row for each group -> how many are set in each group
 Total = Callable[[Tensor], Tensor]
@@ -116,7 +115,7 @@ def mass(share: float | Tensor) -> Counted:
 
     def count(scores: Tensor, active: Tensor, step: Step) -> Tensor:
         del step
-        given = torch.where(active & (scores > 0), scores.detach().double(), 0.0)
+        given = torch.where(active & (scores > 0), widened(scores.detach()).double(), 0.0)
         sums = running_sums(given.gather(-1, falling(given)))
         wanted = _on(fraction, given).clamp(0.0, 1.0) * sums[..., -1:]
         return ((sums < wanted).sum(-1, keepdim=True) + (wanted > 0)).sum(-1)
@@ -125,7 +124,7 @@ def mass(share: float | Tensor) -> Counted:
 
 
 def _above(scores: Tensor, tau: Real) -> Tensor:
-    scores = wide(scores.detach())  # compiled code compares 16-bit scores in float32
+    scores = widened(scores.detach())
     return scores > _on(tau, scores)
 
 

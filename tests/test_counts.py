@@ -327,3 +327,12 @@ def test_sap_prunes_by_the_pq_index():
         state = algorithm.update(state, weights, step)
         sizes.append(int(state.masks["w"].sum()))
     assert sizes == [5, 5, 5]  # equal weights have index 0: nothing more is pruned
+
+
+@pytest.mark.parametrize("count", [COUNTS.above(0.11), COUNTS.mass(0.7)])
+def test_compiled_code_counts_scores_that_are_rounded(count):
+    generator = torch.Generator().manual_seed(0)
+    w, g = ({"w": torch.randn(70, 90, generator=generator).bfloat16()} for _ in range(2))
+    algorithm = sf.one_shot(count, sf.scores.saliency)
+    found = torch.compile(algorithm.update)(algorithm.init(w), g, 0).masks["w"]
+    assert torch.equal(found, masks_after(algorithm, w, g)["w"])

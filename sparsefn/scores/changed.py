@@ -12,6 +12,7 @@ from sparsefn.engine import elementary
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import described, shown
 from sparsefn.engine.memory import placed
+from sparsefn.engine.numbers import widened
 from sparsefn.engine.ranks import ranks_within
 from sparsefn.engine.rounding import as_number
 from sparsefn.engine.shards import check_plain, here, like
@@ -62,7 +63,7 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
         def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
             del weight, mask
             drawn = _random.uniform_like(_random.leaf_key(key.to(value.device), path, step), value, torch.float64)
-            exponent, x = power_at(step), here(value.detach()).double()
+            exponent, x = power_at(step), widened(here(value.detach())).double()
             if isinstance(exponent, Tensor):
                 exponent = placed(exponent, x.device)
             noise = elementary.log(-elementary.log(here(drawn).clamp(min=2.0**-54)))

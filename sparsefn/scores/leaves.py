@@ -12,6 +12,7 @@ from torch import Tensor
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import Described, with_call
 from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.numbers import widened
 from sparsefn.engine.ranks import back, falling, running_sums
 from sparsefn.engine.shards import check_plain
 from sparsefn.state import PlainScore, State, Step
@@ -83,7 +84,7 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
         del mask
         check_plain("lamp", path, weight)
-        squares = weight.detach().double().square().flatten()
+        squares = widened(weight.detach()).double().square().flatten()
         order = falling(squares)
         sorted_squares = squares[order]
         ratios = torch.where(sorted_squares == 0, 0.0, sorted_squares / running_sums(sorted_squares))
