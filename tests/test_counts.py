@@ -336,3 +336,32 @@ def test_compiled_code_counts_scores_that_are_rounded(count):
     algorithm = sf.one_shot(count, sf.scores.saliency)
     found = torch.compile(algorithm.update)(algorithm.init(w), g, 0).masks["w"]
     assert torch.equal(found, masks_after(algorithm, w, g)["w"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_reads_whole_tensors_refuses_a_dtensor_by_path(tmp_path):
+    dist = pytest.importorskip("torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        x = {"w": distribute_tensor(W["w"], init_device_mesh("cpu", (1,)), [Shard(0)])}
+        scores = {
+            "lamp": sf.scores.lamp,
+            "ranked": sf.scores.ranked(sf.scores.magnitude),
+            "by_unit": sf.scores.by_unit(sf.scores.magnitude, sf.patterns.channel(0), lambda s: s.sum(-1)),
+        }
+        for name, score in scores.items():
+            with pytest.raises(ValueError, match=f"{name}: expected plain tensors, got a DTensor at 'w'"):
+                masks_after(sf.one_shot(0.5, score), x)
+        with pytest.raises(
+            ValueError, match=r"mass\(0.5\): expected plain tensors, got a DTensor at 'w': it reads whole"
+        ):
+            masks_after(sf.one_shot(COUNTS.mass(0.5)), x)
+        rows = masks_after(sf.one_shot(COUNTS.mass(0.5), pattern=ROWS), x)["w"].full_tensor()
+        assert torch.equal(rows, masks_after(sf.one_shot(COUNTS.mass(0.5), pattern=ROWS), W)["w"])
+        found = masks_after(sf.one_shot(COUNTS.above(0.45)), x)["w"].full_tensor()
+        assert torch.equal(found, W["w"].abs() > 0.45)
+    finally:
+        dist.destroy_process_group()
