@@ -131,6 +131,15 @@ SWAP = Meta(
 swap: dict[str, Any] = {"when": ALWAYS, "drop_fraction": FADING}
 # The pattern says the sparsity: it has no ends, and may not be a tensor.
 FIXED: dict[str, Any] = {"pattern": NM, "level": lambda s: lambda step: 0.5, "baseline": None, "tensor_sparsity": False}
+# The scores say how many are kept: neither the sparsity nor the scale does.
+COUNTED: dict[str, Any] = {
+    "exact_count": False,
+    "start": "other",
+    "choose": None,
+    "scale_free": False,
+    "baseline": None,
+    "tensor_sparsity": False,
+}
 # An optimizer of its own: weights are stepped before they are scored.
 OWN: dict[str, Any] = {
     "optimizer": True,
@@ -241,6 +250,38 @@ ROWS = [
         lambda s, key, _: sf.gmp(ramp(s), when=EVEN, score=SYNFLOW, init="dense"),
         PRUNE._replace(start="dense", choose=SYNFLOW),
     ),
+    # as many as the scores say
+    Row(
+        "one_shot above", lambda s, key, _: sf.one_shot(sf.counts.above(0.5), when=sf.at([1])), SHOT._replace(**COUNTED)
+    ),
+    Row(
+        "gmp mass of channels",
+        lambda s, key, _: sf.gmp(sf.counts.mass(0.8), when=EVEN, pattern=CHANNEL.pattern),
+        PRUNE._replace(pattern=CHANNEL, **COUNTED),
+    ),
+    Row(
+        "gmp above global",
+        lambda s, key, _: sf.gmp(sf.counts.above(0.5, at_least=3), when=EVEN, distribution=GLOBAL, pruned="keep"),
+        PRUNE._replace(**COUNTED | {"independent": False, "pruned": "keep"}),
+    ),
+    # by scores that are made of others
+    Row(
+        "one_shot lamp",
+        lambda s, key, _: sf.one_shot(s, sf.scores.lamp, when=sf.at([1]), distribution=GLOBAL),
+        SHOT._replace(
+            choose=sf.scores.lamp, distribution=GLOBAL, global_budget=True, independent=False, scale_free=False
+        ),
+    ),
+    Row(
+        "one_shot sampled",
+        lambda s, key, _: sf.one_shot(s, sf.scores.sampled(MAGNITUDE, 2.0), when=sf.at([1]), key=key),
+        SHOT._replace(choose=None, stochastic=True, permutes=False, scale_free=False),
+    ),
+    Row(
+        "one_shot ranked",
+        lambda s, key, _: sf.one_shot(s, sf.scores.ranked(MAGNITUDE), when=sf.at([1])),
+        SHOT._replace(choose=sf.scores.ranked(MAGNITUDE), permutes=False),
+    ),
     # pruning by and by
     Row("gmp", lambda s, key, _: sf.gmp(ramp(s), when=EVEN), PRUNE),
     Row(
@@ -328,6 +369,11 @@ ROWS = [
         SWAP._replace(grow=None, needs_grads=False, redraws=True),
     ),
     Row("rigl", lambda s, key, _: sf.rigl(s, key=key, **swap), SWAP),
+    Row(
+        "rigl below",
+        lambda s, key, _: sf.rigl(s, key=key, when=ALWAYS, drop_fraction=sf.counts.below(0.5, spare=2)),
+        SWAP._replace(drop=None, conserves_count=False, scale_free=False, baseline=None),
+    ),
     Row(
         "rigl even magnitude",
         lambda s, key, _: sf.rigl(s, init="magnitude", when=EVEN, drop_fraction=0.5),

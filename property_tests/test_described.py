@@ -15,7 +15,7 @@ from sparsefn.testing.harness import algorithm_of, assert_same, updates
 from sparsefn.testing.strategies import large
 
 # What the reprs are written in. Of two things of one name, the registry means the later one.
-MODULES = (builtins, registry, math, torch, sf.schedules, sf.patterns, sf.terms, sf.reparam, sf.budgets)
+MODULES = (builtins, registry, math, torch, sf.schedules, sf.patterns, sf.terms, sf.reparam, sf.budgets, sf.counts)
 MODULES = (*MODULES, sf.curvature, sf, sf.redistribute, sf.scores, sf.optimizers)
 NAMES = {name: value for module in MODULES for name, value in vars(module).items()}
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from sparsefn import budgets as budgets
 from sparsefn import checkpoint as checkpoint
+from sparsefn import counts as counts
 from sparsefn import masks as masks
 from sparsefn import modules as modules
 from sparsefn import optimizers as optimizers
@@ -101,6 +102,7 @@ __all__ = [
     "checkpoint",
     "clip_norm",
     "config",
+    "counts",
     "curvature",
     "default_where",
     "dense",

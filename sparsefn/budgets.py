@@ -24,6 +24,7 @@ from sparsefn.tree import check_globs, glob_match
 
 Shapes = Mapping[str, tuple[int, ...]]
 Distribution = Callable[[Shapes, Real], Counts]
+_COUNT_BITS = 40  # of a number of units
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:
@@ -255,19 +256,35 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
     return Global(float(floor), float(ceiling))
 
 
-def spread(count: int | Tensor, groups: int) -> int | Tensor:
+def spread(count: int | Tensor, groups: int, room: Tensor | None = None) -> int | Tensor:
     """A leaf's count split over its competing groups; the first groups take the remainder.
 
     >>> spread(6, 3), spread(7, 3)
     (2, tensor([3, 2, 2]))
+    >>> spread(7, 3, room=torch.tensor([1, 8, 8]))
+    tensor([1, 3, 3])
+
+    With `room`, int64 of shape (groups,), no group gets more than its room, and the others get what it cannot take.
     """
     if groups <= 1:
         return count
+    if room is not None:
+        return _filled(torch.as_tensor(count, device=room.device).minimum(room.sum()).clamp(min=0), room)
     if isinstance(count, int) and count % groups == 0:
         return count // groups
     extra = count % groups
     device = count.device if isinstance(count, Tensor) else torch.device("cpu")
     return count // groups + (torch.arange(groups, device=device) < extra)
+
+
+def _filled(total: Tensor, room: Tensor) -> Tensor:
+    # Every group gets the same level or its room, if that is less; the highest level is found bit by bit.
+    level = torch.zeros_like(total)
+    for bit in reversed(range(_COUNT_BITS)):
+        higher = level + (1 << bit)
+        level = torch.where(torch.minimum(room, higher).sum() <= total, higher, level)
+    counts, higher = torch.minimum(room, level), room > level
+    return counts + (higher & (higher.cumsum(-1) <= total - counts.sum()))
 
 
 def check_fixed(sparsity: Real, density: float, name: str) -> None:

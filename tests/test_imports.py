@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 WINGS = (
     ("engine",),
     (
-        *("state", "tree", "where", "triggers", "schedules", "random", "scores", "patterns", "budgets", "redistribute"),
-        *("masks", "select", "gates", "terms", "reparam", "activations", "optimizers"),
+        *("state", "tree", "where", "triggers", "schedules", "random", "scores", "counts", "patterns", "budgets"),
+        *("redistribute", "masks", "select", "gates", "terms", "reparam", "activations", "optimizers"),
         *("averages", "clipping"),
     ),
     ("algorithms",),

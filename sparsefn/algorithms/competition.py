@@ -102,8 +102,12 @@ class Competition(NamedTuple):
                 raise ValueError(f"{error} at {path!r}") from None
         return made
 
-    def targets(self, pools: Pools, sparsity: Real | None) -> list[Count]:
-        """Kept count of each pool: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's."""
+    def targets(self, pools: Pools, sparsity: Real | None, room: Leaves | None = None) -> list[Count]:
+        """Kept count of each pool: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's.
+
+        `room` says, by path, how many units each group of the whole leaf may keep: a group with less room than its
+        part of the leaf's count leaves the rest to the other groups.
+        """
         units = _by_path(pools)
         if not units:
             return []
@@ -118,8 +122,10 @@ class Competition(NamedTuple):
             return [total]
         counts = self.distribution(grids, sparsity)
         groups = {path: one.of_all.rows[0] for path, one in units.items()}
+        room = room or {}
         return [
-            own_counts(units[path], counts[path] if n == 1 else spread(counts[path], n)) for path, n in groups.items()
+            own_counts(units[path], counts[path] if n == 1 else spread(counts[path], n, room.get(path)))
+            for path, n in groups.items()
         ]
 
     def rows(self, pools: Pools, tensors: Leaves) -> list[Tensor]:
@@ -255,19 +261,6 @@ def _parts(pool: Pool, rows: Tensor) -> Iterator[tuple[Tensor, Units]]:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([part.reshape(1, -1) for part in parts], -1)
-
-
-def best_at(
-    rule: Competition,
-    scores: Leaves,
-    like: Leaves,
-    sparsity: Real | None,
-    eligible: Leaves | None,
-    absolute: bool = False,
-) -> Leaves:
-    """Masks of the best units at a sparsity, among the eligible elements."""
-    pools = rule.pools(like)
-    return rule.best(pools, scores, rule.targets(pools, sparsity), eligible, absolute)
 
 
 def full(masks: Leaves, like: Leaves, paths: list[str]) -> Leaves:

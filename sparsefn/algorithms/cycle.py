@@ -15,6 +15,8 @@ from torch import Tensor
 from sparsefn.algorithms.competition import Competition, Pools, full
 from sparsefn.algorithms.frame import sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory, Pruned
+from sparsefn.algorithms.wanted import counted, rooms
+from sparsefn.counts import Counted
 from sparsefn.engine.checks import Schedule, Step
 from sparsefn.engine.leafwise import zeroed
 from sparsefn.engine.numbers import Real
@@ -50,7 +52,7 @@ class Cycle(NamedTuple):
     memory: Memory
     level: Schedule | None
     current: bool
-    fraction: Schedule
+    fraction: Schedule | Counted
     rounding: CountRule
     grow_count: GrowCount | None
     grown: Grown
@@ -105,7 +107,7 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
     free = rule.free(pools, leaves, allowed)
     active = [_within(rows, open_) for rows, open_ in zip(rule.active(pools, masks), free, strict=True)]
     field = Field(leaves, masks, pools, free, active, rule.totals(pools, active))
-    lost, target = _quota(cycle, field, shares, step)
+    lost, target = _quota(cycle, field, drops, shares, allowed, step)
     stay = rule.winners(pools, drops, field.had - lost, list(active), absolute=of_drops)
     grew = _grow(cycle, field, grows, of_grows, shares, stay, field.had - lost, target)
     new = rule.masks(pools, [kept | grown for kept, grown in zip(stay, grew, strict=True)], drops, masks)
@@ -119,23 +121,34 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
     return _plant(state, leaves, new, held, cycle.grown, memory.pruned, step)
 
 
-def _quota(cycle: Cycle, field: Field, shares: Leaves, step: Step) -> tuple[Tensor, Tensor]:
+def _quota(
+    cycle: Cycle, field: Field, drops: Leaves, shares: Leaves, allowed: Leaves | None, step: Step
+) -> tuple[Tensor, Tensor]:
     # How many units of each group are dropped, and how many are to be active afterwards.
     rule, plan, had = cycle.rule, cycle.plan, field.had
     target = had
     if not cycle.current:
         level = None if cycle.level is None else fraction_at(cycle.level, step)
-        target = end_to_end(rule.targets(field.pools, level), field.groups, had.device)
+        room = rooms(rule, field.pools, field.leaves, allowed)
+        target = end_to_end(rule.targets(field.pools, level, room), field.groups, had.device)
     # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
     wanted = target if plan is None else torch.where(had.sum() > target.sum(), target, had)
-    rate = fraction_at(cycle.fraction, step)
-    own = {} if plan is None or plan.rate is None else plan.rate(rate, shares, field.masks)
-    lost = _counted(cycle.rounding, [own.get(next(iter(pool)), rate) for pool in field.pools], had, field.groups).clamp(
-        min=0
-    )
+    lost = _lost(cycle, field, drops, shares, step).clamp(min=0)
     if cycle.exclude_dropped:
         lost = torch.minimum(lost, (field.capacity(rule) - wanted).clamp(min=0))
     return torch.minimum(torch.maximum(lost, had - wanted), had), target
+
+
+def _lost(cycle: Cycle, field: Field, drops: Leaves, shares: Leaves, step: Step) -> Tensor:
+    # How many units of each group are dropped: a part of them, or as many as their scores say.
+    had, plan, fraction = field.had, cycle.plan, cycle.fraction
+    if isinstance(fraction, Counted):
+        kept = counted(cycle.rule, field.pools, fraction, drops, field.active, step)
+        return had - end_to_end(kept, field.groups, had.device)
+    rate = fraction_at(fraction, step)
+    own = {} if plan is None or plan.rate is None else plan.rate(rate, shares, field.masks)
+    rates = [own.get(next(iter(pool)), rate) for pool in field.pools]
+    return _counted(cycle.rounding, rates, had, field.groups)
 
 
 def _counted(count: CountRule, rates: list[Real], had: Tensor, groups: list[int]) -> Tensor:

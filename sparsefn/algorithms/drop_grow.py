@@ -12,7 +12,9 @@ from sparsefn.algorithms.cycle import Cycle, Grown, run, zeros
 from sparsefn.algorithms.frame import build_masked
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init
+from sparsefn.algorithms.wanted import as_goal
 from sparsefn.budgets import Distribution, uniform
+from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, check_int, check_keywords
 from sparsefn.engine.described import described
 from sparsefn.engine.rounding import CountRule, as_fraction, rounded
@@ -39,7 +41,7 @@ class DropGrowOptions(TypedDict, total=False):
 
     drop: Score
     grow: Score
-    drop_fraction: Level | None
+    drop_fraction: Level | Counted | None
     count: CountRule
     grown: Grown
     grow_count: GrowCount | None
@@ -62,7 +64,7 @@ def drop_grow(
     *,
     drop: Score,
     grow: Score,
-    drop_fraction: Level | None = None,
+    drop_fraction: Level | Counted | None = None,
     count: CountRule = rounded,
     grown: Grown = zeros,
     grow_count: GrowCount | None = None,
@@ -90,7 +92,8 @@ def drop_grow(
     grown as the sparsity asks for, so that exactly n_kept are active afterwards; where too many are
     active (a dense start) more are dropped. `sparsity` is a float, a Schedule, a 0-d tensor, None where
     the pattern fixes it, or "current" to grow back what was dropped; `drop_fraction` is a float, a
-    Schedule or a 0-d tensor.
+    Schedule or a 0-d tensor, or a count that the drop scores of the kept weights decide, such as
+    `sf.counts.below(0.1)`.
     Say how long the run is: `steps` makes masks change every 100 steps (in a run below 10,000, every hundredth
     part of it) in its first three quarters, while the drop_fraction falls from 0.3 to 0 as half a cosine wave.
     `when` and `drop_fraction` go before that where given; without `steps` they are `every(100)` and 0.3.
@@ -118,7 +121,11 @@ def drop_grow(
             "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()"
         )
     when, drop_fraction = _timetable(when, drop_fraction, steps)
-    fraction = as_fraction(drop_fraction, "drop_fraction")
+    fraction = as_goal(rule, drop_fraction, "drop_fraction")
+    assert fraction is not None
+    if isinstance(fraction, Counted) and (count is not rounded or (plan is not None and plan.rate is not None)):
+        other = "count" if count is not rounded else "the rate of redistribute"
+        raise ValueError(f"drop_fraction: {fraction!r} says how many are dropped, so that {other} would say nothing")
     if current and isinstance(init, str) and init in ("random", "magnitude"):
         init = "dense"
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
@@ -136,15 +143,17 @@ def drop_grow(
         exclude_dropped=exclude_dropped,
         restart_dropped=restart_dropped,
         plan=plan,
-        signed=rule.elementwise and plan is None and grow_count is None,
+        signed=rule.elementwise and plan is None and grow_count is None and not isinstance(fraction, Counted),
     )
-    return build_masked(rule, memory, partial(run, cycle), level=level, init=init, where=where, key=key, when=when)
+    return build_masked(rule, memory, partial(run, cycle), goal=level, init=init, where=where, key=key, when=when)
 
 
-def _timetable(when: Trigger | None, fraction: Level | None, steps: int | None) -> tuple[Trigger, Level]:
+def _timetable(
+    when: Trigger | None, fraction: Level | Counted | None, steps: int | None
+) -> tuple[Trigger, Level | Counted]:
     # What is given, else what Evci et al. 2020 chose for a run of that length.
     often: Trigger = every(100)
-    share: Level = 0.3
+    share: Level | Counted = 0.3
     if steps is not None:
         check_int("drop_grow", "steps", steps, 1)
         if when is not None and fraction is not None:

@@ -10,12 +10,13 @@ from sparsefn import random
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, start_masks
+from sparsefn.algorithms.wanted import Goal
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards, laid_out
 from sparsefn.engine.threefry import lifted
 from sparsefn.engine.transforms import transformed
-from sparsefn.state import Algorithm, Schedule, State, Step, Trigger, Where, apply_masks, everywhere, inside
+from sparsefn.state import Algorithm, State, Step, Trigger, Where, apply_masks, everywhere, inside
 from sparsefn.tree import (
     Leaves,
     Tree,
@@ -135,7 +136,7 @@ def build_masked(
     memory: Memory,
     rewrite: Rewrite,
     *,
-    level: Schedule | None,
+    goal: Goal,
     init: Init,
     where: Where,
     key: Tensor | None,
@@ -149,7 +150,7 @@ def build_masked(
     def build(allowed: Leaves | None) -> Algorithm:
         def start(params: Tree) -> State:
             params = own_params(params)
-            masks = agreed(leaves_of(params), lambda: start_masks(params, rule, where, init, level, seed, allowed))
+            masks = agreed(leaves_of(params), lambda: start_masks(params, rule, where, init, goal, seed, allowed))
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
             return State(kept, masks, memory.init(params), lifted(seed).clone(), support=support)

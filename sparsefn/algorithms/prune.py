@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -10,7 +11,9 @@ from sparsefn.algorithms.competition import Competition, Pools, full
 from sparsefn.algorithms.frame import build_masked, sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init
+from sparsefn.algorithms.wanted import Goal, as_goal, rooms, wanted
 from sparsefn.budgets import Distribution, is_uniform, uniform
+from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, is_int
 from sparsefn.engine.described import described
 from sparsefn.engine.rounding import CountRule, as_fraction, fraction_at, rounded
@@ -18,19 +21,29 @@ from sparsefn.engine.selection.winners import Count
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.scores import magnitude
 from sparsefn.select import checked_count
-from sparsefn.state import Algorithm, Level, Schedule, Score, State, Step, Trigger, Where, check_score
+from sparsefn.state import Algorithm, Level, Score, State, Step, Trigger, Where, check_score
 from sparsefn.tree import Leaves, Tree
 from sparsefn.triggers import always, at
 from sparsefn.where import default_where
 
-# (masks of the sparsified leaves, step) -> kept count of each pool
-Counts = Callable[[Pools, Leaves, Step], list[Count]]
+
+class Open(NamedTuple):
+    """What competes: scores, masks now, masks of the entries that may be kept (None is all), and room in groups."""
+
+    scores: Leaves
+    masks: Leaves
+    among: Leaves | None
+    room: Leaves
+
+
+# (pools, what competes, step) -> kept count of each pool
+Counts = Callable[[Pools, Open, Step], list[Count]]
 
 
 def _pruner(
     rule: Competition,
     counts: Counts,
-    level: Schedule | None,
+    goal: Goal,
     score: Score,
     when: Trigger,
     where: Where,
@@ -44,19 +57,21 @@ def _pruner(
 
     def prune(allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
         leaves, masks = sparse_leaves(state)
-        scores, absolute = memory.read("score", state, grads, step, leaves, rule.elementwise)
+        signed = rule.elementwise and not isinstance(goal, Counted)
+        scores, absolute = memory.read("score", state, grads, step, leaves, signed)
         if allowed is not None:
             masks = {path: mask & full(allowed, leaves, [path])[path] for path, mask in masks.items()}
         open_ = allowed if regrow else masks
         pools = rule.pools(leaves)
-        return with_masks(state, rule.best(pools, scores, counts(pools, masks, step), open_, absolute), pruned)
+        kept = counts(pools, Open(scores, masks, open_, rooms(rule, pools, leaves, allowed)), step)
+        return with_masks(state, rule.best(pools, scores, kept, open_, absolute), pruned)
 
-    return build_masked(rule, memory, prune, level=level, init=init, where=where, key=key, when=when)
+    return build_masked(rule, memory, prune, goal=goal, init=init, where=where, key=key, when=when)
 
 
 @described
 def gmp(
-    sparsity: Level | None,
+    sparsity: Level | Counted | None,
     *,
     score: Score = magnitude,
     when: Trigger = always(),
@@ -79,22 +94,27 @@ def gmp(
 
     The initial mask keeps the largest by `sparsity(0)`. Masks only ever shrink, so where the schedule
     falls the mask stays; with `regrow=True` every weight competes each time. `score` is any Score;
-    `sparsity` a float, a Schedule or a 0-d tensor; None where the pattern fixes it.
+    `sparsity` a float, a Schedule or a 0-d tensor; None where the pattern fixes it. It may be a count that the scores
+    decide, such as `sf.counts.above(0.1)`, with `uniform()` or `global_()`. Another score than magnitude then starts
+    from dense masks, because its threshold says nothing about magnitudes.
     Zhu & Gupta 2017, arXiv 1710.01878.
     """
-    rule, level = Competition(pattern, distribution).check(), as_fraction(sparsity)
-    if level is None and pattern.fixed is None:
+    rule = Competition(pattern, distribution).check()
+    goal = as_goal(rule, sparsity)
+    if goal is None and pattern.fixed is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None")
+    if isinstance(goal, Counted) and isinstance(init, str) and init == "magnitude" and score is not magnitude:
+        init = "dense"
 
-    def counts(pools: Pools, masks: Leaves, step: Step) -> list[Count]:
-        return rule.targets(pools, None if level is None else fraction_at(level, step))
+    def counts(pools: Pools, given: Open, step: Step) -> list[Count]:
+        return wanted(rule, pools, goal, given.scores, given.among, given.room, step)
 
-    return _pruner(rule, counts, level, score, when, where, key, init, pruned, regrow)
+    return _pruner(rule, counts, goal, score, when, where, key, init, pruned, regrow)
 
 
 @described
 def one_shot(
-    sparsity: Level | None,
+    sparsity: Level | Counted | None,
     score: Score = magnitude,
     *,
     when: Trigger = at([0]),
@@ -172,9 +192,9 @@ def iterative(
             "iterative: expected distribution to be uniform() or global_(), whose totals follow what remains"
         )
 
-    def counts(pools: Pools, masks: Leaves, step: Step) -> list[Count]:
+    def counts(pools: Pools, given: Open, step: Step) -> list[Count]:
         kept: list[Count] = []
-        for pool, active in zip(pools, rule.active(pools, masks), strict=True):
+        for pool, active in zip(pools, rule.active(pools, given.masks), strict=True):
             remain = rule.totals([pool], [active])
             try:
                 kept.append(remain - checked_count("count", lost(remain, step), remain))
@@ -204,7 +224,7 @@ def _removal(fraction: Level | None, count: Count | CountRule) -> Callable[[Tens
 
 @described
 def ste(
-    sparsity: Level | None,
+    sparsity: Level | Counted | None,
     *,
     score: Score = magnitude,
     when: Trigger = always(),

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, best_at, full, paths_of
+from sparsefn.algorithms.competition import Competition, full, paths_of
+from sparsefn.algorithms.wanted import Goal, best_at
+from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at
@@ -53,13 +55,14 @@ def start_masks(
     rule: Competition,
     where: Where,
     init: Init,
-    level: Schedule | None,
+    goal: Goal,
     key: Tensor,
     allowed: Leaves | None,
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
     leaves = rule.select(params, where)
     pools = rule.pools(leaves)
+    level = None if isinstance(goal, Counted) else goal
     if level is not None:
         rule.targets(pools, fraction_at(level, 0))  # a budget that cannot be met is refused here
     if isinstance(init, Algorithm):
@@ -73,8 +76,8 @@ def start_masks(
             return given
         return optree.tree_map(torch.logical_and, given, masks_tree(params, allowed))
     best_of = ("random", "magnitude") if rule.pattern.fixed is None else ()  # the pattern may know how many
-    if init in ("bernoulli", "checkerboard", *best_of) and level is None:
-        raise ValueError(f"init={init!r} needs a sparsity, got None; init may be an algorithm that has one")
+    if init in ("bernoulli", "checkerboard", *best_of) and level is None and not (goal and init == "magnitude"):
+        raise ValueError(f"init={init!r} needs a sparsity, got {goal!r}; init may be an algorithm that has one")
     if init == "dense":
         masks = full({}, leaves, list(leaves))
     elif init == "from_zeros":
@@ -91,8 +94,7 @@ def start_masks(
             else random.uniform_like(random.leaf_key(draws.to(leaf.device), path), leaf)
             for path, leaf in leaves.items()
         }
-        sparsity = None if level is None else fraction_at(level, 0)
-        return masks_tree(params, best_at(rule, scores, leaves, sparsity, allowed))
+        return masks_tree(params, best_at(rule, scores, leaves, goal, allowed, 0))
     else:
         known = (
             "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', an algorithm, a function of "

@@ -8,9 +8,10 @@ from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import build_masked, checked, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, check_given, own_masks
+from sparsefn.algorithms.wanted import as_goal
 from sparsefn.budgets import Distribution, uniform
+from sparsefn.counts import Counted
 from sparsefn.engine.described import described
-from sparsefn.engine.rounding import as_fraction
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.state import Algorithm, Level, State, Step, Where, apply_masks, everywhere
 from sparsefn.tree import Tree
@@ -41,7 +42,7 @@ def dense() -> Algorithm:
 
 @described
 def static(
-    sparsity: Level | None,
+    sparsity: Level | Counted | None,
     *,
     where: Where = default_where,
     pattern: Pattern = unstructured(),
@@ -58,13 +59,14 @@ def static(
     (4, tensor(True))
 
     `sparsity` is a float, a Schedule (read at step 0), or a 0-d tensor; None where the pattern fixes it,
-    and with `init="from_zeros"`, a function or a masks tree. `pruned="keep"` keeps the weights off the mask in
+    and with `init="from_zeros"`, a function or a masks tree. With `init="magnitude"` it may be a count that the
+    weights decide, such as `sf.counts.above(0.1)`. `pruned="keep"` keeps the weights off the mask in
     `params`, frozen; "train" lets an optimizer move them.
     """
-    rule, level = Competition(pattern, distribution).check(), as_fraction(sparsity)
-    kept = Memory({}, pruned)
+    rule, kept = Competition(pattern, distribution).check(), Memory({}, pruned)
+    goal = as_goal(rule, sparsity)
     return build_masked(
-        rule, kept, lambda _, state, *__: state, level=level, init=init, where=where, key=key, when=never()
+        rule, kept, lambda _, state, *__: state, goal=goal, init=init, where=where, key=key, when=never()
     )
 
 

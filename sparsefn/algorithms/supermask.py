@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, best_at, full
+from sparsefn.algorithms.competition import Competition, full
 from sparsefn.algorithms.frame import checked, own_params, sparse_leaves, with_masks
 from sparsefn.algorithms.start import Given
+from sparsefn.algorithms.wanted import as_goal, best_at
 from sparsefn.budgets import Distribution, is_uniform, uniform
+from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
-from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.shards import agreed
 from sparsefn.engine.threefry import lifted
 from sparsefn.gates import Mode, check_mode, gate
@@ -42,7 +43,7 @@ Link = Callable[[Tensor], Tensor]
 
 @described
 def supermask(
-    sparsity: Level | Literal["bernoulli"] | None,
+    sparsity: Level | Counted | Literal["bernoulli"] | None,
     *,
     mode: Mode = "supermask",
     mask_gradient: bool = False,
@@ -73,7 +74,9 @@ def supermask(
 
     `init` makes the scores: "random" (uniform in [0, 1)), "zeros", "magnitude", a function of params, or a tree
     like params. `link` maps scores before they compete, and its slope goes into their gradient: `torch.abs` is
-    edge-popup. Masks follow the scores at `sparsity(step)` where `when` fires.
+    edge-popup. Masks follow the scores at `sparsity(step)` where `when` fires. `sparsity` may be a count that the
+    linked scores decide: soft movement pruning is `supermask(sf.counts.above(tau), mode="joint", init="zeros",
+    link=torch.sigmoid)`.
 
     `sparsity="bernoulli"` keeps each weight with probability `link(score)`, clamped to [0, 1]: init draws for
     step 0, update(step) for step + 1, from (key, path). It takes no pattern and no distribution. The last bits
@@ -89,10 +92,10 @@ def supermask(
     if drawn and sparsity != "bernoulli":
         raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
     rule = Competition(pattern, distribution).check()
-    level = None if isinstance(sparsity, str) else as_fraction(sparsity)
+    goal = None if isinstance(sparsity, str) else as_goal(rule, sparsity)
     if drawn and (pattern != unstructured() or not is_uniform(distribution)):
         raise ValueError("supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution")
-    if not drawn and level is None and pattern.fixed is None:
+    if not drawn and goal is None and pattern.fixed is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or 'bernoulli', got None")
     seed = random.key(0) if key is None else key
     role = "score" if mode == "ste" else "learned"
@@ -107,8 +110,7 @@ def supermask(
         for path, value in values.items():
             _check_score("link to give scores", path, value, leaves[path])
         if not drawn:
-            sparsity = None if level is None else fraction_at(level, step)
-            return with_masks(state, best_at(rule, values, leaves, sparsity, None), "keep")
+            return with_masks(state, best_at(rule, values, leaves, goal, None, step), "keep")
         keys = {path: random.leaf_key(state.key, path, draw) for path in values}
         return with_masks(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
 

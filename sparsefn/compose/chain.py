@@ -24,9 +24,10 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     {'w': tensor([[False, False],
             [False,  True]])}
 
-    Counts of every part refer to the whole leaf. If fewer entries are left than a part asks for, all of them are
-    kept. Only the last part may let pruned weights train on, else ValueError. Not `sequence`, where the state passes
-    through and a later part may regrow.
+    Counts of every part refer to the whole leaf. Where a pattern has several groups, such as rows, a group in which
+    fewer units are left than its part of the leaf's count leaves the rest of it to the other groups. If fewer entries
+    are left than a part asks for, all of them are kept. Only the last part may let pruned weights train on, else
+    ValueError. Not `sequence`, where the state passes through and a later part may regrow.
     """
     check_plain("chain", algorithms)
 

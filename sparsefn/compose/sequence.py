@@ -25,9 +25,18 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     {'w': tensor([[ True, False, False,  True]])}
 
     Prune then regrow at the same triggers is GraNet (Liu et al. 2021, arXiv 2106.10404). The first
-    algorithm that sparsifies a leaf makes its initial mask. Not `chain`, where masks intersect.
+    algorithm that sparsifies a leaf makes its initial mask. Not `chain`, where masks intersect. Inside a chain every
+    algorithm of the sequence chooses among what the parts before it kept: SRigL with ablation (Lasby et al. 2024,
+    arXiv 2305.02299) is a chain of a choice of rows and a sequence that prunes and regrows.
     """
     check_plain("sequence", algorithms)
+    return _sequence(algorithms)
+
+
+def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
+    def within(masks: Tree) -> Algorithm:
+        # An algorithm without `within` is left as it is: the chain intersects its masks.
+        return _sequence([part if part.within is None else part.within(masks) for part in algorithms])
 
     def join(parts: Sequence[State], masks: Tree, owns: Sequence[Tree]) -> State:
         return join_states(parts, parts[-1].params, masks, [{"owns": own} for own in owns])
@@ -57,4 +66,4 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
             owns.append(state.scores[str(i)]["owns"])
         return join(parts, masks, owns)
 
-    return Algorithm(init, update)
+    return Algorithm(init, update, within=within)

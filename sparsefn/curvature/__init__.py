@@ -1,4 +1,4 @@
-"""Scores from derivatives of a loss: Fisher information, Hessian diagonal, GraSP, SynFlow.
+"""Scores from derivatives of a loss: sensitivity, Fisher information, Hessian diagonal, GraSP, SynFlow.
 
 Each function takes a loss and data, and returns a score like those of `sf.scores`. The loss is the training loop's,
 `loss(params, *batch) -> 0-d`; `batch` is the tuple of its arguments after params, or a function of the step that
@@ -8,6 +8,7 @@ papers. A leaf with a 0-d mask (a bias, a norm) is a constant and scores 0. The 
 
 from sparsefn.curvature.derivatives import example_gradients as example_gradients
 from sparsefn.curvature.derivatives import hessian_vector as hessian_vector
+from sparsefn.curvature.first_order import sensitivity as sensitivity
 from sparsefn.curvature.flow import grasp as grasp
 from sparsefn.curvature.flow import synflow as synflow
 from sparsefn.curvature.second_order import fisher as fisher

@@ -10,7 +10,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import Level, Schedule, Step, check_call, check_sparsity
+from sparsefn.engine.checks import Level, Schedule, Step, check_call, check_sparsity, number
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.transforms import known
 
@@ -100,3 +100,17 @@ def fraction_at(level: Schedule, step: Step) -> Real:
     if value != value:
         raise ValueError(f"expected a sparsity schedule to give numbers, got {value} at step {step}")
     return float(min(max(value, 0.0), 1.0))
+
+
+def as_number(value: Level, what: str) -> Schedule:
+    """A checked finite number, 0-d tensor or Schedule of any range as a Schedule.
+
+    >>> from sparsefn.engine import rounding
+    >>> rounding.as_number(2, "power")(0)
+    2.0
+    """
+    if callable(value):
+        check_call(what, value, "step")
+        return lambda step: number(what, value(step))
+    known = number(what, value)
+    return lambda step: known

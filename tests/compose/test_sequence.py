@@ -97,3 +97,67 @@ def test_the_same_pruning_twice_is_once():
     assert sf.checkpoint.tree_equal(
         twice.update(twice.init(params), params, 0).params, once.update(once.init(params), params, 0).params
     )
+
+
+class TestInsideAChain:
+    def test_every_part_chooses_among_what_is_left(self):
+        w = torch.arange(1.0, 25.0).reshape(4, 6)
+        grads = {"w": w.flip(1)}
+        rows = sf.one_shot(0.5, pattern=sf.patterns.channel(0))
+        inside = sf.sequence(
+            sf.gmp(0.875, init="dense"),
+            sf.rigl(0.75, pattern=sf.patterns.row_balanced(), drop_fraction=0.0, when=sf.always()),
+        )
+        algorithm = sf.chain(rows, inside)
+        state = algorithm.update(algorithm.init({"w": w}), grads, 0)
+        assert state.masks["w"].sum(1).tolist() == [0, 0, 3, 3]
+        # The best three by magnitude stay, the rest grows where the gradient is largest.
+        assert state.masks["w"][3].tolist() == [False, False, False, True, True, True]
+        assert state.masks["w"][2].tolist() == [True, True, True, False, False, False]
+        assert torch.equal(state.params["w"] != 0, torch.arange(24).reshape(4, 6) >= 21)
+
+    def test_parts_without_within_are_intersected(self):
+        w = torch.arange(1.0, 9.0).reshape(2, 4)
+        given = {"w": torch.tensor([[True, False] * 2] * 2)}
+        inside = sf.sequence(sf.from_masks(given), sf.one_shot(0.5))
+        algorithm = sf.chain(sf.one_shot(0.5, pattern=sf.patterns.channel(0)), inside)
+        state = algorithm.update(algorithm.init({"w": w}), {"w": w}, 0)
+        assert state.masks["w"].tolist() == [[False] * 4, [True, False, True, False]]
+
+    def test_is_the_same_alone(self):
+        assert sf.sequence(sf.gmp(0.5)).within is not None
+        w = {"w": torch.randn(4, 6, generator=torch.Generator().manual_seed(0))}
+        parts = (sf.gmp(0.5), sf.rigl("current", drop_fraction=0.5, when=sf.always()))
+        everything = {"w": torch.ones(4, 6, dtype=torch.bool)}
+        plain, within = sf.sequence(*parts), sf.sequence(*parts).within(everything)
+        states = [a.update(a.init(w), w, 0) for a in (plain, within)]
+        assert torch.equal(states[0].masks["w"], states[1].masks["w"])
+
+    def test_srigl_with_ablation_under_vmap_and_compile(self):
+        rows = sf.patterns.channel(0, norm=float("inf"))
+
+        @sf.scores.leafwise
+        def salient(weight, grad, mask):
+            return (sf.topk_mask(weight.abs(), 8) | sf.topk_mask(grad.abs(), 3)).float()
+
+        per_row = sf.scores.by_unit(salient, rows, lambda scores: scores.sum(-1))
+        refill = sf.rigl(0.75, pattern=sf.patterns.row_balanced(), drop_fraction=0.0, when=sf.always())
+        algorithm = sf.chain(
+            sf.gmp(sf.counts.above(1.5, at_least=2), score=per_row, pattern=rows, regrow=True),
+            sf.sequence(sf.gmp(0.8), refill),
+        )
+        w, g = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(0))
+
+        def run(w, g):
+            return algorithm.update(algorithm.init({"w": w}), {"w": g}, 0)
+
+        states = [run(*pair) for pair in zip(w, g, strict=True)]
+        for state in states:
+            fans = state.masks["w"].sum(1)
+            assert int(fans.sum()) == 12 and int(fans[fans > 0].max() - fans[fans > 0].min()) <= 1
+        assert any(int((state.masks["w"].sum(1) == 0).sum()) for state in states)  # rows are gone
+        batched = torch.vmap(run)(w, g)
+        assert torch.equal(batched.masks["w"], torch.stack([state.masks["w"] for state in states]))
+        update = torch.compile(algorithm.update, backend="aot_eager", fullgraph=True)
+        compiled = update(algorithm.init({"w": w[0]}), {"w": g[0]}, 0)
+        assert torch.equal(compiled.masks["w"], states[0].masks["w"])

@@ -61,6 +61,17 @@ ONCE: dict[str, Callable[[], sf.Algorithm]] = {
     "soft_threshold": lambda: sf.reparametrised(sf.reparam.soft_threshold(init=0.0)),
     "random scores": lambda: sf.one_shot(0.5, sf.scores.random, key=KEY),
     "snfs exclude": lambda: sf.snfs(0.5, exclude_dropped=True, pruned="keep", **SWAP),
+    "one_shot above": lambda: sf.one_shot(sf.counts.above(0.4, at_least=2)),
+    "gmp above of channels": lambda: sf.gmp(sf.counts.above(2.0), pattern=sf.patterns.channel(0), regrow=True),
+    "gmp above global": lambda: sf.gmp(sf.counts.above(0.4), distribution=sf.budgets.global_(floor=0.3)),
+    "gmp mass of rows": lambda: sf.gmp(sf.counts.mass(0.8), pattern=sf.patterns.row_balanced(), init="dense"),
+    "set below": lambda: sf.set(0.5, **SWAP | {"drop_fraction": sf.counts.below(0.3, spare=1)}),
+    "one_shot sampled": lambda: sf.one_shot(0.5, sf.scores.sampled(sf.scores.magnitude, 2.0), key=KEY),
+    "one_shot leafwise": lambda: sf.one_shot(0.5, sf.scores.leafwise(lambda w, g, m: (w * g).abs())),
+    "chain of rows": lambda: sf.chain(
+        sf.one_shot(0.5, pattern=sf.patterns.channel(0)),
+        sf.sequence(sf.gmp(0.8), sf.rigl(0.7, pattern=sf.patterns.row_balanced(), **SWAP)),
+    ),
     "adamw ste": lambda: sf.with_optimizer(sf.ste(0.5), sf.optimizers.adamw(1e-2)),
 }
 

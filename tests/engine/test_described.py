@@ -64,7 +64,9 @@ CALLS = {
         "owl({'0.*': 0.01, '1.*': 0.02}, spread=0.1)",
         "uniform()",
     ],
+    sf.counts: ["above(0.1, at_least=1)", "below(linear(0.5, 0.25), spare=1)", "mass(0.9)"],
     sf.curvature: [
+        "sensitivity(loss, (tensor([1.0, 2.0]),), at=None)",
         "fisher(loss, (tensor([1.0, 2.0]),), chunk_size=2)",
         "grasp(loss, (tensor([1.0, 2.0]),))",
         "hessian_diagonal(loss, (tensor([1.0, 2.0]),))",
@@ -106,12 +108,15 @@ CALLS = {
     ],
     sf.scores: [
         "absolute(distance(norm=1))",
+        "by_unit(magnitude, channel(axis=0, norm=1), fn=amax)",
         "distance()",
         "ema(gradient, 0.5)",
         "mean(movement)",
         "momentum(0.9)",
         "ria({'w': {'count': tensor(2), 'square': tensor([1.0, 2.0])}}, power=1.0)",
         "wanda({'w': {'count': tensor(2), 'square': tensor([1.0, 2.0])}})",
+        "ranked(magnitude, by=sign)",
+        "sampled(ema(gradient, 0.5), power=3.0)",
         "sum(saliency, reset=every(2))",
     ],
     sf.terms: [
@@ -132,10 +137,18 @@ NAMES = {
     if not isinstance(value, ModuleType)  # `patterns.tied` is one, and a function of sf
 } | {"doubled": doubled, "loss": loss}
 
-# They hand on what they are given, or choose among factories, and the last is a transform such as torch.func.grad.
-NO_FACTORIES = {"as_schedule", "level", "trigger", "from_config", "value_and_grad"}
+# They hand on what they are given, decorate it, or choose among factories; the last is a transform such as
+# torch.func.grad.
+NO_FACTORIES = {"as_schedule", "level", "trigger", "from_config", "leafwise", "value_and_grad"}
 KINDS = (sf.Algorithm, sf.Accumulated, sf.optimizers.Optimizer, sf.reparam.Reparametrisation, sf.patterns.Pattern)
-KINDS = (*KINDS, sf.activations.ActivationSparsifier, sf.budgets.Global, sf.triggers.Every, sf.triggers.At)
+KINDS = (
+    *KINDS,
+    sf.counts.Counted,
+    sf.activations.ActivationSparsifier,
+    sf.budgets.Global,
+    sf.triggers.Every,
+    sf.triggers.At,
+)
 HELPERS = {"described", "with_call"}
 MODULES = [sf, *(value for name in sf.__all__ if isinstance(value := getattr(sf, name), ModuleType))]
 

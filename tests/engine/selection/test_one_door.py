@@ -13,8 +13,12 @@ OUTSIDE = [file for file in sorted(PACKAGE.rglob("*.py")) if HOUSE not in file.p
 
 DOOR = "sparsefn.engine.selection.winners"
 ORDERS = {"sort", "argsort", "msort", "lexsort", "topk", "kthvalue", "partition", "argpartition", "searchsorted"}
-# Orders that select no units: of steps in a trigger, of shares that fill up, of draws that shuffle.
-OTHER_ORDERS = {("triggers.py", "sort"), ("engine/apportion.py", "argsort"), ("random.py", "sort")}
+# Orders that select no units: of steps in a trigger, of shares that fill up, of draws that shuffle, of scores that
+# other scores and counts are made of.
+OTHER_ORDERS = {
+    *(("triggers.py", "sort"), ("engine/apportion.py", "argsort"), ("random.py", "sort")),
+    ("engine/ranks.py", "sort"),
+}
 
 
 def ways_past(source: str) -> list[str]:

@@ -1,0 +1,159 @@
+"""Scores made from other scores: draws, ranks inside classes, one value for each unit of a pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparsefn import random as _random
+from sparsefn.engine import elementary
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.described import described, shown
+from sparsefn.engine.memory import placed
+from sparsefn.engine.numbers import widened
+from sparsefn.engine.ranks import ranks_within
+from sparsefn.engine.rounding import as_number
+from sparsefn.engine.shards import check_plain, here, like
+from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.units import from_rows, to_rows, units_of
+from sparsefn.scores.leaves import of_sparsified
+from sparsefn.scores.plain import plain
+from sparsefn.state import Accumulated, Level, Score, State, Step
+from sparsefn.tree import Tree
+
+# (values of a score, state, step) -> other values
+Change = Callable[[Tree, State, Step], Tree]
+
+
+def _changed(score: Score, change: Change) -> Score:
+    # The score, with memory or without, whose values are changed.
+    if isinstance(score, Accumulated):
+        value = score.value
+        return score._replace(
+            value=lambda memory, state, grads, step: change(value(memory, state, grads, step), state, step)
+        )
+    fn = plain(score)
+    return lambda state, grads, step: change(fn(state, grads, step), state, step)
+
+
+@described
+def sampled(score: Score, power: Level = 1.0) -> Score:
+    """Draws in place of the best: the k best of it are k draws without replacement, by score^power.
+
+    >>> state = sf.State({"w": torch.tensor([0.0, 1.0, 1e9])}, {"w": torch.ones(3) > 0}, key=sf.random.key(0))
+    >>> draws = sf.scores.sampled(sf.scores.magnitude)(state, (), 0)["w"]
+    >>> draws.argsort(descending=True)
+    tensor([2, 1, 0])
+
+    The value is power * log(score) plus Gumbel noise of the state's key, the path, the step and the index, in float64.
+    An entry that scores 0 is drawn only where too few others are left, one with a negative score or NaN after these.
+    `power` is a number, a Schedule or a 0-d tensor. Leaves that are not sparsified score 0. Raises ValueError for a
+    state without a key. Yellott 1977, doi 10.1016/0022-2496(77)90026-8; for keeping weights Zhang et al. 2025,
+    arXiv 2501.19107 (CHTs).
+    """
+    power_at = as_number(power, "power")
+
+    def change(values: Tree, state: State, step: Step) -> Tree:
+        if not isinstance(state.key, Tensor):
+            raise ValueError("expected a state with a PRNG key for sampled scores, got none; pass key=sf.random.key(0)")
+        key = _random.fold_in(state.key, "sampled")
+
+        def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+            del weight, mask
+            drawn = _random.uniform_like(_random.leaf_key(key.to(value.device), path, step), value, torch.float64)
+            exponent, x = power_at(step), widened(here(value.detach())).double()
+            if isinstance(exponent, Tensor):
+                exponent = placed(exponent, x.device)
+            noise = elementary.log(-elementary.log(here(drawn).clamp(min=2.0**-54)))
+            finite = torch.where(x > 0, x, 1.0).clamp(_TINY, _HUGE)
+            drawn_scores = exponent * elementary.log(finite) - noise
+            return like(torch.where(x > 0, drawn_scores, torch.where(x == 0, -torch.inf, torch.nan)), value)
+
+        return of_sparsified(of_leaf, state, values)
+
+    return _changed(score, change)
+
+
+_TINY, _HUGE = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
+
+
+@described
+def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
+    """The rank of a score inside a class of weights: how many entries of the class score less.
+
+    >>> state = sf.State({"w": torch.tensor([0.1, 0.2, 0.3, 0.4, -5.0, -6.0])}, {"w": torch.ones(6) > 0})
+    >>> sf.scores.ranked(sf.scores.magnitude)(state, (), 0)["w"]
+    tensor([0., 1., 2., 3., 0., 1.], dtype=torch.float64)
+
+    Entries of a leaf are of one class if `by(weight)` is equal there, and if both are kept or both are pruned. So the
+    lowest ranks take equally many from each class while they last: `sf.set(0.9, drop=ranked(magnitude))` drops the
+    smallest weights of either sign, as the original of Mocanu et al. 2018, arXiv 1707.04840, does. Of equal scores the
+    first ranks higher; NaN stays NaN. Leaves that are not sparsified score 0. ValueError for a DTensor.
+    """
+    check_call("by", by, "weight")
+
+    def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+        check_plain("ranked", path, weight)
+        kind = by(weight.detach())
+        if not isinstance(kind, Tensor) or kind.shape != weight.shape:
+            got = f"shape {tuple(kind.shape)}" if isinstance(kind, Tensor) else type(kind).__name__
+            raise ValueError(f"ranked: expected by to give shape {tuple(weight.shape)} at {path!r}, got {got}")
+        flat = value.detach().reshape(-1)
+        ranks = ranks_within(flat, mask.reshape(-1).to(torch.uint8), _sortable(kind.reshape(-1))).double()
+        return torch.where(flat.isnan(), torch.nan, ranks).reshape(weight.shape)
+
+    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values))
+
+
+def _sortable(kind: Tensor) -> Tensor:
+    return kind.to(torch.uint8) if kind.dtype == torch.bool else kind
+
+
+@described
+def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> Score:
+    """One value for each unit of a pattern, made by a function of the scores in it.
+
+    >>> signed = lambda state, grads, step: {"w": state.params["w"] * grads["w"]}
+    >>> taylor = sf.scores.by_unit(signed, sf.patterns.channel(0), lambda scores: scores.sum(-1).square())
+    >>> state = sf.State({"w": torch.tensor([[1.0, -1.0], [2.0, 1.0]])}, {"w": torch.ones(2, 2) > 0})
+    >>> taylor(state, {"w": torch.tensor([[0.5, 0.5], [0.2, 0.1]])}, 0)["w"]
+    tensor([[0.0000, 0.0000],
+            [0.2500, 0.2500]])
+
+    Every entry of a unit has the value of its unit, so that `patterns.channel(0, norm=math.inf)` or
+    `patterns.block(shape, "max")` prune by these values, and `sf.scores.mean` averages them. `fn` reduces over the last
+    dimension of contiguous rows, the scores of some units at a time where there are many; 16-bit scores are given in
+    float32. Leaves that are not sparsified score 0. ValueError for a pattern whose units are single entries or lie in
+    several leaves, for a `fn` that gives another shape, and for a DTensor. The example is Molchanov et al. 2019,
+    arXiv 1906.10771.
+    """
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"expected pattern to be one such as sf.patterns.channel(0), got {pattern!r}")
+    if pattern.reduce is None or pattern.members:
+        raise ValueError(f"by_unit: expected a pattern whose units have several entries of one leaf, got {pattern}")
+    check_call("fn", fn, "scores")
+
+    def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+        del mask
+        check_plain("by_unit", path, weight)
+
+        def checked(rows: Tensor) -> Tensor:
+            made: object = fn(rows)
+            if not isinstance(made, Tensor) or made.shape != rows.shape[:-1]:
+                got = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+                name = shown(fn)
+                raise ValueError(
+                    f"by_unit: expected {name} to give shape {tuple(rows.shape[:-1])} of {tuple(rows.shape)} at "
+                    f"{path!r}, got {got}"
+                )
+            return made
+
+        try:
+            units = units_of(pattern, tuple(value.shape))
+        except ValueError as error:
+            raise ValueError(f"{error} at {path!r}") from None
+        return from_rows(units, to_rows(units, value, checked))
+
+    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values))
