@@ -15,6 +15,7 @@ from sparsefn import redistribute as redistribute
 from sparsefn import reparam as reparam
 from sparsefn import schedules as schedules
 from sparsefn import scores as scores
+from sparsefn import solve as solve
 from sparsefn import terms as terms
 from sparsefn import tree as tree
 from sparsefn import triggers as triggers
@@ -141,6 +142,7 @@ __all__ = [
     "shorthand",
     "shrink",
     "snfs",
+    "solve",
     "sparsify",
     "static",
     "ste",
