@@ -29,6 +29,7 @@ from sparsefn.algorithms import iterative as iterative
 from sparsefn.algorithms import one_shot as one_shot
 from sparsefn.algorithms import reparametrised as reparametrised
 from sparsefn.algorithms import rescore as rescore
+from sparsefn.algorithms import rewrite as rewrite
 from sparsefn.algorithms import rigl as rigl
 from sparsefn.algorithms import set as set
 from sparsefn.algorithms import snfs as snfs
@@ -135,6 +136,7 @@ __all__ = [
     "reparametrised",
     "report",
     "rescore",
+    "rewrite",
     "rigl",
     "schedules",
     "scores",

@@ -66,6 +66,8 @@ def obs(
     share = check_damp("obs", damp)
     w, h = checked("obs", weight, hessian)
     span, choose = _choice(w, mask, keep, pattern, block)
+    if not w.numel():
+        return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(w, dtype=torch.bool)
     # The authors factor the inverse, U'U with U upper triangular. Here H = R R' with R = U^-1, and no inverse is made:
     # their errors e and the changes d of the weights, new = old - d, are related by d = e U, hence e = d R. Reversing
     # the order of rows and columns turns R into the usual factor.
@@ -88,7 +90,7 @@ def _swept(w: Tensor, lower: Tensor, dead: Tensor, span: int, choose: Choose) ->
         factor = lower[columns - b :, columns - b : columns - a].flip(0, 1)  # columns a to b of R, rows up to b
         scale = factor[a:].diagonal().clone()
         factor.div_(-scale)
-        factor[a:].triu_(1)
+        factor[a:] = factor[a:].triu(1)
         old = _turned(w[:, a:b])
         due, keeps = factor[:a].T @ changes[:a], torch.empty_like(changes[a:b])
         at = _Columns(old, due, changes[a:b], keeps, masks[:, a:b], factor[a:], scale)
@@ -124,7 +126,8 @@ def _sweep(at: _Columns, widths: Sequence[int], span: int, first: int, choose: C
         eye = torch.eye(len(at.old), dtype=at.old.dtype, device=at.old.device)
         whole = torch.linalg.solve_triangular(-at.factor.T, eye, upper=False, unitriangular=True)
         now = torch.addmm(at.old, whole, at.due, alpha=-1)
-        mask = choose(now.mul_(at.scale[:, None]).square_().T, first)
+        now.mul_(at.scale[:, None])
+        mask = choose(now.mul_(now).T, first)
         at.mask.copy_(mask)
         at.keeps.copy_(_turned(mask))
         at.changes.copy_(torch.addcmul(at.old, at.old, at.keeps, value=-1))  # a pruned weight changes by all that it is
@@ -135,13 +138,14 @@ def _sweep(at: _Columns, widths: Sequence[int], span: int, first: int, choose: C
                 part.due.add_(at.factor[:a, a : a + widths[1]].T @ at.changes[:a])
             _sweep(part, widths[1:], span, first + a // span, choose)
         return
-    # The factor is 0 for the column itself and those after it, whose changes are not known yet.
+    # The factor is 0 for the column itself and for those after it, whose changes are not known yet. Fused operations
+    # would be a little faster, but vmap has none of them.
     before = at.changes.T
     for due, factors, change, keeps in zip(
         at.due.unbind(), at.factor.unbind(1), at.changes.unbind(), at.keeps.unbind(), strict=True
     ):
-        due.addmv_(before, factors)
-        change.addcmul_(keeps, due)
+        due.add_(before @ factors)
+        change.add_(keeps * due)
 
 
 def _widths(span: int) -> list[int]:

@@ -12,7 +12,7 @@ from sparsefn.solve.inputs import check_finite
 def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tensor:
     """WoodFisher's inverse of (damp I + G'G / N) for the gradients of N examples, the rows of G.
 
-    >>> inverse = sf.solve.fisher_inverse(torch.tensor([[1.0, 2.0], [2.0, 0.0]]), 0.5)
+    >>> inverse = sf.solve.fisher_inverse(torch.tensor([[1.0, 2.0], [3.0, 1.0]]), 0.5)
     >>> inverse
     tensor([[ 0.2927, -0.2439],
             [-0.2439,  0.5366]])
