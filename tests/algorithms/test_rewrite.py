@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.nn.functional import softshrink
 
 import sparsefn as sf
@@ -171,3 +172,25 @@ def test_bad_arguments():
         sf.rewrite(largest(1), when=3)
     with pytest.raises(ValueError, match="expected pruned to be"):
         sf.rewrite(largest(1), pruned="drop")
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    if not dist.is_available():
+        pytest.skip("torch was built without torch.distributed")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_distributed_tensors_are_refused_by_path(mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    x = distribute_tensor(W, mesh, [Shard(0)])
+    with pytest.raises(ValueError, match="rewrite: expected plain tensors, got a DTensor at 'a.w'; gather the leaf"):
+        sf.rewrite(largest(1)).init({"a": {"w": x}})
+    with pytest.raises(ValueError, match="obs: expected plain tensors, got a DTensor at 'weight'"):
+        sf.solve.obs(x, torch.eye(4), keep=0.5)
