@@ -82,19 +82,21 @@ def unchecked(algorithm: Algorithm) -> Update:
 
 
 def _checked_grads(grads: Tree, params: Tree) -> Tree:
-    if not same_structure(grads, params):
-        for path in none_paths(grads):
-            raise ValueError(
-                f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
-                "not use, has none; give zeros, or leave it out of params"
-            )
     if transformed():
         for path, leaf in flatten(params)[0].items():
             check_bare(path, leaf)
-    if any_sharded(leaves_of(params)):  # gradients may be laid out otherwise, or be sums yet to be added
-        rows, rebuild = zipped(grads, params)
-        grads = rebuild([laid_out(g, p) for g, p in rows])
-    check_like("grads", grads, params)
+    try:
+        if any_sharded(leaves_of(params)):  # gradients may be laid out otherwise, or be sums yet to be added
+            rows, rebuild = zipped(grads, params)
+            grads = rebuild([laid_out(g, p) for g, p in rows])
+        check_like("grads", grads, params)
+    except ValueError:
+        for path in () if same_structure(grads, params) else none_paths(grads):
+            raise ValueError(
+                f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
+                "not use, has none; give zeros, or leave it out of params"
+            ) from None
+        raise
     return grads
 
 

@@ -179,12 +179,25 @@ def zero_block(mask: Array, floats: Array, out: Array, wide: Array) -> None:
     >>> out, wide.view(np.int32)
     (array([7., 0.], dtype=float32), array([1, 0], dtype=int32))
     """
-    np.copyto(wide.view(np.int32), mask.view(np.int8))
+    widen_block(mask, wide)
     _cover(wide, floats, out)
 
 
+def widen_block(mask: Array, wide: Array) -> None:
+    """The mask as integers of a float's width, in memory of float32.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine import leafwise
+    >>> wide = np.empty(2, np.float32)
+    >>> leafwise.widen_block(np.array([True, False]), wide)
+    >>> wide.view(np.int32)
+    array([1, 0], dtype=int32)
+    """
+    np.copyto(wide.view(np.int32), mask.view(np.int8))
+
+
 def descend_block(wide: Array, p: Array, update: Array, out: Array) -> None:
-    """The param less its update on a mask that `zero_block` widened, the param off it; the update is overwritten.
+    """The param less its update on a mask that was widened, the param off it; the update is overwritten.
 
     >>> import numpy as np
     >>> from sparsefn.engine import leafwise

@@ -154,6 +154,10 @@ def _in_blocks(numbers: SgdNumbers, blocks: Iterable[blockwise.Row]) -> None:
     buffers = [np.empty(BLOCK, f) for _ in range(3)]
     for mask, gradient, b, p, new, *moved in blocks:
         g, extra, wide = (x[: p.size] for x in buffers)
+        if not (numbers.momentum or numbers.decay):  # nothing remembers the gradient off the mask
+            leafwise.widen_block(mask, wide)
+            leafwise.descend_block(wide, p, np.multiply(gradient, rate, out=extra), new)
+            continue
         leafwise.zero_block(mask, gradient, g, wide)
         if numbers.decay:
             np.add(g, np.multiply(p, decay, out=extra), out=g)

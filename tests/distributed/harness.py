@@ -21,7 +21,7 @@ COLLECTIVE = timedelta(seconds=60)  # how long one collective may take
 SHOWN = 4  # failures that are told in full
 
 
-def on_ranks(count: int, cases: Callable[..., Cases], *args: object, seconds: float = 120) -> None:
+def on_ranks(count: int, cases: Callable[..., Cases], *args: object, seconds: float = 300) -> None:
     """Run the cases that `cases(*args)` yields on all of so many processes, in the same order on each.
 
     A case fails by raising. If it fails on some ranks only, the ranks may be at different messages, and the run ends.
@@ -33,7 +33,7 @@ def on_ranks(count: int, cases: Callable[..., Cases], *args: object, seconds: fl
         ranks = [spawn(target=_run, args=(rank, count, folder, seconds, cases, args)) for rank in range(count)]
         for process in ranks:
             process.start()
-        end = time.monotonic() + seconds + 15  # a rank takes some seconds to start
+        end = time.monotonic() + seconds + 60  # a rank takes seconds to start, more on a busy machine
         while any(process.is_alive() for process in ranks) and time.monotonic() < end:
             if any(process.exitcode for process in ranks):  # the others would wait for it
                 end = min(end, time.monotonic() + 2)

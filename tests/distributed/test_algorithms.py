@@ -8,7 +8,7 @@ import torchopt
 
 import sparsefn as sf
 from tests.distributed.harness import Cases, on_ranks
-from tests.distributed.sharded import SHAPES, compared, layouts, values
+from tests.distributed.sharded import SHAPES, compared, layouts, parts_lie_right, values
 
 KEY = sf.random.key(3)
 SWAP = {"drop_fraction": 0.3, "when": sf.always(), "key": KEY}
@@ -61,7 +61,6 @@ ONCE: dict[str, Callable[[], sf.Algorithm]] = {
     "soft_threshold": lambda: sf.reparametrised(sf.reparam.soft_threshold(init=0.0)),
     "random scores": lambda: sf.one_shot(0.5, sf.scores.random, key=KEY),
     "snfs exclude": lambda: sf.snfs(0.5, exclude_dropped=True, pruned="keep", **SWAP),
-    "set by chance": lambda: sf.set(0.5, grow_count=sf.redistribute.independently, **SWAP),
     "adamw ste": lambda: sf.with_optimizer(sf.ste(0.5), sf.optimizers.adamw(1e-2)),
 }
 
@@ -72,6 +71,7 @@ REFUSED = {("iterative", "erk"), ("snfs", "global"), ("snfs", "floor")}
 
 def cases() -> Cases:
     places = layouts(2)
+    yield from parts_lie_right(2)
     params, grads = values(SHAPES), values(SHAPES, seed=1)
     for name, make in FACTORIES.items():
         for kind, distribution in DISTRIBUTIONS.items():

@@ -48,11 +48,11 @@ def test_a_rank_that_hangs_says_where():
     start = time.monotonic()
     with pytest.raises(AssertionError, match=r"(?s)exit code 1; .*case at work\nTimeout.*test_harness"):
         on_ranks(2, some_stop, "hang", seconds=2)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 100
 
 
 def test_a_rank_that_dies_ends_the_run():
     start = time.monotonic()
     with pytest.raises(AssertionError, match=r"(?s)rank 1, ended with exit code 3; .*case broken"):
         on_ranks(2, some_stop, "die")
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 100

@@ -12,8 +12,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import sparsefn as sf
+from sparsefn.engine.shards import here
 from tests.distributed.harness import Cases, on_ranks
-from tests.distributed.sharded import KINDS, LARGE, SHAPES, as_parameters, compared, full, layouts, values
+from tests.distributed.sharded import (
+    KINDS,
+    LARGE,
+    SHAPES,
+    as_parameters,
+    compared,
+    layouts,
+    part_of,
+    parts_lie_right,
+    values,
+)
 
 KEY = sf.random.key(3)
 SWAP: dict[str, Any] = {"drop_fraction": 0.3, "when": sf.always(), "key": KEY}
@@ -69,6 +80,7 @@ def fsdp_and_tp() -> dict[str, torch.Tensor]:
 
 def on_four_ranks() -> Cases:
     places = layouts(4)
+    yield from parts_lie_right(4)
     params, grads = values(SHAPES), values(SHAPES, seed=1)
     for name, make in ALGORITHMS.items():
         yield from compared(name, make, params, grads, places)
@@ -111,7 +123,7 @@ def counted(kind: str, shape: tuple[int, ...], places: dict[str, Any]) -> Cases:
 
         def same(lay: Any, k: int = k, alone: Any = alone) -> None:
             mask = sf.topk_mask(lay(scores)["w"], k)
-            assert torch.equal(full(mask), alone())
+            assert torch.equal(here(mask), part_of(alone(), mask))
 
         for layout, lay in places.items():
             yield f"the best {k} of {shape}, {kind} on {layout}", partial(same, lay)

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import sparsefn as sf
 from sparsefn.testing.harness import assert_same
 from tests.distributed.harness import Cases, on_ranks
-from tests.distributed.sharded import SHAPES, Layout, full, layouts, mesh, values
+from tests.distributed.sharded import SHAPES, Layout, assert_parts, full, held, layouts, mesh, values
 
 KEY = sf.random.key(3)
 EVERY: dict[str, Any] = {"drop_fraction": 0.3, "when": sf.every(2), "key": KEY}
@@ -85,7 +85,7 @@ def same_loop(shard: Callable[[nn.Module], None], make: Callable[[], sf.Algorith
         assert all(parameter.grad is None for parameter in model.parameters())
         want = alone.update(want, full(grads), step)
         state = algorithm.update(state, grads, step)
-        assert_same(f"step {step}", want, full(state))
+        assert_parts(f"step {step}", want, state)
     sf.distributed.check_replicas(state)
 
 
@@ -125,43 +125,43 @@ def resume(folder: Path, name: str, lay: Layout, start: int = STEPS) -> None:
     """Load, check that the template stays as it was, run three more steps, and compare with a run that never ended."""
     algorithm = made(name)
     template = algorithm.init(lay(values(SHAPES, seed=9)))
-    before = sf.tree.copied(full(template))
+    before = sf.tree.copied(held(template))
     state = sf.distributed.load(template, folder)
-    assert_same("the template", before, full(template))
-    assert_same("the loaded state", wanted(name, start), full(state))
-    assert_same("three steps on", wanted(name, start + STEPS), full(later(algorithm, state, start, lay)))
-
-
-NAMES = ("rigl erk", "gmp global")
-
-
-def on_four(folder: Path) -> Cases:
-    kinds = {"whole": whole, "layer by layer": layer_by_layer, "HSDP": hsdp, "FSDP2+TP": with_tensor_parallelism}
-    for kind, shard in kinds.items():
-        for name, make in ALGORITHMS.items():
-            yield f"{name}, {kind}", partial(same_loop, shard, make)
-    for name in NAMES:
-        for layout, lay in layouts(4).items():
-            yield f"save {name} on {layout}", partial(save, folder / f"{name} {layout}", name, lay)
-        yield f"from plain, {name}", partial(resume, folder / f"{name} plain", name, layouts(4)["S0,S1"])
-
-
-def on_two(folder: Path, layouts_of_four: tuple[str, ...]) -> Cases:
-    for name in NAMES:
-        for i, before in enumerate(layouts_of_four):
-            layout = ("S0", "S1", "R")[i % 3]
-            yield f"{name} {before} to {layout}", partial(resume, folder / f"{name} {before}", name, layouts(2)[layout])
+    assert_same("the template", before, held(template))
+    assert_parts("the loaded state", wanted(name, start), state)
+    assert_parts("three steps on", wanted(name, start + STEPS), later(algorithm, state, start, lay))
 
 
 FOUR = ("S0", "S1", "R", "HSDP", "S0,S1", "S0,S0", "S1,R")
+SAVED = {"rigl erk": FOUR, "gmp global": ("S0", "HSDP")}  # on four processes
+
+
+def on_four(folder: Path) -> Cases:
+    kinds = {"layer by layer": layer_by_layer, "whole": whole, "HSDP": hsdp, "FSDP2+TP": with_tensor_parallelism}
+    for i, (kind, shard) in enumerate(kinds.items()):
+        for name, make in ALGORITHMS.items() if i == 0 else list(ALGORITHMS.items())[:2]:
+            yield f"{name}, {kind}", partial(same_loop, shard, make)
+    places = layouts(4)
+    for name, saved in SAVED.items():
+        for layout in saved:
+            yield f"save {name} on {layout}", partial(save, folder / f"{name} {layout}", name, places[layout])
+        yield f"from plain, {name}", partial(resume, folder / f"{name} plain", name, places["S0,S1"])
+
+
+def on_two(folder: Path) -> Cases:
+    places = layouts(2)
+    for name, saved in SAVED.items():
+        for i, before in enumerate(saved):
+            layout = ("S0", "S1", "R")[i % 3]
+            yield f"{name} {before} to {layout}", partial(resume, folder / f"{name} {before}", name, places[layout])
 
 
 def test_loops_and_checkpoints(tmp_path: Path) -> None:
-    for name in NAMES:  # up: one process of plain tensors saves, four read
+    for name in SAVED:  # up: one process of plain tensors saves, four read
         save(tmp_path / f"{name} plain", name, lambda tree: tree)
     on_ranks(4, on_four, tmp_path)
-    on_ranks(2, on_two, tmp_path, FOUR)
-    for name in NAMES:  # down to one process of plain tensors
-        for before in FOUR:
+    on_ranks(2, on_two, tmp_path)
+    for name, saved in SAVED.items():  # down to one process of plain tensors
+        for before in saved:
             resume(tmp_path / f"{name} {before}", name, lambda tree: tree)
     shutil.rmtree(tmp_path)
