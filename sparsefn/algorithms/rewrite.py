@@ -36,7 +36,7 @@ def rewrite(
     >>> algorithm = sf.rewrite(sparsegpt, when=sf.at([0]))
     >>> state = algorithm.init({"w": torch.tensor([[1.0, 2.0]]), "b": torch.ones(1)})
     >>> algorithm.update(state, state.params, 0).params
-    {'w': tensor([[0.0000, 2.4975]]), 'b': tensor([1.])}
+    {'w': tensor([[0.0000, 2.4950]]), 'b': tensor([1.])}
 
     Starts dense. At each trigger `fn(path, weight, mask, step)` is called for every sparsified leaf, with its weights
     in `state.params` and its mask, and returns the new ones, of the same shapes and dtypes, as new tensors. With

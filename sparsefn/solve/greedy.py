@@ -30,8 +30,8 @@ def obs_exact(
 
     >>> weight, hessian = torch.tensor([[1.0, 2.0], [0.5, 0.1]]), torch.tensor([[2.0, 1.0], [1.0, 2.0]])
     >>> sf.solve.obs_exact(weight, hessian, 2)
-    (tensor([[1.0000, 2.0000],
-            [0.0000, 0.0000]]), tensor([[ True,  True],
+    (tensor([[1., 2.],
+            [0., 0.]]), tensor([[ True,  True],
             [False, False]]))
     >>> sf.solve.obs_exact(weight, hessian, 1, sf.patterns.row_balanced())
     (tensor([[0.0000, 2.5000],
