@@ -1,15 +1,17 @@
-"""What pruning with calibration data costs: the statistics of the inputs of a language model's weights.
+"""What pruning with data costs: statistics of the inputs of a language model's weights, and SparseGPT of a layer.
 
     python benchmarks/pruning.py
     python benchmarks/pruning.py --quick
 
-The base is the forward pass alone. The peers are the authors' formulation, a forward hook on each linear layer that
-adds to its own sums: squares as for Wanda, products as for SparseGPT. Sums are compared before anything is timed.
+Statistics are held against the forward pass alone, and against hooks as the authors write them: one on each linear layer
+that adds to its own sums, squares as for Wanda and products as for SparseGPT. SparseGPT is held against the linear algebra
+that it cannot do without, and against the authors' formulation. Results are compared before anything is timed.
 """
 
 import argparse
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from _timing import Case, Row, compare, options_of, write
@@ -17,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sparsefn as sf
+
+BLOCK = 128
 
 
 class Layer(nn.Module):
@@ -75,12 +79,67 @@ def calibrated(sizes: tuple[int, int, int], options: argparse.Namespace) -> list
     ]
 
 
+def layer(size: int) -> tuple[Tensor, Tensor]:
+    """A square weight, and the hessian of inputs whose scales differ and which are correlated."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * size, size, generator=generator) * torch.logspace(-1, 1, size)
+    x[:, 1:] += 0.5 * x[:, :-1]
+    return torch.randn(size, size, generator=generator), x.T @ x / len(x)
+
+
+def by_the_inverse(weight: Tensor, hessian: Tensor, damp: float = 0.01) -> tuple[Tensor, Tensor]:
+    """SparseGPT at half of the weights as its authors write it: the factor of the inverse, and a rank-one update of
+    the rest of the block after every column."""
+    columns, w = weight.shape[1], weight.clone()
+    damped = hessian + damp * hessian.diagonal().mean() * torch.eye(columns)
+    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
+    mask = torch.zeros_like(w, dtype=torch.bool)
+    for a in range(0, columns, BLOCK):
+        b = min(a + BLOCK, columns)
+        part, own = w[:, a:b].clone(), upper[a:b, a:b]
+        scores, errors = part.square() / own.diagonal().square(), torch.zeros_like(part)
+        mask[:, a:b] = scores > scores.flatten().kthvalue(scores.numel() // 2).values
+        for j in range(b - a):
+            errors[:, j] = part[:, j].masked_fill(mask[:, a + j], 0.0) / own[j, j]
+            part[:, j:] -= errors[:, j, None] * own[j, j:]
+        w[:, a:b] = part.masked_fill(~mask[:, a:b], 0.0)
+        w[:, b:] -= errors @ upper[a:b, b:]
+    return w, mask
+
+
+def obs(size: int, options: argparse.Namespace) -> list[Case]:
+    """SparseGPT of one layer."""
+    weight, hessian = layer(size)
+    (ours, mask), (theirs, other) = sf.solve.obs(weight, hessian, keep=0.5), by_the_inverse(weight, hessian)
+    if int(mask.sum()) != size * size // 2 or (mask != other).float().mean() > 1e-3:
+        raise AssertionError(f"masks differ in {int((mask != other).sum())} entries")
+    errors = [float(((new - weight) @ hessian * (new - weight)).double().sum()) for new in (ours, theirs)]
+    if abs(errors[0] - errors[1]) > 1e-3 * errors[1]:
+        raise AssertionError(f"errors differ: {errors}")
+    changes = torch.randn_like(weight)
+
+    def alone() -> None:
+        factor = torch.linalg.cholesky(hessian)
+        for a in range(BLOCK, size, BLOCK):
+            _ = factor[a : a + BLOCK, :a] @ changes[:a]
+
+    return [
+        Case("Cholesky and products alone", alone),
+        Case("sparsefn.solve.obs, half kept", lambda: sf.solve.obs(weight, hessian, keep=0.5)),
+        Case("sparsefn.solve.obs, nm(2, 4)", lambda: sf.solve.obs(weight, hessian, pattern=sf.patterns.nm(2, 4))),
+        Case("the authors' formulation, half kept", lambda: by_the_inverse(weight, hessian)),
+    ]
+
+
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
     sizes = (64, 1, 64) if options.smoke else (512, 2, 1024) if options.quick else (1024, 2, 2048)
     width, layers, tokens = sizes
-    tables: list[tuple[str, Callable[..., list[Case]], tuple[int, ...], argparse.Namespace]] = [
+    size = 64 if options.smoke else 1024 if options.quick else 4096
+    few = argparse.Namespace(**{**vars(options), "rounds": min(options.rounds, 3)})  # a round takes half a minute
+    tables: list[tuple[str, Callable[..., list[Case]], Any, argparse.Namespace]] = [
         (f"calibration of {layers} blocks, width {width}, {tokens} tokens", calibrated, sizes, options),
+        (f"SparseGPT of {size} x {size}", obs, size, few),
     ]
     return {title: compare(title, make(argument, own), own) for title, make, argument, own in tables}
 

@@ -157,6 +157,16 @@ def halves(params: Tree) -> Tree:
     return optree.tree_map(lambda leaf: torch.full_like(leaf, 0.5), params)
 
 
+def best_of(s: Any, scale: float) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """The largest weights, scaled: what `rewrite` takes, of which kept weights may change."""
+
+    def fn(path: str, weight: torch.Tensor, mask: torch.Tensor, step: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = sf.topk_mask(weight.abs(), sf.budgets.n_kept(weight.numel(), s))
+        return torch.where(kept, weight * scale, 0.0), kept
+
+    return fn
+
+
 ROWS = [
     # one mask for good
     Row("dense", lambda s, key, _: sf.dense(), STATIC._replace(exact_count=False, start="other", baseline=None)),
@@ -199,6 +209,14 @@ ROWS = [
         "from_masks",
         lambda s, key, params: checkerboards(s, params),
         STATIC._replace(exact_count=False, start="other", permutes=False),
+    ),
+    # masks and weights together
+    # at sparsity 0 it still scales
+    Row("rewrite", lambda s, key, _: sf.rewrite(best_of(s, 0.5), when=sf.at([1])), SHOT._replace(baseline=None)),
+    Row(
+        "rewrite train",
+        lambda s, key, _: sf.rewrite(best_of(s, 1.0), when=EVEN, pruned="train"),
+        Meta(when=EVEN, start="dense", choose=MAGNITUDE, pruned="train"),
     ),
     # pruning once
     Row("one_shot", lambda s, key, _: sf.one_shot(s, when=sf.at([1])), SHOT),

@@ -16,6 +16,7 @@ from sparsefn import redistribute as redistribute
 from sparsefn import reparam as reparam
 from sparsefn import schedules as schedules
 from sparsefn import scores as scores
+from sparsefn import solve as solve
 from sparsefn import terms as terms
 from sparsefn import tree as tree
 from sparsefn import triggers as triggers
@@ -29,6 +30,7 @@ from sparsefn.algorithms import iterative as iterative
 from sparsefn.algorithms import one_shot as one_shot
 from sparsefn.algorithms import reparametrised as reparametrised
 from sparsefn.algorithms import rescore as rescore
+from sparsefn.algorithms import rewrite as rewrite
 from sparsefn.algorithms import rigl as rigl
 from sparsefn.algorithms import set as set
 from sparsefn.algorithms import snfs as snfs
@@ -137,6 +139,7 @@ __all__ = [
     "reparametrised",
     "report",
     "rescore",
+    "rewrite",
     "rigl",
     "schedules",
     "scores",
@@ -144,6 +147,7 @@ __all__ = [
     "shorthand",
     "shrink",
     "snfs",
+    "solve",
     "sparsify",
     "static",
     "ste",

@@ -25,6 +25,10 @@ def doubled(state: Any, grads: Any, step: Any) -> Any:
     return sf.tree.map_with_path(lambda path, leaf: 2 * leaf.abs(), state.params)
 
 
+def signs(path: str, weight: Tensor, mask: Tensor, step: Any) -> tuple[Tensor, Tensor]:
+    return weight.sign(), mask
+
+
 # Every factory of the public names, by module: what it makes is shown as the call is written here.
 CALLS = {
     sf: [
@@ -44,6 +48,7 @@ CALLS = {
         "partition([('head.*', dense()), (['*.weight'], static(0.5))])",
         "phases([(0, static(0.5, init='magnitude')), (2, dense())])",
         "reparametrised(soft_threshold(init=0.0), set(0.5))",
+        "rewrite(signs, when=at([0]), pruned='train')",
         "rigl(0.9, when=every(100))",
         "sequence(gmp(0.5), rigl('current'))",
         "set(0.5, redistribute=Redistribute(active, score=gradient, rate=careful()))",
@@ -135,7 +140,7 @@ NAMES = {
     for module in (builtins, torch, sf.redistribute, sf, *CALLS, sf.scores)
     for name, value in vars(module).items()
     if not isinstance(value, ModuleType)  # `patterns.tied` is one, and a function of sf
-} | {"doubled": doubled, "loss": loss}
+} | {"doubled": doubled, "loss": loss, "signs": signs}
 
 # They hand on what they are given, decorate it, or choose among factories; the last is a transform such as
 # torch.func.grad.

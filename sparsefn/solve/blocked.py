@@ -1,0 +1,219 @@
+"""SparseGPT: columns from left to right, the later ones making up for what the earlier ones lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsefn.budgets import apportion
+from sparsefn.engine.checks import check_int, check_sparsity, is_int
+from sparsefn.engine.rounding import n_kept
+from sparsefn.engine.transforms import concrete
+from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.units import units_of
+from sparsefn.select import topk_mask
+from sparsefn.solve.inputs import USUAL, check_damp, check_mask, checked, damp_in_place, factor_in_place
+
+# How many columns are swept together: changes of others reach them by products of matrices.
+WIDTHS = (128, 32, 8)
+
+Keep = float | int | Sequence[int]
+# (scores of some columns as (out, columns), which of the blocks they are) -> their mask
+Choose = Callable[[Tensor, int], Tensor]
+
+
+def obs(
+    weight: Tensor,
+    hessian: Tensor,
+    *,
+    mask: Tensor | None = None,
+    keep: Keep | None = None,
+    pattern: Pattern | None = None,
+    block: int = 128,
+    damp: float = USUAL,
+) -> tuple[Tensor, Tensor]:
+    """SparseGPT: prune a weight and change the weights that are kept, so that the layer's outputs change little.
+
+    >>> weight, hessian = torch.tensor([[1.0, 2.0]]), torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> sf.solve.obs(weight, hessian, keep=1, damp=0.0)
+    (tensor([[0.0000, 2.5000]]), tensor([[False,  True]]))
+
+    `weight` is (out, in), `hessian` (in, in), symmetric: a multiple of the gram of the inputs. Returns the new weight,
+    +0.0 where it is pruned, and its mask, both of the weight's shape.
+
+    What is kept is said by one of these. `keep` is a share (a float) or a count (an int) of the whole weight, which is
+    split over blocks of `block` columns so that the total is exact, or a sequence with the count of every block; all
+    rows of a block compete. `pattern` is one whose groups lie inside blocks, such as `nm(2, 4)`: each group is chosen
+    when its first column is reached. Where the pattern leaves the count open, `keep` is the share or count of each
+    group. A `mask` is kept as it is. Scores are w^2 / [H^-1]_jj, of the weights as they are by then, over the inverse
+    for column j and all later ones; ties go to the lowest index. `block` also says how far the choice of a mask
+    looks ahead; time hardly depends on it.
+
+    `damp` times the mean of the hessian's diagonal is added to the diagonal. Inputs that were always 0 have weights
+    of 0. Computed in the wider dtype of the two, float32 at least; the result has the dtype of the weight, and no
+    gradient. Runs under `vmap`. The same inputs, device and number of threads give the same bits; with another number
+    of threads products round differently, and scores that nearly tie may be ranked otherwise.
+
+    Raises ValueError for shapes that do not fit, values that are not finite, a hessian that is singular at this `damp`,
+    counts that cannot be met and groups that cross blocks; TypeError for other dtypes, and unless one of `mask`, `keep`
+    and `pattern` says what is kept. Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1.
+    """
+    check_int("obs", "block", block, 1)
+    share = check_damp("obs", damp)
+    w, h = checked("obs", weight, hessian)
+    span, choose = _choice(w, mask, keep, pattern, block)
+    if not w.numel():
+        return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(w, dtype=torch.bool)
+    # The authors factor the inverse, U'U with U upper triangular. Here H = R R' with R = U^-1, and no inverse is made:
+    # their errors e and the changes d of the weights, new = old - d, are related by d = e U, hence e = d R. Reversing
+    # the order of rows and columns turns R into the usual factor.
+    h = h.flip(0, 1)
+    dead = damp_in_place(h, share).flip(0)
+    new, kept = _swept(w, factor_in_place("obs", h, share), dead, span, choose)
+    return new.to(weight.dtype), kept
+
+
+def _swept(w: Tensor, lower: Tensor, dead: Tensor, span: int, choose: Choose) -> tuple[Tensor, Tensor]:
+    # New weights and their mask, from the factor of the reversed hessian.
+    (rows, columns), widths = w.shape, _widths(span)
+    w = w if concrete(dead.any()) is False else w.masked_fill(dead, 0.0)
+    some = (w[:1, :1] + lower[:1, :1]).expand(columns, rows)  # batched by vmap if one of the two is
+    changes = torch.empty_like(some, memory_format=torch.contiguous_format)
+    new = torch.empty_like(some.T, memory_format=torch.contiguous_format)
+    masks = torch.empty_like(new, dtype=torch.bool)
+    for a in range(0, columns, widths[0]):
+        b = min(a + widths[0], columns)
+        factor = lower[columns - b :, columns - b : columns - a].flip(0, 1)  # columns a to b of R, rows up to b
+        scale = factor[a:].diagonal().clone()
+        factor.div_(-scale)
+        factor[a:] = factor[a:].triu(1)
+        old = _turned(w[:, a:b])
+        due, keeps = factor[:a].T @ changes[:a], torch.empty_like(changes[a:b])
+        at = _Columns(old, due, changes[a:b], keeps, masks[:, a:b], factor[a:], scale)
+        _sweep(at, widths, span, a // span, choose)
+        new[:, a:b] = _turned(old.sub_(at.changes))
+    return new, masks
+
+
+def _turned(x: Tensor) -> Tensor:
+    # The transpose. Torch turns whole tensors block by block, but not parts of others.
+    return x.contiguous().T.contiguous()
+
+
+class _Columns(NamedTuple):
+    # Some columns, each as a row of (columns, out), so that what is done to one of them is done to adjacent memory.
+    old: Tensor
+    due: Tensor  # the changes of kept weights, as far as those of earlier columns cause them
+    changes: Tensor  # old - new
+    keeps: Tensor  # 1.0 where a weight is kept
+    mask: Tensor  # the same as (out, columns)
+    factor: Tensor  # R over minus its diagonal, with 0 on the diagonal
+    scale: Tensor  # the diagonal
+
+    def part(self, a: int, b: int) -> _Columns:
+        old, due, changes, keeps = (x[a:b] for x in self[:4])
+        return _Columns(old, due, changes, keeps, self.mask[:, a:b], self.factor[a:b, a:b], self.scale[a:b])
+
+
+def _sweep(at: _Columns, widths: Sequence[int], span: int, first: int, choose: Choose) -> None:
+    # Writes the mask and the changes of some columns, no more than the first width; `first` is their first block.
+    if widths[0] == span:
+        # What the weights of these columns are by now: those that all of them, if kept, make of the changes before.
+        eye = torch.eye(len(at.old), dtype=at.old.dtype, device=at.old.device)
+        whole = torch.linalg.solve_triangular(-at.factor.T, eye, upper=False, unitriangular=True)
+        now = torch.addmm(at.old, whole, at.due, alpha=-1)
+        now.mul_(at.scale[:, None])
+        mask = choose(now.mul_(now).T, first)
+        at.mask.copy_(mask)
+        at.keeps.copy_(_turned(mask))
+        at.changes.copy_(torch.addcmul(at.old, at.old, at.keeps, value=-1))  # a pruned weight changes by all that it is
+    if len(widths) > 1:
+        for a in range(0, len(at.old), widths[1]):
+            part = at.part(a, min(a + widths[1], len(at.old)))
+            if a:
+                part.due.add_(at.factor[:a, a : a + widths[1]].T @ at.changes[:a])
+            _sweep(part, widths[1:], span, first + a // span, choose)
+        return
+    # The factor is 0 for the column itself and for those after it, whose changes are not known yet. Fused operations
+    # would be a little faster, but vmap has none of them.
+    before = at.changes.T
+    for due, factors, change, keeps in zip(
+        at.due.unbind(), at.factor.unbind(1), at.changes.unbind(), at.keeps.unbind(), strict=True
+    ):
+        due.add_(before @ factors)
+        change.add_(keeps * due)
+
+
+def _widths(span: int) -> list[int]:
+    # How columns are cut: for large products, for the choice of a mask, and for products inside the caches.
+    large = [span * max(width // span, 1) for width in WIDTHS]
+    return sorted({*large, span, *(width for width in WIDTHS if width < span)}, reverse=True)
+
+
+# ---- what is kept --------------------------------------------------------------------------------
+
+
+def _choice(
+    w: Tensor, mask: Tensor | None, keep: Keep | None, pattern: Pattern | None, block: int
+) -> tuple[int, Choose]:
+    # How many columns get their mask at a time, and the function that chooses it.
+    columns = max(w.shape[1], 1)
+    if mask is not None:
+        if keep is not None or pattern is not None:
+            raise TypeError("obs: expected a mask, or keep or a pattern that make one, got both")
+        given = check_mask("obs", mask, w)
+        wide = WIDTHS[0]
+        return wide, lambda scores, i: given[:, i * wide : (i + 1) * wide]
+    if pattern is None:
+        if keep is None:
+            raise TypeError("obs: expected one of mask, keep and pattern, got none of them")
+        counts = _counts(keep, [min(block, columns - a) * w.shape[0] for a in range(0, w.shape[1], block)])
+        return min(block, columns), lambda scores, i: topk_mask(scores, counts[i])
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"obs: expected pattern to be one such as sf.patterns.nm(2, 4), got {pattern!r}")
+    if pattern.members:
+        raise ValueError(f"obs: expected a pattern of one weight, got {pattern}")
+    units = units_of(pattern, tuple(w.shape))
+    span = min(units.group[1] * units.unit[1], columns)
+    if block < columns and (not span or block % span):
+        raise ValueError(
+            f"obs: expected groups inside blocks of {block} columns, got {pattern}, whose groups have {span} columns "
+            f"in a weight of shape {tuple(w.shape)}; give block={span} or a multiple of it"
+        )
+    if span < columns:  # every block is cut as the whole weight is
+        pattern = replace(pattern, unit=lambda shape: units.unit, group=lambda grid: units.group, fixed=units.fixed)
+    if isinstance(keep, Sequence):
+        raise TypeError(f"obs: expected keep to be the share or count of a group of {pattern}, got {keep!r}")
+    count = _kept(keep, units.rows[1]) if isinstance(keep, float) else keep
+    return span, lambda scores, i: topk_mask(scores, count, pattern=pattern)
+
+
+def _counts(keep: Keep, sizes: list[int]) -> list[int]:
+    # How many entries each block keeps, of as many as it has.
+    total = sum(sizes)
+    if isinstance(keep, Sequence) and not isinstance(keep, str):
+        counts = list(keep)
+        if len(counts) != len(sizes):
+            raise ValueError(f"obs: expected a count for each of {len(sizes)} blocks, got {len(counts)}")
+        for i, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+            if not is_int(count):
+                raise TypeError(f"obs: expected counts to be ints, got {count!r} for block {i}")
+            if not 0 <= count <= size:
+                raise ValueError(f"obs: expected 0 <= keep <= {size} for block {i}, got {count}")
+        return counts
+    wanted = _kept(keep, total) if isinstance(keep, float) else keep
+    if not is_int(wanted):
+        raise TypeError(f"obs: expected keep to be a float, an int or a sequence of ints, got {keep!r}")
+    if not 0 <= wanted <= total:
+        raise ValueError(f"obs: expected 0 <= keep <= {total}, as many as the weight has, got {wanted}")
+    shares = {f"{i:09d}": size for i, size in enumerate(sizes)}
+    return [int(count) for count in apportion(shares, wanted, shares).values()]
+
+
+def _kept(share: float, n: int) -> int:
+    check_sparsity(share, "keep")
+    return int(n_kept(n, 1.0 - share))
