@@ -112,6 +112,10 @@ def decayed(algorithm: sf.Algorithm) -> sf.Algorithm:
     return sf.with_terms(algorithm, sf.terms.l2(0.5))
 
 
+def rewound(algorithm: sf.Algorithm) -> sf.Algorithm:
+    return sf.rewinding(algorithm, to=sf.at([0]), when=sf.at([2]))
+
+
 STATIC = Meta(when=NEVER, start="magnitude", monotone=True)
 PRUNE = Meta(level=ramp, when=EVEN, start="magnitude", choose=MAGNITUDE, monotone=True)
 ITERATIVE = PRUNE._replace(level=sf.schedules.constant, relative=True, start="dense")
@@ -314,6 +318,11 @@ ROWS = [
         "iterative global",
         lambda s, key, _: sf.iterative(s, when=EVEN, distribution=GLOBAL),
         ITERATIVE._replace(distribution=GLOBAL, global_budget=True, independent=False),
+    ),
+    Row(
+        "rewinding iterative",
+        lambda s, key, _: rewound(sf.iterative(s, when=EVEN)),
+        ITERATIVE._replace(baseline=lambda: rewound(sf.dense())),
     ),
     Row("ste", lambda s, key, _: sf.ste(s), Meta(start="magnitude", choose=MAGNITUDE, pruned="train")),
     Row(

@@ -47,6 +47,7 @@ from sparsefn.compose import chain as chain
 from sparsefn.compose import donated as donated
 from sparsefn.compose import partition as partition
 from sparsefn.compose import phases as phases
+from sparsefn.compose import rewinding as rewinding
 from sparsefn.compose import sequence as sequence
 from sparsefn.compose import with_dense_gradients as with_dense_gradients
 from sparsefn.compose import with_optimizer as with_optimizer
@@ -134,6 +135,7 @@ __all__ = [
     "reparametrised",
     "report",
     "rescore",
+    "rewinding",
     "rigl",
     "schedules",
     "scores",

@@ -44,6 +44,7 @@ CALLS = {
         "partition([('head.*', dense()), (['*.weight'], static(0.5))])",
         "phases([(0, static(0.5, init='magnitude')), (2, dense())])",
         "reparametrised(soft_threshold(init=0.0), set(0.5))",
+        "rewinding(dense(), to=at([2]), when=every(5))",
         "rigl(0.9, when=every(100))",
         "sequence(gmp(0.5), rigl('current'))",
         "set(0.5, redistribute=Redistribute(active, score=gradient, rate=careful()))",
