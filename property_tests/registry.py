@@ -438,6 +438,31 @@ ROWS = [
         Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
     ),
     Row(
+        "hard_concrete",
+        lambda s, key, _: sf.reparametrised(sf.reparam.hard_concrete(), key=key),
+        Meta(exact_count=False, when=ALWAYS, start="other", stochastic=True, redraws=True, baseline=None, **LEARNED),
+    ),
+    Row(
+        "sigmoid_gate in rounds",
+        lambda s, key, _: sf.reparametrised(sf.reparam.sigmoid_gate(ramp(0.5), round_end=EVEN)),
+        Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
+    ),
+    Row(
+        "faded nm",
+        lambda s, key, _: sf.reparametrised(sf.reparam.faded(NM.pattern, 0.0, slope=0.5)),
+        Meta(start="magnitude", **LEARNED, **FIXED),
+    ),
+    Row(
+        "soft_nm",
+        lambda s, key, _: sf.reparametrised(sf.reparam.soft_nm(2, 4)),
+        Meta(start="magnitude", **LEARNED, **FIXED),
+    ),
+    Row(
+        "soft_topk",
+        lambda s, key, _: sf.reparametrised(sf.reparam.soft_topk(s, 10.0)),
+        Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
+    ),
+    Row(
         "supermask",
         lambda s, key, _: sf.supermask(s, key=key),
         Meta(start="random", stochastic=True, pruned="train", trains="scores", baseline=None, permutes=False),

@@ -30,6 +30,7 @@ from sparsefn.algorithms import reparametrised as reparametrised
 from sparsefn.algorithms import rescore as rescore
 from sparsefn.algorithms import rigl as rigl
 from sparsefn.algorithms import set as set
+from sparsefn.algorithms import settled as settled
 from sparsefn.algorithms import snfs as snfs
 from sparsefn.algorithms import static as static
 from sparsefn.algorithms import ste as ste
@@ -140,6 +141,7 @@ __all__ = [
     "schedules",
     "scores",
     "sequence",
+    "settled",
     "shorthand",
     "shrink",
     "snfs",

@@ -84,7 +84,15 @@ CALLS = {
         "unstructured()",
     ],
     sf.redistribute: ["careful(below=0.9)"],
-    sf.reparam: ["power(2.0)", "soft_threshold(sigmoid, init=0.0)"],
+    sf.reparam: [
+        "faded(nm(2, 4, axis=-1), 0.5, slope=1.0)",
+        "hard_concrete(droprate=0.1, pattern=channel(axis=0, norm=1))",
+        "power(2.0)",
+        "sigmoid_gate(200.0, init=-0.1)",
+        "soft_nm(2, 4)",
+        "soft_threshold(sigmoid, init=0.0)",
+        "soft_topk(0.5, 10.0)",
+    ],
     sf.schedules: [
         "constant(tensor(0.9))",
         "cosine(0.3, 100)",
