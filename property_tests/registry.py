@@ -453,11 +453,6 @@ ROWS = [
         Meta(start="magnitude", **LEARNED, **FIXED),
     ),
     Row(
-        "soft_nm",
-        lambda s, key, _: sf.reparametrised(sf.reparam.soft_nm(2, 4)),
-        Meta(start="magnitude", **LEARNED, **FIXED),
-    ),
-    Row(
         "soft_topk",
         lambda s, key, _: sf.reparametrised(sf.reparam.soft_topk(s, 10.0)),
         Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),

@@ -65,7 +65,8 @@ def test_continuous_sparsification_and_the_end_of_its_rounds(case):
     assert mask.ndim == 0
     torch.testing.assert_close(weights, out["out"])
     torch.testing.assert_close(slopes["latent"]["w"], out["grad_weight"])
-    torch.testing.assert_close(slopes["gate"]["w"], out["grad_score"], rtol=1e-4, atol=1e-6)
+    # Their sigmoid is 1 in float32 where ours still has a slope, times the temperature.
+    torch.testing.assert_close(slopes["gate"]["w"], out["grad_score"], rtol=1e-4, atol=1e-6 * beta)
     settled, mask = (tree["w"] for tree in map_.settled(latents, 0))
     torch.testing.assert_close(settled, given["weight"] * out["ticket"])
     assert torch.equal(mask, out["ticket"] > 0)

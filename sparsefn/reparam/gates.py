@@ -53,8 +53,9 @@ def hard_concrete(
     ...     return 1e-3 * sum(sf.reparam.chance_kept(a).sum() for a in trained["latent"]["gate"].values())
     >>> algorithm = sf.with_terms(sf.reparametrised(sf.reparam.hard_concrete()), sf.terms.penalty(penalty))
 
-    The last bits of `torch.sigmoid` may differ under `vmap`. ValueError for beta <= 0, for gamma and zeta that do not
-    lie outside [0, 1], for a droprate outside (0, 1), and, with a pattern of larger units, for a DTensor.
+    Gates are computed in float64 and rounded: the last bits of float64 leaves may differ under `vmap`, and in parts of
+    a DTensor. ValueError for beta <= 0, for gamma and zeta that do not lie outside [0, 1], for a droprate outside
+    (0, 1), and, with a pattern of larger units, for a DTensor.
     Louizos et al. 2018, arXiv 1712.01312, eqs. 10 to 13.
     """
     _check_stretch("hard_concrete", beta, gamma, zeta)
@@ -83,12 +84,12 @@ def hard_concrete(
         for path, log_alpha in latents["gate"].items():
             own = random.leaf_key(key.to(log_alpha.device), path, step)
             u = random.uniform_like(own, log_alpha) * (1 - 2 * _EDGE) + _EDGE
-            gates[path] = drawn_gate(wide(log_alpha), u, beta, gamma, zeta)
+            gates[path] = drawn_gate(log_alpha, u, beta, gamma, zeta)
         return gated(latents, gates)
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
         del step
-        gates = {path: _stretched(torch.sigmoid(wide(a)), gamma, zeta) for path, a in latents["gate"].items()}
+        gates = {path: _stretched(a.double(), gamma, zeta).to(wide(a).dtype) for path, a in latents["gate"].items()}
         return gated(latents, gates)
 
     def project(latents: Tree, step: Step) -> Tree:
@@ -105,11 +106,13 @@ def drawn_gate(log_alpha: Tensor, u: Tensor, beta: float, gamma: float, zeta: fl
     >>> drawn_gate(torch.zeros(3), torch.tensor([0.05, 0.5, 0.9]), 2 / 3, -0.1, 1.1)
     tensor([0.0000, 0.5000, 1.0000])
     """
-    return _stretched(torch.sigmoid((torch.log(u) - torch.log1p(-u) + log_alpha) / beta), gamma, zeta)
+    u = u.double()
+    return _stretched((torch.log(u) - torch.log1p(-u) + log_alpha) / beta, gamma, zeta).to(wide(log_alpha).dtype)
 
 
-def _stretched(s: Tensor, gamma: float, zeta: float) -> Tensor:
-    return (s * (zeta - gamma) + gamma).clamp(0.0, 1.0)
+# In float64, so that the last bits of torch's sigmoid and log, which depend on the length of a tensor, are rounded off.
+def _stretched(x: Tensor, gamma: float, zeta: float) -> Tensor:
+    return (torch.sigmoid(x) * (zeta - gamma) + gamma).clamp(0.0, 1.0)
 
 
 def chance_kept(log_alpha: Tensor, beta: float = 2 / 3, gamma: float = -0.1, zeta: float = 1.1) -> Tensor:
@@ -152,13 +155,13 @@ def sigmoid_gate(temperature: Level, init: float = 0.0, *, round_end: Trigger = 
     ({'w': tensor([2.0000e+00, 8.2446e-09])}, {'w': tensor([2., 0.])})
 
     The latents are `{"latent": {path: v}, "gate": {path: s}}`, where s starts at `init`: with b = 1 the first weights
-    are v, up to rounding. `temperature` b is a float or a schedule; the masks of training keep everything. In `sf.settled` the gate is 1 /
-    sigmoid(init) where s > 0, and the rest is pruned.
+    are v, up to rounding. `temperature` b is a float or a schedule; the masks of training keep everything. In
+    `sf.settled` the gate is 1 / sigmoid(init) where s > 0, and the rest is pruned.
 
     Where `round_end` fires, after the optimizer's step, s becomes min(b * s, init): gates that are open start the next
     round anew, and closed ones stay closed. The schedule begins again at the next step, as in
     `lambda step: 200.0 ** ((step % 100) / 99)` with `round_end=sf.every(100, start=99)`. The penalty on the gates is a
-    term: `sf.terms.penalty`. The last bits of `torch.sigmoid` may differ under `vmap`.
+    term: `sf.terms.penalty`. Gates are computed in float64 and rounded, as in `hard_concrete`.
     Savarese et al. 2020, arXiv 1912.04427, eqs. 5 to 9.
     """
     beta = as_schedule(temperature)
@@ -174,8 +177,8 @@ def sigmoid_gate(temperature: Level, init: float = 0.0, *, round_end: Trigger = 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         del key
         rows = latents["latent"].items()
-        gates = {path: torch.sigmoid(beta(step) * wide(s)) / first for path, s in latents["gate"].items()}
-        return {path: (v * gates[path]).to(v.dtype) for path, v in rows}, everywhere(latents["latent"])
+        gates = {path: torch.sigmoid(beta(step) * s.double()) / first for path, s in latents["gate"].items()}
+        return {path: v * gates[path].to(v.dtype) for path, v in rows}, everywhere(latents["latent"])
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
         del step

@@ -135,7 +135,7 @@ def soft_mask(scores: Tensor, n_keep: int | Tensor, sharpness: float | Tensor) -
     >>> soft_mask(torch.tensor([0.0, 1.0]), 1, 2.0)
     tensor([0.2689, 0.7311])
 
-    Differentiable in the scores, c included.
+    Derivatives up to the third are right, c included.
     """
     x = torch.where(scores.isnan(), -torch.inf, scores.double())
     if not x.numel():
@@ -147,12 +147,11 @@ def soft_mask(scores: Tensor, n_keep: int | Tensor, sharpness: float | Tensor) -
         more = torch.sigmoid(sharpness * (x.detach() - centre)).sum() > n_keep
         low, high = torch.where(more, centre, low), torch.where(more, high, centre)
         centre = (low + high) / 2
-    for i in range(_NEWTON):  # the last step has the derivative of c
-        gates = torch.sigmoid(sharpness * ((x.detach() if i < _NEWTON - 1 else x) - centre))
-        slope = (sharpness * gates * (1 - gates)).sum().detach()
+    for _ in range(_NEWTON):  # c as a function of x: each step makes one more of its derivatives right
+        gates = torch.sigmoid(sharpness * (x - centre))
+        slope = (sharpness * gates * (1 - gates)).sum()
         flat = slope <= 1e-200
-        move = (gates.sum() - n_keep) / torch.where(flat, 1.0, slope)
-        aim = torch.where(flat, centre, centre + move)
+        aim = centre + torch.where(flat, 0.0, gates.sum() - n_keep) / torch.where(flat, 1.0, slope)
         centre = torch.where((aim >= low) & (aim <= high), aim, centre)
     return torch.sigmoid(sharpness * (x - centre)).to(scores.dtype)
 

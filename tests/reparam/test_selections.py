@@ -164,6 +164,14 @@ def test_soft_nm_trains_through_and_its_scale_stays():
     assert sf.checkpoint.tree_equal(state.scores["latent"]["scale"], first.scores["latent"]["scale"])
 
 
+def test_soft_nm_obeys_the_laws():
+    # Not in the registry of transforms: a straight-through gradient is no derivative.
+    fixed = {"pattern": sf.patterns.nm(2, 4), "level": lambda s: lambda step: 0.5, "tensor_sparsity": False}
+    latents = {"trains": "latents", "idle": False, "scale_free": False, "permutes": False, "baseline": None}
+    meta = sf.testing.Meta(start="magnitude", **fixed, **latents)
+    sf.testing.check_laws(lambda s, key: sf.reparametrised(sf.reparam.soft_nm(2, 4)), meta=meta, max_examples=2)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
