@@ -10,7 +10,19 @@ import torch
 import torchopt
 
 import sparsefn as sf
-from property_tests.layouts import BAND, BLOCK, CHANNEL, GATES, HOLES, KERNEL, LARGE, NM, OUT_GROUPS, ROW_BALANCED
+from property_tests.layouts import (
+    BAND,
+    BLOCK,
+    CHANNEL,
+    GATES,
+    HOLES,
+    KERNEL,
+    LARGE,
+    NM,
+    OUT_GROUPS,
+    ROW_BALANCED,
+    TILES,
+)
 from sparsefn.state import Schedule
 from sparsefn.testing import Meta, Row
 from sparsefn.testing.harness import leaves
@@ -298,6 +310,11 @@ ROWS = [
         "gmp zeros in blocks",
         lambda s, key, _: sf.gmp(ramp(s), when=EVEN, pattern=HOLES.pattern),
         PRUNE._replace(pattern=HOLES, baseline=None, permutes=False),
+    ),
+    Row(
+        "gmp transposable",
+        lambda s, key, _: sf.gmp(None, when=EVEN, pattern=TILES.pattern),
+        PRUNE._replace(**FIXED | {"pattern": TILES}, choose=None, start="other", monotone=False, permutes=False),
     ),
     Row(
         "static band",

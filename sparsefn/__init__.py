@@ -10,6 +10,7 @@ from sparsefn import masks as masks
 from sparsefn import modules as modules
 from sparsefn import optimizers as optimizers
 from sparsefn import patterns as patterns
+from sparsefn import permutation as permutation
 from sparsefn import random as random
 from sparsefn import redistribute as redistribute
 from sparsefn import reparam as reparam
@@ -60,6 +61,7 @@ from sparsefn.gates import sparsify as sparsify
 
 # Units that lie in several leaves
 from sparsefn.patterns.tied import tied as tied
+from sparsefn.products import linear_pair as linear_pair
 from sparsefn.select import bernoulli_mask as bernoulli_mask
 from sparsefn.select import drop_lowest as drop_lowest
 from sparsefn.select import grow_highest as grow_highest
@@ -120,6 +122,7 @@ __all__ = [
     "gmp",
     "grow_highest",
     "iterative",
+    "linear_pair",
     "masked_view",
     "masks",
     "modules",
@@ -128,6 +131,7 @@ __all__ = [
     "optimizers",
     "partition",
     "patterns",
+    "permutation",
     "phases",
     "prune_biases",
     "random",

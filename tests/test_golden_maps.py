@@ -133,3 +133,16 @@ def test_edge_popup(case):
 
     slope = torch.func.vjp(popped, given["score"])[1](given["upstream"])[0]
     torch.testing.assert_close(slope, case.outputs["grad_score"], rtol=1e-5, atol=1e-6)
+
+
+@named("transposable", "transposable")
+def test_transposable(case):
+    n, m, size = case.args["n"], case.args["m"], case.inputs["weight"].abs()
+    mask = sf.topk_mask(size, None, pattern=sf.patterns.transposable(n, m))
+    assert size[mask].double().sum().item() == pytest.approx(case.value["exact"], rel=1e-6)
+    assert torch.equal(mask, case.outputs["exact"].bool())
+    tiles = mask.reshape(len(mask) // m, m, -1, m)
+    assert (tiles.sum(1) == n).all() and (tiles.sum(3) == n).all()
+    if "apex_greedy" in case.value:
+        assert case.value["apex_greedy"] - 1e-5 <= case.value["exact"] <= case.value["one_sided"]
+    assert torch.equal(sf.topk_mask(size.T, None, pattern=sf.patterns.transposable(n, m)), mask.T)

@@ -18,7 +18,7 @@ WINGS = (
     ("engine",),
     (
         *("state", "tree", "where", "triggers", "schedules", "random", "scores", "patterns", "budgets", "redistribute"),
-        *("masks", "select", "gates", "terms", "reparam", "activations", "optimizers"),
+        *("masks", "select", "gates", "permutation", "terms", "products", "reparam", "activations", "optimizers"),
         *("averages", "clipping"),
     ),
     ("algorithms",),

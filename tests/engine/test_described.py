@@ -81,6 +81,7 @@ CALLS = {
         "nm(2, 4, axis=-1)",
         "out_groups(2)",
         "row_balanced()",
+        "transposable(2, 4)",
         "unstructured()",
     ],
     sf.redistribute: ["careful(below=0.9)"],
