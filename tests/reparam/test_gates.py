@@ -170,3 +170,21 @@ def test_bad_arguments(call, said):
 def test_a_round_end_is_a_trigger():
     with pytest.raises(TypeError, match="expected round_end to be a trigger such as every"):
         sf.reparam.sigmoid_gate(1.0, round_end=3)
+
+
+@pytest.mark.parametrize("make", [sf.reparam.hard_concrete, lambda: sf.reparam.sigmoid_gate(2.0)])
+def test_gates_and_weights_train_at_rates_of_their_own(make):
+    sgd, params = sf.optimizers.sgd, {"w": torch.linspace(-1.0, 2.0, 12).reshape(3, 4), "b": torch.ones(3)}
+    algorithm = sf.reparametrised(make(), key=KEY)
+    far = math.log(100.0) if make is sf.reparam.hard_concrete else math.inf
+    latents = sf.optimizers.by_path([("latent.gate.*", sgd(3.0)), ("latent.*", sgd(0.5)), ("rest.*", sgd(0.25))])
+    nested = sf.optimizers.by_path([("latent.gate.*", sgd(3.0)), ("*", sgd(0.5))])
+    state = algorithm.init(params)
+    slopes = algorithm.view.grads(state, torch.func.grad(loss)(sf.effective(state)), 0)
+    for optimizer in (latents, sf.optimizers.parts({"latent": nested, "rest": sgd(0.25)})):
+        found = trained(sf.with_optimizer(algorithm, optimizer), params, 1)
+        for name, rate in (("gate", 3.0), ("latent", 0.5)):
+            expected = state.scores["latent"][name]["w"] - rate * slopes["latent"][name]["w"]
+            expected = expected.clamp(-far, far) if name == "gate" else expected
+            torch.testing.assert_close(found.scores["latent"][name]["w"], expected)
+        torch.testing.assert_close(found.params["b"], params["b"] - 0.25 * slopes["rest"]["b"])
