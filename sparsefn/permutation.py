@@ -144,7 +144,8 @@ def _meetings(size: int, number: int) -> np.ndarray:
     ring = np.roll(np.arange(size - 1), number)
     table = np.concatenate([ring, [size - 1]])
     half = size // 2
-    pairs: np.ndarray = np.sort(np.stack([table[:half], table[half:][::-1]], 1), 1)
+    one, other = table[:half], table[half:][::-1]
+    pairs: np.ndarray = np.stack([np.minimum(one, other), np.maximum(one, other)], 1)
     return pairs
 
 
