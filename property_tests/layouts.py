@@ -40,6 +40,12 @@ BAND = Layout(
     allowed=lambda grid: _near(grid),
     form=Form(rows=2, columns=2, least=1, ndims=(2,)),
 )
+TILES = Layout(
+    sf.patterns.transposable(1, 2),
+    group=lambda grid: (2, 2, *(1 for _ in grid[2:])),
+    fixed=2,
+    form=Form(rows=2, columns=2),
+)
 LARGE = Layout(sf.patterns.unstructured(), form=Form(rows=4, columns=4, least=2))  # leaves that a floor can bind
 LAYOUTS = (ELEMENTS, NM, BLOCK, CHANNEL, KERNEL, OUT_GROUPS, ROW_BALANCED, GATES)
 

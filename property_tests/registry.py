@@ -10,7 +10,19 @@ import torch
 import torchopt
 
 import sparsefn as sf
-from property_tests.layouts import BAND, BLOCK, CHANNEL, GATES, HOLES, KERNEL, LARGE, NM, OUT_GROUPS, ROW_BALANCED
+from property_tests.layouts import (
+    BAND,
+    BLOCK,
+    CHANNEL,
+    GATES,
+    HOLES,
+    KERNEL,
+    LARGE,
+    NM,
+    OUT_GROUPS,
+    ROW_BALANCED,
+    TILES,
+)
 from sparsefn.state import Schedule
 from sparsefn.testing import Meta, Row
 from sparsefn.testing.harness import leaves
@@ -110,6 +122,10 @@ def torchopt_sgd(algorithm: sf.Algorithm) -> sf.Algorithm:
 
 def decayed(algorithm: sf.Algorithm) -> sf.Algorithm:
     return sf.with_terms(algorithm, sf.terms.l2(0.5))
+
+
+def rewound(algorithm: sf.Algorithm) -> sf.Algorithm:
+    return sf.rewinding(algorithm, to=sf.at([0]), when=sf.at([2]))
 
 
 STATIC = Meta(when=NEVER, start="magnitude", monotone=True)
@@ -355,6 +371,11 @@ ROWS = [
         PRUNE._replace(pattern=HOLES, baseline=None, permutes=False),
     ),
     Row(
+        "gmp transposable",
+        lambda s, key, _: sf.gmp(None, when=EVEN, pattern=TILES.pattern),
+        PRUNE._replace(**FIXED | {"pattern": TILES}, choose=None, start="other", monotone=False, permutes=False),
+    ),
+    Row(
         "static band",
         lambda s, key, _: sf.static(None, pattern=BAND.pattern, key=key),
         STATIC._replace(pattern=BAND, start="other", baseline=None, tensor_sparsity=False, permutes=False),
@@ -373,6 +394,11 @@ ROWS = [
         "iterative global",
         lambda s, key, _: sf.iterative(s, when=EVEN, distribution=GLOBAL),
         ITERATIVE._replace(distribution=GLOBAL, global_budget=True, independent=False),
+    ),
+    Row(
+        "rewinding iterative",
+        lambda s, key, _: rewound(sf.iterative(s, when=EVEN)),
+        ITERATIVE._replace(baseline=lambda: rewound(sf.dense())),
     ),
     Row("ste", lambda s, key, _: sf.ste(s), Meta(start="magnitude", choose=MAGNITUDE, pruned="train")),
     Row(
@@ -490,6 +516,26 @@ ROWS = [
     Row(
         "soft_threshold",
         lambda s, key, _: sf.reparametrised(sf.reparam.soft_threshold(init=0.0)),
+        Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
+    ),
+    Row(
+        "hard_concrete",
+        lambda s, key, _: sf.reparametrised(sf.reparam.hard_concrete(), key=key),
+        Meta(exact_count=False, when=ALWAYS, start="other", stochastic=True, redraws=True, baseline=None, **LEARNED),
+    ),
+    Row(
+        "sigmoid_gate in rounds",
+        lambda s, key, _: sf.reparametrised(sf.reparam.sigmoid_gate(ramp(0.5), round_end=EVEN)),
+        Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
+    ),
+    Row(
+        "faded nm",
+        lambda s, key, _: sf.reparametrised(sf.reparam.faded(NM.pattern, 0.0, slope=0.5)),
+        Meta(start="magnitude", **LEARNED, **FIXED),
+    ),
+    Row(
+        "soft_topk",
+        lambda s, key, _: sf.reparametrised(sf.reparam.soft_topk(s, 10.0)),
         Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
     ),
     Row(

@@ -11,6 +11,7 @@ from sparsefn import masks as masks
 from sparsefn import modules as modules
 from sparsefn import optimizers as optimizers
 from sparsefn import patterns as patterns
+from sparsefn import permutation as permutation
 from sparsefn import random as random
 from sparsefn import redistribute as redistribute
 from sparsefn import reparam as reparam
@@ -33,6 +34,7 @@ from sparsefn.algorithms import rescore as rescore
 from sparsefn.algorithms import rewrite as rewrite
 from sparsefn.algorithms import rigl as rigl
 from sparsefn.algorithms import set as set
+from sparsefn.algorithms import settled as settled
 from sparsefn.algorithms import snfs as snfs
 from sparsefn.algorithms import static as static
 from sparsefn.algorithms import ste as ste
@@ -50,6 +52,7 @@ from sparsefn.compose import chain as chain
 from sparsefn.compose import donated as donated
 from sparsefn.compose import partition as partition
 from sparsefn.compose import phases as phases
+from sparsefn.compose import rewinding as rewinding
 from sparsefn.compose import sequence as sequence
 from sparsefn.compose import with_dense_gradients as with_dense_gradients
 from sparsefn.compose import with_optimizer as with_optimizer
@@ -61,6 +64,7 @@ from sparsefn.gates import sparsify as sparsify
 
 # Units that lie in several leaves
 from sparsefn.patterns.tied import tied as tied
+from sparsefn.products import linear_pair as linear_pair
 from sparsefn.select import bernoulli_mask as bernoulli_mask
 from sparsefn.select import drop_lowest as drop_lowest
 from sparsefn.select import grow_highest as grow_highest
@@ -123,6 +127,7 @@ __all__ = [
     "gmp",
     "grow_highest",
     "iterative",
+    "linear_pair",
     "masked_view",
     "masks",
     "modules",
@@ -131,6 +136,7 @@ __all__ = [
     "optimizers",
     "partition",
     "patterns",
+    "permutation",
     "phases",
     "prune_biases",
     "random",
@@ -139,11 +145,13 @@ __all__ = [
     "reparametrised",
     "report",
     "rescore",
+    "rewinding",
     "rewrite",
     "rigl",
     "schedules",
     "scores",
     "sequence",
+    "settled",
     "shorthand",
     "shrink",
     "snfs",

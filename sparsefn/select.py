@@ -19,7 +19,18 @@ from sparsefn.engine.shards import agreed, here, is_sharded, laid_out, lie_of, l
 from sparsefn.engine.transforms import concrete
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.seated import from_seats, own_counts, seated, to_seats
-from sparsefn.patterns.units import Units, active_rows, allowed_rows, entry_of, from_rows, to_rows, unit_mask, units_of
+from sparsefn.patterns.units import (
+    Units,
+    active_rows,
+    allowed_rows,
+    best_rows,
+    check_single,
+    entry_of,
+    from_rows,
+    to_rows,
+    unit_mask,
+    units_of,
+)
 from sparsefn.tree import Tree, flatten
 
 Count = int | Tensor | None
@@ -57,6 +68,8 @@ def _on_parts(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> 
     units = units_of(pattern, tuple(tensors[0].shape))
     if not is_sharded(tensors[0]):
         return fn(units, *tensors)
+    if pattern.pick is not None:
+        raise ValueError(f"{pattern}: expected plain tensors, got a DTensor")
 
     def run() -> Tensor:
         units_here = seated(units, tensors[0])
@@ -80,7 +93,7 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
 
     def keep(units: Units, here: Tensor) -> Tensor:
         count = own_counts(units, _settled(units.of_all, "n_keep", n_keep))
-        (kept,) = winners([entry_of(units, here)], [count])
+        (kept,) = best_rows([units], [entry_of(units, here)], [count])
         return unit_mask(units, kept, here)
 
     return _on_parts(keep, pattern, scores)
@@ -130,6 +143,8 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
     cleared too. An int above the number of active units is a ValueError, a tensor is clamped.
     """
 
+    check_single("drop_lowest", pattern)
+
     def keep(units: Units, scores: Tensor, mask: Tensor) -> Tensor:
         active = active_rows(units, mask)
         had = totals([active], [units.lie])
@@ -156,6 +171,8 @@ def grow_highest(
 
     An int above the number of eligible units is a ValueError, a tensor is clamped.
     """
+
+    check_single("grow_highest", pattern)
 
     def grow(units: Units, scores: Tensor, mask: Tensor, *excluded: Tensor) -> Tensor:
         barred = active_rows(units, mask)

@@ -261,7 +261,8 @@ class Algorithm(NamedTuple):
 
     `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what an optimizer trains.
     `within(masks)` is the same algorithm choosing only among what `masks` keep (used by `sf.chain`); masks of an
-    algorithm without `within` are intersected.
+    algorithm without `within` are intersected. `settled(state)` is the state to evaluate, where it is another one: see
+    `sf.settled`.
 
     The repr of an algorithm that a function of this library made is that call. It pickles if the arguments do.
     """
@@ -270,6 +271,7 @@ class Algorithm(NamedTuple):
     update: Callable[[State, Tree, Step], State]
     view: TrainView = masked_view
     within: Callable[[Tree], Algorithm] | None = None
+    settled: Callable[[State], State] | None = None
 
 
 def check_score(name: str, score: object) -> None:

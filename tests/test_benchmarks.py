@@ -16,11 +16,11 @@ TARGETS = tomllib.loads((BENCHMARKS / "targets.toml").read_text(encoding="utf-8"
 PEERS = {
     "selection": {"torch.topk, scatter", "prune.global_unstructured"},
     "pieces": {"torch.ao WeightNormSparsifier", "torch.rand", "dense"},
-    "pruning": {"Cholesky and products alone", "the authors' formulation, half kept"},
     "updates": {"torch.topk of each layer, twice", "torch.topk and torch.rand of each layer"},
     "training": {"TorchOpt's adam, dense", "torch.nn.utils.prune, torch.optim"},
     "ensembles": {"loop", "vmap", "vmap, compiled"},
-    "pruning": {"forward alone", "hooks, squares", "hooks, products"},
+    "pruning": {"forward alone", "hooks, squares", "hooks, products"}
+    | {"Cholesky and products alone", "the authors' formulation, half kept"},
 }
 APART = {"rigl-torch", "sparsefn.drop_grow", "cerebras_pytorch, masks alone"}  # rows of peers that are installed apart
 FACTS = {"date", "cpus", "architecture", "capability", "threads", "omp_wait_policy", "load"}

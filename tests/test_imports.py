@@ -18,7 +18,8 @@ WINGS = (
     ("engine",),
     (
         *("state", "tree", "where", "triggers", "schedules", "random", "scores", "counts", "patterns", "budgets"),
-        *("redistribute", "masks", "select", "solve", "gates", "terms", "reparam", "activations", "optimizers"),
+        *("redistribute", "masks", "select", "solve", "permutation", "gates", "terms", "products", "reparam"),
+        *("activations", "optimizers"),
         *("averages", "clipping"),
     ),
     ("algorithms",),

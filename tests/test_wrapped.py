@@ -225,3 +225,25 @@ def test_distributed_tensors_are_right_or_refused(mesh):
         assert torch.equal(CALLS[name](x).full_tensor(), CALLS[name](X)), name
     with pytest.raises(ValueError, match="pack: expected plain tensors, got a DTensor at 'w'; sf.distributed.save"):
         CALLS["pack"](x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_reads_whole_leaves_refuses_distributed_tensors_by_path(mesh):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    params = {"w": distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])}
+    tiles = sf.patterns.transposable(2, 4)
+    maps = {
+        "soft_topk": sf.reparam.soft_topk(0.5, 1.0),
+        "soft_nm": sf.reparam.soft_nm(2, 4),
+        "hard_concrete with channel": sf.reparam.hard_concrete(pattern=sf.patterns.channel(0)),
+    }
+    for name, map_ in maps.items():
+        with pytest.raises(ValueError, match=f"{name}.*: expected plain tensors, got a DTensor at 'w'"):
+            sf.reparametrised(map_).init(params)
+    with pytest.raises(ValueError, match=r"transposable\(2, 4\): expected plain tensors, got a DTensor at 'w'"):
+        sf.one_shot(None, pattern=tiles).init(params)
+    with pytest.raises(ValueError, match=r"transposable\(2, 4\): expected plain tensors, got a DTensor"):
+        sf.topk_mask(params["w"], None, pattern=tiles)
+    with pytest.raises(ValueError, match="permutation.channels: expected plain tensors, got a DTensor at 'weight'"):
+        sf.permutation.channels(params["w"], 2, 4)

@@ -9,6 +9,7 @@ from sparsefn.algorithms.prune import iterative as iterative
 from sparsefn.algorithms.prune import one_shot as one_shot
 from sparsefn.algorithms.prune import ste as ste
 from sparsefn.algorithms.reparametrised import reparametrised as reparametrised
+from sparsefn.algorithms.reparametrised import settled as settled
 from sparsefn.algorithms.rewrite import rewrite as rewrite
 from sparsefn.algorithms.static import dense as dense
 from sparsefn.algorithms.static import from_masks as from_masks

@@ -23,6 +23,7 @@ from sparsefn.patterns.units import (
     Units,
     active_rows,
     allowed_rows,
+    best_rows,
     entry_of,
     row_entries,
     to_rows,
@@ -96,6 +97,8 @@ class Competition(NamedTuple):
                 )
             return made
         for path, leaf in leaves.items():
+            if self.pattern.pick is not None:
+                check_plain(str(self.pattern), path, leaf)
             try:
                 made[path] = seated(units_of(self.pattern, tuple(leaf.shape)), leaf)
             except ValueError as error:
@@ -183,7 +186,7 @@ class Competition(NamedTuple):
             kept: Flags = [mask for _, mask in _each(every, there)] if there else [None] * len(every)
             rows = zip(_each(every, here), kept, strict=True)
             entries = [entry_of(units, x, mask, absolute) for (units, x), mask in rows]
-            won = winners(entries, counts)
+            won = best_rows(list(every.values()), entries, counts)
         masks = self.masks(pools, won, scores, open_ or None)
         if open_ and not self.elementwise:
             masks = {path: mask & open_[path] for path, mask in masks.items()}

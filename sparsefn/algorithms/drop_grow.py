@@ -19,6 +19,7 @@ from sparsefn.engine.checks import check_call, check_int, check_keywords
 from sparsefn.engine.described import described
 from sparsefn.engine.rounding import CountRule, as_fraction, rounded
 from sparsefn.patterns.kinds import Pattern, unstructured
+from sparsefn.patterns.units import check_single
 from sparsefn.redistribute import GrowCount, Redistribute, Share, check_redistribute, mean_active
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import gradient, magnitude, momentum
@@ -111,6 +112,7 @@ def drop_grow(
     if grow_count is not None:
         check_call("grow_count", grow_count, "scores", "free", "wanted")
     rule, current = Competition(pattern, distribution).check(), isinstance(sparsity, str)
+    check_single("drop_grow", pattern)
     if (sparsity is None and pattern.fixed is None) or (current and sparsity != "current"):
         wrong = ValueError if current else TypeError
         raise wrong(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")

@@ -91,6 +91,8 @@ def reparametrised(
     @checked
     def update(state: State, grads: Tree, step: Step) -> State:
         latents = state.scores["latent"]
+        if reparam.project is not None:
+            latents = reparam.project(latents, step)
         following = torch.zeros_like(state.scores["step"]) + step + 1
         weights, masks = made(latents, state.params, following)
         # Off its support `inner` keeps what it has: zeros, or the weights that it holds still.
@@ -102,8 +104,11 @@ def reparametrised(
         chosen = _latent_paths(state)
         return {path: leaf for path, leaf in leaves.items() if path not in chosen} or ()
 
+    def trained(state: State) -> Tree:
+        return {name: tree for name, tree in state.scores["latent"].items() if name not in reparam.held}
+
     def get(state: State) -> Tree:
-        return {"latent": state.scores["latent"], "rest": rest(state, flatten(state.params)[0])}
+        return {"latent": trained(state), "rest": rest(state, flatten(state.params)[0])}
 
     def put(state: State, tree: Tree) -> State:
         leaves, rebuild = flatten(state.params)
@@ -114,17 +119,21 @@ def reparametrised(
             lambda moves, new, old: torch.where(moves, new, old) if is_sparse(moves, new) else new,
             support(state)["latent"],
             tree["latent"],
-            state.scores["latent"],
+            trained(state),
         )
-        return state._replace(params=params, scores={**state.scores, "latent": latents})
+        return state._replace(params=params, scores={**state.scores, "latent": {**state.scores["latent"], **latents}})
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step  # the stored step is the one that the weights were drawn at
         leaves = flatten(inside.view.grads(inner_of(state), grads, 0))[0]
-        latents = state.scores["latent"]
+        every, latents = state.scores["latent"], trained(state)
         if not _latent_paths(state):  # no leaf is selected: vjp refuses functions of nothing
             return {"latent": latents, "rest": rest(state, leaves)}
-        weights, pull = torch.func.vjp(lambda tree: reparam.apply(tree, state.scores["step"], seed)[0], latents)[:2]
+
+        def weights_of(tree: Tree) -> Tree:
+            return reparam.apply({**every, **tree}, state.scores["step"], seed)[0]
+
+        weights, pull = torch.func.vjp(weights_of, latents)[:2]
         (pulled,) = pull({path: leaves[path] for path in weights})
         rows, rebuild = zipped(pulled, latents)  # the slope of a number that all parts of a DTensor share is their sum
         shared = [i for i, (slope, latent) in enumerate(rows) if is_sharded(slope) and not is_sharded(latent)]
@@ -144,12 +153,41 @@ def reparametrised(
 
         latents = {
             name: {path: where_moves(path, leaf) for path, leaf in tree.items()}
-            for name, tree in state.scores["latent"].items()
+            for name, tree in trained(state).items()
         }
         return {"latent": latents, "rest": rest(state, flatten(moves)[0])}
 
-    return Algorithm(init, update, TrainView(get, put, grads_of, support))
+    def at_rest(state: State) -> State:
+        assert reparam.settled is not None
+        weights, masks = reparam.settled(state.scores["latent"], state.scores["step"])
+        leaves, rebuild = flatten(state.params)
+        part = inner_of(state)
+        part = inside.view.put(part, rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]))
+        tree = masks_tree(state.params, masks)
+        both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, tree)
+        return state._replace(params=apply_masks(part.params, tree), masks=both)
+
+    view = TrainView(get, put, grads_of, support)
+    return Algorithm(init, update, view, settled=None if reparam.settled is None else at_rest)
 
 
 def _latent_paths(state: State) -> set[str]:
     return {path for tree in state.scores["latent"].values() for path in tree}
+
+
+def settled(algorithm: Algorithm, state: State) -> State:
+    """The state to evaluate a model with, of an algorithm whose weights are drawn or soft while it trains.
+
+    >>> algorithm = sf.reparametrised(sf.reparam.sigmoid_gate(1.0, init=0.0))
+    >>> state = algorithm.init({"w": torch.tensor([[2.0, 4.0]])})
+    >>> sf.effective(state), sf.effective(sf.settled(algorithm, state))
+    ({'w': tensor([[2., 4.]])}, {'w': tensor([[0., 0.]])})
+
+    `params` and `masks` are those of evaluation: without noise, and with hard gates. It is for `effective`, reports,
+    `bake` and `shrink`; train on with the state itself, which is returned where nothing differs. Raises TypeError for
+    anything but an Algorithm and a State.
+    """
+    if not isinstance(algorithm, Algorithm) or not isinstance(state, State):
+        got = f"{type(algorithm).__name__} and {type(state).__name__}"
+        raise TypeError(f"settled: expected an Algorithm and its State, got {got}")
+    return state if algorithm.settled is None else algorithm.settled(state)

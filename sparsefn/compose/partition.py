@@ -95,6 +95,12 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         rows = enumerate(zip(algorithms, bare(state), shares(grads, state.params), strict=True))
         return {str(i): algorithm.view.grads(part, row, step) for i, (algorithm, part, row) in rows}
 
+    def settle(state: State) -> State:
+        rows = zip(algorithms, bare(state), strict=True)
+        parts = [part if algorithm.settled is None else algorithm.settled(part) for algorithm, part in rows]
+        return join(parts, state.params)._replace(opt=state.opt)
+
+    ends = settle if any(algorithm.settled is not None for algorithm in algorithms) else None
     plain = all(algorithm.view is masked_view for algorithm in algorithms)
     view = TrainView(each(lambda v, s: v.get(s)), put, grads_of, each(lambda v, s: v.support(s)))
-    return Algorithm(init, update, masked_view if plain else view)
+    return Algorithm(init, update, masked_view if plain else view, settled=ends)

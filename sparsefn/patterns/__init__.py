@@ -10,3 +10,4 @@ from sparsefn.patterns.kinds import nm as nm
 from sparsefn.patterns.kinds import out_groups as out_groups
 from sparsefn.patterns.kinds import row_balanced as row_balanced
 from sparsefn.patterns.kinds import unstructured as unstructured
+from sparsefn.patterns.tiled import transposable as transposable

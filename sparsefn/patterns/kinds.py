@@ -14,6 +14,7 @@ from sparsefn.engine.checks import check_int
 from sparsefn.engine.described import FromCall, described
 from sparsefn.engine.pooling import Box as Box
 from sparsefn.engine.pooling import Pooling
+from sparsefn.engine.selection.winners import Entry
 from sparsefn.engine.transforms import concrete
 
 Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]
@@ -38,7 +39,8 @@ class Pattern(FromCall):
     dimension, into the unit's score. Where the pattern says so, `fixed` is the count that a group keeps
     (an int, a 0-d tensor or a function of the grid), `allowed(grid)` marks the units that may be kept at
     all, and `zeros` is how many elements a pruned unit loses: its worst, where None is all of them.
-    `members` are those of `sf.tied`, whose units lie in several leaves.
+    `members` are those of `sf.tied`, whose units lie in several leaves. `pick` chooses the units of a group together,
+    where the best ones by themselves would not fit each other: a function of an `Entry`.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Pattern(FromCall):
     allowed: Callable[[Box], Tensor] | None = field(default=None, compare=False)
     zeros: int | None = field(default=None, compare=False)
     members: tuple[tuple[str, int, int, int], ...] = field(default=(), compare=False)
+    pick: Callable[[Entry], Tensor] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return self.name

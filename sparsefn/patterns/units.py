@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.pooling import Pooling, pool
 from sparsefn.engine.seats import Seat
-from sparsefn.engine.selection.winners import Entry, winners
+from sparsefn.engine.selection.winners import Count, Entry, winners
 from sparsefn.patterns.boxes import (
     Tensors,
     boxes_of,
@@ -197,6 +197,28 @@ def entry_of(units: Units, scores: Tensor, among: Tensor | None = None, absolute
         return Entry(columns, None if among is None else to_columns(units, among), None, absolute)
     open_ = None if among is None else active_rows(units, among)
     return Entry(to_rows(units, scores), allowed_rows(units, scores, open_), None, absolute, units.lie)
+
+
+def best_rows(units: Sequence[Units], entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
+    """The best units of each entry, or those that its pattern picks together.
+
+    >>> units = units_of(sf.patterns.transposable(1, 2), (2, 2))
+    >>> best_rows([units], [entry_of(units, torch.tensor([[9.0, 8.0], [7.0, 1.0]]))], [2])
+    [tensor([[False,  True,  True, False]])]
+    """
+    if not any(one.pattern.pick for one in units):
+        return winners(entries, counts)
+    rows = zip(units, entries, counts, strict=True)
+    return [winners([x], [n])[0] if one.pattern.pick is None else one.pattern.pick(x) for one, x, n in rows]
+
+
+def check_single(name: str, pattern: Pattern) -> None:
+    """Raise ValueError for a pattern whose units are picked together, where they are dropped and grown.
+
+    >>> check_single("rigl", sf.patterns.nm(2, 4))
+    """
+    if pattern.pick is not None:
+        raise ValueError(f"{name}: expected a pattern whose units are kept or pruned one by one, got {pattern}")
 
 
 def row_entries(

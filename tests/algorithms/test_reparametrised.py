@@ -256,3 +256,31 @@ def test_all_leaves_may_have_latents_in_compiled_code():
     state = algorithm.init(params)
     compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")
     assert sf.checkpoint.tree_equal(compiled(state, params, 0), algorithm.update(state, params, 0))
+
+
+def test_settled_is_the_state_itself_where_nothing_differs():
+    plain = sf.with_optimizer(sf.rigl(0.5), sf.optimizers.sgd(0.1))
+    state = plain.init(start())
+    assert sf.settled(plain, state) is state
+    power = sf.reparametrised(sf.reparam.power(2.0))
+    assert sf.settled(power, power.init(start())).params["0"]["weight"].shape == (7, 5)
+    with pytest.raises(TypeError, match="settled: expected an Algorithm and its State, got Algorithm and dict"):
+        sf.settled(plain, start())
+
+
+def test_settled_inside_others_and_with_an_algorithm_inside():
+    gates = sf.reparametrised(sf.reparam.sigmoid_gate(1.0, init=0.0), sf.static(0.5, init="magnitude"))
+    with_terms = sf.with_optimizer(sf.with_terms(gates, sf.terms.l2(0.1)), sf.optimizers.sgd(0.1))
+    state = with_terms.init({"w": torch.tensor([[1.0, 2.0, 3.0, 4.0]])})
+    opened = {**state.scores["latent"], "gate": {"w": torch.tensor([[1.0, 1.0, -1.0, 1.0]])}}
+    state = state._replace(scores={**state.scores, "latent": opened})
+    settled = sf.settled(with_terms, state)
+    assert settled.masks["w"].tolist() == [[False, False, False, True]]
+    assert sf.effective(settled)["w"].tolist() == [[0.0, 0.0, 0.0, 8.0]]
+    parts = sf.partition([("a.*", sf.reparametrised(sf.reparam.sigmoid_gate(1.0))), ("*", sf.static(0.5))])
+    parts = sf.with_optimizer(parts, sf.optimizers.sgd(0.1))
+    state = parts.init({"a": {"w": torch.ones(2, 2)}, "b": {"w": torch.ones(2, 2)}})
+    settled = sf.settled(parts, state)
+    assert not settled.masks["a"]["w"].any() and torch.equal(settled.masks["b"]["w"], state.masks["b"]["w"])
+    assert sf.checkpoint.tree_equal(settled.opt, state.opt)
+    assert sf.checkpoint.tree_equal((settled.scores, settled.key), (state.scores, state.key))

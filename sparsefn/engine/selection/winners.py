@@ -20,6 +20,7 @@ from sparsefn.engine.selection import bracket, groups, reference, shared
 from sparsefn.engine.selection.entries import TINY, arrays, check, eligible, reshaped
 from sparsefn.engine.selection.entries import Entry as Entry
 from sparsefn.engine.selection.rows import select_each
+from sparsefn.engine.selection.tiles import tiles as tiles
 from sparsefn.engine.transforms import Array, See, visible, visible_inside
 
 Count: TypeAlias = int | Tensor

@@ -1,20 +1,24 @@
-"""Maps from latents to weights, for `reparametrised`."""
+"""Weights that shrink: by a learned threshold, or by a power."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.described import described
-from sparsefn.state import Step, everywhere
+from sparsefn.reparam.base import Reparametrisation
+from sparsefn.schedules import as_schedule
+from sparsefn.select import straight_through
+from sparsefn.state import Level, Step, everywhere
 from sparsefn.tree import Leaves, Tree
 
 
 @described
-def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = -3200.0) -> Reparametrisation:
+def soft_threshold(
+    f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = -3200.0, slope: Level = 0.0
+) -> Reparametrisation:
     """w = sign(v) * relu(|v| - f(s)), with one learned threshold s for each leaf.
 
     >>> map_ = sf.reparam.soft_threshold(torch.sigmoid, init=0.0)
@@ -26,7 +30,12 @@ def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = 
     optimizer moves s. At init=-3200 sigmoid and its slope are exactly 0 in float32, so at first only weight decay
     moves s. The slope of s is a sum over the leaf, made by autograd: its last bits depend on the number of threads
     where the leaf is large, and of processes where it is a DTensor. Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
+
+    `slope`, a float or a schedule, is the derivative below the threshold in place of 0: pruned weights then train on,
+    more slowly. It changes gradients alone. Falling from 1 to 0 it is AutoSparse: Kundu et al. 2023, arXiv 2304.06941.
     """
+    below = as_schedule(slope)
+    hard = slope == 0.0 if isinstance(slope, float) else False
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         del key
@@ -38,11 +47,14 @@ def soft_threshold(f: Callable[[Tensor], Tensor] = torch.sigmoid, init: float = 
         }
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        del step, key
+        del key
         weights, masks = {}, {}
         for path, v in latents["latent"].items():
             excess = v.abs() - f(latents["threshold"][path])
-            weights[path] = torch.sign(v) * torch.relu(excess)
+            size = torch.relu(excess)
+            if not hard:
+                size = straight_through(size, torch.where(excess > 0, excess, below(step) * excess))
+            weights[path] = torch.sign(v) * size
             masks[path] = (excess > 0).detach()
         return weights, masks
 
@@ -82,18 +94,3 @@ def _signed_power(v: Tensor, alpha: float) -> Tensor:
     nonzero = v != 0
     size = torch.where(nonzero, v.abs(), 1.0)
     return torch.where(nonzero, v * size ** (alpha - 1), v * 0.0)
-
-
-class Reparametrisation(NamedTuple):
-    """A differentiable map from latents to weights and masks.
-
-    >>> sf.reparam.power(2.0).init({"w": torch.tensor([4.0])}, sf.random.key(0))
-    {'latent': {'w': tensor([2.])}}
-
-    `init(leaves, key)` makes a dict of trees by name from the chosen leaves, `{path: tensor}`;
-    `apply(latents, step, key)` gives `({path: weights}, {path: masks})`: the weights are differentiable
-    in the latents, a mask is bool of the leaf's shape or 0-d True.
-    """
-
-    init: Callable[[dict[str, Tensor], Tensor], Tree]
-    apply: Callable[[Tree, Step, Tensor], tuple[dict[str, Tensor], dict[str, Tensor]]]
