@@ -4,8 +4,8 @@
     python benchmarks/pruning.py --quick
 
 Statistics are held against the forward pass alone, and against hooks as the authors write them: one on each linear
-layer that adds to its own sums, squares as for Wanda and products as for SparseGPT. SparseGPT is held against the linear
-algebra that it cannot do without, and against the authors' formulation. Results are compared before anything is timed.
+layer that adds to its own sums, squares as for Wanda and products as for SparseGPT. SparseGPT is held against the
+linear algebra that it cannot do without, and the authors' formulation. Results are compared before anything is timed.
 """
 
 import argparse
