@@ -23,6 +23,7 @@ from property_tests.layouts import (
     ROW_BALANCED,
     TILES,
 )
+from sparsefn.engine.described import described
 from sparsefn.state import Schedule
 from sparsefn.testing import Meta, Row
 from sparsefn.testing.harness import leaves
@@ -173,6 +174,7 @@ def halves(params: Tree) -> Tree:
     return optree.tree_map(lambda leaf: torch.full_like(leaf, 0.5), params)
 
 
+@described
 def best_of(s: Any, scale: float) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """The largest weights, scaled: what `rewrite` takes, of which kept weights may change."""
 
@@ -535,7 +537,7 @@ ROWS = [
     ),
     Row(
         "soft_topk",
-        lambda s, key, _: sf.reparametrised(sf.reparam.soft_topk(s, 10.0)),
+        lambda s, key, _: sf.reparametrised(sf.reparam.soft_topk(s, 2.0)),
         Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
     ),
     Row(

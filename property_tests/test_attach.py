@@ -32,7 +32,7 @@ BUGS: dict[str, tuple[str, str, Callable[..., Any]]] = {
         "live_entries",
         lambda support, before, weight, stepped: support,
     ),
-    "params are taken to be what the module shows": ("ste", "_hides", lambda state, mask, leaf, shown: False),
+    "params are taken to be what the module shows": ("ste", "_hiding", lambda state, masks, params, shown: set()),
     "the module shows params": ("ste", "effective", lambda state: state.params),
     "every gradient is taken not to be finite": ("rigl", "all_finite", lambda grads: False),
 }
