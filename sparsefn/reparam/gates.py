@@ -22,6 +22,7 @@ from sparsefn.triggers import never
 
 _EDGE = 1e-6  # draws and chances stay this far from 0 and 1
 _FAR = math.log(100.0)  # where log alpha is clamped
+_LEAST = -700.0  # exp(700) is still finite
 
 
 @described
@@ -53,9 +54,9 @@ def hard_concrete(
     ...     return 1e-3 * sum(sf.reparam.chance_kept(a).sum() for a in trained["latent"]["gate"].values())
     >>> algorithm = sf.with_terms(sf.reparametrised(sf.reparam.hard_concrete()), sf.terms.penalty(penalty))
 
-    Gates are computed in float64 and rounded: the last bits of float64 leaves may differ under `vmap`, and in parts of
-    a DTensor. ValueError for beta <= 0, for gamma and zeta that do not lie outside [0, 1], for a droprate outside
-    (0, 1), and, with a pattern of larger units, for a DTensor.
+    Gates are computed in float64, with the device's own exp and log, and rounded: the last bits of float64 leaves may
+    differ between kinds of machines. ValueError for beta <= 0, for gamma and zeta that do not lie outside [0, 1], for a
+    droprate outside (0, 1), and, with a pattern of larger units, for a DTensor.
     Louizos et al. 2018, arXiv 1712.01312, eqs. 10 to 13.
     """
     _check_stretch("hard_concrete", beta, gamma, zeta)
@@ -110,9 +111,21 @@ def drawn_gate(log_alpha: Tensor, u: Tensor, beta: float, gamma: float, zeta: fl
     return _stretched((torch.log(u) - torch.log1p(-u) + log_alpha) / beta, gamma, zeta).to(wide(log_alpha).dtype)
 
 
-# In float64, so that the last bits of torch's sigmoid and log, which depend on the length of a tensor, are rounded off.
+# In float64, so that the last bits of exp and log, which differ between machines, are rounded off.
 def _stretched(x: Tensor, gamma: float, zeta: float) -> Tensor:
-    return (torch.sigmoid(x) * (zeta - gamma) + gamma).clamp(0.0, 1.0)
+    return (sigmoid(x) * (zeta - gamma) + gamma).clamp(0.0, 1.0)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)), where equal entries have equal bits wherever they lie in a tensor.
+
+    >>> from sparsefn.reparam.gates import sigmoid
+    >>> sigmoid(torch.tensor([-1.0, 0.0, 1000.0]))
+    tensor([0.2689, 0.5000, 1.0000])
+
+    `torch.sigmoid` rounds the last few entries of a tensor by another formula on CPUs. 0 below -700, of slope 0.
+    """
+    return torch.where(x < _LEAST, 0.0, torch.reciprocal(1.0 + torch.exp(-x.clamp(min=_LEAST))))
 
 
 def chance_kept(log_alpha: Tensor, beta: float = 2 / 3, gamma: float = -0.1, zeta: float = 1.1) -> Tensor:
@@ -124,7 +137,7 @@ def chance_kept(log_alpha: Tensor, beta: float = 2 / 3, gamma: float = -0.1, zet
     Its sum is the expected number of gates that are not zero. Clamped to [1e-6, 1 - 1e-6], beyond which its slope is 0.
     """
     _check_stretch("chance_kept", beta, gamma, zeta)
-    return torch.sigmoid(log_alpha - beta * math.log(-gamma / zeta)).clamp(_EDGE, 1 - _EDGE)
+    return sigmoid(log_alpha - beta * math.log(-gamma / zeta)).clamp(_EDGE, 1 - _EDGE)
 
 
 def _check_stretch(call: str, beta: float, gamma: float, zeta: float) -> None:
@@ -177,7 +190,7 @@ def sigmoid_gate(temperature: Level, init: float = 0.0, *, round_end: Trigger = 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         del key
         rows = latents["latent"].items()
-        gates = {path: torch.sigmoid(beta(step) * s.double()) / first for path, s in latents["gate"].items()}
+        gates = {path: sigmoid(beta(step) * s.double()) / first for path, s in latents["gate"].items()}
         return {path: v * gates[path].to(v.dtype) for path, v in rows}, everywhere(latents["latent"])
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:

@@ -12,6 +12,7 @@ from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.kinds import Pattern, nm
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.reparam.base import Reparametrisation
+from sparsefn.reparam.gates import sigmoid
 from sparsefn.schedules import as_schedule
 from sparsefn.select import straight_through, topk_mask
 from sparsefn.state import Level, Schedule, Step, everywhere
@@ -97,8 +98,7 @@ def soft_topk(sparsity: Level, sharpness: Level) -> Reparametrisation:
     masks of training keep everything. In `sf.settled` only the entries of the `topk_mask` are left, with the weights
     that they have: the projection of Spartan, whose soft mask comes from optimal transport.
 
-    Sums over a leaf are in float64. Their last bits depend on the number of threads where the leaf is large. Where |v|
-    is NaN the gate is 0. ValueError for a DTensor: sums are over whole leaves.
+    Where |v| is NaN the gate is 0. ValueError for a DTensor: sums are over whole leaves.
     Tai et al. 2022, arXiv 2205.14107; a sigmoid with a threshold a leaf is in PDP, Cho et al. 2023, arXiv 2305.11203.
     """
     level, sharp = as_fraction(sparsity), as_schedule(sharpness)
@@ -144,16 +144,23 @@ def soft_mask(scores: Tensor, n_keep: int | Tensor, sharpness: float | Tensor) -
     low, high = finite.amin() - _REACH / sharpness, finite.amax() + _REACH / sharpness
     centre = (low + high) / 2
     for _ in range(_HALVINGS):
-        more = torch.sigmoid(sharpness * (x.detach() - centre)).sum() > n_keep
+        more = _total(sigmoid(sharpness * (x.detach() - centre))) > n_keep
         low, high = torch.where(more, centre, low), torch.where(more, high, centre)
         centre = (low + high) / 2
     for _ in range(_NEWTON):  # c as a function of x: each step makes one more of its derivatives right
-        gates = torch.sigmoid(sharpness * (x - centre))
-        slope = (sharpness * gates * (1 - gates)).sum()
-        flat = slope <= 1e-200
-        aim = centre + torch.where(flat, 0.0, gates.sum() - n_keep) / torch.where(flat, 1.0, slope)
+        gates = sigmoid(sharpness * (x - centre))
+        slope = sharpness * _total(gates * (1 - gates))
+        flat = slope == 0
+        aim = centre + torch.where(flat, 0.0, _total(gates) - n_keep) / torch.where(flat, 1.0, slope)
         centre = torch.where((aim >= low) & (aim <= high), aim, centre)
-    return torch.sigmoid(sharpness * (x - centre)).to(scores.dtype)
+    return sigmoid(sharpness * (x - centre)).to(scores.dtype)
+
+
+def _total(x: Tensor) -> Tensor:
+    """The sum of numbers in [0, 1], in whole parts of a power of two: so the order of the sum does not matter."""
+    parts = 2.0 ** min(52, 62 - x.numel().bit_length())
+    plain = x.sum()  # its derivatives; its value is subtracted from itself
+    return (x.detach() * parts).round().to(torch.int64).sum().double() / parts + (plain - plain.detach())
 
 
 @described
