@@ -130,6 +130,7 @@ __all__ = [
     "linear_pair",
     "masked_view",
     "masks",
+    "methods",
     "modules",
     "never",
     "one_shot",
@@ -182,6 +183,7 @@ if _TYPE_CHECKING:
     from sparsefn import curvature as curvature
     from sparsefn import distributed as distributed
     from sparsefn import ensemble as ensemble
+    from sparsefn import methods as methods
     from sparsefn import report as report
     from sparsefn import shorthand as shorthand
     from sparsefn.config import from_config as from_config
@@ -201,6 +203,7 @@ _LATER = {
         "curvature",
         "distributed",
         "ensemble",
+        "methods",
         "report",
         "shorthand",
         "testing",

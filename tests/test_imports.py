@@ -26,7 +26,7 @@ WINGS = (
     ("compose",),
     (
         *("modules", "curvature", "shrinking", "report", "checkpoint", "distributed"),
-        *("calibration", "ensemble", "config", "shorthand", "attached"),
+        *("calibration", "ensemble", "config", "shorthand", "attached", "methods"),
     ),
     ("testing",),
 )
