@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,7 @@ def started(name: str, lay: Layout) -> tuple[sf.Algorithm, sf.State]:
     return algorithm, algorithm.init(lay(values(SHAPES)))
 
 
+@cache
 def wanted(name: str, steps: int) -> sf.State:
     algorithm, state = started(name, lambda tree: tree)
     for start in range(0, steps, STEPS):
@@ -137,10 +138,10 @@ SAVED = {"rigl erk": FOUR, "gmp global": ("S0", "HSDP")}  # on four processes
 
 
 def on_four(folder: Path) -> Cases:
-    kinds = {"layer by layer": layer_by_layer, "whole": whole, "HSDP": hsdp, "FSDP2+TP": with_tensor_parallelism}
-    for i, (kind, shard) in enumerate(kinds.items()):
-        for name, make in ALGORITHMS.items() if i == 0 else list(ALGORITHMS.items())[:2]:
-            yield f"{name}, {kind}", partial(same_loop, shard, make)
+    for name, make in ALGORITHMS.items():
+        yield f"{name}, layer by layer", partial(same_loop, layer_by_layer, make)
+    for name, shard in (("rigl erk", whole), ("rigl erk", with_tensor_parallelism), ("gmp global", hsdp)):
+        yield f"{name}, {shard.__name__}", partial(same_loop, shard, ALGORITHMS[name])
     places = layouts(4)
     for name, saved in SAVED.items():
         for layout in saved:
