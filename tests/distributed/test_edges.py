@@ -1,7 +1,7 @@
 """The edges on two processes: commit and grads_of, save and load, check_replicas, attach."""
 
-import datetime
 import re
+from functools import partial
 from pathlib import Path
 
 import optree
@@ -12,9 +12,9 @@ from torch import nn
 
 import sparsefn as sf
 from sparsefn.checkpoint import tree_equal
+from tests.distributed.harness import on_ranks
 
 STEPS = 8
-MOST = datetime.timedelta(seconds=60)  # for one message
 
 
 def net():
@@ -368,18 +368,13 @@ CASES = (
 )
 
 
-def run(rank, folder):
-    torch.set_num_threads(1)
-    meeting = (Path(folder) / "meeting").as_uri()
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2, timeout=MOST)
+def on_two(folder):
     for case in CASES:
-        case(rank, folder)
-    dist.barrier()
-    dist.destroy_process_group()
+        yield case.__name__, partial(case, dist.get_rank(), folder)
 
 
 def test_on_two_processes(tmp_path):
-    torch.multiprocessing.spawn(run, (str(tmp_path),), nprocs=2)
+    on_ranks(2, on_two, tmp_path)
     for layout in ("first", "last", "replicated"):  # one process, without a process group
         wanted = torch.load(tmp_path / f"{layout}0.pt")
         assert tree_equal(sf.distributed.load(wanted, tmp_path / layout), wanted)
