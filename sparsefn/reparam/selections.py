@@ -144,14 +144,15 @@ def soft_mask(scores: Tensor, n_keep: int | Tensor, sharpness: float | Tensor) -
     low, high = finite.amin() - _REACH / sharpness, finite.amax() + _REACH / sharpness
     centre = (low + high) / 2
     for _ in range(_HALVINGS):
-        more = _total(sigmoid(sharpness * (x.detach() - centre))) > n_keep
+        gates = torch.reciprocal(1.0 + torch.exp(sharpness * (centre - x.detach())))
+        more = _total(gates) > n_keep
         low, high = torch.where(more, centre, low), torch.where(more, high, centre)
         centre = (low + high) / 2
     for _ in range(_NEWTON):  # c as a function of x: each step makes one more of its derivatives right
         gates = sigmoid(sharpness * (x - centre))
-        slope = sharpness * _total(gates * (1 - gates))
+        slope = sharpness * _smooth_total(gates * (1 - gates))
         flat = slope == 0
-        aim = centre + torch.where(flat, 0.0, _total(gates) - n_keep) / torch.where(flat, 1.0, slope)
+        aim = centre + torch.where(flat, 0.0, _smooth_total(gates) - n_keep) / torch.where(flat, 1.0, slope)
         centre = torch.where((aim >= low) & (aim <= high), aim, centre)
     return sigmoid(sharpness * (x - centre)).to(scores.dtype)
 
@@ -159,8 +160,13 @@ def soft_mask(scores: Tensor, n_keep: int | Tensor, sharpness: float | Tensor) -
 def _total(x: Tensor) -> Tensor:
     """The sum of numbers in [0, 1], in whole parts of a power of two: so the order of the sum does not matter."""
     parts = 2.0 ** min(52, 62 - x.numel().bit_length())
-    plain = x.sum()  # its derivatives; its value is subtracted from itself
-    return (x.detach() * parts).round().to(torch.int64).sum().double() / parts + (plain - plain.detach())
+    return (x * parts).round().to(torch.int64).sum().double() / parts
+
+
+def _smooth_total(x: Tensor) -> Tensor:
+    """The same with the derivatives of a sum; its own value is subtracted from itself."""
+    plain = x.sum()
+    return _total(x.detach()) + (plain - plain.detach())
 
 
 @described
