@@ -6,11 +6,60 @@ The parts that methods are made of have rows in `registry.py`, where every check
 import pytest
 
 import sparsefn as sf
-from sparsefn.testing import LAWS, Row, check_laws
+from sparsefn.testing import LAWS, Meta, Row, check_laws
 from sparsefn.testing.laws import COMPILE
 
 EVEN = sf.every(2)
-ROWS: list[Row] = []
+LEARNED = Meta(trains="latents", idle=False, scale_free=False, permutes=False, exact_count=False, baseline=None)
+GATES = LEARNED._replace(when=sf.never())
+ROWS: list[Row] = [
+    Row(
+        "edge_popup",
+        lambda s, key, _: sf.methods.edge_popup(s, key=key),
+        Meta(start="random", stochastic=True, pruned="train", trains="scores", baseline=None, permutes=False),
+    ),
+    Row(
+        "movement",
+        lambda s, key, _: sf.methods.movement(s, steps=4, cooldown=0.5),
+        Meta(
+            level=lambda s: sf.schedules.polynomial(0.0, s, begin=0.1 * 4, end=0.5 * 4),
+            start="other",
+            pruned="train",
+            trains="scores",
+            baseline=None,
+            permutes=False,
+        ),
+    ),
+    Row(
+        "soft_movement",
+        lambda s, key, _: sf.methods.soft_movement(0.6, steps=4, strength=1.0, cooldown=0.5),
+        Meta(
+            exact_count=False,
+            pruned="train",
+            trains="scores",
+            scale_free=False,
+            permutes=False,
+            baseline=None,
+            tensor_sparsity=False,
+        ),
+    ),
+    Row("str_", lambda s, key, _: sf.methods.str_(init=0.0), GATES),
+    Row(
+        "powerprop",
+        lambda s, key, _: sf.methods.powerprop(sf.gmp(s, when=EVEN)),
+        LEARNED._replace(exact_count=True, when=EVEN, start="magnitude", choose=None, monotone=True),
+    ),
+    Row(
+        "hard_concrete",
+        lambda s, key, _: sf.methods.hard_concrete(0.1, weight_decay=0.5, key=key),
+        LEARNED._replace(stochastic=True, redraws=True),
+    ),
+    Row(
+        "continuous_sparsification",
+        lambda s, key, _: sf.methods.continuous_sparsification(steps=3, strength=0.1, init=0.5),
+        GATES,
+    ),
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -3,3 +3,10 @@
 from sparsefn.methods.dynamic import rigl as rigl
 from sparsefn.methods.dynamic import set as set
 from sparsefn.methods.dynamic import snfs as snfs
+from sparsefn.methods.learned import continuous_sparsification as continuous_sparsification
+from sparsefn.methods.learned import edge_popup as edge_popup
+from sparsefn.methods.learned import hard_concrete as hard_concrete
+from sparsefn.methods.learned import movement as movement
+from sparsefn.methods.learned import powerprop as powerprop
+from sparsefn.methods.learned import soft_movement as soft_movement
+from sparsefn.methods.learned import str_ as str_

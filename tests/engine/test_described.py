@@ -79,6 +79,15 @@ CALLS = {
         "obd(fisher(loss, (tensor([1.0, 2.0]),)))",
         "synflow(loss, (3, 32, 32))",
     ],
+    sf.methods: [
+        "continuous_sparsification(steps=100, init=-0.1)",
+        "edge_popup(0.5)",
+        "hard_concrete(0.001, pattern=channel(axis=1, norm=1))",
+        "movement(0.85, steps=1000)",
+        "powerprop(rigl(0.9), alpha=3.0)",
+        "soft_movement(steps=1000, strength=100.0)",
+        "str_(-10.0)",
+    ],
     sf.optimizers: [
         "adam(0.1, betas=(0.9, 0.99))",
         "adamw(cosine_decay(0.1, 10))",
