@@ -3,15 +3,25 @@
 The parts that methods are made of have rows in `registry.py`, where every check gets its full number of examples.
 """
 
+from typing import Any
+
 import pytest
 
 import sparsefn as sf
+from property_tests.layouts import NM
 from sparsefn.testing import LAWS, Meta, Row, check_laws
 from sparsefn.testing.laws import COMPILE
 
 EVEN = sf.every(2)
 LEARNED = Meta(trains="latents", idle=False, scale_free=False, permutes=False, exact_count=False, baseline=None)
 GATES = LEARNED._replace(when=sf.never())
+# 2 of 4 are kept, whatever the sparsity is.
+HALF: dict[str, Any] = {
+    "pattern": NM,
+    "level": lambda s: lambda step: 0.5,
+    "baseline": None,
+    "tensor_sparsity": False,
+}
 ROWS: list[Row] = [
     Row(
         "edge_popup",
@@ -58,6 +68,16 @@ ROWS: list[Row] = [
         "continuous_sparsification",
         lambda s, key, _: sf.methods.continuous_sparsification(steps=3, strength=0.1, init=0.5),
         GATES,
+    ),
+    Row(
+        "sr_ste",
+        lambda s, key, _: sf.methods.sr_ste(axis=-1, decay=0.1),
+        Meta(start="magnitude", choose=sf.scores.magnitude, pruned="train", **HALF),
+    ),
+    Row(
+        "asp",
+        lambda s, key, _: sf.methods.asp(axis=-1, when=sf.at([1])),
+        Meta(start="dense", when=sf.at([1]), choose=sf.scores.magnitude, monotone=True, **HALF),
     ),
 ]
 

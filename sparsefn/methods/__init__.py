@@ -10,3 +10,5 @@ from sparsefn.methods.learned import movement as movement
 from sparsefn.methods.learned import powerprop as powerprop
 from sparsefn.methods.learned import soft_movement as soft_movement
 from sparsefn.methods.learned import str_ as str_
+from sparsefn.methods.semi_structured import asp as asp
+from sparsefn.methods.semi_structured import sr_ste as sr_ste

@@ -80,12 +80,14 @@ CALLS = {
         "synflow(loss, (3, 32, 32))",
     ],
     sf.methods: [
+        "asp(when=at([10]))",
         "continuous_sparsification(steps=100, init=-0.1)",
         "edge_popup(0.5)",
         "hard_concrete(0.001, pattern=channel(axis=1, norm=1))",
         "movement(0.85, steps=1000)",
         "powerprop(rigl(0.9), alpha=3.0)",
         "soft_movement(steps=1000, strength=100.0)",
+        "sr_ste(1, 4, axis=0)",
         "str_(-10.0)",
     ],
     sf.optimizers: [
