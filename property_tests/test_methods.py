@@ -3,14 +3,20 @@
 The parts that methods are made of have rows in `registry.py`, where every check gets its full number of examples.
 """
 
+import math
 from typing import Any
 
+import optree
 import pytest
+import torch
 
 import sparsefn as sf
-from property_tests.layouts import NM
+from property_tests.layouts import NM, ROW_BALANCED
+from property_tests.registry import EXAMPLES, quadratic
 from sparsefn.testing import LAWS, Meta, Row, check_laws
+from sparsefn.testing.harness import leaves
 from sparsefn.testing.laws import COMPILE
+from sparsefn.tree import Tree
 
 EVEN = sf.every(2)
 LEARNED = Meta(trains="latents", idle=False, scale_free=False, permutes=False, exact_count=False, baseline=None)
@@ -22,6 +28,25 @@ HALF: dict[str, Any] = {
     "baseline": None,
     "tensor_sparsity": False,
 }
+SHOT = Meta(when=sf.at([0]), start="dense", monotone=True, permutes=False)
+
+
+def calibrated(params: Tree) -> dict[str, dict[str, torch.Tensor]]:
+    """Statistics of four inputs for each leaf of two dimensions or more."""
+    stats = {}
+    for path, leaf in leaves(params).items():
+        if leaf.ndim > 1:
+            width = math.prod(leaf.shape[1:])
+            square = 1.0 + torch.arange(width, dtype=torch.float64, device=leaf.device) % 3
+            stats[path] = {"count": torch.full((), 4, device=leaf.device), "square": square}
+    return stats
+
+
+def examples_of(params: Tree) -> Tree:
+    """Gradients of two examples."""
+    return optree.tree_map(lambda leaf: torch.stack([torch.ones_like(leaf), torch.full_like(leaf, -0.5)]), params)
+
+
 ROWS: list[Row] = [
     Row(
         "edge_popup",
@@ -78,6 +103,24 @@ ROWS: list[Row] = [
         "asp",
         lambda s, key, _: sf.methods.asp(axis=-1, when=sf.at([1])),
         Meta(start="dense", when=sf.at([1]), choose=sf.scores.magnitude, monotone=True, **HALF),
+    ),
+    Row("wanda", lambda s, key, params: sf.methods.wanda(s, calibrated(params)), SHOT._replace(pattern=ROW_BALANCED)),
+    Row("ria", lambda s, key, params: sf.methods.ria(s, calibrated(params)), SHOT),
+    # sparsegpt and obs refuse weights that are not finite, which the laws try.
+    Row(
+        "woodfisher",
+        lambda s, key, params: sf.methods.woodfisher(s, examples_of(params), damp=0.5, block=3),
+        SHOT._replace(scale_free=False, tensor_sparsity=False),
+    ),
+    Row(
+        "obd",
+        lambda s, key, _: sf.methods.obd(s, quadratic, (EXAMPLES,)),
+        SHOT._replace(
+            choose=sf.curvature.obd(sf.curvature.fisher(quadratic, (EXAMPLES,))),
+            distribution=sf.budgets.global_(),
+            global_budget=True,
+            independent=False,
+        ),
     ),
 ]
 

@@ -12,3 +12,9 @@ from sparsefn.methods.learned import soft_movement as soft_movement
 from sparsefn.methods.learned import str_ as str_
 from sparsefn.methods.semi_structured import asp as asp
 from sparsefn.methods.semi_structured import sr_ste as sr_ste
+from sparsefn.methods.trained import obd as obd
+from sparsefn.methods.trained import obs as obs
+from sparsefn.methods.trained import ria as ria
+from sparsefn.methods.trained import sparsegpt as sparsegpt
+from sparsefn.methods.trained import wanda as wanda
+from sparsefn.methods.trained import woodfisher as woodfisher
