@@ -122,6 +122,51 @@ ROWS: list[Row] = [
             independent=False,
         ),
     ),
+    Row(
+        "taylor",
+        lambda s, key, _: sf.methods.taylor(torch.tensor(1), when=EVEN),
+        SHOT._replace(
+            when=EVEN,
+            pattern=sf.patterns.channel(0, norm=math.inf),
+            exact_count=False,
+            needs_grads=True,
+            idle=False,
+            scale_free=False,
+            independent=False,
+            baseline=None,
+            tensor_sparsity=False,
+        ),
+    ),
+    Row(
+        "slimming",
+        lambda s, key, _: sf.methods.slimming(s, sf.default_where, steps=2, strength=0.5),
+        SHOT._replace(
+            when=sf.at([1]),
+            choose=sf.scores.magnitude,
+            distribution=sf.budgets.global_(),
+            global_budget=True,
+            independent=False,
+            baseline=lambda: sf.methods.slimming(0.0, sf.default_where, steps=2, strength=0.5),
+        ),
+    ),
+    Row(
+        "fpgm",
+        lambda s, key, _: sf.methods.fpgm(s, epoch=2, steps=2),
+        SHOT._replace(when=sf.at([1]), pattern=sf.patterns.channel(0, norm=math.inf)),
+    ),
+    Row(
+        "proximal",
+        lambda s, key, _: sf.methods.proximal(0.5, rate=0.5, when=EVEN),
+        Meta(
+            exact_count=False,
+            when=EVEN,
+            start="dense",
+            pruned="train",
+            scale_free=False,
+            baseline=None,
+            tensor_sparsity=False,
+        ),
+    ),
 ]
 
 

@@ -12,6 +12,10 @@ from sparsefn.methods.learned import soft_movement as soft_movement
 from sparsefn.methods.learned import str_ as str_
 from sparsefn.methods.semi_structured import asp as asp
 from sparsefn.methods.semi_structured import sr_ste as sr_ste
+from sparsefn.methods.structured import fpgm as fpgm
+from sparsefn.methods.structured import proximal as proximal
+from sparsefn.methods.structured import slimming as slimming
+from sparsefn.methods.structured import taylor as taylor
 from sparsefn.methods.trained import obd as obd
 from sparsefn.methods.trained import obs as obs
 from sparsefn.methods.trained import ria as ria
