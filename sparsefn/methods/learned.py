@@ -37,7 +37,7 @@ def edge_popup(sparsity: Level, *, where: Where = default_where, key: Tensor | N
     (tensor([[ 0.5000, -2.0000,  1.0000,  3.0000]]), tensor([[-0.0500,  0.2000,  0.1000, -0.6000]]))
 
     Each leaf keeps its largest |score|. The mask's slope is taken to be 1, so a score moves by gradient * weight *
-    sign(score), whether its weight is kept or not (eq. 4). Scores start as a Kaiming uniform draw with a = sqrt(5):
+    sign(score), whether its weight is kept or not. Scores start as a Kaiming uniform draw with a = sqrt(5):
     between -1 and 1, over the root of the number of inputs. Start the weights as signed constants, as the paper
     advises: `weight.sign() * math.sqrt(2 / inputs)`. The original scores have sgd with momentum 0.9 and rate 0.1.
 
@@ -73,8 +73,8 @@ def movement(
     >>> state.scores["learned"], algorithm.update(state, {"w": torch.zeros(1, 2)}, 1).masks
     ({'w': tensor([[-0.5000,  0.5000]])}, {'w': tensor([[False,  True]])})
 
-    A score starts at 0 and has the gradient gradient * weight (eq. 2), so that it is minus the sum of these products
-    times its learning rate; weights have the gradient on the mask. Each leaf keeps its largest scores. The sparsity
+    A score starts at 0 and has the gradient gradient * weight, so that it is minus the sum of these products times its
+    learning rate (eq. 3); weights have the gradient on the mask. Each leaf keeps its largest scores. The sparsity
     rises from 0, as a cubic, between `warmup` and 1 - `cooldown` of all steps. Shares of 0.1 and 0.2 are those of the
     authors' runs on SQuAD; there the scores have a learning rate of 1e-2, and the weights one of 3e-5.
 
@@ -157,7 +157,7 @@ def str_(init: float = -3200.0, *, where: Where = default_where) -> Algorithm:
     >>> algorithm.update(state, {"w": torch.zeros(1, 3)}, 0).scores["latent"]["threshold"]
     {'w': tensor(-0.9500)}
 
-    w = sign(v) * relu(|v| - sigmoid(s)) (eq. 2 and 3). Nothing says how sparse the result is: weight decay draws s to
+    w = sign(v) * relu(|v| - sigmoid(s)) (eq. 2). Nothing says how sparse the result is: weight decay draws s to
     0, where the threshold is 0.5, and the gradient holds it back. So one optimizer with weight decay trains everything,
     and its weight decay and `init` decide the sparsity. At -3200, which is for a ResNet-50 of 90 % zeros, the sigmoid
     and its slope are 0 in float32; without weight decay nothing is ever pruned.
@@ -190,7 +190,7 @@ def powerprop(inner: Algorithm | None = None, *, alpha: float = 2.0, where: Wher
 
     ValueError for alpha < 1, and errors of `sf.reparametrised`.
 
-    The authors' code does the same; it keeps twice as large a share of the output layer, which `budgets.by_path` says.
+    The authors' code does the same, and keeps twice as large a share of the last layer: see `sf.budgets.by_path`.
 
     Verified by autograd of the formula, a worked example, the identity at alpha = 1, and the laws.
 

@@ -46,7 +46,7 @@ def taylor(
     {'w': tensor([[0., 0.],
             [2., 1.]])}
 
-    The score of a filter is (sum of weight * gradient)^2 (eq. 8), averaged over the steps since filters were pruned
+    The score of a filter is (sum of weight * gradient)^2, averaged over the steps since filters were pruned
     last. Where `when` fires, the `count` lowest filters of all leaves together are pruned; the others train on. 100
     filters every 30 batches are those of the authors. `every(30, start=29, stop=1000)` ends it, and a `count` that is a
     0-d tensor is clamped to what is left. `axis` is that of the outputs: `sf.modules.channel_axis` knows it. Choose the
@@ -54,8 +54,9 @@ def taylor(
 
     ValueError for an int count above what is left.
 
-    Differs from the authors' code: it scores the weights of a filter, where theirs has gates behind batch norms or its
-    weights; inside `with_optimizer` the weights of a score are those after the optimizer's step.
+    Differs from the authors' code: it adds up a filter before it squares, as the paper says, where theirs adds up
+    squares, which is the same for gates of one number; inside `with_optimizer` the weights of a score are those after
+    the optimizer's step.
 
     Verified by a worked example in which the sum of squares prunes the other filter, brute force over batches, the
     shrunk model that has the outputs of the masked one, and the laws.
@@ -186,7 +187,7 @@ def proximal(
 
     TypeError or ValueError for what is no rate.
 
-    Differs from the authors' code: this is the proximal step of sgd; theirs weighs it for adaptive optimizers.
+    Differs from the authors' code: this is the proximal step of sgd; theirs also weighs it for adaptive optimizers.
 
     Verified by the conditions of the optimum at the fixed point, for lasso and group lasso, a worked example, and the
     laws.

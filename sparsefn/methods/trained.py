@@ -93,8 +93,7 @@ def ria(
     Verified by recordings of the authors' masks of a model of blocks (3 cases, counts given), a worked example, power 0
     ignoring the data, and the laws.
 
-    Zhang, Bai, Lin, Zhao, Hou and Cannistraci 2024, "Plug-and-Play: An Efficient Post-training Pruning Method for Large
-    Language Models", ICLR.
+    Zhang et al. 2024, "Plug-and-Play: An Efficient Post-training Pruning Method for Large Language Models", ICLR.
     """
     return one_shot(sparsity, scores.ria(stats, power), pattern=pattern, when=when, where=where)
 
@@ -181,7 +180,7 @@ def obs(
             [0.5500, 0.0000]])}
 
     Each row loses the weight of least w_q^2 / [H^-1]_qq over the columns that it has left, where H is the gram of the
-    inputs, and its other weights change to make up for it (eq. 4). Without a pattern all rows of a leaf compete by what
+    inputs, and its other weights change to make up for it. Without a pattern all rows of a leaf compete by what
     their next weight costs; with `row_balanced()` or `nm(n, m)` each group loses as many. The result is that of
     `sf.solve.refit` on its mask. A row takes time of inputs^2 for each weight that it loses: this is for small layers,
     and `sparsegpt` for large ones. Statistics, blocks and convolutions are as in `sparsegpt`.

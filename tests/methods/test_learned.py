@@ -42,7 +42,7 @@ def test_edge_popup_has_the_masks_and_gradients_of_its_authors(case):
 
 
 def test_edge_popup_by_hand():
-    # Ramanujan et al. 2020, eq. 4.
+    # Ramanujan et al. 2020: scores move by gradient * weight * sign(score).
     weight = torch.tensor([[0.5, -2.0, 1.0, 3.0]])
     algorithm = methods.edge_popup(0.5)
     state = algorithm.init({"w": weight})
@@ -76,7 +76,7 @@ def test_movement_has_the_masks_of_its_authors(case):
 
 
 def test_movement_by_hand():
-    # Sanh et al. 2020, eq. 2 and the schedule of section 4.
+    # Sanh et al. 2020: a weight that moves away from zero is kept.
     algorithm = sf.with_optimizer(methods.movement(0.5, steps=100), SGD(1.0))
     state = algorithm.init({"w": torch.tensor([[1.0, -1.0]])})
     assert state.masks["w"].all() and not state.scores["learned"]["w"].any()

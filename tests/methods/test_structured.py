@@ -94,7 +94,7 @@ def test_taylor_takes_the_mean_of_the_squares_since_the_last_pruning_over_all_le
 
 
 def test_taylor_sums_before_it_squares():
-    # Molchanov et al. 2019, eq. 8: 0 and 0.25, where the sums of squares are 0.5 and 0.17.
+    # Molchanov et al. 2019: 0 and 0.25, where the sums of squares are 0.5 and 0.17.
     algorithm = methods.taylor(1, when=sf.at([0]))
     state = algorithm.init({"w": torch.tensor([[1.0, -1.0], [2.0, 1.0]])})
     state = algorithm.update(state, {"w": torch.tensor([[0.5, 0.5], [0.2, 0.1]])}, 0)
