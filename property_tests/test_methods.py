@@ -19,6 +19,8 @@ from sparsefn.testing.laws import COMPILE
 from sparsefn.tree import Tree
 
 EVEN = sf.every(2)
+ROWS: list[Row] = []
+
 LEARNED = Meta(trains="latents", idle=False, scale_free=False, permutes=False, exact_count=False, baseline=None)
 GATES = LEARNED._replace(when=sf.never())
 # 2 of 4 are kept, whatever the sparsity is.
@@ -28,7 +30,7 @@ HALF: dict[str, Any] = {
     "baseline": None,
     "tensor_sparsity": False,
 }
-SHOT = Meta(when=sf.at([0]), start="dense", monotone=True, permutes=False)
+TRAINED = Meta(when=sf.at([0]), start="dense", monotone=True, permutes=False)
 
 
 def calibrated(params: Tree) -> dict[str, dict[str, torch.Tensor]]:
@@ -47,7 +49,7 @@ def examples_of(params: Tree) -> Tree:
     return optree.tree_map(lambda leaf: torch.stack([torch.ones_like(leaf), torch.full_like(leaf, -0.5)]), params)
 
 
-ROWS: list[Row] = [
+ROWS += [
     Row(
         "edge_popup",
         lambda s, key, _: sf.methods.edge_popup(s, key=key),
@@ -104,18 +106,22 @@ ROWS: list[Row] = [
         lambda s, key, _: sf.methods.asp(axis=-1, when=sf.at([1])),
         Meta(start="dense", when=sf.at([1]), choose=sf.scores.magnitude, monotone=True, **HALF),
     ),
-    Row("wanda", lambda s, key, params: sf.methods.wanda(s, calibrated(params)), SHOT._replace(pattern=ROW_BALANCED)),
-    Row("ria", lambda s, key, params: sf.methods.ria(s, calibrated(params)), SHOT),
+    Row(
+        "wanda",
+        lambda s, key, params: sf.methods.wanda(s, calibrated(params)),
+        TRAINED._replace(pattern=ROW_BALANCED),
+    ),
+    Row("ria", lambda s, key, params: sf.methods.ria(s, calibrated(params)), TRAINED),
     # sparsegpt and obs refuse weights that are not finite, which the laws try.
     Row(
         "woodfisher",
         lambda s, key, params: sf.methods.woodfisher(s, examples_of(params), damp=0.5, block=3),
-        SHOT._replace(scale_free=False, tensor_sparsity=False),
+        TRAINED._replace(scale_free=False, tensor_sparsity=False),
     ),
     Row(
         "obd",
         lambda s, key, _: sf.methods.obd(s, quadratic, (EXAMPLES,)),
-        SHOT._replace(
+        TRAINED._replace(
             choose=sf.curvature.obd(sf.curvature.fisher(quadratic, (EXAMPLES,))),
             distribution=sf.budgets.global_(),
             global_budget=True,
@@ -125,7 +131,7 @@ ROWS: list[Row] = [
     Row(
         "taylor",
         lambda s, key, _: sf.methods.taylor(torch.tensor(1), when=EVEN),
-        SHOT._replace(
+        TRAINED._replace(
             when=EVEN,
             pattern=sf.patterns.channel(0, norm=math.inf),
             exact_count=False,
@@ -140,7 +146,7 @@ ROWS: list[Row] = [
     Row(
         "slimming",
         lambda s, key, _: sf.methods.slimming(s, sf.default_where, steps=2, strength=0.5),
-        SHOT._replace(
+        TRAINED._replace(
             when=sf.at([1]),
             choose=sf.scores.magnitude,
             distribution=sf.budgets.global_(),
@@ -152,7 +158,7 @@ ROWS: list[Row] = [
     Row(
         "fpgm",
         lambda s, key, _: sf.methods.fpgm(s, epoch=2, steps=2),
-        SHOT._replace(when=sf.at([1]), pattern=sf.patterns.channel(0, norm=math.inf)),
+        TRAINED._replace(when=sf.at([1]), pattern=sf.patterns.channel(0, norm=math.inf)),
     ),
     Row(
         "proximal",

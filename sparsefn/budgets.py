@@ -253,7 +253,8 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
             raise ValueError(f"global_: expected {name} in [0, 1], got {value}")
     if floor > ceiling:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
-    return cast(Distribution, Global(float(floor), float(ceiling)))  # mypy does not see that this tuple is callable
+    # A type checker takes no named tuple for a function, even one that can be called.
+    return cast(Distribution, Global(float(floor), float(ceiling)))
 
 
 def spread(count: int | Tensor, groups: int, room: Tensor | None = None) -> int | Tensor:
