@@ -3,14 +3,177 @@
 The parts that methods are made of have rows in `registry.py`, where every check gets its full number of examples.
 """
 
+import math
+from typing import Any
+
+import optree
 import pytest
+import torch
 
 import sparsefn as sf
-from sparsefn.testing import LAWS, Row, check_laws
+from property_tests.layouts import NM, ROW_BALANCED
+from property_tests.registry import EXAMPLES, quadratic
+from sparsefn.testing import LAWS, Meta, Row, check_laws
+from sparsefn.testing.harness import leaves
 from sparsefn.testing.laws import COMPILE
+from sparsefn.tree import Tree
 
 EVEN = sf.every(2)
 ROWS: list[Row] = []
+
+LEARNED = Meta(trains="latents", idle=False, scale_free=False, permutes=False, exact_count=False, baseline=None)
+GATES = LEARNED._replace(when=sf.never())
+# 2 of 4 are kept, whatever the sparsity is.
+HALF: dict[str, Any] = {
+    "pattern": NM,
+    "level": lambda s: lambda step: 0.5,
+    "baseline": None,
+    "tensor_sparsity": False,
+}
+TRAINED = Meta(when=sf.at([0]), start="dense", monotone=True, permutes=False)
+
+
+def calibrated(params: Tree) -> dict[str, dict[str, torch.Tensor]]:
+    """Statistics of four inputs for each leaf of two dimensions or more."""
+    stats = {}
+    for path, leaf in leaves(params).items():
+        if leaf.ndim > 1:
+            width = math.prod(leaf.shape[1:])
+            square = 1.0 + torch.arange(width, dtype=torch.float64, device=leaf.device) % 3
+            stats[path] = {"count": torch.full((), 4, device=leaf.device), "square": square}
+    return stats
+
+
+def examples_of(params: Tree) -> Tree:
+    """Gradients of two examples."""
+    return optree.tree_map(lambda leaf: torch.stack([torch.ones_like(leaf), torch.full_like(leaf, -0.5)]), params)
+
+
+ROWS += [
+    Row(
+        "edge_popup",
+        lambda s, key, _: sf.methods.edge_popup(s, key=key),
+        Meta(start="random", stochastic=True, pruned="train", trains="scores", baseline=None, permutes=False),
+    ),
+    Row(
+        "movement",
+        lambda s, key, _: sf.methods.movement(s, steps=4, cooldown=0.5),
+        Meta(
+            level=lambda s: sf.schedules.polynomial(0.0, s, begin=0.1 * 4, end=0.5 * 4),
+            start="other",
+            pruned="train",
+            trains="scores",
+            baseline=None,
+            permutes=False,
+        ),
+    ),
+    Row(
+        "soft_movement",
+        lambda s, key, _: sf.methods.soft_movement(0.6, steps=4, strength=1.0, cooldown=0.5),
+        Meta(
+            exact_count=False,
+            pruned="train",
+            trains="scores",
+            scale_free=False,
+            permutes=False,
+            baseline=None,
+            tensor_sparsity=False,
+        ),
+    ),
+    Row("str_", lambda s, key, _: sf.methods.str_(init=0.0), GATES),
+    Row(
+        "powerprop",
+        lambda s, key, _: sf.methods.powerprop(sf.gmp(s, when=EVEN)),
+        LEARNED._replace(exact_count=True, when=EVEN, start="magnitude", choose=None, monotone=True),
+    ),
+    Row(
+        "hard_concrete",
+        lambda s, key, _: sf.methods.hard_concrete(0.1, weight_decay=0.5, key=key),
+        LEARNED._replace(stochastic=True, redraws=True),
+    ),
+    Row(
+        "continuous_sparsification",
+        lambda s, key, _: sf.methods.continuous_sparsification(steps=3, strength=0.1, init=0.5),
+        GATES,
+    ),
+    Row(
+        "sr_ste",
+        lambda s, key, _: sf.methods.sr_ste(axis=-1, decay=0.1),
+        Meta(start="magnitude", choose=sf.scores.magnitude, pruned="train", **HALF),
+    ),
+    Row(
+        "asp",
+        lambda s, key, _: sf.methods.asp(axis=-1, when=sf.at([1])),
+        Meta(start="dense", when=sf.at([1]), choose=sf.scores.magnitude, monotone=True, **HALF),
+    ),
+    Row(
+        "wanda",
+        lambda s, key, params: sf.methods.wanda(s, calibrated(params)),
+        TRAINED._replace(pattern=ROW_BALANCED),
+    ),
+    Row("ria", lambda s, key, params: sf.methods.ria(s, calibrated(params)), TRAINED),
+    # sparsegpt and obs refuse weights that are not finite, which the laws try.
+    Row(
+        "woodfisher",
+        lambda s, key, params: sf.methods.woodfisher(s, examples_of(params), damp=0.5, block=3),
+        TRAINED._replace(scale_free=False, tensor_sparsity=False),
+    ),
+    Row(
+        "obd",
+        lambda s, key, _: sf.methods.obd(s, quadratic, (EXAMPLES,)),
+        TRAINED._replace(
+            choose=sf.curvature.obd(sf.curvature.fisher(quadratic, (EXAMPLES,))),
+            distribution=sf.budgets.global_(),
+            global_budget=True,
+            independent=False,
+        ),
+    ),
+    Row(
+        "taylor",
+        lambda s, key, _: sf.methods.taylor(torch.tensor(1), when=EVEN),
+        TRAINED._replace(
+            when=EVEN,
+            pattern=sf.patterns.channel(0, norm=math.inf),
+            exact_count=False,
+            needs_grads=True,
+            idle=False,
+            scale_free=False,
+            independent=False,
+            baseline=None,
+            tensor_sparsity=False,
+        ),
+    ),
+    Row(
+        "slimming",
+        lambda s, key, _: sf.methods.slimming(s, sf.default_where, steps=2, strength=0.5),
+        TRAINED._replace(
+            when=sf.at([1]),
+            choose=sf.scores.magnitude,
+            distribution=sf.budgets.global_(),
+            global_budget=True,
+            independent=False,
+            baseline=lambda: sf.methods.slimming(0.0, sf.default_where, steps=2, strength=0.5),
+        ),
+    ),
+    Row(
+        "fpgm",
+        lambda s, key, _: sf.methods.fpgm(s, epoch=2, steps=2),
+        TRAINED._replace(when=sf.at([1]), pattern=sf.patterns.channel(0, norm=math.inf)),
+    ),
+    Row(
+        "proximal",
+        lambda s, key, _: sf.methods.proximal(0.5, rate=0.5, when=EVEN),
+        Meta(
+            exact_count=False,
+            when=EVEN,
+            start="dense",
+            pruned="train",
+            scale_free=False,
+            baseline=None,
+            tensor_sparsity=False,
+        ),
+    ),
+]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

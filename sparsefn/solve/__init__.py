@@ -3,10 +3,12 @@
 A weight is (out, in), and `hessian` is (in, in): the gram of the layer's inputs, x'x summed over tokens, or any
 multiple of it. The error of other weights is then sum((new - old) @ hessian * (new - old)), the squared change of
 the layer's outputs. Flatten the weight of a convolution, `weight.flatten(1)`. Everything here is a function of plain
-tensors; `sf.rewrite` makes an algorithm of it.
+tensors; `sf.rewrite` makes an algorithm of it, at all leaves through `layerwise`.
 """
 
 from sparsefn.solve.blocked import obs as obs
 from sparsefn.solve.fisher import fisher_inverse as fisher_inverse
+from sparsefn.solve.fisher import obs_fisher as obs_fisher
 from sparsefn.solve.greedy import obs_exact as obs_exact
+from sparsefn.solve.layers import layerwise as layerwise
 from sparsefn.solve.least_squares import refit as refit

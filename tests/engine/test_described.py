@@ -29,6 +29,10 @@ def signs(path: str, weight: Tensor, mask: Tensor, step: Any) -> tuple[Tensor, T
     return weight.sign(), mask
 
 
+def solver(weight: Tensor, gram: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return weight * mask, mask
+
+
 # Every factory of the public names, by module: what it makes is shown as the call is written here.
 CALLS = {
     sf: [
@@ -78,6 +82,27 @@ CALLS = {
         "hessian_diagonal(loss, (tensor([1.0, 2.0]),))",
         "obd(fisher(loss, (tensor([1.0, 2.0]),)))",
         "synflow(loss, (3, 32, 32))",
+    ],
+    sf.methods: [
+        "asp(when=at([10]))",
+        "continuous_sparsification(steps=100, init=-0.1)",
+        "edge_popup(0.5)",
+        "fpgm(0.3, epoch=10, steps=100)",
+        "hard_concrete(0.001, pattern=channel(axis=1, norm=1))",
+        "movement(0.85, steps=1000)",
+        "obd(0.5, loss, (tensor([1.0, 2.0]),), chunk_size=2)",
+        "obs(0.5, {}, damp=0.1)",
+        "powerprop(rigl(0.9), alpha=3.0)",
+        "proximal(0.1, rate=0.01)",
+        "ria(0.5, {}, power=1.0)",
+        "slimming(0.5, '*.bn.weight', steps=100)",
+        "soft_movement(steps=1000, strength=100.0)",
+        "sparsegpt(0.5, {})",
+        "sr_ste(1, 4, axis=0)",
+        "str_(-10.0)",
+        "taylor(10)",
+        "wanda(None, {}, pattern=nm(2, 4, axis=-1))",
+        "woodfisher(0.5, {}, block=100)",
     ],
     sf.optimizers: [
         "adam(0.1, betas=(0.9, 0.99))",
@@ -134,6 +159,7 @@ CALLS = {
         "sampled(ema(gradient, 0.5), power=3.0)",
         "sum(saliency, reset=every(2))",
     ],
+    sf.solve: ["layerwise({}, solver)"],
     sf.terms: [
         "l1(0.1)",
         "l2(0.1)",
@@ -150,7 +176,7 @@ NAMES = {
     for module in (builtins, torch, sf.redistribute, sf, *CALLS, sf.scores)
     for name, value in vars(module).items()
     if not isinstance(value, ModuleType)  # `patterns.tied` is one, and a function of sf
-} | {"doubled": doubled, "loss": loss, "signs": signs}
+} | {"doubled": doubled, "loss": loss, "signs": signs, "solver": solver}
 
 # They hand on what they are given, decorate it, or choose among factories; the last is a transform such as
 # torch.func.grad.

@@ -47,6 +47,7 @@ for level in levels:
         assert_type(run(one), sf.State)
 for score in [*scores, *plain]:
     run(sf.one_shot(0.5, score))
+    run(sf.one_shot(0.5, score, distribution=sf.budgets.global_(floor=0.1)))
     run(sf.gmp(schedule, score=score, when=sf.every(2), pruned="keep"))
 
 sf.set(0.9, steps=100, where="*.weight", key=sf.random.key(0))
