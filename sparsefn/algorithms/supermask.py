@@ -75,8 +75,7 @@ def supermask(
     `init` makes the scores: "random" (uniform in [0, 1)), "zeros", "magnitude", a function of params, or a tree
     like params. `link` maps scores before they compete, and its slope goes into their gradient: `torch.abs` is
     edge-popup. Masks follow the scores at `sparsity(step)` where `when` fires. `sparsity` may be a count that the
-    linked scores decide: soft movement pruning is `supermask(sf.counts.above(tau), mode="joint", init="zeros",
-    link=torch.sigmoid)`.
+    linked scores decide, as in `sf.methods.soft_movement`.
 
     `sparsity="bernoulli"` keeps each weight with probability `link(score)`, clamped to [0, 1]: init draws for
     step 0, update(step) for step + 1, from (key, path). It takes no pattern and no distribution. The last bits
