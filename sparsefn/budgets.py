@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -234,7 +234,7 @@ class Global(NamedTuple):
 
 
 @described
-def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
+def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
     """One competition over all leaves; the total is exact, the leaves' shares follow the scores.
 
     >>> algorithm = sf.one_shot(0.5, distribution=sf.budgets.global_())
@@ -253,7 +253,8 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Global:
             raise ValueError(f"global_: expected {name} in [0, 1], got {value}")
     if floor > ceiling:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
-    return Global(float(floor), float(ceiling))
+    # A type checker takes no named tuple for a function, even one that can be called.
+    return cast(Distribution, Global(float(floor), float(ceiling)))
 
 
 def spread(count: int | Tensor, groups: int, room: Tensor | None = None) -> int | Tensor:

@@ -79,6 +79,14 @@ CALLS = {
         "obd(fisher(loss, (tensor([1.0, 2.0]),)))",
         "synflow(loss, (3, 32, 32))",
     ],
+    sf.methods: [
+        "ac_dc(0.9, sparse=at([1, 3]), dense=at([2]))",
+        "force(0.9, rounds=5, recover=False)",
+        "grasp(0.9, loss, (tensor([1.0, 2.0]),))",
+        "imp(0.2, when=every(10), to=at([1]))",
+        "snip(0.9, batches=2)",
+        "synflow(0.9, loss, (3, 32, 32), rounds=50)",
+    ],
     sf.optimizers: [
         "adam(0.1, betas=(0.9, 0.99))",
         "adamw(cosine_decay(0.1, 10))",
@@ -115,6 +123,7 @@ CALLS = {
         "cosine_decay(0.3, steps=100)",
         "cycling([0.5, 0.8], every(10, start=10))",
         "exponential(0.0, gamma=-0.5)",
+        "geometric(0.9, 10)",
         "linear(0.5, 0.25)",
         "linear_decay(0.5, 2)",
         "piecewise({0: 0.5, 100: 0.8})",
