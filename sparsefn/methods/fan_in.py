@@ -14,7 +14,7 @@ from sparsefn.budgets import n_kept, rounded, rounded_down
 from sparsefn.compose import chain, sequence
 from sparsefn.counts import Counted
 from sparsefn.engine.apportion import Counts
-from sparsefn.engine.checks import check_sparsity
+from sparsefn.engine.checks import check_int, check_sparsity
 from sparsefn.engine.described import described
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import as_fraction, fraction_at
@@ -40,7 +40,7 @@ def srigl(
     when: Trigger | None = None,
     where: Where = default_where,
     key: Tensor | None = None,
-    init: Init | None = None,
+    init: Init = "random",
 ) -> Algorithm:
     """SRigL: RigL in which all neurons keep equally many weights, and neurons that lost their worth keep none.
 
@@ -53,11 +53,12 @@ def srigl(
             [0, 0, 0, 0],
             [1, 0, 1, 0]], dtype=torch.int32)
 
-    Where `when` fires, a leaf of n kept weights drops d = drop_fraction * n of them. Salient are its n - d largest
-    weights and the d entries of the largest gradients. A neuron, which is a row of the leaf, with fewer than
+    Where `when` fires, a leaf of n weights that are not zero drops d = drop_fraction * n of them. Salient are its n - d
+    largest weights and the d entries of the largest gradients. A neuron, which is a row of the leaf, with fewer than
     max(1, ablation * fan-in) salient entries is ablated, as long as the others have places for all weights; it may come
     back at a later update. Of the rows that are left the n - d largest weights stay, and each row is cut or grown,
-    where the gradient is largest, to the same number: n divided by the number of these rows, rounded down. Regrown
+    where the gradient is largest, to the same number: the weights that the sparsity asks for, divided by the number of
+    these rows and rounded down. Regrown
     weights start at zero, those only just dropped have their values. `ablation=0.0` ablates none; leave the last layer
     out of `ablate`. By default masks change every 100 steps in the first three quarters of `steps`, and the fraction
     falls from 0.3 to 0 as half a cosine wave. Biases of ablated neurons stay: such a neuron is a constant.
@@ -65,8 +66,8 @@ def srigl(
     Raises TypeError or ValueError for a sparsity, an `ablation` or a fraction outside [0, 1], and for `steps` that are
     not positive.
 
-    Differs from the authors' code: shares are rounded, not truncated, and taken of the asked number of weights; kept
-    weights that are exactly zero count as any other; rows with too many weights lose the smallest.
+    Differs from the authors' code: shares are rounded, not truncated, and kept weights that are exactly zero do not
+    count in n; rows with too many weights lose the smallest.
 
     Verified by recordings (masks, weights and ablated neurons of 3 updates, with and without ablation), a worked
     example, and laws.
@@ -75,6 +76,7 @@ def srigl(
     """
     check_sparsity(sparsity)
     check_sparsity(ablation, "ablation")
+    check_int("srigl", "steps", steps, 1)
     stop = max(1, 3 * steps // 4)
     when = every(100, stop=stop) if when is None else when
     share = as_fraction(cosine_decay(0.3, stop) if drop_fraction is None else drop_fraction, "drop_fraction")
@@ -83,27 +85,25 @@ def srigl(
         rows = open_.any(-1)
         return rows * (n_kept(scores.numel(), sparsity) // rows.sum().clamp(min=1)).clamp(max=scores.shape[-1])
 
-    def left(shapes: Mapping[str, tuple[int, ...]], fraction: Real) -> Counts:  # a leaf's count less a part of it
-        return {path: _less(n_kept(math.prod(shape), sparsity), fraction) for path, shape in shapes.items()}
+    def stay(scores: Tensor, active: Tensor, step: Step) -> Tensor:  # all but a part of the leaf's weights
+        return _staying((scores > 0).sum(-1), fraction_at(share, step))
 
     def as_it_was(state: State, grown: Tree, step: Step) -> Tree:
         return state.params
 
-    start = static(sparsity, pattern=row_balanced(), distribution=_even_rows, where=where, key=key)
-    first = start if init is None else init
-    prune = gmp(share, distribution=left, when=when, where=where, init=first, pruned="keep")
-    refill = rigl(
-        Counted(even), pattern=row_balanced(), drop_fraction=0.0, grown=as_it_was, when=when, where=where, init=first
-    )
-    dynamic = sequence(prune, refill)
+    rows = row_balanced()
+    start = static(sparsity, pattern=rows, distribution=_even_rows, where=where, key=key, init=init)
+    prune = gmp(Counted(stay), when=when, where=where, init="dense", pruned="keep")
+    refill = rigl(Counted(even), pattern=rows, drop_fraction=0.0, grown=as_it_was, when=when, where=where, init="dense")
+    dynamic = sequence(start, prune, refill)  # the first part makes the first masks, and does nothing later
     if ablation == 0.0:
         return dynamic
 
     def salient(state: State, grads: Tree, step: Step) -> Tree:
         def of_leaf(path: str, weight: Tensor, mask: Tensor, grad: Tensor) -> Tensor:
-            n = n_kept(weight.numel(), sparsity)
-            stay = _less(n, fraction_at(share, step))
-            return (topk_mask(weight.abs(), stay) | topk_mask(grad.abs(), n - stay)).float()
+            n = (weight.abs() > 0).sum()
+            largest = _staying(n, fraction_at(share, step))
+            return (topk_mask(weight.abs(), largest) | topk_mask(grad.abs(), n - largest)).float()
 
         return of_sparsified(of_leaf, state, grads)
 
@@ -118,12 +118,18 @@ def srigl(
 
     per_row = by_unit(salient, channel(0), worth)
     neurons = gmp(
-        Counted(alive), score=per_row, pattern=channel(0, norm=math.inf), when=when, where=ablate, regrow=True
-    )
+        Counted(alive),
+        score=per_row,
+        pattern=channel(0, norm=math.inf),
+        when=when,
+        where=ablate,
+        pruned="keep",
+        regrow=True,
+    )  # what it prunes is still counted, and becomes zero in the end
     return chain(neurons, dynamic)
 
 
-def _less(n: int | Tensor, fraction: Real) -> int | Tensor:
+def _staying(n: Tensor, fraction: Real) -> Tensor:
     return n - rounded(fraction, n)
 
 
