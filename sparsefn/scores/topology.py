@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -38,7 +39,7 @@ def topology(rule: Literal["CH2", "CH3"] = "CH2", least: float = 0.0) -> PlainSc
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
         check_plain("topology", path, weight)
-        m = mask.reshape(mask.shape[0], -1).double()
+        m = mask.reshape(mask.shape[0], math.prod(mask.shape[1:])).double()
         found = _half(m, rule) + _half(m.T, rule).T
         return torch.where(mask, 0.0, found.reshape(mask.shape).clamp(min=least))
 
