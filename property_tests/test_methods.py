@@ -36,7 +36,7 @@ TWO = sf.every(1, stop=2)
 
 
 def in_two(sparsity: Any) -> Schedule:
-    return sf.schedules.geometric(sparsity, 2)
+    return lambda step: 1.0 - (1.0 - sparsity) ** 0.5 if step == 0 else sparsity
 
 
 def turning(sparsity: Any) -> Schedule:

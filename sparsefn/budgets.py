@@ -253,8 +253,7 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
             raise ValueError(f"global_: expected {name} in [0, 1], got {value}")
     if floor > ceiling:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
-    # A type checker takes no named tuple for a function, even one that can be called.
-    return cast(Distribution, Global(float(floor), float(ceiling)))
+    return cast(Distribution, Global(float(floor), float(ceiling)))  # no named tuple is a function to a type checker
 
 
 def spread(count: int | Tensor, groups: int, room: Tensor | None = None) -> int | Tensor:

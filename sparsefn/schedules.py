@@ -96,28 +96,6 @@ def power(init: Real, beta: Real) -> Schedule:
 
 
 @described
-def geometric(final: Real, steps: Real) -> Schedule:
-    """Sparsities whose kept share shrinks by the same factor at each step, and is that of `final` after `steps`.
-
-    >>> halving = sf.schedules.geometric(0.75, 2)
-    >>> halving(0), halving(1), halving(2)
-    (0.5, 0.75, 0.75)
-
-    `1 - (1 - final) ** ((step + 1) / steps)`, and `final` itself from step `steps - 1` on. Raises ValueError for steps
-    that are not positive. Pruning at initialisation in rounds: Tanaka et al. 2020, arXiv 2006.05467.
-    """
-    last, number = numbers(final=final, steps=steps)
-    check_positive("steps", number)
-    kept = 1.0 - last
-
-    def schedule(step: Step) -> Real:
-        done = _time(step) + 1.0
-        return where(done >= number, last, 1.0 - elementary.power(kept, divide(done, number)))
-
-    return schedule
-
-
-@described
 def cosine(init: Real, half_period: Real, minimum: Real = 0) -> Schedule:
     """A wave: `init` at step 0, `minimum` at `half_period`, `init` again at twice that, and so on.
 

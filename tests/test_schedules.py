@@ -13,7 +13,6 @@ MAKERS = {
     "linear": (schedules.linear, (0.1, 0.002)),
     "exponential": (schedules.exponential, (0.2, -0.003, 0.9)),
     "power": (schedules.power, (0.9, 0.97)),
-    "geometric": (schedules.geometric, (0.9, 100.0)),
     "cosine": (schedules.cosine, (0.3, 100.0, 0.1)),
     "cosine_decay": (schedules.cosine_decay, (0.3, 130.0, 0.05)),
     "linear_decay": (schedules.linear_decay, (0.3, 130.0, 0.05)),
@@ -115,9 +114,6 @@ def test_compiled_vmap_gives_the_same_bits(backend):
         ),
         (schedules.exponential(0.2, -0.003, 0.9), {0: 0.2, 1: 0.20209685314763892, 50: 0.2975044165024596}),
         (schedules.power(0.8, 0.5), {0: 0.8, 1: 0.4, 3: 0.1}),
-        (schedules.geometric(0.75, 2), {0: 0.5, 1: 0.75, 2: 0.75, 9: 0.75}),
-        (schedules.geometric(0.15, 7), {6: 0.15, 7: 0.15}),  # itself, not 1 - (1 - 0.15)
-        (schedules.geometric(1.0, 2), {0: 1.0, 1: 1.0}),
         (
             schedules.cosine(0.3, 100, 0.1),
             {
@@ -313,7 +309,6 @@ def test_min_max_end_is_a_tensor_where_the_schedule_is():
             TypeError,
             "expected steps .*, got a tensor of torch.int64",
         ),
-        (lambda: schedules.geometric(0.5, 0), ValueError, "expected steps > 0, got 0"),
         (lambda: schedules.polynomial(0, 1, 5, 5), ValueError, "expected end > begin, got begin=5, end=5"),
         (lambda: schedules.polynomial(0, 1, 5, 4), ValueError, "expected end > begin, got begin=5, end=4"),
         (lambda: schedules.polynomial(0, 1, 0, 5, power=0), ValueError, "expected power > 0, got 0"),

@@ -43,15 +43,13 @@ def like(model: Tensor, value: Real) -> Tensor:
 
 
 def divide(a: Real, b: Real) -> Real:
-    """`a / b`, truly divided: torch may multiply by 1 / b where one of the two is a Python number.
+    """`a / b`, truly divided: on some devices a tensor over a Python number is a product with 1 / b.
 
     >>> from sparsefn.engine import numbers
     >>> numbers.divide(1.0, 4.0)
     0.25
     """
-    if isinstance(a, Tensor):
-        return a / like(a, b)
-    return like(b, a) / b if isinstance(b, Tensor) else a / b
+    return a / (like(a, b) if isinstance(a, Tensor) else b)
 
 
 def held(x: Real, low: Real, high: Real) -> Real:

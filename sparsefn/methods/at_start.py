@@ -11,12 +11,14 @@ from sparsefn.budgets import global_
 from sparsefn.curvature import grasp as grasp_score
 from sparsefn.curvature import synflow as synflow_score
 from sparsefn.curvature.derivatives import Batch, Loss
-from sparsefn.engine.checks import check_int, check_sparsity
+from sparsefn.engine.checks import check_int, check_sparsity, numbers
 from sparsefn.engine.described import described
-from sparsefn.schedules import geometric
+from sparsefn.engine.elementary import power
+from sparsefn.engine.numbers import Real, divide
+from sparsefn.engine.numbers import where as either
 from sparsefn.scores import absolute, movement, saliency
 from sparsefn.scores import sum as summed
-from sparsefn.state import Algorithm, Level, Schedule, Where
+from sparsefn.state import Algorithm, Level, Schedule, Step, Where
 from sparsefn.tree import Tree
 from sparsefn.triggers import at, every
 from sparsefn.where import default_where
@@ -169,5 +171,16 @@ def synflow(
 
 
 def _in_rounds(name: str, sparsity: float | Tensor | Schedule, rounds: int) -> Level:
+    # In each round the kept share shrinks by the same factor.
     check_int(name, "rounds", rounds, 1)
-    return sparsity if callable(sparsity) else geometric(check_sparsity(sparsity), rounds)
+    if callable(sparsity):
+        return sparsity
+    (last,) = numbers(sparsity=check_sparsity(sparsity))
+
+    def level(step: Step) -> Real:
+        time = step.double() if isinstance(step, Tensor) else float(step)
+        done = divide(time + 1.0, float(rounds))
+        # In the end it is the sparsity itself: 1 - (1 - sparsity) may differ in the last bit.
+        return either(done >= 1.0, last, 1.0 - power(1.0 - last, done))
+
+    return level

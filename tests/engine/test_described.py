@@ -131,7 +131,6 @@ CALLS = {
         "cosine_decay(0.3, steps=100)",
         "cycling([0.5, 0.8], every(10, start=10))",
         "exponential(0.0, gamma=-0.5)",
-        "geometric(0.9, 10)",
         "linear(0.5, 0.25)",
         "linear_decay(0.5, 2)",
         "piecewise({0: 0.5, 100: 0.8})",

@@ -209,6 +209,16 @@ def test_what_flows_is_conserved():
     assert all(torch.allclose(score.sum(), flow, rtol=1e-12) for score in scores.values())
 
 
+def test_the_last_round_has_the_sparsity_itself():
+    # 1 - (1 - 0.05) is more than 0.05, and would prune 1 of 10, where 0.05 rounds to none.
+    weights = {"w": torch.arange(1.0, 11.0)}
+    for sparsity in (0.05, torch.tensor(0.05, dtype=torch.float64)):
+        for step in (2, torch.tensor(2)):
+            algorithm = sf.methods.force(sparsity, rounds=3, where="*")
+            state = algorithm.update(algorithm.init(weights), weights, step)
+            assert int(state.masks["w"].sum()) == 10
+
+
 def test_the_share_that_is_kept_shrinks_by_the_same_factor():
     net = linears(5, 10, 10, 5, bias=False)
     algorithm, counts = sf.methods.synflow(0.75, net, (5,), rounds=2), []
