@@ -72,6 +72,10 @@ def _multiplied(old: sf.State, new: sf.State, grads: Tree, step: Any) -> sf.Stat
     return new._replace(params=each(lambda p, m: p * m, old.params, new.masks))
 
 
+def _decayed_off_the_support(old: sf.State, new: sf.State, grads: Tree, step: Any) -> sf.State:
+    return new._replace(params=each(lambda p, m: torch.where(m, p, 0.5 * p), new.params, new.support))
+
+
 def _random_generator(s: Any, key: Tensor, params: Tree) -> sf.Algorithm:
     return sf.static(None, init=masks_by(lambda _, x: sf.topk_mask(torch.rand(x.shape), kept(x, s))), key=key)
 
@@ -252,6 +256,18 @@ STATES = [
         "pruned_weights_are_zero",
         "adam rigl",
         lambda s, key, _: sf.with_optimizer(sf.rigl(s, key=key, **swap), sf.optimizers.adam(0.1), mask_moments=False),
+    ),
+    mutant(
+        "every weight trains",
+        "nothing_moves_off_the_support",
+        "chain keep ste",
+        lambda s, key, _: sf.ste(s, when=EVEN),
+    ),
+    mutant(
+        "weights decay where they do not train",
+        "nothing_moves_off_the_support",
+        "chain keep ste",
+        lambda s, key, _: after_update(HEALTHY["chain keep ste"].make(s, key, None), _decayed_off_the_support),
     ),
     mutant("pruned weights train on", "outside_optimizers_cannot_revive", "gmp", gmp(pruned="train")),
     mutant("one weight is always pruned", "sparsity_zero_is_dense", "static magnitude keep", _at_least(0, 1)),

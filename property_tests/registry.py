@@ -408,6 +408,17 @@ ROWS = [
         lambda s, key, _: sf.ste(0.5, pattern=NM.pattern),
         Meta(start="magnitude", choose=MAGNITUDE, pruned="train", **FIXED),
     ),
+    Row(
+        "chain keep ste",
+        lambda s, key, _: sf.chain(sf.gmp(0.5 * s, regrow=True, pruned="keep", when=EVEN), sf.ste(s, when=EVEN)),
+        Meta(
+            start="magnitude",
+            choose=MAGNITUDE,
+            when=EVEN,
+            pruned="train",
+            support=lambda s: sf.schedules.constant(0.5 * s),
+        ),
+    ),
     # exchanging weights
     Row(
         "set",

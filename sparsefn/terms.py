@@ -14,6 +14,7 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.numbers import Real
 from sparsefn.state import State, Step, Term, Where
 from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.where import matching
@@ -40,7 +41,7 @@ def l2(strength: float) -> Term:
 
 
 @described
-def pruned_decay(strength: float) -> Term:
+def pruned_decay(strength: Real) -> Term:
     """strength * w off the mask: the regulariser of SR-STE.
 
     >>> state = sf.State({"w": torch.tensor([3.0, -1.0])}, {"w": torch.tensor([True, False])})

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsefn.algorithms.competition import Competition, Pools, full
 from sparsefn.algorithms.frame import sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory, Pruned
-from sparsefn.algorithms.wanted import counted, rooms
+from sparsefn.algorithms.wanted import Goal, counted, rooms
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import Schedule, Step
 from sparsefn.engine.leafwise import zeroed
@@ -50,7 +50,7 @@ class Cycle(NamedTuple):
 
     rule: Competition
     memory: Memory
-    level: Schedule | None
+    level: Goal
     current: bool
     fraction: Schedule | Counted
     rounding: CountRule
@@ -107,7 +107,7 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
     free = rule.free(pools, leaves, allowed)
     active = [_within(rows, open_) for rows, open_ in zip(rule.active(pools, masks), free, strict=True)]
     field = Field(leaves, masks, pools, free, active, rule.totals(pools, active))
-    lost, target = _quota(cycle, field, drops, shares, allowed, step)
+    lost, target = _quota(cycle, field, drops, grows, shares, allowed, step)
     stay = rule.winners(pools, drops, field.had - lost, list(active), absolute=of_drops)
     grew = _grow(cycle, field, grows, of_grows, shares, stay, field.had - lost, target)
     new = rule.masks(pools, [kept | grown for kept, grown in zip(stay, grew, strict=True)], drops, masks)
@@ -122,12 +122,14 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
 
 
 def _quota(
-    cycle: Cycle, field: Field, drops: Leaves, shares: Leaves, allowed: Leaves | None, step: Step
+    cycle: Cycle, field: Field, drops: Leaves, grows: Leaves, shares: Leaves, allowed: Leaves | None, step: Step
 ) -> tuple[Tensor, Tensor]:
     # How many units of each group are dropped, and how many are to be active afterwards.
     rule, plan, had = cycle.rule, cycle.plan, field.had
     target = had
-    if not cycle.current:
+    if isinstance(cycle.level, Counted):
+        target = end_to_end(counted(rule, field.pools, cycle.level, grows, field.free, step), field.groups, had.device)
+    elif not cycle.current:
         level = None if cycle.level is None else fraction_at(cycle.level, step)
         room = rooms(rule, field.pools, field.leaves, allowed)
         target = end_to_end(rule.targets(field.pools, level, room), field.groups, had.device)

@@ -17,7 +17,7 @@ from sparsefn.budgets import Distribution, uniform
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, check_int, check_keywords
 from sparsefn.engine.described import described
-from sparsefn.engine.rounding import CountRule, as_fraction, rounded
+from sparsefn.engine.rounding import CountRule, rounded
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import check_single
 from sparsefn.redistribute import GrowCount, Redistribute, Share, check_redistribute, mean_active
@@ -28,8 +28,9 @@ from sparsefn.state import Algorithm, Level, Score, Trigger, Where, check_score
 from sparsefn.triggers import every
 from sparsefn.where import default_where
 
-# A fraction, perhaps another one at every step; None where the pattern fixes it; or as many as are active.
-Target = Level | Literal["current"] | None
+# A fraction, perhaps another one at every step; a count by scores; None where the pattern fixes it; or as many as are
+# active.
+Target = Level | Counted | Literal["current"] | None
 
 
 class DropGrowOptions(TypedDict, total=False):
@@ -92,7 +93,8 @@ def drop_grow(
     Where `when` fires, `count(drop_fraction, active)` weights are dropped (round half even) and as many
     grown as the sparsity asks for, so that exactly n_kept are active afterwards; where too many are
     active (a dense start) more are dropped. `sparsity` is a float, a Schedule, a 0-d tensor, None where
-    the pattern fixes it, or "current" to grow back what was dropped; `drop_fraction` is a float, a
+    the pattern fixes it, "current" to grow back what was dropped, or a count that the growth scores decide, among
+    the weights that may be kept, with an `init` that needs no sparsity; `drop_fraction` is a float, a
     Schedule or a 0-d tensor, or a count that the drop scores of the kept weights decide, such as
     `sf.counts.below(0.1)`.
     Say how long the run is: `steps` makes masks change every 100 steps (in a run below 10,000, every hundredth
@@ -116,7 +118,7 @@ def drop_grow(
     if (sparsity is None and pattern.fixed is None) or (current and sparsity != "current"):
         wrong = ValueError if current else TypeError
         raise wrong(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
-    level = None if isinstance(sparsity, str) else as_fraction(sparsity)
+    level = None if isinstance(sparsity, str) else as_goal(rule, sparsity)
     plan = None if redistribute is None else check_redistribute(redistribute)
     if plan is not None and (rule.joint or pattern != unstructured()):
         raise ValueError(
@@ -145,7 +147,11 @@ def drop_grow(
         exclude_dropped=exclude_dropped,
         restart_dropped=restart_dropped,
         plan=plan,
-        signed=rule.elementwise and plan is None and grow_count is None and not isinstance(fraction, Counted),
+        signed=rule.elementwise
+        and plan is None
+        and grow_count is None
+        and not isinstance(fraction, Counted)
+        and not isinstance(level, Counted),
     )
     return build_masked(rule, memory, partial(run, cycle), goal=level, init=init, where=where, key=key, when=when)
 

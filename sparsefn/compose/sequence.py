@@ -58,10 +58,11 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
     def update(state: State, grads: Tree, step: Step) -> State:
         params, masks, parts, owns = state.params, state.masks, [], []
         for i, algorithm in enumerate(algorithms):
-            part = part_of(state, params, masks, i)
-            part = unchecked(algorithm)(part, grads, step)
+            seen = part_of(state, params, masks, i)
+            part = unchecked(algorithm)(seen, grads, step)
             params = part.params
-            masks = optree.tree_map(lambda old, new: new if new.ndim else old, masks, part.masks)
+            if part.masks is not seen.masks:  # else a chain around this would take them for new ones
+                masks = optree.tree_map(lambda old, new: new if new.ndim else old, masks, part.masks)
             parts.append(part)
             owns.append(state.scores[str(i)]["owns"])
         return join(parts, masks, owns)

@@ -9,8 +9,10 @@ from sparsefn.scores.distances import distance as distance
 from sparsefn.scores.leaves import lamp as lamp
 from sparsefn.scores.leaves import leafwise as leafwise
 from sparsefn.scores.memory import ema as ema
+from sparsefn.scores.memory import first_sign as first_sign
 from sparsefn.scores.memory import mean as mean
 from sparsefn.scores.memory import momentum as momentum
+from sparsefn.scores.memory import steered as steered
 from sparsefn.scores.memory import sum as sum
 from sparsefn.scores.plain import absolute as absolute
 from sparsefn.scores.plain import gradient as gradient
@@ -18,3 +20,4 @@ from sparsefn.scores.plain import magnitude as magnitude
 from sparsefn.scores.plain import movement as movement
 from sparsefn.scores.plain import random as random
 from sparsefn.scores.plain import saliency as saliency
+from sparsefn.scores.topology import topology as topology

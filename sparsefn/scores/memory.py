@@ -1,4 +1,4 @@
-"""Scores with memory: moving averages, sums and means of other scores."""
+"""Scores with memory: averages and sums of other scores, a threshold that is steered, signs of the start."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.counts import below
+from sparsefn.engine.checks import check_int, check_positive, check_trigger
 from sparsefn.engine.described import described
-from sparsefn.scores.plain import absolute, given, plain
+from sparsefn.engine.shards import check_plain
+from sparsefn.scores.leaves import of_sparsified
+from sparsefn.scores.plain import absolute, given, magnitude, plain
 from sparsefn.state import Accumulated, Score, State, Step, Trigger
-from sparsefn.tree import Tree, leaves_of, wide
+from sparsefn.tree import Tree, choose, flatten, leaves_of, wide
 from sparsefn.triggers import never
 
 
@@ -116,6 +120,77 @@ def mean(score: Score, reset: Trigger | None = None) -> Accumulated:
         return optree.tree_map(lambda m: m / memory["count"].clamp(min=1), memory["sum"])
 
     return Accumulated(total.init, total.accumulate, value)
+
+
+@described
+def steered(
+    when: Trigger, target: int, *, score: Score = magnitude, tau: float = 1e-3, slack: float = 0.1, spare: int = 1
+) -> Accumulated:
+    """A score over a threshold which halves where too many weights are under it, and doubles where too few are.
+
+    >>> steered = sf.scores.steered(sf.always(), target=2, tau=0.5)
+    >>> state = sf.State({"w": torch.tensor([0.1, 0.2, 0.3, 1.0])}, {"w": torch.ones(4) > 0})
+    >>> memory = steered.accumulate(steered.init(state.params), state, (), 0)
+    >>> memory["tau"], memory["next"]
+    (tensor(0.5000, dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
+    >>> steered.value(memory, state, (), 0)
+    {'w': tensor([0.2000, 0.4000, 0.6000, 2.0000])}
+
+    For `drop=` together with `drop_fraction=sf.counts.below(1.0, spare=spare)` and the trigger of the algorithm, where
+    it counts what is dropped: kept weights whose score is not above tau, over all leaves, less the `spare` best of each
+    leaf. The next threshold is half of tau if these are more than (1 + slack) * target, twice tau if they are fewer
+    than (1 - slack) * target. Raises TypeError or ValueError for a target or spare that is not an int >= 0, for a tau
+    that is not positive, and ValueError for a DTensor. Mostafa & Wang 2019, arXiv 1902.05967.
+    """
+    fn, under = plain(score), below(1.0, spare)
+    check_trigger("when", when)
+    check_int("steered", "target", target, 0)
+    check_positive("tau", tau)
+
+    def init(params: Tree) -> Tree:
+        device = next((leaf.device for leaf in leaves_of(params)), torch.device("cpu"))
+        return {name: torch.full((), tau, dtype=torch.float64, device=device) for name in ("next", "tau")}
+
+    def over(tau: Tensor, state: State, grads: Tree, step: Step) -> Tree:
+        def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+            check_plain("steered", path, weight)
+            return wide(value) / tau.to(value.device, wide(value).dtype)
+
+        return of_sparsified(of_leaf, state, fn(state, grads, step))
+
+    def accumulate(memory: Tree, state: State, grads: Tree, step: Step) -> Tree:
+        def adapted(old: Tree) -> Tree:
+            tau, masks = old["next"], flatten(state.masks)[0]
+            values = flatten(over(tau, state, grads, step))[0]
+            rows = [(x.reshape(1, -1), masks[path].reshape(1, -1)) for path, x in values.items() if masks[path].ndim]
+            lost = torch.zeros_like(tau)
+            for row, mask in rows:
+                lost = lost + under.count(row, mask, step).sum().to(tau.device)
+            factor = torch.where(lost > (1 + slack) * target, 0.5, torch.where(lost < (1 - slack) * target, 2.0, 1.0))
+            return {"next": tau * factor, "tau": tau}
+
+        return choose(when(step), adapted, memory)
+
+    return Accumulated(init, accumulate, lambda memory, state, grads, step: over(memory["tau"], state, grads, step))
+
+
+@described
+def first_sign() -> Accumulated:
+    """The weight times the sign that it had at the start: negative where the sign has changed since.
+
+    >>> score = sf.scores.first_sign()
+    >>> signs = score.init({"w": torch.tensor([0.5, -2.0, 0.0])})
+    >>> signs, score.value(signs, sf.State({"w": torch.tensor([0.1, 1.0, -1.0])}, ()), (), 0)
+    ({'w': tensor([ 1., -1.,  1.])}, {'w': tensor([ 0.1000, -1.0000, -1.0000])})
+
+    For `drop=` together with `drop_fraction=sf.counts.below(0.0)`: weights whose sign has changed are dropped. The
+    memory is the signs, of pruned weights too; 0 counts as positive. Bellec et al. 2018, arXiv 1711.05136.
+    """
+    return Accumulated(
+        init=lambda params: optree.tree_map(lambda w: torch.where(w < 0, -1.0, 1.0).to(w.dtype), params),
+        accumulate=lambda memory, state, grads, step: memory,
+        value=lambda memory, state, grads, step: optree.tree_map(torch.mul, state.params, memory),
+    )
 
 
 def _flag(fired: bool | Tensor, like: Tensor) -> Tensor:

@@ -192,6 +192,7 @@ EDGES = Law(
         Check(ends.sparsity_one_is_empty, _ends, "baseline=None"),
         Check(ends.nothing_to_sparsify_is_dense, lambda meta: meta.where is default_where, share=0.08),
         Check(ends.pruned_weights_are_zero, hint='pruned="keep" or "train"'),
+        Check(ends.nothing_moves_off_the_support, lambda meta: meta.support is not None, "support=None"),
     ),
 )
 RESUME = Law(

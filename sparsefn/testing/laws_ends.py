@@ -6,15 +6,17 @@ import warnings
 
 import optree
 import torch
+from torch import Tensor
 
 from sparsefn.compose.with_optimizer import with_optimizer
 from sparsefn.optimizers import adam
 from sparsefn.random import key
 from sparsefn.state import effective, with_params
 from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, updates
+from sparsefn.testing.laws_masks import counts_of, goals_of
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
-from sparsefn.tree import Tree
+from sparsefn.tree import Tree, flatten
 
 
 def pruned_weights_are_zero(row: Row, case: Case) -> None:
@@ -32,6 +34,36 @@ def pruned_weights_are_zero(row: Row, case: Case) -> None:
             for name, moment in leaves(state.opt).items():
                 if mask.ndim and name.endswith("." + path) and moment.shape == mask.shape:
                     assert (moment[~mask] == 0).all(), f"the moment {name} is not zero where nothing trains"
+
+
+def nothing_moves_off_the_support(row: Row, case: Case) -> None:
+    """The support has a count of its own and holds the mask; off it no weight changes, whatever an optimizer does."""
+    assert row.meta.support is not None
+    algorithm, level = algorithm_of(row, case), row.meta.support(case.sparsity)
+    trained = algorithm if row.meta.optimizer else with_optimizer(algorithm, adam(0.1))
+    frozen: dict[str, Tensor] = {}
+    old: dict[str, Tensor] = {}
+    expected: list[int] = []
+    for i, state in enumerate(updates(trained, case)):
+        support = {path: mask for path, mask in leaves(trained.view.support(state)).items() if mask.ndim}
+        assert support.keys() == sparse(state).keys(), f"state {i}: {sorted(support)} have a support"
+        for path, mask in sparse(state).items():
+            assert not (mask & ~support[path]).any(), f"state {i}: {path} is kept where it does not train"
+        whole = state._replace(masks=_with(state.masks, support))
+        if not i or row.meta.when(i - 1):
+            expected = goals_of(row.meta, whole, float(level(max(i - 1, 0))))
+        counted = counts_of(row.meta, whole)
+        assert counted == expected, f"state {i}: {counted} weights may move, expected {expected}"
+        new = leaves(state.params)
+        for path, mask in frozen.items():
+            same = torch.equal(bits(new[path])[mask], bits(old[path])[mask])
+            assert same, f"state {i}: {path} has changed where it does not train"
+        frozen, old = {path: ~mask for path, mask in support.items()}, new
+
+
+def _with(masks: Tree, other: dict[str, Tensor]) -> Tree:
+    known, rebuild = flatten(masks)
+    return rebuild([other.get(path, mask) for path, mask in known.items()])
 
 
 def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:

@@ -50,7 +50,7 @@ def transitions(row: Row, case: Case) -> Iterator[tuple[int, State, Tree, State]
 # ---- how many -------------------------------------------------------------------------------------
 
 
-def _goals(meta: Meta, state: State, sparsity: float) -> Counts:
+def goals_of(meta: Meta, state: State, sparsity: float) -> Counts:
     """The kept count of every competition at a sparsity; only the total if `Meta` promises no more."""
     shapes = {path: tuple(mask.shape) for path, mask in sparse(state).items()}
     groups = {path: oracle.groups(meta.layout, shape) for path, shape in shapes.items()}
@@ -66,7 +66,7 @@ def _goals(meta: Meta, state: State, sparsity: float) -> Counts:
     return [sum(goals)] if meta.global_budget else goals
 
 
-def _counted(meta: Meta, state: State) -> Counts:
+def counts_of(meta: Meta, state: State) -> Counts:
     counts = [sum(field.active(state)) for field in competitions(meta, state)]
     return [sum(counts)] if meta.global_budget else counts
 
@@ -81,16 +81,16 @@ def counts_are_exact(row: Row, case: Case) -> None:
     if meta.start == "dense":
         expected = [sum(sizes)] if meta.global_budget else sizes
     else:
-        expected = _goals(meta, first, float(level(0)))
-    assert _counted(meta, first) == expected, f"after init: {_counted(meta, first)} kept, expected {expected}"
+        expected = goals_of(meta, first, float(level(0)))
+    assert counts_of(meta, first) == expected, f"after init: {counts_of(meta, first)} kept, expected {expected}"
     for step, state in enumerate(states[1:]):
         if meta.when(step) and meta.relative:
             expected = [n - oracle.rounded(float(level(step)), n) for n in expected]
         elif meta.when(step):
-            goals = _goals(meta, state, float(level(step)))
+            goals = goals_of(meta, state, float(level(step)))
             # Masks that only shrink cannot follow a budget whose rounding would have a leaf gain a unit.
             expected = [min(n, m) for n, m in zip(goals, expected, strict=True)] if meta.monotone else goals
-        counted = _counted(meta, state)
+        counted = counts_of(meta, state)
         assert counted == expected, f"after step {step}: {counted} kept, expected {expected}"
 
 

@@ -50,6 +50,8 @@ class Meta(NamedTuple):
 
     Pruned weights, and the rest:
     `pruned`          weights off the mask are set to "zero", "keep" their values or "train" on
+    `support`         the sparsity asked for -> the schedule of the sparsity of the weights that train, where these are
+                      more than the mask and less than all (with pruned="train"); the others keep their bits
     `idle`            a step without a trigger leaves the state alone and does no tensor work
     `trains`          the tree that an optimizer moves: "params", or something else
     `optimizer`       it has an optimizer inside
@@ -80,6 +82,7 @@ class Meta(NamedTuple):
     scale_free: bool = True
     permutes: bool = True
     pruned: Pruned = "zero"
+    support: Callable[[float], Schedule] | None = None
     idle: bool = True
     trains: str = "params"
     optimizer: bool = False

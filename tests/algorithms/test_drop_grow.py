@@ -249,3 +249,26 @@ def test_a_pattern_that_fixes_the_sparsity_needs_none():
     algorithm = sf.rigl(None, drop_fraction=0.5, pattern=sf.patterns.nm(2, 4), init="magnitude", when=sf.always())
     state = algorithm.update(algorithm.init(row(4, 3, 2, 1)), row(0, 0, 0, 9), 0)
     assert kept(state) == {0, 3}
+
+
+def test_scores_may_decide_the_target_among_what_may_be_kept():
+    # Every row that a chain leaves open gets three weights; of the gradients, not of the weights, above a threshold.
+    def three(scores, free, step):
+        return free.any(-1) * 3
+
+    rows = sf.from_masks({"w": torch.tensor([[True] * 4, [False] * 4, [True] * 4])})
+    target = {"pattern": sf.patterns.row_balanced(), "drop_fraction": 0.0, "init": "dense", "when": sf.always()}
+    algorithm = sf.chain(rows, sf.rigl(sf.counts.Counted(three), **target))
+    weights = {"w": torch.arange(1.0, 13.0).reshape(3, 4)}
+    state = algorithm.update(algorithm.init(weights), weights, 0)
+    assert state.masks["w"].int().tolist() == [[0, 1, 1, 1], [0, 0, 0, 0], [0, 1, 1, 1]]
+    above = sf.rigl(sf.counts.above(2.5), drop_fraction=1.0, init={"w": torch.arange(8) < 2}, where="*")
+    state = above.update(above.init({"w": torch.ones(8)}), {"w": torch.tensor([0.0, 1, 2, 3, 4, 5, 1, 3])}, 0)
+    assert state.masks["w"].nonzero().flatten().tolist() == [3, 4, 5, 7]
+
+
+def test_a_target_by_scores_needs_masks_to_start_from():
+    with pytest.raises(ValueError, match="init='random' needs a sparsity"):
+        sf.rigl(sf.counts.above(0.5)).init({"w": torch.ones(2, 2)})
+    with pytest.raises(ValueError, match="expected distribution to be uniform"):
+        sf.rigl(sf.counts.above(0.5), distribution=sf.budgets.erk())

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn.testing.harness import Work
 
 
 def row(*values):
@@ -161,3 +162,13 @@ class TestInsideAChain:
         update = torch.compile(algorithm.update, backend="aot_eager", fullgraph=True)
         compiled = update(algorithm.init({"w": w[0]}), {"w": g[0]}, 0)
         assert torch.equal(compiled.masks["w"], states[0].masks["w"])
+
+
+def test_between_triggers_a_sequence_inside_a_chain_does_no_work():
+    when = sf.every(2)
+    algorithm = sf.chain(sf.gmp(0.25, when=when), sf.sequence(sf.gmp(0.5, when=when), sf.rigl("current", when=when)))
+    state = algorithm.init({"w": torch.randn(4, 4)})
+    state = algorithm.update(state, state.params, 0)
+    with Work() as work:
+        assert algorithm.update(state, state.params, 1).masks is state.masks
+    assert not work.operations

@@ -183,3 +183,53 @@ def test_the_absolute_value_of_a_score_with_memory_has_its_memory():
         memory = score.accumulate(score.init(params), sf.State(params, ()), grads, 0)
         signed, size = (each.value(memory, sf.State(params, ()), grads, 0)["w"] for each in (score, S.absolute(score)))
         assert torch.equal(size, signed.abs())
+
+
+class TestSteered:
+    @pytest.mark.parametrize(("small", "factor"), [(8, 0.5), (7, 1.0), (5, 1.0), (4, 2.0)])
+    def test_the_threshold_follows_how_many_are_under_it(self, small, factor):
+        # Pruned entries are not counted. From 5 to 7 are near enough to 6.
+        state = sf.State(vector(*[0.1] * small, *[9.0] * 4), {"w": torch.arange(small + 4) < small})
+        score = S.steered(sf.always(), 6, tau=0.5, slack=0.2, spare=0)
+        memory = score.accumulate(score.init(state.params), state, (), 0)
+        assert (float(memory["tau"]), float(memory["next"])) == (0.5, 0.5 * factor)
+
+    def test_it_changes_where_the_trigger_fires_and_is_read_a_step_later(self):
+        state = sf.State(vector(1.0, 2.0), {"w": torch.tensor([True, True])})
+        score = S.steered(sf.every(2), 2, tau=0.5)
+        memory, taus = score.init(state.params), []
+        for step in range(4):
+            memory = score.accumulate(memory, state, (), torch.tensor(step) if step else step)
+            taus.append(float(memory["tau"]))
+            assert score.value(memory, state, (), step)["w"].tolist() == [1 / taus[-1], 2 / taus[-1]]
+        assert taus == [0.5, 0.5, 1.0, 1.0]
+
+    def test_dense_leaves_count_for_nothing(self):
+        state = sf.State({"w": torch.ones(3), "b": torch.zeros(9)}, {"w": torch.ones(3) > 0, "b": torch.tensor(True)})
+        score = S.steered(sf.always(), 1, tau=0.5)
+        memory = score.accumulate(score.init(state.params), state, (), 0)
+        assert float(memory["next"]) == 1.0 and not score.value(memory, state, (), 0)["b"].any()
+
+    @pytest.mark.parametrize(
+        ("call", "error", "message"),
+        [
+            (lambda: S.steered(sf.always(), -1), ValueError, "steered: expected target >= 0, got -1"),
+            (lambda: S.steered(sf.always(), 0.5), TypeError, "steered: expected target to be an int, got float"),
+            (lambda: S.steered(sf.always(), 1, tau=-1.0), ValueError, "expected tau > 0, got -1.0"),
+            (lambda: S.steered(sf.always(), 1, spare=-1), ValueError, "expected spare >= 0, got -1"),
+            (lambda: S.steered(3, 1), TypeError, "expected when to be a trigger"),
+            (lambda: S.steered(sf.always(), 1, score=S.momentum(0.5)), TypeError, "expected a score function"),
+        ],
+    )
+    def test_bad_input(self, call, error, message):
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_the_first_sign_is_that_of_the_start():
+    score = S.first_sign()
+    memory = score.init(vector(1.0, -1.0, 0.0, -0.0, dtype=torch.float16))
+    assert memory["w"].dtype == torch.float16 and memory["w"].tolist() == [1, -1, 1, 1]
+    state = state_of(-2.0, -3.0, 4.0, -5.0)
+    memory = score.accumulate({"w": memory["w"].float()}, state, (), 0)
+    assert score.value(memory, state, (), 0)["w"].tolist() == [-2, 3, 4, -5]

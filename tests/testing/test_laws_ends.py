@@ -64,3 +64,24 @@ def test_a_stale_moment_is_noticed():
 
     with pytest.raises(AssertionError, match="the moment .* is not zero where nothing trains"):
         laws.pruned_weights_are_zero(row(make), CASE)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda s: sf.ste(s), r"state 0: \[\] have a support"),
+        (lambda s: sf.chain(sf.gmp(0.5, regrow=True, pruned="keep"), sf.ste(s)), r"state 0: \[6\] weights may move"),
+        (lambda s: chained_and(lambda state: state._replace(masks={"w": state.masks["w"] | True})), "w is kept where"),
+        (lambda s: chained_and(lambda state: state._replace(params={"w": state.params["w"] / 2})), "w has changed"),
+    ],
+)
+def test_a_weight_that_moves_off_its_support_is_noticed(make, message):
+    promised = {"pruned": "train", "support": lambda s: lambda step: 0.25}
+    with pytest.raises(AssertionError, match=message):
+        laws.nothing_moves_off_the_support(row(make, **promised), CASE)
+    laws.nothing_moves_off_the_support(row(lambda s: chained_and(lambda state: state), **promised), CASE)
+
+
+def chained_and(change):
+    base = sf.chain(sf.gmp(0.25, regrow=True, pruned="keep"), sf.ste(0.5))
+    return base._replace(update=lambda state, grads, step: change(base.update(state, grads, step)))

@@ -1,0 +1,54 @@
+"""Gradual pruning by name, and training that is sparse and dense by turns."""
+
+import pytest
+import torch
+
+import sparsefn as sf
+
+
+def test_gmp_is_the_algorithm_of_the_top_level():
+    assert sf.methods.gmp is sf.gmp
+
+
+def test_dense_phases_start_at_zero_with_fresh_moments():
+    sparse, dense = sf.at([2, 6, 10]), sf.at([4, 8])
+    turns = sf.methods.ac_dc(0.9, sparse=sparse, dense=dense)
+    algorithm = sf.with_optimizer(turns, sf.optimizers.sgd(0.1, momentum=0.9), reset=dense)
+    params = {"a": torch.randn(10, 20), "b": torch.randn(20, 15), "bias": torch.randn(15)}
+    state, counts = algorithm.init(params), []
+    for step in range(12):
+        old = state
+        state = algorithm.update(state, {path: torch.randn_like(w) for path, w in params.items()}, step)
+        counts.append(sum(int(state.masks[path].sum()) for path in ("a", "b")))
+        if dense(step):
+            assert all(not state.params[path][~old.masks[path]].any() for path in ("a", "b"))
+            assert all(not moment.any() for moment in state.opt.momentum.values())
+        elif not sparse(step):
+            assert all(torch.equal(state.masks[path], old.masks[path]) for path in params)
+    assert counts == [500, 500, 50, 50, 500, 500, 50, 50, 500, 500, 50, 50]
+
+
+def test_without_an_optimizer_the_mask_comes_back():
+    algorithm = sf.methods.ac_dc(0.5, sparse=sf.at([0, 2]), dense=sf.at([1]))
+    params = {"w": torch.randn(6, 6)}
+    state, masks = algorithm.init(params), []
+    for step in range(3):
+        state = algorithm.update(state, params, step)
+        masks.append(state.masks["w"])
+    assert torch.equal(masks[0], masks[2]) and masks[1].all() and int(masks[0].sum()) == 18
+
+
+def test_dense_wins_where_both_fire_and_steps_may_be_tensors():
+    algorithm = sf.methods.ac_dc(torch.tensor(0.5), sparse=sf.always(), dense=sf.at([1]))
+    state, counts = algorithm.init({"w": torch.randn(4, 4)}), []
+    for step in range(3):
+        state = algorithm.update(state, state.params, torch.tensor(step))
+        counts.append(int(state.masks["w"].sum()))
+    assert counts == [8, 16, 8]
+
+
+def test_bad_input():
+    with pytest.raises(TypeError, match="dense"):
+        sf.methods.ac_dc(0.5, sparse=sf.always(), dense=3)
+    with pytest.raises(ValueError, match=r"in \[0, 1\], got 1.5"):
+        sf.methods.ac_dc(1.5, sparse=sf.always(), dense=sf.never())
