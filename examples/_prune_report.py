@@ -56,8 +56,11 @@ def findings(results: Results) -> list[str]:
         found.append(f"{level}, best first: " + ", ".join(f"{m} {mean(methods[m], 'bits'):.3f}" for m in order))
         if all(method in methods for method in EXPECTED):
             seeds = list(zip(*([r["bits"] for r in methods[m]] for m in EXPECTED), strict=True))
-            held = sum(a < b < c for a, b, c in seeds)
-            found.append(f"{level}: SparseGPT < Wanda < magnitude in {held} of {len(seeds)} seeds")
+            held = [sum(seed[i] < seed[i + 1] for seed in seeds) for i in (0, 1)]
+            found.append(
+                f"{level}: SparseGPT < Wanda in {held[0]} of {len(seeds)} seeds, Wanda < magnitude in {held[1]}; "
+                f"SparseGPT < Wanda < magnitude in {sum(a < b < c for a, b, c in seeds)} of {len(seeds)} seeds"
+            )
     return found
 
 
@@ -67,9 +70,11 @@ def draw(results: Results, shown: dict[str, Any], file: Path) -> None:
     figure = Figure(figsize=(13.5, 5.6), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     left, right = figure.subfigures(1, 2, width_ratios=(1.75, 1))
-    panels = left.subplots(1, len(levels), sharey=True, squeeze=False)[0]
+    panels = left.subplots(1, len(levels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (level, methods) in zip(panels, levels.items(), strict=True):
         losses(axes, level, methods)
+    rises = [r["bits"] - r["before"] for r in results]
+    panels[0].set_xlim(min(0.0, 1.1 * min(rises)), 1.32 * max(*rises, 1e-3))  # the numbers stand beside the bars
     for label in panels[0].get_yticklabels():
         label.set(color=COLOURS[label.get_text()], fontsize=11)
     left.suptitle(title(levels), x=0.02, ha="left", fontsize=12)
@@ -114,8 +119,6 @@ def losses(axes: Axes, level: str, methods: dict[str, Results]) -> None:
         )
     axes.set_yticks(range(len(names)), names)
     axes.set_title(f"{level} zeros" if level[-1] == "%" else f"{level}, half zeros" if level == "2:4" else level)
-    low, high = axes.get_xlim()
-    axes.set_xlim(min(low, 0.0), high + 0.3 * (high - low))
     axes.axvline(0, color="0.3", linewidth=1)
     axes.grid(axis="x", color="0.93")
     axes.set_axisbelow(True)
@@ -140,11 +143,11 @@ def inputs(axes: Axes, level: str, shown: dict[str, Any]) -> None:
         axes.text(1.02 * len(order), height, name, color=COLOURS[name], va="center", clip_on=False)
     axes.set_xlim(0, len(order))
     axes.set_title(
-        f"What data changes: how many weights are kept\nof each of the last layer's {len(order)} inputs",
+        f"What data changes: how many weights are kept\nof each of the last layer's {len(order)} inputs, at {level}",
         loc="left",
         fontsize=12,
     )
-    axes.set_xlabel(f"inputs, from the smallest over the calibration windows to the largest, at {level}")
+    axes.set_xlabel("inputs, from the smallest to the largest")
     axes.set_ylabel("% of the weights kept")
     axes.grid(axis="y", color="0.93")
     axes.set_axisbelow(True)

@@ -434,7 +434,7 @@ def test_a_trained_transformer_is_pruned_and_reported(
     for level, results in by_level.items():
         bits = {name: [r["bits"] for r in results if r["method"] == name] for name in prune.METHODS.values()}
         held = sum(a < b < c for a, b, c in zip(bits["SparseGPT"], bits["Wanda"], bits["magnitude"], strict=True))
-        assert f"{level}: SparseGPT < Wanda < magnitude in {held} of 2 seeds" in printed
+        assert f"SparseGPT < Wanda < magnitude in {held} of 2 seeds" in printed
         assert f"{bits['RIA'][0]:.3f} {bits['RIA'][1]:.3f}" in printed
     content = (tmp_path / "prune.png").read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
