@@ -8,7 +8,7 @@ pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test recipes demo ensemble lm prune distributed bench format clean
+.PHONY: help test recipes demo ensemble lm prune gallery distributed bench format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ lm: $(VENV)/.installed-demo  ## train a small character-level transformer, dense
 
 prune: $(VENV)/.installed-demo  ## prune a small trained transformer with data; options in ARGS="..."
 	$(py) examples/prune.py $(ARGS)
+
+gallery: $(VENV)/.installed-demo  ## draw what published methods do to a mask; options in ARGS="..."
+	$(py) examples/gallery.py $(ARGS)
 
 distributed: $(VENV)/.installed-demo  ## train a sharded transformer on four processes, then on two; options in ARGS="..."
 	$(py) examples/distributed.py $(ARGS)

@@ -431,7 +431,7 @@ def test_a_trained_transformer_is_pruned_and_reported(
     lines = printed.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("zeros"))
     assert len({len(line) for line in lines[start : start + 12]}) == 1 and not lines[start + 12]
-    for level, results in by_level.items():
+    for results in by_level.values():
         bits = {name: [r["bits"] for r in results if r["method"] == name] for name in prune.METHODS.values()}
         held = sum(a < b < c for a, b, c in zip(bits["SparseGPT"], bits["Wanda"], bits["magnitude"], strict=True))
         assert f"SparseGPT < Wanda < magnitude in {held} of 2 seeds" in printed
@@ -483,6 +483,49 @@ def test_the_options_of_pruning(prune: ModuleType, tmp_path: Path, capsys: pytes
         with pytest.raises(SystemExit):
             prune.options([wrong, f"--out={tmp_path}"])
         assert message in capsys.readouterr().err
+
+
+# ---- the gallery ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gallery(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("gallery")
+
+
+def test_every_card_runs_as_it_is_shown(
+    gallery: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {"set", "rigl", "snfs", "gmp", "ste"} <= {*gallery.names()} <= {*gallery.CARDS}
+    monkeypatch.setattr(sys, "argv", ["gallery.py", "--steps=40", f"--out={tmp_path}"])
+    monkeypatch.setattr(
+        gallery, "draw", lambda cards, file, draw=gallery.draw: (drawn.extend(cards), draw(cards, file))
+    )
+    drawn: list[Any] = []
+    gallery.main()
+    assert [card.name for card in drawn] == gallery.names()
+    printed = capsys.readouterr().out
+    for card in drawn:
+        assert card.title and card.paper, card.name
+        assert len(card.code.splitlines()) <= 5 and max(map(len, card.code.splitlines())) <= 56, card.name
+        assert len(card.masks) == 5 and len(card.kept) == 41
+        assert re.search(rf"^{card.name} +keeps {card.kept[-1]:.3f}", printed, re.MULTILINE)
+    rigl = next(card for card in drawn if card.name == "rigl")
+    assert all(mask.sum() == sf.budgets.n_kept(1024, 0.8) for mask in rigl.masks)
+    assert rigl.masks[0].tolist() != rigl.masks[-1].tolist() and rigl.inside > 0.5
+    content = (tmp_path / "methods.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
+
+
+def test_the_drawing_is_about_as_large_as_the_masks(gallery: ModuleType) -> None:
+    drawing = gallery.drawing()
+    assert 0.2 <= drawing.float().mean() <= 0.23
+    assert torch.equal(gallery.target(0) != 0, drawing) and not torch.equal(gallery.target(0), gallery.target(1))
+
+
+def test_the_committed_sheet_is_of_modest_size() -> None:
+    assert (EXAMPLES.parent / "docs" / "methods.png").stat().st_size < 400_000
 
 
 # ---- four processes ------------------------------------------------------------------------------
