@@ -8,7 +8,7 @@ pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test recipes demo ensemble lm distributed bench format clean
+.PHONY: help test recipes demo ensemble lm prune gallery distributed bench format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -30,6 +30,12 @@ ensemble: $(VENV)/.installed-demo  ## train 64 sparse networks in one vmapped lo
 
 lm: $(VENV)/.installed-demo  ## train a small character-level transformer, dense and sparse; options in ARGS="..."
 	$(py) examples/lm.py $(ARGS)
+
+prune: $(VENV)/.installed-demo  ## prune a small trained transformer with data; options in ARGS="..."
+	$(py) examples/prune.py $(ARGS)
+
+gallery: $(VENV)/.installed-demo  ## draw what published methods do to a mask; options in ARGS="..."
+	$(py) examples/gallery.py $(ARGS)
 
 distributed: $(VENV)/.installed-demo  ## train a sharded transformer on four processes, then on two; options in ARGS="..."
 	$(py) examples/distributed.py $(ARGS)

@@ -28,7 +28,7 @@ def linear_pair(x: Tensor, w_forward: Tensor, w_backward: Tensor, bias: Tensor |
     Right under grad, vmap and compile. In compiled code it costs one more product: torch compiles the gradient of a
     custom function as if it had none of its own. Raises ValueError for weights of different shapes.
     Bi-Mask: Zhang et al. 2023, arXiv 2302.06058; BDWP: Fang et al. 2023, arXiv 2309.13015;
-    SLoPe: Mozaffari et al. 2024, arXiv 2405.15325.
+    SLoPe: Mozaffari et al. 2024, arXiv 2405.16325.
     """
     if w_forward.shape != w_backward.shape or w_forward.ndim != 2:
         raise ValueError(

@@ -398,6 +398,136 @@ def test_the_options_of_the_transformer(lm: ModuleType, tmp_path: Path) -> None:
             lm.options([f"--out={tmp_path}", wrong])
 
 
+# ---- pruning with data ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prune(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    module = importlib.import_module("prune")
+    monkeypatch.setattr(module.lm, "WIDTH", 16)
+    return module
+
+
+def test_a_trained_transformer_is_pruned_and_reported(
+    prune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--quick", "--seeds=2", "--steps=12", "--windows=4", "--levels", "0.7", "2:4", f"--out={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["prune.py", *arguments])
+    prune.main()
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "prune.json").read_text(encoding="utf-8"))
+    by_level = {level: [r for r in report["results"] if r["level"] == level] for level in ("70%", "2:4")}
+    blocks = 3 * 12 * 16 * 16
+    for level, kept in {
+        "70%": 3 * sum(sf.budgets.n_kept(n * 256, 0.7) for n in (3, 1, 4, 4)),
+        "2:4": blocks // 2,
+    }.items():
+        assert [r["method"] for r in by_level[level]] == 2 * list(prune.METHODS.values())
+        assert [(r["kept"], r["total"]) for r in by_level[level]] == [(kept, blocks)] * 10
+    for seed in (0, 1):
+        assert len({r["before"] for r in report["results"] if r["seed"] == seed}) == 1
+    assert all(0 < r["bits"] < 9 and r["seconds"] > 0 for r in report["results"])
+    lines = printed.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("zeros"))
+    assert len({len(line) for line in lines[start : start + 12]}) == 1 and not lines[start + 12]
+    for results in by_level.values():
+        bits = {name: [r["bits"] for r in results if r["method"] == name] for name in prune.METHODS.values()}
+        held = sum(a < b < c for a, b, c in zip(bits["SparseGPT"], bits["Wanda"], bits["magnitude"], strict=True))
+        assert f"SparseGPT < Wanda < magnitude in {held} of 2 seeds" in printed
+        assert f"{bits['RIA'][0]:.3f} {bits['RIA'][1]:.3f}" in printed
+    content = (tmp_path / "prune.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
+
+
+@pytest.mark.parametrize("name", ["magnitude", "wanda", "ria", "sparsegpt", "woodfisher"])
+def test_pruning_with_data_changes_the_weights_that_it_may(prune: ModuleType, name: str) -> None:
+    torch.manual_seed(0)
+    text = prune.lm.load(100)
+    model = prune.lm.GPT(len(text.characters), 16)
+    state = prune.prune(name, model, prune.calibration(text, 4, 0), prune.level("2:4"))
+    before = sf.modules.params_of(model)
+    for path, mask in state.masks.items():
+        if mask.ndim == 0:
+            assert torch.equal(state.params[path], before[path])
+            continue
+        assert path.startswith("blocks.") and (mask.unflatten(1, (-1, 4)).sum(-1) == 2).all()
+        assert not state.params[path][~mask].any()
+        same = torch.equal(state.params[path][mask], before[path][mask])
+        assert same == (name not in ("sparsegpt", "woodfisher"))
+
+
+def test_woodfisher_is_the_surgeon_of_each_row(prune: ModuleType) -> None:
+    torch.manual_seed(0)
+    text = prune.lm.load(100)
+    model, windows = prune.lm.GPT(len(text.characters), 16), prune.calibration(text, 4, 0)
+    path = "blocks.1.out.weight"
+    state = prune.woodfisher(model, windows, prune.level("0.5"))
+    params = sf.modules.params_of(model)
+    rows = [torch.func.grad(lambda p, w=w: prune.loss(model, p, w[None]))(params)[path][3] for w in windows]
+    g = torch.stack(rows).double()
+    inverse = torch.linalg.inv(prune.DAMP * torch.eye(16, dtype=torch.float64) + g.T @ g / 4)
+    weight, mask = params[path][3].double(), state.masks[path][3]
+    expected = weight - sum(weight[q] / inverse[q, q] * inverse[q] for q in (~mask).nonzero()[:, 0])
+    torch.testing.assert_close(state.params[path][3].double()[mask], expected[mask], rtol=1e-2, atol=1e-3)
+
+
+def test_the_options_of_pruning(prune: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = prune.options([f"--out={tmp_path}"])
+    assert (chosen.seeds, chosen.steps, chosen.windows) == (3, 400, 128)
+    assert [kept.name for kept in chosen.levels] == ["50%", "70%", "2:4"]
+    assert chosen.methods == list(prune.METHODS)
+    assert prune.options(["--quick", f"--out={tmp_path}"]).windows == 8
+    assert prune.options(["--methods", "ria", "wanda", f"--out={tmp_path}"]).methods == ["wanda", "ria"]
+    for wrong, message in {"--levels=1": "between 0 and 1", "--levels=5:4": "5", "--methods=snip": "snip"}.items():
+        with pytest.raises(SystemExit):
+            prune.options([wrong, f"--out={tmp_path}"])
+        assert message in capsys.readouterr().err
+
+
+# ---- the gallery ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gallery(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("gallery")
+
+
+def test_every_card_runs_as_it_is_shown(
+    gallery: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {"set", "rigl", "snfs", "gmp", "ste"} <= {*gallery.names()} <= {*gallery.CARDS}
+    monkeypatch.setattr(sys, "argv", ["gallery.py", "--steps=40", f"--out={tmp_path}"])
+    monkeypatch.setattr(
+        gallery, "draw", lambda cards, file, draw=gallery.draw: (drawn.extend(cards), draw(cards, file))
+    )
+    drawn: list[Any] = []
+    gallery.main()
+    assert [card.name for card in drawn] == gallery.names()
+    printed = capsys.readouterr().out
+    for card in drawn:
+        assert card.title and card.paper, card.name
+        assert len(card.code.splitlines()) <= 5 and max(map(len, card.code.splitlines())) <= 56, card.name
+        assert len(card.masks) == 5 and len(card.kept) == 41
+        assert re.search(rf"^{card.name} +keeps {card.kept[-1]:.3f}", printed, re.MULTILINE)
+    rigl = next(card for card in drawn if card.name == "rigl")
+    assert all(mask.sum() == sf.budgets.n_kept(1024, 0.8) for mask in rigl.masks)
+    assert rigl.masks[0].tolist() != rigl.masks[-1].tolist() and rigl.inside > 0.5
+    content = (tmp_path / "methods.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
+
+
+def test_the_drawing_is_about_as_large_as_the_masks(gallery: ModuleType) -> None:
+    drawing = gallery.drawing()
+    assert 0.2 <= drawing.float().mean() <= 0.23
+    assert torch.equal(gallery.target(0) != 0, drawing) and not torch.equal(gallery.target(0), gallery.target(1))
+
+
+def test_the_committed_sheet_is_of_modest_size() -> None:
+    assert (EXAMPLES.parent / "docs" / "methods.png").stat().st_size < 400_000
+
+
 # ---- four processes ------------------------------------------------------------------------------
 
 

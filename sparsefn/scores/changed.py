@@ -89,7 +89,7 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
 
     Entries of a leaf are of one class if `by(weight)` is equal there, and if both are kept or both are pruned. So the
     lowest ranks take equally many from each class while they last: `sf.set(0.9, drop=ranked(magnitude))` drops the
-    smallest weights of either sign, as the original of Mocanu et al. 2018, arXiv 1707.04840, does. Of equal scores the
+    smallest weights of either sign, as the original of Mocanu et al. 2018, arXiv 1707.04780, does. Of equal scores the
     first ranks higher; NaN stays NaN. Leaves that are not sparsified score 0. ValueError for a DTensor.
     """
     check_call("by", by, "weight")

@@ -1,0 +1,178 @@
+"""The table of published methods: `python tests/methods_page.py` writes its part of docs/methods.md."""
+
+import ast
+import copy
+import inspect
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sparsefn.methods
+from sparsefn import methods
+
+PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+BEGIN = "<!-- table: made by `python tests/methods_page.py` -->"
+END = "<!-- end of the table -->"
+PASSED_ON = ("where", "key")  # arguments that say nothing about a method
+PAPER = re.compile(r"[A-Z][\w-]+(?: (?:et al\.|(?:&|and) [\w-]+))? (?:19|20)\d\d, arXiv \d{4}\.\d{4,5}")
+YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+LONGEST = 400  # characters of an expression; a longer one keeps some of its variables
+# Of names of the top level, whose docstrings are in another form: tests/test_golden_*.py has their recordings.
+HANDED_ON = {
+    "gmp": "recordings of sparselearning and cerebras.pytorch, and laws",
+    "rigl": "recordings of sparselearning and cerebras.pytorch, a worked example, and laws",
+    "set": "recordings of sparselearning, and laws",
+    "snfs": "recordings of sparselearning, and laws",
+}
+SAME = ("The authors' code does the same", "The paper published no code")
+
+
+class Method(NamedTuple):
+    """What the page says of a method."""
+
+    name: str
+    title: str
+    expression: str
+    paper: str
+    verified: str
+    differs: str
+
+
+def named() -> dict[str, Callable[..., Any]]:
+    """The functions that `sparsefn.methods` hands on, by name."""
+    given = {name: value for name, value in vars(methods).items() if not name.startswith("_")}
+    return {name: given[name] for name in sorted(given) if inspect.isfunction(given[name])}
+
+
+def paragraphs(doc: str) -> list[str]:
+    """The paragraphs of a docstring, each in one line."""
+    return [" ".join(part.split()) for part in re.split(r"\n\s*\n", inspect.cleandoc(doc))]
+
+
+def method(name: str, make: Callable[..., Any]) -> Method:
+    """What the docstring and the source of a method say."""
+    parts = paragraphs(make.__doc__ or "")
+    verified = [part for part in parts if part.startswith("Verified by ")]
+    differs = [part for part in parts if part.startswith("Differs from the authors' code: ") or part.startswith(SAME)]
+    title = parts[0].split(": ")[0] if ": " in parts[0] else parts[0].rstrip(".")
+    if is_handed_on(make):
+        found = [paper for part in parts for paper in PAPER.findall(part)]
+        return Method(name, title, f"`sf.{name}`", "; ".join(found), HANDED_ON[name], "")
+    if len(verified) != 1 or len(differs) != 1 or not YEAR.search(parts[-1]):
+        raise ValueError(
+            f"{name}: expected a paragraph 'Verified by ...', one on the authors' code and the paper at the end of its "
+            f"docstring, got {len(verified)}, {len(differs)} and {parts[-1]!r}"
+        )
+    told = verified[0].removeprefix("Verified by ").rstrip(".")
+    return Method(name, title, f"`{expression(make)}`", parts[-1].rstrip("."), without_brackets(told), differs[0])
+
+
+def is_handed_on(make: Callable[..., Any]) -> bool:
+    """Whether a name is that of the top level."""
+    return not make.__module__.startswith(methods.__name__)
+
+
+def without_brackets(text: str) -> str:
+    """The text without what stands in brackets."""
+    while (shorter := re.sub(r"\s*\([^()]*\)", "", text)) != text:
+        text = shorter
+    return text
+
+
+# ---- the expression ------------------------------------------------------------------------------
+
+
+def expression(make: Callable[..., Any]) -> str:
+    """What a method returns, with the values of its variables in their places and the public names of its parts."""
+    function = inspect.unwrap(make)
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    assert isinstance(tree, ast.FunctionDef)
+    deep: dict[str, ast.expr] = {}  # the values of variables, without other variables in them
+    flat: dict[str, ast.expr] = {}  # the same as they stand
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=variable)], value=value):
+                deep[variable], flat[variable] = (inlined(value, x, function.__globals__) for x in (deep, {}))
+            case ast.Return(value=ast.expr() as value):
+                texts = [ast.unparse(inlined(value, x, function.__globals__)) for x in (deep, flat, {})]
+                return next((text for text in texts if len(text) <= LONGEST), texts[-1]).replace("|", r"\|")
+    raise ValueError(f"{function.__name__}: expected a return at the end of the function")
+
+
+def inlined(value: ast.expr, values: dict[str, ast.expr], names: dict[str, Any]) -> ast.expr:
+    """An expression with values in the places of variables, and public names."""
+    made: ast.expr = ast.fix_missing_locations(Inlined(values, names).visit(copy.deepcopy(value)))
+    return made
+
+
+class Inlined(ast.NodeTransformer):
+    """Puts values in the places of variables, and leaves out the arguments that are only passed on."""
+
+    def __init__(self, values: dict[str, ast.expr], names: dict[str, Any]) -> None:
+        self.values, self.names = values, names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """A variable's value, or the public name of a part."""
+        if node.id in self.values:
+            return copy.deepcopy(self.values[node.id])
+        return ast.Name(public_name(node.id, self.names.get(node.id)), node.ctx)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """The call without `where=where` and `key=key`."""
+        plain = [
+            keyword
+            for keyword in node.keywords
+            if not (
+                keyword.arg in PASSED_ON and isinstance(keyword.value, ast.Name) and keyword.value.id == keyword.arg
+            )
+        ]
+        return self.generic_visit(ast.Call(node.func, node.args, plain))
+
+
+def public_name(name: str, value: Any) -> str:
+    """The name after `sf.` of what a module calls `name`, if it has one."""
+    own = getattr(value, "__module__", "") or ""
+    if not callable(value) or not own.startswith("sparsefn."):
+        return name
+    called, modules = getattr(value, "__name__", name), own.split(".")[1:]
+    for path in ([], modules[:1]):
+        place: Any = sparsefn
+        for part in path:
+            place = getattr(place, part, None)
+        if getattr(place, called, None) is value:
+            return ".".join([*path, called])
+    return called
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def table() -> str:
+    """A row for each method, and a line for each whose authors' code does something else."""
+    rows = [method(name, make) for name, make in named().items()]
+    lines = ["| `sf.methods` | method | expression | paper | verified by |", "|---|---|---|---|---|"]
+    lines += [f"| `{row.name}` | {row.title} | {row.expression} | {row.paper} | {row.verified} |" for row in rows]
+    text = "\n".join(lines) + "\n"
+    others = [row for row in rows if row.differs.startswith("Differs")]
+    if others:
+        text += "\nWhere the authors' code does something else:\n\n"
+        text += "".join(item(row.name, row.differs.removeprefix("Differs from the authors' code: ")) for row in others)
+    return text
+
+
+def item(name: str, told: str) -> str:
+    """A list item in lines of at most 120 characters."""
+    line = f"- `{name}`: {told}"
+    return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def page(text: str) -> str:
+    """The page with the table as it is now."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{table()}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,106 @@
+"""The table of docs/methods.md is that of the module, and its parts are read as they are meant."""
+
+from pathlib import Path
+
+import pytest
+from methods_page import PAGE, expression, item, method, named, page, without_brackets
+from test_docs import split
+
+import sparsefn as sf
+from sparsefn import budgets, counts
+from sparsefn.algorithms import one_shot, set
+from sparsefn.scores import saliency, wanda
+
+RECIPES = 30  # headings with code, at least
+
+
+def test_the_page_is_what_the_docstrings_say_now() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(text), "run `python tests/methods_page.py`"
+
+
+def test_every_method_has_a_row_with_a_paper_and_evidence() -> None:
+    assert {"rigl", "set", "snfs"} <= named().keys()
+    for name, make in named().items():
+        row = method(name, make)
+        assert row.title and row.expression and row.paper and row.verified, name
+
+
+def test_every_recipe_has_a_sentence_code_and_a_paper() -> None:
+    parts = PAGE.read_text(encoding="utf-8").split("\n### ")[1:]
+    assert len(parts) >= RECIPES
+    for part in parts:
+        prose, blocks = split(part.split("\n## ")[0])
+        title, *told = [line for line in prose.splitlines() if line]
+        assert (len(blocks) == 1 and told and told[0].rstrip()[-1] in ".,:") or len(told) > 1, title
+        assert "20" in " ".join(told), f"{title}: no paper"
+
+
+def test_an_expression_has_the_values_of_variables_and_public_names() -> None:
+    def made(stats, sparsity, where=None, key=None):  # type: ignore[no-untyped-def]
+        score = saliency if sparsity else wanda(stats)
+        return one_shot(sparsity, score, distribution=budgets.global_(), where=where, key=key)
+
+    assert expression(made) == (
+        "one_shot(sparsity, scores.saliency if sparsity else scores.wanda(stats), distribution=budgets.global_())"
+    )
+
+    def passed(sparsity, where):  # type: ignore[no-untyped-def]
+        return set(sparsity, drop_fraction=counts.below(0.0), where=lambda path, leaf: where(path, leaf) | False)
+
+    assert expression(passed) == (
+        r"set(sparsity, drop_fraction=counts.below(0.0), where=lambda path, leaf: where(path, leaf) \| False)"
+    )
+
+
+def test_a_long_expression_keeps_its_variables() -> None:
+    def made(sparsity):  # type: ignore[no-untyped-def]
+        score = [saliency, saliency, saliency, saliency, saliency, saliency, saliency, saliency, saliency, saliency]
+        scores = [score, score, score]
+        return one_shot(sparsity, scores)
+
+    assert expression(made) == "one_shot(sparsity, [score, score, score])"
+
+
+def test_what_a_docstring_says_is_taken_apart() -> None:
+    def snip(sparsity):  # type: ignore[no-untyped-def]
+        """SNIP: the weights stay.
+
+        >>> 1
+        1
+
+        The authors' code does the same.
+
+        Verified by recordings (masks
+        (and scores) of 3 cases), and laws.
+
+        Lee et al. 2019, arXiv 1810.02340.
+        """
+        return one_shot(sparsity, saliency)
+
+    snip.__module__ = "sparsefn.methods.at_start"
+    row = method("snip", snip)
+    assert row[:5] == (
+        "snip",
+        "SNIP",
+        "`one_shot(sparsity, scores.saliency)`",
+        "Lee et al. 2019, arXiv 1810.02340",
+        "recordings, and laws",
+    )
+    snip.__doc__ = "SNIP: the weights stay.\n\nLee et al. 2019, arXiv 1810.02340."
+    with pytest.raises(ValueError, match="snip: expected a paragraph 'Verified by ...'.* got 0, 0 and 'Lee et al."):
+        method("snip", snip)
+
+
+def test_names_of_the_top_level_have_their_paper() -> None:
+    row = method("rigl", sf.rigl)
+    assert (row.expression, row.paper) == ("`sf.rigl`", "Evci et al. 2020, arXiv 1911.11134")
+
+
+def test_text_is_wrapped_and_brackets_are_left_out() -> None:
+    assert without_brackets("a (b (c) d), e") == "a, e"
+    assert all(len(line) <= 120 for line in item("x", "word " * 60).splitlines())
+
+
+def test_the_page_is_beside_the_others() -> None:
+    assert Path(__file__).parents[1] / "docs" / "methods.md" == PAGE and PAGE.exists()
