@@ -19,7 +19,7 @@ from sparsefn.select import topk_mask
 from sparsefn.solve.inputs import USUAL, check_damp, check_mask, checked, damp_in_place, factor_in_place
 
 # How many columns are swept together: changes of others reach them by products of matrices.
-WIDTHS = (128, 32, 8)
+WIDTHS = (256, 64, 16)
 
 Keep = float | int | Sequence[int]
 # (scores of some columns as (out, columns), which of the blocks they are) -> their mask
@@ -80,69 +80,61 @@ def obs(
 def _swept(w: Tensor, lower: Tensor, dead: Tensor, span: int, choose: Choose) -> tuple[Tensor, Tensor]:
     # New weights and their mask, from the factor of the reversed hessian.
     (rows, columns), widths = w.shape, _widths(span)
+    wide = widths[0]
     w = w if concrete(dead.any()) is False else w.masked_fill(dead, 0.0)
     some = (w[:1, :1] + lower[:1, :1]).expand(columns, rows)  # batched by vmap if one of the two is
-    changes = torch.empty_like(some, memory_format=torch.contiguous_format)
-    new = torch.empty_like(some.T, memory_format=torch.contiguous_format)
-    masks = torch.empty_like(new, dtype=torch.bool)
-    for a in range(0, columns, widths[0]):
-        b = min(a + widths[0], columns)
+    changes = torch.empty_like(some, memory_format=torch.contiguous_format).copy_(w.T)
+    masks = torch.empty_like(some.T, dtype=torch.bool, memory_format=torch.contiguous_format)
+    keeps = torch.empty_like(changes[:wide])
+    for a in range(0, columns, wide):
+        b = min(a + wide, columns)
         factor = lower[columns - b :, columns - b : columns - a].flip(0, 1)  # columns a to b of R, rows up to b
         scale = factor[a:].diagonal().clone()
         factor.div_(-scale)
-        factor[a:] = factor[a:].triu(1)
-        old = _turned(w[:, a:b])
-        due, keeps = factor[:a].T @ changes[:a], torch.empty_like(changes[a:b])
-        at = _Columns(old, due, changes[a:b], keeps, masks[:, a:b], factor[a:], scale)
+        due, within = factor[:a].T @ changes[:a], factor[a:].triu(1).T.contiguous()
+        at = _Columns(due, changes[a:b], keeps[: b - a], masks[:, a:b], within, scale)
         _sweep(at, widths, span, a // span, choose)
-        new[:, a:b] = _turned(old.sub_(at.changes))
-    return new, masks
-
-
-def _turned(x: Tensor) -> Tensor:
-    # The transpose. Torch turns whole tensors block by block, but not parts of others.
-    return x.contiguous().T.contiguous()
+    return changes.T.contiguous().neg_().add_(w), masks
 
 
 class _Columns(NamedTuple):
     # Some columns, each as a row of (columns, out), so that what is done to one of them is done to adjacent memory.
-    old: Tensor
     due: Tensor  # the changes of kept weights, as far as those of earlier columns cause them
-    changes: Tensor  # old - new
+    changes: Tensor  # old - new; before, the old weights
     keeps: Tensor  # 1.0 where a weight is kept
     mask: Tensor  # the same as (out, columns)
-    factor: Tensor  # R over minus its diagonal, with 0 on the diagonal
+    factor: Tensor  # R' over minus its diagonal, with 0 on the diagonal
     scale: Tensor  # the diagonal
 
     def part(self, a: int, b: int) -> _Columns:
-        old, due, changes, keeps = (x[a:b] for x in self[:4])
-        return _Columns(old, due, changes, keeps, self.mask[:, a:b], self.factor[a:b, a:b], self.scale[a:b])
+        due, changes, keeps = (x[a:b] for x in self[:3])
+        return _Columns(due, changes, keeps, self.mask[:, a:b], self.factor[a:b, a:b], self.scale[a:b])
 
 
 def _sweep(at: _Columns, widths: Sequence[int], span: int, first: int, choose: Choose) -> None:
     # Writes the mask and the changes of some columns, no more than the first width; `first` is their first block.
     if widths[0] == span:
         # What the weights of these columns are by now: those that all of them, if kept, make of the changes before.
-        eye = torch.eye(len(at.old), dtype=at.old.dtype, device=at.old.device)
-        whole = torch.linalg.solve_triangular(-at.factor.T, eye, upper=False, unitriangular=True)
-        now = torch.addmm(at.old, whole, at.due, alpha=-1)
-        now.mul_(at.scale[:, None])
+        eye = torch.eye(len(at.due), dtype=at.due.dtype, device=at.due.device)
+        whole = torch.linalg.solve_triangular(-at.factor, eye, upper=False, unitriangular=True)
+        now = (whole @ at.due).sub_(at.changes).mul_(at.scale[:, None])  # minus the weights, to be squared
         mask = choose(now.mul_(now).T, first)
         at.mask.copy_(mask)
-        at.keeps.copy_(_turned(mask))
-        at.changes.copy_(torch.addcmul(at.old, at.old, at.keeps, value=-1))  # a pruned weight changes by all that it is
+        # Torch turns whole tensors block by block, but not parts of others.
+        at.keeps.copy_(mask.contiguous().T.contiguous())
+        at.changes.sub_(at.keeps * at.changes)  # a pruned weight changes by all that it is
     if len(widths) > 1:
-        for a in range(0, len(at.old), widths[1]):
-            part = at.part(a, min(a + widths[1], len(at.old)))
+        for a in range(0, len(at.due), widths[1]):
+            part = at.part(a, min(a + widths[1], len(at.due)))
             if a:
-                part.due.add_(at.factor[:a, a : a + widths[1]].T @ at.changes[:a])
+                part.due.add_(at.factor[a : a + widths[1], :a] @ at.changes[:a])
             _sweep(part, widths[1:], span, first + a // span, choose)
         return
     # The factor is 0 for the column itself and for those after it, whose changes are not known yet. Fused operations
     # would be a little faster, but vmap has none of them.
     before = at.changes.T
     for due, factors, change, keeps in zip(
-        at.due.unbind(), at.factor.unbind(1), at.changes.unbind(), at.keeps.unbind(), strict=True
+        at.due.unbind(), at.factor.unbind(), at.changes.unbind(), at.keeps.unbind(), strict=True
     ):
         due.add_(before @ factors)
         change.add_(keeps * due)
