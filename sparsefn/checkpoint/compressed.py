@@ -134,7 +134,7 @@ def _compressed(path: str, leaf: Tensor, mask: Tensor, pattern: Pattern) -> dict
     count = leaf.shape[axis] // m
     kept = _rows(mask, axis, count, m)
     slots = _slots(f"compress: expected a mask of {pattern!r}", path, kept, n)
-    bits = leaf.view(INTEGERS[leaf.element_size()])
+    bits = leaf.resolve_neg().view(INTEGERS[leaf.element_size()])
     values = bits.new_zeros(slots.shape).masked_scatter_(slots, _rows(bits, axis, count, m).masked_select(kept))
     numbers = {"shape": [*leaf.shape], "nm": [n, m, axis]}
     return {

@@ -43,13 +43,15 @@ def like(model: Tensor, value: Real) -> Tensor:
 
 
 def divide(a: Real, b: Real) -> Real:
-    """`a / b`, truly divided: on some devices a tensor over a Python number is a product with 1 / b.
+    """`a / b`, truly divided: torch takes some quotients of a tensor and a Python number as products with 1 / b.
 
     >>> from sparsefn.engine import numbers
     >>> numbers.divide(1.0, 4.0)
     0.25
     """
-    return a / (like(a, b) if isinstance(a, Tensor) else b)
+    if isinstance(a, Tensor):
+        return a / like(a, b)
+    return like(b, a) / b if isinstance(b, Tensor) else a / b
 
 
 def held(x: Real, low: Real, high: Real) -> Real:

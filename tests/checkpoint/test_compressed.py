@@ -133,6 +133,15 @@ def test_a_single_tensor_and_a_count_in_a_tensor():
     assert tree_equal(decompress(tensors).params, {"": under(weight, mask)})
 
 
+def test_a_lazy_negative_is_computed():
+    x, mask = torch.arange(8.0) - 4, torch.tensor([True, False, True, False] * 2)
+    state = sf.State({"w": torch._neg_view(x), "b": torch._neg_view(x)}, {"w": mask, "b": torch.tensor(True)})
+    tensors = compress(state, nm(2, 4))
+    assert not any(tensor.is_neg() for tensor in tensors.values())
+    expected = {"w": torch.where(mask, -x, 0.0), "b": -x}
+    assert tree_equal(decompress(tensors).params, expected)
+
+
 def test_through_a_weights_only_file():
     weight, mask = made(0, (16, 8), torch.float16, nm(2, 4))
     tensors = compress(sf.State({"w": weight}, {"w": mask}), nm(2, 4))

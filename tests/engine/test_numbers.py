@@ -17,8 +17,9 @@ def test_where_and_divide_mix_floats_and_tensors():
         vmap(lambda x: numbers.where(x > 8, 1.0, 0.1))(x.reshape(1))[0],
     ):
         assert got.dtype == torch.float64 and got.item() == 0.1
-    for got in (numbers.divide(x, 49.0), numbers.divide(7.0, x * 7), numbers.divide(x, x * 7)):
-        assert got.item() == 7.0 / 49.0
+    for a in map(float, range(1, 60)):
+        for got in (numbers.divide(x * a, 49.0), numbers.divide(7.0 * a, x * 7), numbers.divide(x * a, x * 7)):
+            assert got.item() == 7.0 * a / 49.0
 
 
 def test_floor_takes_floats_and_tensors():
