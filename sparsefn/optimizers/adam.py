@@ -103,7 +103,8 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
     def begun(state: AdamState) -> tuple[AdamNumbers, Tensor, Tensor]:
         # The numbers of the next step, and the powers of the betas after it.
         rate, decay1, decay2 = rate_at(lr, state.count), state.decay1 * beta1, state.decay2 * beta2
-        numbers = AdamNumbers(rate / (1 - decay1), sqrt(1 - decay2), beta1, beta2, eps)
+        scale = sqrt(1 - decay2)
+        numbers = AdamNumbers(rate * scale / (1 - decay1), eps * scale, beta1, beta2)
         if weight_decay:
             numbers = numbers._replace(**({"shrink": rate * weight_decay} if decoupled else {"decay": weight_decay}))
         return numbers, decay1, decay2
@@ -135,15 +136,14 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
 class AdamNumbers(NamedTuple):
     """The numbers of one step of Adam; tensors are 0-d float64 and may be batched.
 
-    `size` is the rate over its bias correction, `scale` the root of the other one. Times the param, `decay` is added
-    to the gradient, and `shrink` taken from the update.
+    `size` and `least` are the rate and eps with both bias corrections in them: section 2 of the paper, last paragraph.
+    Times the param, `decay` is added to the gradient, and `shrink` taken from the update.
     """
 
     size: Tensor
-    scale: Tensor
+    least: Tensor
     beta1: float
     beta2: float
-    eps: float
     decay: float = 0.0
     shrink: Tensor | None = None
 
@@ -193,7 +193,7 @@ def _step_under_masks(
 
 
 def _known(numbers: AdamNumbers) -> bool:
-    return constants([x for x in (numbers.size, numbers.scale, numbers.shrink) if x is not None]) is not None
+    return constants([x for x in (numbers.size, numbers.least, numbers.shrink) if x is not None]) is not None
 
 
 def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) -> Moved:
@@ -202,7 +202,7 @@ def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) 
         g = g + numbers.decay * wide(p)
     m = m + (g - m) * (1 - numbers.beta1)
     v = v * numbers.beta2 + g * g * (1 - numbers.beta2)
-    update = -rounded(numbers.size, m) * (m / (sqrt(v) / rounded(numbers.scale, v) + numbers.eps))
+    update = -rounded(numbers.size, m) * (m / (sqrt(v) + rounded(numbers.least, v)))
     if numbers.shrink is not None:
         update = update - rounded(numbers.shrink, update) * wide(p)
     return update.to(dtype), m.to(dtype), v.to(dtype)
@@ -212,7 +212,7 @@ def _in_blocks(numbers: AdamNumbers, sign: int, blocks: Iterable[blockwise.Row])
     # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too.
     # Moments may be written over the old ones. The update has this sign: -1 to add it to the param, 1 to take it away.
     f = np.float32
-    size, scale = sign * f(numbers.size.item()), f(numbers.scale.item())
+    size, least = sign * f(numbers.size.item()), f(numbers.least.item())
     shrink = None if numbers.shrink is None else sign * f(numbers.shrink.item())
     part1, part2, beta2 = f(1 - numbers.beta1), f(1 - numbers.beta2), f(numbers.beta2)
     room = np.empty(BLOCK, f)
@@ -228,8 +228,7 @@ def _in_blocks(numbers: AdamNumbers, sign: int, blocks: Iterable[blockwise.Row])
         np.multiply(v, beta2, out=nu)
         np.add(nu, update, out=nu)
         np.sqrt(nu, out=update)
-        np.divide(update, scale, out=update)
-        np.add(update, f(numbers.eps), out=update)
+        np.add(update, least, out=update)
         np.divide(mu, update, out=update)
         np.multiply(update, size, out=update)
         if shrink is not None:
