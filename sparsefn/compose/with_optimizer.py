@@ -159,7 +159,8 @@ def with_optimizer(
         if not any(sparse):
             return state
         owned_by = owners(state.opt, trained, sparse)
-        lives = {owner: kept(*rows[owner]) for owner in owned_by if owner >= 0 and sparse[owner]}
+        owning = dict.fromkeys(owner for owner in owned_by if owner >= 0 and sparse[owner])  # Adam has two moments each
+        lives = {owner: kept(*rows[owner]) for owner in owning}
         leaves, rebuild = opened(state.opt)
         masks = {i: mask for i, mask in enumerate(map(lives.get, owned_by)) if mask is not None}
         moments = [leaves[i] for i in masks]
