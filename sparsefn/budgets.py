@@ -265,7 +265,7 @@ def spread(count: int | Tensor, groups: int, room: Tensor | None = None, like: T
     >>> spread(7, 3, room=torch.tensor([1, 8, 8]))
     tensor([1, 3, 3])
 
-    With `room`, int64 (groups,), no group gets more than its room. An int gives a tensor where `like` is, or on the CPU.
+    With `room`, int64 (groups,), no group gets more than its room. An int gives a tensor where `like` is.
     """
     if groups <= 1:
         return count
