@@ -41,7 +41,7 @@ distributed: $(VENV)/.installed-demo  ## train a sharded transformer on four pro
 	$(py) examples/distributed.py $(ARGS)
 
 bench: $(VENV)/.installed-dev  ## time masks, updates and ensembles against their peers; options in ARGS="--quick"
-	@for name in selection pieces updates training ensembles pruning sharded; do $(py) benchmarks/$$name.py $(ARGS) || exit; done
+	@for name in selection pieces updates training ensembles pruning sharded launches; do $(py) benchmarks/$$name.py $(ARGS) || exit; done
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
 	$(py) -m ruff check --fix .

@@ -14,6 +14,7 @@ from sparsefn.engine.apportion import Counts
 from sparsefn.engine.apportion import apportion as apportion
 from sparsefn.engine.checks import check_sparsity, is_number
 from sparsefn.engine.described import Described, described
+from sparsefn.engine.memory import on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept as n_kept
 from sparsefn.engine.rounding import rounded as rounded
@@ -256,7 +257,7 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
     return cast(Distribution, Global(float(floor), float(ceiling)))  # no named tuple is a function to a type checker
 
 
-def spread(count: int | Tensor, groups: int, room: Tensor | None = None) -> int | Tensor:
+def spread(count: int | Tensor, groups: int, room: Tensor | None = None, like: Tensor | None = None) -> int | Tensor:
     """A leaf's count split over its competing groups; the first groups take the remainder.
 
     >>> spread(6, 3), spread(7, 3)
@@ -264,17 +265,16 @@ def spread(count: int | Tensor, groups: int, room: Tensor | None = None) -> int 
     >>> spread(7, 3, room=torch.tensor([1, 8, 8]))
     tensor([1, 3, 3])
 
-    With `room`, int64 of shape (groups,), no group gets more than its room, and the others get what it cannot take.
+    With `room`, int64 (groups,), no group gets more than its room. An int gives a tensor where `like` is.
     """
     if groups <= 1:
         return count
     if room is not None:
-        return _filled(torch.as_tensor(count, device=room.device).minimum(room.sum()).clamp(min=0), room)
+        return _filled(on(count, room.device).minimum(room.sum()).clamp(min=0), room)
     if isinstance(count, int) and count % groups == 0:
         return count // groups
-    extra = count % groups
-    device = count.device if isinstance(count, Tensor) else torch.device("cpu")
-    return count // groups + (torch.arange(groups, device=device) < extra)
+    device = next((x.device for x in (count, like) if isinstance(x, Tensor)), torch.device("cpu"))
+    return count // groups + (torch.arange(groups, device=device) < count % groups)
 
 
 def _filled(total: Tensor, room: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ Draws land on the device of the key. No global generator is read or advanced.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -16,16 +15,23 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_int, is_int, is_number
-from sparsefn.engine.draws import broadcasts, check_float, check_key, checked, drawn, drawn_lie, drawn_like, flips
+from sparsefn.engine.draws import (
+    as_keys,
+    broadcasts,
+    check_float,
+    check_key,
+    checked,
+    digest,
+    drawn,
+    drawn_lie,
+    drawn_like,
+    flips,
+    folded,
+)
 from sparsefn.engine.shards import here, is_sharded, like
-from sparsefn.engine.threefry import draw, fold
-from sparsefn.engine.transforms import at_compile_time
+from sparsefn.engine.threefry import draw
 from sparsefn.engine.words import MASK32
 from sparsefn.tree import Tree, map_with_path
-
-
-def _as_keys(pairs: Tensor) -> Tensor:
-    return torch.stack(((pairs >> 32) & MASK32, pairs & MASK32), -1)
 
 
 def key(seed: int) -> Tensor:
@@ -54,13 +60,7 @@ def split(key: Tensor, n: int) -> Tensor:
     """
     check_key(key)
     check_int("split(key, n)", "n", n, 0)
-    return _as_keys(draw(key, None, n, "split", torch.int64))
-
-
-@at_compile_time
-def _digest(text: str) -> int:
-    # Not hash(), which changes with PYTHONHASHSEED.
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+    return as_keys(draw(key, None, n, "split", torch.int64))
 
 
 def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
@@ -80,25 +80,14 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
             raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got a tensor of {data.dtype}")
         if data.ndim:
             raise ValueError(f"expected data to be a 0-d tensor, got shape {tuple(data.shape)}")
-        return _folded(key, data, "fold int")
+        return folded(key, data, "fold int")
     if isinstance(data, str):
-        return _folded(key, _digest(data), "fold str")
+        return folded(key, digest(data), "fold str")
     if not is_int(data):
         raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got {type(data).__name__}")
     if not -(1 << 63) <= data < 1 << 63:
         raise ValueError(f"expected data in [-2**63, 2**63), got {data}")
-    return _folded(key, data, "fold int")
-
-
-def _folded(key: Tensor, data: int | Tensor, kind: str) -> Tensor:
-    made = fold(key, data, kind)
-    if made is not None:
-        return made
-    if isinstance(data, Tensor):
-        index = data.to(key.device).reshape(1)
-    else:
-        index = torch.full((1,), data, dtype=torch.int64, device=key.device)
-    return _as_keys(draw(key, index, 1, kind, torch.int64)[..., 0])
+    return folded(key, data, "fold int")
 
 
 def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor:
@@ -138,7 +127,7 @@ def threefry2x32(key: Tensor, counter: Tensor) -> Tensor:
         got = f"{counter.dtype} {tuple(counter.shape)}" if isinstance(counter, Tensor) else type(counter).__name__
         raise ValueError(f"expected counter to be an int64 tensor of shape (..., 2), got {got}")
     index = ((counter[..., 0] << 32) | (counter[..., 1] & MASK32)).unsqueeze(-1)
-    return _as_keys(draw(key, index, 1, "pairs", torch.int64)[..., 0])
+    return as_keys(draw(key, index, 1, "pairs", torch.int64)[..., 0])
 
 
 def bits(key: Tensor, shape: Sequence[int], *, index: Tensor | None = None) -> Tensor:
@@ -193,7 +182,8 @@ def uniform_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) 
     >>> torch.equal(sf.random.uniform_like(key, torch.zeros(3)), sf.random.uniform(key, (3,)))
     True
 
-    The numbers are those of `uniform(key, leaf.shape, dtype)`: they do not depend on how the leaf is sharded. Each
+    The numbers are those of `uniform(key, leaf.shape, dtype)`, and they are where the leaf is, for which a key on the
+    CPU is not copied: nothing waits for a device. They do not depend on how the leaf is sharded. Each
     process draws the part that it holds, and nothing is sent. The dtype is float32 whatever the leaf's is. Raises
     the errors of `uniform`, and ValueError for a DTensor that is partial or has parts that torch.chunk would not make,
     or with several keys.

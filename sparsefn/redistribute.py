@@ -12,7 +12,8 @@ from sparsefn.engine.apportion import Counts, apportion
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import Call, described
 from sparsefn.engine.exact_sums import sums
-from sparsefn.engine.numbers import Real
+from sparsefn.engine.memory import on
+from sparsefn.engine.numbers import Real, like
 from sparsefn.engine.rounding import rounded_down
 from sparsefn.engine.shards import whole
 from sparsefn.state import Score, check_score
@@ -164,7 +165,7 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
         counts = _counts(masks)
         for path, mask in masks.items():
             sparsity = (mask.numel() - counts[path]).double() / max(mask.numel(), 1)
-            own = torch.as_tensor(fraction, dtype=torch.float64, device=mask.device)
+            own = like(mask, fraction)
             spared = (sparsity < below) & (shares[path] > average)
             fractions[path] = torch.where(spared, torch.minimum(sparsity, own), own)
         return fractions
@@ -198,7 +199,7 @@ def allocate(
     if device is None:
         first = min(total, reach)
     else:
-        first = torch.minimum(*(torch.as_tensor(n, device=device) for n in (total, reach)))
+        first = torch.minimum(*(on(n, device) for n in (total, reach)))
     filled = apportion(shares, first, caps)
     rest = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
     return {path: filled[path] + rest[path] for path in shares}

@@ -124,10 +124,10 @@ def checked_count(name: str, count: Count, available: Tensor) -> int | Tensor:
     >>> checked_count("n_drop", 2, torch.tensor([2, 5]))
     2
 
-    A tensor is not compared: selection clamps it.
+    A tensor is not compared: selection clamps it. Nor is an int with numbers on a device, which would wait.
     """
     groups, least = available.shape[0], None
-    if isinstance(count, int) and groups:
+    if isinstance(count, int) and groups and available.device.type == "cpu":
         least = concrete(available.amin())
     return _check_count(name, count, groups, sys.maxsize if least is None else least)
 
@@ -140,7 +140,8 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
 
     Among ties the higher index goes first, NaN before all. A unit is active if any element is kept, or
     with the `zeros` of a block, if more are kept than of a pruned block. Units that a pattern never keeps are
-    cleared too. An int above the number of active units is a ValueError, a tensor is clamped.
+    cleared too. An int above the number of active units is a ValueError, a tensor is clamped. So is an int where the
+    mask is on a device, whose units are not counted for Python: nothing waits.
     """
 
     check_single("drop_lowest", pattern)
@@ -169,7 +170,7 @@ def grow_highest(
     >>> sf.grow_highest(torch.tensor([1.0, 3.0, 2.0]), torch.tensor([True, False, False]), 1)
     tensor([ True,  True, False])
 
-    An int above the number of eligible units is a ValueError, a tensor is clamped.
+    An int above the number of eligible units is a ValueError; a tensor, and an int for a mask on a device, is clamped.
     """
 
     check_single("grow_highest", pattern)

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsefn.engine.checks import check_kind, check_whole
 from sparsefn.engine.checks import check_step as check_step
 from sparsefn.engine.described import Call
+from sparsefn.engine.memory import written
 from sparsefn.state import Step
 
 
@@ -94,7 +95,7 @@ class At:
         if not given:
             return None
         if len(given) == 1 and given[0] is step:
-            return torch.tensor(self.steps, dtype=torch.int64, device=step.device)
+            return written([x for x in self.steps if isinstance(x, int)], step.device)
         kind = given[-1].device
         return torch.stack([torch.full((), x, device=kind) if isinstance(x, int) else x for x in self.steps])
 

@@ -77,6 +77,20 @@ def test_simulated_processes_have_the_mask_of_one_and_few_messages(tmp_path: Pat
         assert row in {found["name"] for found in written["tables"][title]}
 
 
+def test_launches_are_counted_and_nothing_waits(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / "launches.py"), "--smoke", f"--out={tmp_path}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    written = json.loads((tmp_path / "launches.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for table in written["tables"].values() for row in table}
+    assert set(written["machine"]) == FACTS and all(row["name"] in done.stdout for row in rows.values())
+    assert not any(row["waits"] for row in rows.values())
+    # Budgets, in launches, of updates of 54 leaves: a change that makes one for each leaf breaks them.
+    most = {"gmp": 40, "rigl": 100, "set": 250, "rigl and adam, masks stay": 150, "adam alone": 80}
+    assert {name: rows[name]["launches"] for name in most if rows[name]["launches"] > most[name]} == {}
+    assert rows["rigl"]["bytes_a_weight"] < 450 and rows["topk_mask"]["bytes_a_weight"] < 100
+
+
 def test_a_peer_that_is_not_there_is_named_with_what_installs_it() -> None:
     code = """
 import importlib.metadata, sys

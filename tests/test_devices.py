@@ -11,6 +11,9 @@ from torch.utils._device import _device_constructors
 import sparsefn as sf
 from sparsefn.engine.selection import winners
 from sparsefn.engine.selection.winners import Entry
+from sparsefn.engine.transforms import concrete, read
+from sparsefn.testing import Launches
+from sparsefn.tree import choose
 
 PACKAGE = Path(sf.__file__).parent
 FACTORIES = {factory.__name__ for factory in _device_constructors()}  # of torch, which ask for the default device
@@ -44,6 +47,32 @@ def test_the_rule_finds_what_it_looks_for():
     source = f"def f(x):\n    return torch.tensor(1) + {said} + {other}"
     assert unplaced(source) == ["line 2: torch.tensor(1)"]
     assert {"tensor", "as_tensor", "arange", "full", "zeros", "ones", "empty", "eye", "sparse_csr_tensor"} <= FACTORIES
+
+
+def copied(source: str) -> list[str]:
+    """The calls that copy Python numbers to a device, which waits until it has done all before."""
+    found = []
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        name = ast.unparse(call.func)
+        device = next((ast.unparse(k.value) for k in call.keywords if k.arg == "device"), "'cpu'")
+        if name in ("torch.tensor", "torch.as_tensor") and device not in ("'cpu'", "torch.device('cpu')"):
+            found.append(name)
+    return found
+
+
+# Where numbers are copied: for the CPU alone, from files, in sums and solvers that wait in any case.
+COPIES = {"engine/memory.py", "engine/selection/winners.py", "engine/selection/tiles.py", "engine/exact_sums.py"}
+COPIES |= {"calibration/sums.py", "checkpoint/states.py", "checkpoint/compressed.py", "solve/greedy.py"}
+
+
+def test_numbers_are_not_copied_to_a_device():
+    found = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if copied(file.read_text("utf-8"))}
+    assert found == COPIES
+
+
+def test_the_rule_finds_copies():
+    source = "torch.tensor(1, device='cpu'), torch.tensor([1], device=x.device), torch.as_tensor(x, device=d)"
+    assert copied(source) == ["torch.tensor", "torch.as_tensor"]
 
 
 REFUSED = {
@@ -91,3 +120,31 @@ def test_what_is_made_from_numbers_alone_lies_on_the_cpu():
     assert {x.device.type for x in made} == {"cpu"}
     assert sf.masks.checkerboard((2, 8), 0.5, device="meta").is_meta
     assert math.prod(sf.topk_mask(META, 1).shape) == 32
+
+
+def test_an_int_count_is_clamped_where_looking_would_wait():
+    for call in (sf.drop_lowest, sf.grow_highest):
+        found = Launches()
+        with found:
+            assert call(META, META > 0, 1000).is_meta
+        assert not found.waits
+        with pytest.raises(ValueError, match="expected 0 <= n_(drop|grow) <= "):
+            call(X, X > 0, 1000)
+
+
+def test_given_masks_go_where_the_params_are():
+    masks = {"w": X > 0, "b": torch.tensor(True)}
+    params = {"w": META, "b": torch.empty(3, device="meta")}
+    for algorithm in (sf.from_masks(masks), sf.static(None, init=masks)):
+        state = algorithm.init(params)
+        assert {mask.device.type for mask in state.masks.values()} == {"meta"}
+
+
+def test_a_step_on_a_device_is_not_read_and_one_on_the_cpu_is():
+    step = torch.tensor(3)
+    assert concrete(step) == read(step) == 3 and concrete(step.to("meta")) is None
+    assert choose(torch.tensor(False), lambda x: 1 / 0, META) is META
+    asked = []
+    old = {"w": META, "key": KEY}
+    chosen = choose(META.sum() > 0, lambda x: asked.append(x) or {"w": META + 1, "key": KEY + 1}, old)
+    assert asked and chosen["w"].is_meta and chosen["key"].is_meta

@@ -105,11 +105,13 @@ class Competition(NamedTuple):
                 raise ValueError(f"{error} at {path!r}") from None
         return made
 
-    def targets(self, pools: Pools, sparsity: Real | None, room: Leaves | None = None) -> list[Count]:
+    def targets(
+        self, pools: Pools, sparsity: Real | None, room: Leaves | None = None, like: Leaves | None = None
+    ) -> list[Count]:
         """Kept count of each pool: an int, a 0-d tensor, or one a group; without a sparsity, the pattern's.
 
         `room` says, by path, how many units each group of the whole leaf may keep: a group with less room than its
-        part of the leaf's count leaves the rest to the other groups.
+        part of the leaf's count leaves the rest to the other groups. Counts of groups are where `like` is.
         """
         units = _by_path(pools)
         if not units:
@@ -125,9 +127,9 @@ class Competition(NamedTuple):
             return [total]
         counts = self.distribution(grids, sparsity)
         groups = {path: one.of_all.rows[0] for path, one in units.items()}
-        room = room or {}
+        room, like = room or {}, like or {}
         return [
-            own_counts(units[path], counts[path] if n == 1 else spread(counts[path], n, room.get(path)))
+            own_counts(units[path], counts[path] if n == 1 else spread(counts[path], n, room.get(path), like.get(path)))
             for path, n in groups.items()
         ]
 

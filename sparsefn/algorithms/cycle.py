@@ -17,8 +17,10 @@ from sparsefn.algorithms.frame import sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.wanted import Goal, counted, rooms
 from sparsefn.counts import Counted
+from sparsefn.engine import together
 from sparsefn.engine.checks import Schedule, Step
 from sparsefn.engine.leafwise import zeroed
+from sparsefn.engine.memory import on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import CountRule, fraction_at, rounded, rounded_down, rounded_up
 from sparsefn.engine.selection.winners import end_to_end
@@ -110,14 +112,14 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
     lost, target = _quota(cycle, field, drops, grows, shares, allowed, step)
     stay = rule.winners(pools, drops, field.had - lost, list(active), absolute=of_drops)
     grew = _grow(cycle, field, grows, of_grows, shares, stay, field.had - lost, target)
-    new = rule.masks(pools, [kept | grown for kept, grown in zip(stay, grew, strict=True)], drops, masks)
+    new = rule.masks(pools, together.each(torch.logical_or, stay, grew), drops, masks)
     old = rule.masks(pools, stay, drops, masks) if cycle.restart_dropped else {}
     del active, field, stay, grew  # as large as the masks
     if allowed is not None:
-        new = {path: mask & full(allowed, leaves, [path])[path] for path, mask in new.items()}
-    held = {path: mask & masks[path] for path, mask in new.items()}
+        new = _both(new, full(allowed, leaves, list(new)))
+    held = _both(new, masks)
     if cycle.restart_dropped:
-        held = {path: mask & old[path] for path, mask in held.items()}
+        held = _both(held, old)
     return _plant(state, leaves, new, held, cycle.grown, memory.pruned, step)
 
 
@@ -132,7 +134,7 @@ def _quota(
     elif not cycle.current:
         level = None if cycle.level is None else fraction_at(cycle.level, step)
         room = rooms(rule, field.pools, field.leaves, allowed)
-        target = end_to_end(rule.targets(field.pools, level, room), field.groups, had.device)
+        target = end_to_end(rule.targets(field.pools, level, room, field.leaves), field.groups, had.device)
     # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
     wanted = target if plan is None else torch.where(had.sum() > target.sum(), target, had)
     lost = _lost(cycle, field, drops, shares, step).clamp(min=0)
@@ -156,7 +158,7 @@ def _lost(cycle: Cycle, field: Field, drops: Leaves, shares: Leaves, step: Step)
 def _counted(count: CountRule, rates: list[Real], had: Tensor, groups: list[int]) -> Tensor:
     # The library's own rules take the groups of all pools at once, others those of a pool, and may give an int.
     if count in (rounded, rounded_up, rounded_down) and all(rate is rates[0] for rate in rates):
-        return torch.as_tensor(count(rates[0], had), device=had.device)
+        return on(count(rates[0], had), had.device)
     given = [count(rate, n) for rate, n in zip(rates, torch.split(had, groups), strict=True)]
     return end_to_end(given, groups, had.device)
 
@@ -227,6 +229,12 @@ def _plant(state: State, leaves: Leaves, new: Leaves, held: Leaves, grown: Grown
         for path, mask in fresh.items()
     }
     return state._replace(params=with_leaves(state.params, planted))
+
+
+def _both(some: Leaves, others: Leaves) -> Leaves:
+    return dict(
+        zip(some, together.each(torch.logical_and, list(some.values()), [others[p] for p in some]), strict=True)
+    )
 
 
 def _within(rows: Tensor, open_: Tensor | None) -> Tensor:

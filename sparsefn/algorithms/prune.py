@@ -180,8 +180,9 @@ def iterative(
 
     `count(fraction, active)` units are pruned (round half even), or `count` itself where it is an int or
     a 0-d int tensor: per competing group, or in total with `global_()`. `fraction` is a float, a Schedule
-    or a 0-d tensor. An int count above what is active is a ValueError, a tensor is clamped; a
-    distribution other than these two would need a total and is a ValueError.
+    or a 0-d tensor. An int count above what is active is a ValueError, a tensor is clamped,
+    and on a device, where looking would wait, an int is, too; a distribution other than these two would need a total
+    and is a ValueError.
     Frankle & Carbin 2019, arXiv 1803.03635.
     """
     rule, lost = Competition(pattern, distribution).check(), _removal(fraction, count)

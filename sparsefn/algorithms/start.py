@@ -15,6 +15,8 @@ from sparsefn.algorithms.competition import Competition, full, paths_of
 from sparsefn.algorithms.wanted import Goal, best_at
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call
+from sparsefn.engine.leaf_draws import drawn_leaves
+from sparsefn.engine.memory import brought, on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at
 from sparsefn.engine.shards import is_sharded, laid_out, part
@@ -38,12 +40,13 @@ def check_given(masks: Tree) -> None:
 
 
 def own_masks(masks: Tree, params: Tree) -> Tree:
-    """Given masks as tensors of their own, laid out as the params. Raises for masks that do not fit them."""
+    """Given masks as tensors of their own, where and as the params lie. Raises for masks that do not fit them."""
     check_given(masks)
     check_masks(masks, params)
 
     def own(mask: Tensor, param: Tensor) -> Tensor:
         whole = mask.ndim and not is_sharded(mask)
+        mask = mask.to(param.device)
         return (part(mask, param) if whole else laid_out(mask, param)).clone()
 
     made: Tree = optree.tree_map(own, masks, params)
@@ -87,13 +90,10 @@ def start_masks(
     elif init == "bernoulli":
         masks = _drawn(leaves, rule, fraction_at(level, 0), random.fold_in(key, "init"))  # type: ignore[arg-type]
     elif init in ("random", "magnitude"):
-        draws = random.fold_in(key, "init")
-        scores = {
-            path: leaf.detach().abs()
-            if init == "magnitude"
-            else random.uniform_like(random.leaf_key(draws.to(leaf.device), path), leaf)
-            for path, leaf in leaves.items()
-        }
+        if init == "magnitude":
+            scores = {path: leaf.detach().abs() for path, leaf in leaves.items()}
+        else:
+            scores = drawn_leaves(random.fold_in(key, "init"), leaves, None, "uniform", torch.float32)
         return masks_tree(params, best_at(rule, scores, leaves, goal, allowed, 0))
     else:
         known = (
@@ -123,9 +123,9 @@ def _drawn(leaves: Leaves, rule: Competition, sparsity: Real, key: Tensor) -> Le
         size = sum(math.prod(units.of_all.rows) for units in pool.values())
         for path, units in pool.items():
             leaf = leaves[path]
-            total = torch.as_tensor(count, device=leaf.device)
+            total = on(count, leaf.device)
             total = total.sum() if total.ndim else total * (1 if rule.joint else units.of_all.rows[0])
-            chance, own = total.double() / max(size, 1), random.leaf_key(key.to(leaf.device), path)
+            chance, own = total.double() / max(size, 1), brought(random.leaf_key(key, path), leaf.device)
             scores = {at: leaves[at].detach().abs() for at in paths_of({path: units})}
             places = None if units.seat is None else unit_places(units).to(leaf.device)
             rows = random.bernoulli(own, chance, units.rows, index=places)

@@ -17,6 +17,7 @@ from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
+from sparsefn.engine.memory import brought
 from sparsefn.engine.shards import agreed
 from sparsefn.engine.threefry import lifted
 from sparsefn.gates import Mode, check_mode, gate
@@ -111,7 +112,7 @@ def supermask(
         if not drawn:
             return with_masks(state, best_at(rule, values, leaves, goal, None, step), "keep")
         keys = {path: random.leaf_key(state.key, path, draw) for path in values}
-        return with_masks(state, {p: bernoulli_mask(v, keys[p].to(v.device)) for p, v in values.items()}, "keep")
+        return with_masks(state, {p: bernoulli_mask(v, brought(keys[p], v.device)) for p, v in values.items()}, "keep")
 
     def start(params: Tree) -> State:
         params = own_params(params)
@@ -227,7 +228,7 @@ def _start(params: Tree, leaves: Leaves, init: Start, key: Tensor) -> Leaves:
         return {path: score.detach().clone() for path, score in given.items()}
     if init == "random":
         draws = random.fold_in(key, "init")
-        return {p: random.uniform_like(random.leaf_key(draws, p).to(x.device), x, x.dtype) for p, x in leaves.items()}
+        return {p: random.uniform_like(random.leaf_key(draws, p), x, x.dtype) for p, x in leaves.items()}
     if init == "zeros":
         return {path: torch.zeros_like(leaf) for path, leaf in leaves.items()}
     if init == "magnitude":

@@ -48,7 +48,7 @@ def wanted(
     """Kept count of each pool, where the units that these masks keep compete by these scores."""
     if isinstance(goal, Counted):
         return [*counted(rule, pools, goal, scores, rule.free(pools, scores, among), step)]
-    return rule.targets(pools, None if goal is None else fraction_at(goal, step), room)
+    return rule.targets(pools, None if goal is None else fraction_at(goal, step), room, scores)
 
 
 def counted(

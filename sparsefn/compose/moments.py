@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from sparsefn.engine import together
+
+Row: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def live_entries(
@@ -28,10 +34,38 @@ def live_entries(
     are kept on the support (`mask_moments`), but not where it has just turned on or where the update itself set the
     weight (`reset_grown`).
     """
-    parts = [support] if mask_moments else []
-    if reset_grown and before is not support:
+    changed, moved = reset_grown and before is not support, reset_grown and weight is not stepped
+    if not (mask_moments or changed or moved):
+        return None
+    return _live(mask_moments, changed, moved, support, before, weight, stepped)
+
+
+def live_leaves(rows: Sequence[Row], *, mask_moments: bool = True, reset_grown: bool = True) -> list[Tensor | None]:
+    """`live_entries` of each row of (support, before, weight, stepped).
+
+    >>> x, mask = torch.zeros(2), torch.tensor([True, False])
+    >>> live_leaves([(mask, mask, x, x)])
+    [tensor([ True, False])]
+    """
+    if len(rows) < 2 or not together.pays([x for row in rows for x in row]):
+        return [live_entries(*row, mask_moments=mask_moments, reset_grown=reset_grown) for row in rows]
+    made: dict[int, Tensor] = {}
+    kinds = [(reset_grown and row[1] is not row[0], reset_grown and row[2] is not row[3]) for row in rows]
+    for changed, moved in dict.fromkeys(kinds):
+        if mask_moments or changed or moved:
+            alike = [i for i, kind in enumerate(kinds) if kind == (changed, moved)]
+            run = functools.partial(_live, mask_moments, changed, moved)
+            made |= zip(alike, together.laid(run, [rows[i] for i in alike]), strict=True)
+    return [made.get(i) for i in range(len(rows))]
+
+
+def _live(
+    masked: bool, changed: bool, moved: bool, support: Tensor, before: Tensor, weight: Tensor, stepped: Tensor
+) -> Tensor:
+    parts = [support] if masked else []
+    if changed:
         parts.append(before | ~support)
-    if reset_grown and weight is not stepped:
+    if moved:
         # Weights that the update itself set start with zero moments, such as weights pruned and regrown.
         parts.append(~support | (weight == stepped) | (weight.isnan() & stepped.isnan()))
-    return functools.reduce(torch.logical_and, parts) if parts else None
+    return functools.reduce(torch.logical_and, parts)

@@ -65,6 +65,10 @@ def no_optimizer(name: str, states: Sequence[State]) -> None:
 _TRUE = torch.ones((), dtype=torch.bool, device="cpu")
 
 
+def _true(device: torch.device) -> torch.Tensor:
+    return _TRUE if device.type == "cpu" else torch.ones((), dtype=torch.bool, device=device)  # a copy would wait
+
+
 def owned(state: State) -> dict[str, Tree]:
     """The leaves that a part sparsifies, as a structure without tensors.
 
@@ -84,5 +88,5 @@ def part_of(state: State, params: Tree, masks: Tree, i: int) -> State:
     """
     own = state.scores[str(i)]
     leaves, rebuild = flatten(masks)
-    seen = rebuild([m if p in own["owns"] or not m.ndim else _TRUE.to(m.device) for p, m in leaves.items()])
+    seen = rebuild([m if p in own["owns"] or not m.ndim else _true(m.device) for p, m in leaves.items()])
     return State(params, seen, own["scores"], state.key[str(i)], state.opt, own["support"])

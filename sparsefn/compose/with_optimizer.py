@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose import foreign
-from sparsefn.compose.moments import live_entries
+from sparsefn.compose.moments import live_leaves
 from sparsefn.engine import leafwise
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
@@ -112,7 +112,7 @@ def with_optimizer(
     one_pass = getattr(optimizer, "under_masks", None)  # only an `sf.optimizers.Optimizer` has one
     owners, prime = foreign.finder(optimizer), foreign.primer(optimizer)
     tidies = mask_moments or reset_grown
-    kept = partial(live_entries, mask_moments=mask_moments, reset_grown=reset_grown)
+    kept = partial(live_leaves, mask_moments=mask_moments, reset_grown=reset_grown)
 
     def start(trained: Tree) -> Tree:
         return foreign.unshared(optimizer, optimizer.init(trained), trained)
@@ -159,8 +159,8 @@ def with_optimizer(
         if not any(sparse):
             return state
         owned_by = owners(state.opt, trained, sparse)
-        owning = dict.fromkeys(owner for owner in owned_by if owner >= 0 and sparse[owner])  # Adam has two moments each
-        lives = {owner: kept(*rows[owner]) for owner in owning}
+        owning = [owner for owner in dict.fromkeys(owned_by) if owner >= 0 and sparse[owner]]
+        lives = dict(zip(owning, kept([rows[owner] for owner in owning]), strict=True))
         leaves, rebuild = opened(state.opt)
         masks = {i: mask for i, mask in enumerate(map(lives.get, owned_by)) if mask is not None}
         moments = [leaves[i] for i in masks]

@@ -155,7 +155,7 @@ def _estimated_diagonal(loss: Loss, weights: Tree, key: Tree, batch: Sequence[Tr
     own = random.fold_in(key, "hessian_diagonal")
 
     def signs(path: str, leaf: Tensor, sample: int) -> Tensor:
-        drawn = random.leaf_key(random.fold_in(own, sample).to(leaf.device), path, step)
+        drawn = random.leaf_key(random.fold_in(own, sample), path, step)
         return torch.where(random.uniform_like(drawn, leaf) < 0.5, -1.0, 1.0).to(leaf.dtype)
 
     total = optree.tree_map(lambda p: torch.zeros_like(wide(p)), weights)

@@ -6,6 +6,7 @@ part in the whole, and gets what one process would have drawn there.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.lie import Lie
-from sparsefn.engine.memory import check_device
+from sparsefn.engine.memory import brought, check_device, on
 from sparsefn.engine.shards import is_sharded, lie_of, like
-from sparsefn.engine.threefry import DIGITS, coins, draw
+from sparsefn.engine.threefry import DIGITS, coins, draw, fold
+from sparsefn.engine.transforms import at_compile_time
+from sparsefn.engine.words import MASK32
 
 
 def check_key(key: Tensor) -> None:
@@ -69,13 +72,58 @@ def drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, kind: str, dt
     return draw(key, places, math.prod(size), kind, dtype).reshape((*key.shape[:-1], *size))
 
 
+def as_keys(pairs: Tensor) -> Tensor:
+    """Keys (..., 2) from both their words in one number.
+
+    >>> from sparsefn.engine.draws import as_keys
+    >>> as_keys(torch.tensor([3 << 32 | 4]))
+    tensor([[3, 4]])
+    """
+    return torch.stack(((pairs >> 32) & MASK32, pairs & MASK32), -1)
+
+
+@at_compile_time
+def digest(text: str) -> int:
+    """The number of a name, in [-2^63, 2^63).
+
+    >>> from sparsefn.engine.draws import digest
+    >>> digest("0.weight")
+    -1839474028305099322
+    """
+    # Not hash(), which changes with PYTHONHASHSEED.
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def folded(key: Tensor, data: int | Tensor, kind: str) -> Tensor:
+    """The key that belongs to a key and a number, by "fold int" or "fold str".
+
+    >>> from sparsefn.engine.draws import folded
+    >>> folded(torch.tensor([0, 0]), 1, "fold int")
+    tensor([3520574224,  438507793])
+
+    It is where the key is; where a CPU key is folded with a number on a device, it is there.
+    """
+    if isinstance(data, Tensor) and data.device != key.device:
+        if key.device.type == "cpu":
+            key = brought(key, data.device)
+        else:
+            data = brought(data, key.device)
+    made = fold(key, data, kind)
+    if made is not None:
+        return made
+    index = on(data, key.device).reshape(1)
+    return as_keys(draw(key, index, 1, kind, torch.int64)[..., 0])
+
+
 def drawn_like(key: Tensor, leaf: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
-    """Draws of the shape of a leaf; of a DTensor, this process's part of them, laid out like it.
+    """Draws of the shape of a leaf, where it is; of a DTensor, this process's part of them, laid out like it.
 
     >>> from sparsefn.engine.draws import drawn_like
     >>> drawn_like(sf.random.key(0), torch.zeros(1), "uniform", torch.float32)
     tensor([0.4185])
     """
+    check_key(key)
+    key = brought(key, leaf.device)
     if not is_sharded(leaf):
         return drawn(key, leaf.shape, None, kind, dtype)
     lie = drawn_lie(key, leaf)

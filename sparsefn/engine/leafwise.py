@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn.engine import together
 from sparsefn.engine.blockwise import Row, append_row, flat_memory, run
 from sparsefn.engine.local import each_local
 from sparsefn.engine.memory import BLOCK
@@ -56,15 +57,21 @@ def _chosen(
 ) -> list[Tensor]:
     # The results of a kernel for masks and leaves in memory, of torch for others; the first leaf if the mask is 0-d.
     rows: list[Row] = []
-    results = []
-    for mask, *leaves in zip(masks, *trees, strict=True):
+    results: list[Tensor] = []
+    left: list[int] = []
+    for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
         if not is_sparse(mask, leaves[0]):
             results.append(leaves[0])
         elif (flat := _words(mask, *leaves)) is None:
-            results.append(in_torch(mask, *leaves))
+            left.append(i)
+            results.append(leaves[0])
         else:
             results += append_row(rows, flat, (mask, *leaves), 1, over)
     run(kernel, rows)
+    if left:
+        made = together.each(in_torch, *([tensors[i] for i in left] for tensors in (masks, *trees)))
+        for i, leaf in zip(left, made, strict=True):
+            results[i] = leaf
     return results
 
 
@@ -77,19 +84,27 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
     [tensor([1.5000, 2.0000])]
     """
     rows: list[Row] = []
-    results = []
-    for mask, leaf, update in zip(masks, old, updates, strict=True):
-        if not is_sparse(mask, leaf):
-            results.append((leaf + update).to(leaf.dtype))
-            continue
+    results: list[Tensor] = []
+    left: list[int] = []
+    for i, (mask, leaf, update) in enumerate(zip(masks, old, updates, strict=True)):
         summed = leaf.dtype in (torch.float32, torch.float64)  # numpy's sum of these has torch's bits
-        flat = _words(mask, leaf, update) if summed else None
+        flat = _words(mask, leaf, update) if summed and is_sparse(mask, leaf) else None
         if flat is None:
-            results += either([mask], [(leaf + update).to(leaf.dtype)], [leaf])
+            left.append(i)
+            results.append(leaf)
         else:
             results += append_row(rows, flat, (mask, leaf, update), 1)
     run(_move, rows)
+    if left:
+        own = [old[i] for i in left]
+        sums = together.each(_summed, own, [updates[i] for i in left])
+        for i, leaf in zip(left, either([masks[i] for i in left], sums, own), strict=True):
+            results[i] = leaf
     return results
+
+
+def _summed(leaf: Tensor, update: Tensor) -> Tensor:
+    return (leaf + update).to(leaf.dtype)
 
 
 @each_local
@@ -106,12 +121,13 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
     results = list(leaves)
     rows: list[Row] = []
     looked: list[int] = []
+    left: list[int] = []
     for i, (mask, leaf) in enumerate(zip(masks, leaves, strict=True)):
         if not is_sparse(mask, leaf):
             continue
         flat = _words(mask, leaf)
         if flat is None:
-            results[i] = _zeroed(mask, leaf)
+            left.append(i)
         else:
             rows.append(flat)
             looked.append(i)
@@ -130,6 +146,8 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
         stained = _chosen(_zero, _zeroed, [masks[i] for i in looked], [leaves[i] for i in looked], over=(1,))
         for i, leaf in zip(looked, stained, strict=True):
             results[i] = leaf
+    for i, leaf in zip(left, together.each(_zeroed, [masks[i] for i in left], [leaves[i] for i in left]), strict=True):
+        results[i] = leaf
     return results
 
 

@@ -6,7 +6,7 @@ millions of weights that costs more than the arithmetic. numpy writes into small
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn.engine.transforms import ADD_EACH, visible
+
 Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
 Out = TypeVar("Out")
 
 BLOCK = 1 << 17  # elements at a time: two float32 buffers of it fit the second cache of a core
 _MANY = 1 << 20  # fewer elements than this are not worth a second thread
+_FEW = 1 << 10  # up to this many numbers go to a device as arguments of a launch, and more are copied
 
 
 def check_device(what: str, device: torch.device, *others: Tensor | None) -> None:
@@ -47,7 +50,51 @@ def placed(count: Count, device: torch.device) -> Count:
         return count
     if count.device.type != "cpu":
         check_device("scores and counts", device, count)
-    return count.to(device)
+    return brought(count, device)
+
+
+def brought(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device: int64 from CPU memory as numbers that are written there, for which nothing waits.
+
+    >>> from sparsefn.engine import memory
+    >>> memory.brought(sf.random.key(7), torch.device("meta")).shape
+    torch.Size([2])
+
+    More than a thousand numbers are copied, other dtypes, and what a transform hides.
+    """
+    if x.device == device:
+        return x
+    seen = visible([x]) if x.numel() <= _FEW and x.dtype == torch.int64 else None
+    return x.to(device) if seen is None else written(seen[0].reshape(-1).tolist(), device).reshape(x.shape)
+
+
+def on(count: int | Tensor, device: torch.device) -> Tensor:
+    """A count as a tensor on a device.
+
+    >>> from sparsefn.engine import memory
+    >>> memory.on(3, torch.device("cpu"))
+    tensor(3)
+    """
+    if isinstance(count, Tensor):
+        return placed(count, device)
+    return torch.full((), count, dtype=torch.int64, device=device)
+
+
+def written(numbers: Sequence[int], device: torch.device) -> Tensor:
+    """Some int64 numbers as a tensor on a device, for which nothing waits.
+
+    >>> from sparsefn.engine import memory
+    >>> memory.written([3, -1], torch.device("cpu"))
+    tensor([ 3, -1])
+
+    A tensor of a list is made on the CPU and copied, which waits until the device has done all before. Here the
+    numbers are arguments of one launch.
+    """
+    if device.type == "cpu" or torch.compiler.is_compiling() or not numbers:
+        return torch.tensor(numbers, dtype=torch.int64, device=device)
+    made = torch.zeros(len(numbers), dtype=torch.int64, device=device)
+    ADD_EACH(list(made.unbind()), list(numbers))
+    return made
 
 
 def each(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]:

@@ -18,7 +18,7 @@ from sparsefn.engine import elementary, words
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device
 from sparsefn.engine.numbers import batch_first
-from sparsefn.engine.transforms import Array, See, in_mode, visible, visible_inside
+from sparsefn.engine.transforms import Array, See, in_mode, transformed, visible, visible_inside
 from sparsefn.engine.words import MASK32, PARITY, ROTATIONS, Place
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
@@ -41,11 +41,6 @@ def _pairs(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
     return x0.to(torch.int64).bitwise_left_shift_(32).bitwise_or_(_unsigned(x1))
 
 
-def _first_words(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
-    del x1, dtype
-    return _unsigned(x0)
-
-
 def _uniforms(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
     digits = DIGITS[dtype]  # as many leading bits as the dtype holds exactly, so 1.0 cannot come out
     if digits > 32:
@@ -65,7 +60,7 @@ def _normals(x0: Tensor, x1: Tensor, dtype: torch.dtype) -> Tensor:
 # a key never equals words that were drawn. (Constants: leading digits of pi.)
 _KINDS: dict[str, tuple[int, int, Callable[[Tensor, Tensor, torch.dtype], Tensor]]] = {
     "pairs": (0, 0, _pairs),
-    "words": (0, 0, _first_words),
+    "words": (0, 0, lambda x0, x1, dtype: _unsigned(x0)),
     "uniform": (0, 0, _uniforms),
     "normal": (0, 0, _normals),
     "split": (0x243F6A88, 0x85A308D3, _pairs),
@@ -99,6 +94,8 @@ def draw(key: Tensor, index: Tensor | Lie | None, n: int, kind: str, dtype: torc
     if isinstance(index, Lie):
         index = index.places(torch.arange(n, device=key.device))
     check_device("a key and its indices", key.device, index)
+    if key.device.type != "cpu" and not transformed():
+        return _by_rounds(key, index, n, kind, dtype)
     key = lifted(key)
     if torch.compiler.is_compiling() and index is None and kind in ("words", "uniform") and _is_large(n):
         return _traced(key, n, kind, dtype)
@@ -198,7 +195,13 @@ def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     return out.reshape((*batch, n))
 
 
-def _rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+    """The words of counters under keys, as int32 tensors that broadcast.
+
+    >>> from sparsefn.engine import threefry
+    >>> [word.item() % 2**32 for word in threefry.rounds(*[torch.zeros(1, dtype=torch.int32)] * 4)]
+    [1797259609, 2579123966]
+    """
     # int32 wraps around like uint32, but its right shift copies the sign, hence the mask. To the compiler a
     # product is faster than a left shift, which it guards; and without the views, which make it keep what is
     # used twice, it would write out every word's whole past again and again.
@@ -207,23 +210,39 @@ def _rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Ten
     for i in range(5):
         for r in ROTATIONS[i % 2]:
             x0 = x0 + x1
-            x1 = (x1 * (1 << r) | ((x1 >> (32 - r)) & ((1 << r) - 1))) ^ x0
+            x1 = torch.add((x1 >> (32 - r)) & ((1 << r) - 1), x1, alpha=1 << r) ^ x0
             x0, x1 = (x.as_strided(x.shape, x.stride()) for x in (x0, x1))
         x0 = x0 + schedule[(i + 1) % 3]
         x1 = x1 + (schedule[(i + 2) % 3] + (i + 1))
     return x0, x1
 
 
-def _halves(key: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+def halves(key: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """The words of keys (*K, 2) for draws of a kind: int32, (*K, 1) each.
+
+    >>> from sparsefn.engine import threefry
+    >>> threefry.halves(torch.tensor([1, 2**31]), "uniform")
+    (tensor([1], dtype=torch.int32), tensor([-2147483648], dtype=torch.int32))
+    """
     xor0, xor1, _ = _KINDS[kind]  # int64 to int32 keeps the low 32 bits
     return (key[..., :1] ^ xor0).to(torch.int32), (key[..., 1:] ^ xor1).to(torch.int32)
 
 
-def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
-    k0, k1 = _halves(key, kind)
-    counter = torch.arange(n, dtype=torch.int32, device=key.device)
-    x0, x1 = _rounds(k0, k1, torch.zeros_like(counter), counter)
+def finished(x0: Tensor, x1: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
+    """The draws of a kind that two words make.
+
+    >>> from sparsefn.engine import threefry
+    >>> threefry.finished(*[torch.tensor([1 << 30], dtype=torch.int32)] * 2, "uniform", torch.float32)
+    tensor([0.2500])
+    """
     return _KINDS[kind][2](x0, x1, dtype)
+
+
+def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
+    k0, k1 = halves(key, kind)
+    counter = torch.arange(n, dtype=torch.int32, device=key.device)
+    x0, x1 = rounds(k0, k1, torch.zeros_like(counter), counter)
+    return finished(x0, x1, kind, dtype)
 
 
 # Opaque to the compiler: small draws are many, and each would take seconds to compile.
@@ -231,9 +250,11 @@ def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
 def operator(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
     plain = _plain(key, index, visible_inside)
-    if plain is not None:
-        return _drawn(plain, n, kind, dtype)
-    k0, k1 = _halves(key, kind)
+    return _by_rounds(key, index, n, kind, dtype) if plain is None else _drawn(plain, n, kind, dtype)
+
+
+def _by_rounds(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
+    k0, k1 = halves(key, kind)
     batch = _batch_shape(key, index)
     out = torch.empty((*batch, n), dtype=dtype, device=key.device)
     block = max(1, (1 << 24) // max(1, math.prod(batch)))  # on a device launches cost more than memory traffic
@@ -243,8 +264,11 @@ def operator(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.
             part = torch.arange(start, stop, dtype=torch.int64, device=key.device)
         else:
             part = index[..., start:stop]
-        x0, x1 = _rounds(k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32))
-        out[..., start:stop] = _KINDS[kind][2](x0, x1, dtype)
+        x0, x1 = rounds(k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32))
+        made = finished(x0, x1, kind, dtype)
+        if stop - start == n:
+            return made
+        out[..., start:stop] = made
     return out
 
 

@@ -25,7 +25,11 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes, is_in_torch_dispatch_mode
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    is_in_torch_dispatch_mode,
+)
 
 Array: TypeAlias = np.ndarray[Any, Any]
 See: TypeAlias = Callable[[Sequence[Tensor]], list[Array] | None]  # `visible`, or `visible_inside` in an operator
@@ -38,14 +42,28 @@ _PLAIN = frozenset((_DENSE.raw_repr(), _TRACKED.raw_repr()))
 _TYPES = frozenset((Tensor, torch.nn.Parameter))  # a subclass may mean something else by its memory
 CAST = torch.ops.aten._to_copy  # what `Tensor.to` and autocast come to
 GROUPED = torch.ops.aten._grouped_mm  # consecutive rows times a matrix each, as of experts
+ADD_EACH = torch._foreach_add_  # a number to each of some tensors: the numbers are arguments of the launch
+COPY_EACH = torch._foreach_copy_  # one launch for many tensors
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 
 
 def concrete(value: Any) -> Any:
-    """The Python number in a 0-d tensor, or None where a transform hides it.
+    """The Python number in a 0-d CPU tensor, or None where a transform or a device hides it.
 
     >>> concrete(torch.tensor(3)), concrete(2.5)
     (3, 2.5)
+
+    Nothing waits for a device.
+    """
+    return None if isinstance(value, Tensor) and value.device.type != "cpu" else read(value)
+
+
+def read(value: Any) -> Any:
+    """The Python number in a 0-d tensor of any device, for which it waits; None where a transform hides it.
+
+    >>> from sparsefn.engine.transforms import read
+    >>> read(torch.tensor(3))
+    3
     """
     if not isinstance(value, Tensor):
         return value
@@ -53,7 +71,7 @@ def concrete(value: Any) -> Any:
         return None
     try:
         return value.item()
-    except RuntimeError:  # batched by vmap, or fake
+    except RuntimeError:  # batched by vmap, fake, or without memory
         return None
 
 
@@ -108,14 +126,25 @@ def transformed() -> bool:
     return is_compiling() or peek_interpreter_stack() is not None
 
 
+class Onlooker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that looks on, and leaves tensors and results as they are: the library does what it does without it.
+
+    >>> from sparsefn.engine.transforms import Onlooker, in_mode
+    >>> issubclass(Onlooker, TorchDispatchMode)
+    True
+    """
+
+
 def in_mode() -> bool:
-    """Whether a dispatch mode sees the operations: fake tensors, a trace, a counter of FLOPs.
+    """Whether a dispatch mode sees the operations, and may change them: fake tensors, a trace, a counter of FLOPs.
 
     >>> from sparsefn.engine.transforms import in_mode
     >>> in_mode()
     False
     """
-    return is_in_torch_dispatch_mode()
+    return is_in_torch_dispatch_mode() and not all(
+        isinstance(mode, Onlooker) for mode in _get_current_dispatch_mode_stack()
+    )
 
 
 def outside_modes() -> contextlib.AbstractContextManager[object]:
@@ -154,7 +183,7 @@ def visible(tensors: Sequence[Tensor]) -> list[Array] | None:
     bfloat16, which numpy lacks, comes as int16 words. Gradients do not flow through an array, and it must not be
     written to unless the tensor was made for that.
     """
-    if is_compiling() or is_in_torch_dispatch_mode() or _is_tracing():
+    if is_compiling() or in_mode() or _is_tracing():
         return None
     # Under grad or functionalize torch wraps what is made from any memory, so that writing to it would not reach it.
     levels = get_interpreter_stack()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn.engine.numbers import divide
 from sparsefn.engine.shards import whole
-from sparsefn.engine.transforms import concrete
+from sparsefn.engine.transforms import read
 from sparsefn.state import State, check_masks
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
 
@@ -24,7 +24,7 @@ def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
 
 
 def _known(count: Tensor | int) -> int | Tensor:
-    known = concrete(count)
+    known = read(count)
     return count if known is None else int(known)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.checks import check_sparsity
+from sparsefn.engine.memory import brought
 from sparsefn.engine.numbers import like
 from sparsefn.engine.shards import check_plain
 from sparsefn.state import Where, check_masks, masks_tree
@@ -67,7 +68,7 @@ def shuffle(masks: Tree, key: Tensor) -> Tree:
 
     def shuffled(path: str, mask: Tensor) -> Tensor:
         check_plain("shuffle", path, mask)
-        order = random.permutation(random.leaf_key(key.to(mask.device), path), mask.numel())
+        order = random.permutation(brought(random.leaf_key(key, path), mask.device), mask.numel())
         return mask.reshape(-1).gather(0, order).reshape(mask.shape) if mask.ndim else mask
 
     return map_with_path(shuffled, masks)

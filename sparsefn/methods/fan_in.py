@@ -16,6 +16,7 @@ from sparsefn.counts import Counted
 from sparsefn.engine.apportion import Counts
 from sparsefn.engine.checks import check_int, check_sparsity
 from sparsefn.engine.described import described
+from sparsefn.engine.memory import on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.patterns import channel, row_balanced
@@ -109,11 +110,11 @@ def srigl(
 
     def worth(flags: Tensor) -> Tensor:  # the salient entries of a row, in units of what it needs
         needed = rounded_down(ablation, n_kept(flags.shape[-1], sparsity))
-        return flags.sum(-1) / torch.as_tensor(needed, device=flags.device).clamp(min=1)
+        return flags.sum(-1) / on(needed, flags.device).clamp(min=1)
 
     def alive(scores: Tensor, active: Tensor, step: Step) -> Tensor:
         rows = scores.shape[-1]
-        enough = torch.as_tensor(rounded_down(1 - sparsity, rows) + 1, device=scores.device).clamp(max=rows)
+        enough = on(rounded_down(1 - sparsity, rows) + 1, scores.device).clamp(max=rows)
         return torch.maximum((scores >= 1).sum(-1), enough)
 
     per_row = by_unit(salient, channel(0), worth)

@@ -54,7 +54,7 @@ def edge_popup(sparsity: Level, *, where: Where = default_where, key: Tensor | N
 
     def drawn(path: str, weight: Tensor) -> Tensor:
         bound = 1.0 / math.sqrt(max(math.prod(weight.shape[1:]), 1))
-        uniform = random.uniform_like(random.leaf_key(draws.to(weight.device), path), weight, weight.dtype)
+        uniform = random.uniform_like(random.leaf_key(draws, path), weight, weight.dtype)
         return bound * (2 * uniform - 1)
 
     return supermask(sparsity, init=lambda params: map_with_path(drawn, params), link=torch.abs, where=where, key=key)

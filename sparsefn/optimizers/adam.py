@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import blockwise, leafwise
+from sparsefn.engine import blockwise, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.local import localized
@@ -158,14 +159,18 @@ def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Ten
     Half-precision leaves are computed in float32 and rounded once.
     """
     blocks: list[blockwise.Row] = []
-    results: list[Moved] = []
+    results: dict[int, Moved] = {}
     plain = _known(numbers)
-    for row in rows:
+    for i, row in enumerate(rows):
         single = plain and all(x.dtype == torch.float32 for x in row)
         made = blockwise.add_row(blocks, *row, results=3, least=1, over=(0, 1)) if single else None
-        results.append(_in_torch(numbers, *row) if made is None else (made[0], made[1], made[2]))
+        if made is not None:
+            results[i] = made[0], made[1], made[2]
     blockwise.run(lambda blocks: _in_blocks(numbers, -1, blocks), blocks)
-    return results
+    if left := [i for i in range(len(rows)) if i not in results]:
+        stepped = together.each(partial(_in_torch, numbers), *zip(*(rows[i] for i in left), strict=True))
+        results |= zip(left, stepped, strict=True)
+    return [results[i] for i in range(len(rows))]
 
 
 def _step_under_masks(

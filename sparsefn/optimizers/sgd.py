@@ -11,7 +11,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import blockwise, leafwise
+from sparsefn.engine import blockwise, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
@@ -85,7 +85,7 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
         rate = rate_at(lr, state.count)
         moments = state.momentum if momentum else grads
         rows, rebuild = localized(*zipped(moments, grads, params if weight_decay else grads))
-        stepped = [leaf(rate, g, b, p) for b, g, p in rows]
+        stepped = together.each(lambda b, g, p: leaf(rate, g, b, p), *zip(*rows, strict=True))
         updates, buffers = (rebuild([pair[i] for pair in stepped]) for i in range(2))
         return updates, SgdState(state.count + 1, buffers if momentum else ())
 

@@ -67,7 +67,7 @@ def hard_concrete(
     def start(leaves: Leaves, key: Tensor) -> Tree:
         gates, draws = {}, random.fold_in(key, "init")
         for path, leaf in leaves.items():
-            units, own = _units(pattern, path, leaf), random.leaf_key(draws.to(leaf.device), path)
+            units, own = _units(pattern, path, leaf), random.leaf_key(draws, path)
             like = leaf if units.single else leaf.new_empty(units.grid)
             gates[path] = (start_at + 0.01 * random.normal_like(own, like)).to(leaf.dtype)
         return {"latent": dict(leaves), "gate": gates}
@@ -83,7 +83,7 @@ def hard_concrete(
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         gates = {}
         for path, log_alpha in latents["gate"].items():
-            own = random.leaf_key(key.to(log_alpha.device), path, step)
+            own = random.leaf_key(key, path, step)
             u = random.uniform_like(own, log_alpha) * (1 - 2 * _EDGE) + _EDGE
             gates[path] = drawn_gate(log_alpha, u, beta, gamma, zeta)
         return gated(latents, gates)

@@ -62,7 +62,7 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
 
         def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
             del weight, mask
-            drawn = _random.uniform_like(_random.leaf_key(key.to(value.device), path, step), value, torch.float64)
+            drawn = _random.uniform_like(_random.leaf_key(key, path, step), value, torch.float64)
             exponent, x = power_at(step), widened(here(value.detach())).double()
             if isinstance(exponent, Tensor):
                 exponent = placed(exponent, x.device)

@@ -10,6 +10,7 @@ from sparsefn.counts import below
 from sparsefn.engine.checks import check_int, check_positive, check_trigger
 from sparsefn.engine.described import described
 from sparsefn.engine.shards import check_plain
+from sparsefn.engine.transforms import concrete
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import absolute, given, magnitude, plain
 from sparsefn.state import Accumulated, Score, State, Step, Trigger
@@ -194,4 +195,7 @@ def first_sign() -> Accumulated:
 
 
 def _flag(fired: bool | Tensor, like: Tensor) -> Tensor:
-    return fired if isinstance(fired, Tensor) else torch.full_like(like, fired)
+    if isinstance(fired, Tensor):
+        known = None if fired.device == like.device else concrete(fired)
+        return fired if known is None else torch.full_like(like, known)
+    return torch.full_like(like, fired)

@@ -13,10 +13,11 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import random as _random
+from sparsefn.engine.checks import check_kind
 from sparsefn.engine.described import Described, with_call
+from sparsefn.engine.leaf_draws import drawn_leaves
 from sparsefn.state import Accumulated, State, Step
-from sparsefn.tree import Tree, map_with_path
+from sparsefn.tree import Tree, flatten
 
 Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
 
@@ -122,7 +123,5 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
     del grads
     if not isinstance(state.key, Tensor):
         raise ValueError("expected a state with a PRNG key for random scores, got none; pass key=sf.random.key(seed)")
-    return map_with_path(
-        lambda path, leaf: _random.uniform_like(_random.leaf_key(state.key.to(leaf.device), path, step), leaf),
-        state.params,
-    )
+    leaves, rebuild = flatten(state.params)
+    return rebuild(list(drawn_leaves(state.key, leaves, check_kind(step), "uniform", torch.float32).values()))

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsefn.engine.checks import number
 from sparsefn.engine.memory import check_device
 from sparsefn.engine.shards import check_plain
-from sparsefn.engine.transforms import concrete
+from sparsefn.engine.transforms import read
 
 BLOCK = 256  # columns of a Cholesky factor that are made together
 USUAL = 0.01  # the damping of SparseGPT's authors, a share of the mean of the diagonal
@@ -58,7 +58,7 @@ def check_finite(call: str, name: str, x: Tensor) -> None:
         ...
     ValueError: obs: expected a finite hessian, got 1 of 2 entries that are NaN or infinite
     """
-    total = concrete(x.detach().sum())  # one pass; a sum of finite numbers may be infinite, too
+    total = read(x.detach().sum())  # one pass; a sum of finite numbers may be infinite, too
     if total is None or math.isfinite(total):
         return
     broken = int((~x.detach().isfinite()).sum())
@@ -137,7 +137,7 @@ are linearly dependent or fewer than the columns; damp=0 is too small, damp=0.01
         if a:
             panel.sub_(hessian[a:, :a] @ hessian[a:b, :a].T)
         lower, info = torch.linalg.cholesky_ex(panel[: b - a])
-        if concrete(info):
+        if read(info):
             upper = hessian.triu(1)
             _singular(call, upper + upper.T + torch.diag(diagonal), damp)
         panel[: b - a] = lower

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn.engine.transforms import concrete
+from sparsefn.engine.transforms import read
 from sparsefn.solve.inputs import check_damp, check_mask, checked, damp_in_place, factor_in_place
 
 
@@ -29,7 +29,7 @@ def refit(weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0) -
     """
     w, h = checked("refit", weight, hessian)
     kept = check_mask("refit", mask, weight)
-    if concrete(kept.any()) is None or concrete(h.sum()) is None:
+    if read(kept.any()) is None or read(h.sum()) is None:
         raise ValueError("refit: masks need systems of their own sizes, so it does not run under vmap; use a loop")
     share = check_damp("refit", damp)
     h = h.clone()

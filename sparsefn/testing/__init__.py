@@ -5,6 +5,7 @@ from sparsefn.testing import strategies as strategies
 from sparsefn.testing.check import Broken as Broken
 from sparsefn.testing.check import check_laws as check_laws
 from sparsefn.testing.check import check_row as check_row
+from sparsefn.testing.launches import Launches as Launches
 from sparsefn.testing.laws import LAWS as LAWS
 from sparsefn.testing.laws import Check as Check
 from sparsefn.testing.laws import Law as Law

@@ -9,6 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine.memory import brought
 from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.engine.transforms import at_compile_time, concrete
 from sparsefn.tree.leaves import Tree, leaves_of
@@ -93,12 +94,21 @@ def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
 
 
 def where(pred: Tensor, new: Tree, old: Tree) -> Tree:
-    """Leafwise `torch.where`; leaves that are the same object are passed on.
+    """Leafwise `torch.where`; leaves that are the same object are passed on, others go where the condition is.
 
     >>> where(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
     {'a': tensor(1)}
     """
-    return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, a, b), new, old)
+
+    def there(x: Tensor) -> Tensor:  # a key or a count on the CPU depends on the device from now on
+        return brought(x, pred.device) if x.device.type == "cpu" else x
+
+    def either(a: Tensor, b: Tensor) -> Tensor:
+        if a is b:
+            return a
+        return torch.where(pred, a, b) if pred.device.type == "cpu" else torch.where(pred, there(a), there(b))
+
+    return optree.tree_map(either, new, old)
 
 
 def all_finite(tree: Tree) -> Tensor:

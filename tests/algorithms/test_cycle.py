@@ -6,6 +6,8 @@ import torch
 from single_rows import count, kept, row
 
 import sparsefn as sf
+from sparsefn.engine import leaf_draws, leafwise, together
+from sparsefn.engine.selection import contests, winners
 
 
 def test_ties_go_to_the_lower_index_in_both_directions():
@@ -418,3 +420,26 @@ def test_nothing_to_sparsify_is_left_alone():
     with pytest.warns(UserWarning, match="where"):
         state = algorithm.init({"b": torch.ones(3)})
     assert sf.checkpoint.tree_equal(algorithm.update(state, {"b": torch.ones(3)}, 0), state)
+
+
+@pytest.mark.parametrize("make", [sf.rigl, sf.set, sf.snfs], ids=lambda make: make.__name__)
+def test_leaves_at_once_have_the_states_of_each_by_itself(make, monkeypatch):
+    # What a device does, on the CPU: competitions, draws and elementwise work of all leaves are one.
+    draw = torch.Generator().manual_seed(0)
+    params = {name: torch.randn(shape, generator=draw) for name, shape in (("a", (9, 4)), ("b", (5, 7)), ("c", (3, 2)))}
+    algorithm = make(0.5, key=sf.random.key(3), drop_fraction=0.4)
+
+    def run():
+        state = algorithm.init(params)
+        for step in range(0, 300, 100):
+            state = algorithm.update(state, {path: x * step for path, x in params.items()}, step)
+        return state
+
+    want = run()
+    seen = []
+    monkeypatch.setattr(winners, "_in_memory", lambda *given: seen.append(1))
+    monkeypatch.setattr(contests, "serves", lambda entries: True)
+    monkeypatch.setattr(together, "pays", lambda tensors: True)
+    monkeypatch.setattr(leafwise, "_words", lambda *tensors: None)
+    monkeypatch.setattr(leaf_draws, "pays", lambda tensors: True)
+    assert sf.checkpoint.tree_equal(run(), want) and seen

@@ -1,6 +1,8 @@
+import pytest
 import torch
 
-from sparsefn.compose.moments import live_entries
+from sparsefn.compose.moments import live_entries, live_leaves
+from sparsefn.engine import together
 
 BEFORE = torch.tensor([True, True, False, True])
 AFTER = torch.tensor([True, False, True, True])
@@ -21,3 +23,19 @@ def test_they_end_where_the_update_itself_set_a_weight_and_nan_is_nan():
 def test_none_is_all():
     assert live_entries(AFTER, AFTER, STEPPED, STEPPED, mask_moments=False) is None
     assert live_entries(AFTER, BEFORE, STEPPED, STEPPED, mask_moments=False, reset_grown=False) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"mask_moments": False}, {"reset_grown": False}], ids=str)
+def test_leaves_at_once_have_the_entries_of_each(options, monkeypatch):
+    monkeypatch.setattr(together, "pays", lambda tensors: True)
+    new = torch.tensor([0.0, 2.0, 5.0, torch.nan])
+    rows = [
+        (AFTER, BEFORE, STEPPED, STEPPED),
+        (AFTER, AFTER, STEPPED, STEPPED),
+        (AFTER, BEFORE, new, STEPPED),
+        (BEFORE[:2], BEFORE[:2], new[:2], STEPPED[:2]),
+        (BEFORE[:3], AFTER[:3], new[:3].clone(), STEPPED[:3]),
+    ]
+    for row, live in zip(rows, live_leaves(rows, **options), strict=True):
+        want = live_entries(*row, **options)
+        assert live is want is None or torch.equal(live, want)

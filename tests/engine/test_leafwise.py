@@ -5,7 +5,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn import state as state_module
-from sparsefn.engine import leafwise
+from sparsefn.engine import blockwise, leafwise, together
 from sparsefn.engine.memory import BLOCK
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -193,3 +193,55 @@ def test_sparse_is_read_off_shapes():
     assert leafwise.is_sparse(torch.ones(2, 2, dtype=torch.bool), torch.ones(2, 2))
     assert not leafwise.is_sparse(torch.tensor(True), torch.ones(2, 2))
     assert not leafwise.is_sparse(torch.tensor(True), torch.tensor(1.0))
+
+
+def laid_end_to_end(monkeypatch):
+    # What a device does, on the CPU: nothing is read as memory, and leaves are laid end to end.
+    monkeypatch.setattr(leafwise, "_words", lambda *tensors: None)
+    monkeypatch.setattr(together, "pays", lambda tensors: True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_leaves_that_are_laid_end_to_end_have_the_same_bits(dtype, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(2, 3), (5,), (), (4, 1), (7,)]
+    leaves, others = ([torch.randn(s, generator=draw).to(dtype) for s in shapes] for _ in range(2))
+    leaves[1][:3] = torch.tensor([torch.nan, -0.0, torch.inf])
+    masks = [torch.rand(s, generator=draw) > 0.5 for s in shapes]
+    masks[3] = torch.tensor(True)  # a dense leaf
+    calls = {
+        "zeroed": lambda: leafwise.zeroed(masks, leaves),
+        "either": lambda: leafwise.either(masks, leaves, others),
+        "moved": lambda: leafwise.moved(masks, leaves, others),
+        "cleaned": lambda: leafwise.cleaned(masks, leaves),
+    }
+    want = {name: call() for name, call in calls.items()}
+    laid_end_to_end(monkeypatch)
+    for name, call in calls.items():
+        for got, expected in zip(call(), want[name], strict=True):
+            assert torch.equal(got.nan_to_num(7.0), expected.nan_to_num(7.0)), name
+            assert torch.equal(got.signbit(), expected.signbit()) and got.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [sf.optimizers.sgd(0.1), sf.optimizers.sgd(0.1, momentum=0.9, nesterov=True), sf.optimizers.adamw(0.1)],
+    ids=str,
+)
+def test_optimizers_step_leaves_at_once_with_the_same_bits(optimizer, monkeypatch):
+    draw = torch.Generator().manual_seed(1)
+    params = {str(i): torch.randn(n, generator=draw) for i, n in enumerate((3, 8, 5))}
+    masks = {path: x > 0 for path, x in params.items()}
+
+    def run():
+        state, weights = optimizer.init(params), params
+        for _ in range(3):
+            updates, state = optimizer.update(weights, state, params=weights)
+            moved = leafwise.moved([*masks.values()], [*weights.values()], [*updates.values()])
+            weights = dict(zip(params, moved, strict=True))
+        return weights
+
+    want = run()
+    laid_end_to_end(monkeypatch)
+    monkeypatch.setattr(blockwise, "add_row", lambda *tensors, **options: None)
+    assert all(torch.equal(got, want[path]) for path, got in run().items())

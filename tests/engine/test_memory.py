@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from sparsefn.engine import memory
+from sparsefn.engine.transforms import ADD_EACH
+from sparsefn.testing.launches import counted
 
 
 def test_a_signalling_nan_is_as_any_other_on_every_thread(monkeypatch):
@@ -39,3 +41,28 @@ def test_much_work_is_done_on_the_threads_that_torch_has():
         memory.each(lambda job: together.wait() and None, [0, 1], 1 << 24)  # each waits for the other
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("numbers", [[], [3], [2**62 + 1, -(2**63), 0]], ids=str)
+def test_numbers_are_written_exactly(numbers):
+    made = memory.written(numbers, torch.device("cpu"))
+    assert made.tolist() == numbers and made.dtype == torch.int64
+    # What a device does, on the CPU.
+    there = torch.zeros(len(numbers), dtype=torch.int64)
+    if numbers:
+        ADD_EACH(list(there.unbind()), numbers)
+    assert there.tolist() == numbers
+    found = counted(lambda: memory.written(numbers, torch.device("meta")))
+    assert found.launches <= 2 and not found.waits
+
+
+def test_a_cpu_tensor_is_brought_to_a_device_without_a_copy():
+    meta = torch.device("meta")
+    found = counted(lambda: memory.brought(torch.ones(2, 3, dtype=torch.int64), meta))
+    assert not found.waits and memory.brought(torch.ones(2, 3, dtype=torch.int64), meta).shape == (2, 3)
+    assert counted(lambda: memory.brought(torch.ones(2), meta)).waits  # no whole numbers
+    here = torch.ones(2)
+    assert memory.brought(here, here.device) is here
+    assert memory.on(3, meta).is_meta and memory.on(torch.tensor(3), meta).shape == ()
+    with pytest.raises(ValueError, match="expected scores and counts on one device, got cpu and meta"):
+        memory.on(torch.ones((), device="meta"), torch.device("cpu"))

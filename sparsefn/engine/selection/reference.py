@@ -9,10 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_BARRED = {torch.int32: torch.iinfo(torch.int32).min, torch.int64: torch.iinfo(torch.int64).min}
+# The key of a unit that does not compete.
+BARRED = {torch.int32: torch.iinfo(torch.int32).min, torch.int64: torch.iinfo(torch.int64).min}
 
 
-def rank_keys(scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+def rank_keys(
+    scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype | None = None, absolute: bool = False
+) -> Tensor:
     """Integers in the order of the competition; a unit with the least integer does not compete.
 
     >>> from sparsefn.engine.selection.reference import rank_keys
@@ -20,29 +23,18 @@ def rank_keys(scores: Tensor, eligible: Tensor | None = None, dtype: torch.dtype
     >>> bool(keys[0] == keys[1]), (keys.argsort()).tolist()
     (True, [2, 3, 0, 1, 4])
 
-    float32 and narrower give int32, float64 gives int64; `dtype` asks for the wider.
+    float32 and narrower give int32, float64 gives int64; `dtype` asks for the wider. With `absolute` the scores are
+    absolute values, which are not stored.
     """
     if not scores.is_floating_point():
         raise TypeError(f"expected floating-point scores, got {scores.dtype}")
     wide = torch.promote_types(scores.dtype, dtype or torch.float32)
     x = scores.detach().to(wide)
     kind = torch.int64 if wide == torch.float64 else torch.int32
-    least = _BARRED[kind]
-    raw = x.view(kind)
-    keys = torch.where(torch.isnan(x), least + 1, torch.where(raw >= 0, raw, least - raw))
+    least, raw = BARRED[kind], x.view(kind)
+    keys = raw & ~least if absolute else torch.where(raw < 0, least - raw, raw)
+    keys = torch.where(x != x, least + 1, keys)
     return keys if eligible is None else torch.where(eligible, keys, least)
-
-
-def joint_keys(scores: list[Tensor], eligible: list[Tensor | None]) -> Tensor:
-    """Keys of several tensors laid end to end, as one row in one integer dtype.
-
-    >>> from sparsefn.engine.selection.reference import joint_keys
-    >>> joint_keys([torch.ones(2), torch.zeros(1, 1, dtype=torch.float64)], [None, None]).shape
-    torch.Size([1, 3])
-    """
-    wide = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
-    keys = [rank_keys(s, e, wide).reshape(1, -1) for s, e in zip(scores, eligible, strict=True)]
-    return torch.cat(keys, -1)
 
 
 def top_of_rows(keys: Tensor, k: int | Tensor) -> Tensor:
@@ -55,13 +47,17 @@ def top_of_rows(keys: Tensor, k: int | Tensor) -> Tensor:
     k is an int, or a tensor with one count for all rows or one a row; it may have any value.
     """
     size = keys.shape[-1]
-    open_ = keys > _BARRED[keys.dtype]
+    open_ = keys > BARRED[keys.dtype]
     if size == 0 or (isinstance(k, int) and k <= 0):
         return torch.zeros_like(open_)
     if isinstance(k, int):
         if k >= size:
             return open_
-        threshold = torch.kthvalue(keys, size - k + 1, dim=-1, keepdim=True).values
+        # Of the smaller side, by `topk` and not by `kthvalue`, which on CUDA reads a row by one block of threads.
+        if 2 * k <= size:
+            threshold = torch.topk(keys, k, sorted=False).values.amin(-1, keepdim=True)
+        else:
+            threshold = torch.topk(keys, size - k + 1, largest=False, sorted=False).values.amax(-1, keepdim=True)
     else:
         k = k.reshape(-1, 1).clamp(0, size)
         order = torch.sort(keys, dim=-1, descending=True).values

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device, placed
-from sparsefn.engine.selection import bracket, groups, reference, shared
-from sparsefn.engine.selection.entries import TINY, arrays, check, eligible, reshaped
+from sparsefn.engine.selection import bracket, contests, fixed, groups, shared
+from sparsefn.engine.selection.entries import TINY, arrays, check, reshaped
 from sparsefn.engine.selection.entries import Entry as Entry
 from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.selection.tiles import tiles as tiles
+from sparsefn.engine.together import pays
 from sparsefn.engine.transforms import Array, See, visible, visible_inside
 
 Count: TypeAlias = int | Tensor
@@ -47,7 +48,7 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
     wide, floats, lies = False, True, False  # wide: whether columns are to be laid out as rows
     for scores, _, _, _, lie in entries:
         floats = floats and scores.is_floating_point()
-        wide = wide or (scores.ndim == 3 and not _is_narrow(scores.shape))
+        wide = wide or (scores.ndim == 3 and not fixed.is_narrow(scores.shape))
         lies = lies or lie is not None
     if lies:
         own = torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
@@ -57,8 +58,8 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
     if not entries:
         return []
     if wide and not joint:
-        masks = winners([x if _is_narrow(x.scores.shape) else _as_rows(x) for x in entries], counts)
-        return [_laid_back(mask, entry.scores.shape) for mask, entry in zip(masks, entries, strict=True)]
+        masks = winners([x if fixed.is_narrow(x.scores.shape) else fixed.as_rows(x) for x in entries], counts)
+        return [fixed.laid_back(mask, entry.scores.shape) for mask, entry in zip(masks, entries, strict=True)]
     seen = _in_memory(entries, counts, None, joint, visible)
     if seen is not None:
         return seen
@@ -78,6 +79,8 @@ def totals(flags: Sequence[Tensor], lies: Sequence[Lie | None] | None = None) ->
         own = torch.split(totals(flags), [len(rows) for rows in flags])
         return torch.cat(shared.totals(own, lies))
     seen = visible(flags)
+    if seen is None and pays(flags):
+        return contests.totals(flags)
     if not flags or seen is None:
         return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64, device="cpu")
     counts = [np.count_nonzero(row) for rows in seen for row in rows]
@@ -91,40 +94,10 @@ def end_to_end(counts: Sequence[Count], rows: Sequence[int], device: torch.devic
     >>> winners.end_to_end([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
     tensor([3, 3, 1, 2])
     """
-    if all(isinstance(count, int) for count in counts):
+    if device.type == "cpu" and all(isinstance(count, int) for count in counts):
         listed = [count for count, n in zip(counts, rows, strict=True) for _ in range(n)]
         return torch.tensor(listed, dtype=torch.int64, device=device)
-    pairs = zip((placed(count, device) for count in counts), rows, strict=True)
-    return torch.cat([torch.as_tensor(n, dtype=torch.int64, device=device).reshape(-1).expand(r) for n, r in pairs])
-
-
-# ---- shapes --------------------------------------------------------------------------------------
-
-
-def _competitions(shape: Sequence[int]) -> int:
-    return shape[0] * shape[2] if len(shape) == 3 else shape[0]
-
-
-def _is_narrow(shape: Sequence[int]) -> bool:
-    # Whether units are compared one with another, and nothing is sorted.
-    return 0 < shape[1] <= groups.WIDEST and (shape[0] > 1 or (len(shape) == 3 and shape[2] > 1))
-
-
-def _as_rows(entry: Entry) -> Entry:
-    # The entry as (rows, units): the units of a column then follow one another.
-    if entry.scores.ndim == 2:
-        return entry
-    scores, allow, deny = (
-        None if x is None else x.transpose(1, 2).reshape(_competitions(x.shape), x.shape[1]) for x in entry[:3]
-    )
-    assert scores is not None
-    return Entry(scores, allow, deny, entry.absolute)
-
-
-def _laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
-    if mask.ndim == len(shape):
-        return mask
-    return mask.reshape(shape[0], shape[2], shape[1]).transpose(1, 2).contiguous()
+    return fixed.spread(counts, rows, device)
 
 
 # ---- visible memory ------------------------------------------------------------------------------
@@ -143,7 +116,7 @@ def _in_memory(
     else:
         rest = []
         for at, n in zip(seen, numbers, strict=True):
-            if _is_narrow(at.out.shape):
+            if fixed.is_narrow(at.out.shape):
                 groups.top_of_groups(at if at.out.ndim == 3 else reshaped(at, (*at.out.shape, 1)), np.asarray(n))
             else:
                 rest.append((at, np.asarray(n)))
@@ -173,7 +146,7 @@ def _numbers(
 
 
 def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
-    return [1] if joint else [_competitions(entry.scores.shape) for entry in entries]
+    return [1] if joint else [fixed.competitions(entry.scores.shape) for entry in entries]
 
 
 # ---- other devices, transforms and programs -------------------------------------------------------
@@ -185,8 +158,15 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         check_device("scores and flags", scores.device, allow, deny)
         if joint:
             check_device("all scores of one competition", device, scores)
+    if contests.serves(entries):
+        split = torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
+        own = [placed(n, entry.scores.device) for n, entry in zip(split, entries, strict=False)]
+        return contests.jointly(entries, own[0]) if joint else contests.winners(entries, own)
     exported = torch.compiler.is_exporting() or any(entry.scores.device.type != "cpu" for entry in entries)
-    fused = [exported or (torch.compiler.is_compiling() and not joint and _is_few(entry.scores)) for entry in entries]
+    fused = [
+        exported or (torch.compiler.is_compiling() and not joint and fixed.is_few(entry.scores.shape))
+        for entry in entries
+    ]
     # An operator takes two empty tensors for one memory.
     left = [i for i, entry in enumerate(entries) if not fused[i] and entry.scores.numel()]
     if isinstance(counts, Tensor) and len(left) == len(entries):
@@ -194,39 +174,14 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
     split = torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
     own = [placed(n, entry.scores.device) for n, entry in zip(split, entries, strict=False)]
     if exported and joint:
-        return _jointly(entries, own[0])
-    won = {i: _of_rows(entries[i], own[i]) for i in range(len(entries)) if fused[i]}
+        return fixed.jointly(entries, own[0])
+    won = {i: fixed.of_rows(entries[i], own[i]) for i in range(len(entries)) if fused[i]}
     if left:
         some = own if joint else [own[i] for i in left]
         spans = [n.numel() if isinstance(n, Tensor) else 1 for n in some]
         masks = _by_operator([entries[i] for i in left], end_to_end(some, spans, device), spans, joint)
         won |= dict(zip(left, masks, strict=True))
     return [won[i] if i in won else torch.zeros_like(x.scores, dtype=torch.bool) for i, x in enumerate(entries)]
-
-
-def _is_few(scores: Tensor) -> bool:
-    return _is_narrow(scores.shape) and scores.shape[1] <= groups.PAIRED
-
-
-def _of_rows(entry: Entry, count: Count) -> Tensor:
-    # By operations of fixed shapes.
-    few, shape = _is_few(entry.scores), entry.scores.shape
-    entry = entry if few else _as_rows(entry)
-    open_ = eligible(entry.allow, entry.deny)
-    keys = reference.rank_keys(entry.scores.abs() if entry.absolute else entry.scores, open_)
-    if not few:
-        return _laid_back(reference.top_of_rows(keys, count), shape)
-    if isinstance(count, Tensor):
-        count = count.reshape(()) if count.numel() == 1 else count.reshape(shape[0], *shape[2:])
-    won = groups.top_by_pairs(keys, count)
-    return won if open_ is None else won & open_
-
-
-def _jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
-    scores = [entry.scores.abs() if entry.absolute else entry.scores for entry in entries]
-    keys = reference.joint_keys(scores, [eligible(entry.allow, entry.deny) for entry in entries])
-    parts = torch.split(reference.top_of_rows(keys, count).reshape(-1), [leaf.numel() for leaf in scores])
-    return [mask.reshape(leaf.shape) for mask, leaf in zip(parts, scores, strict=True)]
 
 
 # ---- the operator --------------------------------------------------------------------------------
@@ -253,7 +208,8 @@ def _operator(
     won = _in_memory(entries, counts, spans, joint, visible_inside)
     if won is None:
         own = torch.split(counts, list(spans))
-        won = _jointly(entries, own[0]) if joint else [_of_rows(x, n) for x, n in zip(entries, own, strict=True)]
+        rows = zip(entries, own, strict=False)
+        won = fixed.jointly(entries, own[0]) if joint else [fixed.of_rows(x, n) for x, n in rows]
         won = [mask.clone() for mask in won]  # parts of one tensor may not leave an operator
     return won
 
@@ -295,6 +251,6 @@ def _(
     parts = []
     for part, shape in zip(torch.split(every, list(spans), -1), shapes, strict=True):
         shared = not own_counts and part.shape[1] == 1
-        parts.append(part[0] if shared else part.expand(members, _competitions(shape[1:])).reshape(-1))
+        parts.append(part[0] if shared else part.expand(members, fixed.competitions(shape[1:])).reshape(-1))
     masks = _operator(*rows, absolute, torch.cat(parts), [part.numel() for part in parts], False)
     return [mask.reshape(shape) for mask, shape in zip(masks, shapes, strict=True)], [0] * len(scores)

@@ -27,9 +27,10 @@ def test_what_may_not_win_is_below_all():
     assert keys[0] == torch.iinfo(torch.int32).min < keys[1]
 
 
-def test_several_tensors_are_one_row_in_the_wider_integers():
-    keys = reference.joint_keys([torch.tensor([1.0, 0.5]), torch.tensor([0.75], dtype=torch.float64)], [None, None])
-    assert keys.dtype == torch.int64 and keys.argsort().tolist() == [[1, 2, 0]]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_absolute_keys_are_those_of_absolute_values(dtype):
+    x = torch.tensor(ROW, dtype=dtype)
+    assert torch.equal(reference.rank_keys(x, absolute=True), reference.rank_keys(x.abs()))
 
 
 def test_scores_are_floats():

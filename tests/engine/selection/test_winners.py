@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.engine import memory
-from sparsefn.engine.selection import blocks, groups, reference, winners
+from sparsefn.engine.selection import blocks, fixed, groups, reference, winners
 from sparsefn.engine.selection.winners import Entry
 
 
@@ -68,8 +68,8 @@ def test_winners_are_the_same_everywhere(case, way):
 def test_memory_is_looked_at_where_there_is_any(case, monkeypatch):
     scores, *rest = CASES[case]
     want = expected(scores, *rest[:3], rest[3])
-    monkeypatch.setattr(winners, "_of_rows", None)  # in the operator, too
-    monkeypatch.setattr(winners, "_jointly", None)
+    monkeypatch.setattr(fixed, "of_rows", None)  # in the operator, too
+    monkeypatch.setattr(fixed, "jointly", None)
     assert torch.equal(WAYS["vmap"](lambda x: called(x, *rest), scores), want)
     monkeypatch.setattr(winners, "_operator", None)
     assert torch.equal(called(scores, *rest), want)
@@ -82,7 +82,7 @@ def test_the_operator_sees_memory_where_a_mode_looks_on(monkeypatch):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(winners, "_of_rows", None)
+    monkeypatch.setattr(fixed, "of_rows", None)
     with Watch():
         got = called(X, COUNTS, FLAGS[0], FLAGS[1], True)
     assert torch.equal(got, expected(X, COUNTS, FLAGS[0], FLAGS[1], True))
@@ -169,7 +169,7 @@ def test_an_exported_program_has_fixed_shapes_and_no_operator_of_ours():
 
     program = torch.export.export(Model(), (X, torch.tensor(3)))
     assert "sparsefn" not in str(program.graph)
-    assert "kthvalue" in str(program.graph) and "sort" in str(program.graph)  # an int count, a count in a tensor
+    assert "topk" in str(program.graph) and "sort" in str(program.graph)  # an int count, a count in a tensor
     one, joint, own = program.module()(X, torch.tensor(4))
     assert torch.equal(own, expected(X, torch.arange(4, 10)))
     assert torch.equal(one, expected(X, 4, absolute=True))

@@ -1,0 +1,116 @@
+"""What calls cost on a device that is not here: launches, bytes a weight, and waits, counted on meta tensors.
+
+    python benchmarks/launches.py
+
+Nothing is timed. The model is the 54 weights of a ResNet-50; with `--smoke` channels are divided by 16. The model of
+the time is that of a device that takes 5 microseconds a launch and moves 3.35e12 bytes a second, as an H100 does.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from _models import resnet50_shapes
+from _timing import options_of, write
+
+import sparsefn as sf
+from sparsefn.testing.launches import counted
+
+LAUNCH, BANDWIDTH = 5e-6, 3.35e12  # seconds, bytes a second
+STEP = 100  # at which masks change
+
+
+class Row(NamedTuple):
+    """One call: what was counted, and what a model makes of it."""
+
+    name: str
+    launches: int
+    bytes_a_weight: float
+    waits: int
+    modelled_ms: float
+
+
+def made(name: str, call: Callable[[], Any], weights: int) -> Row:
+    """The row of a call."""
+    found = counted(call)
+    seconds = max(found.launches * LAUNCH, found.bytes / BANDWIDTH)
+    return Row(name, found.launches, found.bytes / weights, len(found.waits), seconds * 1e3)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor on no device, of which only the shape is known."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def updates(shapes: list[tuple[int, ...]]) -> list[Row]:
+    """An update that changes the masks, and steps of optimizers."""
+    params = {f"layer{i:04d}": empty(*shape) for i, shape in enumerate(shapes)}
+    weights = sum(x.numel() for x in params.values())
+    there = torch.empty((), dtype=torch.int64, device="meta")
+    joint, adam, sgd = sf.budgets.global_(), sf.optimizers.adam(0.1), sf.optimizers.sgd(0.1, momentum=0.9)
+    algorithms = {
+        "gmp": sf.gmp(0.9),
+        "gmp, global": sf.gmp(0.9, distribution=joint),
+        "rigl": sf.rigl(0.9),
+        "rigl, rows": sf.rigl(0.9, pattern=sf.patterns.row_balanced()),
+        "set": sf.set(0.9),
+        "rigl and sgd": sf.with_optimizer(sf.rigl(0.9), sgd),
+        "rigl and adam": sf.with_optimizer(sf.rigl(0.9), adam),
+    }
+    rows = []
+    for name, algorithm in algorithms.items():
+        state = algorithm.init(params)
+        cases = {"": STEP, ", a step on the device": there} | ({", masks stay": STEP + 1} if "and" in name else {})
+        rows += [
+            made(name + case, lambda a=algorithm, s=state, at=step: a.update(s, params, at), weights)
+            for case, step in cases.items()
+        ]
+    moments = adam.init(params)
+    rows.append(made("adam alone", lambda: adam.update(params, moments, params=params), weights))
+    return rows
+
+
+def calls(shapes: list[tuple[int, ...]], side: int) -> list[Row]:
+    """Masks and draws of one tensor, and one mask of all."""
+    scores, mask = empty(side, side), empty(side, side, dtype=torch.bool)
+    leaves = {f"layer{i:04d}": empty(*shape) for i, shape in enumerate(shapes)}
+    weights, n, key = sum(x.numel() for x in leaves.values()), side * side, empty(2, dtype=torch.int64)
+    one: dict[str, Callable[[], Any]] = {
+        "topk_mask": lambda: sf.topk_mask(scores, n // 10),
+        "topk_mask, a count in a tensor": lambda: sf.topk_mask(scores, torch.tensor(n // 10)),
+        "topk_mask, 2:4": lambda: sf.topk_mask(scores, None, pattern=sf.patterns.nm(2, 4)),
+        "topk_mask, 8:16": lambda: sf.topk_mask(scores, None, pattern=sf.patterns.nm(8, 16)),
+        "drop_lowest": lambda: sf.drop_lowest(scores, mask, n // 100),
+        "grow_highest": lambda: sf.grow_highest(scores, mask, n // 100),
+        "uniform": lambda: sf.random.uniform(key, (n,)),
+        "normal": lambda: sf.random.normal(key, (n,)),
+    }
+    rows = [made(name, call, n) for name, call in one.items()]
+    return [*rows, made("topk_masks of all leaves", lambda: sf.topk_masks(leaves, weights // 10), weights)]
+
+
+def show(title: str, rows: list[Row]) -> None:
+    """Print one table."""
+    width = max(len(row.name) for row in rows)
+    print(f"\n{title}\n{'':{width}}  launches  bytes a weight  waits  modelled, ms")
+    for row in rows:
+        line = f"{row.launches:8}  {row.bytes_a_weight:14.1f}  {row.waits:5}  {row.modelled_ms:12.3f}"
+        print(f"{row.name:{width}}  {line}", flush=True)
+
+
+def main(options: argparse.Namespace) -> dict[str, list[Row]]:
+    """Every table."""
+    shapes = resnet50_shapes(16 if options.smoke else 1)
+    tables = {
+        "updates of ResNet-50's 54 weights": updates(shapes),
+        "one tensor": calls(shapes, 64 if options.smoke else 1024),
+    }
+    for title, rows in tables.items():
+        show(title, rows)
+    return tables
+
+
+if __name__ == "__main__":
+    chosen = options_of(__doc__)
+    write("launches", main(chosen), chosen)

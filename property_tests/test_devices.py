@@ -1,0 +1,98 @@
+"""Every row of the registry on another device: tensors there have shapes and no values, so that none can be read.
+
+The results are where the params are, tensors of two devices do not meet, and updates wait for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+import pytest
+import torch
+
+import sparsefn as sf
+from property_tests.registry import ROWS, quadratic
+from sparsefn.testing import Case, Row
+from sparsefn.testing.harness import leaves
+from sparsefn.testing.launches import Launches
+from sparsefn.testing.strategies import large
+
+# Scores that read data: the data are there, too.
+EXAMPLES = torch.zeros(3, device="meta")
+FISHER = sf.curvature.fisher(quadratic, (EXAMPLES,), chunk_size=2)
+OWN: dict[str, Callable[..., sf.Algorithm]] = {
+    "one_shot fisher": lambda s, key, _: sf.one_shot(s, FISHER, when=sf.at([1])),
+    "iterative obd": lambda s, key, _: sf.iterative(s, when=sf.every(2), score=sf.curvature.obd(FISHER)),
+}
+STEPS = {"an int": int, "a tensor": torch.tensor, "a tensor there": lambda i: torch.tensor(i).to("meta")}
+
+
+def there(tree: Any) -> Any:
+    return optree.tree_map(lambda x: x.to("meta"), tree)
+
+
+def run_of(row: Row) -> Case:
+    return large(row.meta.layout.form)
+
+
+def places(state: sf.State) -> dict[str, set[str]]:
+    """The devices of each field of a state, but for keys, which stay where they were given."""
+    fields = {name: leaves(tree) for name, tree in state._asdict().items() if name != "key"}
+    return {name: {x.device.type for x in found.values()} - {"meta"} for name, found in fields.items()}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_updates_wait_for_nothing(row: Row, step: str) -> None:
+    run = run_of(row)
+    algorithm = OWN.get(row.name, row.make)(run.sparsity, sf.random.key(run.seed), there(run.params))
+    state = algorithm.init(there(run.params))
+    assert not any(places(state).values())
+    grads = [there(grads) for grads in run.grads]
+    steps = [STEPS[step](i) for i in range(len(grads))]
+    for i, one in enumerate(grads):
+        with Launches() as counted:
+            new = algorithm.update(state, one, steps[i])
+        assert not counted.waits
+        assert not any(places(new).values())
+        assert optree.tree_structure(new) == optree.tree_structure(state)
+        state = new
+
+
+def resnet50() -> dict[str, torch.Tensor]:
+    """The 54 weights of a ResNet-50, without values."""
+    shapes, channels = [(64, 3, 7, 7)], 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            shapes += [(width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
+            shapes += [(4 * width, channels, 1, 1)] if block == 0 else []
+            channels = 4 * width
+    return {f"{i:02d}": torch.empty(s, device="meta") for i, s in enumerate([*shapes, (1000, 2048)])}
+
+
+THERE = torch.empty((), dtype=torch.int64, device="meta")
+GLOBAL, ROWS_ALIKE = sf.budgets.global_(), sf.patterns.row_balanced()
+BUDGETS: dict[str, tuple[sf.Algorithm, Any, int, int]] = {  # launches, and bytes a weight
+    "gmp": (sf.gmp(0.9), 100, 40, 210),
+    "gmp global": (sf.gmp(0.9, distribution=GLOBAL), 100, 40, 160),
+    "rigl": (sf.rigl(0.9), 100, 100, 420),
+    "rigl, a step there": (sf.rigl(0.9), THERE, 250, 440),
+    "rigl of rows": (sf.rigl(0.9, pattern=ROWS_ALIKE), 100, 850, 330),
+    "set": (sf.set(0.9), 100, 250, 1800),
+    "set, a step there": (sf.set(0.9), THERE, 500, 1800),
+    "rigl with sgd": (sf.with_optimizer(sf.rigl(0.9), sf.optimizers.sgd(0.1, momentum=0.9)), 100, 150, 700),
+    "masks stay": (sf.with_optimizer(sf.rigl(0.9), sf.optimizers.adam(0.1)), 101, 150, 450),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_an_update_of_54_leaves_stays_in_its_budget(name: str) -> None:
+    algorithm, step, launches, size = BUDGETS[name]
+    params = resnet50()
+    state = algorithm.init(params)
+    with Launches() as counted:
+        algorithm.update(state, params, step)
+    assert not counted.waits and counted.launches <= launches
+    assert counted.bytes <= size * sum(x.numel() for x in params.values())

@@ -1,0 +1,156 @@
+"""Winners by torch operations of fixed shapes: for exported programs, for the operator, and for other devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.memory import placed, written
+from sparsefn.engine.selection import groups, reference
+from sparsefn.engine.selection.entries import Entry, eligible
+from sparsefn.engine.together import end_to_end
+
+Count: TypeAlias = int | Tensor
+
+
+# ---- shapes --------------------------------------------------------------------------------------
+
+
+def competitions(shape: Sequence[int]) -> int:
+    """How many competitions an entry of this shape holds.
+
+    >>> from sparsefn.engine.selection import fixed
+    >>> fixed.competitions((3, 10)), fixed.competitions((3, 10, 2))
+    (3, 6)
+    """
+    return shape[0] * shape[2] if len(shape) == 3 else shape[0]
+
+
+def is_narrow(shape: Sequence[int]) -> bool:
+    """Whether units are compared one with another, and nothing is sorted.
+
+    >>> from sparsefn.engine.selection import fixed
+    >>> fixed.is_narrow((9, 4)), fixed.is_narrow((1, 4)), fixed.is_narrow((9, 100))
+    (True, False, False)
+    """
+    return 0 < shape[1] <= groups.WIDEST and (shape[0] > 1 or (len(shape) == 3 and shape[2] > 1))
+
+
+def is_few(shape: Sequence[int]) -> bool:
+    """Whether the pairs of a row's units are so few that compiled code compares them.
+
+    >>> from sparsefn.engine.selection import fixed
+    >>> fixed.is_few((9, 4)), fixed.is_few((9, 8))
+    (True, False)
+    """
+    return is_narrow(shape) and shape[1] <= groups.PAIRED
+
+
+def as_rows(entry: Entry) -> Entry:
+    """The entry as (rows, units): the units of a column then follow one another.
+
+    >>> from sparsefn.engine.selection import fixed
+    >>> fixed.as_rows(Entry(torch.ones(3, 10, 2))).scores.shape
+    torch.Size([6, 10])
+    """
+    if entry.scores.ndim == 2:
+        return entry
+    scores, allow, deny = (
+        None if x is None else x.transpose(1, 2).reshape(competitions(x.shape), x.shape[1]) for x in entry[:3]
+    )
+    assert scores is not None
+    return Entry(scores, allow, deny, entry.absolute)
+
+
+def laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
+    """A mask of `as_rows` in the shape of the entry.
+
+    >>> from sparsefn.engine.selection import fixed
+    >>> fixed.laid_back(torch.ones(6, 10), (3, 10, 2)).shape
+    torch.Size([3, 10, 2])
+    """
+    if mask.ndim == len(shape):
+        return mask
+    return mask.reshape(shape[0], shape[2], shape[1]).transpose(1, 2).contiguous()
+
+
+# ---- counts --------------------------------------------------------------------------------------
+
+
+def spread(counts: Sequence[Count], rows: Sequence[int], device: torch.device) -> Tensor:
+    """The counts of all rows in one int64 tensor: each is an int, or a tensor, 0-d or (rows,).
+
+    >>> from sparsefn.engine.selection import fixed
+    >>> fixed.spread([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
+    tensor([3, 3, 1, 2])
+    """
+    known = iter(written([count for count in counts if not isinstance(count, Tensor)], device).unbind())
+    cells = [placed(count, device).to(torch.int64) if isinstance(count, Tensor) else next(known) for count in counts]
+    return torch.cat([cell.reshape(-1).expand(n) for cell, n in zip(cells, rows, strict=True)])
+
+
+# ---- winners -------------------------------------------------------------------------------------
+
+
+def of_rows(entry: Entry, count: Count) -> Tensor:
+    """The winners of one entry.
+
+    >>> from sparsefn.engine.selection import fixed
+    >>> fixed.of_rows(Entry(torch.tensor([[1.0, 3.0, -3.0, 2.0]]), absolute=True), 2)
+    tensor([[False,  True,  True, False]])
+    """
+    few, shape = is_few(entry.scores.shape), entry.scores.shape
+    entry = entry if few else as_rows(entry)
+    open_ = eligible(entry.allow, entry.deny)
+    keys = reference.rank_keys(entry.scores, open_, absolute=entry.absolute)
+    if not few:
+        return laid_back(reference.top_of_rows(keys, count), shape)
+    if isinstance(count, Tensor):
+        count = count.reshape(()) if count.numel() == 1 else count.reshape(shape[0], *shape[2:])
+    won = groups.top_by_pairs(keys, count)
+    return won if open_ is None else won & open_
+
+
+def keys_of(entries: Sequence[Entry]) -> Tensor:
+    """The keys of some entries as one row, in the wider integers if there are any.
+
+    >>> from sparsefn.engine.selection import fixed
+    >>> fixed.keys_of([Entry(torch.zeros(1, 1)), Entry(torch.tensor([[-0.0, 1.0]]), torch.tensor([[True, False]]))])
+    tensor([          0,           0, -2147483648], dtype=torch.int32)
+    """
+    wide = torch.float64 if any(entry.scores.dtype == torch.float64 for entry in entries) else torch.float32
+    keys = []
+    for (_, absolute), run in groupby(entries, lambda entry: (entry.scores.dtype, entry.absolute)):
+        alike = list(run)
+        scores, open_ = (
+            end_to_end([entry.scores for entry in alike]),
+            eligible(_flags(alike, True), _flags(alike, False)),
+        )
+        keys.append(reference.rank_keys(scores, open_, wide, absolute))
+    return keys[0] if len(keys) == 1 else torch.cat(keys)
+
+
+def _flags(entries: Sequence[Entry], allowed: bool) -> Tensor | None:
+    # What some entries allow, or deny; None where none says so.
+    given = [entry.allow if allowed else entry.deny for entry in entries]
+    if all(flags is None for flags in given):
+        return None
+    usual = torch.full((), allowed, dtype=torch.bool, device=entries[0].scores.device)
+    pairs = zip(given, entries, strict=True)
+    return end_to_end([usual.expand(x.scores.numel()) if flags is None else flags for flags, x in pairs])
+
+
+def jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
+    """The winners of one competition of all entries.
+
+    >>> from sparsefn.engine.selection import fixed
+    >>> fixed.jointly([Entry(torch.tensor([[1.0, 3.0]])), Entry(torch.tensor([[3.0, 2.0]]).double())], 1)
+    [tensor([[False,  True]]), tensor([[False, False]])]
+    """
+    won = reference.top_of_rows(keys_of(entries)[None], count)[0]
+    parts = torch.split(won, [entry.scores.numel() for entry in entries])
+    return [mask.reshape(entry.scores.shape) for mask, entry in zip(parts, entries, strict=True)]
