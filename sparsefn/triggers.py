@@ -76,6 +76,8 @@ class At:
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""
         step = check_kind(step)
+        if not self.steps:  # a fact that no tensor hides: a compiled update has no other branch
+            return False
         steps = self._tensor(step)
         return step in self.steps if steps is None else torch.eq(steps, step).any(-1)
 

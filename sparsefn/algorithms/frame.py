@@ -13,6 +13,7 @@ from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.wanted import Goal
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
+from sparsefn.engine.mask_bytes import from_bytes
 from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards, laid_out
 from sparsefn.engine.threefry import lifted
 from sparsefn.engine.transforms import transformed
@@ -27,6 +28,7 @@ from sparsefn.tree import (
     flatten,
     leaves_of,
     none_paths,
+    opened,
     same_structure,
     with_leaves,
     zipped,
@@ -80,6 +82,23 @@ def checked(update: Update) -> Update:
 def unchecked(algorithm: Algorithm) -> Update:
     """The update of an algorithm for arguments that an algorithm around it has checked."""
     return getattr(algorithm.update, "unchecked", algorithm.update)
+
+
+def reading_bytes(update: Update) -> Update:
+    """An update that sees masks and support from their bytes in compiled code; what it leaves is handed back as it was."""
+
+    def reading(state: State, grads: Tree, step: Step) -> State:
+        old, rebuild = opened((state.masks, state.support))
+        seen = from_bytes(old)
+        if all(x is y for x, y in zip(seen, old, strict=True)):
+            return update(state, grads, step)
+        masks, support = rebuild(seen)
+        new = update(state._replace(masks=masks, support=support), grads, step)
+        leaves, rebuild = opened((new.masks, new.support))
+        masks, support = rebuild([x if y is z else y for x, y, z in zip(old, leaves, seen, strict=True)])
+        return new._replace(masks=masks, support=support)
+
+    return reading
 
 
 def _checked_grads(grads: Tree, params: Tree) -> Tree:

@@ -7,7 +7,7 @@ from functools import partial
 import optree
 from torch import Tensor
 
-from sparsefn.algorithms.frame import checked, unchecked
+from sparsefn.algorithms.frame import checked, reading_bytes, unchecked
 from sparsefn.compose import foreign
 from sparsefn.compose.moments import live_leaves
 from sparsefn.engine import leafwise
@@ -170,6 +170,7 @@ def with_optimizer(
             leaves[i] = leaf
         return state._replace(opt=rebuild(leaves))
 
+    @reading_bytes
     def advance(state: State, grads: Tree, step: Step) -> State:
         skipped = skip(step)
         goes = ~skipped if isinstance(skipped, Tensor) else not skipped

@@ -1,0 +1,46 @@
+"""Masks as compiled code reads them fast: the compiler's loops load bools one by one, and bytes sixteen at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.shards import is_sharded
+
+
+def from_bytes(masks: Sequence[Tensor]) -> list[Tensor]:
+    """The masks; in code that is compiled for a CPU, computed from their bytes wherever they are read.
+
+    >>> from sparsefn.engine import mask_bytes
+    >>> mask_bytes.from_bytes([torch.tensor([True, False]), torch.tensor(True)])
+    [tensor([ True, False]), tensor(True)]
+
+    The bytes are copied, a byte an entry, so call it once for all that reads them.
+    """
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return list(masks)
+    slow = [mask.ndim > 0 and mask.device.type == "cpu" and not is_sharded(mask) for mask in masks]
+    if not any(slow):
+        return list(masks)
+    copies = iter(_operator([mask for mask, is_slow in zip(masks, slow, strict=True) if is_slow]))
+    # Compared as floats: the compiler compares bytes one by one, too.
+    return [next(copies).to(torch.float32) != 0 if is_slow else x for x, is_slow in zip(masks, slow, strict=True)]
+
+
+# Opaque to the compiler, which takes a view of other dtype for the bools that it is of.
+@torch.library.custom_op("sparsefn::mask_bytes", mutates_args=())
+def _operator(masks: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of the bytes of masks."""
+    return [mask.view(torch.uint8).clone() for mask in masks]
+
+
+@_operator.register_fake
+def _(masks: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(mask, dtype=torch.uint8) for mask in masks]
+
+
+@_operator.register_vmap
+def _(info: object, in_dims: tuple[list[int | None]], masks: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None]]:
+    return _operator(masks), in_dims[0]
