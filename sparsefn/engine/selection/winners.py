@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn.engine import kernels
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device, placed
 from sparsefn.engine.selection import bracket, groups, reference, shared
@@ -185,7 +186,7 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         check_device("scores and flags", scores.device, allow, deny)
         if joint:
             check_device("all scores of one competition", device, scores)
-    exported = torch.compiler.is_exporting() or any(entry.scores.device.type != "cpu" for entry in entries)
+    exported = torch.compiler.is_exporting() or not all(kernels.has_own_way(x.scores.device.type) for x in entries)
     fused = [exported or (torch.compiler.is_compiling() and not joint and _is_few(entry.scores)) for entry in entries]
     # An operator takes two empty tensors for one memory.
     left = [i for i, entry in enumerate(entries) if not fused[i] and entry.scores.numel()]
@@ -234,8 +235,7 @@ def _jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
 
 def _by_operator(entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool) -> list[Tensor]:
     scores, allow, deny, absolute = (list(column) for column in zip(*(entry[:4] for entry in entries), strict=True))
-    masks: list[Tensor] = _operator(scores, allow, deny, absolute, counts, spans, joint)
-    return masks
+    return _operator(scores, allow, deny, absolute, counts, spans, joint)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("sparsefn::winners", mutates_args=())
@@ -250,11 +250,11 @@ def _operator(
 ) -> list[Tensor]:
     """Masks like the scores. The counts stand end to end: one an entry or one a competition, as the spans say."""
     entries = [Entry(*fields) for fields in zip(scores, allow, deny, absolute, strict=True)]
-    won = _in_memory(entries, counts, spans, joint, visible_inside)
+    won = kernels.winners(entries, counts, spans, joint) or _in_memory(entries, counts, spans, joint, visible_inside)
     if won is None:
         own = torch.split(counts, list(spans))
         won = _jointly(entries, own[0]) if joint else [_of_rows(x, n) for x, n in zip(entries, own, strict=True)]
-        won = [mask.clone() for mask in won]  # parts of one tensor may not leave an operator
+        return [mask.clone() for mask in won]  # parts of one tensor may not leave an operator
     return won
 
 
