@@ -41,6 +41,7 @@ def winners(
     scores = [x for x, *_ in entries]
     if not scores or not serves(scores[0].device.type) or sum(x.numel() for x in scores) > MOST:
         return None
+    counts = counts.to(torch.int64).contiguous()
     outs = [torch.empty(x.shape, dtype=torch.bool, device=x.device) for x in scores]
     kinds = {x.dtype for x in scores}
     wide = None if not joint or len(kinds) == 1 else torch.float64 if torch.float64 in kinds else torch.float32

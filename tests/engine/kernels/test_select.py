@@ -160,6 +160,16 @@ def test_many_tensors_are_found_in_the_tables():
     assert all(torch.equal(a, b) for a, b in zip(got, expected(entries, 1000, True), strict=True))
 
 
+def test_counts_are_integers_of_any_kind_in_any_layout():
+    x = torch.randn(4, 90)
+    for counts in (
+        torch.tensor([3, 9, 90, 1], dtype=torch.int32),
+        torch.tensor([[3, 0], [9, 0], [90, 0], [1, 0]])[:, 0],
+    ):
+        (got,) = kernels.winners([Entry(x)], counts, [4], False, TINY)
+        assert torch.equal(got, *expected([Entry(x)], counts, False))
+
+
 def test_more_units_than_places_have_numbers_are_left_to_the_definition(monkeypatch):
     monkeypatch.setattr(kernels, "MOST", 5)
     assert kernels.winners([Entry(torch.ones(1, 6))], torch.tensor([1]), [1], False) is None

@@ -156,7 +156,10 @@ def count_digits(
         else:
             _leaf, span, _row, start, size = chunk_at(spans, many, first + j, STEPS, B)
             inside = offs < size
-            keys = keys_of_chunk(span, start, size, offs, FLAGS, ALIGNED, BITS, INF, B)
+            if ALIGNED and size == B:
+                keys = keys_of_chunk(span, start, size, offs, FLAGS, True, BITS, INF)
+            else:
+                keys = keys_of_chunk(span, start, size, offs, FLAGS, False, BITS, INF)
             places = (j * B + offs).to(tl.int64)
         words = unsigned(keys, BITS)
         if d * 8 < BITS:
@@ -205,7 +208,10 @@ def finish(
             tl.store(near_to, tl.full((B,), 1, tl.int8), mask=won)
         else:
             _leaf, span, _row, start, size = chunk_at(spans, many, first + j, STEPS, B)
-            keys = keys_of_chunk(span, start, size, offs, FLAGS, ALIGNED, BITS, INF, B)
+            if ALIGNED and size == B:
+                keys = keys_of_chunk(span, start, size, offs, FLAGS, True, BITS, INF)
+            else:
+                keys = keys_of_chunk(span, start, size, offs, FLAGS, False, BITS, INF)
             wide = keys.to(tl.int64)
             places = (j * B + offs).to(tl.int64)
             best = (wide > threshold) | ((wide == threshold) & (PLACE - places >= place))

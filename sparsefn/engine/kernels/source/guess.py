@@ -66,6 +66,35 @@ def bracket(
     tl.store(ends + 2 * s + 1, tl.where(everyone, least(BITS), hi))
 
 
+@triton.jit
+def _divided(
+    lot, span, s, start, size, first_place, lo, hi, tally, near_key, near_place, FLAGS: tl.constexpr,
+    WHOLE: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    # Sixteen units a row of the tile: what is counted within them stays inside a warp.
+    offs = tl.arange(0, B // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    keys = keys_of_chunk(span, start, size, offs, FLAGS, WHOLE, BITS, INF)
+    above = keys > hi
+    near = (keys <= hi) & (keys >= lo)
+    if FLAGS:
+        near = near & (keys != least(BITS))
+    if not WHOLE:
+        above = above & (offs < size)
+        near = near & (offs < size)
+    put(span, start, size, offs, above, WHOLE)
+    both = tl.sum(tl.sum(above.to(tl.int32) * 65536 + near.to(tl.int32), 1), 0).to(tl.int64)
+    old = tl.atomic_add(tally + s, ((both >> 16) << 32) | (both & 65535), sem="relaxed")
+    if (both & 65535) > 0:
+        room = tl.load(lot + ROOM).to(tl.int32)
+        groups = tl.sum(near.to(tl.int32), 1)
+        to = (old & 0xFFFFFFFF).to(tl.int32) + (tl.cumsum(groups, 0) - groups - 1)[:, None]
+        to += tl.cumsum(near.to(tl.int32), 1)
+        fits = near & (to < room)
+        first = tl.load(lot + NEAR) + (s - tl.load(lot + SEGMENT)) * room
+        tl.store(near_key + first + to, keys, mask=fits)
+        tl.store(near_place + first + to, first_place + offs, mask=fits)
+
+
 @triton.jit(do_not_specialize=["many"])
 def divide(
     spans, lots, many, ends, tally, near_key, near_place, JOINT: tl.constexpr, FLAGS: tl.constexpr,
@@ -83,28 +112,13 @@ def divide(
     else:
         lot = lots + leaf * LOT
         s = tl.load(lot + SEGMENT) + row
-    # Sixteen units a row of the tile: what is counted within them stays inside a warp.
-    offs = tl.arange(0, B // 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
-    inside = offs < size
-    keys = keys_of_chunk(span, start, size, offs, FLAGS, ALIGNED, BITS, INF, B)
     lo = tl.load(ends + 2 * s)
     hi = tl.load(ends + 2 * s + 1)
-    above = inside & (keys > hi)
-    near = (inside & (keys <= hi) & (keys >= lo) & (keys != least(BITS))).to(tl.int32)
-    put(span, start, size, offs, above, ALIGNED, B)
-    both = tl.sum(above.to(tl.int32) * 65536 + near, 1)  # of sixteen
-    both = tl.sum(both, 0).to(tl.int64)
-    found = both & 65535
-    old = tl.atomic_add(tally + s, ((both >> 16) << 32) | found, sem="relaxed")
-    if found > 0:
-        groups = tl.sum(near, 1)
-        earlier = (tl.cumsum(groups, 0) - groups)[:, None] + tl.cumsum(near, 1) - 1
-        to = (old & 0xFFFFFFFF) + earlier
-        room = tl.load(lot + ROOM)
-        fits = (near != 0) & (to < room)
-        at = tl.load(lot + NEAR) + (s - tl.load(lot + SEGMENT)) * room + to
-        chunk = c - tl.load(lot + LOT_CHUNK)
-        if not JOINT:
-            chunk -= row * ((tl.load(span + WIDTH) + B - 1) // B)
-        tl.store(near_key + at, keys, mask=fits)
-        tl.store(near_place + at, chunk * B + offs, mask=fits)
+    chunk = c - tl.load(lot + LOT_CHUNK)
+    if not JOINT:
+        chunk -= row * ((tl.load(span + WIDTH) + B - 1) // B)
+    place = (chunk * B).to(tl.int32)
+    if ALIGNED and size == B:
+        _divided(lot, span, s, start, size, place, lo, hi, tally, near_key, near_place, FLAGS, True, BITS, INF, B)
+    else:
+        _divided(lot, span, s, start, size, place, lo, hi, tally, near_key, near_place, FLAGS, False, BITS, INF, B)

@@ -90,12 +90,11 @@ def keys_at(span, start, offs, inside, FLAGS: tl.constexpr, BITS: tl.constexpr, 
 
 @triton.jit
 def keys_of_chunk(
-    span, start, size, offs, FLAGS: tl.constexpr, ALIGNED: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr,
-    B: tl.constexpr,
+    span, start, size, offs, FLAGS: tl.constexpr, WHOLE: tl.constexpr, BITS: tl.constexpr, INF: tl.constexpr
 ):  # fmt: skip
     """The keys of a chunk of a tensor; a whole one of aligned memory is read 16 bytes at a time."""
     at = tl.load(span + SCORES)
-    if ALIGNED and size == B:
+    if WHOLE:
         first = start // 16 * 16
         if BITS == 16:  # the hint counts after the cast alone
             raw = tl.load(tl.multiple_of(at.to(tl.pointer_type(tl.int16)), 16) + first + offs)
@@ -112,10 +111,10 @@ def keys_of_chunk(
 
 
 @triton.jit
-def put(span, start, size, offs, flags, ALIGNED: tl.constexpr, B: tl.constexpr):
+def put(span, start, size, offs, flags, WHOLE: tl.constexpr):
     """Write the mask of a chunk."""
     to = tl.load(span + OUT)
-    if ALIGNED and size == B:
+    if WHOLE:
         tl.store(tl.multiple_of(to.to(tl.pointer_type(tl.int8)), 16) + start // 16 * 16 + offs, flags.to(tl.int8))
     else:
         tl.store(to.to(tl.pointer_type(tl.int8)) + start + offs, flags.to(tl.int8), mask=offs < size)
@@ -131,7 +130,7 @@ def chunk_at(spans, many, c, STEPS: tl.constexpr, B: tl.constexpr):
     per_row = tl.load(span + ROW_CHUNKS)
     row = own // per_row
     column = (own - row * per_row) * B
-    return leaf, span, row, row * width + column, tl.minimum(width - column, B)
+    return leaf, span, row, row * width + column, tl.minimum(width - column, B).to(tl.int32)
 
 
 @triton.jit
