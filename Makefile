@@ -8,7 +8,7 @@ pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test recipes demo ensemble lm prune gallery distributed bench format clean
+.PHONY: help test triton recipes demo ensemble lm prune gallery distributed bench format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -18,6 +18,10 @@ test: $(VENV)/.installed-dev  ## lint, type-check and run every test
 	$(py) -m ruff format --check .
 	$(py) -m mypy --strict sparsefn
 	OMP_NUM_THREADS=1 $(py) -m pytest -n auto --dist worksteal tests property_tests
+
+triton: $(VENV)/.installed-triton  ## run the kernels in Triton's interpreter and compile them for GPUs that are not here
+	TRITON_INTERPRET=1 SPARSEFN_TRITON=1 OMP_NUM_THREADS=1 $(py) -m pytest tests/engine/kernels
+	OMP_NUM_THREADS=1 $(py) -m pytest tests/engine/kernels
 
 recipes: $(VENV)/.installed-recipes  ## run every page of docs/recipes
 	OMP_NUM_THREADS=1 $(py) -m pytest -n auto --dist worksteal docs/recipes

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -89,6 +91,61 @@ def test_launches_are_counted_and_nothing_waits(tmp_path: Path) -> None:
     most = {"gmp": 40, "rigl": 100, "set": 250, "rigl and adam, masks stay": 150, "adam alone": 80}
     assert {name: rows[name]["launches"] for name in most if rows[name]["launches"] > most[name]} == {}
     assert rows["rigl"]["bytes_a_weight"] < 450 and rows["topk_mask"]["bytes_a_weight"] < 100
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_without_a_device_its_benchmark_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / "device.py"), f"--out={tmp_path}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "no CUDA device is here: nothing is measured\n" and not list(tmp_path.iterdir())
+
+
+def test_what_a_device_will_run_runs_on_the_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / "device.py"), "--smoke", "--device=cpu"]
+    done = subprocess.run([*command, f"--out={tmp_path}"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    tables = json.loads((tmp_path / "device.json").read_text(encoding="utf-8"))["tables"]
+    assert len(tables) == 13
+    rows = [row for table in tables.values() for row in table]
+    assert [row for row in rows if "Error" in row["note"]] == []
+    absent = {row["what"] for row in rows if row["value"] is None}
+    assert absent == {"kernels in Triton", "memcheck", "racecheck", "capture and replay"}
+    compared = tables["exactness: how many cases differ"]
+    assert len(compared) == 10 and all(row["value"] == 0.0 for row in compared)
+    assert all(re.fullmatch(r"of [1-9]\d* cases", row["note"]) for row in compared)
+
+
+def test_a_device_whose_bits_differ_is_found_out(capsys: pytest.CaptureFixture[str]) -> None:
+    device = module_of("_device")
+    bench = device.Bench("cpu", smoke=True, seconds=60.0)
+    bench.begin("table")
+    ones, zeros = [torch.ones(2)], [torch.zeros(2)]
+    bench.equal("same", device.OFF, iter([(ones, ones)]))
+    assert bench.wrong == 0
+    bench.equal("values", device.OFF, iter([(ones, ones), (ones, zeros)]))
+    bench.equal("dtypes", device.OFF, iter([(ones, [torch.ones(2).double()])]))
+    bench.equal("raises", device.OFF, (1 / 0 for _ in range(1)))
+    bench.time("raises", device.OFF, lambda: 1 / 0)
+    bench.end = 0.0
+    bench.equal("late", device.OFF, iter([(ones, zeros)]))
+    bench.time("late", device.OFF, lambda: None)
+    assert bench.wrong == 3  # what differs, and what could not be compared
+    noted = [(line.value, line.note) for line in bench.tables["table"]]
+    assert noted[:3] == [(0.0, "of 1 cases"), (1.0, "of 2 cases"), (1.0, "of 1 cases")]
+    assert noted[3][0] is noted[4][0] is None and "ZeroDivisionError" in noted[3][1] and "Zero" in noted[4][1]
+    assert noted[6] == (None, "no time left") and "no time left" in capsys.readouterr().out
+
+
+def test_kernels_are_on_where_a_row_says_so_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = module_of("_device")
+    for before in (None, "1"):
+        monkeypatch.setenv("SPARSEFN_TRITON", before) if before else monkeypatch.delenv(
+            "SPARSEFN_TRITON", raising=False
+        )
+        for way, switch in ((device.ON, "1"), (f"{device.ON}, int", "1"), (device.OFF, "0"), ("torch.rand", "0")):
+            with device.switched(way):
+                assert os.environ["SPARSEFN_TRITON"] == switch
+        assert os.environ.get("SPARSEFN_TRITON") == before
 
 
 def test_a_peer_that_is_not_there_is_named_with_what_installs_it() -> None:

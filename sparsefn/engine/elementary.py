@@ -19,16 +19,16 @@ from sparsefn.engine.numbers import Real, batch_first, floor, like, two_product,
 from sparsefn.engine.slopes import EXP_MAX, EXP_MIN, SLOPES
 from sparsefn.engine.transforms import differentiated
 
-# ln 2 in two parts; the first has 20 trailing zero bits, so k * _LN2_HI is exact for every exponent k.
-_LN2_HI = 0.6931471803691238
-_LN2_LO = 1.9082149292705877e-10
+# ln 2 in two parts; the first has 20 trailing zero bits, so k * LN2_HI is exact for every exponent k.
+LN2_HI = 0.6931471803691238
+LN2_LO = 1.9082149292705877e-10
 _LOG2_E = 1.4426950408889634
-_SQRT2 = 1.4142135623730951
+SQRT2 = 1.4142135623730951
 _EXP_TAIL = tuple(1.0 / math.factorial(n) for n in range(2, 15))
-_ATANH_TAIL = tuple(2.0 / n for n in range(3, 25, 2))
-_COS = (1.0, -4.934802200544679, 4.0587121264167685, -1.3352627688545895, 0.2353306303588932, -0.02580689139001406,
+ATANH_TAIL = tuple(2.0 / n for n in range(3, 25, 2))
+COS = (1.0, -4.934802200544679, 4.0587121264167685, -1.3352627688545895, 0.2353306303588932, -0.02580689139001406,
         0.0019295743094039231, -0.0001046381049248457, 4.303069587032947e-06, -1.3878952462213771e-07)  # fmt: skip
-_SIN = (3.141592653589793, -5.16771278004997, 2.5501640398773455, -0.5992645293207921, 0.08214588661112823,
+SIN = (3.141592653589793, -5.16771278004997, 2.5501640398773455, -0.5992645293207921, 0.08214588661112823,
         -0.0073704309457143504, 0.00046630280576761255, -2.1915353447830217e-05, 7.952054001475513e-07,
         -2.2948428997269873e-08)  # fmt: skip
 
@@ -59,7 +59,7 @@ def _cospi(x: Real) -> Real:
     upper = x > 0.5
     x = where(upper, 1.0 - x, x)
     rest = 0.5 - x
-    value = where(x <= 0.25, _horner(_COS, x * x), rest * _horner(_SIN, rest * rest))
+    value = where(x <= 0.25, _horner(COS, x * x), rest * _horner(SIN, rest * rest))
     return where(upper, -value, value)
 
 
@@ -78,7 +78,7 @@ def exp(x: Real) -> Real:
 def _exp_sum(high: Real, low: Real) -> Real:
     x = where(high > EXP_MAX, EXP_MAX, where(high < EXP_MIN, EXP_MIN, high))
     k = floor(x * _LOG2_E + 0.5)
-    r, low = two_sum(x - k * _LN2_HI, low - k * _LN2_LO)
+    r, low = two_sum(x - k * LN2_HI, low - k * LN2_LO)
     one, error = two_sum(1.0, r)
     value = one + (error + (r * r * _horner(_EXP_TAIL, r) + (low + low * r)))
     half = floor(k * 0.5)
@@ -103,7 +103,7 @@ def _split_exponent(x: Real) -> tuple[Real, Real]:
     else:
         m, exponent = math.frexp(x)
         m, k = m * 2.0, float(exponent - 1)
-    large = m > _SQRT2
+    large = m > SQRT2
     return where(large, k + 1.0, k), where(large, m * 0.5, m) - 1.0
 
 
@@ -123,7 +123,7 @@ def _log(x: Real) -> Real:
     k, f = _split_exponent(x)
     s = f / (2.0 + f)
     z = s * s
-    return k * _LN2_HI - ((s * (f - z * _horner(_ATANH_TAIL, z)) - k * _LN2_LO) - f)
+    return k * LN2_HI - ((s * (f - z * _horner(ATANH_TAIL, z)) - k * LN2_LO) - f)
 
 
 def _log_sum(x: Real) -> tuple[Real, Real]:
@@ -134,8 +134,8 @@ def _log_sum(x: Real) -> tuple[Real, Real]:
     p, p_low = two_product(s, d)
     s_low = ((f - p) - p_low - s * d_low) / d
     z = s * s
-    high, low = two_sum(k * _LN2_HI, 2.0 * s)
-    return two_sum(high, low + (2.0 * s_low + k * _LN2_LO + s * z * _horner(_ATANH_TAIL, z)))
+    high, low = two_sum(k * LN2_HI, 2.0 * s)
+    return two_sum(high, low + (2.0 * s_low + k * LN2_LO + s * z * _horner(ATANH_TAIL, z)))
 
 
 def power(base: Real, exponent: Real) -> Real:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import elementary, words
+from sparsefn.engine.kernels import draws
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device
 from sparsefn.engine.numbers import batch_first
@@ -249,6 +250,10 @@ def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
 def operator(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
+    xor0, xor1, finish = _KINDS[kind]
+    drawn = draws(key, index, n, "pairs" if finish is _pairs else kind, dtype, (xor0, xor1), DIGITS.get(dtype, 0))
+    if drawn is not None:
+        return drawn
     plain = _plain(key, index, visible_inside)
     return _by_rounds(key, index, n, kind, dtype) if plain is None else _drawn(plain, n, kind, dtype)
 

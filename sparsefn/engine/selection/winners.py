@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn.engine import kernels
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device, placed
 from sparsefn.engine.selection import bracket, contests, fixed, groups, shared
@@ -158,11 +159,12 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         check_device("scores and flags", scores.device, allow, deny)
         if joint:
             check_device("all scores of one competition", device, scores)
-    if contests.serves(entries):
+    own_way = all(kernels.has_own_way(entry.scores.device.type) for entry in entries)
+    if not own_way and contests.serves(entries):
         split = torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
         own = [placed(n, entry.scores.device) for n, entry in zip(split, entries, strict=False)]
         return contests.jointly(entries, own[0]) if joint else contests.winners(entries, own)
-    exported = torch.compiler.is_exporting() or any(entry.scores.device.type != "cpu" for entry in entries)
+    exported = torch.compiler.is_exporting() or not own_way
     fused = [
         exported or (torch.compiler.is_compiling() and not joint and fixed.is_few(entry.scores.shape))
         for entry in entries
@@ -189,8 +191,7 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
 
 def _by_operator(entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool) -> list[Tensor]:
     scores, allow, deny, absolute = (list(column) for column in zip(*(entry[:4] for entry in entries), strict=True))
-    masks: list[Tensor] = _operator(scores, allow, deny, absolute, counts, spans, joint)
-    return masks
+    return _operator(scores, allow, deny, absolute, counts, spans, joint)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("sparsefn::winners", mutates_args=())
@@ -205,12 +206,12 @@ def _operator(
 ) -> list[Tensor]:
     """Masks like the scores. The counts stand end to end: one an entry or one a competition, as the spans say."""
     entries = [Entry(*fields) for fields in zip(scores, allow, deny, absolute, strict=True)]
-    won = _in_memory(entries, counts, spans, joint, visible_inside)
+    won = kernels.winners(entries, counts, spans, joint) or _in_memory(entries, counts, spans, joint, visible_inside)
     if won is None:
         own = torch.split(counts, list(spans))
         rows = zip(entries, own, strict=False)
         won = fixed.jointly(entries, own[0]) if joint else [fixed.of_rows(x, n) for x, n in rows]
-        won = [mask.clone() for mask in won]  # parts of one tensor may not leave an operator
+        return [mask.clone() for mask in won]  # parts of one tensor may not leave an operator
     return won
 
 

@@ -1,0 +1,6 @@
+"""Kernels in Triton for tensors on a GPU: winners and draws with the bits of the definitions. Off unless asked for."""
+
+from sparsefn.engine.kernels.draw import coins as coins
+from sparsefn.engine.kernels.draw import draws as draws
+from sparsefn.engine.kernels.select import winners as winners
+from sparsefn.engine.kernels.serving import has_own_way as has_own_way

@@ -1,0 +1,158 @@
+"""Where the competitions of a call lie: two small tables of integers, one row a tensor, that its kernels read.
+
+Scores stay where they are. A tensor (rows, units) is cut into chunks of one size, row by row; a chunk is what one
+program reads. A segment is one competition: a row, or with `joint` all tensors together. Every number follows from
+shapes and addresses alone, so nothing is kept between calls and no value is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Tuning(NamedTuple):
+    """Sizes that decide how fast kernels are, and nothing else.
+
+    >>> from sparsefn.engine.kernels.tables import Tuning
+    >>> Tuning().chunk
+    4096
+    """
+
+    chunk: int = 4096  # units that a program reads: a power of two, 16 or more
+    small: int = 8192  # units of a segment that one program selects by itself
+    sample: int = 4096  # units that guess the threshold of a larger one: a power of two
+    reach: float = 3.0  # standard deviations that the guess allows for
+    room: int = 8  # the units near the threshold fit, unless they are more than one in so many
+    workers: int = 1024  # programs of the passes that follow the first
+
+
+class Span(NamedTuple):
+    """A tensor: addresses (0 for flags that there are not), and which chunks are its own.
+
+    >>> from sparsefn.engine.kernels.tables import Span
+    >>> Span._fields.index("scores")
+    0
+    """
+
+    scores: int
+    allow: int
+    deny: int
+    out: int
+    absolute: int
+    width: int  # units of a row
+    first_chunk: int
+    row_chunks: int
+    before: int  # units of the same segment in the tensors before it
+
+
+class Lot(NamedTuple):
+    """Segments of one size: those of a tensor, or the one of all tensors.
+
+    >>> from sparsefn.engine.kernels.tables import Lot
+    >>> Lot._fields.index("first_segment")
+    0
+    """
+
+    first_segment: int
+    first_chunk: int
+    chunks: int  # of a segment
+    first_worker: int
+    workers: int  # of a segment
+    units: int  # of a segment
+    first_near: int  # where the units near the threshold of the first segment are kept
+    room: int  # for so many a segment
+    count_at: int  # the place of the first segment's count
+    count_step: int  # 0 where all segments share it
+
+
+class Leaf(NamedTuple):
+    """A tensor (rows, units) of a call, its flags, its mask, and where its counts are.
+
+    >>> import torch
+    >>> from sparsefn.engine.kernels.tables import Leaf
+    >>> Leaf(torch.ones(1, 3), None, None, False, torch.ones(1, 3).bool(), 0, 0).deny is None
+    True
+    """
+
+    scores: Tensor
+    allow: Tensor | None
+    deny: Tensor | None
+    absolute: bool
+    out: Tensor
+    count_at: int
+    count_step: int
+
+
+class Plan(NamedTuple):
+    """The tables, and how many of everything there are.
+
+    >>> import torch
+    >>> from sparsefn.engine.kernels import tables
+    >>> leaf = tables.Leaf(torch.ones(2, 5000), None, None, False, torch.ones(2, 5000).bool(), 0, 1)
+    >>> plan = tables.plan([leaf], False, tables.Tuning())
+    >>> plan.segments, plan.chunks, plan.spans[0].row_chunks
+    (2, 4, 2)
+    """
+
+    spans: list[Span]
+    lots: list[Lot]
+    segments: int
+    chunks: int
+    workers: int
+    near: int
+    widest: int  # units of a segment, counted in whole chunks
+
+
+def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
+    """The tables of some tensors, none of them empty.
+
+    >>> import torch
+    >>> from sparsefn.engine.kernels import tables
+    >>> leaf = tables.Leaf(torch.ones(1, 9), None, None, False, torch.ones(1, 9).bool(), 0, 0)
+    >>> plan = tables.plan([leaf, leaf], True, tables.Tuning())
+    >>> plan.segments, plan.lots[0].units, plan.spans[1].before
+    (1, 18, 9)
+    """
+    spans: list[Span] = []
+    chunks = before = 0
+    for leaf in leaves:
+        rows, width = leaf.scores.shape
+        rows, width = (1, rows * width) if joint else (rows, width)
+        row_chunks = -(-width // t.chunk)
+        where = (_address(leaf.scores), _address(leaf.allow), _address(leaf.deny), _address(leaf.out))
+        spans.append(Span(*where, leaf.absolute, width, chunks, row_chunks, before))
+        chunks += rows * row_chunks
+        before += width if joint else 0
+    lots: list[Lot] = []
+    segments = workers = near = 0
+    sizes = (
+        [(1, before, chunks)] if joint else [(len(x.scores), s.width, s.row_chunks) for x, s in _pairs(leaves, spans)]
+    )
+    for (rows, units, own), leaf, span in zip(sizes, leaves, spans, strict=False):
+        some = min(own, max(1, t.workers * own // chunks))
+        room = max(units // t.room, t.chunk)
+        first = (segments, span.first_chunk, own, workers, some, units, near, room)
+        lots.append(Lot(*first, leaf.count_at, leaf.count_step))
+        segments, workers, near = segments + rows, workers + rows * some, near + rows * room
+    return Plan(spans, lots, segments, chunks, workers, near, max(lot.chunks for lot in lots) * t.chunk)
+
+
+def _pairs(leaves: Sequence[Leaf], spans: Sequence[Span]) -> list[tuple[Leaf, Span]]:
+    return list(zip(leaves, spans, strict=True))
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def steps(many: int) -> int:
+    """How many halvings find one of so many rows.
+
+    >>> from sparsefn.engine.kernels import tables
+    >>> [tables.steps(n) for n in (1, 2, 3, 54)]
+    [0, 1, 2, 6]
+    """
+    return (many - 1).bit_length()

@@ -1,0 +1,25 @@
+"""Segments in one program, and the tables, compiled for GPUs that are not here."""
+
+import kernel_runs
+import pytest
+from kernel_runs import built
+
+kernel_runs.by_compiler()
+
+from sparsefn.engine.kernels.source import whole  # noqa: E402
+
+INFINITY = {16: 0x7F80, 32: 0x7F800000, 64: 0x7FF << 52}
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_a_segment_in_one_program_is_built_without_spills(bits, capability):
+    how = {"FLAGS": True, "BITS": bits, "INF": INFINITY[bits], "STEPS": 6}
+    for block, warps in ((64, 1), (8192, 16)):
+        assert built(whole.select_whole, {}, warps, capability, **how, B=block).spills == 0
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_numbers_go_along_with_a_launch(capability):
+    made = built(whole.write_table, {"numbers": ("i64",) * 32}, 1, capability, N=32)
+    assert made.spills == 0 and "ld.param.b64" in made.ptx
