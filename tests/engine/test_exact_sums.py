@@ -27,7 +27,7 @@ def exact(values):
     try:
         return float(number)
     except OverflowError:
-        return math.copysign(INF, number)
+        return INF if number > 0 else -INF
 
 
 def same(a, b):
