@@ -138,10 +138,10 @@ def test_a_device_whose_bits_differ_is_found_out(capsys: pytest.CaptureFixture[s
 
 def test_kernels_are_on_where_a_row_says_so_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     device = module_of("_device")
+    monkeypatch.delenv("SPARSEFN_TRITON", raising=False)
     for before in (None, "1"):
-        monkeypatch.setenv("SPARSEFN_TRITON", before) if before else monkeypatch.delenv(
-            "SPARSEFN_TRITON", raising=False
-        )
+        if before:
+            monkeypatch.setenv("SPARSEFN_TRITON", before)
         for way, switch in ((device.ON, "1"), (f"{device.ON}, int", "1"), (device.OFF, "0"), ("torch.rand", "0")):
             with device.switched(way):
                 assert os.environ["SPARSEFN_TRITON"] == switch

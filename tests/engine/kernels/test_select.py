@@ -65,7 +65,8 @@ def expected(entries, counts, joint):
         for e in entries
     ]
     if joint:
-        won = reference.top_of_rows(reference.joint_keys(scores, open_), counts)
+        whole, may = (torch.cat([x.reshape(1, -1) for x in some], -1) for some in ([x.double() for x in scores], open_))
+        won = reference.top_of_rows(reference.rank_keys(whole, may), counts)
         parts = torch.split(won.reshape(-1), [x.numel() for x in scores])
         return [part.reshape(x.shape) for part, x in zip(parts, scores, strict=True)]
     own = torch.split(counts, [len(x) for x in scores])
