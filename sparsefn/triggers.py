@@ -65,7 +65,8 @@ class At:
     >>> sf.triggers.At((1, 3)).count(3)
     2
 
-    Called and counted like `Every`. Its arguments are not checked: use `at`.
+    Called and counted like `Every`; without steps it is False, whatever the step. Its arguments are not checked: use
+    `at`.
     """
 
     steps: tuple[Step, ...]
@@ -76,7 +77,7 @@ class At:
     def __call__(self, step: Step) -> bool | Tensor:
         """Whether it fires at this step."""
         step = check_kind(step)
-        if not self.steps:  # a fact that no tensor hides: a compiled update has no other branch
+        if not self.steps:  # known in Python, so that `choose` takes no other branch
             return False
         steps = self._tensor(step)
         return step in self.steps if steps is None else torch.eq(steps, step).any(-1)
@@ -165,7 +166,9 @@ def always() -> Every:
 def never() -> At:
     """Fires at no step.
 
-    >>> sf.triggers.never()(7)
-    False
+    >>> sf.triggers.never()(7), sf.triggers.never()(torch.tensor(7))
+    (False, False)
+
+    It is False for a tensor, too, and no transform hides that: a compiled graph holds nothing of what waits for it.
     """
     return At(())
