@@ -109,16 +109,21 @@ def tops(tree: Tree) -> tuple[list[str], list[str]]:
     return names, [name for name, child in zip(names, children, strict=True) for _ in leaves_of(child)]
 
 
+def _is_leaf(node: Tree) -> bool:
+    # What optree says. Its registry is asked last: the compiler traces that, and it took half of the time of a trace.
+    return type(node) is not dict and (isinstance(node, Tensor) or optree.tree_is_leaf(node))
+
+
 def _walk(node: Tree, path: tuple[object, ...]) -> list[tuple[tuple[object, ...], Tree]]:
     # (path, leaf) of every leaf: optree's own, for compiled code.
-    if optree.tree_is_leaf(node):
+    if _is_leaf(node):
         return [(path, node)]
     children, entries, _ = _children(node)
     return [found for child, entry in zip(children, entries, strict=True) for found in _walk(child, (*path, entry))]
 
 
 def _refilled(node: Tree, values: Iterator[Tree]) -> Tree:
-    if optree.tree_is_leaf(node):
+    if _is_leaf(node):
         return next(values)
     children, _, rebuild = _children(node)
     return rebuild([_refilled(child, values) for child in children])
