@@ -85,7 +85,7 @@ def unchecked(algorithm: Algorithm) -> Update:
 
 
 def reading_bytes(update: Update) -> Update:
-    """An update that sees masks and support from their bytes in compiled code; what it leaves is handed back as it was."""
+    """An update that in compiled code reads masks and support by the byte; those that stay are handed back as given."""
 
     def reading(state: State, grads: Tree, step: Step) -> State:
         old, rebuild = opened((state.masks, state.support))

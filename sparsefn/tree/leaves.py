@@ -35,7 +35,7 @@ def paths(tree: Tree) -> list[str]:
     ['layer.bias', 'layer.weight']
     """
     if torch.compiler.is_compiling():
-        return [_render(tree, path) for path, _ in _walk(tree, ())]
+        return [name for name, _ in _walk(tree)]
     return [_render(tree, path) for path in optree.tree_paths(tree)]
 
 
@@ -66,7 +66,7 @@ def opened(tree: Tree) -> tuple[list[Tree], Callable[[Sequence[Tree]], Tree]]:
     {'b': 2, 'a': [3, {}]}
     """
     if torch.compiler.is_compiling():
-        return [leaf for _, leaf in _walk(tree, ())], lambda values: _refilled(tree, iter(values))
+        return [leaf for _, leaf in _walk(tree)], _rebuilding(tree)
     leaves, treedef = optree.tree_flatten(tree)
     return leaves, lambda values: optree.tree_unflatten(treedef, values)
 
@@ -109,19 +109,42 @@ def tops(tree: Tree) -> tuple[list[str], list[str]]:
     return names, [name for name, child in zip(names, children, strict=True) for _ in leaves_of(child)]
 
 
-def _walk(node: Tree, path: tuple[object, ...]) -> list[tuple[tuple[object, ...], Tree]]:
-    # (path, leaf) of every leaf: optree's own, for compiled code.
-    if optree.tree_is_leaf(node):
-        return [(path, node)]
+def _walk(tree: Tree) -> list[tuple[str, Tree]]:
+    # (dotted path, leaf) of every leaf: optree's own, for compiled code.
+    found: list[tuple[str, Tree]] = []
+    if _is_leaf(tree):
+        found.append(("", tree))
+    else:
+        _collect(tree, (), found)
+    return found
+
+
+def _collect(node: Tree, path: tuple[str, ...], found: list[tuple[str, Tree]]) -> None:
+    # Most children are tensors, and a call for each of them would double the time of a trace.
     children, entries, _ = _children(node)
-    return [found for child, entry in zip(children, entries, strict=True) for found in _walk(child, (*path, entry))]
+    fields = getattr(node, "_fields", None) if isinstance(node, tuple) else None
+    for child, entry in zip(children, entries, strict=True):
+        here = (*path, str(entry) if fields is None else fields[entry])
+        if isinstance(child, Tensor) or _is_leaf(child):
+            found.append((".".join(here), child))
+        else:
+            _collect(child, here, found)
+
+
+def _rebuilding(tree: Tree) -> Callable[[Sequence[Tree]], Tree]:
+    return lambda values: _refilled(tree, iter(values))
 
 
 def _refilled(node: Tree, values: Iterator[Tree]) -> Tree:
-    if optree.tree_is_leaf(node):
+    if _is_leaf(node):
         return next(values)
     children, _, rebuild = _children(node)
-    return rebuild([_refilled(child, values) for child in children])
+    return rebuild([next(values) if isinstance(child, Tensor) else _refilled(child, values) for child in children])
+
+
+def _is_leaf(node: Tree) -> bool:
+    # What optree says. Its registry is asked last: the compiler traces that.
+    return type(node) is not dict and (isinstance(node, Tensor) or optree.tree_is_leaf(node))
 
 
 def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], Tree]]:
@@ -135,9 +158,13 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], T
 
     Raises ValueError where two leaves share a dotted path.
     """
-    leaves, rebuild = opened(tree)
+    if torch.compiler.is_compiling():  # one walk, as each is traced
+        rows, rebuild = _walk(tree), _rebuilding(tree)
+    else:
+        leaves, rebuild = opened(tree)
+        rows = list(zip(paths(tree), leaves, strict=True))
     named: dict[str, Tensor] = {}
-    for name, leaf in zip(paths(tree), leaves, strict=True):
+    for name, leaf in rows:
         if name in named:
             raise ValueError(f"expected one leaf a path, but two leaves are at {name!r}; rename one")
         named[name] = leaf
@@ -184,7 +211,7 @@ def same_structure(tree: Tree, like: Tree) -> bool:
     True
     """
     if torch.compiler.is_compiling():  # a traced treedef remembers the insertion order of dicts
-        return paths(tree) == paths(like)
+        return tree is like or paths(tree) == paths(like)
     return optree.tree_structure(tree) == optree.tree_structure(like)
 
 

@@ -13,6 +13,8 @@ import optree
 import pytest
 import torch
 import torchopt
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import sparsefn as sf
@@ -401,6 +403,76 @@ def test_compiled_updates_equal_eager_ones_and_are_compiled_once(name, as_step):
     assert counter.frame_count == (2 if as_step is int else 1)
     for eager, compiled in zip(expected, states, strict=True):
         assert sf.checkpoint.tree_equal(eager, compiled)
+
+
+# when -> algorithm, and what its quiet update may not hold
+CHANGING = {
+    "gmp": lambda when: sf.gmp(CUBIC, when=when),
+    "one_shot": lambda when: sf.one_shot(0.5, sf.scores.saliency, when=when),
+    "iterative": lambda when: sf.iterative(0.2, when=when),
+    "ste": lambda when: sf.ste(0.5, when=when),
+    "supermask": lambda when: sf.supermask(0.5, when=when),
+    "set": lambda when: sf.set(0.5, drop_fraction=0.3, when=when, key=sf.random.key(1)),
+    "rigl": lambda when: sf.rigl(0.5, steps=8, when=when),
+    "snfs": lambda when: sf.snfs(0.5, when=when),
+    "power": lambda when: sf.reparametrised(sf.reparam.power(2.0), sf.rigl(0.5, when=when)),
+    "sequence": lambda when: sf.sequence(
+        sf.gmp(CUBIC, when=when, init="dense"), sf.rigl("current", drop_fraction=0.3, when=when)
+    ),
+    "partition": lambda when: sf.partition([("w", sf.rigl(0.5, when=when)), ("v", sf.ste(0.5, when=when))]),
+    "chain": lambda when: sf.chain(sf.static(0.5, pattern=sf.patterns.channel(0)), sf.rigl(0.5, when=when)),
+    "rewinding": lambda when: sf.rewinding(sf.iterative(0.2, when=when), to=sf.never(), when=when),
+}
+
+
+def recording(graphs):
+    """A backend that runs the operations of a graph as they are, and notes them."""
+
+    def record(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=record)
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_quiet_update_holds_nothing_of_a_change_and_both_have_the_bits_of_the_eager_one(name):
+    # Two graphs, and the trigger chooses between them outside.
+    params = {path: leaf for path, leaf in start().items() if path != "v" or name in ("snfs", "partition")}
+    adam, graphs = sf.optimizers.adam(0.05), {"changing": [], "quiet": []}
+    algorithm, quiet = (sf.with_optimizer(CHANGING[name](when), adam) for when in (EVERY, sf.never()))
+    compiled = {
+        key: torch.compile(part.update, fullgraph=True, backend=recording(graphs[key]))
+        for key, part in (("changing", algorithm), ("quiet", quiet))
+    }
+
+    def update(state, grads, step):
+        return compiled["changing" if EVERY(int(step)) else "quiet"](state, grads, step)
+
+    expected = walk(algorithm, steps=7, params=params)
+    states = walk(algorithm, steps=7, params=params, as_step=torch.tensor, update=update)
+    assert all(map(sf.checkpoint.tree_equal, expected, states))
+    assert [len(graphs["changing"]), len(graphs["quiet"])] == [1, 1]
+    own = [{target for target in graphs[key][0] if "sparsefn." in target} for key in ("changing", "quiet")]
+    assert "sparsefn.winners.default" in own[0] and own[1] <= {"sparsefn.mask_bytes.default"}
+    assert not any(word in target for target in graphs["quiet"][0] for word in ("sort", "topk", "kthvalue"))
+    assert len(graphs["quiet"][0]) < len(graphs["changing"][0])
+
+
+def test_a_quiet_update_serves_ints_that_grow():
+    counter = CompileCounterWithBackend("eager")
+    quiet = sf.with_optimizer(sf.rigl(0.5, steps=8, when=sf.never()), sf.optimizers.adam(0.05))
+    states = walk(quiet, steps=7, update=torch.compile(quiet.update, fullgraph=True, backend=counter))
+    assert counter.frame_count <= 2  # an int is taken for a constant the first time
+    assert all(map(sf.checkpoint.tree_equal, states, walk(quiet, steps=7)))
+
+
+def test_masks_that_stay_are_handed_back_as_they_are():
+    algorithm = sf.with_optimizer(sf.rigl(0.5, when=sf.never()), sf.optimizers.sgd(0.05))
+    state = algorithm.init(start())
+    update = torch.compile(algorithm.update, fullgraph=True, backend="aot_eager")
+    new = update(state, slopes(state.params), torch.tensor(1))
+    assert all(new.masks[path] is mask for path, mask in state.masks.items())
 
 
 def test_a_compiled_ensemble_equals_the_loop():
