@@ -14,8 +14,9 @@ from torch import Tensor
 from sparsefn.engine.draws import as_keys, check_key, digest, drawn_like, folded
 from sparsefn.engine.memory import brought, on, written
 from sparsefn.engine.shards import any_sharded
-from sparsefn.engine.threefry import draw, finished, halves, rounds
+from sparsefn.engine.threefry import draw, finished, halves
 from sparsefn.engine.together import MOST, apart, packs, pays
+from sparsefn.engine.words import rounds
 
 Step = int | Tensor
 

@@ -20,7 +20,7 @@ from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device
 from sparsefn.engine.numbers import batch_first
 from sparsefn.engine.transforms import Array, See, in_mode, transformed, visible, visible_inside
-from sparsefn.engine.words import MASK32, PARITY, ROTATIONS, Place
+from sparsefn.engine.words import MASK32, Place
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
 _LARGE = 1 << 20  # with this many draws of a key or more a compiled graph contains the rounds: two seconds to compile
@@ -96,7 +96,8 @@ def draw(key: Tensor, index: Tensor | Lie | None, n: int, kind: str, dtype: torc
         index = index.places(torch.arange(n, device=key.device))
     check_device("a key and its indices", key.device, index)
     if key.device.type != "cpu" and not transformed():
-        return _by_rounds(key, index, n, kind, dtype)
+        made = _by_kernel(key, index, n, kind, dtype)
+        return _by_rounds(key, index, n, kind, dtype) if made is None else made
     key = lifted(key)
     if torch.compiler.is_compiling() and index is None and kind in ("words", "uniform") and _is_large(n):
         return _traced(key, n, kind, dtype)
@@ -196,28 +197,6 @@ def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     return out.reshape((*batch, n))
 
 
-def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
-    """The words of counters under keys, as int32 tensors that broadcast.
-
-    >>> from sparsefn.engine import threefry
-    >>> [word.item() % 2**32 for word in threefry.rounds(*[torch.zeros(1, dtype=torch.int32)] * 4)]
-    [1797259609, 2579123966]
-    """
-    # int32 wraps around like uint32, but its right shift copies the sign, hence the mask. To the compiler a
-    # product is faster than a left shift, which it guards; and without the views, which make it keep what is
-    # used twice, it would write out every word's whole past again and again.
-    schedule = (k0, k1, k0 ^ k1 ^ PARITY)
-    x0, x1 = x0 + k0, x1 + k1
-    for i in range(5):
-        for r in ROTATIONS[i % 2]:
-            x0 = x0 + x1
-            x1 = torch.add((x1 >> (32 - r)) & ((1 << r) - 1), x1, alpha=1 << r) ^ x0
-            x0, x1 = (x.as_strided(x.shape, x.stride()) for x in (x0, x1))
-        x0 = x0 + schedule[(i + 1) % 3]
-        x1 = x1 + (schedule[(i + 2) % 3] + (i + 1))
-    return x0, x1
-
-
 def halves(key: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """The words of keys (*K, 2) for draws of a kind: int32, (*K, 1) each.
 
@@ -242,7 +221,7 @@ def finished(x0: Tensor, x1: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
 def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     k0, k1 = halves(key, kind)
     counter = torch.arange(n, dtype=torch.int32, device=key.device)
-    x0, x1 = rounds(k0, k1, torch.zeros_like(counter), counter)
+    x0, x1 = words.rounds(k0, k1, torch.zeros_like(counter), counter)
     return finished(x0, x1, kind, dtype)
 
 
@@ -250,12 +229,16 @@ def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
 def operator(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
-    xor0, xor1, finish = _KINDS[kind]
-    drawn = draws(key, index, n, "pairs" if finish is _pairs else kind, dtype, (xor0, xor1), DIGITS.get(dtype, 0))
-    if drawn is not None:
-        return drawn
+    made = _by_kernel(key, index, n, kind, dtype)
+    if made is not None:
+        return made
     plain = _plain(key, index, visible_inside)
     return _by_rounds(key, index, n, kind, dtype) if plain is None else _drawn(plain, n, kind, dtype)
+
+
+def _by_kernel(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor | None:
+    xor0, xor1, finish = _KINDS[kind]
+    return draws(key, index, n, "pairs" if finish is _pairs else kind, dtype, (xor0, xor1), DIGITS.get(dtype, 0))
 
 
 def _by_rounds(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
@@ -269,7 +252,7 @@ def _by_rounds(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torc
             part = torch.arange(start, stop, dtype=torch.int64, device=key.device)
         else:
             part = index[..., start:stop]
-        x0, x1 = rounds(k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32))
+        x0, x1 = words.rounds(k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32))
         made = finished(x0, x1, kind, dtype)
         if stop - start == n:
             return made

@@ -1,4 +1,4 @@
-"""Threefry-2x32-20 in numpy: the words of keys in CPU memory, block by block, in buffers that stay in cache."""
+"""Threefry-2x32-20 in numpy, for keys in CPU memory, block by block in buffers that stay in cache; and in torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import BLOCK, each
@@ -41,6 +42,28 @@ def pair(k0: int, k1: int, high: int, low: int) -> tuple[int, int]:
             x1 = ((x1 << r | x1 >> (32 - r)) & MASK32) ^ x0
         x0 = (x0 + schedule[(i + 1) % 3]) & MASK32
         x1 = (x1 + schedule[(i + 2) % 3] + i + 1) & MASK32
+    return x0, x1
+
+
+def rounds(k0: Tensor, k1: Tensor, x0: Tensor, x1: Tensor) -> tuple[Tensor, Tensor]:
+    """The words of counters under keys, as int32 tensors that broadcast.
+
+    >>> from sparsefn.engine import words
+    >>> [word.item() % 2**32 for word in words.rounds(*[torch.zeros(1, dtype=torch.int32)] * 4)]
+    [1797259609, 2579123966]
+    """
+    # int32 wraps around like uint32, but its right shift copies the sign, hence the mask. To the compiler a
+    # product is faster than a left shift, which it guards; and without the views, which make it keep what is
+    # used twice, it would write out every word's whole past again and again.
+    schedule = (k0, k1, k0 ^ k1 ^ PARITY)
+    x0, x1 = x0 + k0, x1 + k1
+    for i in range(5):
+        for r in ROTATIONS[i % 2]:
+            x0 = x0 + x1
+            x1 = torch.add((x1 >> (32 - r)) & ((1 << r) - 1), x1, alpha=1 << r) ^ x0
+            x0, x1 = (x.as_strided(x.shape, x.stride()) for x in (x0, x1))
+        x0 = x0 + schedule[(i + 1) % 3]
+        x1 = x1 + (schedule[(i + 2) % 3] + (i + 1))
     return x0, x1
 
 
