@@ -1,29 +1,33 @@
-"""What masks add to a step: of the optimizer, and of training.
+"""What masks add to a step: of the optimizer, and of training, and to a compiled one.
 
     python benchmarks/training.py
     python benchmarks/training.py --quick
 
-Weights after a step of training are held against those of `torch.nn.utils.prune`.
+Weights after a step of training are held against those of `torch.nn.utils.prune`, masks of compiled steps against the
+eager ones. The quick run compiles nothing.
 """
 
 import argparse
 import copy
+import itertools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 import torchopt
 from _models import Transformer, convnet, normal_tree, resnet50_shapes
-from _timing import Case, Row, compare, options_of, write
+from _timing import Case, Row, compare, options_of, row, show, write
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import prune
 
 import sparsefn as sf
+from sparsefn.state import Trigger
 
 SPARSITY, RATE = 0.9, 1e-3
+COMPILED = (784, 300, 100, 10)  # widths of the MLP whose steps are compiled
 # This library's and torch's of the same name.
 OPTIMIZERS: dict[str, tuple[sf.optimizers.Optimizer, Callable[[Iterable[Tensor]], torch.optim.Optimizer]]] = {
     "SGD": (sf.optimizers.sgd(RATE), partial(torch.optim.SGD, lr=RATE)),
@@ -112,7 +116,7 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor, optimized_by: str = "
 
     def stepping(module: nn.Module, algorithm: sf.Algorithm | None = None) -> Callable[[], None]:
         optimizer = theirs(module.parameters())
-        sparse, steps = None if algorithm is None else sf.attach(algorithm, module, optimizer), count(1)
+        sparse, steps = None if algorithm is None else sf.attach(algorithm, module, optimizer), itertools.count(1)
 
         def step() -> None:
             optimizer.zero_grad()
@@ -149,6 +153,77 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor, optimized_by: str = "
     ]
 
 
+# A step from a state to the next one, and the first state.
+Steps = dict[str, tuple[Callable[[Any], Any], Any]]
+
+
+def steps_to_compile(widths: Sequence[int]) -> Steps:
+    """Adam alone on the weights of an MLP, and with RigL: in the graph of a quiet update, and in that of every update.
+
+    A graph for every update computes a change of the masks at each step, and selects.
+    """
+    shapes = [shape for inside, outside in itertools.pairwise(widths) for shape in ((outside, inside), (outside,))]
+    weights, grads, adam = normal_tree(shapes, 0), normal_tree(shapes, 1), sf.optimizers.adam(RATE)
+
+    def alone(held: tuple[Leaves, Any]) -> tuple[Leaves, Any]:
+        updates, memory = adam.update(grads, held[1], params=held[0], inplace=False)
+        return {path: weight + updates[path] for path, weight in held[0].items()}, memory
+
+    def inside(when: Trigger) -> tuple[Callable[[sf.State], sf.State], sf.State]:
+        algorithm, step = sf.with_optimizer(sf.rigl(SPARSITY, when=when, init="magnitude"), adam), torch.tensor(1)
+        return lambda state: algorithm.update(state, grads, step), algorithm.init(weights)
+
+    return {
+        "Adam alone": (alone, (weights, adam.init(weights))),
+        "with_optimizer(rigl), a quiet update": inside(sf.never()),
+        "with_optimizer(rigl), every update": inside(sf.every(100)),
+    }
+
+
+def compiled_cases(steps: Steps, backend: str) -> list[Case]:
+    """Compiled steps, each on the state that the last one left, and the eager quiet one."""
+
+    def carrying(step: Callable[[Any], Any], first: Any) -> Callable[[], None]:
+        held = [first]
+
+        def run() -> None:
+            held[0] = step(held[0])
+
+        return run
+
+    cases = []
+    for name, (step, first) in steps.items():
+        compiled = torch.compile(step, fullgraph=True, backend=backend)
+        if isinstance(first, sf.State):
+            ours, eager = compiled(first), step(first)
+            torch.testing.assert_close(ours.params, eager.params)
+            if not all(torch.equal(mask, eager.masks[path]) for path, mask in ours.masks.items()):
+                raise AssertionError(f"{name}: masks")
+        cases.append(Case(f"{name}, compiled", carrying(compiled, first)))
+    quiet = "with_optimizer(rigl), a quiet update"
+    return [*cases, Case(f"{quiet}, eager", carrying(*steps[quiet]))]
+
+
+def compile_times(title: str, steps: Steps, backend: str, rounds: int) -> list[Row]:
+    """Seconds from a step as written to its first result, in turn, with nothing kept from one time to the next."""
+    from torch._inductor.utils import fresh_cache
+
+    torch.compile(torch.neg, backend=backend)(torch.ones(2))  # the first time, the compiler itself is imported
+    taken: list[list[float]] = []
+    for i in range(rounds):
+        seconds = dict.fromkeys(steps, 0.0)
+        for name in steps if i % 2 == 0 else reversed(steps):
+            torch.compiler.reset()
+            with fresh_cache():
+                start = time.perf_counter()
+                torch.compile(steps[name][0], fullgraph=True, backend=backend)(steps[name][1])
+                seconds[name] = time.perf_counter() - start
+        taken.append(list(seconds.values()))
+    rows = [row(name, [one[i] for one in taken], [one[0] for one in taken]) for i, name in enumerate(steps)]
+    show(f"{title} ({len(taken)} rounds)", rows)
+    return rows
+
+
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
     divide = 16 if options.smoke else 4 if options.quick else 1
@@ -176,7 +251,14 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
         f"training step of a ResNet-18 for 32 x 32{size}": lambda: training_cases(network, images, labels),
         **{title: partial(training_cases, mlp, rows, classes, name) for title, name in steps.items()},
     }
-    return {title: compare(title, make(), options, weights.get(title, 0)) for title, make in tables.items()}
+    done = {title: compare(title, make(), options, weights.get(title, 0)) for title, make in tables.items()}
+    if options.smoke or not options.quick:
+        backend, mlp_of = "eager" if options.smoke else "inductor", "-".join(map(str, COMPILED))
+        compiling, title = steps_to_compile(COMPILED), f"compiled step of Adam on an MLP {mlp_of}"
+        done[title] = compare(title, compiled_cases(compiling, backend), options)
+        title = f"compiling a step of Adam on an MLP {mlp_of}"
+        done[title] = compile_times(title, compiling, backend, 1 if options.smoke else 3)
+    return done
 
 
 if __name__ == "__main__":
