@@ -211,7 +211,7 @@ def same_structure(tree: Tree, like: Tree) -> bool:
     True
     """
     if torch.compiler.is_compiling():  # a traced treedef remembers the insertion order of dicts
-        return tree is like or paths(tree) == paths(like)
+        return paths(tree) == paths(like)
     return optree.tree_structure(tree) == optree.tree_structure(like)
 
 
