@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import optree
 import torch
 import torchopt
 from _models import Transformer, convnet, normal_tree, resnet50_shapes
@@ -153,6 +154,25 @@ def training_cases(model: nn.Module, x: Tensor, y: Tensor, optimized_by: str = "
     ]
 
 
+def changing_cases(shapes: Sequence[tuple[int, ...]]) -> list[Case]:
+    """Updates that change masks, with AdamW: pure, and over a copy of the state."""
+    weights, grads = normal_tree(shapes, 0), normal_tree(shapes, 1)
+    cases = []
+    for name, algorithm in {
+        "rigl": sf.rigl(SPARSITY, when=sf.always()),
+        "set": sf.set(SPARSITY, when=sf.always()),
+        "gmp": sf.gmp(sf.schedules.polynomial(0.0, SPARSITY, begin=0, end=2)),
+        "gmp, global_": sf.gmp(
+            sf.schedules.polynomial(0.0, SPARSITY, begin=0, end=2), distribution=sf.budgets.global_()
+        ),
+    }.items():
+        pure = sf.with_optimizer(algorithm, OPTIMIZERS["AdamW"][0])
+        start = partial(optree.tree_map, torch.clone, pure.update(pure.init(weights), grads, 0))
+        for words, whole in (("", pure), (", donated", sf.donated(pure))):
+            cases.append(Case(name + words, lambda state, whole=whole: whole.update(state, grads, 1), start))
+    return cases
+
+
 # A step from a state to the next one, and the first state.
 Steps = dict[str, tuple[Callable[[Any], Any], Any]]
 
@@ -242,6 +262,8 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     size = "" if channels == 64 else f", {channels} channels first"
     steps = {f"training step of an MLP {features}-{features}-{features}-10, {name}": name for name in OPTIMIZERS}
     weights = dict.fromkeys(steps, sum(p.numel() for p in mlp.parameters()))  # tables that measure memory, too
+    changing = f"update of the weights of an MLP {features}-{features}-{features}-10 that changes masks, AdamW"
+    weights[changing] = sum(p.numel() for p in mlp.parameters())
     # The inputs of a table are dropped before the next: the states of ResNet-50 are large.
     tables: dict[str, Callable[[], list[Case]]] = {
         f"step of Adam on {what}": lambda: optimizer_cases(shapes),
@@ -250,6 +272,7 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
         ),
         f"training step of a ResNet-18 for 32 x 32{size}": lambda: training_cases(network, images, labels),
         **{title: partial(training_cases, mlp, rows, classes, name) for title, name in steps.items()},
+        changing: lambda: changing_cases([tuple(p.shape) for p in mlp.parameters()]),
     }
     done = {title: compare(title, make(), options, weights.get(title, 0)) for title, make in tables.items()}
     if options.smoke or not options.quick:

@@ -9,11 +9,13 @@ from _pytest.outcomes import Failed
 
 from property_tests.laws_donated import OPTIMIZERS, check
 from property_tests.registry import ROWS
-from sparsefn.engine import blockwise
+from sparsefn.algorithms import cycle
+from sparsefn.engine import blockwise, together
 from sparsefn.testing import Row
 from sparsefn.tree import leaves_of
 
 donated = importlib.import_module("sparsefn.compose.donated")  # the package hands out the function
+with_optimizer = importlib.import_module("sparsefn.compose.with_optimizer")
 adam = importlib.import_module("sparsefn.optimizers.adam")  # so does this one
 BY_NAME = {row.name: row for row in ROWS}
 
@@ -23,6 +25,7 @@ def small_leaves_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small leaves are otherwise left to torch, which writes nothing in place.
     for fn in (blockwise.add_row, blockwise.flat_memory):
         monkeypatch.setitem(fn.__kwdefaults__, "least", 1)
+    monkeypatch.setattr(together, "_MOST_ON_CPU", 100)  # a part is a leaf
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -36,7 +39,7 @@ def test_so_has_an_algorithm_with_an_optimizer_of_its_own(row: Row) -> None:
     check(row, "sgd")
 
 
-IN_BLOCKS = adam._in_blocks
+IN_BLOCKS, ZEROED = adam._in_blocks, cycle._zeroed
 
 
 def _written_early(block: blockwise.Row) -> blockwise.Row:
@@ -55,7 +58,18 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "memory that others share is given away": (donated, "alone", lambda tensors, others: tensors),
     "no memory is given away": (donated, "alone", lambda tensors, others: []),
     "a tensor that the update hands on is emptied": (donated, "opened", lambda tree: (leaves_of(tree), lambda _: tree)),
+    "weights that are read again are offered": (with_optimizer, "spends", lambda algorithm: True),
+    "weights that start anew are written over": (
+        cycle,
+        "_zeroed",
+        lambda masks, leaves, spent: ZEROED(masks, leaves, True),
+    ),
 }
+ROW_OF = {
+    "alone": "one_shot saliency keep",
+    "spends": "sequence",
+    "_zeroed": "rigl by momentum with rates",
+}  # or "rigl"
 
 
 @pytest.mark.parametrize("bug", BUGS)
@@ -63,4 +77,4 @@ def test_the_law_notices_the_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> N
     module, name, replacement = BUGS[bug]
     monkeypatch.setattr(module, name, replacement)
     with pytest.raises((AssertionError, ValueError, Failed)):
-        check(BY_NAME["one_shot saliency keep" if name == "alone" else "rigl"], "adamw")
+        check(BY_NAME[ROW_OF.get(name, "rigl")], "adamw")

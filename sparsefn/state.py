@@ -128,18 +128,19 @@ def _true(leaf: Tensor) -> Tensor:
     return torch.ones((), dtype=torch.bool, device=leaf.device)
 
 
-def inside(support: Tree, new: Tree, old: Tree | None = None) -> Tree:
+def inside(support: Tree, new: Tree, old: Tree | None = None, spent: bool = False) -> Tree:
     """The new leaves on their support, and off it the old ones, or +0.0; `apply_masks` without its checks.
 
     >>> inside({"w": torch.tensor([True, False])}, {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     {'w': tensor([1., 4.])}
+
+    With `spent`, new leaves that were offered are zeroed in their own memory.
     """
     masks, rebuild = opened(support)
     leaves = leaves_like(new, support)
-    chosen = (
-        leafwise.zeroed(masks, leaves) if old is None else leafwise.either(masks, leaves, leaves_like(old, support))
-    )
-    return rebuild(chosen)
+    if old is None:
+        return rebuild(leafwise.zeroed(masks, leaves, spent=spent))
+    return rebuild(leafwise.either(masks, leaves, leaves_like(old, support)))
 
 
 def apply_masks(tree: Tree, masks: Tree) -> Tree:

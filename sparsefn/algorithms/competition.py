@@ -14,7 +14,7 @@ from sparsefn.budgets import Distribution, Global, check_fixed, spread
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
-from sparsefn.engine.selection.winners import Count, totals, winners
+from sparsefn.engine.selection.winners import Count, Entry, totals, winners
 from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.seated import from_seats, own_counts, seated, to_seats
@@ -179,17 +179,20 @@ class Competition(NamedTuple):
         self, pools: Pools, scores: Leaves, counts: list[Count], among: Leaves | None, absolute: bool = False
     ) -> Leaves:
         """Masks of the best units of each pool, among these masks; with `absolute`, of the scores' absolute values."""
-        open_ = {} if among is None else full(among, scores, paths_of(_by_path(pools)))
-        if self.joint:
-            flags: Flags = list(self.active(pools, open_)) if open_ else [None] * len(pools)
-            won = self.winners(pools, scores, counts, flags, absolute=absolute)
+        every = _by_path(pools)
+        open_ = {} if among is None else full(among, scores, paths_of(every))
+        here, there = to_seats(every, scores), to_seats(every, open_)
+        kept: Flags = [mask for _, mask in _each(every, there)] if there else [None] * len(every)
+        rows = [(units, x, mask) for (units, x), mask in zip(_each(every, here), kept, strict=True)]
+        if isinstance(self.distribution, Global):  # rows stay apart: those of all leaves are as large as the masks
+            flags = [None if mask is None else active_rows(units, mask) for units, _, mask in rows]
+            entries = row_entries(
+                [row[0] for row in rows], [row[1] for row in rows], flags, [None] * len(rows), absolute
+            )
+            won = self._jointly(every, entries, counts, [None] * len(rows)) if rows else []
         else:
-            every, here, there = _by_path(pools), to_seats(_by_path(pools), scores), to_seats(_by_path(pools), open_)
-            kept: Flags = [mask for _, mask in _each(every, there)] if there else [None] * len(every)
-            rows = zip(_each(every, here), kept, strict=True)
-            entries = [entry_of(units, x, mask, absolute) for (units, x), mask in rows]
-            won = best_rows(list(every.values()), entries, counts)
-        masks = self.masks(pools, won, scores, open_ or None)
+            won = best_rows(list(every.values()), [entry_of(*row, absolute) for row in rows], counts)
+        masks = self.masks([{path: units} for path, units in every.items()], won, scores, open_ or None)
         if open_ and not self.elementwise:
             masks = {path: mask & open_[path] for path, mask in masks.items()}
         return masks
@@ -219,10 +222,13 @@ class Competition(NamedTuple):
         each = list(_each(_by_path(pools), to_seats(_by_path(pools), scores)))
         entries = row_entries([one for one, _ in each], [x for _, x in each], open_, barred, absolute)
         if isinstance(self.distribution, Global):
-            sizes = {path: units.of_all.rows[1] for path, units in pools[0].items()}
-            kept = _split(pools[0], held[0])
-            return [_joined(within_bounds(self.distribution, sizes, entries, counts[0], kept))]
+            return [_joined(self._jointly(pools[0], entries, counts, _split(pools[0], held[0])))]
         return winners(entries, counts)
+
+    def _jointly(self, pool: Pool, entries: list[Entry], counts: Sequence[Count] | Tensor, held: Flags) -> list[Tensor]:
+        assert isinstance(self.distribution, Global)
+        sizes = {path: units.of_all.rows[1] for path, units in pool.items()}
+        return within_bounds(self.distribution, sizes, entries, counts[0], held)
 
 
 def _fixed(path: str, units: Units, sparsity: Real | None) -> Count:

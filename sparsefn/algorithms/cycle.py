@@ -5,14 +5,14 @@ Counts are 1-D: one entry per group, the pools one after another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import optree
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.competition import Competition, Pools, full
+from sparsefn.algorithms.competition import Competition, Pools, full, paths_of
 from sparsefn.algorithms.frame import sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.wanted import Goal, counted, rooms
@@ -47,7 +47,7 @@ def zeros(state: State, grown: Tree, step: Step) -> Tree:
 class Cycle(NamedTuple):
     """What `drop_grow` was told: see there. Without `level` the count is the current one, or the pattern's.
 
-    With `signed`, scores that are absolute values are read without taking them: they are only compared.
+    Scores of a `signed` role that are absolute values are read without taking them: they are only compared.
     """
 
     rule: Competition
@@ -61,7 +61,7 @@ class Cycle(NamedTuple):
     exclude_dropped: bool
     restart_dropped: bool
     plan: Redistribute | None
-    signed: bool
+    signed: dict[str, bool]
 
 
 class Field(NamedTuple):
@@ -103,24 +103,54 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
     pools = rule.pools(leaves)
     if not pools:
         return state
-    drops, of_drops = memory.read("drop", state, grads, step, leaves, cycle.signed)
-    grows, of_grows = memory.read("grow", state, grads, step, leaves, cycle.signed)
+    drops, of_drops = memory.read("drop", state, grads, step, leaves, cycle.signed["drop"])
+    in_parts = memory.by_leaf("grow") and cycle.plan is None and not isinstance(cycle.level, Counted)
+    grows, of_grows = ({}, False) if in_parts else memory.read("grow", state, grads, step, leaves, cycle.signed["grow"])
     shares = memory.read("share", state, grads, step, leaves)[0] if "share" in memory.scores else grows
     free = rule.free(pools, leaves, allowed)
     active = [_within(rows, open_) for rows, open_ in zip(rule.active(pools, masks), free, strict=True)]
     field = Field(leaves, masks, pools, free, active, rule.totals(pools, active))
     lost, target = _quota(cycle, field, drops, grows, shares, allowed, step)
-    stay = rule.winners(pools, drops, field.had - lost, list(active), absolute=of_drops)
-    grew = _grow(cycle, field, grows, of_grows, shares, stay, field.had - lost, target)
-    new = rule.masks(pools, together.each(torch.logical_or, stay, grew), drops, masks)
-    old = rule.masks(pools, stay, drops, masks) if cycle.restart_dropped else {}
-    del active, field, stay, grew  # as large as the masks
-    if allowed is not None:
-        new = _both(new, full(allowed, leaves, list(new)))
-    held = _both(new, masks)
-    if cycle.restart_dropped:
-        held = _both(held, old)
-    return _plant(state, leaves, new, held, cycle.grown, memory.pruned, step)
+    zeroes = cycle.grown is zeros and memory.pruned == "zero"  # pruned and grown weights are both zero: one pass
+    new: Leaves = {}
+    kept: Leaves = {}
+    for part, gone, wanted in _parts(cycle, field, lost, target):
+        stay = rule.winners(part.pools, drops, part.had - gone, list(part.active), absolute=of_drops)
+        if in_parts:
+            some = [path for pool in part.pools for path in paths_of(pool)]
+            grows = {}  # those of the last part go before those of the next are made
+            grows, _ = memory.read("grow", state, grads, step, some)
+        grew = _grow(cycle, part, grows, of_grows, shares, stay, part.had - gone, wanted)
+        made = rule.masks(part.pools, together.each(torch.logical_or, stay, grew), drops, masks)
+        if allowed is not None:
+            made = _both(made, full(allowed, leaves, list(made)))
+        held = _both(made, masks)
+        if cycle.restart_dropped:
+            held = _both(held, rule.masks(part.pools, stay, drops, masks))
+        new |= made
+        kept |= _zeroed(held, leaves, spent=not cycle.restart_dropped) if zeroes else held
+    if zeroes:
+        return state._replace(params=with_leaves(state.params, kept), masks=with_leaves(state.masks, new))
+    return _plant(state, new, kept, cycle.grown, memory.pruned, step)
+
+
+def _parts(cycle: Cycle, field: Field, lost: Tensor, target: Tensor) -> Iterator[tuple[Field, Tensor, Tensor]]:
+    # Pools that do not depend on each other may be worked on a few at a time.
+    pools = field.pools
+    sizes = [sum(field.leaves[path].numel() for path in paths_of(pool)) for pool in pools]
+    parts = together.parts(field.active, sizes)
+    if len(parts) == 1 or cycle.plan is not None or any(units.seat for pool in pools for units in pool.values()):
+        yield field, lost, target
+        return
+    counts = [torch.split(x, field.groups) for x in (field.had, lost, target)]
+    for chosen in parts:
+        had, lost, target = (torch.cat([rows[i] for i in chosen]) for rows in counts)
+        free, active = [field.free[i] for i in chosen], [field.active[i] for i in chosen]
+        yield field._replace(pools=[pools[i] for i in chosen], free=free, active=active, had=had), lost, target
+
+
+def _zeroed(masks: Leaves, leaves: Leaves, spent: bool) -> Leaves:
+    return dict(zip(masks, zeroed(list(masks.values()), [leaves[path] for path in masks], spent=spent), strict=True))
 
 
 def _quota(
@@ -211,11 +241,8 @@ def _moved(
     return left + end_to_end([regrown[path] for path in paths], [1] * len(paths), left.device)
 
 
-def _plant(state: State, leaves: Leaves, new: Leaves, held: Leaves, grown: Grown, pruned: Pruned, step: Step) -> State:
+def _plant(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: Pruned, step: Step) -> State:
     # The state with new masks: weights in `held` keep their values, grown ones start at `grown`.
-    if grown is zeros and pruned == "zero":  # pruned and grown weights are both zero: one pass
-        kept = dict(zip(held, zeroed(list(held.values()), [leaves[path] for path in held]), strict=True))
-        return state._replace(params=with_leaves(state.params, kept), masks=with_leaves(state.masks, new))
     state = with_masks(state, new, pruned)
     fresh = {path: mask & ~held[path] for path, mask in new.items()}
     leaves = leaves_at(state.params, fresh)

@@ -147,11 +147,10 @@ def drop_grow(
         exclude_dropped=exclude_dropped,
         restart_dropped=restart_dropped,
         plan=plan,
-        signed=rule.elementwise
-        and plan is None
-        and grow_count is None
-        and not isinstance(fraction, Counted)
-        and not isinstance(level, Counted),
+        signed={
+            "drop": rule.elementwise and not isinstance(fraction, Counted),
+            "grow": rule.elementwise and plan is None and grow_count is None and not isinstance(level, Counted),
+        },
     )
     return build_masked(rule, memory, partial(run, cycle), goal=level, init=init, where=where, key=key, when=when)
 

@@ -84,6 +84,11 @@ def unchecked(algorithm: Algorithm) -> Update:
     return getattr(algorithm.update, "unchecked", algorithm.update)
 
 
+def spends(algorithm: Algorithm) -> bool:
+    """Whether weights may be offered to the update: it sets them last, and those on the new support stay."""
+    return getattr(algorithm.update, "spends", False)
+
+
 def reading_bytes(update: Update) -> Update:
     """An update that in compiled code reads masks and support by the byte; those that stay are handed back as given."""
 
@@ -138,10 +143,15 @@ def allowed_within(allowed: Leaves | None, masks: Tree) -> Leaves:
     return new if allowed is None else new | {p: m & new[p] if p in new else m for p, m in allowed.items()}
 
 
-def with_masks(state: State, masks: Leaves, pruned: Pruned) -> State:
-    """The state with other masks of some leaves; weights off them are zeroed unless they are kept or trained."""
+def with_masks(state: State, masks: Leaves, pruned: Pruned, spent: bool = False) -> State:
+    """The state with other masks of some leaves; weights off them are zeroed unless they are kept or trained.
+
+    With `spent`, weights that were offered are zeroed in their own memory.
+    """
     tree = with_leaves(state.masks, masks)
-    return state._replace(params=inside(tree, state.params) if pruned == "zero" else state.params, masks=tree)
+    return state._replace(
+        params=inside(tree, state.params, spent=spent) if pruned == "zero" else state.params, masks=tree
+    )
 
 
 # ---- the frame of every algorithm that starts from masks ----------------------------------------
@@ -181,6 +191,7 @@ def build_masked(
 
             return choose(when(step), changed, memory.accumulate(state, grads, step))  # type: ignore[no-any-return]
 
+        update.spends = True  # type: ignore[attr-defined]
         return Algorithm(start, update, within=lambda masks: build(allowed_within(allowed, masks)))
 
     return build(None)

@@ -33,6 +33,10 @@ class Memory(NamedTuple):
     def _kept(self) -> list[tuple[str, Accumulated]]:
         return [(role, score) for role, score in self.scores.items() if isinstance(score, Accumulated)]
 
+    def by_leaf(self, role: str) -> bool:
+        """Whether the scores of some leaves are to be had without those of the others."""
+        return hasattr(self.scores[role], "of_leaves")
+
     def read(
         self, role: str, state: State, grads: Tree, step: Step, paths: Iterable[str], signed: bool = False
     ) -> tuple[Leaves, bool]:
@@ -43,6 +47,8 @@ class Memory(NamedTuple):
         score = self.scores[role]
         if isinstance(state.key, Tensor):
             state = state._replace(key=random.fold_in(state.key, role))
+        if self.by_leaf(role):
+            return score.of_leaves(leaves_at(state.params, paths), state, step), False  # type: ignore[union-attr]
         value: Callable[..., Tree] = score.value if isinstance(score, Accumulated) else score
         inner = getattr(value, "signed", None) if signed else None
         given = (state.scores[role],) if isinstance(score, Accumulated) else ()

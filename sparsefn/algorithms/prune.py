@@ -64,7 +64,7 @@ def _pruner(
         open_ = allowed if regrow else masks
         pools = rule.pools(leaves)
         kept = counts(pools, Open(scores, masks, open_, rooms(rule, pools, leaves, allowed)), step)
-        return with_masks(state, rule.best(pools, scores, kept, open_, absolute), pruned)
+        return with_masks(state, rule.best(pools, scores, kept, open_, absolute), pruned, spent=True)
 
     return build_masked(rule, memory, prune, goal=goal, init=init, where=where, key=key, when=when)
 

@@ -30,8 +30,9 @@ def donated(algorithm: Algorithm) -> Algorithm:
 
     The new state has the same bits as without. The steps of `sf.optimizers.sgd`, `adam` and `adamw` on float32 CPU
     leaves are made in place: beside the state and the gradients, such a step needs the memory of a few blocks, where
-    the pure update needs that of a second state. Masks that change are new tensors, as are their weights: such a step
-    needs the memory of a second tree of masks and one of weights.
+    the pure update needs that of a second state. Masks that change are new tensors; most algorithms write their weights
+    over the old ones, and work on one leaf after another: such a step needs the memory of a second tree of masks and of
+    one leaf.
 
     The old state is given away, with every tensor in it. You may hold some of these tensors under other names: the
     dense leaves of `sf.effective(old)`, and views such as `old.params["w"][0]`, whose values then change. To keep a

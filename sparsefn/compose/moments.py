@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import together
+from sparsefn.engine.donation import Emptied
 
 Row: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -34,7 +35,7 @@ def live_entries(
     are kept on the support (`mask_moments`), but not where it has just turned on or where the update itself set the
     weight (`reset_grown`).
     """
-    changed, moved = reset_grown and before is not support, reset_grown and weight is not stepped
+    changed, moved = reset_grown and before is not support, reset_grown and _is_moved(weight, stepped)
     if not (mask_moments or changed or moved):
         return None
     return _live(mask_moments, changed, moved, support, before, weight, stepped)
@@ -50,7 +51,7 @@ def live_leaves(rows: Sequence[Row], *, mask_moments: bool = True, reset_grown: 
     if len(rows) < 2 or not together.pays([x for row in rows for x in row]):
         return [live_entries(*row, mask_moments=mask_moments, reset_grown=reset_grown) for row in rows]
     made: dict[int, Tensor] = {}
-    kinds = [(reset_grown and row[1] is not row[0], reset_grown and row[2] is not row[3]) for row in rows]
+    kinds = [(reset_grown and row[1] is not row[0], reset_grown and _is_moved(row[2], row[3])) for row in rows]
     for changed, moved in dict.fromkeys(kinds):
         if mask_moments or changed or moved:
             alike = [i for i, kind in enumerate(kinds) if kind == (changed, moved)]
@@ -59,13 +60,19 @@ def live_leaves(rows: Sequence[Row], *, mask_moments: bool = True, reset_grown: 
     return [made.get(i) for i in range(len(rows))]
 
 
+def _is_moved(weight: Tensor, stepped: Tensor) -> bool:
+    # A stepped leaf that gave its memory to the new one had the same values on the support.
+    return weight is not stepped and not isinstance(stepped, Emptied)
+
+
 def _live(
     masked: bool, changed: bool, moved: bool, support: Tensor, before: Tensor, weight: Tensor, stepped: Tensor
 ) -> Tensor:
     parts = [support] if masked else []
     if changed:
-        parts.append(before | ~support)
+        parts.append(before if masked else before | ~support)
     if moved:
         # Weights that the update itself set start with zero moments, such as weights pruned and regrown.
-        parts.append(~support | (weight == stepped) | (weight.isnan() & stepped.isnan()))
+        same = (weight == stepped) | (weight.isnan() & stepped.isnan())
+        parts.append(same if masked else same | ~support)
     return functools.reduce(torch.logical_and, parts)

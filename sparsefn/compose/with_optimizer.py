@@ -7,13 +7,13 @@ from functools import partial
 import optree
 from torch import Tensor
 
-from sparsefn.algorithms.frame import checked, reading_bytes, unchecked
+from sparsefn.algorithms.frame import checked, reading_bytes, spends, unchecked
 from sparsefn.compose import foreign
 from sparsefn.compose.moments import live_leaves
-from sparsefn.engine import leafwise
+from sparsefn.engine import leafwise, together
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
-from sparsefn.engine.donation import offer
+from sparsefn.engine.donation import offer, saves
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 from sparsefn.tree import (
@@ -111,7 +111,7 @@ def with_optimizer(
     view, inner = algorithm.view, unchecked(algorithm)
     one_pass = getattr(optimizer, "under_masks", None)  # only an `sf.optimizers.Optimizer` has one
     owners, prime = foreign.finder(optimizer), foreign.primer(optimizer)
-    tidies = mask_moments or reset_grown
+    tidies, lends = mask_moments or reset_grown, spends(algorithm)
     kept = partial(live_leaves, mask_moments=mask_moments, reset_grown=reset_grown)
 
     def start(trained: Tree) -> Tree:
@@ -158,16 +158,20 @@ def with_optimizer(
         sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
         if not any(sparse):
             return state
-        owned_by = owners(state.opt, trained, sparse)
-        owning = [owner for owner in dict.fromkeys(owned_by) if owner >= 0 and sparse[owner]]
-        lives = dict(zip(owning, kept([rows[owner] for owner in owning]), strict=True))
         leaves, rebuild = opened(state.opt)
-        masks = {i: mask for i, mask in enumerate(map(lives.get, owned_by)) if mask is not None}
-        moments = [leaves[i] for i in masks]
-        offer(moments, leaves_of((grads, state.params, state.masks, state.scores)))
-        cleaned = leafwise.cleaned(list(masks.values()), moments)
-        for i, leaf in zip(masks, cleaned, strict=True):
-            leaves[i] = leaf
+        owned: dict[int, list[int]] = {}  # the places of its moments, by leaf
+        for place, owner in enumerate(owners(state.opt, trained, sparse)):
+            if owner >= 0 and sparse[owner]:
+                owned.setdefault(owner, []).append(place)
+        owning = [rows[owner] for owner in owned]
+        if saves():
+            offer([leaves[i] for places in owned.values() for i in places], leaves_of((grads, state._replace(opt=()))))
+        for some in together.parts([row[0] for row in owning], [row[0].numel() for row in owning]):
+            lives = zip(kept([owning[i] for i in some]), [list(owned.values())[i] for i in some], strict=True)
+            masks = {i: live for live, places in lives if live is not None for i in places}
+            cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
+            for i, leaf in zip(masks, cleaned, strict=True):
+                leaves[i] = leaf
         return state._replace(opt=rebuild(leaves))
 
     @reading_bytes
@@ -175,6 +179,8 @@ def with_optimizer(
         skipped = skip(step)
         goes = ~skipped if isinstance(skipped, Tensor) else not skipped
         stepped = choose(goes, lambda now: descend(now, grads, step), state)
+        if lends and saves():
+            offer(leaves_of(stepped.params), leaves_of((grads, stepped._replace(params=()))))
         state = inner(stepped, grads, step)._replace(opt=stepped.opt)
         state = tidy(state, stepped, grads)
         return choose(reset(step), lambda now: now._replace(opt=start(view.get(now))), state)  # type: ignore[no-any-return]

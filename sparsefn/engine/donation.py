@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 _given: ContextVar[dict[int, Tensor] | None] = ContextVar("given", default=None)
+_offered: ContextVar[set[int]] = ContextVar("offered", default=set())  # noqa: B039 (never written to)
 
 
 @contextlib.contextmanager
@@ -24,11 +25,12 @@ def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
     (tensor([1., 1.]), 0)
     """
     left = {id(x): x for x in tensors}
-    token = _given.set(left)
+    tokens = _given.set(left), _offered.set(set())
     try:
         yield left
     finally:
-        _given.reset(token)
+        _given.reset(tokens[0])
+        _offered.reset(tokens[1])
 
 
 def take(x: Tensor) -> Tensor | None:
@@ -45,7 +47,7 @@ def take(x: Tensor) -> Tensor | None:
     Emptied now, and not at the end: code of a user that reads it later in the same update raises, and gets no values
     that are overwritten.
     """
-    left = _given.get()
+    left = _left()
     if left is None or left.pop(id(x), None) is None:
         return None
     taken = x.detach()
@@ -60,12 +62,39 @@ def offer(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> None:
     >>> x, y = torch.ones(2), torch.ones(2)
     >>> with donation.giving([]):
     ...     donation.offer([x, y], others=[y[:1]])
-    ...     donation.take(x), donation.take(y)
-    (tensor([1., 1.]), None)
+    ...     donation.offered(x), donation.take(x), donation.take(y)
+    (True, tensor([1., 1.]), None)
     """
-    left = None if torch.compiler.is_compiling() else _given.get()
+    left = _left()
     if left is not None:
-        left |= {id(x): x for x in alone(tensors, others)}
+        made = {id(x): x for x in alone(tensors, others)}
+        left |= made
+        _offered.get().update(made)
+
+
+def saves() -> bool:
+    """Whether memory is given away now, so that an update saves it.
+
+    >>> from sparsefn.engine import donation
+    >>> donation.saves()
+    False
+    """
+    return _left() is not None
+
+
+def _left() -> dict[int, Tensor] | None:
+    return None if torch.compiler.is_compiling() else _given.get()
+
+
+def offered(x: Tensor) -> bool:
+    """Whether a tensor was given by `offer`, and not taken since.
+
+    >>> from sparsefn.engine import donation
+    >>> donation.offered(torch.ones(2))
+    False
+    """
+    left = _left()
+    return left is not None and id(x) in left and id(x) in _offered.get()
 
 
 def alone(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparsefn.engine import together
 from sparsefn.engine.blockwise import Row, append_row, flat_memory, run
+from sparsefn.engine.donation import offered
 from sparsefn.engine.local import each_local
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import Array
@@ -23,14 +24,16 @@ _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  
 
 
 @each_local
-def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], *, spent: bool = False) -> list[Tensor]:
     """Each leaf with +0.0 off its mask; a leaf whose mask is 0-d as it is.
 
     >>> from sparsefn.engine import leafwise
     >>> leafwise.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
     [tensor([1., 0.])]
+
+    With `spent`, a leaf that was offered is zeroed in its own memory.
     """
-    return _chosen(_zero, _zeroed, masks, leaves)
+    return _chosen(_zero, _zeroed, masks, leaves, over=(1,) if spent else ())
 
 
 def _zeroed(mask: Tensor, leaf: Tensor) -> Tensor:
@@ -66,7 +69,7 @@ def _chosen(
             left.append(i)
             results.append(leaves[0])
         else:
-            results += append_row(rows, flat, (mask, *leaves), 1, over)
+            results += append_row(rows, flat, (mask, *leaves), 1, over if offered(leaves[0]) else ())
     run(kernel, rows)
     if left:
         made = together.each(in_torch, *([tensors[i] for i in left] for tensors in (masks, *trees)))

@@ -22,15 +22,15 @@ def each_local(fn: OnLists) -> OnLists:
     >>> each_local(lambda a, b: [x + y for x, y in zip(a, b)])([torch.ones(1)], [torch.ones(1)])
     [tensor([2.])]
 
-    A result is laid out as the last of its arguments, which are laid out alike or 0-d.
+    A result is laid out as the last of its arguments, which are laid out alike or 0-d. Keywords are handed on.
     """
 
     @functools.wraps(fn)
-    def run(*lists: Sequence[Tensor]) -> list[Tensor]:
+    def run(*lists: Sequence[Tensor], **options: bool) -> list[Tensor]:
         if not any_sharded(lists[-1]):
-            return fn(*lists)
+            return fn(*lists, **options)
         parts = [[here(x) for x in tensors] for tensors in lists]
-        rows = zip(fn(*parts), parts[-1], lists[-1], strict=True)
+        rows = zip(fn(*parts, **options), parts[-1], lists[-1], strict=True)
         return [x if new is old else like(new, x) for new, old, x in rows]
 
     return run  # type: ignore[return-value]

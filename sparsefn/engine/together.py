@@ -13,12 +13,14 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
+from sparsefn.engine.donation import saves
 from sparsefn.engine.transforms import COPY_EACH, differentiated, transformed
 
 Made = TypeVar("Made", bound="Tensor | tuple[Tensor, ...]")
 Row = tuple[Tensor, ...]
 
 MOST = 1 << 25  # elements laid end to end: the copies of a pack take this much memory, not that of a model
+_MOST_ON_CPU = 1 << 22
 
 
 def pays(tensors: Sequence[Tensor]) -> bool:
@@ -33,8 +35,26 @@ def pays(tensors: Sequence[Tensor]) -> bool:
     return not (torch.is_grad_enabled() and differentiated(*tensors))
 
 
-def packs(kinds: Sequence[object], sizes: Sequence[int]) -> list[list[int]]:
-    """Places of the same kind, in order, of which a pack has `MOST` elements at most.
+def parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[int]]:
+    """Places of tensors to work on one part after another, where an update saves memory; else one part.
+
+    >>> from sparsefn.engine import donation, together
+    >>> together.parts([torch.ones(1)] * 3, [10, 1 << 22, 20])
+    [[0, 1, 2]]
+    >>> with donation.giving([]):
+    ...     together.parts([torch.ones(1)] * 3, [10, 1 << 22, 20])
+    [[0, 2], [1]]
+
+    Flags of all elements at once are as large as the masks. A part is one tensor, or has 4 million elements at most; on
+    a device, where launches count, 33 million.
+    """
+    if not saves():
+        return [list(range(len(sizes)))]
+    return packs([""] * len(sizes), sizes, _MOST_ON_CPU if all(x.device.type == "cpu" for x in tensors) else MOST)
+
+
+def packs(kinds: Sequence[object], sizes: Sequence[int], most: int | None = None) -> list[list[int]]:
+    """Places of the same kind, in order, of which a pack has `most` elements at most, or `MOST`.
 
     >>> from sparsefn.engine import together
     >>> together.packs(["a", "b", "a"], [1, 2, together.MOST])
@@ -47,7 +67,7 @@ def packs(kinds: Sequence[object], sizes: Sequence[int]) -> list[list[int]]:
     for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
         pack, room = open_.get(kind, ([], -1))
         if size > room:
-            pack, room = [], MOST
+            pack, room = [], MOST if most is None else most
             made.append(pack)
         pack.append(i)
         open_[kind] = pack, room - size

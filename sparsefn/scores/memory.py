@@ -9,6 +9,7 @@ from torch import Tensor
 from sparsefn.counts import below
 from sparsefn.engine.checks import check_int, check_positive, check_trigger
 from sparsefn.engine.described import described
+from sparsefn.engine.donation import take
 from sparsefn.engine.shards import check_plain
 from sparsefn.engine.transforms import concrete
 from sparsefn.scores.leaves import of_sparsified
@@ -23,7 +24,11 @@ def _zeros(params: Tree) -> Tree:
 
 
 def _blend(decay: float, memory: Tree, new: Tree) -> Tree:
-    return optree.tree_map(lambda m, x: decay * m + (1 - decay) * x.to(m.dtype), memory, new)
+    def blended(m: Tensor, x: Tensor) -> Tensor:
+        share, own = (1 - decay) * x.to(m.dtype), take(m)
+        return decay * m + share if own is None else own.mul_(decay).add_(share)
+
+    return optree.tree_map(blended, memory, new)
 
 
 def _check_decay(decay: float) -> None:

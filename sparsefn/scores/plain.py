@@ -17,7 +17,7 @@ from sparsefn.engine.checks import check_kind
 from sparsefn.engine.described import Described, with_call
 from sparsefn.engine.leaf_draws import drawn_leaves
 from sparsefn.state import Accumulated, State, Step
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Leaves, Tree, flatten
 
 Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
 
@@ -121,7 +121,14 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
     ValueError for a state without a key.
     """
     del grads
+    leaves, rebuild = flatten(state.params)
+    return rebuild(list(_drawn(leaves, state, step).values()))
+
+
+def _drawn(leaves: Leaves, state: State, step: Step) -> Leaves:
     if not isinstance(state.key, Tensor):
         raise ValueError("expected a state with a PRNG key for random scores, got none; pass key=sf.random.key(seed)")
-    leaves, rebuild = flatten(state.params)
-    return rebuild(list(drawn_leaves(state.key, leaves, check_kind(step), "uniform", torch.float32).values()))
+    return drawn_leaves(state.key, leaves, check_kind(step), "uniform", torch.float32)
+
+
+random.of_leaves = _drawn  # type: ignore[attr-defined]

@@ -5,6 +5,9 @@ import torch
 
 import sparsefn as sf
 from sparsefn.algorithms.memory import Memory
+from sparsefn.scores import plain
+
+draw = plain.drawn_leaves
 
 PARAMS = {"w": torch.tensor([[1.0, -2.0], [3.0, 4.0]])}
 GRADS = {"w": torch.tensor([[4.0, -2.0], [0.0, 1.0]])}
@@ -59,3 +62,19 @@ def test_scores_are_checked():
         memory = Memory({"score": score}, "zero")
         with pytest.raises(error, match=text):
             memory.read("score", state_of(memory), GRADS, 0, ["w"])
+
+
+def test_draws_of_some_leaves_are_made_without_those_of_the_others(monkeypatch):
+    memory = Memory({"drop": sf.scores.magnitude, "grow": sf.scores.random}, "zero")
+    assert memory.by_leaf("grow") and not memory.by_leaf("drop")
+    params = {"a": torch.zeros(40), "b": torch.zeros(30), "c": torch.zeros(5)}
+    state = sf.State(params, {}, key=sf.random.key(0))
+    whole = sf.scores.random(state._replace(key=sf.random.fold_in(state.key, "grow")), (), 3)
+    drawn = []
+    monkeypatch.setattr(
+        plain, "drawn_leaves", lambda key, leaves, *rest: drawn.append([*leaves]) or draw(key, leaves, *rest)
+    )
+    for some in (["c", "a"], ["b"]):
+        read, absolute = memory.read("grow", state, (), 3, some, signed=True)
+        assert not absolute and list(read) == some and all(torch.equal(read[path], whole[path]) for path in some)
+    assert drawn == [["c", "a"], ["b"]]

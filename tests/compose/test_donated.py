@@ -1,10 +1,14 @@
 """Updates that write over their state: in place where they may, pure elsewhere, and bad input leaves it alone."""
 
+import gc
+import tracemalloc
+
 import optree
 import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn.engine import together
 
 
 def params_of(n=80):
@@ -34,6 +38,77 @@ def test_weights_and_moments_keep_their_memory(optimizer, inner):
         state = whole.update(state, params_of(), step)
     now = sf.checkpoint.state_dict(state)
     assert {path: now[path].data_ptr() for path in places} == places
+
+
+def presets():
+    key = sf.random.key(0)
+    return {
+        "rigl": sf.rigl(0.9, when=sf.always()),
+        "set": sf.set(0.9, when=sf.always(), key=key),
+        "snfs": sf.snfs(0.9, when=sf.always()),
+        "gmp": sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=4)),
+        "global": sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=4), distribution=sf.budgets.global_()),
+        "2:4": sf.one_shot(None, pattern=sf.patterns.nm(2, 4), when=sf.at([2])),
+    }
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:], ids=repr)
+@pytest.mark.parametrize("name", presets())
+def test_they_keep_it_where_masks_change_too(name, optimizer):
+    whole = sf.donated(sf.with_optimizer(presets()[name], optimizer))
+    state = whole.init(params_of())
+    places = {path: x.data_ptr() for path, x in sf.checkpoint.state_dict(state).items() if x.is_floating_point()}
+    places = {path: at for path, at in places.items() if path.endswith("w")}
+    changes = 0
+    for step in range(4):
+        masks = state.masks["w"].clone()
+        state = whole.update(state, params_of(), step)
+        changes += not torch.equal(masks, state.masks["w"])
+        now = sf.checkpoint.state_dict(state)
+        assert {path: now[path].data_ptr() for path in places} == places
+    assert changes and len(places) == 2 + (not hasattr(state.opt, "momentum")) + (name == "snfs")
+
+
+def test_weights_that_start_anew_are_new_tensors_and_so_are_those_that_others_read():
+    for inner in (
+        sf.rigl(0.9, when=sf.always(), restart_dropped=True),
+        sf.chain(sf.rigl(0.9, when=sf.always()), sf.static(0.5)),
+    ):
+        pure = sf.with_optimizer(inner, sf.optimizers.sgd(0.1, 0.9))
+        whole = sf.donated(pure)
+        state, wanted = whole.init(params_of()), pure.init(params_of())
+        for step in range(4):
+            at = state.params["w"].data_ptr()
+            state, wanted = whole.update(state, params_of(), step), pure.update(wanted, params_of(), step)
+            assert sf.checkpoint.tree_equal(state, wanted) and state.params["w"].data_ptr() != at
+
+
+def peak_of(update, *args):
+    """The most bytes that numpy's memory grows by; torch's own is not counted, and there is little of it."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        result = update(*args)
+        return result, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["rigl", "set", "gmp", "global", "2:4"])
+def test_a_change_takes_new_masks_and_little_more(name, monkeypatch):
+    monkeypatch.setattr(together, "_MOST_ON_CPU", 1 << 18)
+    params = {f"{i}.w": torch.randn(512, 512) for i in range(16)}
+    grads = {path: torch.randn(512, 512) for path in params}
+    entries = 16 * 512 * 512
+    peaks = {}
+    for kind in ("pure", "donated"):
+        whole = sf.with_optimizer(presets()[name], sf.optimizers.sgd(0.1, 0.9))
+        whole = sf.donated(whole) if kind == "donated" else whole
+        state = whole.init(params)
+        for step in range(2):
+            state = whole.update(state, grads, step)
+        _, peaks[kind] = peak_of(whole.update, state, grads, 2)
+    assert peaks["donated"] < 1.9 * entries < 8 * entries < peaks["pure"], peaks
 
 
 def test_bad_arguments_leave_the_state():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from sparsefn.compose.moments import live_entries, live_leaves
-from sparsefn.engine import together
+from sparsefn.engine import donation, together
 
 BEFORE = torch.tensor([True, True, False, True])
 AFTER = torch.tensor([True, False, True, True])
@@ -39,3 +39,10 @@ def test_leaves_at_once_have_the_entries_of_each(options, monkeypatch):
     for row, live in zip(rows, live_leaves(rows, **options), strict=True):
         want = live_entries(*row, **options)
         assert live is want is None or torch.equal(live, want)
+
+
+def test_a_stepped_weight_that_was_written_over_is_the_new_one_on_the_support():
+    stepped = STEPPED.clone()
+    donation.empty([stepped])
+    for rows in ([(AFTER, BEFORE, STEPPED, stepped)], [(AFTER, BEFORE, STEPPED, stepped)] * 2):
+        assert all(torch.equal(live, AFTER & BEFORE) for live in live_leaves(rows))

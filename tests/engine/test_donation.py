@@ -88,3 +88,16 @@ def test_only_memory_of_ones_own_is_offered():
         assert [x is own for x in left.values()] == [True]
     donation.offer([own], others=[])
     assert donation.take(own) is None
+
+
+def test_what_an_update_made_itself_is_told_from_what_it_was_given():
+    own, given = torch.ones(8192), torch.ones(8192)
+    assert not donation.saves() and not donation.offered(own)
+    with donation.giving([given]):
+        donation.offer([own], others=[given])
+        assert donation.saves() and donation.offered(own) and not donation.offered(given)
+        with donation.giving([]):
+            assert not donation.offered(own)
+        donation.take(own)
+        assert not donation.offered(own)
+    assert not donation.saves()

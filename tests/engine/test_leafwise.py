@@ -5,7 +5,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn import state as state_module
-from sparsefn.engine import blockwise, leafwise, together
+from sparsefn.engine import blockwise, donation, leafwise, together
 from sparsefn.engine.memory import BLOCK
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -245,3 +245,17 @@ def test_optimizers_step_leaves_at_once_with_the_same_bits(optimizer, monkeypatc
     laid_end_to_end(monkeypatch)
     monkeypatch.setattr(blockwise, "add_row", lambda *tensors, **options: None)
     assert all(torch.equal(got, want[path]) for path, got in run().items())
+
+
+def test_spent_leaves_are_zeroed_in_their_own_memory_if_they_were_offered():
+    mask = mask_of((100, 100))
+    want = torch.where(mask, values((100, 100), torch.float32, 0), 0.0)
+    for spent, given, kept in ((True, True, True), (False, True, False), (True, False, False)):
+        leaf = values((100, 100), torch.float32, 0)
+        at = leaf.data_ptr()
+        with donation.giving([leaf]):
+            if given:
+                donation.offer([leaf], [])
+            (zeroed,) = leafwise.zeroed([mask], [leaf], spent=spent)
+        identical(zeroed, want)
+        assert (zeroed.data_ptr() == at) is kept is (type(leaf) is donation.Emptied)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparsefn.engine import together
+from sparsefn.engine import donation, together
 from sparsefn.testing.launches import counted
 
 LEAVES = [torch.arange(float(n)).reshape(shape) for n, shape in ((6, (2, 3)), (0, (0,)), (4, (4,)), (1, ()))]
@@ -69,3 +69,14 @@ def test_a_gradient_flows_where_one_is_wanted():
     sums = together.each(torch.mul, [a, b], [a * 3, b])
     (slope,) = torch.autograd.grad(sums[0].sum(), a)
     assert slope.tolist() == [6.0, 6.0]
+
+
+def test_parts_are_small_only_where_memory_is_saved(monkeypatch):
+    monkeypatch.setattr(together, "_MOST_ON_CPU", 10)
+    monkeypatch.setattr(together, "MOST", 20)
+    tensors, meta = [torch.ones(1)] * 4, [torch.ones(1, device="meta")] * 4
+    assert together.parts(tensors, [6, 4, 7, 12]) == [[0, 1, 2, 3]]
+    with donation.giving([]):
+        assert together.parts(tensors, [6, 4, 7, 12]) == [[0, 1], [2], [3]]
+        assert together.parts(meta, [6, 4, 7, 12]) == [[0, 1, 2], [3]]
+        assert together.parts([], []) == []
