@@ -39,11 +39,11 @@ def parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[int]]:
     """Places of tensors to work on one part after another, where an update saves memory; else one part.
 
     >>> from sparsefn.engine import donation, together
-    >>> together.parts([torch.ones(1)] * 3, [10, 1 << 22, 20])
+    >>> together.parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
     [[0, 1, 2]]
     >>> with donation.giving([]):
-    ...     together.parts([torch.ones(1)] * 3, [10, 1 << 22, 20])
-    [[0, 2], [1]]
+    ...     together.parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
+    [[0, 1], [2]]
 
     Flags of all elements at once are as large as the masks. A part is one tensor, or has 4 million elements at most; on
     a device, where launches count, 33 million.
