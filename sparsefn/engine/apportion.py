@@ -84,6 +84,9 @@ def _scaled(shares: Tensor) -> Tensor:
 def _vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
     if not values:
         return torch.zeros(0, dtype=torch.float64, device=device)
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if len(tensors) == len(values) and len({x.dtype for x in tensors}) == 1:
+        return torch.stack(tensors).double()
     cells = [v if isinstance(v, Tensor) else torch.full((), v, dtype=torch.float64, device=device) for v in values]
     return torch.stack([cell.double() for cell in cells])
 
