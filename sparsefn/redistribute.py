@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.engine.apportion import Counts, apportion
+from sparsefn.engine import together
+from sparsefn.engine.apportion import Counts, apportion, vector
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import Call, described
-from sparsefn.engine import together
 from sparsefn.engine.exact_sums import sums
 from sparsefn.engine.memory import on, written
 from sparsefn.engine.numbers import Real, like
@@ -161,12 +161,11 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
     def rate(fraction: Real, scores: Leaves, masks: Leaves) -> Leaves:
         if not masks:
             return {}
-        shares = {path: x.double() for path, x in share(scores, masks, masks).items()}
-        average = torch.nan_to_num(torch.stack(list(shares.values()))).mean()
-        counts = torch.stack(_counts(masks))
+        counts, shares = torch.stack(_counts(masks)), share(scores, masks, masks)
         sizes = written([mask.numel() for mask in masks.values()], counts.device)
         sparsity, own = (sizes - counts).double() / sizes.clamp(min=1), like(counts, fraction)
-        high = torch.nan_to_num(torch.stack([shares[path] for path in masks])) > average
+        average = torch.nan_to_num(vector(list(shares.values()), counts.device)).mean()
+        high = torch.nan_to_num(vector([shares[path] for path in masks], counts.device)) > average
         rates = torch.where((sparsity < below) & high, torch.minimum(sparsity, own), own)
         return dict(zip(masks, rates.unbind(), strict=True))
 
@@ -200,14 +199,15 @@ def allocate(
         filled = apportion(shares, first, caps)
         rest = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
         return {path: filled[path] + rest[path] for path in shares}
-    places = end_to_end(list(room.values()), [1] * len(room), device)
-    reach = rounded_down(most, places)
-    assert isinstance(reach, Tensor)
+    ones = [1] * len(room)
+    places = end_to_end(list(room.values()), ones, device)
+    reach = on(rounded_down(most, places), device)
     first = torch.minimum(on(total, device), reach.sum())
     some = apportion(shares, first, dict(zip(room, reach.unbind(), strict=True)))
-    parts = end_to_end([some[path] for path in room], [1] * len(room), device)
+    parts = end_to_end([some[path] for path in room], ones, device)
     more = apportion(shares, total - first, dict(zip(room, (places - parts).unbind(), strict=True)))
-    return dict(zip(shares, together.each(torch.add, list(some.values()), list(more.values())), strict=True))
+    made = dict(zip(room, (parts + end_to_end([more[path] for path in room], ones, device)).unbind(), strict=True))
+    return {path: made[path] for path in shares}
 
 
 def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:

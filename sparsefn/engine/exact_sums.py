@@ -32,8 +32,8 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     [tensor(1., dtype=torch.float64)]
 
     NaN where an entry is NaN or both infinities are among them. Of DTensors it is that of the whole, on every process:
-    all must call it, and all leaves travel in one message. A mask is laid out as its tensor. Nothing waits for a device,
-    but where DTensors are on it.
+    all must call it, and all leaves travel in one message. A mask is laid out as its tensor. Nothing waits for a
+    device, unless DTensors are on it.
     """
     shared = [i for i, x in enumerate(values) if is_sharded(x)]
     talks = [(lie_of(values[i]).groups, total(here(values[i]), here(masks[i]))) for i in shared]
@@ -86,7 +86,8 @@ def limbs(x: Tensor, mask: Tensor) -> Array:
     array([1, 0])
 
     They are the digits of an integer to the base 2^32, in units of 2^-1074, and then how many NaNs, infinities and
-    negative infinities there are (on a device, whether there are some). All digits but the last are in [0, 2^32), so 2^31 processes may add theirs.
+    negative infinities there are, on a device 1 for any number. All digits but the last are in [0, 2^32), so 2^31
+    processes may add theirs.
     """
     x, mask = x.detach(), mask.expand(x.shape)
     if x.device.type != "cpu":

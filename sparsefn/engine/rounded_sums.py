@@ -91,16 +91,15 @@ def _bins(x: Tensor, sizes: Sequence[int], form: Form) -> Tensor:
         if low == pieces[-1]:
             piece.add_(normal, alpha=1 << high)  # the bit that is not written down
         made.index_add_(0, index, piece.to(torch.int64))
-    return bins.unflatten(-1, (len(sizes), width))
+    return bins.view(-1, len(sizes), width)
 
 
 def _spread(bins: Tensor, form: Form) -> Tensor:
     # Bins are bits of a digit, of which many bins have more: these go to the digits above.
-    count = -(-form.exponents // BITS)
-    finite = bins[..., :-1].unflatten(-1, (2, form.exponents))[..., :-1]
-    finite = pad(finite, (0, count * BITS - form.exponents + 1)).unflatten(-1, (count, BITS))
+    (pieces, rows, _), count = bins.shape, -(-form.exponents // BITS)
+    finite = bins[..., :-1].reshape(pieces, rows, 2, form.exponents)[..., :-1]
+    finite = pad(finite, (0, count * BITS - form.exponents + 1)).view(pieces, rows, 2, count, BITS)
     finite[..., 0, 0] *= 2  # the exponent 0 stands for 1
-    pieces, rows = finite.shape[:2]
     placed = torch.zeros(rows, 2, count + pieces + 2, BITS, dtype=torch.int64, device=bins.device)
     for i, piece in enumerate(finite):
         for k in range(3):
