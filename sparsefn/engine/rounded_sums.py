@@ -115,7 +115,7 @@ def _rounded(digits: Tensor, odd: Tensor, unit: int) -> Tensor:
     size = torch.where(negative[:, None], ways[1], ways[0])
     place = torch.arange(size.shape[1], device=size.device)
     some = size.ne(0)
-    top = torch.where(some, place, 3).amax(-1, keepdim=True).clamp(min=3)
+    top = torch.where(some, place, 0).amax(-1, keepdim=True).clamp(min=3)
     a, b, c, d = size.gather(1, top - place[:4]).unbind(1)
     rest = (some & (place < top - 3)).any(-1)
     # Both terms are exact, so the device rounds once. What lies below them only tells how to round.

@@ -5,9 +5,10 @@ import struct
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sparsefn.engine import rounded_sums as engine
 from sparsefn.engine import together
 from sparsefn.engine.exact_sums import limbs, sums, value
 from sparsefn.engine.rounded_sums import digits_of, rounded_sums
@@ -87,6 +88,12 @@ def test_edges(name):
     check([masked], [torch.arange(len(masked)) < len(x)])
 
 
+@pytest.mark.parametrize("first", [1.0, 1 + 2.0**-52, 2.0**13])
+def test_every_bit_below_breaks_a_tie(first):
+    rows = [[first, first * 2.0**-53, sign * first * 2.0**-k] for k in range(54, 140) for sign in (1, -1)]
+    check(list(torch.tensor(rows, dtype=torch.float64)), [ANY] * len(rows))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_many_numbers_of_each_dtype(dtype):
     draws = torch.Generator().manual_seed(0)
@@ -107,12 +114,16 @@ def test_many_numbers_of_each_dtype(dtype):
 def test_tensors_of_many_dtypes_and_shapes(monkeypatch):
     draws = torch.Generator().manual_seed(0)
     shapes = [(3, 4), (), (0,), (2, 0, 2), (500,)]
-    values = [torch.randn(shape, generator=draws).to(dtype) for shape in shapes for dtype in DTYPES]
+    wide = [torch.randn(shape, generator=draws, dtype=torch.float64) for shape in shapes]
+    values = [x.to(dtype) for x in wide for dtype in reversed(DTYPES)]
     masks = [torch.rand(x.shape, generator=draws) < 0.7 if i % 3 else ANY for i, x in enumerate(values)]
     check(values, masks)
-    monkeypatch.setattr(together, "MOST", 20_000)  # two in a pack
-    check(values, masks)
     assert rounded_sums([], []) == []
+    small = [torch.empty(1, device="meta")] * 5
+    monkeypatch.setattr(together, "MOST", 20_000)  # digits take memory, too: two small ones in a pack
+    check(values, masks)
+    assert [x.device.type for x in rounded_sums([torch.ones(2), small[0]], [ANY, ANY.to("meta")])] == ["cpu", "meta"]
+    assert counted(lambda: rounded_sums(small, [ANY.to("meta")] * 5)).operations["index_add_"] == 3
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -125,6 +136,37 @@ def test_launches_do_not_grow_with_tensors_and_nothing_waits(dtype):
         return found.launches
 
     assert of(2) == of(50) < 140
+
+
+# What no test has the numbers for: bins as full as 2^36 of them make them. A bin is (exponent, is negative, piece).
+BINS = st.tuples(st.integers(0, 2046), st.booleans(), st.booleans())
+FULL = st.lists(st.tuples(BINS, st.one_of(st.integers(0, 2**63 - 1), st.just(2**63 - 1))), max_size=40)
+
+
+@settings(deadline=None)
+@given(FULL, st.sampled_from([torch.float64, torch.float32]))
+@example([((e, False, True), 2**63 - 1) for e in range(2047)], torch.float64)
+@example([((e, True, True), 2**63 - 1) for e in range(255)], torch.float32)
+def test_full_bins(filled, dtype):
+    form = engine._FORMS[dtype]
+    bins = torch.zeros(2 if dtype == torch.float64 else 1, 1, 2 * form.exponents + 1, dtype=torch.int64)
+    for (exponent, negative, high), count in filled:
+        exponent %= form.exponents - 1
+        # Subnormal numbers lack the highest bit.
+        bins[-high, 0, exponent + negative * form.exponents] = count if exponent else count >> 1
+    exact = 0
+    for piece, row in enumerate(bins[:, 0, :-1].tolist()):
+        for i, count in enumerate(row):
+            exponent = max(i % form.exponents, 1)
+            exact += (-count if i >= form.exponents else count) << exponent + 26 * piece
+    digits = engine._spread(bins, form)
+    assert sum(digit << 26 * i for i, digit in enumerate(digits[0].tolist())) == exact
+    assert digits.abs().amax() < 2**54
+    try:
+        want = exact / (1 << -form.unit)
+    except OverflowError:
+        want = INF if exact > 0 else -INF
+    assert bits(float(engine._rounded(digits, torch.zeros(1, 3, dtype=torch.bool), form.unit))) == bits(want)
 
 
 def test_digits_are_the_exact_sum():
