@@ -18,15 +18,16 @@ from sparsefn.engine.together import end_to_end, packs
 
 BITS = 26  # of a digit: four of them hold 53 bits, one to round by, and more
 _MASK = (1 << BITS) - 1
-_ROW = 1 << 13  # as many entries take the memory of the digits of a tensor
+_ROW = 1 << 14  # as many entries take the memory of the bins and digits of a tensor
 
 
 class Form(NamedTuple):
-    """How a float is laid out: a sign, one of `exponents`, and bits of the `mantissa`."""
+    """How a float is laid out: a sign, one of `exponents`, and bits of the `mantissa`, of which `fine` choose a bin."""
 
     words: torch.dtype
     mantissa: int
     exponents: int
+    fine: int
 
     @property
     def unit(self) -> int:
@@ -34,7 +35,7 @@ class Form(NamedTuple):
         return 1 - self.exponents // 2 - self.mantissa
 
 
-_FORMS = {torch.float64: Form(torch.int64, 52, 1 << 11), torch.float32: Form(torch.int32, 23, 1 << 8)}
+_FORMS = {torch.float64: Form(torch.int64, 52, 1 << 11, 1), torch.float32: Form(torch.int32, 23, 1 << 8, 4)}
 
 
 def rounded_sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
@@ -66,23 +67,22 @@ def digits_of(values: Sequence[Tensor], masks: Sequence[Tensor]) -> tuple[Tensor
     """
     wide = torch.float64 if values[0].dtype == torch.float64 else torch.float32
     form, sizes = _FORMS[wide], [x.numel() for x in values]
-    row = end_to_end(values)
-    kept = torch.where(end_to_end(m.expand(x.shape) for x, m in zip(values, masks, strict=True)), row, 0).to(wide)
-    del row
-    bins = _bins(kept, sizes, form)
-    odd = torch.stack([bins[-1, :, i] for i in (-1, form.exponents - 1, -2)], 1).ne(0)
+    mask = end_to_end(mask.expand(x.shape) for x, mask in zip(values, masks, strict=True))
+    bins, nan = _bins(end_to_end(values).to(wide), mask, sizes, form)
+    odd = torch.stack([nan, bins[-1, :, form.exponents - 1], bins[-1, :, -1]], 1).ne(0)
     return _spread(bins, form), odd, form.unit
 
 
-def _bins(x: Tensor, sizes: Sequence[int], form: Form) -> Tensor:
-    # (pieces of a mantissa, tensors, bins): a bin for each exponent of positive numbers, then of negative ones, and
-    # one for NaN. Adding integers is exact in any order.
-    words, width = x.view(form.words), 2 * form.exponents + 1
-    index = (words >> form.mantissa).bitwise_and_(width - 2).to(torch.int32)
+def _bins(x: Tensor, mask: Tensor, sizes: Sequence[int], form: Form) -> tuple[Tensor, Tensor]:
+    # (pieces of a mantissa, tensors, bins): a bin for each exponent of positive numbers, and then of negative ones.
+    # NaN has one by itself, which is returned, too. Adding integers is exact in any order. Additions to one address
+    # wait for each other, so there are several bins for an exponent, and a number that is masked off adds 0 to its own.
+    words, width = x.view(form.words), (2 * form.exponents << form.fine) + 1
+    index = (words >> form.mantissa - form.fine).bitwise_and_(width - 2).to(torch.int32)
     index.masked_fill_(x.isnan(), width - 1)
     firsts = torch.arange(0, len(sizes) * width, width, dtype=torch.int32, device=x.device).unbind()
     index += torch.cat([first.expand(size) for first, size in zip(firsts, sizes, strict=True)])
-    normal = (words & (form.exponents - 1 << form.mantissa)).ne(0)
+    off, normal = ~mask, (words & (form.exponents - 1 << form.mantissa)).ne(0)
     pieces = range(0, form.mantissa, BITS)
     bins = torch.zeros(len(pieces), len(sizes) * width, dtype=torch.int64, device=x.device)
     for made, low in zip(bins, pieces, strict=True):
@@ -90,14 +90,15 @@ def _bins(x: Tensor, sizes: Sequence[int], form: Form) -> Tensor:
         piece = (words >> low).bitwise_and_((1 << high) - 1)
         if low == pieces[-1]:
             piece.add_(normal, alpha=1 << high)  # the bit that is not written down
-        made.index_add_(0, index, piece.to(torch.int64))
-    return bins.view(-1, len(sizes), width)
+        made.index_add_(0, index, piece.masked_fill_(off, 0).to(torch.int64))
+    bins = bins.view(-1, len(sizes), width)
+    return bins[..., :-1].reshape(-1, len(sizes), 2 * form.exponents, 1 << form.fine).sum(-1), bins[-1, :, -1]
 
 
 def _spread(bins: Tensor, form: Form) -> Tensor:
     # Bins are bits of a digit, of which many bins have more: these go to the digits above.
     (pieces, rows, _), count = bins.shape, -(-form.exponents // BITS)
-    finite = bins[..., :-1].reshape(pieces, rows, 2, form.exponents)[..., :-1]
+    finite = bins.view(pieces, rows, 2, form.exponents)[..., :-1]
     finite = pad(finite, (0, count * BITS - form.exponents + 1)).view(pieces, rows, 2, count, BITS)
     finite[..., 0, 0] *= 2  # the exponent 0 stands for 1
     placed = torch.zeros(rows, 2, count + pieces + 2, BITS, dtype=torch.int64, device=bins.device)

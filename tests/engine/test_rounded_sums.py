@@ -120,7 +120,7 @@ def test_tensors_of_many_dtypes_and_shapes(monkeypatch):
     check(values, masks)
     assert rounded_sums([], []) == []
     small = [torch.empty(1, device="meta")] * 5
-    monkeypatch.setattr(together, "MOST", 20_000)  # digits take memory, too: two small ones in a pack
+    monkeypatch.setattr(together, "MOST", 40_000)  # digits take memory, too: two small ones in a pack
     check(values, masks)
     assert [x.device.type for x in rounded_sums([torch.ones(2), small[0]], [ANY, ANY.to("meta")])] == ["cpu", "meta"]
     assert counted(lambda: rounded_sums(small, [ANY.to("meta")] * 5)).operations["index_add_"] == 3
@@ -149,13 +149,13 @@ FULL = st.lists(st.tuples(BINS, st.one_of(st.integers(0, 2**63 - 1), st.just(2**
 @example([((e, True, True), 2**63 - 1) for e in range(255)], torch.float32)
 def test_full_bins(filled, dtype):
     form = engine._FORMS[dtype]
-    bins = torch.zeros(2 if dtype == torch.float64 else 1, 1, 2 * form.exponents + 1, dtype=torch.int64)
+    bins = torch.zeros(2 if dtype == torch.float64 else 1, 1, 2 * form.exponents, dtype=torch.int64)
     for (exponent, negative, high), count in filled:
         exponent %= form.exponents - 1
         # Subnormal numbers lack the highest bit.
         bins[-high, 0, exponent + negative * form.exponents] = count if exponent else count >> 1
     exact = 0
-    for piece, row in enumerate(bins[:, 0, :-1].tolist()):
+    for piece, row in enumerate(bins[:, 0].tolist()):
         for i, count in enumerate(row):
             exponent = max(i % form.exponents, 1)
             exact += (-count if i >= form.exponents else count) << exponent + 26 * piece
