@@ -55,6 +55,7 @@ def updates(shapes: list[tuple[int, ...]]) -> list[Row]:
         "rigl": sf.rigl(0.9),
         "rigl, rows": sf.rigl(0.9, pattern=sf.patterns.row_balanced()),
         "set": sf.set(0.9),
+        "snfs": sf.snfs(0.9),
         "rigl and sgd": sf.with_optimizer(sf.rigl(0.9), sgd),
         "rigl and adam": sf.with_optimizer(sf.rigl(0.9), adam),
     }

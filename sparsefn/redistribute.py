@@ -8,14 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.engine.apportion import Counts, apportion
+from sparsefn.engine import together
+from sparsefn.engine.apportion import Counts, apportion, vector
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import Call, described
 from sparsefn.engine.exact_sums import sums
-from sparsefn.engine.memory import on
+from sparsefn.engine.memory import on, written
 from sparsefn.engine.numbers import Real, like
 from sparsefn.engine.rounding import rounded_down
-from sparsefn.engine.shards import whole
+from sparsefn.engine.selection.winners import end_to_end, totals
+from sparsefn.engine.shards import any_sharded, whole
 from sparsefn.state import Score, check_score
 from sparsefn.tree import Leaves
 
@@ -100,9 +102,8 @@ def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     NaN for a leaf with none. Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
     """
     del after
-    counts = _counts(before)
-    totals = sums([scores[path] for path in before], list(before.values()))
-    return {path: total / counts[path] for path, total in zip(before, totals, strict=True)}
+    added = sums([scores[path] for path in before], list(before.values()))
+    return _each(torch.div, before, added, _counts(before))
 
 
 def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
@@ -113,7 +114,7 @@ def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     {'w': tensor(1)}
     """
     del scores, after
-    return _counts(before)
+    return dict(zip(before, _counts(before), strict=True))
 
 
 def survivors(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
@@ -138,8 +139,7 @@ def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     The same as no redistribution; for a `Redistribute` that has a `rate`.
     """
     del scores
-    left = _counts({path: after[path] for path in before})
-    return {path: count - left[path] for path, count in _counts(before).items()}
+    return _each(torch.sub, before, _counts(before), _counts({path: after[path] for path in before}))
 
 
 @described
@@ -159,16 +159,15 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
         raise ValueError(f"careful: expected below in [0, 1], got {below}")
 
     def rate(fraction: Real, scores: Leaves, masks: Leaves) -> Leaves:
-        shares = {p: torch.nan_to_num(s.double()) for p, s in share(scores, masks, masks).items()}
-        average = torch.stack(list(shares.values())).mean() if shares else 0.0
-        fractions = {}
-        counts = _counts(masks)
-        for path, mask in masks.items():
-            sparsity = (mask.numel() - counts[path]).double() / max(mask.numel(), 1)
-            own = like(mask, fraction)
-            spared = (sparsity < below) & (shares[path] > average)
-            fractions[path] = torch.where(spared, torch.minimum(sparsity, own), own)
-        return fractions
+        if not masks:
+            return {}
+        counts, shares = torch.stack(_counts(masks)), share(scores, masks, masks)
+        sizes = written([mask.numel() for mask in masks.values()], counts.device)
+        sparsity, own = (sizes - counts).double() / sizes.clamp(min=1), like(counts, fraction)
+        average = torch.nan_to_num(vector(list(shares.values()), counts.device)).mean()
+        high = torch.nan_to_num(vector([shares[path] for path in masks], counts.device)) > average
+        rates = torch.where((sparsity < below) & high, torch.minimum(sparsity, own), own)
+        return dict(zip(masks, rates.unbind(), strict=True))
 
     return rate
 
@@ -191,18 +190,24 @@ def allocate(
     same; ValueError for a `most` outside [0, 1].
     """
     check_most(most)
-    if most == 1.0:
+    if most == 1.0 or not room:
         return apportion(shares, total, room)
-    caps = {path: rounded_down(most, n) for path, n in room.items()}
-    reach = sum(caps.values())
-    device = next((n.device for n in (total, reach) if isinstance(n, Tensor)), None)
+    device = next((n.device for n in (total, *room.values(), *shares.values()) if isinstance(n, Tensor)), None)
     if device is None:
-        first = min(total, reach)
-    else:
-        first = torch.minimum(*(on(n, device) for n in (total, reach)))
-    filled = apportion(shares, first, caps)
-    rest = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
-    return {path: filled[path] + rest[path] for path in shares}
+        caps = {path: rounded_down(most, n) for path, n in room.items()}
+        first: int | Tensor = min(total, sum(caps.values()))
+        filled = apportion(shares, first, caps)
+        rest = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
+        return {path: filled[path] + rest[path] for path in shares}
+    ones = [1] * len(room)
+    places = end_to_end(list(room.values()), ones, device)
+    reach = on(rounded_down(most, places), device)
+    first = torch.minimum(on(total, device), reach.sum())
+    some = apportion(shares, first, dict(zip(room, reach.unbind(), strict=True)))
+    parts = end_to_end([some[path] for path in room], ones, device)
+    more = apportion(shares, total - first, dict(zip(room, (places - parts).unbind(), strict=True)))
+    made = dict(zip(room, (parts + end_to_end([more[path] for path in room], ones, device)).unbind(), strict=True))
+    return {path: made[path] for path in shares}
 
 
 def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
@@ -219,5 +224,11 @@ def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
     return (free & (scores.double() >= (1 - chance)[..., None])).sum(-1)
 
 
-def _counts(masks: Leaves) -> Leaves:
-    return dict(zip(masks, whole([mask.sum() for mask in masks.values()]), strict=True))
+def _counts(masks: Leaves) -> list[Tensor]:
+    if any_sharded(masks.values()):
+        return whole([mask.sum() for mask in masks.values()])
+    return list(totals([mask.reshape(1, -1) for mask in masks.values()]).unbind())
+
+
+def _each(fn: Callable[[Tensor, Tensor], Tensor], paths: Leaves, a: list[Tensor], b: list[Tensor]) -> Leaves:
+    return dict(zip(paths, together.each(fn, a, b), strict=True))

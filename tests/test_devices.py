@@ -60,7 +60,7 @@ def copied(source: str) -> list[str]:
     return found
 
 
-# Where numbers are copied: for the CPU alone, from files, in sums and solvers that wait in any case.
+# Where numbers are copied: for the CPU alone, from files, in sums of DTensors and solvers, which wait in any case.
 COPIES = {"engine/memory.py", "engine/selection/winners.py", "engine/selection/tiles.py", "engine/exact_sums.py"}
 COPIES |= {"calibration/sums.py", "checkpoint/states.py", "checkpoint/compressed.py", "solve/greedy.py"}
 

@@ -54,6 +54,9 @@ def test_tensors_are_dealt_out_like_numbers(most):
         assert all(type(n) is int for n in plain.values())
         assert sum(plain.values()) == total
         assert {path: int(n[total]) for path, n in batch.items()} == plain
+    other_order = R.allocate(dict(reversed(shares.items())), torch.tensor(9), room, most)
+    assert list(other_order) == ["c", "b", "a"]
+    assert {path: int(n) for path, n in other_order.items()} == R.allocate(shares, 9, room, most)
 
 
 def test_drop_grow_fills_leaves_to_most_of_their_room():

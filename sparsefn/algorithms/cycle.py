@@ -88,12 +88,7 @@ class Field(NamedTuple):
         if any(open_ is not None for open_ in self.free):  # then none of them is None
             return rule.totals(self.pools, [open_ for open_ in self.free if open_ is not None])
         widths = [sum(units.of_all.rows[1] for units in pool.values()) for pool in self.pools]
-        return torch.cat(
-            [
-                rows.new_full(rows.shape[:1], width, dtype=torch.int64)
-                for rows, width in zip(self.active, widths, strict=True)
-            ]
-        )
+        return end_to_end(widths, self.groups, self.had.device)
 
 
 def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
@@ -187,8 +182,12 @@ def _lost(cycle: Cycle, field: Field, drops: Leaves, shares: Leaves, step: Step)
 
 def _counted(count: CountRule, rates: list[Real], had: Tensor, groups: list[int]) -> Tensor:
     # The library's own rules take the groups of all pools at once, others those of a pool, and may give an int.
-    if count in (rounded, rounded_up, rounded_down) and all(rate is rates[0] for rate in rates):
-        return on(count(rates[0], had), had.device)
+    if count in (rounded, rounded_up, rounded_down):
+        if all(rate is rates[0] for rate in rates):
+            return on(count(rates[0], had), had.device)
+        there = [rate.double() for rate in rates if isinstance(rate, Tensor) and rate.device == had.device]
+        if len(there) == len(had) and not any(rate.ndim for rate in there):
+            return on(count(torch.stack(there), had), had.device)
     given = [count(rate, n) for rate, n in zip(rates, torch.split(had, groups), strict=True)]
     return end_to_end(given, groups, had.device)
 

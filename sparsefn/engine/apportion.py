@@ -64,8 +64,8 @@ def _numbers(
 
 def _fill(shares: Sequence[float | Tensor], caps: Sequence[int | Tensor], total: int | Tensor) -> Tensor:
     device = next((x.device for x in (total, *shares, *caps) if isinstance(x, Tensor)), torch.device("cpu"))
-    s = _scaled(torch.nan_to_num(_vector(shares, device), nan=0.0))
-    c, t = _vector(caps, device), _vector([total], device)[0]
+    s = _scaled(torch.nan_to_num(vector(shares, device), nan=0.0))
+    c, t = vector(caps, device), vector([total], device)[0]
     first = torch.where(s > 0, c, 0.0)
     given = torch.minimum(t, first.sum())
     parts = _hand_out(s, given, first) + _hand_out(torch.where(s > 0, 0.0, c), t - given, c - first)
@@ -81,9 +81,18 @@ def _scaled(shares: Tensor) -> Tensor:
     return torch.where(shares > 0, torch.maximum(shares, peak * 2.0**-400), shares) * factor
 
 
-def _vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
+def vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
+    """Numbers and 0-d tensors of a device as one float64 tensor.
+
+    >>> from sparsefn.engine.apportion import vector
+    >>> vector([0.5, torch.tensor(2)], torch.device("cpu"))
+    tensor([0.5000, 2.0000], dtype=torch.float64)
+    """
     if not values:
         return torch.zeros(0, dtype=torch.float64, device=device)
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if len(tensors) == len(values) and len({x.dtype for x in tensors}) == 1:
+        return torch.stack(tensors).double()
     cells = [v if isinstance(v, Tensor) else torch.full((), v, dtype=torch.float64, device=device) for v in values]
     return torch.stack([cell.double() for cell in cells])
 

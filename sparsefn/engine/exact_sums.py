@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.memory import each
+from sparsefn.engine.rounded_sums import BITS, digits_of, rounded_sums
 from sparsefn.engine.shards import here, is_sharded, lie_of
 from sparsefn.engine.talks import Sum, Talk, together
-from sparsefn.engine.transforms import Array, visible
+from sparsefn.engine.transforms import Array, transformed, visible
 
 _LOWEST = 1074  # every float64 is a multiple of 2^-1074
 _LIMBS = 68  # of 32 bits each: 2^1024 * 2^1074 takes 2098 of the 2176 bits, and 2^78 such numbers fit
@@ -31,15 +32,17 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     [tensor(1., dtype=torch.float64)]
 
     NaN where an entry is NaN or both infinities are among them. Of DTensors it is that of the whole, on every process:
-    all must call it, and all leaves travel in one message. A mask is laid out as its tensor.
+    all must call it, and all leaves travel in one message. A mask is laid out as its tensor. Nothing waits for a
+    device, unless DTensors are on it.
     """
     shared = [i for i, x in enumerate(values) if is_sharded(x)]
     talks = [(lie_of(values[i]).groups, total(here(values[i]), here(masks[i]))) for i in shared]
     told = dict(zip(shared, together(talks), strict=True)) if talks else {}
-    return [
-        torch.tensor(told[i], dtype=torch.float64, device=here(x).device) if i in told else _sum(x, masks[i])
-        for i, x in enumerate(values)
-    ]
+    made = {i: torch.tensor(n, dtype=torch.float64, device=here(values[i]).device) for i, n in told.items()}
+    if not transformed():
+        there = [i for i, x in enumerate(values) if i not in told and x.device.type != "cpu"]
+        made |= zip(there, rounded_sums([values[i] for i in there], [masks[i] for i in there]), strict=True)
+    return [made[i] if i in made else _sum(x, masks[i]) for i, x in enumerate(values)]
 
 
 def total(x: Tensor, mask: Tensor) -> Talk[float]:
@@ -83,11 +86,12 @@ def limbs(x: Tensor, mask: Tensor) -> Array:
     array([1, 0])
 
     They are the digits of an integer to the base 2^32, in units of 2^-1074, and then how many NaNs, infinities and
-    negative infinities there are. All digits but the last are in [0, 2^32), so 2^31 processes may add theirs.
+    negative infinities there are, on a device 1 for any number. All digits but the last are in [0, 2^32), so 2^31
+    processes may add theirs.
     """
     x, mask = x.detach(), mask.expand(x.shape)
     if x.device.type != "cpu":
-        exact, odd = _binned(x.reshape(-1), mask.reshape(-1))
+        exact, odd = _read(x, mask)
     else:
         flat, kept = x.reshape(-1), mask.reshape(-1)
         blocks = range(0, flat.numel(), _BLOCK)
@@ -133,25 +137,19 @@ def _extracted(x: Array, largest: float) -> int:
     return exact
 
 
-def _binned(x: Tensor, mask: Tensor) -> tuple[int, list[int]]:
-    """The same on a device: halves of mantissas, as integers, added up for each exponent. One wait for the device."""
-    x = torch.where(mask, x.to(torch.float64), 0.0)
-    odd = torch.stack([x.isnan().sum(), x.isposinf().sum(), x.isneginf().sum()])
-    mantissa, exponent = torch.frexp(torch.where(x.isfinite(), x, 0.0))
-    upper = (mantissa * 2.0**26).trunc()
-    lower = (mantissa * 2.0**26 - upper) * 2.0**27  # an integer, as a mantissa has 53 bits
-    bins = torch.zeros(2, 2200, dtype=torch.int64, device=x.device)
-    for row, half in zip(bins, (upper, lower), strict=True):
-        row.index_add_(0, exponent.to(torch.int64) + _LOWEST, half.to(torch.int64))  # 2^36 halves fit
-    # A lower half counts 2^(exponent - 53), and bin 0 has the exponent -1074: units of 2^-1127 are shifted back.
-    found = torch.cat([bins.reshape(-1), odd]).tolist()
-    exact = sum(((up << 27) + low) << i for i, (up, low) in enumerate(zip(found[:2200], found[2200:4400], strict=True)))
-    return exact >> 53, found[4400:]
+def _read(x: Tensor, mask: Tensor) -> tuple[int, list[int]]:
+    """The same of a tensor on a device. One wait for the device."""
+    digits, odd, unit = digits_of([x], [mask])
+    *found, nan, up, down = torch.cat([digits, odd.to(torch.int64)], 1)[0].tolist()
+    exact: int = sum(digit << (BITS * i) for i, digit in enumerate(found))
+    return exact << _LOWEST >> -unit, [nan, up, down]
 
 
 @torch.library.custom_op("sparsefn::exact_sum", mutates_args=())
 def _operator(x: Tensor, mask: Tensor) -> Tensor:
-    """The sum of tensors that a transform hides, or that are on a device."""
+    """The sum of a tensor that a transform hides."""
+    if x.device.type != "cpu":
+        return rounded_sums([x], [mask])[0]
     return torch.tensor(value(limbs(x, mask)), dtype=torch.float64, device=x.device)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sparsefn.engine import exact_sums
 from sparsefn.engine.exact_sums import limbs, sums, total, value
 from sparsefn.engine.talks import alone
+from sparsefn.testing.launches import counted
 
 ANY = torch.tensor(True)
 NAN, INF, MOST = math.nan, math.inf, np.finfo(np.float64).max
@@ -46,7 +47,7 @@ def test_sums_are_exact_and_rounded_once(pairs):
     assert same(float(sums([x.flip(0)], [mask.flip(0)])[0]), want)
     assert same(alone(total(x, mask)), want)
     assert same(float(torch.vmap(lambda x, m: sums([x], [m])[0])(x[None], mask[None])[0]), want)
-    whole, odd = exact_sums._binned(x, mask)
+    whole, odd = exact_sums._read(x, mask)
     assert same(value(np.array(digits(whole) + odd, np.int64)), want)
     # Processes add up their limbs.
     for cut in (0, len(pairs) // 2):
@@ -67,7 +68,7 @@ def test_many_blocks_of_wide_range(dtype):
     assert float(sums([x], [mask])[0]) == want
     assert float(sums([x.reshape(3, -1).T], [mask.reshape(3, -1).T])[0]) == want
     assert value(limbs(x, mask)) == want
-    whole, odd = exact_sums._binned(x, mask)
+    whole, odd = exact_sums._read(x, mask)
     assert value(np.array(digits(whole) + odd, np.int64)) == want
 
 
@@ -107,3 +108,9 @@ def test_compiled():
     x, mask = torch.randn(9), torch.rand(9) < 0.5
     compiled = torch.compile(lambda x, m: sums([x], [m])[0], backend="eager", fullgraph=True)
     assert torch.equal(compiled(x, mask), sums([x], [mask])[0])
+
+
+def test_the_operator_of_a_device_waits_for_nothing():
+    x = torch.empty(9, device="meta")
+    found = counted(lambda: exact_sums._operator._init_fn(x, x > 0))
+    assert not found.waits and found.operations["index_add_"] == 1
