@@ -1,6 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+OLDEST ?= .venv-oldest
+COMPAT := $(addprefix tests/,algorithms attached checkpoint compose engine masks modules optimizers patterns reparam scores solve tree) property_tests
 
 py := $(VENV)/bin/python
 # -qq leaves errors only. The versions come from constraints.txt, the build backend's too: hence no isolation.
@@ -8,7 +10,7 @@ pip := $(py) -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test triton recipes demo ensemble lm prune gallery distributed bench format clean
+.PHONY: help test compat triton recipes demo ensemble lm prune gallery distributed bench format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -18,6 +20,9 @@ test: $(VENV)/.installed-dev  ## lint, type-check and run every test
 	$(py) -m ruff format --check .
 	$(py) -m mypy --strict sparsefn
 	OMP_NUM_THREADS=1 $(py) -m pytest -n auto --dist worksteal tests property_tests
+
+compat: $(OLDEST)/.installed-compat  ## run most tests with the oldest torch that serves, 5 GB in an environment of its own
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n auto --dist worksteal $(COMPAT)
 
 triton: $(VENV)/.installed-triton  ## run the kernels in Triton's interpreter and compile them for GPUs that are not here
 	TRITON_INTERPRET=1 SPARSEFN_TRITON=1 OMP_NUM_THREADS=1 $(py) -m pytest tests/engine/kernels
@@ -50,6 +55,14 @@ bench: $(VENV)/.installed-dev  ## time masks, updates and ensembles against thei
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
 	$(py) -m ruff check --fix .
 	$(py) -m ruff format .
+
+# The oldest torch, without the pins that it refuses; all else is what `make test` installs.
+$(OLDEST)/.installed-compat: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OLDEST)
+	sed -e '/^torch==/d' -e '/^setuptools==/d' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install -qq --disable-pip-version-check -c $(OLDEST)/constraints.txt 'torch==2.12.1' \
+		optree numpy hypothesis pytest pytest-xdist safetensors scikit-learn torchopt transformers
+	@touch $@
 
 clean:  ## remove the virtual environment, caches and build output
 	@if [ -f "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi

@@ -18,7 +18,7 @@ from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import brought, check_device, on
 from sparsefn.engine.shards import is_sharded, lie_of, like
 from sparsefn.engine.threefry import DIGITS, coins, draw, fold
-from sparsefn.engine.transforms import at_compile_time
+from sparsefn.engine.transforms import at_compile_time, reinterpreted
 from sparsefn.engine.words import MASK32
 
 
@@ -189,4 +189,4 @@ def flips(key: Tensor, chances: int | Tensor, places: Tensor | Lie | None, n: in
     if not torch.compiler.is_compiling():
         return words < below
     # The sign of a difference: compiled for a CPU, a comparison writes bools one by one, three times as slow.
-    return (((words - below) >> 63) & 1).to(torch.uint8).view(torch.bool)
+    return reinterpreted((((words - below) >> 63) & 1).to(torch.uint8), torch.bool)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsefn.engine.numbers import Real, batch_first, floor, like, two_product, two_sum, where, whole_power
 from sparsefn.engine.slopes import EXP_MAX, EXP_MIN, SLOPES
-from sparsefn.engine.transforms import differentiated
+from sparsefn.engine.transforms import differentiated, reinterpreted
 
 # ln 2 in two parts; the first has 20 trailing zero bits, so k * LN2_HI is exact for every exponent k.
 LN2_HI = 0.6931471803691238
@@ -88,7 +88,7 @@ def _exp_sum(high: Real, low: Real) -> Real:
 
 def _power_of_two(k: Real) -> Real:
     if isinstance(k, Tensor):
-        return ((k.to(torch.int64) + 1023) << 52).view(torch.float64)
+        return reinterpreted((k.to(torch.int64) + 1023) << 52, torch.float64)
     return math.ldexp(1.0, int(k))
 
 
@@ -97,9 +97,9 @@ def _split_exponent(x: Real) -> tuple[Real, Real]:
     k: Real
     m: Real
     if isinstance(x, Tensor):
-        word = x.view(torch.int64)
+        word = reinterpreted(x, torch.int64)
         k = ((word >> 52) - 1023).to(torch.float64)
-        m = ((word & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
+        m = reinterpreted((word & ((1 << 52) - 1)) | (1023 << 52), torch.float64)
     else:
         m, exponent = math.frexp(x)
         m, k = m * 2.0, float(exponent - 1)

@@ -132,9 +132,9 @@ def whole_power(x: Power, n: int) -> Power:
     32.0
     """
     product = x
-    for bit in bin(n)[3:]:
+    for place in reversed(range(n.bit_length() - 1)):
         product = product * product
-        product = product * x if bit == "1" else product
+        product = product * x if n >> place & 1 else product
     return product
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -31,8 +31,7 @@ _JOINS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], np.ufunc]] = {
 }
 
 
-@dataclass(frozen=True)
-class Pooling:
+class Pooling(NamedTuple):
     """A reduction of the last dimension: "sum", "mean", "max", "min", "norm" of some order.
 
     >>> from sparsefn.engine.pooling import Pooling
@@ -48,6 +47,9 @@ class Pooling:
 
     def __call__(self, rows: Tensor) -> Tensor:
         return pool(rows, (1,) * (rows.ndim - 1) + tuple(rows.shape[-1:]), self).squeeze(-1)
+
+
+Reduction: TypeAlias = Callable[[Tensor], Tensor] | Pooling
 
 
 def split(x: Tensor, box: Box) -> Tensor:

@@ -21,6 +21,10 @@ import torch
 
 from sparsefn.engine.transforms import Array
 
+GATHER = "all_gather_single"
+if not hasattr(torch.distributed, GATHER):  # torch 2.12 has it under the name that later ones warn of
+    GATHER = "all_gather_into_tensor"
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -225,7 +229,7 @@ class _Line:
         for group, device in zip(self.groups, self.devices, strict=True):
             here = torch.from_numpy(block).to(device)
             buffer = torch.empty(group.size() * block.size, dtype=torch.uint8, device=device)  # flat, as gloo wants it
-            torch.distributed.all_gather_single(buffer, here, group=group)
+            getattr(torch.distributed, GATHER)(buffer, here, group=group)
             block = buffer.cpu().numpy()
         return [row[:size] for row, size in zip(block.reshape(sizes.size, -1), sizes.tolist(), strict=True)]
 

@@ -45,6 +45,7 @@ GROUPED = torch.ops.aten._grouped_mm  # consecutive rows times a matrix each, as
 ADD_EACH = torch._foreach_add_  # a number to each of some tensors: the numbers are arguments of the launch
 COPY_EACH = torch._foreach_copy_  # one launch for many tensors
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
+_VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")  # in 2.13
 
 
 def concrete(value: Any) -> Any:
@@ -84,6 +85,32 @@ def known(value: Any) -> Any:
     if not is_compiling():
         return value
     return float.fromhex(value.hex()) if isinstance(value, float) else len(range(value))
+
+
+def reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The bits of a tensor as another dtype of the same size: `x.view(dtype)`, for which older torch has no vmap rule.
+
+    >>> from sparsefn.engine.transforms import reinterpreted
+    >>> reinterpreted(torch.tensor([1.0]), torch.int32)
+    tensor([1065353216], dtype=torch.int32)
+    """
+    direct = _VMAP_REINTERPRETS or not transformed() or torch.compiler.is_exporting()
+    return x.view(dtype) if direct else _reinterpreted(x, dtype)
+
+
+@torch.library.custom_op("sparsefn::reinterpreted", mutates_args=())
+def _reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.contiguous().view(dtype).clone()
+
+
+@_reinterpreted.register_fake
+def _(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(x.shape, dtype=dtype, device=x.device)
+
+
+@_reinterpreted.register_vmap
+def _(info: object, in_dims: tuple[int, None], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    return _reinterpreted(x, dtype), in_dims[0]
 
 
 def at_compile_time(fn: Function) -> Function:

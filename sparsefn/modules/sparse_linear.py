@@ -31,6 +31,7 @@ def _without_beta_warning() -> Iterator[None]:
     # torch warns once in a process, at the first compressed tensor. Making it under this context keeps forward silent.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse (CSR|BSR) tensor support is in beta", UserWarning)
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled", UserWarning)  # torch 2.12
         yield
 
 

@@ -73,7 +73,7 @@ def grid_of(shape: Box, box: Box) -> Box:
     return tuple(-(-size // b) for size, b in zip(shape, box, strict=True))
 
 
-def over_boxes(x: Tensor, box: Box, fn: Callable[..., Tensor], *others: Tensor) -> Tensor:
+def over_boxes(x: Tensor, box: Box, fn: Callable[..., Tensor] | Pooling, *others: Tensor) -> Tensor:
     """A function of (boxes, elements) at each box of x, whose far borders may be partial boxes.
 
     >>> over_boxes(torch.ones(2, 3), (2, 2), lambda boxes: boxes.sum(-1))

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.described import FromCall, described
 from sparsefn.engine.pooling import Box as Box
-from sparsefn.engine.pooling import Pooling
+from sparsefn.engine.pooling import Pooling, Reduction
 from sparsefn.engine.selection.winners import Entry
 from sparsefn.engine.transforms import concrete
 
@@ -46,7 +46,7 @@ class Pattern(FromCall):
     name: str
     unit: Callable[[Box], Box] = field(compare=False)
     group: Callable[[Box], Box] = field(compare=False)
-    reduce: Callable[[Tensor], Tensor] | None = field(default=None, compare=False)
+    reduce: Reduction | None = field(default=None, compare=False)
     fixed: int | Tensor | Callable[[Box], int] | None = field(default=None, compare=False)
     allowed: Callable[[Box], Tensor] | None = field(default=None, compare=False)
     zeros: int | None = field(default=None, compare=False)
@@ -61,7 +61,7 @@ def _ones(shape: Box) -> Box:
     return (1,) * len(shape)
 
 
-def reduction(reduce: Reduce) -> Callable[[Tensor], Tensor]:
+def reduction(reduce: Reduce) -> Reduction:
     """The function of the scores of a unit that a name means, or the function that is given.
 
     >>> reduction("sum")(torch.tensor([[1.0, 2.0]]))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.lie import Lie
-from sparsefn.engine.pooling import Pooling, pool
+from sparsefn.engine.pooling import Pooling, Reduction, pool
 from sparsefn.engine.seats import Seat
 from sparsefn.engine.selection.winners import Count, Entry, winners
 from sparsefn.patterns.boxes import (
@@ -130,7 +130,7 @@ def to_columns(units: Units, x: Tensor) -> Tensor | None:
     return x.reshape(math.prod(shape[:d]) * (shape[d] // width), width, math.prod(shape[d + 1 :]))
 
 
-def to_rows(units: Units, x: Tensor, reduce: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def to_rows(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tensor:
     """Units of x as (groups, units of a group), reduced by the pattern or by `reduce`.
 
     >>> to_rows(units_of(sf.patterns.nm(2, 4), (8,)), torch.arange(8.0))

@@ -12,6 +12,7 @@ from torch import nn
 
 import sparsefn as sf
 from sparsefn.checkpoint import tree_equal
+from sparsefn.engine.talks import GATHER
 from tests.distributed.harness import on_ranks
 
 STEPS = 8
@@ -344,7 +345,7 @@ def a_step_that_rests_sends_nothing(rank, folder):
     grads = sf.tree.copied(state.params)
     sent = []
     with pytest.MonkeyPatch.context() as patch, CommDebugMode() as seen:
-        for name in ("all_reduce", "all_gather_single", "all_to_all_single", "broadcast"):
+        for name in ("all_reduce", GATHER, "all_to_all_single", "broadcast"):
             send = getattr(dist, name)
             patch.setattr(dist, name, lambda *args, send=send, **kwargs: sent.append(send) or send(*args, **kwargs))
         state = algorithm.update(state, grads, 1)

@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from sparsefn.engine import talks
-from sparsefn.engine.talks import Gather, Sum, agree, agreement, alone, together
+from sparsefn.engine.talks import GATHER, Gather, Sum, agree, agreement, alone, together
 from tests.distributed.harness import on_ranks
 
 DTYPES = (np.float32, np.float64, np.int64)
@@ -49,7 +49,7 @@ def on_a_grid():
     columns = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
     row, column, world = rows[rank // 2].group_name, columns[rank % 2].group_name, dist.group.WORLD.group_name
     sent: dict[str, int] = {}
-    for name in ("all_reduce", "all_gather_single"):
+    for name in ("all_reduce", GATHER):
 
         def counted(*args, name=name, send=getattr(dist, name), **options):
             sent[name] = sent.get(name, 0) + 1
@@ -63,7 +63,7 @@ def on_a_grid():
         asked += [((row, column), told(rank, dtype)) for dtype in DTYPES]
         results = together([*asked, ((), told(rank)), ((world,), told(rank, steps=1))])
         # `agree` over three groups; the row's five steps; as many over rows and columns; and the two of the world.
-        assert sent == {"all_reduce": 3 + 5 + 2 * 5 + 2, "all_gather_single": 2 + 2 * 2 + 1}, sent
+        assert sent == {"all_reduce": 3 + 5 + 2 * 5 + 2, GATHER: 2 + 2 * 2 + 1}, sent
         for i, heard in enumerate(results):
             members = [2 * (rank // 2), 2 * (rank // 2) + 1] if i < 3 else [rank] if i == 6 else [0, 1, 2, 3]
             sums, gathered = ([x for x in heard if isinstance(x, kind)] for kind in (list, np.ndarray))

@@ -56,6 +56,26 @@ def test_fixed_sizes_and_known_floats_are_numbers_in_compiled_code():
     assert transforms.known(0.1) == 0.1 and transforms.known(True) is True
 
 
+@pytest.mark.parametrize("rule", [True, False])
+def test_bits_are_read_as_another_dtype_where_torch_has_no_rule_for_vmap_too(rule, monkeypatch):
+    if rule and not transforms._VMAP_REINTERPRETS:
+        pytest.skip("torch has no rule")
+    monkeypatch.setattr(transforms, "_VMAP_REINTERPRETS", rule)
+    x = torch.tensor([[1.0, -0.0, float("nan")], [2.0, 0.0, -float("inf")]])
+    want = x.view(torch.int32)
+
+    def bits(row):
+        return transforms.reinterpreted(row, torch.int32)
+
+    torch._dynamo.reset()
+    assert torch.equal(bits(x), want)
+    for dim in (0, 1):
+        each = vmap(bits, in_dims=dim, out_dims=dim)
+        for way in (each, torch.compile(each, fullgraph=True, backend="aot_eager")):
+            assert torch.equal(way(x), want)
+    assert torch.equal(torch.compile(bits, fullgraph=True, backend="aot_eager")(x), want)
+
+
 def test_derivatives_are_asked_for_by_grad_jvp_and_requires_grad():
     seen = []
 

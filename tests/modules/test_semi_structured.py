@@ -58,6 +58,7 @@ def test_the_weights_are_those_of_the_masked_model(converted, dtype):
     assert not any(param.requires_grad for param in fast.parameters())
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="the stand-in for torch's product is written for torch 2.13")
 def test_forward_multiplies_by_the_sparse_weight(converted, monkeypatch):
     def product(self, dense, *, bias, should_transpose_dense):
         assert should_transpose_dense

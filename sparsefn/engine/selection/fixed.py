@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -123,14 +122,17 @@ def keys_of(entries: Sequence[Entry]) -> Tensor:
     tensor([          0,           0, -2147483648], dtype=torch.int32)
     """
     wide = torch.float64 if any(entry.scores.dtype == torch.float64 for entry in entries) else torch.float32
+    runs: list[list[Entry]] = []  # neighbours of one kind
+    for entry in entries:
+        kind = entry.scores.dtype, entry.absolute
+        if runs and kind == (runs[-1][0].scores.dtype, runs[-1][0].absolute):
+            runs[-1].append(entry)
+        else:
+            runs.append([entry])
     keys = []
-    for (_, absolute), run in groupby(entries, lambda entry: (entry.scores.dtype, entry.absolute)):
-        alike = list(run)
-        scores, open_ = (
-            end_to_end([entry.scores for entry in alike]),
-            eligible(_flags(alike, True), _flags(alike, False)),
-        )
-        keys.append(reference.rank_keys(scores, open_, wide, absolute))
+    for alike in runs:
+        scores, open_ = end_to_end([x.scores for x in alike]), eligible(_flags(alike, True), _flags(alike, False))
+        keys.append(reference.rank_keys(scores, open_, wide, alike[0].absolute))
     return keys[0] if len(keys) == 1 else torch.cat(keys)
 
 

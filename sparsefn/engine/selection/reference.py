@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsefn.engine.transforms import reinterpreted
+
 # The key of a unit that does not compete.
 BARRED = {torch.int32: torch.iinfo(torch.int32).min, torch.int64: torch.iinfo(torch.int64).min}
 
@@ -31,7 +33,7 @@ def rank_keys(
     wide = torch.promote_types(scores.dtype, dtype or torch.float32)
     x = scores.detach().to(wide)
     kind = torch.int64 if wide == torch.float64 else torch.int32
-    least, raw = BARRED[kind], x.view(kind)
+    least, raw = BARRED[kind], reinterpreted(x, kind)
     keys = raw & ~least if absolute else torch.where(raw < 0, least - raw, raw)
     keys = torch.where(x != x, least + 1, keys)
     return keys if eligible is None else torch.where(eligible, keys, least)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.selection import blocks, entries, shared
 from sparsefn.engine.selection.winners import Entry, totals, winners
-from sparsefn.engine.talks import Gather, Sum
+from sparsefn.engine.talks import GATHER, Gather, Sum
 from tests.distributed.harness import on_ranks
 
 
@@ -257,7 +257,7 @@ def on_two():
     """Cases on two processes that hold halves."""
     rank, group = dist.get_rank(), dist.group.WORLD.group_name
     gen = torch.Generator().manual_seed(5)
-    sent = {"all_reduce": 0, "all_gather_single": 0}
+    sent = {"all_reduce": 0, GATHER: 0}
     for name in sent:
 
         def counted(*args, name=name, send=getattr(dist, name), **options):
