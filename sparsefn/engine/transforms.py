@@ -23,7 +23,7 @@ from torch._C._functorch import (
     peek_interpreter_stack,
 )
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -84,6 +84,29 @@ def known(value: Any) -> Any:
     if not is_compiling():
         return value
     return float.fromhex(value.hex()) if isinstance(value, float) else len(range(value))
+
+
+def computed_once(x: Tensor) -> Tensor:
+    """The tensor; compiled code has it in memory, and does not compute it again in every loop that reads it.
+
+    >>> from sparsefn.engine.transforms import computed_once
+    >>> computed_once(torch.tensor(0.5))
+    tensor(0.5000)
+    """
+    # The compiler makes a view of sizes and strides of memory alone, and keeps others as what they are computed from.
+    return x.as_strided(x.shape, x.stride()) if is_compiling() and not is_exporting() else x
+
+
+def fused(*tensors: Tensor) -> bool:
+    """Whether this is compiled, and no gradient flows back to the tensors.
+
+    >>> from sparsefn.engine.transforms import fused
+    >>> fused(torch.zeros(1))
+    False
+
+    What such code computes and does not select costs no pass over memory, and its NaN reaches no gradient.
+    """
+    return is_compiling() and not any(x.requires_grad for x in tensors)
 
 
 def at_compile_time(fn: Function) -> Function:
