@@ -97,16 +97,17 @@ def computed_once(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, x.stride()) if is_compiling() and not is_exporting() else x
 
 
-def fused(*tensors: Tensor) -> bool:
-    """Whether this is compiled, and no gradient flows back to the tensors.
+def fused(*results: Tensor) -> bool:
+    """Whether this is compiled, and no gradient flows back from results.
 
     >>> from sparsefn.engine.transforms import fused
     >>> fused(torch.zeros(1))
     False
 
-    What such code computes and does not select costs no pass over memory, and its NaN reaches no gradient.
+    What such code computes and does not select costs no pass over memory, and its NaN reaches no gradient. Ask of what
+    was computed: under a transform the compiler does not say it of arguments.
     """
-    return is_compiling() and not any(x.requires_grad for x in tensors)
+    return is_compiling() and not any(x.requires_grad for x in results)
 
 
 def at_compile_time(fn: Function) -> Function:

@@ -197,7 +197,7 @@ def _step_under_masks(
         params, masks, mus, nus, grads = zip(*(rows[i] for i in rest), strict=True)
         stepped = _step(numbers, list(zip(mus, nus, leafwise.zeroed(masks, grads), params, strict=True)))
         moving = stepped
-        if fused(*params, *mus, *nus, *grads, *_tensors(numbers)):
+        if fused(*(update for update, _, _ in stepped)):
             # On the masks the whole gradient has the same update: the root and the quotient need not wait for the mask.
             moving = _step(numbers, list(zip(mus, nus, grads, params, strict=True)))
         new_params = leafwise.moved(masks, params, [update for update, _, _ in moving])
@@ -206,11 +206,7 @@ def _step_under_masks(
 
 
 def _known(numbers: AdamNumbers) -> bool:
-    return constants(_tensors(numbers)) is not None
-
-
-def _tensors(numbers: AdamNumbers) -> list[Tensor]:
-    return [x for x in (numbers.size, numbers.least, numbers.shrink) if x is not None]
+    return constants([x for x in (numbers.size, numbers.least, numbers.shrink) if x is not None]) is not None
 
 
 def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) -> Moved:
