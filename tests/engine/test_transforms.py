@@ -283,12 +283,7 @@ def test_code_is_fused_where_it_is_compiled_and_no_gradient_flows_back():
         return at
 
     note("eager")(x)
-    for place, run, given in (
-        ("compiled", note("compiled"), x),
-        ("leaf", note("leaf"), leaf),
-        ("grad", grad(note("grad")), x),
-        ("vmap", vmap(note("vmap")), x),
-    ):
+    for run, given in ((note("compiled"), x), (note("leaf"), leaf), (grad(note("grad")), x), (vmap(note("vmap")), x)):
         torch.compile(run, fullgraph=True, backend="eager")(given)
     assert asked == {"eager": False, "compiled": True, "leaf": False, "grad": False, "vmap": True}
 
