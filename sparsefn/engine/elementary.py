@@ -230,7 +230,7 @@ def sqrt(x: Tensor) -> Tensor:
     if x.dtype == torch.float64:
         root = _corrected_sqrt(x.masked_fill(zero, 1.0))
     else:
-        root = x.double().masked_fill_(zero, 1.0).sqrt().to(x.dtype)
+        root = x.masked_fill(zero, 1.0).double().sqrt().to(x.dtype)
     return root.masked_fill_(zero, 0.0)
 
 

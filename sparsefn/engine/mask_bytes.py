@@ -29,18 +29,25 @@ def from_bytes(masks: Sequence[Tensor]) -> list[Tensor]:
     return [next(copies).to(torch.float32) != 0 if is_slow else x for x, is_slow in zip(masks, slow, strict=True)]
 
 
-# Opaque to the compiler, which takes a view of other dtype for the bools that it is of.
-@torch.library.custom_op("sparsefn::mask_bytes", mutates_args=())
-def _operator(masks: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of the bytes of masks."""
+# Opaque to the compiler, which takes a view of other dtype for the bools that it is of. Defined by hand: what
+# `torch.library.custom_op` does around a call takes as long as the copies of a small network's masks.
+_LIBRARY = torch.library.Library("sparsefn", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("mask_bytes(Tensor[] masks) -> Tensor[]")  # type: ignore[no-untyped-call]
+
+
+@torch.library.impl(_LIBRARY, "mask_bytes", "CPU")
+def _copied(masks: Sequence[Tensor]) -> list[Tensor]:
     return [mask.view(torch.uint8).clone() for mask in masks]
 
 
-@_operator.register_fake
+@torch.library.register_fake("sparsefn::mask_bytes", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _(masks: Sequence[Tensor]) -> list[Tensor]:
     return [torch.empty_like(mask, dtype=torch.uint8) for mask in masks]
 
 
-@_operator.register_vmap
+_operator = torch.ops.sparsefn.mask_bytes
+
+
+@torch.library.register_vmap("sparsefn::mask_bytes", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _(info: object, in_dims: tuple[list[int | None]], masks: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None]]:
     return _operator(masks), in_dims[0]

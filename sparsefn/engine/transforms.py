@@ -23,7 +23,7 @@ from torch._C._functorch import (
     peek_interpreter_stack,
 )
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -94,7 +94,7 @@ def reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
     >>> reinterpreted(torch.tensor([1.0]), torch.int32)
     tensor([1065353216], dtype=torch.int32)
     """
-    direct = _VMAP_REINTERPRETS or not transformed() or torch.compiler.is_exporting()
+    direct = _VMAP_REINTERPRETS or not transformed() or is_exporting()
     return x.view(dtype) if direct else _reinterpreted(x, dtype)
 
 
@@ -111,6 +111,30 @@ def _(x: Tensor, dtype: torch.dtype) -> Tensor:
 @_reinterpreted.register_vmap
 def _(info: object, in_dims: tuple[int, None], x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
     return _reinterpreted(x, dtype), in_dims[0]
+
+
+def computed_once(x: Tensor) -> Tensor:
+    """The tensor; compiled code has it in memory, and does not compute it again in every loop that reads it.
+
+    >>> from sparsefn.engine.transforms import computed_once
+    >>> computed_once(torch.tensor(0.5))
+    tensor(0.5000)
+    """
+    # The compiler makes a view of sizes and strides of memory alone, and keeps others as what they are computed from.
+    return x.as_strided(x.shape, x.stride()) if is_compiling() and not is_exporting() else x
+
+
+def fused(*results: Tensor) -> bool:
+    """Whether this is compiled, and no gradient flows back from results.
+
+    >>> from sparsefn.engine.transforms import fused
+    >>> fused(torch.zeros(1))
+    False
+
+    What such code computes and does not select costs no pass over memory, and its NaN reaches no gradient. Ask of what
+    was computed: under a transform the compiler does not say it of arguments.
+    """
+    return is_compiling() and not any(x.requires_grad for x in results)
 
 
 def at_compile_time(fn: Function) -> Function:

@@ -10,13 +10,14 @@ import numpy as np
 import optree
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from sparsefn.engine import blockwise, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
-from sparsefn.engine.transforms import constants
+from sparsefn.engine.transforms import computed_once, constants, fused
 from sparsefn.optimizers.base import (
     Optimizer,
     check_given,
@@ -105,9 +106,12 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
         # The numbers of the next step, and the powers of the betas after it.
         rate, decay1, decay2 = rate_at(lr, state.count), state.decay1 * beta1, state.decay2 * beta2
         scale = sqrt(1 - decay2)
-        numbers = AdamNumbers(rate * scale / (1 - decay1), eps * scale, beta1, beta2)
-        if weight_decay:
-            numbers = numbers._replace(**({"shrink": rate * weight_decay} if decoupled else {"decay": weight_decay}))
+        size, least = computed_once(rate * scale / (1 - decay1)), computed_once(eps * scale)
+        numbers = AdamNumbers(size, least, beta1, beta2)
+        if weight_decay and decoupled:
+            numbers = numbers._replace(shrink=computed_once(rate * weight_decay))
+        elif weight_decay:
+            numbers = numbers._replace(decay=weight_decay)
         return numbers, decay1, decay2
 
     def ended(stepped: list[Moved], rebuild: Rebuild, count: Tensor, *decays: Tensor) -> tuple[Tree, AdamState]:
@@ -123,7 +127,7 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
         check_given(grads, params, state.mu, weight_decay, False)
         numbers, *decays = begun(state)
-        if not _known(numbers):
+        if not (_known(numbers) or is_compiling()):
             return None
         rows, rebuild = localized(*zipped(params, masks, state.mu, state.nu, grads))
         return ended(_step_under_masks(numbers, rows), rebuild, state.count, *decays)
@@ -192,7 +196,11 @@ def _step_under_masks(
         rest = [i for i in range(len(rows)) if i not in results]
         params, masks, mus, nus, grads = zip(*(rows[i] for i in rest), strict=True)
         stepped = _step(numbers, list(zip(mus, nus, leafwise.zeroed(masks, grads), params, strict=True)))
-        new_params = leafwise.moved(masks, params, [update for update, _, _ in stepped])
+        moving = stepped
+        if fused(*(update for update, _, _ in stepped)):
+            # On the masks the whole gradient has the same update: the root and the quotient need not wait for the mask.
+            moving = _step(numbers, list(zip(mus, nus, grads, params, strict=True)))
+        new_params = leafwise.moved(masks, params, [update for update, _, _ in moving])
         results |= {i: (new, mu, nu) for i, new, (_, mu, nu) in zip(rest, new_params, stepped, strict=True)}
     return [results[i] for i in range(len(rows))]
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.shards import words_of
+from sparsefn.engine.transforms import at_compile_time
 
 Tree = Any  # any optree pytree of tensors
 Leaves = dict[str, Tensor]  # some leaves by dotted path
@@ -86,12 +87,22 @@ def zipped(tree: Tree, *others: Tree) -> tuple[list[tuple[Tree, ...]], Callable[
 
 def _children(node: Tree) -> tuple[Sequence[Tree], Sequence[object], Callable[[Sequence[Tree]], Tree]]:
     # The children of a container, their entries in a path, and the function that makes a container like it. The
-    # compiler works out the flattening of a dict without tensors beforehand, and cannot hold what optree returns.
+    # compiler works out the flattening of a dict without tensors beforehand, and cannot hold what optree returns. What
+    # it traces of optree is checked again at every call, so that a state, which is made of tuples, is opened here.
     if type(node) is dict:
         keys = optree.utils.total_order_sorted(node)
         return [node[key] for key in keys], keys, lambda new: {**node, **dict(zip(keys, new, strict=True))}
+    if _is_plain(type(node)):
+        return node, range(len(node)), lambda new: tuple(new) if type(node) is tuple else type(node)(*new)
     children, metadata, entries, unflatten = optree.tree_flatten_one_level(node)
     return children, entries, lambda new: unflatten(metadata, new)
+
+
+@at_compile_time
+def _is_plain(kind: type) -> bool:
+    # Whether optree takes it for a tuple or a named tuple: classes may be registered as something else.
+    entry = optree.register_pytree_node.get(kind)
+    return entry is not None and entry.kind in (optree.PyTreeKind.TUPLE, optree.PyTreeKind.NAMEDTUPLE)
 
 
 def tops(tree: Tree) -> tuple[list[str], list[str]]:
@@ -144,7 +155,9 @@ def _refilled(node: Tree, values: Iterator[Tree]) -> Tree:
 
 def _is_leaf(node: Tree) -> bool:
     # What optree says. Its registry is asked last: the compiler traces that.
-    return type(node) is not dict and (isinstance(node, Tensor) or optree.tree_is_leaf(node))
+    if isinstance(node, Tensor):
+        return True
+    return type(node) is not dict and not _is_plain(type(node)) and optree.tree_is_leaf(node)
 
 
 def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], Tree]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 from torch._subclasses import FakeTensorMode
 from torch.func import grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -288,3 +289,46 @@ def test_the_rule_sees_every_way_to_name_them():
     ):
         assert private_names(f"import torch\n{said}"), said
     assert not private_names("import torch\nfrom torch import Tensor\ntorch.ones(2).__class__\nself._x")
+
+
+def test_code_is_fused_where_it_is_compiled_and_no_gradient_flows_back():
+    x, leaf = torch.ones(2), torch.ones(2, requires_grad=True)
+    asked = {}
+
+    def note(place):
+        def at(x):
+            asked[place] = transforms.fused(2 * x)
+            return x.sum()
+
+        return at
+
+    note("eager")(x)
+    for run, given in ((note("compiled"), x), (note("leaf"), leaf), (grad(note("grad")), x), (vmap(note("vmap")), x)):
+        torch.compile(run, fullgraph=True, backend="eager")(given)
+    assert asked == {"eager": False, "compiled": True, "leaf": False, "grad": False, "vmap": True}
+
+
+def test_compiled_loops_read_what_was_computed_once():
+    def scaled(x, y, number):
+        number = transforms.computed_once((number + 1).sqrt())
+        return x * number, y * number
+
+    given = torch.ones(300), torch.ones(40), torch.tensor(3.0)
+    assert transforms.computed_once(given[2]) is given[2]
+    doubles, (code,) = run_and_get_code(torch.compile(scaled, fullgraph=True), *given)
+    assert code.count("std::sqrt(") == 1 and all(torch.equal(x, 2 * y) for x, y in zip(doubles, given, strict=False))
+    batched = torch.compile(vmap(scaled, in_dims=(None, None, 0)), fullgraph=True)
+    assert batched(*given[:2], torch.tensor([0.0, 3.0]))[0].sum(1).tolist() == [300.0, 600.0]
+    exported = torch.export.export(Scaling(scaled), given).graph_module
+    assert not any("as_strided" in str(node.target) for node in exported.graph.nodes)
+
+
+class Scaling(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def forward(self, *args):
+        return self.run(*args)

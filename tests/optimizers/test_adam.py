@@ -78,3 +78,60 @@ def test_a_leaf_that_is_not_plain_is_left_to_torch():
     halves = [x.bfloat16()] * 4
     ((update, mu, nu),) = _step(numbers, [halves])
     assert {leaf.dtype for leaf in (update, mu, nu)} == {torch.bfloat16}
+
+
+ODD = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, 1e-30, 2.0, -0.5])
+
+
+def masked_leaves():
+    """A sparse and a dense leaf: gradients, moments and params that are odd off the mask, too, and the masks."""
+    draw = torch.Generator().manual_seed(5)
+    mask = torch.rand(33, 7, generator=draw) < 0.5
+    on, off = torch.randn(33, 7, generator=draw), ODD[torch.randint(0, len(ODD), (33, 7), generator=draw)]
+    leaf, dense = torch.where(mask, on, off), torch.randn(5, generator=draw)
+    trees = [{"b": dense.roll(i), "w": torch.where(mask, on.roll(i, 0), off.roll(i, 0))} for i in range(3)]
+    grads, mu, params = trees
+    nu = {"b": dense.square(), "w": leaf.square()}
+    return grads, mu, nu, params, {"b": torch.tensor(True), "w": mask}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("make", ADAMS)
+def test_compiled_steps_under_masks_have_the_bits_of_eager_ones(make, backend):
+    grads, mu, nu, params, masks = masked_leaves()
+    optimizer = make(0.01)
+    state = optimizer.init(params)._replace(mu=mu, nu=nu)
+
+    def step(grads, state, params, masks):
+        return optimizer.under_masks(grads, state, params, masks)
+
+    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    rows = zip(
+        optree.tree_leaves(compiled(grads, state, params, masks)),
+        optree.tree_leaves(step(grads, state, params, masks)),
+        strict=True,
+    )
+    for got, want in rows:
+        assert torch.equal(got.isnan(), want.isnan())
+        got, want = got.nan_to_num(7.0, math.inf, -math.inf), want.nan_to_num(7.0, math.inf, -math.inf)
+        assert torch.equal(got, want) and torch.equal(got.signbit(), want.signbit())
+
+
+def test_gradients_through_a_compiled_step_under_masks_are_finite():
+    # The whole gradient has infinities off the mask, whose slope is NaN.
+    mask, rate = torch.tensor([True, False]), torch.tensor(0.5, dtype=torch.float64)
+    params, masks = {"w": torch.ones(2)}, {"w": mask}
+
+    def stepped(g, rate):
+        optimizer = O.adam(rate)
+        done = optimizer.under_masks({"w": g}, optimizer.init(params), params, masks)
+        return done[0]["w"].sum()
+
+    g = torch.tensor([2.0, math.inf])
+    by_rate, by_gradient = (
+        torch.compile(torch.func.grad(stepped, argnums=i), fullgraph=True, backend="eager")(g, rate) for i in (1, 0)
+    )
+    leaves = [x.clone().requires_grad_() for x in (g, rate)]
+    torch.compile(stepped, fullgraph=True, backend="eager")(*leaves).backward()
+    for slope, size in ((by_gradient, by_rate), [x.grad for x in leaves]):
+        assert slope[1] == 0 and slope.isfinite().all() and size.item() == pytest.approx(-1)

@@ -123,3 +123,26 @@ def test_tops_name_the_part_of_every_leaf():
     assert tree.tops({"b.c": 0, "b": {"d": 1}}) == (["b", "b.c"], ["b", "b.c"])
     assert tree.tops([(), 1]) == (["0", "1"], ["1"])
     assert tree.tops(torch.ones(1)) == ([""], [""])
+
+
+def test_compiled_code_opens_named_tuples_as_they_are_registered():
+    class Backwards(namedtuple("Backwards", "first last")):
+        """A named tuple whose leaves come in another order."""
+
+    everywhere = optree.registry.__GLOBAL_NAMESPACE
+    with pytest.warns(UserWarning, match="namedtuple"):
+        optree.register_pytree_node(
+            Backwards, lambda pair: (pair[::-1], None), lambda _, new: Backwards(*new[::-1]), namespace=everywhere
+        )
+    try:
+        params = {"a": Backwards(torch.ones(1), torch.zeros(1)), "b": (torch.ones(2),), "c": Pair(torch.ones(3), ())}
+
+        def opened(params):
+            leaves, rebuild = tree.opened(params)
+            return leaves, rebuild([2 * leaf for leaf in leaves])
+
+        leaves, doubled = torch.compile(opened, fullgraph=True, backend="eager")(params)
+        assert [leaf.tolist() for leaf in leaves] == [leaf.tolist() for leaf in tree.leaves_of(params)]
+        assert doubled["a"].first == 2 and doubled["a"].last == 0 and isinstance(doubled["c"], Pair)
+    finally:
+        optree.unregister_pytree_node(Backwards, namespace=everywhere)
