@@ -122,6 +122,8 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
 
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
         check_given(grads, params, state.mu, weight_decay, False)
+        if constants([state.count]) is None:
+            return None
         numbers, *decays = begun(state)
         if not _known(numbers):
             return None

@@ -91,6 +91,8 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
 
     def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
         check_given(grads, params, state.momentum if momentum else None, weight_decay, False)
+        if constants([state.count]) is None:
+            return None
         rate = rate_at(lr, state.count)
         numbers = SgdNumbers(rate, momentum, nesterov, weight_decay)
         rows, rebuild = localized(*zipped(params, masks, grads, state.momentum if momentum else grads))
