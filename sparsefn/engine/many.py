@@ -24,6 +24,7 @@ from sparsefn.engine.transforms import (
 )
 
 Value = TypeVar("Value", bound="Tensor | Many")
+OfLists: TypeAlias = Callable[..., Sequence[Tensor]]
 Other: TypeAlias = "Many | Tensor | float"  # a tensor is 0-d, on the same device and of the same dtype
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -90,10 +91,10 @@ class Many:
 
     __rmul__ = __mul__
 
-    def _by(self, fn: Callable[..., Sequence[Tensor]], other: Other) -> Many:
+    def _by(self, fn: OfLists, other: Other) -> Many:
         return Many(fn(self.tensors, other.tensors if isinstance(other, Many) else other))
 
-    def of_flags(self, fn: Callable[..., Sequence[Tensor]], other: Many) -> Many:
+    def of_flags(self, fn: OfLists, other: Many) -> Many:
         """A function of the bytes of flags."""
         return self.view(torch.uint8)._by(fn, other.view(torch.uint8)).view(torch.bool)
 
@@ -134,8 +135,7 @@ def one_of(flags: Value, others: Value) -> Value:
     >>> many.one_of(torch.tensor([True, False]), torch.tensor([False, False]))
     tensor([ True, False])
     """
-    made: Any = flags.of_flags(LARGER_EACH, others) if isinstance(flags, Many) else torch.logical_or(flags, others)  # type: ignore[arg-type]
-    return made  # type: ignore[no-any-return]
+    return _of_flags(LARGER_EACH, torch.logical_or, flags, others)
 
 
 def both(flags: Value, others: Value) -> Value:
@@ -145,7 +145,11 @@ def both(flags: Value, others: Value) -> Value:
     >>> many.both(torch.tensor([True, True]), torch.tensor([True, False]))
     tensor([ True, False])
     """
-    made: Any = flags.of_flags(TIMES_EACH, others) if isinstance(flags, Many) else torch.logical_and(flags, others)  # type: ignore[arg-type]
+    return _of_flags(TIMES_EACH, torch.logical_and, flags, others)
+
+
+def _of_flags(of_bytes: OfLists, of_one: Callable[..., Tensor], flags: Value, others: Value) -> Value:
+    made: Any = flags.of_flags(of_bytes, others) if isinstance(flags, Many) else of_one(flags, others)  # type: ignore[arg-type]
     return made  # type: ignore[no-any-return]
 
 

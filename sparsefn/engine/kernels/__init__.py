@@ -2,5 +2,7 @@
 
 from sparsefn.engine.kernels.draw import coins as coins
 from sparsefn.engine.kernels.draw import draws as draws
+from sparsefn.engine.kernels.draw import draws_of_leaves as draws_of_leaves
 from sparsefn.engine.kernels.select import winners as winners
 from sparsefn.engine.kernels.serving import has_own_way as has_own_way
+from sparsefn.engine.kernels.serving import serves as serves

@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
+
+_BIAS = 1 << 62  # as `source/whole.py` has it
+_AT_ONCE = 128  # numbers of a table that one launch takes along
 
 
 class Tuning(NamedTuple):
@@ -66,6 +70,19 @@ class Lot(NamedTuple):
     room: int  # for so many a segment
     count_at: int  # the place of the first segment's count
     count_step: int  # 0 where all segments share it
+
+
+class Drawn(NamedTuple):
+    """A tensor of draws: its address, its size, and its first chunk.
+
+    >>> from sparsefn.engine.kernels.tables import Drawn
+    >>> Drawn._fields.index("out")
+    0
+    """
+
+    out: int
+    size: int
+    first_chunk: int
 
 
 class Leaf(NamedTuple):
@@ -146,6 +163,26 @@ def _pairs(leaves: Sequence[Leaf], spans: Sequence[Span]) -> list[tuple[Leaf, Sp
 
 def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
+
+
+def write(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
+    """The numbers of some rows end to end on a device, and behind them memory that nothing reads.
+
+    >>> from sparsefn.engine.kernels import tables
+    >>> tables.write([], torch.device("cpu")).dtype
+    torch.int64
+
+    The numbers go along with launches: memory of the host would have to outlive them, and a graph that replays them.
+    """
+    from sparsefn.engine.kernels.source.whole import write_table
+
+    numbers = [int(x) for row in rows for x in row]
+    table = torch.empty(len(numbers) + _AT_ONCE, dtype=torch.int64, device=device)
+    for start in range(0, len(numbers), _AT_ONCE):
+        some = [x + _BIAS for x in numbers[start : start + _AT_ONCE]]
+        some += [_BIAS] * (max(32, 1 << (len(some) - 1).bit_length()) - len(some))
+        write_table[(1,)](table[start:], tuple(some), N=len(some), num_warps=1)
+    return table
 
 
 def steps(many: int) -> int:

@@ -11,6 +11,7 @@ from triton.runtime import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 import sparsefn as sf  # noqa: E402
+from sparsefn.engine import threefry  # noqa: E402
 from sparsefn.engine.kernels import draw, select, serving  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -82,4 +83,8 @@ def test_draws_are_launched_as_they_are_written(launched):
         assert draw.draws(keys[0], torch.arange(9), 9, "normal", dtype, (0, 0), 24).shape == (9,)
     for below in (0, 1 << 31, 1 << 32, torch.rand(9)):
         assert draw.coins(keys, below, None, 9).shape == (3, 9)
-    assert set(launched) == {"draw"}
+    for kind, dtype in [("uniform", dtype) for dtype in DTYPES] + [("normal", dtype) for dtype in DTYPES[:3]]:
+        digits = threefry.DIGITS[dtype]
+        made = draw.draws_of_leaves(keys, [5000, 0, 7], kind, dtype, (0, 0), digits)
+        assert [x.shape for x in made] == [(5000,), (0,), (7,)]
+    assert set(launched) == {"draw", "draw_leaves", "write_table"}
