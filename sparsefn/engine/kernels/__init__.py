@@ -1,5 +1,6 @@
-"""Kernels in Triton for tensors on a GPU: winners and draws with the bits of the definitions. Off unless asked for."""
+"""Kernels in Triton for tensors on a GPU, with the definitions' bits: winners, draws, steps. Off unless asked for."""
 
+from sparsefn.engine.kernels import step as step
 from sparsefn.engine.kernels.draw import coins as coins
 from sparsefn.engine.kernels.draw import draws as draws
 from sparsefn.engine.kernels.draw import draws_of_leaves as draws_of_leaves
