@@ -85,7 +85,7 @@ def aligned():
     assert min(seen[True], seen[False]) >= 20, seen
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=400, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(LEAF, min_size=1, max_size=4), st.sampled_from(list(MADE)), st.booleans(), st.integers(0, 2**32 - 1))
 def test_steps_have_the_bits_of_the_formula(aligned, leaves, name, odd, seed):
     patch, draw = pytest.MonkeyPatch(), torch.Generator().manual_seed(seed)
