@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 _BIAS = 1 << 62  # as `source/whole.py` has it
-_AT_ONCE = 128  # numbers of a table that one launch takes along
+_AT_ONCE = (32, 128, 448)  # numbers that one launch takes along, a kernel each: 4096 bytes of arguments are the most
 
 
 class Tuning(NamedTuple):
@@ -203,10 +203,11 @@ def write(rows: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
     from sparsefn.engine.kernels.source.whole import write_table
 
     numbers = [int(x) for row in rows for x in row]
-    table = torch.empty(len(numbers) + _AT_ONCE, dtype=torch.int64, device=device)
-    for start in range(0, len(numbers), _AT_ONCE):
-        some = [x + _BIAS for x in numbers[start : start + _AT_ONCE]]
-        some += [_BIAS] * (max(32, 1 << (len(some) - 1).bit_length()) - len(some))
+    most = _AT_ONCE[-1]
+    table = torch.empty(len(numbers) + most, dtype=torch.int64, device=device)
+    for start in range(0, len(numbers), most):
+        some = [x + _BIAS for x in numbers[start : start + most]]
+        some += [_BIAS] * (min(n for n in _AT_ONCE if n >= len(some)) - len(some))
         write_table[(1,)](table[start:], tuple(some), N=len(some), num_warps=1)
     return table
 
