@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.kernels.serving import on, serves
-from sparsefn.engine.kernels.tables import Drawn, steps, write
+from sparsefn.engine.kernels.tables import Drawn, steps
+from sparsefn.engine.kernels.written import write
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.numbers import batch_first
 

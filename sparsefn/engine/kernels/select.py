@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.kernels.serving import on, serves
-from sparsefn.engine.kernels.tables import Leaf, Plan, Span, Tuning, plan, steps, write
+from sparsefn.engine.kernels.tables import Leaf, Plan, Span, Tuning, plan, steps
+from sparsefn.engine.kernels.written import write
 
 MOST = 1 << 30  # units of a call: places are 32-bit words, and are counted in whole chunks
 Entry: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, bool, object]  # scores, allow, deny, absolute, a lie

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.kernels.serving import on, serves
-from sparsefn.engine.kernels.tables import Stepped, address, steps, write
+from sparsefn.engine.kernels.tables import Stepped, address, steps
+from sparsefn.engine.kernels.written import write
 from sparsefn.engine.many import alike
 from sparsefn.engine.transforms import differentiated, transformed
 

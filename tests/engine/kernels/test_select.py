@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from sparsefn.engine.kernels import select as kernels  # noqa: E402
-from sparsefn.engine.kernels.tables import Tuning, write  # noqa: E402
+from sparsefn.engine.kernels.tables import Tuning  # noqa: E402
 from sparsefn.engine.selection import reference, winners  # noqa: E402
 from sparsefn.engine.selection.winners import Entry  # noqa: E402
 
@@ -190,9 +190,3 @@ def test_the_door_leads_to_them(monkeypatch):
     for got in (torch.vmap(call)(x), torch.compile(torch.vmap(call), backend="aot_eager", fullgraph=True)(x)):
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert set(calls) == {False, True}
-
-
-@pytest.mark.parametrize("n", [0, 1, 32, 33, 128, 129, 448, 449, 1026])
-def test_tables_of_any_length_are_written(n):
-    rows = [(i - 5, 1 << 47, i) for i in range(n // 3)] + [(7,)] * (n % 3)
-    assert write(rows, torch.device("cpu"))[:n].tolist() == [x for row in rows for x in row]
