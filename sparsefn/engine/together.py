@@ -107,7 +107,7 @@ def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
     """A formula (`many.py`) of each row of tensors of one shape; it gives a tensor, or a tuple of them.
 
     >>> from sparsefn.engine import together
-    >>> together.each(torch.add, [torch.ones(1), torch.ones(2)], [torch.ones(1), torch.zeros(2)])
+    >>> together.each(lambda a, b: a + b, [torch.ones(1), torch.ones(2)], [torch.ones(1), torch.zeros(2)])
     [tensor([2.]), tensor([1., 1.])]
     """
     rows: list[Row] = list(zip(*lists, strict=True))
