@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import optree
 import torch
 from _device import FILLS, OFF, ON, Bench, by_sort, by_topk, scores, switched
 from _models import normal_tree, resnet50_shapes
@@ -25,11 +26,18 @@ from _timing import write
 from torch import Tensor
 
 import sparsefn as sf
+from sparsefn.engine.leaf_draws import drawn_leaves
 from sparsefn.engine.selection.winners import Entry, winners
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 SHARES = (0.01, 0.1, 0.5, 0.99)
 PATTERNS = ((2, 4), (4, 8), (8, 16), (16, 32))
+STEPPED = {
+    "sgd": sf.optimizers.sgd(0.1, weight_decay=1e-4),
+    "momentum": sf.optimizers.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": sf.optimizers.adam(1e-3, weight_decay=1e-4),
+    "adamw": sf.optimizers.adamw(1e-3),
+}
 Masks = list[Tensor]
 
 
@@ -131,6 +139,23 @@ def exact(b: Bench) -> None:
         key = sf.random.key(3)
         for call in draws(n).values():
             yield [call(key.to(b.device))], [call(key)]
+        for kind in ("uniform", "normal"):
+            there = leaves_of(b)
+            here = {path: w.cpu() for path, w in there.items()}
+            drawn, want = (drawn_leaves(key, leaves, 3, kind, torch.float32) for leaves in (there, here))
+            yield list(drawn.values()), list(want.values())
+
+    def of_steps() -> Iterator[tuple[Masks, Masks]]:
+        for optimizer in STEPPED.values():
+            trained = sf.with_optimizer(sf.rigl(0.9, when=sf.at([1]), init="magnitude"), optimizer)
+            there, here = (
+                trained.init({p: w.to(device) for p, w in leaves_of(b).items()}) for device in (b.device, "cpu")
+            )
+            for step in range(3):
+                grads = leaves_of(b, step + 1)
+                there = trained.update(there, grads, step)
+                here = trained.update(here, {path: g.cpu() for path, g in grads.items()}, step)
+                yield tuple(optree.tree_leaves(state) for state in (there, here))
 
     for way in b.ways():
         for n in sizes:
@@ -143,6 +168,7 @@ def exact(b: Bench) -> None:
             "N:M of 4 to 32": of_patterns,
             "rows, flags, a count each": of_rows,
             "draws": of_draws,
+            "steps of optimizers": of_steps,
         }.items():
             b.equal(what, way, cases())
             b.tidy()
@@ -303,6 +329,7 @@ def training(b: Bench) -> None:
     for way in b.ways():
         b.time("rigl, an update of masks", way, lambda: rigl.update(state, grads, 0))
         b.time("adam under masks", way, lambda: trained.update(begun, grads, 1))
+        b.time("uniforms of all", way, lambda: drawn_leaves(sf.random.key(0), leaves, 0, "uniform", torch.float32))
     params = [w.clone().requires_grad_() for w in leaves.values()]
     for param, grad in zip(params, grads.values(), strict=True):
         param.grad = grad

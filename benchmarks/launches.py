@@ -4,17 +4,23 @@
 
 Nothing is timed. The model is the 54 weights of a ResNet-50; with `--smoke` channels are divided by 16. The model of
 the time is that of a device that takes 5 microseconds a launch and moves 3.35e12 bytes a second, as an H100 does.
+The last two tables are counted as if kernels in Triton served: an operator counts as one launch, and as the bytes of
+its tensors, whatever is in it.
 """
 
 import argparse
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from _models import resnet50_shapes
 from _timing import options_of, write
 
 import sparsefn as sf
+from sparsefn.engine.kernels import serving
+from sparsefn.engine.leaf_draws import drawn_leaves
+from sparsefn.engine.leafwise import moved, zeroed
 from sparsefn.testing.launches import counted
 
 LAUNCH, BANDWIDTH = 5e-6, 3.35e12  # seconds, bytes a second
@@ -67,9 +73,22 @@ def updates(shapes: list[tuple[int, ...]]) -> list[Row]:
             made(name + case, lambda a=algorithm, s=state, at=step: a.update(s, params, at), weights)
             for case, step in cases.items()
         ]
-    moments = adam.init(params)
-    rows.append(made("adam alone", lambda: adam.update(params, moments, params=params), weights))
+    masks = {path: x > 0 for path, x in params.items()}
+    for name, optimizer in {"adam": adam, "sgd": sgd}.items():
+        moments = optimizer.init(params)
+        rows.append(made(f"{name} alone", lambda o=optimizer, m=moments: o.update(params, m, params=params), weights))
+        rows.append(made(f"{name} under masks", lambda o=optimizer, m=moments: step(o, m, params, masks), weights))
     return rows
+
+
+def step(optimizer: sf.optimizers.Optimizer, moments: Any, params: Any, masks: Any) -> object:
+    """A step under masks, by an operator or by its parts, without the clearing of moments."""
+    done = optimizer.under_masks(params, moments, params, masks)
+    if done is not None:
+        return done
+    grads = dict(zip(params, zeroed(list(masks.values()), list(params.values())), strict=True))
+    updates, moments = optimizer.update(grads, moments, params=params)
+    return moved(list(masks.values()), list(params.values()), list(updates.values())), moments
 
 
 def calls(shapes: list[tuple[int, ...]], side: int) -> list[Row]:
@@ -88,7 +107,12 @@ def calls(shapes: list[tuple[int, ...]], side: int) -> list[Row]:
         "normal": lambda: sf.random.normal(key, (n,)),
     }
     rows = [made(name, call, n) for name, call in one.items()]
-    return [*rows, made("topk_masks of all leaves", lambda: sf.topk_masks(leaves, weights // 10), weights)]
+    own, many = sf.random.key(0), ("uniform", torch.float32)
+    return [
+        *rows,
+        made("topk_masks of all leaves", lambda: sf.topk_masks(leaves, weights // 10), weights),
+        made("uniforms of all leaves", lambda: drawn_leaves(own, leaves, STEP, *many), weights),
+    ]
 
 
 def show(title: str, rows: list[Row]) -> None:
@@ -103,10 +127,10 @@ def show(title: str, rows: list[Row]) -> None:
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
     shapes = resnet50_shapes(16 if options.smoke else 1)
-    tables = {
-        "updates of ResNet-50's 54 weights": updates(shapes),
-        "one tensor": calls(shapes, 64 if options.smoke else 1024),
-    }
+    side = 64 if options.smoke else 1024
+    tables = {"updates of ResNet-50's 54 weights": updates(shapes), "one tensor": calls(shapes, side)}
+    with mock.patch.object(serving, "why_not", lambda device: "" if device == "meta" else "not on a meta device"):
+        tables |= {"updates, by kernels": updates(shapes), "one tensor, by kernels": calls(shapes, side)}
     for title, rows in tables.items():
         show(title, rows)
     return tables

@@ -14,6 +14,8 @@ import torch
 
 import sparsefn as sf
 from property_tests.registry import ROWS, quadratic
+from sparsefn.engine.kernels import serving
+from sparsefn.engine.leaf_draws import drawn_leaves
 from sparsefn.testing import Case, Row
 from sparsefn.testing.harness import leaves
 from sparsefn.testing.launches import Launches
@@ -75,30 +77,83 @@ def resnet50() -> dict[str, torch.Tensor]:
 
 THERE = torch.empty((), dtype=torch.int64, device="meta")
 GLOBAL, ROWS_ALIKE = sf.budgets.global_(), sf.patterns.row_balanced()
+SGD, ADAM = sf.optimizers.sgd(0.1, momentum=0.9), sf.optimizers.adam(0.1)
 BUDGETS: dict[str, tuple[sf.Algorithm, Any, int, int]] = {  # launches, and bytes a weight
-    "gmp": (sf.gmp(0.9), 100, 40, 210),
-    "gmp global": (sf.gmp(0.9, distribution=GLOBAL), 100, 40, 160),
-    "rigl": (sf.rigl(0.9), 100, 100, 420),
-    "rigl, a step there": (sf.rigl(0.9), THERE, 250, 440),
-    "rigl of rows": (sf.rigl(0.9, pattern=ROWS_ALIKE), 100, 850, 330),
-    "set": (sf.set(0.9), 100, 250, 1800),
-    "set, a step there": (sf.set(0.9), THERE, 500, 1800),
+    "gmp": (sf.gmp(0.9), 100, 35, 180),
+    "gmp global": (sf.gmp(0.9, distribution=GLOBAL), 100, 30, 140),
+    "rigl": (sf.rigl(0.9), 100, 85, 350),
+    "rigl, a step there": (sf.rigl(0.9), THERE, 220, 380),
+    "rigl of rows": (sf.rigl(0.9, pattern=ROWS_ALIKE), 100, 800, 280),
+    "set": (sf.set(0.9), 100, 230, 1700),
+    "set, a step there": (sf.set(0.9), THERE, 480, 1720),
     "snfs": (sf.snfs(0.9), 100, 650, 580),
     "snfs, a step there": (sf.snfs(0.9), THERE, 760, 600),
-    "rigl with sgd": (sf.with_optimizer(sf.rigl(0.9), sf.optimizers.sgd(0.1, momentum=0.9)), 100, 150, 700),
-    "masks stay": (sf.with_optimizer(sf.rigl(0.9), sf.optimizers.adam(0.1)), 101, 150, 450),
+    "rigl with sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 100, 115, 530),
+    "rigl with adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 100, 170, 680),
+    "masks stay, sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 101, 20, 125),
+    "masks stay, adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 101, 75, 280),
 }
+BUDGETS_OF_KERNELS: dict[str, tuple[sf.Algorithm, Any, int, int]] = {  # an operator is one launch
+    "gmp": (sf.gmp(0.9), 100, 8, 25),
+    "rigl": (sf.rigl(0.9), 100, 60, 60),
+    "set": (sf.set(0.9), 100, 60, 65),
+    "rigl with sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 100, 60, 160),
+    "rigl with adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 100, 60, 190),
+    "masks stay, sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 101, 6, 42),
+    "masks stay, adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 101, 6, 70),
+}
+
+
+def counted_update(algorithm: sf.Algorithm, step: Any) -> tuple[int, float]:
+    """The launches of an update of 54 leaves, and its bytes a weight."""
+    params = resnet50()
+    state = algorithm.init(params)
+    with Launches() as counted:
+        algorithm.update(state, params, step)
+    assert not counted.waits
+    return counted.launches, counted.bytes / sum(x.numel() for x in params.values())
 
 
 @pytest.mark.parametrize("name", BUDGETS)
 def test_an_update_of_54_leaves_stays_in_its_budget(name: str) -> None:
     algorithm, step, launches, size = BUDGETS[name]
+    counted = counted_update(algorithm, step)
+    assert counted[0] <= launches and counted[1] <= size
+
+
+@pytest.fixture
+def kernels_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels serve tensors without values: their operators are counted, and nothing is launched."""
+    monkeypatch.setattr(serving, "why_not", lambda device: "" if device == "meta" else f"this is {device}")
+
+
+@pytest.mark.usefixtures("kernels_there")
+@pytest.mark.parametrize("name", BUDGETS_OF_KERNELS)
+def test_with_kernels_it_stays_in_a_smaller_one(name: str) -> None:
+    algorithm, step, launches, size = BUDGETS_OF_KERNELS[name]
+    counted = counted_update(algorithm, step)
+    assert counted[0] <= launches and counted[1] <= size
+
+
+@pytest.mark.usefixtures("kernels_there")
+@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
+def test_a_step_under_masks_by_a_kernel_is_two_launches(optimizer: sf.optimizers.Optimizer) -> None:
     params = resnet50()
-    state = algorithm.init(params)
+    masks = {path: x > 0 for path, x in params.items()}
+    assert optimizer.under_masks is not None
+    state = optimizer.init(params)
     with Launches() as counted:
-        algorithm.update(state, params, step)
-    assert not counted.waits and counted.launches <= launches
-    assert counted.bytes <= size * sum(x.numel() for x in params.values())
+        made = optimizer.under_masks(params, state, params, masks)
+    assert made is not None and counted.launches == 2 and not counted.waits  # the rate is one
+    assert optree.tree_structure(made) == optree.tree_structure((params, state))
+
+
+@pytest.mark.usefixtures("kernels_there")
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_all_leaves_are_drawn_by_a_kernel_in_three_launches(kind: str) -> None:
+    with Launches() as counted:
+        drawn_leaves(sf.random.key(0), resnet50(), 3, kind, torch.float32)
+    assert counted.launches <= 3 and not counted.waits
 
 
 R = sf.redistribute

@@ -17,7 +17,7 @@ from sparsefn.algorithms.frame import sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.wanted import Goal, counted, rooms
 from sparsefn.counts import Counted
-from sparsefn.engine import together
+from sparsefn.engine import many, together
 from sparsefn.engine.checks import Schedule, Step
 from sparsefn.engine.leafwise import zeroed
 from sparsefn.engine.memory import on
@@ -116,7 +116,7 @@ def run(cycle: Cycle, allowed: Leaves | None, state: State, grads: Tree, step: S
             grows = {}  # those of the last part go before those of the next are made
             grows, _ = memory.read("grow", state, grads, step, some)
         grew = _grow(cycle, part, grows, of_grows, shares, stay, part.had - gone, wanted)
-        made = rule.masks(part.pools, together.each(torch.logical_or, stay, grew), drops, masks)
+        made = rule.masks(part.pools, together.each(many.one_of, stay, grew), drops, masks)
         if allowed is not None:
             made = _both(made, full(allowed, leaves, list(made)))
         held = _both(made, masks)
@@ -258,9 +258,7 @@ def _plant(state: State, new: Leaves, held: Leaves, grown: Grown, pruned: Pruned
 
 
 def _both(some: Leaves, others: Leaves) -> Leaves:
-    return dict(
-        zip(some, together.each(torch.logical_and, list(some.values()), [others[p] for p in some]), strict=True)
-    )
+    return dict(zip(some, together.each(many.both, list(some.values()), [others[p] for p in some]), strict=True))
 
 
 def _within(rows: Tensor, open_: Tensor | None) -> Tensor:

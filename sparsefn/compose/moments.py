@@ -6,10 +6,9 @@ import functools
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
-from sparsefn.engine import together
+from sparsefn.engine import many, together
 from sparsefn.engine.donation import Emptied
 
 Row: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -38,7 +37,8 @@ def live_entries(
     changed, moved = reset_grown and before is not support, reset_grown and _is_moved(weight, stepped)
     if not (mask_moments or changed or moved):
         return None
-    return _live(mask_moments, changed, moved, support, before, weight, stepped)
+    others = [before] * changed + [weight, stepped] * moved
+    return _live(mask_moments, changed, moved, support, *others)
 
 
 def live_leaves(rows: Sequence[Row], *, mask_moments: bool = True, reset_grown: bool = True) -> list[Tensor | None]:
@@ -55,8 +55,11 @@ def live_leaves(rows: Sequence[Row], *, mask_moments: bool = True, reset_grown: 
     for changed, moved in dict.fromkeys(kinds):
         if mask_moments or changed or moved:
             alike = [i for i, kind in enumerate(kinds) if kind == (changed, moved)]
+            used = [rows[i][:1] + rows[i][1:2] * changed + rows[i][2:] * moved for i in alike]
             run = functools.partial(_live, mask_moments, changed, moved)
-            made |= zip(alike, together.laid(run, [rows[i] for i in alike]), strict=True)
+            formula = mask_moments and not moved
+            live = together.laid(run, used, formula) if changed or moved else [support for (support,) in used]
+            made |= zip(alike, live, strict=True)
     return [made.get(i) for i in range(len(rows))]
 
 
@@ -65,14 +68,14 @@ def _is_moved(weight: Tensor, stepped: Tensor) -> bool:
     return weight is not stepped and not isinstance(stepped, Emptied)
 
 
-def _live(
-    masked: bool, changed: bool, moved: bool, support: Tensor, before: Tensor, weight: Tensor, stepped: Tensor
-) -> Tensor:
+def _live(masked: bool, changed: bool, moved: bool, support: Tensor, *others: Tensor) -> Tensor:
+    # The others: the support before if it has changed, and the weight and the stepped one if it has moved.
     parts = [support] if masked else []
     if changed:
-        parts.append(before if masked else before | ~support)
+        parts.append(others[0] if masked else others[0] | ~support)
     if moved:
+        weight, stepped = others[-2:]
         # Weights that the update itself set start with zero moments, such as weights pruned and regrown.
         same = (weight == stepped) | (weight.isnan() & stepped.isnan())
         parts.append(same if masked else same | ~support)
-    return functools.reduce(torch.logical_and, parts)
+    return functools.reduce(many.both, parts)

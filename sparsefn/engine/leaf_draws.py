@@ -1,7 +1,8 @@
 """The draws of all leaves of a tree: on a device in one pass over the words, whatever the number of leaves.
 
 A pass makes a hundred launches, and a key is folded by as many. So the keys of leaves are folded together, on the CPU
-if the key and the step are there, and the words of leaves laid end to end are drawn at once.
+if the key and the step are there, and the words of leaves laid end to end are drawn at once. Where a kernel serves, it
+draws all of them in one launch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from sparsefn.engine.draws import as_keys, check_key, digest, drawn_like, folded
 from sparsefn.engine.memory import brought, on, written
 from sparsefn.engine.shards import any_sharded
-from sparsefn.engine.threefry import draw, finished, halves
+from sparsefn.engine.threefry import draw, draw_leaves, finished, halves
 from sparsefn.engine.together import MOST, apart, packs, pays
 from sparsefn.engine.words import rounds
 
@@ -65,12 +66,17 @@ def laid(
             made[pack[0]] = drawn_like(own, alike[0], kind, dtype)
             continue
         sizes = [x.numel() for x in alike]
-        words = halves(leaf_keys(key, [paths[i] for i in pack], step, device), kind)
+        keys = leaf_keys(key, [paths[i] for i in pack], step, device)
+        drawn = draw_leaves(keys, sizes, kind, dtype)
+        if drawn is not None:
+            made |= zip(pack, (x.view(leaf.shape) for x, leaf in zip(drawn, alike, strict=True)), strict=True)
+            continue
+        words = halves(keys, kind)
         counter = torch.arange(min(max(sizes), MOST), dtype=torch.int32, device=device)
         k0, k1 = (torch.cat([k.expand(n) for k, n in zip(half.unbind(), sizes, strict=True)]) for half in words)
         index = torch.cat([counter[:n] for n in sizes])
-        drawn = finished(*rounds(k0, k1, torch.zeros_like(index[:1]), index), kind, dtype)
-        made |= zip(pack, apart(drawn, alike), strict=True)
+        row = finished(*rounds(k0, k1, torch.zeros_like(index[:1]), index), kind, dtype)
+        made |= zip(pack, apart(row, alike), strict=True)
     return [made[i] for i in range(len(leaves))]
 
 

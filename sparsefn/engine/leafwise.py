@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine import together
+from sparsefn.engine import many, together
 from sparsefn.engine.blockwise import Row, append_row, flat_memory, run
 from sparsefn.engine.donation import offered
 from sparsefn.engine.local import each_local
@@ -33,11 +33,7 @@ def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], *, spent: bool = F
 
     With `spent`, a leaf that was offered is zeroed in its own memory.
     """
-    return _chosen(_zero, _zeroed, masks, leaves, over=(1,) if spent else ())
-
-
-def _zeroed(mask: Tensor, leaf: Tensor) -> Tensor:
-    return torch.where(mask, leaf, leaf.new_zeros(()))
+    return _chosen(_zero, many.where, masks, leaves, over=(1,) if spent else ())
 
 
 @each_local
@@ -48,17 +44,17 @@ def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]
     >>> leafwise.either([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -0.0])])
     [tensor([1., -0.])]
     """
-    return _chosen(_select, torch.where, masks, new, old)
+    return _chosen(_select, many.where, masks, new, old)
 
 
 def _chosen(
     kernel: Callable[[Iterable[Row]], None],
-    in_torch: Callable[..., Tensor],
+    formula: Callable[..., Tensor],
     masks: Sequence[Tensor],
     *trees: Sequence[Tensor],
     over: Sequence[int] = (),
 ) -> list[Tensor]:
-    # The results of a kernel for masks and leaves in memory, of torch for others; the first leaf if the mask is 0-d.
+    # The results of a kernel for masks and leaves in memory, of a formula for others; a leaf whose mask is 0-d.
     rows: list[Row] = []
     results: list[Tensor] = []
     left: list[int] = []
@@ -72,7 +68,7 @@ def _chosen(
             results += append_row(rows, flat, (mask, *leaves), 1, over if offered(leaves[0]) else ())
     run(kernel, rows)
     if left:
-        made = together.each(in_torch, *([tensors[i] for i in left] for tensors in (masks, *trees)))
+        made = together.each(formula, *([tensors[i] for i in left] for tensors in (masks, *trees)))
         for i, leaf in zip(left, made, strict=True):
             results[i] = leaf
     return results
@@ -146,10 +142,12 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
 
     run(look, rows)
     if stains:
-        stained = _chosen(_zero, _zeroed, [masks[i] for i in looked], [leaves[i] for i in looked], over=(1,))
+        stained = _chosen(_zero, many.where, [masks[i] for i in looked], [leaves[i] for i in looked], over=(1,))
         for i, leaf in zip(looked, stained, strict=True):
             results[i] = leaf
-    for i, leaf in zip(left, together.each(_zeroed, [masks[i] for i in left], [leaves[i] for i in left]), strict=True):
+    for i, leaf in zip(
+        left, together.each(many.where, [masks[i] for i in left], [leaves[i] for i in left]), strict=True
+    ):
         results[i] = leaf
     return results
 

@@ -7,7 +7,7 @@ the code that uses them; all other draws are one opaque operator. Every way give
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import elementary, words
-from sparsefn.engine.kernels import draws
+from sparsefn.engine.kernels import draws, draws_of_leaves, serves
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device
 from sparsefn.engine.numbers import batch_first
@@ -95,9 +95,8 @@ def draw(key: Tensor, index: Tensor | Lie | None, n: int, kind: str, dtype: torc
     if isinstance(index, Lie):
         index = index.places(torch.arange(n, device=key.device))
     check_device("a key and its indices", key.device, index)
-    if key.device.type != "cpu" and not transformed():
-        made = _by_kernel(key, index, n, kind, dtype)
-        return _by_rounds(key, index, n, kind, dtype) if made is None else made
+    if key.device.type != "cpu" and not transformed() and not serves(key.device.type):
+        return _by_rounds(key, index, n, kind, dtype)
     key = lifted(key)
     if torch.compiler.is_compiling() and index is None and kind in ("words", "uniform") and _is_large(n):
         return _traced(key, n, kind, dtype)
@@ -239,6 +238,16 @@ def operator(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.
 def _by_kernel(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor | None:
     xor0, xor1, finish = _KINDS[kind]
     return draws(key, index, n, "pairs" if finish is _pairs else kind, dtype, (xor0, xor1), DIGITS.get(dtype, 0))
+
+
+def draw_leaves(keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype) -> list[Tensor] | None:
+    """Draws of keys (leaves, 2), as many as the sizes say, by one kernel; None where none serves.
+
+    >>> from sparsefn.engine import threefry
+    >>> threefry.draw_leaves(torch.zeros(1, 2).long(), [3], "uniform", torch.float32)
+    """
+    xor0, xor1, _ = _KINDS[kind]
+    return draws_of_leaves(keys, sizes, kind, dtype, (xor0, xor1), DIGITS[dtype])
 
 
 def _by_rounds(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:

@@ -1,19 +1,21 @@
 """Elementwise work on many leaves at once: on a device a launch costs more than the traffic of a small leaf.
 
-Leaves of a device and of the same dtypes are laid end to end, `MOST` elements at most; a larger leaf is by itself.
-Results are cut apart into tensors with memory of their own. CPU tensors, and tensors under a transform or whose
-gradient is wanted, are worked on one by one.
+Leaves of a device and of the same dtypes are worked on at once, `MOST` elements at most; a larger leaf is by itself.
+Formulas of arithmetic take them as they are (`many.py`); for other functions they are laid end to end, and results are
+cut apart into tensors with memory of their own. CPU tensors, and tensors under a transform or whose gradient is wanted,
+are worked on one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.donation import saves
+from sparsefn.engine.many import Many, alike
 from sparsefn.engine.transforms import COPY_EACH, differentiated, transformed
 
 Made = TypeVar("Made", bound="Tensor | tuple[Tensor, ...]")
@@ -102,36 +104,42 @@ def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
-    """An elementwise function of each row of tensors of one shape; it gives a tensor, or a tuple of them.
+    """A formula (`many.py`) of each row of tensors of one shape; it gives a tensor, or a tuple of them.
 
     >>> from sparsefn.engine import together
-    >>> together.each(torch.add, [torch.ones(1), torch.ones(2)], [torch.ones(1), torch.zeros(2)])
+    >>> together.each(lambda a, b: a + b, [torch.ones(1), torch.ones(2)], [torch.ones(1), torch.zeros(2)])
     [tensor([2.]), tensor([1., 1.])]
     """
     rows: list[Row] = list(zip(*lists, strict=True))
     if len(rows) > 1 and pays([x for row in rows for x in row]):
-        return laid(fn, rows)
+        return laid(fn, rows, formula=True)
     return [fn(*row) for row in rows]
 
 
-def laid(fn: Callable[..., Made], rows: Sequence[Row]) -> list[Made]:
-    """`each`, of tensors that are laid end to end wherever they are.
+def laid(fn: Callable[..., Made], rows: Sequence[Row], formula: bool = False) -> list[Made]:
+    """An elementwise function of each row of tensors of one shape, which are worked on at once wherever they are.
 
     >>> from sparsefn.engine import together
     >>> together.laid(torch.add, [(torch.ones(1), torch.ones(1)), (torch.ones(2), torch.zeros(2))])
     [tensor([2.]), tensor([1., 1.])]
+
+    They are laid end to end, but for those of a formula that lie alike in memory. float64 is laid, too: its square root
+    is no operation of lists.
     """
     results: dict[int, Made] = {}
-    kinds = [tuple((x.device, x.dtype) for x in row) for row in rows]
+    lists = [formula and alike(row) and all(x.dtype != torch.float64 for x in row) for row in rows]
+    kinds = [(listed, *((x.device, x.dtype) for x in row)) for listed, row in zip(lists, rows, strict=True)]
     for pack in packs(kinds, [row[0].numel() for row in rows]):
         if len(pack) == 1:
             results[pack[0]] = fn(*rows[pack[0]])
             continue
-        like = [rows[i][0] for i in pack]
-        made = fn(*(end_to_end(column) for column in zip(*(rows[i] for i in pack), strict=True)))
-        if isinstance(made, Tensor):
-            results |= zip(pack, cast("list[Made]", apart(made, like)), strict=True)
-        else:
-            columns = [apart(one, like) for one in made]
-            results |= zip(pack, cast("list[Made]", list(zip(*columns, strict=True))), strict=True)
+        columns = list(zip(*(rows[i] for i in pack), strict=True))
+        made: Any = fn(*map(Many if lists[pack[0]] else end_to_end, columns))
+        several = isinstance(made, tuple)
+        parts = [_apart(x, columns[0]) for x in (made if several else (made,))]
+        results |= zip(pack, cast("list[Made]", list(zip(*parts, strict=True)) if several else parts[0]), strict=True)
     return [results[i] for i in range(len(rows))]
+
+
+def _apart(made: Tensor | Many, like: Sequence[Tensor]) -> list[Tensor]:
+    return made.tensors if isinstance(made, Many) else apart(made, like)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from sparsefn.engine import blockwise, leafwise, together
+from sparsefn.engine import blockwise, kernels, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.local import localized
@@ -126,11 +126,24 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
 
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
         check_given(grads, params, state.mu, weight_decay, False)
+        if constants([state.count]) is None:
+            return by_kernel(grads, state, params, masks)
         numbers, *decays = begun(state)
         if not (_known(numbers) or is_compiling()):
             return None
         rows, rebuild = localized(*zipped(params, masks, state.mu, state.nu, grads))
         return ended(_step_under_masks(numbers, rows), rebuild, state.count, *decays)
+
+    def by_kernel(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
+        if not kernels.serves(state.count.device.type):
+            return None
+        rows, rebuild = localized(*zipped(params, masks, grads, state.mu, state.nu))
+        numbers = state.count, state.decay1, state.decay2, rate_at(lr, state.count)
+        if not kernels.step.takes(rows, numbers):
+            return None
+        moved, new = kernels.step.adam(rows, numbers, betas, eps, weight_decay, decoupled)
+        first, mu, nu = (rebuild([row[i] for row in moved]) for i in range(3))
+        return first, AdamState(new[0], mu, nu, *new[1:])
 
     return Optimizer(init, update, under_masks)
 

@@ -11,7 +11,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import blockwise, leafwise, together
+from sparsefn.engine import blockwise, kernels, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
@@ -91,6 +91,8 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
 
     def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
         check_given(grads, params, state.momentum if momentum else None, weight_decay, False)
+        if constants([state.count]) is None:
+            return by_kernel(grads, state, params, masks)
         rate = rate_at(lr, state.count)
         numbers = SgdNumbers(rate, momentum, nesterov, weight_decay)
         rows, rebuild = localized(*zipped(params, masks, grads, state.momentum if momentum else grads))
@@ -99,6 +101,18 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
             return None
         moved, buffers = (rebuild([pair[i] for pair in stepped]) for i in range(2))
         return moved, SgdState(state.count + 1, buffers if momentum else ())
+
+    def by_kernel(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
+        if not kernels.serves(state.count.device.type):
+            return None
+        moments = (state.momentum,) if momentum else ()
+        rows, rebuild = localized(*zipped(params, masks, grads, *moments))
+        numbers = state.count, rate_at(lr, state.count)
+        if not kernels.step.takes(rows, numbers):
+            return None
+        stepped, count = kernels.step.sgd(rows, numbers, momentum, nesterov, weight_decay)
+        new, *buffers = (rebuild([row[i] for row in stepped]) for i in range(len(stepped[0])))
+        return new, SgdState(count, *buffers)
 
     return Optimizer(init, update, under_masks)
 

@@ -67,10 +67,10 @@ class Launches(Onlooker):
         inputs = _tensors((args, {key: value for key, value in given.items() if key != "out"}))
         self.waits += _waits(name, args, given, inputs)  # before the call: on a meta tensor it may fail
         made = func(*args, **given)
-        outputs = _tensors(made) or inputs[:1]  # an operation on a list of tensors in place returns nothing
+        outputs = _tensors(made) or _tensors(args[:1])  # an operation on a list of tensors in place returns nothing
         if _on_device(inputs + outputs) and name not in _VIEWS:
             self.operations[name] += 1
-            read = inputs[1:] if name in _ONLY_WRITES else inputs
+            read = inputs[len(outputs) :] if name.removeprefix("_foreach_") in _ONLY_WRITES else inputs
             self.bytes += sum(_size(x) for x in read) + sum(_size(x) for x in outputs)
         return made
 

@@ -28,6 +28,8 @@ def test_results_are_those_of_each_leaf(most, monkeypatch):
         rows = list(zip(LEAVES, second, strict=True))
         for (a, b), (total, more) in zip(rows, together.laid(both, rows), strict=True):
             assert torch.equal(total, a + b) and torch.equal(more, a > b) and total.dtype == b.dtype
+        made = together.laid(lambda a, b: (a + b, b), rows, formula=True)
+        assert all(torch.equal(x, a + b) and torch.equal(y, b) for (a, b), (x, y) in zip(rows, made, strict=True))
     assert all(map(torch.equal, together.laid(torch.neg, [(x,) for x in LEAVES]), [-x for x in LEAVES]))
 
 
@@ -57,11 +59,13 @@ def test_devices_pay_and_nothing_else():
 
 
 def test_launches_do_not_grow_with_leaves():
-    def launches(n):
-        leaves = [torch.ones(3, 5, device="meta") for _ in range(n)]
-        return counted(lambda: together.each(both, leaves, leaves)).launches
+    def launches(n, of=lambda x: x):
+        leaves = [of(torch.ones(3, 5, device="meta")) for _ in range(n)]
+        by_lists = counted(lambda: together.each(lambda a, b: (a + b, a * b), leaves, leaves)).launches
+        return by_lists, counted(lambda: together.laid(both, list(zip(leaves, leaves, strict=True)))).launches
 
-    assert launches(2) == launches(90) == 6  # two rows laid end to end, two operations, two results cut apart
+    assert launches(2) == launches(90) == (2, 6)  # two rows laid end to end, two operations, two results cut apart
+    assert launches(2, torch.Tensor.double) == launches(90, torch.Tensor.double) == (6, 6)  # no lists
 
 
 def test_a_gradient_flows_where_one_is_wanted():

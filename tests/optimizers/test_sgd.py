@@ -8,7 +8,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn.checkpoint import tree_equal
-from sparsefn.engine import donation
+from sparsefn.engine import blockwise, donation, leafwise, many, together, transforms
 from sparsefn.testing.harness import bits
 
 ODD = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, math.inf, -math.inf, math.nan, 1.0])
@@ -84,6 +84,30 @@ def test_bits_are_those_of_the_parts(name, pruned):
         torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
         for a, b in zip(optree.tree_leaves((params, grads)), kept, strict=True)
     )
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_the_way_of_a_device_has_the_same_bits(name, monkeypatch):
+    params, grads = trees()
+    algorithm = sf.with_optimizer(sf.rigl(0.8, when=sf.at([1]), init="magnitude"), by_parts(MADE[name]))
+    now = optree.tree_map(lambda g: g.nan_to_num(1.0, 1.0, 1.0), grads)
+
+    def run():
+        state = algorithm.init(params)
+        for step in range(3):
+            state = algorithm.update(state, grads if step == 2 else now, step)
+        return comparable(state)
+
+    want, seen = run(), []
+    sums = transforms.SUM_EACH
+    monkeypatch.setattr(many, "SUM_EACH", lambda *lists: seen.append(1) or sums(*lists))
+    monkeypatch.setattr(together, "pays", lambda tensors: True)
+    for module, what in ((leafwise, "_words"), (blockwise, "flat_memory")):
+        monkeypatch.setattr(module, what, lambda *tensors, **least: None)
+    for got, expected in zip(run(), want, strict=True):
+        for a, b in zip(got, expected, strict=True):
+            assert a == b if isinstance(a, torch.dtype) else torch.equal(a, b)
+    assert seen
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])

@@ -27,8 +27,10 @@ FLAGS = META > 0
         (lambda: torch.ones(3) + 1, 0, 0),
         (lambda: META * torch.tensor(2.0), 1, 196),
         (lambda: META.topk(2), 1, 96 + 4 * 2 * 12),
+        (lambda: torch._foreach_add_([META, META[0]], 1.0), 1, 2 * (96 + 24)),
+        (lambda: torch._foreach_copy_([META, META[0]], [FLAGS, FLAGS[0]]), 1, 96 + 24 + 24 + 6),
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_operations_and_bytes(call, launches, size):
     found = counted(call)

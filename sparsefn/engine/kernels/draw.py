@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.kernels.serving import on, serves
+from sparsefn.engine.kernels.tables import Drawn, steps
+from sparsefn.engine.kernels.written import write
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.numbers import batch_first
 
@@ -32,6 +36,45 @@ def draws(
     written = out.view(torch.int16) if dtype == torch.bfloat16 else out
     _launch(written, key, index, None, 0, kind, domain, digits)
     return out
+
+
+def draws_of_leaves(
+    keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype, domain: tuple[int, int], digits: int
+) -> list[Tensor] | None:
+    """Draws of keys (leaves, 2), of each as many as its size, in one launch; None where no kernel serves.
+
+    >>> from sparsefn.engine.kernels.draw import draws_of_leaves
+    >>> draws_of_leaves(torch.zeros(2, 2, device="meta"), [3, 4], "uniform", torch.float32, (0, 0), 24)
+
+    As `draws`; `kind` is "uniform" or "normal".
+    """
+    if not serves(keys.device.type) or (kind == "normal" and dtype == torch.float64):
+        return None
+    drawn: list[Tensor] = _leaves(keys, sizes, kind, dtype, *domain, digits)
+    return drawn
+
+
+@torch.library.custom_op("sparsefn::draws_of_leaves", mutates_args=())
+def _leaves(
+    keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype, xor0: int, xor1: int, digits: int
+) -> list[Tensor]:
+    from sparsefn.engine.kernels.source.threefry import draw_leaves
+
+    outs = [torch.empty(n, dtype=dtype, device=keys.device) for n in sizes]
+    ends = [0, *accumulate(-(-n // _BLOCK) for n in sizes)]
+    rows = [Drawn(x.data_ptr(), x.numel(), first) for x, first in zip(outs, ends, strict=False)]
+    if ends[-1]:
+        with on(keys.device):
+            draw_leaves[(ends[-1],)](
+                write(rows, keys.device), len(rows), keys.contiguous(), XOR0=xor0, XOR1=xor1, KIND=kind, DIGITS=digits,
+                STEPS=steps(len(rows)), B=_BLOCK, enable_fp_fusion=False,
+            )  # fmt: skip
+    return outs
+
+
+@_leaves.register_fake
+def _(keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype, *rest: object) -> list[Tensor]:
+    return [torch.empty(n, dtype=dtype, device=keys.device) for n in sizes]
 
 
 def coins(key: Tensor, below: int | Tensor, index: Tensor | Lie | None, n: int) -> Tensor | None:

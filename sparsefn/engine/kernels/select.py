@@ -17,13 +17,12 @@ from torch import Tensor
 
 from sparsefn.engine.kernels.serving import on, serves
 from sparsefn.engine.kernels.tables import Leaf, Plan, Span, Tuning, plan, steps
+from sparsefn.engine.kernels.written import write
 
 MOST = 1 << 30  # units of a call: places are 32-bit words, and are counted in whole chunks
 Entry: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, bool, object]  # scores, allow, deny, absolute, a lie
 NARROW = 32  # units of a row that are compared one with another
 _INFINITY = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000, torch.float64: 0x7FF << 52}
-_BIAS = 1 << 62  # as `source/whole.py` has it
-_AT_ONCE = 128  # numbers of a table that one launch takes along
 _BINS = 256
 _DEFAULT = Tuning()
 
@@ -97,15 +96,7 @@ def _how(leaves: Sequence[Leaf]) -> dict[str, int | bool]:
 
 
 def _tables(made: Plan, device: torch.device) -> tuple[Tensor, Tensor]:
-    # The numbers go along with launches: memory of the host would have to outlive them, and a graph that replays them.
-    from sparsefn.engine.kernels.source.whole import write_table
-
-    numbers = [int(x) for row in (*made.spans, *made.lots) for x in row]
-    table = torch.empty(len(numbers) + _AT_ONCE, dtype=torch.int64, device=device)
-    for start in range(0, len(numbers), _AT_ONCE):
-        some = [x + _BIAS for x in numbers[start : start + _AT_ONCE]]
-        some += [_BIAS] * (max(32, 1 << (len(some) - 1).bit_length()) - len(some))
-        write_table[(1,)](table[start:], tuple(some), N=len(some), num_warps=1)
+    table = write([*made.spans, *made.lots], device)
     return table, table[len(made.spans) * len(Span._fields) :]
 
 

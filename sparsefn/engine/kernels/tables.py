@@ -68,6 +68,39 @@ class Lot(NamedTuple):
     count_step: int  # 0 where all segments share it
 
 
+class Drawn(NamedTuple):
+    """A tensor of draws: its address, its size, and its first chunk.
+
+    >>> from sparsefn.engine.kernels.tables import Drawn
+    >>> Drawn._fields.index("out")
+    0
+    """
+
+    out: int
+    size: int
+    first_chunk: int
+
+
+class Stepped(NamedTuple):
+    """A tensor that an optimizer moves: addresses, 0 for what it lacks, its size and its first chunk.
+
+    >>> from sparsefn.engine.kernels.tables import Stepped
+    >>> Stepped._fields.index("param")
+    0
+    """
+
+    param: int
+    mask: int
+    grad: int
+    first: int
+    second: int
+    new_param: int
+    new_first: int
+    new_second: int
+    size: int
+    first_chunk: int
+
+
 class Leaf(NamedTuple):
     """A tensor (rows, units) of a call, its flags, its mask, and where its counts are.
 
@@ -122,7 +155,7 @@ def plan(leaves: Sequence[Leaf], joint: bool, t: Tuning) -> Plan:
         rows, width = leaf.scores.shape
         rows, width = (1, rows * width) if joint else (rows, width)
         row_chunks = -(-width // t.chunk)
-        where = (_address(leaf.scores), _address(leaf.allow), _address(leaf.deny), _address(leaf.out))
+        where = (address(leaf.scores), address(leaf.allow), address(leaf.deny), address(leaf.out))
         spans.append(Span(*where, leaf.absolute, width, chunks, row_chunks, before))
         chunks += rows * row_chunks
         before += width if joint else 0
@@ -144,7 +177,13 @@ def _pairs(leaves: Sequence[Leaf], spans: Sequence[Span]) -> list[tuple[Leaf, Sp
     return list(zip(leaves, spans, strict=True))
 
 
-def _address(x: Tensor | None) -> int:
+def address(x: Tensor | None) -> int:
+    """Where the memory of a tensor starts, or 0 for none.
+
+    >>> from sparsefn.engine.kernels import tables
+    >>> tables.address(None)
+    0
+    """
     return 0 if x is None else x.data_ptr()
 
 

@@ -12,7 +12,7 @@ import triton.language as tl  # noqa: E402
 
 import sparsefn as sf  # noqa: E402
 from sparsefn.engine import draws as engine_draws  # noqa: E402
-from sparsefn.engine import threefry  # noqa: E402
+from sparsefn.engine import leaf_draws, threefry  # noqa: E402
 from sparsefn.engine.kernels import draw as draws  # noqa: E402
 from sparsefn.engine.kernels.source import threefry as source  # noqa: E402
 
@@ -69,6 +69,24 @@ def test_the_ends_of_the_range_have_the_bits_of_the_definition():
     assert torch.equal(out.float(), threefry._normals(*words, torch.float32))
 
 
+LEAVES = {"a": (40, 61), "b": (0, 3), "c": (), "d": (1024,), "e": (2, 3, 5)}
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_all_leaves_are_drawn_in_one_launch_with_the_bits_of_each(kind, dtype, monkeypatch):
+    leaves, seen, by_kernel = [torch.empty(shape) for shape in LEAVES.values()], [], leaf_draws.draw_leaves
+    monkeypatch.setattr(leaf_draws, "draw_leaves", lambda *args: seen.append(by_kernel(*args)) or seen[-1])
+    got = leaf_draws.laid(KEY, list(LEAVES), leaves, 3, kind, dtype)
+    assert len(seen) == 1 and (seen[0] is None) == (kind == "normal" and dtype == torch.float64)
+    monkeypatch.delenv("SPARSEFN_TRITON")
+    for made, (path, shape) in zip(got, LEAVES.items(), strict=True):
+        want = {"uniform": sf.random.uniform, "normal": sf.random.normal}[kind]
+        want = want(sf.random.leaf_key(KEY, path, 3), shape, dtype)
+        assert made.dtype == dtype and torch.equal(made, want), path
+        assert made.untyped_storage().nbytes() == made.nbytes
+
+
 def test_normals_of_float64_are_left_to_torch():
     assert by_kernel(KEY, None, 3, "normal", torch.float64) is None
 
@@ -108,6 +126,9 @@ def test_the_doors_lead_to_them(monkeypatch):
     assert torch.equal(of_each, torch.stack([engine_draws.flips(KEY, p, None, 4) for p in chances]))
 
 
-def test_the_operator_is_what_it_says_it_is():
+def test_the_operators_are_what_they_say_they_are():
+    leaves = torch.ops.sparsefn.draws_of_leaves.default
+    args = (KEYS[0], [3, 0, 5], "uniform", torch.bfloat16, 1, 2, 8)
+    torch.library.opcheck(leaves, args, test_utils=("test_schema", "test_faketensor"))
     args = (KEYS, 0, CHANCES, PLACES[:1].expand(11), 11)
     torch.library.opcheck(torch.ops.sparsefn.coins.default, args, test_utils=("test_schema", "test_faketensor"))

@@ -11,7 +11,8 @@ from triton.runtime import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 import sparsefn as sf  # noqa: E402
-from sparsefn.engine.kernels import draw, select, serving  # noqa: E402
+from sparsefn.engine import threefry  # noqa: E402
+from sparsefn.engine.kernels import draw, select, serving, step  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -82,4 +83,24 @@ def test_draws_are_launched_as_they_are_written(launched):
         assert draw.draws(keys[0], torch.arange(9), 9, "normal", dtype, (0, 0), 24).shape == (9,)
     for below in (0, 1 << 31, 1 << 32, torch.rand(9)):
         assert draw.coins(keys, below, None, 9).shape == (3, 9)
-    assert set(launched) == {"draw"}
+    for kind, dtype in [("uniform", dtype) for dtype in DTYPES] + [("normal", dtype) for dtype in DTYPES[:3]]:
+        digits = threefry.DIGITS[dtype]
+        made = draw.draws_of_leaves(keys, [5000, 0, 7], kind, dtype, (0, 0), digits)
+        assert [x.shape for x in made] == [(5000,), (0,), (7,)]
+    assert set(launched) == {"draw", "draw_leaves", "write_table"}
+
+
+def test_steps_are_launched_as_they_are_written(launched):
+    params, grads = [torch.zeros(3000), torch.zeros(5, 7)], [torch.ones(3001)[1:], torch.ones(5, 7)]
+    count, number = torch.tensor(0), torch.tensor(0.5, dtype=torch.float64)
+    masks = [params[0] > 0, torch.tensor(True)]
+    for some in (params, grads):  # memory that starts at multiples of 16 bytes, and other memory
+        rows = list(zip(params, masks, some, params, params, strict=True))
+        for decay, decoupled in ((0.0, False), (0.1, False), (0.1, True)):
+            moved, new = step.adam(rows, [count, number, number, number], (0.9, 0.99), 1e-8, decay, decoupled)
+            assert [x.shape for x in moved[1]] == [(5, 7)] * 3 and [x.ndim for x in new] == [0] * 3
+        for momentum, nesterov in ((0.0, False), (0.9, False), (0.9, True)):
+            cut = [row[: 4 if momentum else 3] for row in rows]
+            moved, _ = step.sgd(cut, [count, number], momentum, nesterov, 0.1)
+            assert [len(row) for row in moved] == [2 if momentum else 1] * 2
+    assert set(launched) == {"adam", "sgd", "write_table"}

@@ -63,3 +63,8 @@ def test_the_halvings_reach_every_row(many):
     for b in reversed(range(tables.steps(many))):
         low = low + (1 << b) if low + (1 << b) <= last else low
     assert low == last
+
+
+def test_memory_that_there_is_not_has_no_address():
+    x = torch.ones(3)
+    assert tables.address(None) == 0 and tables.address(x[1:]) == x.data_ptr() + 4

@@ -8,8 +8,12 @@ import triton
 import triton.language as tl
 
 from sparsefn.engine import elementary
+from sparsefn.engine.kernels.source.keys import find
+from sparsefn.engine.kernels.tables import Drawn
 from sparsefn.engine.words import PARITY, ROTATIONS
 
+DRAWN = tl.constexpr(len(Drawn._fields))
+DRAWN_OUT, DRAWN_SIZE, DRAWN_CHUNK = map(tl.constexpr, range(len(Drawn._fields)))
 _PARITY = tl.constexpr(PARITY)
 _EVEN = tl.constexpr(ROTATIONS[0])
 _ODD = tl.constexpr(ROTATIONS[1])
@@ -86,6 +90,32 @@ def _cospi(x):
     return tl.where(upper, -value, value)
 
 
+@triton.jit
+def _uniform(x0, x1, DIGITS: tl.constexpr):
+    if DIGITS > 32:
+        whole = (x0.to(tl.int64) << (DIGITS - 32)) | (x1 >> (64 - DIGITS)).to(tl.int64)
+        return whole.to(tl.float64) * (1.0 / (1 << DIGITS))
+    else:
+        return (x0 >> (32 - DIGITS)).to(tl.int32).to(tl.float32) * (1.0 / (1 << DIGITS))
+
+
+@triton.jit
+def _normal(x0, x1):
+    first = (x0.to(tl.int64) + 1).to(tl.float64) * (1.0 / (1 << 32))
+    angle = x1.to(tl.int64).to(tl.float64) * (1.0 / (1 << 31))
+    return (tl.sqrt(_log(first) * -2.0) * _cospi(angle)).to(tl.float32)
+
+
+@triton.jit
+def _stored(made, DIGITS: tl.constexpr):
+    """What is written of a number: of bfloat16, which has 8 digits, the word."""
+    if DIGITS == 8 and made.dtype == tl.float32:
+        word = made.to(tl.int32, bitcast=True)
+        return (word + 32767 + ((word >> 16) & 1)) >> 16
+    else:
+        return made
+
+
 @triton.jit(do_not_specialize=["below"])
 def draw(
     keys, index, chances, out, n, total, index_step, chance_step, below: tl.int64, XOR0: tl.constexpr,
@@ -127,16 +157,49 @@ def draw(
         chance = tl.load(chances + row * chance_step + column, mask=inside, other=0).to(tl.float64)
         made = (x0.to(tl.float64) < chance * 4294967296.0).to(tl.int8)
     elif KIND == "uniform":
-        if DIGITS > 32:
-            whole = (x0.to(tl.int64) << (DIGITS - 32)) | (x1 >> (64 - DIGITS)).to(tl.int64)
-            made = whole.to(tl.float64) * (1.0 / (1 << DIGITS))
-        else:
-            made = (x0 >> (32 - DIGITS)).to(tl.int32).to(tl.float32) * (1.0 / (1 << DIGITS))
+        made = _uniform(x0, x1, DIGITS)
     else:
-        first = (x0.to(tl.int64) + 1).to(tl.float64) * (1.0 / (1 << 32))
-        angle = x1.to(tl.int64).to(tl.float64) * (1.0 / (1 << 31))
-        made = (tl.sqrt(_log(first) * -2.0) * _cospi(angle)).to(tl.float32)
-    if DIGITS == 8 and made.dtype == tl.float32:
-        word = made.to(tl.int32, bitcast=True)
-        made = (word + 32767 + ((word >> 16) & 1)) >> 16
-    tl.store(out + i, made.to(out.dtype.element_ty), mask=inside)
+        made = _normal(x0, x1)
+    tl.store(out + i, _stored(made, DIGITS).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _to(address, DIGITS: tl.constexpr):
+    """The memory of a new tensor."""
+    if DIGITS == 8:
+        return tl.multiple_of(address.to(tl.pointer_type(tl.int16)), 16)
+    elif DIGITS == 11:
+        return tl.multiple_of(address.to(tl.pointer_type(tl.float16)), 16)
+    elif DIGITS == 24:
+        return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+    else:
+        return tl.multiple_of(address.to(tl.pointer_type(tl.float64)), 16)
+
+
+@triton.jit(do_not_specialize=["many"])
+def draw_leaves(
+    table, many, keys, XOR0: tl.constexpr, XOR1: tl.constexpr, KIND: tl.constexpr, DIGITS: tl.constexpr,
+    STEPS: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Uniforms or normals of many tensors, each from its own key (many, 2): a chunk of one of them."""
+    c = tl.program_id(0)
+    leaf = find(table, DRAWN, DRAWN_CHUNK, many, c, STEPS)
+    row = table + leaf * DRAWN
+    first = (c - tl.load(row + DRAWN_CHUNK)) * B
+    place = first + tl.arange(0, B)
+    high = ((place >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    low = (place & 0xFFFFFFFF).to(tl.uint32)
+    k0 = ((tl.load(keys + 2 * leaf) ^ XOR0) & 0xFFFFFFFF).to(tl.uint32)
+    k1 = ((tl.load(keys + 2 * leaf + 1) ^ XOR1) & 0xFFFFFFFF).to(tl.uint32)
+    x0, x1 = _words(k0, k1, high, low)
+    if KIND == "uniform":
+        made = _uniform(x0, x1, DIGITS)
+    else:
+        made = _normal(x0, x1)
+    out = _to(tl.load(row + DRAWN_OUT), DIGITS)
+    made = _stored(made, DIGITS).to(out.dtype.element_ty)
+    size = tl.load(row + DRAWN_SIZE)
+    if first + B <= size:
+        tl.store(out + place, made)
+    else:
+        tl.store(out + place, made, mask=place < size)

@@ -6,6 +6,7 @@ from kernel_runs import built
 
 kernel_runs.by_compiler()
 
+from sparsefn.engine.kernels import written  # noqa: E402
 from sparsefn.engine.kernels.source import whole  # noqa: E402
 
 INFINITY = {16: 0x7F80, 32: 0x7F800000, 64: 0x7FF << 52}
@@ -19,7 +20,9 @@ def test_a_segment_in_one_program_is_built_without_spills(bits, capability):
         assert built(whole.select_whole, {}, warps, capability, **how, B=block).spills == 0
 
 
+@pytest.mark.parametrize("n", written._AT_ONCE)
 @pytest.mark.parametrize("capability", [80, 90])
-def test_numbers_go_along_with_a_launch(capability):
-    made = built(whole.write_table, {"numbers": ("i64",) * 32}, 1, capability, N=32)
+def test_numbers_go_along_with_a_launch(capability, n):
+    assert 8 * n + 32 <= 4096  # the arguments of a kernel, with its own
+    made = built(whole.write_table, {"numbers": ("i64",) * n}, 1, capability, N=n)
     assert made.spills == 0 and "ld.param.b64" in made.ptx
