@@ -127,7 +127,9 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
         check_given(grads, params, state.mu, weight_decay, False)
         if constants([state.count]) is None:
-            return by_kernel(grads, state, params, masks)
+            done = by_kernel(grads, state, params, masks)
+            if done is not None or not is_compiling():
+                return done
         numbers, *decays = begun(state)
         if not (_known(numbers) or is_compiling()):
             return None
