@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,7 +104,7 @@ def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     """
     del after
     added = sums([scores[path] for path in before], list(before.values()))
-    return _each(torch.div, before, added, _counts(before))
+    return _each(operator.truediv, before, added, _counts(before))
 
 
 def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
@@ -139,7 +140,7 @@ def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     The same as no redistribution; for a `Redistribute` that has a `rate`.
     """
     del scores
-    return _each(torch.sub, before, _counts(before), _counts({path: after[path] for path in before}))
+    return _each(operator.sub, before, _counts(before), _counts({path: after[path] for path in before}))
 
 
 @described
@@ -230,5 +231,5 @@ def _counts(masks: Leaves) -> list[Tensor]:
     return list(totals([mask.reshape(1, -1) for mask in masks.values()]).unbind())
 
 
-def _each(fn: Callable[[Tensor, Tensor], Tensor], paths: Leaves, a: list[Tensor], b: list[Tensor]) -> Leaves:
+def _each(fn: Callable[[Any, Any], Any], paths: Leaves, a: list[Tensor], b: list[Tensor]) -> Leaves:
     return dict(zip(paths, together.each(fn, a, b), strict=True))
