@@ -63,9 +63,13 @@ class SparseLinear(nn.Module):
         self.register_buffer("col", stored.col_indices().to(index))
         self.register_buffer("values", stored.values())
         self.register_buffer("bias", None if bias is None else bias.detach())
+        self._warned()
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._warned()
+
+    def _warned(self) -> None:
         with _without_beta_warning():
             self._stored()
 
