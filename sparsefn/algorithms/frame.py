@@ -90,7 +90,7 @@ def spends(algorithm: Algorithm) -> bool:
 
 
 def reading_bytes(update: Update) -> Update:
-    """An update that in compiled code reads masks and support by the byte; those that stay are handed back as given."""
+    """The update; compiled, it reads the bytes of masks and support, and returns masks that it leaves as given."""
 
     def reading(state: State, grads: Tree, step: Step) -> State:
         old, rebuild = opened((state.masks, state.support))

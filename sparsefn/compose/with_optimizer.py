@@ -163,12 +163,12 @@ def with_optimizer(
         for place, owner in enumerate(owners(state.opt, trained, sparse)):
             if owner >= 0 and sparse[owner]:
                 owned.setdefault(owner, []).append(place)
-        owning = [rows[owner] for owner in owned]
+        owning, places = [rows[owner] for owner in owned], list(owned.values())
         if saves():
-            offer([leaves[i] for places in owned.values() for i in places], leaves_of((grads, state._replace(opt=()))))
+            offer([leaves[i] for own in places for i in own], leaves_of((grads, state._replace(opt=()))))
         for some in together.parts([row[0] for row in owning], [row[0].numel() for row in owning]):
-            lives = zip(kept([owning[i] for i in some]), [list(owned.values())[i] for i in some], strict=True)
-            masks = {i: live for live, places in lives if live is not None for i in places}
+            lives = zip(kept([owning[i] for i in some]), [places[i] for i in some], strict=True)
+            masks = {i: live for live, own in lives if live is not None for i in own}
             cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
             for i, leaf in zip(masks, cleaned, strict=True):
                 leaves[i] = leaf

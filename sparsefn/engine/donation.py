@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_given: ContextVar[dict[int, Tensor] | None] = ContextVar("given", default=None)
-_offered: ContextVar[set[int]] = ContextVar("offered", default=set())  # noqa: B039 (never written to)
+# What is left of the tensors that are given away, and the ids of those among them that `offer` gave.
+_given: ContextVar[tuple[dict[int, Tensor], set[int]] | None] = ContextVar("given", default=None)
 
 
 @contextlib.contextmanager
@@ -25,12 +25,11 @@ def giving(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
     (tensor([1., 1.]), 0)
     """
     left = {id(x): x for x in tensors}
-    tokens = _given.set(left), _offered.set(set())
+    token = _given.set((left, set()))
     try:
         yield left
     finally:
-        _given.reset(tokens[0])
-        _offered.reset(tokens[1])
+        _given.reset(token)
 
 
 def take(x: Tensor) -> Tensor | None:
@@ -47,8 +46,8 @@ def take(x: Tensor) -> Tensor | None:
     Emptied now, and not at the end: code of a user that reads it later in the same update raises, and gets no values
     that are overwritten.
     """
-    left = _left()
-    if left is None or left.pop(id(x), None) is None:
+    now = _now()
+    if now is None or now[0].pop(id(x), None) is None:
         return None
     taken = x.detach()
     empty([x])
@@ -65,11 +64,11 @@ def offer(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> None:
     ...     donation.offered(x), donation.take(x), donation.take(y)
     (True, tensor([1., 1.]), None)
     """
-    left = _left()
-    if left is not None:
+    now = _now()
+    if now is not None:
         made = {id(x): x for x in alone(tensors, others)}
-        left |= made
-        _offered.get().update(made)
+        now[0].update(made)
+        now[1].update(made)
 
 
 def saves() -> bool:
@@ -79,10 +78,10 @@ def saves() -> bool:
     >>> donation.saves()
     False
     """
-    return _left() is not None
+    return _now() is not None
 
 
-def _left() -> dict[int, Tensor] | None:
+def _now() -> tuple[dict[int, Tensor], set[int]] | None:
     return None if torch.compiler.is_compiling() else _given.get()
 
 
@@ -93,8 +92,8 @@ def offered(x: Tensor) -> bool:
     >>> donation.offered(torch.ones(2))
     False
     """
-    left = _left()
-    return left is not None and id(x) in left and id(x) in _offered.get()
+    now = _now()
+    return now is not None and id(x) in now[0] and id(x) in now[1]
 
 
 def alone(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

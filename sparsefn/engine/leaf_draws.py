@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.draws import as_keys, check_key, digest, drawn_like, folded
-from sparsefn.engine.memory import brought, on, written
+from sparsefn.engine.memory import brought, written
 from sparsefn.engine.shards import any_sharded
 from sparsefn.engine.threefry import draw, draw_leaves, finished, halves
 from sparsefn.engine.together import MOST, apart, packs, pays
@@ -94,10 +94,5 @@ def leaf_keys(key: Tensor, paths: Sequence[str], step: Step | None, device: torc
         index = written([digest(path) for path in paths], key.device).reshape(-1, 1)
         made = as_keys(draw(key, index, 1, "fold str", torch.int64)[..., 0])
     if step is None or not (isinstance(step, Tensor) and step.device.type != "cpu"):
-        return brought(made if step is None else _at(made, step), device)
-    return _at(brought(made, device), step)
-
-
-def _at(keys: Tensor, step: Step) -> Tensor:
-    index = on(step, keys.device).reshape(1)
-    return as_keys(draw(keys, index, 1, "fold int", torch.int64)[..., 0])
+        return brought(made if step is None else folded(made, step, "fold int"), device)
+    return folded(brought(made, device), step, "fold int")

@@ -142,12 +142,8 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
 
     run(look, rows)
     if stains:
-        stained = _chosen(_zero, many.where, [masks[i] for i in looked], [leaves[i] for i in looked], over=(1,))
-        for i, leaf in zip(looked, stained, strict=True):
-            results[i] = leaf
-    for i, leaf in zip(
-        left, together.each(many.where, [masks[i] for i in left], [leaves[i] for i in left]), strict=True
-    ):
+        left += looked
+    for i, leaf in zip(left, zeroed([masks[i] for i in left], [leaves[i] for i in left], spent=True), strict=True):
         results[i] = leaf
     return results
 

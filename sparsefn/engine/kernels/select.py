@@ -30,7 +30,7 @@ _DEFAULT = Tuning()
 def winners(
     entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool, tuning: Tuning = _DEFAULT
 ) -> list[Tensor] | None:
-    """Masks of entries, as the operator of `selection/winners.py` has them; None where no kernels serve.
+    """The masks that the operator of `selection/winners.py` returns for these entries; None where no kernel serves.
 
     >>> from sparsefn.engine.kernels.select import winners
     >>> winners([(torch.ones(1, 2, device="meta"), None, None, False, None)], torch.tensor([1]), [1], False)

@@ -149,7 +149,7 @@ def _by_table(keys: Tensor, count: Count) -> Tensor:
 
 
 def _open(won: Tensor, keys: Tensor, entries: Sequence[Entry]) -> Tensor:
-    # Units that do not compete come last, and would win where a count is larger than the number of those that do.
+    # Units that do not compete are sorted last. They would win where the count is above the number of units that do.
     if all(entry.allow is None and entry.deny is None for entry in entries):
         return won
     return won & (keys > reference.BARRED[keys.dtype])

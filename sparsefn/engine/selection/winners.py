@@ -52,8 +52,7 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
         wide = wide or (scores.ndim == 3 and not fixed.is_narrow(scores.shape))
         lies = lies or lie is not None
     if lies:
-        own = torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
-        return shared.winners(entries, own, joint, winners)
+        return shared.winners(entries, _by_entry(entries, counts, joint), joint, winners)
     if not floats:
         check(entries)
     if not entries:
@@ -150,6 +149,15 @@ def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
     return [1] if joint else [fixed.competitions(entry.scores.shape) for entry in entries]
 
 
+def _by_entry(entries: Sequence[Entry], counts: Counts, joint: bool) -> Sequence[Count]:
+    return torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
+
+
+def _placed(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Count]:
+    pairs = zip(_by_entry(entries, counts, joint), entries, strict=False)
+    return [placed(n, entry.scores.device) for n, entry in pairs]
+
+
 # ---- other devices, transforms and programs -------------------------------------------------------
 
 
@@ -161,8 +169,7 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
             check_device("all scores of one competition", device, scores)
     own_way = all(kernels.has_own_way(entry.scores.device.type) for entry in entries)
     if not own_way and contests.serves(entries):
-        split = torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
-        own = [placed(n, entry.scores.device) for n, entry in zip(split, entries, strict=False)]
+        own = _placed(entries, counts, joint)
         return contests.jointly(entries, own[0]) if joint else contests.winners(entries, own)
     exported = torch.compiler.is_exporting() or not own_way
     fused = [
@@ -173,8 +180,7 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
     left = [i for i, entry in enumerate(entries) if not fused[i] and entry.scores.numel()]
     if isinstance(counts, Tensor) and len(left) == len(entries):
         return _by_operator(entries, placed(counts, device), _spans(entries, joint), joint)
-    split = torch.split(counts, _spans(entries, joint)) if isinstance(counts, Tensor) else counts
-    own = [placed(n, entry.scores.device) for n, entry in zip(split, entries, strict=False)]
+    own = _placed(entries, counts, joint)
     if exported and joint:
         return fixed.jointly(entries, own[0])
     won = {i: fixed.of_rows(entries[i], own[i]) for i in range(len(entries)) if fused[i]}

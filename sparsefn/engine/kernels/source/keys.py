@@ -49,7 +49,7 @@ def most(BITS: tl.constexpr):
 
 @triton.jit
 def ordered(raw, absolute, BITS: tl.constexpr, INF: tl.constexpr):
-    """Keys of the words of scores: NaN is the least of those that compete, and -0.0 is 0.0."""
+    """Integers in the order of the scores, from their bits: NaN is below every number, and -0.0 equals 0.0."""
     if BITS == 16:
         raw = raw.to(tl.int32)
     size = raw & most(BITS)

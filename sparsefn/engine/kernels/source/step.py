@@ -22,6 +22,14 @@ def _float64(word):
 
 
 @triton.jit
+def _place(table, many, STEPS: tl.constexpr, B: tl.constexpr):
+    """(program, row of its tensor, first entry of its chunk, entries of the tensor)."""
+    c = tl.program_id(0)
+    row = table + find(table, STEPPED, CHUNK, many, c, STEPS) * STEPPED
+    return c, row, (c - tl.load(row + CHUNK)) * B, tl.load(row + SIZE)
+
+
+@triton.jit
 def _read(row, COLUMN: tl.constexpr, offs, inside, WHOLE: tl.constexpr):
     at = tl.load(row + COLUMN).to(tl.pointer_type(tl.float32))
     if WHOLE:
@@ -51,15 +59,21 @@ def _kept(row, offs, inside, WHOLE: tl.constexpr):
 
 
 @triton.jit
+def _masked(row, first, numbers, WHOLE: tl.constexpr, B: tl.constexpr):
+    """(places, inside, kept, params, masked gradients) of a chunk."""
+    offs = first + tl.arange(0, B)
+    inside = offs < numbers
+    kept = _kept(row, offs, inside, WHOLE)
+    g = tl.where(kept, _read(row, GRAD, offs, inside, WHOLE), 0.0)
+    return offs, inside, kept, _read(row, PARAM, offs, inside, WHOLE), g
+
+
+@triton.jit
 def _adam_chunk(
     row, first, numbers, size, least, shrink, part1, part2, beta2, decay, DECAY: tl.constexpr, WHOLE: tl.constexpr,
     B: tl.constexpr,
 ):  # fmt: skip
-    offs = first + tl.arange(0, B)
-    inside = offs < numbers
-    kept = _kept(row, offs, inside, WHOLE)
-    p = _read(row, PARAM, offs, inside, WHOLE)
-    g = tl.where(kept, _read(row, GRAD, offs, inside, WHOLE), 0.0)
+    offs, inside, kept, p, g = _masked(row, first, numbers, WHOLE, B)
     m = _read(row, FIRST, offs, inside, WHOLE)
     v = _read(row, SECOND, offs, inside, WHOLE)
     if DECAY == 1:
@@ -80,10 +94,7 @@ def adam(
     eps: tl.int64, decay: tl.int64, DECAY: tl.constexpr, ALIGNED: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """A step of Adam of a chunk of a tensor. DECAY: 0 for none, 1 added to the gradient, 2 taken from the update."""
-    c = tl.program_id(0)
-    row = table + find(table, STEPPED, CHUNK, many, c, STEPS) * STEPPED
-    first = (c - tl.load(row + CHUNK)) * B
-    numbers = tl.load(row + SIZE)
+    c, row, first, numbers = _place(table, many, STEPS, B)
     b1 = _float64(beta1)
     b2 = _float64(beta2)
     wide = _float64(decay)
@@ -113,11 +124,7 @@ def _sgd_chunk(
     row, first, numbers, speed, momentum, decay, DECAY: tl.constexpr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr,
     WHOLE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    offs = first + tl.arange(0, B)
-    inside = offs < numbers
-    kept = _kept(row, offs, inside, WHOLE)
-    p = _read(row, PARAM, offs, inside, WHOLE)
-    g = tl.where(kept, _read(row, GRAD, offs, inside, WHOLE), 0.0)
+    offs, inside, kept, p, g = _masked(row, first, numbers, WHOLE, B)
     if DECAY:
         g = g + decay * p
     if MOMENTUM:
@@ -136,10 +143,7 @@ def sgd(
     MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, ALIGNED: tl.constexpr, STEPS: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """A step of SGD of a chunk of a tensor."""
-    c = tl.program_id(0)
-    row = table + find(table, STEPPED, CHUNK, many, c, STEPS) * STEPPED
-    first = (c - tl.load(row + CHUNK)) * B
-    numbers = tl.load(row + SIZE)
+    c, row, first, numbers = _place(table, many, STEPS, B)
     if c == 0:
         tl.store(new_count, tl.load(count) + 1)
     speed = tl.load(rate).to(tl.float32) * -1.0  # as above
