@@ -11,10 +11,12 @@ from torch import Tensor
 
 from sparsefn.engine.checks import is_int
 from sparsefn.engine.described import described
+from sparsefn.engine.older import replaceable
 from sparsefn.state import everywhere
 from sparsefn.tree import Tree
 
 
+@replaceable
 class ActivationState(NamedTuple):
     """The mask and statistics of one activation, as a pytree of tensors.
 

@@ -14,6 +14,7 @@ from sparsefn.engine.checks import Level as Level
 from sparsefn.engine.checks import Schedule as Schedule
 from sparsefn.engine.checks import Step as Step
 from sparsefn.engine.checks import check_call
+from sparsefn.engine.older import replaceable
 from sparsefn.tree import (
     Leaves,
     Tree,
@@ -32,6 +33,7 @@ Where = Callable[[str, Tensor], bool] | str | Sequence[str]
 Term = Callable[["State", Step], Tree]
 
 
+@replaceable
 class State(NamedTuple):
     """Everything an algorithm knows, as one pytree of tensors.
 

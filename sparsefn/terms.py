@@ -15,6 +15,7 @@ from sparsefn import random
 from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.numbers import Real
+from sparsefn.engine.older import differentiating
 from sparsefn.state import State, Step, Term, Where
 from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.where import matching
@@ -68,7 +69,7 @@ def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
 
     def term(state: State, step: Step) -> Tree:
         leaves, rebuild = opened(state.params)
-        gradient = torch.func.grad(lambda values: fn(rebuild(values), step))
+        gradient = differentiating(torch.func.grad(lambda values: fn(rebuild(values), step)))
         return rebuild(gradient(leaves))
 
     return term

@@ -11,6 +11,7 @@ from sparsefn.algorithms.frame import checked, own_params, unchecked
 from sparsefn.algorithms.static import dense
 from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.older import differentiating
 from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.masks import intersect
 from sparsefn.reparam import Reparametrisation
@@ -123,6 +124,7 @@ def reparametrised(
         )
         return state._replace(params=params, scores={**state.scores, "latent": {**state.scores["latent"], **latents}})
 
+    @differentiating
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step  # the stored step is the one that the weights were drawn at
         leaves = flatten(inside.view.grads(inner_of(state), grads, 0))[0]

@@ -18,6 +18,7 @@ from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
 from sparsefn.engine.memory import brought
+from sparsefn.engine.older import differentiating
 from sparsefn.engine.shards import agreed
 from sparsefn.engine.threefry import lifted
 from sparsefn.gates import Mode, check_mode, gate
@@ -150,6 +151,7 @@ def supermask(
         scores = merged(state.scores[role], dict(tree["scores"]))
         return state._replace(params=merged(state.params, dict(tree["params"])), scores={role: scores})
 
+    @differentiating
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step
         leaves, masks = sparse_leaves(state)

@@ -78,12 +78,12 @@ def _counted(
         count = goal.count(row, active, step)
     else:
         count = goal.count(row, active, step, total)
-    name, at = shown(goal), ", ".join(map(repr, pool))
+    at = ", ".join(map(repr, pool))
     if not isinstance(count, Tensor) or count.is_floating_point() or count.dtype == torch.bool:
         got = count.dtype if isinstance(count, Tensor) else type(count).__name__
-        raise TypeError(f"expected {name} to give an integer tensor, got {got} at {at}")
+        raise TypeError(f"expected {shown(goal)} to give an integer tensor, got {got} at {at}")
     if count.shape != row.shape[:1]:
-        groups, shape = row.shape[0], tuple(count.shape)
+        name, groups, shape = shown(goal), row.shape[0], tuple(count.shape)
         raise ValueError(f"expected {name} to give a count for each of {groups} groups, got shape {shape} at {at}")
     return count if goal.of == "kept" else (total(active) - count).clamp(min=0)
 

@@ -17,7 +17,7 @@ from sparsefn.compose.moments import live_entries
 from sparsefn.engine.checks import is_int
 from sparsefn.engine.leafwise import is_sparse, sparse_among
 from sparsefn.state import Algorithm, State, effective, has_own_support, inside
-from sparsefn.tree import Tree, all_finite, flatten, leaves_of, opened, zipped
+from sparsefn.tree import Tree, all_finite, flatten, identical, leaves_of, opened, zipped
 
 _CALL_AFTER = "call after_step after every before_step, also where the optimizer skipped its step"
 
@@ -126,7 +126,7 @@ class Attached:
         shows_all = self._trains_params and self._zeros_stay and not self._hidden
         try:
             new = unchecked(self._algorithm)(stepped, dense, step)
-            if new is not stepped and not (_same(new, stepped) or bool(all_finite(dense))):
+            if new is not stepped and not (identical(new, stepped) or bool(all_finite(dense))):
                 new = stepped
         except BaseException:
             self._show(stepped, old)
@@ -285,8 +285,3 @@ def _hiding(state: State, masks: Mapping[str, Tensor], params: Mapping[str, Tens
 
 def _version(grad: Tensor | None) -> int:
     return -1 if grad is None else grad._version
-
-
-def _same(new: Tree, old: Tree) -> bool:
-    a, b = leaves_of(new), leaves_of(old)
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

@@ -10,7 +10,7 @@ from sparsefn.compose.states import check_plain, join_states, no_optimizer
 from sparsefn.engine.described import described
 from sparsefn.masks import intersect
 from sparsefn.state import Algorithm, State, Step, has_own_support
-from sparsefn.tree import Tree
+from sparsefn.tree import Tree, identical
 
 
 @described
@@ -57,7 +57,7 @@ def chain(*algorithms: Algorithm) -> Algorithm:
             own = state.scores[str(i)]
             old = State(params, key=state.key[str(i)], opt=state.opt, **own)
             parts.append(unchecked(allowed(i, parts))(old, grads, step))
-            params, still = parts[-1].params, still and parts[-1].masks is old.masks
+            params, still = parts[-1].params, still and identical(parts[-1].masks, old.masks)
         return join(parts, state.masks if still else _common(parts))
 
     return Algorithm(init, update)

@@ -10,7 +10,7 @@ from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.compose.states import check_plain, join_states, no_optimizer, owned, part_of
 from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step
-from sparsefn.tree import Tree
+from sparsefn.tree import Tree, identical
 
 
 @described
@@ -61,7 +61,7 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
             seen = part_of(state, params, masks, i)
             part = unchecked(algorithm)(seen, grads, step)
             params = part.params
-            if part.masks is not seen.masks:  # else a chain around this would take them for new ones
+            if not identical(part.masks, seen.masks):  # else a chain around this would take them for new ones
                 masks = optree.tree_map(lambda old, new: new if new.ndim else old, masks, part.masks)
             parts.append(part)
             owns.append(state.scores[str(i)]["owns"])

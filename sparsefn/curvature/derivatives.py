@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.older import differentiating
 from sparsefn.state import State, Step, effective
 from sparsefn.tree import Tree, check_like, flatten, leaves_like
 from sparsefn.where import float_leaves
@@ -44,6 +45,7 @@ def example_gradients(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
     return rebuild(torch.vmap(of_one)(list(data.values())))  # its `randomness` is "error"
 
 
+@differentiating
 def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]) -> Tree:
     """Hessian-vector product of a loss: a tree like params.
 
@@ -121,7 +123,7 @@ def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequen
             raise ValueError(f"expected the loss to be a 0-d tensor, got {got}")
         return out
 
-    return torch.func.grad(checked)
+    return differentiating(torch.func.grad(checked))
 
 
 def check_loss(loss: object, batch: object) -> None:

@@ -23,6 +23,7 @@ from sparsefn.curvature.derivatives import (
 )
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.described import described
+from sparsefn.engine.older import differentiating
 from sparsefn.state import Accumulated, PlainScore, State, Step
 from sparsefn.tree import Tree, check_like, map_with_path, wide
 
@@ -133,6 +134,7 @@ def _exact_diagonal(loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size
         def moved(one: Sequence[Tensor]) -> Tensor:
             return loss(rebuild([*leaves[:i], one[0], *leaves[i + 1 :]]), *batch)
 
+        @differentiating
         def product(vector: Tensor) -> Tensor:
             return torch.func.jvp(gradient_of(moved), ((leaf,),), ((vector,),))[1][0]  # type: ignore[no-any-return]
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from sparsefn.engine.elementary import raised, root
 from sparsefn.engine.folds import Work, fold
 from sparsefn.engine.numbers import folded, whole_power
+from sparsefn.engine.older import is_exporting
 from sparsefn.engine.transforms import Array, See, visible, visible_inside
 
 Box = tuple[int, ...]
@@ -80,8 +81,8 @@ def pool(x: Tensor, box: Box, how: Pooling) -> Tensor:
     seen = _in_memory(x, box, name, order, visible)
     if seen is not None:
         return seen
-    compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
-    plain = torch.compiler.is_exporting() or (x.device.type != "cpu" and not compiling)
+    compiling = torch.compiler.is_compiling() and not is_exporting()
+    plain = is_exporting() or (x.device.type != "cpu" and not compiling)
     return reference(x, box, name, order) if plain else _operator(x, list(box), name, order)
 
 

@@ -23,13 +23,15 @@ from torch._C._functorch import (
     peek_interpreter_stack,
 )
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode_stack,
     is_in_torch_dispatch_mode,
 )
+
+from sparsefn.engine.older import is_exporting
 
 Array: TypeAlias = np.ndarray[Any, Any]
 See: TypeAlias = Callable[[Sequence[Tensor]], list[Array] | None]  # `visible`, or `visible_inside` in an operator

@@ -8,6 +8,7 @@ import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine.older import differentiating
 from sparsefn.engine.transforms import transformed
 from sparsefn.tree import Tree, flatten
 from sparsefn.where import float_leaves
@@ -37,11 +38,12 @@ def value_and_grad(loss: Callable[..., Tree], *, has_aux: bool = False) -> Calla
         def run(inputs: list[Tensor]) -> tuple[Tensor, Tree]:
             return _pair(loss(rebuild(inputs), *args, **kwargs), has_aux)
 
+        differentiated = differentiating(torch.func.grad_and_value(run, has_aux=True))
         if transformed():
-            grads, (value, aux) = torch.func.grad_and_value(run, has_aux=True)(leaves)
+            grads, (value, aux) = differentiated(leaves)
         elif _inference((leaves, args, kwargs)):
             with torch.no_grad():  # no graph through other tensors that require a gradient
-                grads, (value, aux) = torch.func.grad_and_value(run, has_aux=True)(leaves)
+                grads, (value, aux) = differentiated(leaves)
         else:
             grads, (value, aux) = _autograd(run, leaves)
         return (value, aux) if has_aux else value, rebuild(grads)

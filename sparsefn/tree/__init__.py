@@ -4,6 +4,7 @@ from sparsefn.tree.leaves import Leaves as Leaves
 from sparsefn.tree.leaves import Tree as Tree
 from sparsefn.tree.leaves import check_like as check_like
 from sparsefn.tree.leaves import flatten as flatten
+from sparsefn.tree.leaves import identical as identical
 from sparsefn.tree.leaves import leaves_at as leaves_at
 from sparsefn.tree.leaves import leaves_like as leaves_like
 from sparsefn.tree.leaves import leaves_of as leaves_of

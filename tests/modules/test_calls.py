@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import sparsefn as sf
 import sparsefn.modules as M
 from sparsefn.checkpoint import tree_equal
+from sparsefn.engine.older import OLD
 
 
 def mlp():
@@ -226,6 +227,8 @@ def attributes(module):
 def test_the_module_is_as_it_was_after_a_call(name, how):
     if (name, how) == ("forward", "compile"):
         return  # compiled code keeps what a forward sets
+    if OLD and how == "compile":
+        pytest.skip("the compiler of torch 2.11 refuses modules with hooks")
     module, x = WRITERS[name](), torch.randn(4, 3)
     params = {path: p + 1 for path, p in M.params_of(module).items()}
     tensors = [value for part in module.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]

@@ -17,6 +17,7 @@ from torch import Tensor
 from sparsefn.engine import kernels
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device, placed
+from sparsefn.engine.older import is_exporting
 from sparsefn.engine.selection import bracket, contests, fixed, groups, shared
 from sparsefn.engine.selection.entries import TINY, arrays, check, reshaped
 from sparsefn.engine.selection.entries import Entry as Entry
@@ -171,7 +172,7 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
     if not own_way and contests.serves(entries):
         own = _placed(entries, counts, joint)
         return contests.jointly(entries, own[0]) if joint else contests.winners(entries, own)
-    exported = torch.compiler.is_exporting() or not own_way
+    exported = is_exporting() or not own_way
     fused = [
         exported or (torch.compiler.is_compiling() and not joint and fixed.is_few(entry.scores.shape))
         for entry in entries
