@@ -11,6 +11,7 @@ import sparsefn as sf
 import sparsefn.optimizers as O
 from sparsefn import ensemble as E
 from sparsefn.checkpoint import tree_equal
+from sparsefn.engine.older import OLD
 from sparsefn.state import State, effective
 
 
@@ -325,6 +326,7 @@ def test_frozen_members_keep_their_bits():
             assert bits(E.member(mixed, i)) == bits(E.member(old if kept else new, i))
 
 
+@pytest.mark.skipif(OLD, reason="the compiler of torch 2.11 calls no trigger that it has made")
 def test_members_frozen_early_end_as_they_were():
     rows = [(KEYS[0], 1, 2), (KEYS[1], 3, 1), (KEYS[2], 2, 3)]
     arguments, last = stacked_arguments(rows), torch.tensor([3, 12, 7])

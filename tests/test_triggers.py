@@ -6,6 +6,7 @@ from torch.func import vmap
 
 from sparsefn import triggers
 from sparsefn.engine import checks
+from sparsefn.engine.older import OLD
 
 KINDS = [
     (triggers.every(1), range(60)),
@@ -204,6 +205,7 @@ def test_listed_steps_may_differ_from_member_to_member(as_step):
     assert mixed.tolist() == [1, 2, 1]
 
 
+@pytest.mark.skipif(OLD, reason="the compiler of torch 2.11 calls no trigger that it has made")
 def test_one_graph_serves_every_member_and_step():
     def both(n, stop, steps, step):
         every, at = triggers.every(n, 1, stop), triggers.at(steps)
