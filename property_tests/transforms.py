@@ -188,6 +188,13 @@ def compiled_vmap(row: Row, case: Case, backend: str = "aot_eager") -> str:
     return "="
 
 
+def not_read(row: Row, case: Case, backend: str = "aot_eager") -> str:
+    """Both once more, of the `nonstrict` algorithm, whose code the compiler does not read."""
+    wrapped = row._replace(make=lambda *given: sf.nonstrict(row.make(*given)))
+    compiled(wrapped, case, backend)
+    return compiled_vmap(wrapped, case, backend)
+
+
 class Update(torch.nn.Module):
     """An update as a module, as export wants one."""
 
@@ -244,6 +251,7 @@ COLUMNS: dict[str, Callable[[Row, Case], str]] = {
     "jvp": jvp,
     "compile": compiled,
     "compile(vmap)": compiled_vmap,
+    "nonstrict": not_read,
     "functorch": old_names,
     "export": exported,
     "sharded": sharded,
@@ -260,6 +268,7 @@ REASONS = {
     "aten._has_same_storage_numel.default": "b",
     "expected plain tensors, got a DTensor": "c",
     "differs at scores.latent.threshold": "d",
+    "got one from outside": "e",
 }
 
 

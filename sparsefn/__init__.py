@@ -50,6 +50,7 @@ from sparsefn.clipping import clip_norm as clip_norm
 # Composition
 from sparsefn.compose import chain as chain
 from sparsefn.compose import donated as donated
+from sparsefn.compose import nonstrict as nonstrict
 from sparsefn.compose import partition as partition
 from sparsefn.compose import phases as phases
 from sparsefn.compose import rewinding as rewinding
@@ -133,6 +134,7 @@ __all__ = [
     "methods",
     "modules",
     "never",
+    "nonstrict",
     "one_shot",
     "optimizers",
     "partition",

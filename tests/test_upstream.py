@@ -104,6 +104,26 @@ def test_slopes_beside_the_operator_are_right_under_both():
     assert torch.equal(grad(lambda x: doubled(x).sum())(X), torch.full((2,), 2.0))
 
 
+# ---- functions that the compiler does not read ----------------------------------------------------
+
+
+def times(factor, own_code):
+    def inner(x):
+        return factor * x
+
+    if own_code:
+        inner.__code__ = inner.__code__.replace()
+    return torch.compiler.allow_in_graph(inner)
+
+
+@pytest.mark.parametrize("own_code", [False, True])
+def test_functions_of_one_code_are_taken_for_each_other(own_code):
+    double, triple = times(2.0, own_code), times(3.0, own_code)
+    run = compiled(lambda function, x: function(x))
+    assert torch.equal(run(double, X), 2 * X)
+    assert torch.equal(run(triple, X), (3 if own_code else 2) * X)  # 2 is wrong, and silent
+
+
 # ---- TorchOpt -------------------------------------------------------------------------------------
 
 P = {"w": torch.ones(2, 3)}

@@ -2,6 +2,7 @@
 
 from sparsefn.compose.chain import chain as chain
 from sparsefn.compose.donated import donated as donated
+from sparsefn.compose.nonstrict import nonstrict as nonstrict
 from sparsefn.compose.partition import partition as partition
 from sparsefn.compose.phases import phases as phases
 from sparsefn.compose.rewinding import rewinding as rewinding

@@ -1,4 +1,4 @@
-"""What torch 2.11 does otherwise than later releases, set right; with a later one nothing here does anything."""
+"""What older torch does otherwise than 2.13, set right; with that nothing here does anything."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 
 OLD = torch.__version__ < "2.12"
+HIDES_COMPILING = torch.__version__ < "2.13"  # from code that the compiler calls and does not read
 
 
 def is_exporting() -> bool:
