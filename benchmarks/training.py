@@ -225,7 +225,7 @@ def compiled_cases(steps: Steps, backend: str) -> list[Case]:
             if not all(torch.equal(mask, eager.masks[path]) for path, mask in ours.masks.items()):
                 raise AssertionError(f"{name}: masks")
         cases.append(Case(f"{name}, compiled", carrying(compiled, first)))
-    return [*cases, Case("with_optimizer(rigl), eager", carrying(*steps["with_optimizer(rigl)"]))]
+    return cases
 
 
 def compile_times(title: str, steps: Steps, backend: str, rounds: int) -> list[Row]:

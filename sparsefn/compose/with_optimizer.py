@@ -15,6 +15,7 @@ from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
 from sparsefn.engine.donation import offer, saves
 from sparsefn.engine.leafwise import sparse_among
+from sparsefn.engine.transforms import fused
 from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
 from sparsefn.tree import (
     Tree,
@@ -129,7 +130,8 @@ def with_optimizer(
         prime(trained, optimizer.init(trained))
         return state
 
-    def descend(state: State, grads: Tree, step: Step) -> State:
+    def descend(state: State, grads: Tree, step: Step) -> tuple[State, Tree]:
+        # The stepped state, and an optimizer's state whose moments are right wherever `tidy` keeps them.
         if grads is None:
             raise ValueError("with_optimizer: the optimizer reads gradients, got grads=None")
         trained = view.get(state)
@@ -138,7 +140,13 @@ def with_optimizer(
         if one_pass is not None and plain and view.grads is masked_view.grads:
             done = one_pass(grads, state.opt, trained, support_of(state))
             if done is not None:
-                return state._replace(params=done[0], opt=done[1])
+                return state._replace(params=done[0], opt=done[1]), done[1]
+            if fused():
+                # On the masks the whole gradient has the same step: roots and quotients need not wait for the mask.
+                updates, whole = optimizer.update(grads, state.opt, params=trained, inplace=False)
+                if fused(*leaves_of((updates, whole))):
+                    opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)[1]
+                    return moved(state, updates)._replace(opt=opt), whole if mask_moments and reset_grown else opt
         # No name here refers to the masked gradient: its memory is free for the new weights.
         updates, opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)
         check_like(f"the updates of {foreign.name_of(optimizer)}", updates, trained, dtype=False)
@@ -147,10 +155,11 @@ def with_optimizer(
             raise ValueError(f"with_optimizer: {structure_error(name, opt, state.opt, 'the old one')}")
         opt = foreign.unshared(optimizer, opt, grads, trained)
         if plain:
-            return moved(state, updates)._replace(opt=opt)
-        return view.put(state, optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates))._replace(opt=opt)
+            return moved(state, updates)._replace(opt=opt), opt
+        new = optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates)
+        return view.put(state, new)._replace(opt=opt), opt
 
-    def tidy(state: State, before: State, grads: Tree) -> State:
+    def tidy(state: State, before: State, grads: Tree, opt: Tree) -> State:
         if not tidies:
             return state
         trained = view.get(state)
@@ -158,7 +167,7 @@ def with_optimizer(
         sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
         if not any(sparse):
             return state
-        leaves, rebuild = opened(state.opt)
+        leaves, rebuild = opened(opt)
         owned: dict[int, list[int]] = {}  # the places of its moments, by leaf
         for place, owner in enumerate(owners(state.opt, trained, sparse)):
             if owner >= 0 and sparse[owner]:
@@ -178,11 +187,16 @@ def with_optimizer(
     def advance(state: State, grads: Tree, step: Step) -> State:
         skipped = skip(step)
         goes = ~skipped if isinstance(skipped, Tensor) else not skipped
-        stepped = choose(goes, lambda now: descend(now, grads, step), state)
+
+        def stepping(now: tuple[State, Tree]) -> tuple[State, Tree]:
+            new, opt = descend(now[0], grads, step)
+            return new, opt if fused() else ()
+
+        stepped, opt = choose(goes, stepping, (state, state.opt if fused() else ()))
         if lends and saves():
             offer(leaves_of(stepped.params), leaves_of((grads, stepped._replace(params=()))))
         state = inner(stepped, grads, step)._replace(opt=stepped.opt)
-        state = tidy(state, stepped, grads)
+        state = tidy(state, stepped, grads, opt if fused() else stepped.opt)
         return choose(reset(step), lambda now: now._replace(opt=start(view.get(now))), state)  # type: ignore[no-any-return]
 
     @checked

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +20,8 @@ def from_bytes(masks: Sequence[Tensor]) -> list[Tensor]:
     >>> mask_bytes.from_bytes([torch.tensor([True, False]), torch.tensor(True)])
     [tensor([ True, False]), tensor(True)]
 
-    The bytes are copied, a byte an entry, so call it once for all that reads them.
+    A view takes no memory where inductor compiles; other compilers copy the bytes, a byte an entry, so call it once for
+    all that reads them.
     """
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return list(masks)
@@ -42,6 +46,8 @@ def _copied(masks: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.library.register_fake("sparsefn::mask_bytes", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _(masks: Sequence[Tensor]) -> list[Tensor]:
+    if "torch._inductor.lowering" in sys.modules:
+        _view_in_inductor()
     return [torch.empty_like(mask, dtype=torch.uint8) for mask in masks]
 
 
@@ -51,3 +57,14 @@ _operator = torch.ops.sparsefn.mask_bytes
 @torch.library.register_vmap("sparsefn::mask_bytes", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _(info: object, in_dims: tuple[list[int | None]], masks: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None]]:
     return _operator(masks), in_dims[0]
+
+
+@functools.cache
+def _view_in_inductor() -> None:
+    # A view that inductor calls, as it calls those whose dtype has another size: it knows whose memory they share.
+    with contextlib.suppress(ImportError):
+        from torch._inductor.lowering import fallback_handler, register_lowering
+
+        view = fallback_handler(torch.ops.aten.view.dtype)  # type: ignore[no-untyped-call]
+        lower = register_lowering(_operator.default, type_promotion_kind=None)
+        lower(lambda masks: [view(mask, torch.uint8) for mask in masks])

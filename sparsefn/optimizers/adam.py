@@ -10,14 +10,13 @@ import numpy as np
 import optree
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from sparsefn.engine import blockwise, kernels, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
-from sparsefn.engine.transforms import computed_once, constants, fused
+from sparsefn.engine.transforms import computed_once, constants
 from sparsefn.optimizers.base import (
     Optimizer,
     check_given,
@@ -127,11 +126,9 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
         check_given(grads, params, state.mu, weight_decay, False)
         if constants([state.count]) is None:
-            done = by_kernel(grads, state, params, masks)
-            if done is not None or not is_compiling():
-                return done
+            return by_kernel(grads, state, params, masks)
         numbers, *decays = begun(state)
-        if not (_known(numbers) or is_compiling()):
+        if not _known(numbers):
             return None
         rows, rebuild = localized(*zipped(params, masks, state.mu, state.nu, grads))
         return ended(_step_under_masks(numbers, rows), rebuild, state.count, *decays)
@@ -211,11 +208,7 @@ def _step_under_masks(
         rest = [i for i in range(len(rows)) if i not in results]
         params, masks, mus, nus, grads = zip(*(rows[i] for i in rest), strict=True)
         stepped = _step(numbers, list(zip(mus, nus, leafwise.zeroed(masks, grads), params, strict=True)))
-        moving = stepped
-        if fused(*(update for update, _, _ in stepped)):
-            # On the masks the whole gradient has the same update: the root and the quotient need not wait for the mask.
-            moving = _step(numbers, list(zip(mus, nus, grads, params, strict=True)))
-        new_params = leafwise.moved(masks, params, [update for update, _, _ in moving])
+        new_params = leafwise.moved(masks, params, [update for update, _, _ in stepped])
         results |= {i: (new, mu, nu) for i, new, (_, mu, nu) in zip(rest, new_params, stepped, strict=True)}
     return [results[i] for i in range(len(rows))]
 

@@ -31,7 +31,8 @@ class Optimizer(NamedTuple):
 
     `under_masks(grads, state, params, masks) -> (params, state)` is optional: the whole step under masks in one pass,
     which `with_optimizer` then takes. It has the bits of `update` on gradients that are +0.0 off the masks, with the
-    updates added only on the masks; or it gives None where there is no faster way.
+    updates added only on the masks; or it gives None where there is no faster way. It is for optimizers that step each
+    entry by itself: in compiled code `with_optimizer` makes their updates from whole gradients.
     """
 
     init: Callable[[Tree], Tree]

@@ -476,3 +476,95 @@ def test_elsewhere_than_on_the_cpu_the_gradients_are_not_read():
 def test_a_skipped_step_needs_no_gradients():
     algorithm = sf.with_optimizer(sf.gmp(0.5), sf.optimizers.sgd(0.1), skip=sf.always(), skip_nonfinite=True)
     assert algorithm.update(algorithm.init(PARAMS), None, 0).masks["w"].sum() == 24
+
+
+# ---- compiled -------------------------------------------------------------------------------------
+
+ODD = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, 1e-30, 2.0, -0.5])
+
+
+def masked_leaves():
+    """A sparse and a dense leaf: gradients, moments and params that are odd off the mask, too, and the masks."""
+    draw = torch.Generator().manual_seed(5)
+    mask = torch.rand(33, 7, generator=draw) < 0.5
+    on, off = torch.randn(33, 7, generator=draw), ODD[torch.randint(0, len(ODD), (33, 7), generator=draw)]
+    leaf, dense = torch.where(mask, on, off), torch.randn(5, generator=draw)
+    trees = [{"b": dense.roll(i), "w": torch.where(mask, on.roll(i, 0), off.roll(i, 0))} for i in range(3)]
+    grads, mu, params = trees
+    nu = {"b": dense.square(), "w": leaf.square()}
+    return grads, mu, nu, params, {"b": torch.tensor(True), "w": mask}
+
+
+def odd_state(algorithm, optimizer):
+    """A state of a stepped algorithm whose params and moments are odd off the masks, and gradients as odd."""
+    grads, mu, nu, params, masks = masked_leaves()
+    state = algorithm.init(params)
+    moments = {"momentum": mu} if "momentum" in state.opt._fields else {"mu": mu, "nu": nu}
+    return state._replace(params=params, masks=masks, opt=state.opt._replace(**moments)), grads
+
+
+def assert_bits(got, want):
+    for path, leaf in sf.tree.flatten(want)[0].items():
+        other = sf.tree.flatten(got)[0][path]
+        assert torch.equal(other.isnan(), leaf.isnan()), path
+        x, y = (tensor.nan_to_num(7.0, math.inf, -math.inf) for tensor in (other, leaf))
+        assert torch.equal(x, y) and torch.equal(x.signbit(), y.signbit()), path
+
+
+STEPPED = {
+    "adam": sf.optimizers.adam(0.01),
+    "adam, decay": sf.optimizers.adam(0.01, weight_decay=0.1),
+    "adamw": sf.optimizers.adamw(0.01),
+    "sgd": sf.optimizers.sgd(0.01, momentum=0.9, nesterov=True, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("name", STEPPED)
+def test_compiled_steps_have_the_bits_of_eager_ones(name, backend):
+    masks = masked_leaves()[-1]
+    for options in ({}, {"mask_moments": False}, {"mask_moments": False, "reset_grown": False}):
+        algorithm = sf.with_optimizer(sf.from_masks(masks), STEPPED[name], **options)
+        state, grads = odd_state(algorithm, STEPPED[name])
+        got = torch.compile(algorithm.update, fullgraph=True, backend=backend)(state, grads, torch.tensor(1))
+        assert_bits(got, algorithm.update(state, grads, 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"reset_grown": False}, {"skip": sf.at([1])}, {"skip": sf.at([2])}], ids=str)
+def test_compiled_scores_see_moments_off_the_masks_and_grown_weights_start_anew(options):
+    def moment(state, grads, step):
+        return state.opt.mu if state.opt else grads  # no optimizer yet while masks are made
+
+    grads, mu, nu, params, _ = (
+        optree.tree_map(lambda x: x.nan_to_num(1.0, 2.0, 3.0) if x.is_floating_point() else x, tree)
+        for tree in masked_leaves()
+    )
+    drop, starts = sf.scores.magnitude, {"init": "magnitude", "drop_fraction": 0.3}
+    inner = sf.drop_grow(0.5, drop=drop, grow=moment, when=sf.at([1]), **starts)
+    algorithm = sf.with_optimizer(inner, sf.optimizers.adam(0.01), **options)
+    state = algorithm.init(params)
+    state = state._replace(opt=state.opt._replace(mu=mu, nu=nu))
+    update = torch.compile(algorithm.update, fullgraph=True, backend="aot_eager")
+    for step in range(1, 4):
+        want = algorithm.update(state, grads, step)
+        assert step > 1 or not torch.equal(want.masks["w"], state.masks["w"])
+        assert_bits(update(state, grads, torch.tensor(step)), want)
+        state = want
+
+
+def test_gradients_through_a_compiled_step_are_finite():
+    # The whole gradient has infinities off the mask, whose slope is NaN.
+    mask, rate = torch.tensor([True, False]), torch.tensor(0.5, dtype=torch.float64)
+
+    def stepped(g, rate):
+        algorithm = sf.with_optimizer(sf.from_masks({"w": mask}), sf.optimizers.adam(rate))
+        return algorithm.update(algorithm.init({"w": torch.ones(2)}), {"w": g}, 1).params["w"].sum()
+
+    g = torch.tensor([2.0, math.inf])
+    by_rate, by_gradient = (
+        torch.compile(torch.func.grad(stepped, argnums=i), fullgraph=True, backend="eager")(g, rate) for i in (1, 0)
+    )
+    leaves = [x.clone().requires_grad_() for x in (g, rate)]
+    torch.compile(stepped, fullgraph=True, backend="eager")(*leaves).backward()
+    for slope, size in ((by_gradient, by_rate), [x.grad for x in leaves]):
+        assert slope[1] == 0 and slope.isfinite().all() and size.item() == pytest.approx(-1)

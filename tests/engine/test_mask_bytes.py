@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch._dynamo.testing import EagerAndRecordGraphs
+from torch._inductor.utils import run_and_get_code
 
 from sparsefn.engine import mask_bytes
 
@@ -65,3 +66,24 @@ def test_exported_programs_and_other_devices_read_bools():
     record = EagerAndRecordGraphs()
     torch.compile(mask_bytes.from_bytes, fullgraph=True, backend=record)([FLAGS.to("meta"), torch.tensor(True)])
     assert sum(map(calls, record.graphs)) == 0
+
+
+def test_inductor_reads_them_where_they_lie_and_sees_that_the_memory_is_the_masks():
+    values = torch.arange(9.0)
+
+    def read(mask):
+        (seen,) = mask_bytes.from_bytes([mask])
+        chosen = torch.where(seen, values, -1.0)
+        mask.logical_not_()  # after the reading
+        (later,) = mask_bytes.from_bytes([mask])
+        bytes_of_the_same_size = (chosen > 2).to(torch.uint8).cumsum(0, dtype=torch.uint8)
+        return chosen, torch.where(later, values, -1.0), bytes_of_the_same_size
+
+    for mask in (FLAGS.clone(), FLAGS.repeat(2)[1:10]):
+        torch.compiler.reset()
+        before = mask.clone()
+        (chosen, later, _), (code, *_) = run_and_get_code(torch.compile(read, fullgraph=True), mask)
+        assert torch.equal(mask, ~before)
+        assert torch.equal(chosen, torch.where(before, values, -1.0))
+        assert torch.equal(later, torch.where(before, -1.0, values))
+        assert code.count("torch.ops.aten.view.dtype(") and not code.count("torch.ops.sparsefn.mask_bytes.default(")

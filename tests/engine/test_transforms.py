@@ -272,6 +272,7 @@ def private_names(source: str) -> list[str]:
 PLACES = {
     "engine/transforms.py",
     "engine/older.py",
+    "engine/mask_bytes.py",
     "engine/talks.py",
     "testing/laws_transforms.py",
     "testing/harness.py",
