@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sparsefn.engine.older import is_exporting
 from sparsefn.engine.shards import is_sharded
 
 
@@ -23,7 +24,7 @@ def from_bytes(masks: Sequence[Tensor]) -> list[Tensor]:
     A view takes no memory where inductor compiles; other compilers copy the bytes, a byte an entry, so call it once for
     all that reads them.
     """
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if not torch.compiler.is_compiling() or is_exporting():
         return list(masks)
     slow = [mask.ndim > 0 and mask.device.type == "cpu" and not is_sharded(mask) for mask in masks]
     if not any(slow):

@@ -1,10 +1,12 @@
 """What torch 2.11 does otherwise; the tests hold for every release."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
+import sparsefn as sf
 from sparsefn.engine import older
 
 
@@ -44,6 +46,12 @@ def test_exporting_is_not_compiling():
     assert Shift()(x) == 0 and torch.compile(Shift(), fullgraph=True, backend="eager")(x) == 0
     for strict in (False, True):
         assert torch.export.export(Shift(), (x,), strict=strict).module()(x) == 1
+
+
+def test_no_other_module_asks_torch_itself():
+    package = Path(sf.__file__).parent
+    asking = {p.name for p in package.rglob("*.py") if "torch.compiler.is_exporting()" in p.read_text(encoding="utf-8")}
+    assert asking == {"older.py"}
 
 
 @pytest.mark.parametrize("made_inside", [False, True])
