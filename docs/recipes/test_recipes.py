@@ -20,6 +20,8 @@ def script(text: str) -> str:
     for block in runnable(text):
         code = block.code.splitlines()
         lines[block.line - 1 : block.line - 1 + len(code)] = code
+    if PROCESSES.search(text):  # docs/distributed.md says why: torch may abort at the interpreter's end
+        lines += ["import os, sys", "sys.stdout.flush(), os._exit(0)"]
     return "\n".join(lines) + "\n"
 
 
