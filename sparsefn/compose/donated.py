@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sparsefn.algorithms.frame import check_update, unchecked
+from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.described import described
 from sparsefn.engine.donation import alone, empty, giving
 from sparsefn.engine.shards import any_sharded
@@ -44,8 +45,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
     `sf.attach`, nothing is given away. Put `donated` outermost, around `with_optimizer`. TypeError for anything but an
     Algorithm.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"donated: expected an Algorithm, got {type(algorithm).__name__}")
+    check_algorithm("donated", algorithm)
     pure = unchecked(algorithm)
 
     def update(state: State, grads: Tree, step: Step) -> State:

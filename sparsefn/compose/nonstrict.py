@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.algorithms.frame import check_update, unchecked
+from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.described import described
 from sparsefn.engine.older import HIDES_COMPILING, is_exporting
 from sparsefn.state import Algorithm, State, Step
@@ -38,8 +39,7 @@ def nonstrict(algorithm: Algorithm) -> Algorithm:
     `with_optimizer`; `vmap` goes around the update, and `torch.compile` around that. TypeError for anything but an
     Algorithm and, in compiled code, for a tree of other containers.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"nonstrict: expected an Algorithm, got {type(algorithm).__name__}")
+    check_algorithm("nonstrict", algorithm)
     pure = unchecked(algorithm)
 
     def traced(state: State, grads: Tree, step: Tensor) -> tuple[Tensor, ...]:

@@ -34,6 +34,15 @@ def kept(part: State) -> dict[str, Tree]:
     return {"scores": part.scores, "support": part.support}
 
 
+def check_algorithm(name: str, algorithm: object) -> None:
+    """Raise for anything but an Algorithm.
+
+    >>> check_algorithm("donated", sf.dense())
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"{name}: expected an Algorithm, got {type(algorithm).__name__}")
+
+
 def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
     """Raise unless every algorithm trains params: one that trains latents goes outermost.
 

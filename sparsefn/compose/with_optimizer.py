@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsefn.algorithms.frame import checked, reading_bytes, spends, unchecked
 from sparsefn.compose import foreign
 from sparsefn.compose.moments import live_leaves
+from sparsefn.compose.states import check_algorithm
 from sparsefn.engine import leafwise, together
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
@@ -53,8 +54,7 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
     `reset_grown=False`) and scores may read momenta of pruned weights in `state.opt`. ValueError for an algorithm
     that has another view (latents, terms).
     """
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"with_dense_gradients: expected an Algorithm, got {type(algorithm).__name__}")
+    check_algorithm("with_dense_gradients", algorithm)
     if algorithm.view is not masked_view:
         raise ValueError("with_dense_gradients: expected an algorithm that trains params, got one with its own view")
     return algorithm._replace(view=dense_view, within=None)
@@ -98,8 +98,7 @@ def with_optimizer(
     number. ValueError for an algorithm that has an optimizer already, for updates unlike the params, and, unless
     `mask_moments` and `reset_grown` are both off, for a state that joins leaves in one tensor.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"with_optimizer: expected an Algorithm, got {type(algorithm).__name__}")
+    check_algorithm("with_optimizer", algorithm)
     for name, trigger in (("skip", skip), ("reset", reset)):
         check_trigger(name, trigger)
     for name in ("init", "update"):
@@ -137,18 +136,17 @@ def with_optimizer(
         trained = view.get(state)
         prime(trained, state.opt)
         plain = view.put is masked_view.put
-        if one_pass is not None and plain and view.grads is masked_view.grads:
-            done = one_pass(grads, state.opt, trained, support_of(state))
-            if done is not None:
-                return state._replace(params=done[0], opt=done[1]), done[1]
-            if fused():
-                # On the masks the whole gradient has the same step: roots and quotients need not wait for the mask.
-                updates, whole = optimizer.update(grads, state.opt, params=trained, inplace=False)
-                if fused(*leaves_of((updates, whole))):
-                    opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)[1]
-                    return moved(state, updates)._replace(opt=opt), whole if mask_moments and reset_grown else opt
+        entrywise = one_pass if plain and view.grads is masked_view.grads else None
+        done = None if entrywise is None else entrywise(grads, state.opt, trained, support_of(state))
+        if done is not None:
+            return state._replace(params=done[0], opt=done[1]), done[1]
         # No name here refers to the masked gradient: its memory is free for the new weights.
         updates, opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)
+        if entrywise is not None and fused():
+            # On the masks the whole gradient has the same step: roots and quotients need not wait for the mask.
+            moving, whole = optimizer.update(grads, state.opt, params=trained, inplace=False)
+            if fused(*leaves_of((moving, whole))):
+                return moved(state, moving)._replace(opt=opt), whole if mask_moments and reset_grown else opt
         check_like(f"the updates of {foreign.name_of(optimizer)}", updates, trained, dtype=False)
         if not same_structure(opt, state.opt):
             name = f"the new state of {foreign.name_of(optimizer)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import optree
 import torch
 
-from sparsefn.compose.states import no_optimizer
+from sparsefn.compose.states import check_algorithm, no_optimizer
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
@@ -28,8 +28,7 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
     structure or shape is a ValueError, and so is an algorithm that has its optimizer already: terms go
     inside `with_optimizer`.
     """
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"with_terms: expected an Algorithm, got {type(algorithm).__name__}")
+    check_algorithm("with_terms", algorithm)
     for i, term in enumerate(terms):
         check_call(f"the term at position {i}", term, "state", "step")
     view = algorithm.view

@@ -29,9 +29,9 @@ def from_bytes(masks: Sequence[Tensor]) -> list[Tensor]:
     slow = [mask.ndim > 0 and mask.device.type == "cpu" and not is_sharded(mask) for mask in masks]
     if not any(slow):
         return list(masks)
-    copies = iter(_operator([mask for mask, is_slow in zip(masks, slow, strict=True) if is_slow]))
+    seen = iter(_operator([mask for mask, is_slow in zip(masks, slow, strict=True) if is_slow]))
     # Compared as floats: the compiler compares bytes one by one, too.
-    return [next(copies).to(torch.float32) != 0 if is_slow else x for x, is_slow in zip(masks, slow, strict=True)]
+    return [next(seen).to(torch.float32) != 0 if is_slow else x for x, is_slow in zip(masks, slow, strict=True)]
 
 
 # Opaque to the compiler, which takes a view of other dtype for the bools that it is of. Defined by hand: what
