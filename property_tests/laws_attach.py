@@ -1,96 +1,261 @@
-"""The law of `attach`: around a torch optimizer, an algorithm does what it does in `with_optimizer`."""
+"""What an algorithm attached to a module must do, told as `with_optimizer` tells it, with optimizers of torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import optree
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import sparsefn as sf
-from sparsefn.testing import Case, Row
-from sparsefn.testing.harness import algorithm_of, leaves
-from sparsefn.testing.strategies import large
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.state import has_own_support
+from sparsefn.testing.harness import leaves
 from sparsefn.tree import Tree
 
-STEPS = 60
-CLOSE = 1e-4  # relative to 1 + size: torch's optimizers round their sums another way
+Gradients = Mapping[str, Tensor | None]
 
 
-class Pair(NamedTuple):
-    """An optimizer of this library, and torch's of that name."""
+class Kind(NamedTuple):
+    """A class of optimizers, and its options."""
 
-    pure: sf.optimizers.Optimizer
-    torchs: Callable[[Iterable[Tensor]], Optimizer]
+    kind: type[Optimizer]
+    options: dict[str, Any]
 
-
-# A large eps: Adam's first step is as large for every weight, and ties would be broken by rounding.
-PAIRS = {
-    "sgd": Pair(
-        sf.optimizers.sgd(0.1, momentum=0.9, weight_decay=1e-3),
-        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-3),
-    ),
-    "adam": Pair(sf.optimizers.adam(1e-2, eps=0.1), lambda params: torch.optim.Adam(params, lr=1e-2, eps=0.1)),
-    "adamw": Pair(
-        sf.optimizers.adamw(1e-2, eps=0.1, weight_decay=0.1),
-        lambda params: torch.optim.AdamW(params, lr=1e-2, eps=0.1, weight_decay=0.1),
-    ),
-}
+    def __call__(self, groups: Iterable[Any]) -> Optimizer:
+        return self.kind(groups, **self.options)  # type: ignore[call-arg]
 
 
-class Holder(nn.Module):
-    """A module with the leaves of a tree as its parameters, under their dotted paths."""
+class Slot(NamedTuple):
+    """A trained leaf: the parameter that stands for it, its optimizer's number, and the weight that it is, if any."""
 
-    def __init__(self, params: dict[str, Tensor]) -> None:
-        super().__init__()
-        for path, leaf in params.items():
-            owner: nn.Module = self
-            *parts, name = path.split(".")
-            for part in parts:
-                if part not in owner._modules:
-                    owner.add_module(part, nn.Module())
-                owner = owner.get_submodule(part)
-            owner.register_parameter(name, nn.Parameter(leaf.clone()))
+    parameter: nn.Parameter
+    owner: int
+    weight: str | None
 
 
-def flat(case: Case) -> Case:
-    """The case with params as a module names them."""
-    return case._replace(params=dict(leaves(case.params)), grads=tuple(dict(leaves(tree)) for tree in case.grads))
+def loss(weights: Mapping[str, Tensor], slopes: Mapping[str, Tensor]) -> Tensor:
+    """A loss whose gradients depend on the weights: those that have a slope."""
+    parts = [(slope * weights[name] + 0.05 * weights[name] ** 2).sum() for name, slope in slopes.items()]
+    return torch.stack(parts).sum()
 
 
-def loss(params: dict[str, Tensor], slopes: Tree) -> Tensor:
-    """A loss whose gradients depend on the weights."""
-    return torch.stack([(slopes[path] * leaf + 0.05 * leaf**2).sum() for path, leaf in params.items()]).sum()
+class Reference:
+    """An algorithm and optimizers of torch as pure functions of weights and gradients.
+
+    `groups` has for each optimizer its groups, as lists of names. Parameters of `algorithm` that are no weights join
+    the group of the weight whose name ends their path, or come into one of their own with the options of `extra`.
+    """
+
+    def __init__(
+        self,
+        algorithm: sf.Algorithm,
+        weights: Mapping[str, Tensor],
+        groups: Sequence[Sequence[Sequence[str]]],
+        kinds: Sequence[Kind],
+        skip: sf.Trigger,
+        reset: sf.Trigger,
+        extra: dict[str, Any] | None,
+    ) -> None:
+        self.skip, self.reset, self.extra = skip, reset, extra
+        self.own = {name: nn.Parameter(x.clone()) for name, x in weights.items()}
+        self.kinds = kinds
+        self.optimizers = [
+            kind([{"params": [self.own[name] for name in group]} for group in some])
+            for kind, some in zip(kinds, groups, strict=True)
+        ]
+        self.attach(algorithm, weights)
+
+    def attach(self, algorithm: sf.Algorithm, weights: Mapping[str, Tensor]) -> None:
+        """Begin with weights; the optimizers stay."""
+        self.algorithm, self.last = algorithm, -1
+        self.state = algorithm.init({name: x.clone() for name, x in weights.items()})
+        names = {id(leaf): name for name, leaf in leaves(self.state.params).items()}
+        self.slots, added = [], []
+        for path, leaf in leaves(algorithm.view.get(self.state)).items():
+            if id(leaf) in names:
+                name = names[id(leaf)]
+                self.slots.append(Slot(self.own[name], self._place(self.own[name])[0], name))
+                continue
+            ends = sorted((name for name in self.own if f".{path}".endswith(f".{name}")), key=len)
+            near = self._place(self.own[ends[-1] if ends else next(iter(self.own))])
+            self.slots.append(Slot(nn.Parameter(leaf.clone()), near[0], None))
+            added.append((self.slots[-1], near))
+        for slot, (owner, group) in added:
+            if self.extra is None:
+                self.optimizers[owner].param_groups[group]["params"].append(slot.parameter)
+        if self.extra is not None:
+            for owner in sorted({slot.owner for slot, _ in added}):
+                new = [slot.parameter for slot, _ in added if slot.owner == owner]
+                self.optimizers[owner].add_param_group({**self.extra, "params": new})
+
+    def detach(self) -> None:
+        """The optimizers without what is no weight."""
+        own = {id(p) for p in self.own.values()}
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    if id(p) not in own:
+                        optimizer.state.pop(p, None)
+                group["params"] = [p for p in group["params"] if id(p) in own]
+            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+
+    def _place(self, parameter: nn.Parameter) -> tuple[int, int]:
+        for i, optimizer in enumerate(self.optimizers):
+            for j, group in enumerate(optimizer.param_groups):
+                if any(p is parameter for p in group["params"]):
+                    return i, j
+        raise AssertionError("a parameter without an optimizer")
+
+    # ---- one step ---------------------------------------------------------------------------------
+
+    def shown(self) -> dict[str, Tensor]:
+        """The weights that the module shows between steps."""
+        return leaves(sf.effective(self.state))
+
+    def take(self, shown: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> None:
+        """Weights that somebody wrote: the entries that are kept, and pruned ones where those have values."""
+        params = dict(self.state.params)
+        for name, x in now.items():
+            mask = self.state.masks[name]
+            keeps = has_own_support(self.state) or bool((params[name][~mask] != 0).any()) if mask.ndim else True
+            written = ~same(x, shown[name])
+            params[name] = torch.where(written if keeps else written & mask, x, params[name])
+        self.state = self.state._replace(params=params)
+
+    def before(self, dense: Gradients, step: int) -> None:
+        """The gradients that the optimizers see."""
+        zeros = {name: torch.zeros_like(x) for name, x in self.state.params.items()}
+        self.dense: dict[str, Tensor] = {name: zeros[name] if g is None else g.clone() for name, g in dense.items()}
+        for parameter in self.parameters():
+            parameter.grad = None
+        self.skipped = bool(self.skip(step))
+        if not self.skipped:
+            seen = leaves(self.algorithm.view.grads(self.state, self.dense, step)).values()
+            for slot, grad in zip(self.slots, seen, strict=True):
+                if slot.weight is None or dense[slot.weight] is not None:
+                    slot.parameter.grad = grad.clone()
+
+    def write_grads(self, grads: Sequence[Tensor | None]) -> None:
+        """Other gradients for all parameters; they are masked again."""
+        supports = leaves(self.algorithm.view.support(self.state)).values()
+        masks = {id(slot.parameter): x for slot, x in zip(self.slots, supports, strict=True)}
+        for parameter, grad in zip(self.parameters(), grads, strict=True):
+            mask = None if self.skipped else masks.get(id(parameter))
+            parameter.grad = None if grad is None or mask is None else torch.where(mask, grad, 0.0).to(grad.dtype)
+
+    @torch.no_grad()
+    def step(self, owner: int, closure: Callable[[], Tensor] | None = None) -> None:
+        """One of the optimizers steps."""
+        view = self.algorithm.view
+        self._tidy(list(leaves(view.support(self.state)).values()))
+        for slot, leaf in zip(self.slots, leaves(view.get(self.state)).values(), strict=True):
+            slot.parameter.copy_(leaf)
+        self.optimizers[owner].step(closure)  # type: ignore[call-overload]
+        self._put(owner)
+
+    def _put(self, owner: int) -> None:
+        view = self.algorithm.view
+        old = leaves(view.get(self.state)).values()
+        new = [s.parameter.detach().clone() if s.owner == owner else x for s, x in zip(self.slots, old, strict=True)]
+        tree = optree.tree_unflatten(optree.tree_structure(view.get(self.state)), new)
+        self.state = view.put(self.state, tree)
+
+    def closure(self, slopes: Mapping[str, Tensor]) -> Callable[[], Tensor]:
+        """What the only optimizer calls to have the loss and gradients of the weights that it has made."""
+
+        def evaluate() -> Tensor:
+            with torch.no_grad():
+                self._put(0)
+            weights = {name: x.clone().requires_grad_() for name, x in self.shown().items()}
+            with torch.enable_grad():
+                value = loss(weights, slopes)
+            value.backward()
+            self.before({name: x.grad for name, x in weights.items()}, self.last + 1)
+            return value
+
+        return evaluate
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        """Masks, and moments."""
+        view, old, self.last = self.algorithm.view, self.state, step
+        new = self.algorithm.update(old, self.dense, step)
+        if not all(bool(x.isfinite().all()) for x in self.dense.values()):
+            new = old
+        rows = zip(*(leaves(f(x)).values() for f in (view.support, view.get) for x in (new, old)), strict=True)
+        self._tidy([now & was & same(x, y) if now.ndim or was.ndim else now for now, was, x, y in rows])
+        self.state = new
+        if self.reset(step):
+            for slot in self.slots:
+                self.optimizers[slot.owner].state.pop(slot.parameter, None)
+
+    def _tidy(self, live: Sequence[Tensor]) -> None:
+        for slot, keep in zip(self.slots, live, strict=True):
+            optimizer = self.optimizers[slot.owner]
+            group = next(g for g in optimizer.param_groups if any(p is slot.parameter for p in g["params"]))
+            first = {(torch.optim.Rprop, "step_size"): "lr", (torch.optim.Adagrad, "sum"): "initial_accumulator_value"}
+            if not is_sparse(keep, slot.parameter):
+                continue
+            for name, moment in optimizer.state.get(slot.parameter, {}).items():
+                if isinstance(moment, Tensor) and moment.shape == keep.shape:
+                    option = first.get((type(optimizer), name))
+                    moment.masked_fill_(~keep, 0 if option is None else float(group[option]))
+
+    # ---- the optimizers ---------------------------------------------------------------------------
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters, in the order of the optimizers and their groups."""
+        return [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
+
+    def follow(self, optimizers: Sequence[Optimizer]) -> None:
+        """Take the options of other optimizers of the same groups."""
+        for mine, theirs in zip(self.optimizers, optimizers, strict=True):
+            for group, other in zip(mine.param_groups, theirs.param_groups, strict=True):
+                group.update({name: x for name, x in other.items() if name != "params"})
+
+    def saved(self) -> Any:
+        """All that a run goes on from."""
+        return self.state, self.last, copy.deepcopy([optimizer.state_dict() for optimizer in self.optimizers])
+
+    def load_optimizers(self, saved: Any) -> None:
+        for optimizer, found in zip(self.optimizers, copy.deepcopy(saved[2]), strict=True):
+            optimizer.load_state_dict(found)
+
+    def load_state(self, saved: Any) -> None:
+        self.state, self.last = saved[:2]
 
 
-def check(row: Row, pair: Pair, steps: int = STEPS, attach: Callable[..., Any] = sf.attach) -> None:
-    """Masks equal, weights to rounding, at every step."""
-    case = flat(large(row.meta.layout.form))
-    algorithm = algorithm_of(row, case)
-    alone = sf.with_optimizer(algorithm, pair.pure)
-    state = alone.init(case.params)
-    holder = Holder(case.params)
-    weights = dict(holder.named_parameters())
-    optimizer = pair.torchs(holder.parameters())
-    sparse = attach(algorithm, holder, optimizer)
-    for step in range(steps):
-        slopes = case.grads[step % len(case.grads)]
-        state = alone.update(state, sf.modules.value_and_grad(loss)(sf.effective(state), slopes)[1], step)
-        optimizer.zero_grad()
-        loss(weights, slopes).backward()
-        sparse.before_step()
-        optimizer.step()
-        sparse.after_step(step)
-        wanted, shown = sf.effective(state), sf.effective(sparse.state)
-        for path, weight in weights.items():
-            what = f"{path} after step {step}"
-            assert torch.equal(sparse.state.masks[path], state.masks[path]), f"another mask of {what}"
-            assert torch.equal(weight, shown[path]), f"the module does not show the effective weights of {what}"
-            assert near(weight, wanted[path]), f"other weights of {what}"
-            assert near(sparse.state.params[path], state.params[path]), f"other params of {what}"
+def same(a: Tensor, b: Tensor) -> Tensor:
+    """Where two tensors are equal; NaN equals NaN."""
+    return (a == b) | (a.isnan() & b.isnan())
 
 
-def near(a: Tensor, b: Tensor) -> bool:
-    return bool(((a - b).abs() <= CLOSE * (1 + b.abs())).all())
+def assert_same_moments(mine: Sequence[Optimizer], reference: Reference) -> None:
+    """The moments of optimizers are those of a reference, but for pruned entries that have values."""
+    view, state = reference.algorithm.view, reference.state
+    rows = zip(reference.slots, leaves(view.support(state)).values(), leaves(view.get(state)).values(), strict=True)
+    seen = {id(slot.parameter): support | (leaf == 0) for slot, support, leaf in rows}
+    places = [(o, p) for o in mine for group in o.param_groups for p in group["params"]]
+    for i, ((optimizer, p), own) in enumerate(zip(places, reference.parameters(), strict=True)):
+        found = optimizer.state.get(p, {})
+        wanted = next((o.state[own] for o in reference.optimizers if own in o.state), {})
+        assert set(found) == set(wanted), f"moments {sorted(found)} of parameter {i}, expected {sorted(wanted)}"
+        for name, value in wanted.items():
+            if isinstance(value, Tensor):
+                least = 1e-8 if name == "exp_inf" else -torch.inf  # Adamax adds its eps to moments of zero
+                equal = same(found[name].clamp_min(least), value.clamp_min(least))
+                at = seen.get(id(own), torch.tensor(True)) if value.shape == own.shape else torch.tensor(True)
+                assert bool((equal | ~at).all()), f"another {name} of parameter {i}:\n{found[name]}\n{value}"
+
+
+def step_of_reference(reference: Reference, dense: Tree, step: int) -> sf.State:
+    """One whole step with a single optimizer."""
+    reference.before(dense, step)
+    reference.step(0)
+    reference.after(step)
+    return reference.state
