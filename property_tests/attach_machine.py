@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -397,8 +396,6 @@ class Loop:
             p.grad = None
         self.phase = "idle"
         train(Trio(*old), self.slopes(1), self.reference.last + 1, self.hooks)
-        del old, given
-        gc.collect()
 
     def reattach(self, hooks: bool, keeps: bool) -> None:
         """Detach and attach again; with the old state, or by new masks of the weights."""

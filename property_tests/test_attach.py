@@ -26,11 +26,11 @@ def test_the_reference_is_with_optimizer(name: str) -> None:
     case = large(ROWS[name].meta.layout.form, 24)
     params = {path: leaf for path, leaf in leaves(case.params).items()}
     algorithm = ROWS[name].make(0.5, sf.random.key(3), params)
-    skip, reset = sf.at([1]), sf.at([3])
+    skip, reset = sf.at([1]), sf.at([2])
     alone = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.25, momentum=0.5), skip=skip, reset=reset)
     kind, groups = Kind(torch.optim.SGD, {"lr": 0.25, "momentum": 0.5}), [[list(params)]]
     reference, state = Reference(algorithm, params, groups, [kind], skip, reset, None), alone.init(params)
-    for i in range(6):
+    for i in range(4):
         grads = {path: x / 2**i for path, x in leaves(case.grads[i % len(case.grads)]).items()}
         state = alone.update(state, grads, i)
         assert_same(f"step {i}", step_of_reference(reference, grads, i), state._replace(opt=()))
