@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.weak import WeakIdKeyDictionary
 
+from sparsefn import optimizers as own_optimizers
+from sparsefn.attached import order
 from sparsefn.attached.attached import Attached
-from sparsefn.attached.slots import owned, unwrapped
-from sparsefn.state import Algorithm
+from sparsefn.attached.moments import unwrapped
+from sparsefn.attached.records import owned
+from sparsefn.compose.paired import check_paired
+from sparsefn.engine.checks import check_trigger
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.masks.counts import kept_in
+from sparsefn.state import Algorithm, Trigger
+from sparsefn.triggers import never
+from sparsefn.where import default_where
 
-# Parameter -> what is attached to it, while both live. Two algorithms on one weight would undo each other's work.
-_ATTACHED: MutableMapping[nn.Parameter, weakref.ref[Attached]] = WeakIdKeyDictionary()
+_ADAPTERS = 10  # times as many frozen weights as masked ones: adapters train, the model does not
 
 
 @torch.no_grad()
@@ -27,6 +33,9 @@ def attach(
     *,
     hooks: bool = False,
     extra_group: Mapping[str, object] | None = None,
+    skip: Trigger | None = None,
+    reset: Trigger = never(),
+    steps: int | None = None,
 ) -> Attached:
     """Run an algorithm in a module that torch optimizers train, with one backward pass a step.
 
@@ -43,19 +52,26 @@ def attach(
     8
 
     The module gets the effective weights at once. It trains as `with_optimizer` would: the same masks, moments
-    that are zero where weights are pruned and start anew where they grow; but the optimizer may be any of torch's, or
-    several. No hook is set, and no parameter is renamed or replaced. What the algorithm trains beside the
-    parameters (scores of `supermask`, latents of `reparametrised`) joins the optimizer as new parameters, in the groups
-    of the weights, or in one group with the options of `extra_group`, such as `{"lr": 1e-2}`. Make schedulers after
-    `attach` then, as they count the groups when they are made.
+    that start anew where weights are pruned and where they grow; but the optimizer may be any of torch's, or
+    several. The module gets no hooks, and no parameter is renamed or replaced. Each optimizer gets two step hooks,
+    which see the order of the calls: a step without `before_step`, or before `after_step`, raises RuntimeError. What
+    the algorithm trains beside the parameters (scores of `supermask`, latents of `reparametrised`) joins the optimizer
+    as new parameters, in the groups of the weights, or in one group with the options of `extra_group`, such as
+    `{"lr": 1e-2}`. Make schedulers after `attach` then, as they count the groups when they are made.
 
-    With `hooks` the optimizer's own step hooks call both methods, and count the steps, for frameworks that call
-    `step()` themselves. Gradients are then clipped before they are masked. An optimizer that accelerate has wrapped is
+    `skip` leaves out the optimizer's step where it fires, and `reset` starts the optimizer anew after the update, as in
+    `with_optimizer`. With `steps`, the length of the run, a warning says what of the algorithm's schedules and triggers
+    lies after its end. Warnings also name a leaf of which the mask keeps nothing, and a model of which nearly all
+    weights are frozen, as with adapters.
+
+    With `hooks` the optimizer's step calls both methods itself, and counts the steps, for frameworks that call `step()`
+    themselves. Gradients are then clipped before they are masked. An optimizer that accelerate has wrapped is
     taken out of its wrapper.
 
     A parameter that requires no gradient is left alone. Raises TypeError for other arguments, ValueError for a
     parameter that no optimizer has or more than one, for a model that is attached already, for an algorithm with an
-    optimizer inside, and for hooks on several optimizers.
+    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, and for a score that multiplies
+    weights by gradients without `skip`.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {type(algorithm).__name__}")
@@ -65,33 +81,40 @@ def attach(
     given: list[Optimizer] = list(optimizer) if several else [optimizer]  # type: ignore[arg-type, list-item]
     for one in given:
         if not isinstance(one, Optimizer):
-            raise TypeError(f"attach: expected a torch optimizer third, or several, got {type(one).__name__}")
+            raise TypeError(f"attach: expected a torch optimizer third, or several, got {_name_of(one)}")
     optimizers = [unwrapped(one) for one in given]
     if hooks and len(optimizers) != 1:
         raise ValueError(f"attach: hooks go with one optimizer, got {len(optimizers)}: call the two methods instead")
+    for name, trigger in (("skip", never() if skip is None else skip), ("reset", reset)):
+        check_trigger(name, trigger)
+    check_paired("attach", algorithm, skip)
     weights = owned(model, optimizers)
-    for name, slot in weights.items():
-        found = _ATTACHED.get(slot.parameter)
-        if found is not None and (other := found()) is not None and other.is_attached:
+    for name, record in weights.items():
+        if order.watched(record.parameter):
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
-    sparse = Attached(algorithm, weights, optimizers, extra_group)
-    for slot in weights.values():
-        _ATTACHED[slot.parameter] = weakref.ref(sparse)
-    if hooks:
-        _hook(sparse, optimizers[0])
+    sparse = Attached(algorithm, model, weights, extra_group, skip or never(), reset, hooks)
+    _warn(sparse, model, steps)
     return sparse
 
 
-def _hook(sparse: Attached, optimizer: Optimizer) -> None:
-    def before(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if any(x is not None for x in (*args[1:], *kwargs.values())):
-            raise RuntimeError(
-                "attach: hooks run before a closure makes the gradients: without hooks, call before_step at the end of "
-                "the closure and after_step after the step"
-            )
-        sparse.before_step()
+def _name_of(optimizer: object) -> str:
+    if isinstance(optimizer, type):
+        return f"the class {optimizer.__name__}: call it with model.parameters()"
+    if isinstance(optimizer, own_optimizers.Optimizer):
+        return f"sf.optimizers.{optimizer!r}: it goes into with_optimizer, and torch.optim's goes here"
+    return type(optimizer).__name__
 
-    def after(*_: Any) -> None:
-        sparse.after_step(sparse._last + 1)
 
-    sparse._hooks = [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+def _warn(sparse: Attached, model: nn.Module, steps: int | None) -> None:
+    state = sparse.state
+    masks = {path: mask for path, mask in state.masks.items() if is_sparse(mask, state.params[path])}
+    for path, kept in zip(masks, kept_in(list(masks.values())), strict=True):
+        if not kept:
+            warnings.warn(f"attach: the mask of {path!r} keeps none of its {masks[path].numel()} weights", stacklevel=4)
+    frozen = sum(p.numel() for n, p in model.named_parameters() if not p.requires_grad and default_where(n, p))
+    if frozen > _ADAPTERS * (masked := sum(mask.numel() for mask in masks.values())):
+        warnings.warn(
+            f"attach: masks go to {masked:,} weights that train, and {frozen:,} frozen weights stay as they are: with "
+            "adapters such as LoRA, masks prune the adapters and not the model",
+            stacklevel=4,
+        )

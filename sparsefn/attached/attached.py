@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsefn.algorithms.frame import unchecked
-from sparsefn.attached import files
-from sparsefn.attached.slots import Slot, address, clear_moments, differ, enter, gradient, leave, slots_of, zeros_stay
-from sparsefn.compose.moments import live_entries
-from sparsefn.engine.checks import is_int
-from sparsefn.engine.leafwise import is_sparse, sparse_among
-from sparsefn.state import Algorithm, State, effective, has_own_support, inside
-from sparsefn.tree import Tree, all_finite, flatten, identical, leaves_of, opened, zipped
+from sparsefn.attached import files, order
+from sparsefn.attached.gradients import dense_gradients, give, seen_gradients, warn_of_zeros
+from sparsefn.attached.moments import clear_changed, restart
+from sparsefn.attached.placed import Placed
+from sparsefn.attached.records import Record, enter, leave
+from sparsefn.attached.writes import check_kinds, check_links, check_order, in_module, links_of, stains
+from sparsefn.engine.leafwise import is_sparse
+from sparsefn.state import Algorithm, State, Trigger
+from sparsefn.tree import Tree, all_finite, identical, leaves_of, opened
 
 _CALL_AFTER = "call after_step after every before_step, also where the optimizer skipped its step"
 
@@ -37,42 +38,41 @@ class Attached:
 
     The module holds the effective weights, and where those say all that the state's params do, the state has no copy
     of them. Until the first step the weights that `attach` masked are kept as they were, for `load_state_dict`. Only
-    parameters that require a gradient are read or written.
+    parameters that require a gradient are read or written. `changes` counts the updates that wrote masks.
+
+    Copy or pickle it with its module and optimizers, as in `copy.deepcopy((model, optimizer, sparse))`.
     """
+
+    changes: int
+    _unwatch: Callable[[], None]
 
     def __init__(
         self,
         algorithm: Algorithm,
-        weights: dict[str, Slot],
-        optimizers: Sequence[Optimizer],
+        model: nn.Module,
+        weights: Mapping[str, Record],
         options: Mapping[str, object] | None,
+        skip: Trigger,
+        reset: Trigger,
+        hooks: bool,
     ) -> None:
-        state = algorithm.init({name: slot.parameter.detach() for name, slot in weights.items()})
+        state = algorithm.init({name: record.parameter.detach() for name, record in weights.items()})
         if state.opt != ():
             raise ValueError(
                 "attach: expected an algorithm without with_optimizer, as the torch optimizer takes its place"
             )
-        trained = algorithm.view.get(state)
-        self._algorithm, self._weights, self._state = algorithm, weights, state
-        self._slots, beside = slots_of(trained, flatten(state.params)[0], weights)
-        own = {id(slot.parameter) for slot in weights.values()}
-        self._extra = [slot for slot in self._slots if id(slot.parameter) not in own]
-        self._moving = {id(slot.parameter) for slot in self._slots}
-        self._beside = self._moving - own  # the parameters of `_extra`
-        self._trains_params = trained is state.params
-        self._zeros_stay = zeros_stay(optimizers)
-        self._hidden: set[str] = set()  # weights whose params are not what the module shows
-        self._dense: Tree | None = None  # gradients between before_step and after_step
-        self._masked: list[tuple[Tensor, int]] = []  # gradients given to the optimizer, and their versions
-        self._last, self._hooks = -1, []  # type: ignore[var-annotated]
-        # Weights that `_show` is about to change, until the first step: `load_state_dict` may put other masks on them.
-        shown = effective(state)
-        hidden = differ([(shown[name], slot.parameter.detach()) for name, slot in weights.items()])
-        self._found: dict[str, Tensor] | None = {
-            name: slot.parameter.detach().clone() for name, slot in itertools.compress(weights.items(), hidden)
-        }
-        enter(self._extra, beside, options)
-        self._show(state, None)
+        self._algorithm, self._model, self._skip, self._reset, self._hooks = algorithm, model, skip, reset, hooks
+        self._placed = Placed(algorithm, state, weights)
+        self._dense: dict[str, Tensor] | None = None  # gradients between before_step and after_step
+        self._stepped: list[Optimizer] = []  # the optimizers that have stepped since before_step
+        self._last, self._now, self._skipped, self.changes = -1, -1, False, 0
+        enter(self._placed.extra, self._placed.beside, options)
+        # Weights that `show` is about to change: until the first step `load_state_dict` may put other masks on them.
+        for record in weights.values():
+            if is_sparse(state.masks[record.name], record.parameter):
+                record.found = record.parameter.detach().clone()
+        self._placed.show(state)
+        self._watch()
 
     # ---- in the loop ------------------------------------------------------------------------------
 
@@ -81,129 +81,119 @@ class Attached:
         """Make each `p.grad` what the optimizer is to see; call after backward, before gradients are clipped.
 
         The dense gradients are kept for `after_step`. A parameter without a gradient stays without one; the algorithm
-        sees zeros. `step` is the one that `after_step` will get, if it is not the next; only terms that change with
-        the step read it. In a closure, call it after backward.
+        sees zeros. `step` is the one that `after_step` will get, if it is not the next; only `skip` and terms that
+        change with the step read it. Raises RuntimeError where no parameter has a gradient, for a second call
+        without `after_step` between, and for parameters that were replaced. Weights that somebody wrote since
+        `after_step` are taken over and masked. An optimizer that is given a closure calls it after the closure.
         """
         self._check_attached()
-        self._check_fresh()
-        now = self._last + 1 if step is None else step
-        self._state = self._held()
-        if self._found is not None:
-            self._clear(self._state, self._state)
-            self._found = None
-        leaves, rebuild = flatten(self._state.params)
-        dense = rebuild([gradient(self._weights[name].parameter) for name in leaves])
-        grads = leaves_of(self._algorithm.view.grads(self._state, dense, now))
-        for name, slot in self._weights.items():
-            if id(slot.parameter) not in self._moving:
-                slot.parameter.grad = None
-            elif name in self._hidden:
-                slot.parameter.copy_(leaves[name])
-        given = {id(grad) for grad in leaves_of(dense)}
-        self._masked = []
-        for (parameter, _), grad in zip(self._slots, grads, strict=True):
-            if id(grad) not in given and (parameter.grad is not None or id(parameter) in self._beside):
-                parameter.grad = grad
-                self._masked.append((grad, grad._version))
-        self._dense = dense
+        if self._dense is not None:
+            raise RuntimeError(f"before_step: called twice, without after_step between: {_CALL_AFTER}")
+        now = self._last + 1 if step is None else order.later("before_step", step, self._last)
+        placed, records = self._placed, self._placed.weights.values()
+        check_links(self._links)
+        dense = dense_gradients(records)
+        if placed.written():
+            placed.show(placed.now("before_step"), placed.state)
+        skipped = bool(self._skip(now))
+        seen = [] if skipped else seen_gradients(placed.view, placed.state, placed.supports, dense, now)
+        for record in records:
+            record.found = None
+            if record.hidden and record.trains:
+                record.parameter.copy_(placed.state.params[record.name])
+                record.note()
+        give(records, placed.trained, seen, dense)
+        self._dense, self._now, self._skipped, self._stepped = dense, now, skipped, []
+        placed.settle()
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Update the masks, and put the effective weights into the module; call after the optimizer's step.
 
         Steps only rise. Weights and moments are written where masks changed. A step whose gradients are not finite,
-        such as one that a GradScaler skips, changes no mask.
+        such as one that a GradScaler skips, changes no mask. Raises RuntimeError without `before_step`, and where
+        weights moved though the optimizer did not step.
         """
         self._check_attached()
         if self._dense is None:
             raise RuntimeError("after_step: call before_step first, between backward and the optimizer's step")
-        if not is_int(step):
-            raise TypeError(f"after_step: expected step to be an int, got {step!r}")
-        if step <= self._last:
-            raise ValueError(f"after_step: expected a step after {self._last}, got {step}")
-        dense, self._dense, self._masked, self._last = self._dense, None, [], step
-        old, stepped = self._state, self._stepped()
-        shows_all = self._trains_params and self._zeros_stay and not self._hidden
+        step, dense, placed = order.later("after_step", step, self._last), self._dense, self._placed
+        old = placed.state
+        if step != self._now and (bool(self._skip(step)) != self._skipped or files.reads_step(self._algorithm)):
+            raise ValueError(f"after_step: before_step took this for step {self._now}, got {step}: give it {step}, too")
+        if not (self._stepped or self._skipped):
+            check_order(placed.weights.values(), dense)
+        stepped = placed.moved(self._stepped)
+        self._dense, self._last = None, step
+        for record in placed.trained:
+            record.given = None
         try:
             new = unchecked(self._algorithm)(stepped, dense, step)
             if new is not stepped and not (identical(new, stepped) or bool(all_finite(dense))):
                 new = stepped
         except BaseException:
-            self._show(stepped, old)
+            placed.show(stepped)
             raise
-        if new is stepped and shows_all:
-            self._state = new
-        else:
-            self._clear(new, stepped)
-            self._show(new, old)
+        if new is not old:
+            clear_changed(placed.trained, placed.view, new, stepped)
+            if any(a is not b for a, b in zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)):
+                self.changes += 1
+                warn_of_zeros(dense, step)
+            placed.show(new, stepped)
+        if bool(self._reset(step)):
+            restart(placed.trained)
 
-    def _held(self) -> State:
-        # The state with the module's own weights, wherever their memory is by now.
-        if not self.is_attached:
-            return self._state
-        leaves, rebuild = flatten(self._state.params)
-        own = {name: self._weights[name].parameter.detach() for name in leaves if name not in self._hidden}
-        return self._state._replace(params=rebuild([own.get(name, leaf) for name, leaf in leaves.items()]))
+    # ---- what the hooks of the optimizers call ----------------------------------------------------
 
-    def _stepped(self) -> State:
-        # The state with what the optimizer has made of the trained leaves.
-        state, view = self._held(), self._algorithm.view
-        if self._hidden or not self._trains_params:
-            values = [slot.parameter.detach() for slot in self._slots]
-            return view.put(state, opened(view.get(state))[1](values))
-        return state if self._zeros_stay else state._replace(params=inside(state.masks, state.params))
+    def enter_step(self, optimizer: Optimizer) -> None:
+        """Check the order of the calls, and that the optimizer sees masked gradients and moments."""
+        if self._dense is None and self._hooks:
+            self.before_step()
+        if self._dense is None:
+            raise RuntimeError(
+                "step: call before_step first, after backward() and before the optimizer's step, and after_step after "
+                "it; where a framework calls step() itself, sf.attach(..., hooks=True) calls both"
+            )
+        if any(one is optimizer for one in self._stepped):
+            raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
+        with torch.no_grad():
+            self._placed.settle(optimizer)
 
-    def _clear(self, new: State, old: State) -> None:
-        # Moments end where weights are pruned, and begin anew where they grow.
-        view = self._algorithm.view
-        rows, _ = zipped(view.support(new), view.support(old), view.get(new), view.get(old))
-        sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
-        for slot, row, is_masked in zip(self._slots, rows, sparse, strict=True):
-            live = live_entries(*row) if is_masked else None
-            if live is not None:
-                clear_moments(slot, live)
+    def leave_step(self, optimizer: Optimizer) -> None:
+        """Note what the optimizer has written."""
+        self._stepped.append(optimizer)
+        self._placed.leave(optimizer)
+        if self._hooks:
+            self.after_step(self._last + 1)
 
-    def _show(self, new: State, old: State | None) -> None:
-        # The module gets the effective weights; the state keeps the params that those do not show.
-        masks, before = flatten(new.masks)[0], {} if old is None else flatten(old.masks)[0]
-        params, rebuild = flatten(new.params)
-        shows = dict(zip(params, leaves_of(effective(new)), strict=True))
-        changed = {name: mask for name, mask in masks.items() if mask is not before.get(name)}
-        self._hidden = self._hidden.difference(changed) | _hiding(new, changed, params, shows)
-        for name, shown in shows.items():
-            parameter, leaf = self._weights[name].parameter, params[name]
-            held = address(leaf) == address(parameter)
-            if name not in changed and held and name not in self._hidden:
-                continue
-            if name in self._hidden:
-                params[name] = leaf.clone() if held else leaf
-            parameter.copy_(shown)
-            if name not in self._hidden:
-                params[name] = parameter.detach()
-        for slot, leaf in zip(self._slots, leaves_of(self._algorithm.view.get(new)), strict=True):
-            if id(slot.parameter) in self._beside and address(leaf) != address(slot.parameter):
-                slot.parameter.copy_(leaf)
-        self._state = new._replace(params=rebuild(list(params.values())))
+    def around_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+        """Call a closure that makes gradients: with effective weights, and `before_step` after it."""
+        self._reopen()
+        result = closure()
+        if self._dense is None:
+            self.before_step()
+        with torch.no_grad():
+            self._placed.settle(optimizer)
+        return result
+
+    @torch.no_grad()
+    def _reopen(self) -> None:
+        # Back to before `before_step`, with the weights as they are now.
+        if self._dense is not None:
+            moved, self._dense = self._placed.moved(self._stepped), None
+            self._placed.show(moved)
+
+    # ---- the state --------------------------------------------------------------------------------
 
     @property
     def is_attached(self) -> bool:
         """Whether `detach` has not been called."""
-        return bool(self._weights)
+        return bool(self._placed.weights)
 
-    def _check_attached(self) -> None:
-        if not self.is_attached:
-            raise RuntimeError("this algorithm was detached: attach it again")
-
-    def _check_fresh(self) -> None:
-        if self._dense is None:
-            return
-        if self._hidden:
-            raise RuntimeError(f"before_step: called twice, without after_step between: {_CALL_AFTER}")
-        given = {id(grad): version for grad, version in self._masked}
-        if any(given.get(id(slot.parameter.grad)) == _version(slot.parameter.grad) for slot in self._slots):
-            raise RuntimeError(f"before_step: called twice after one backward: {_CALL_AFTER}")
-
-    # ---- the state --------------------------------------------------------------------------------
+    @property
+    def masks(self) -> Tree:
+        """The masks of the state, without a copy: read them only."""
+        return self._placed.state.masks
 
     @property
     def state(self) -> State:
@@ -216,43 +206,70 @@ class Attached:
 
         `opt` is (): moments are the optimizer's. Read it after `after_step`, when weights and masks belong together.
         """
-        leaves, rebuild = opened(self._held())
-        return rebuild(self._own(leaves))  # type: ignore[no-any-return]
+        placed = self._placed
+        leaves, rebuild = opened(placed.state if self._dense is not None else placed.now("state"))
+        return rebuild(placed.own(leaves))  # type: ignore[no-any-return]
 
-    def _own(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        # Copies of the tensors that later steps write into.
-        held = {address(slot.parameter) for slot in (*self._weights.values(), *self._extra)}
-        return [leaf.clone() if address(leaf) in held else leaf for leaf in leaves]
+    def check(self) -> None:
+        """Raise RuntimeError unless pruned weights are zero in the module, naming the first that are not.
+
+        >>> layer = torch.nn.Linear(4, 1)
+        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
+        >>> sparse.check()
+
+        One pass over the weights, between the steps. `sf.report.summary(sparse)` shows what is in the module.
+        """
+        self._check_attached()
+        self._check_between("check")
+        for name, count in stains(self._placed.state, self._placed.weights.values()).items():
+            raise RuntimeError(
+                f"check: {count} pruned entries of {name!r} are not zero in the module: somebody wrote them since "
+                "after_step; the next before_step masks what torch knows to be written, which `.data` hides"
+            )
+
+    def in_module(self) -> State:
+        """A snapshot of what the module holds: its weights, and masks of the entries that are kept or not zero.
+
+        >>> layer = torch.nn.Linear(4, 1, bias=False)
+        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
+        >>> sf.masks.n_kept(sparse.in_module().masks)
+        2
+        """
+        return in_module(self.state, self._placed.weights.values())
 
     def state_dict(self) -> dict[str, object]:
-        """What `load_state_dict` needs: tensors by path, the last step, and the algorithm's name.
+        """What `load_state_dict` needs: tensors by path, the last step, the algorithm's name and its arguments.
 
         Weights that the module has are left out: save the state dicts of the module and of the optimizer beside it.
+        Raises RuntimeError between `before_step` and `after_step`.
         """
-        shown = [name for name in self._weights if name not in self._hidden]
-        return files.saved(self._algorithm, self._state, self._last, shown, self._own)
+        self._check_between("state_dict")
+        placed = self._placed
+        visible = [name for name, record in placed.weights.items() if not record.hidden]
+        return files.saved(self._algorithm, placed.now("state_dict"), self._last, visible, placed.own)
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on from a `state_dict`: masks, scores and step, and effective weights into the module.
 
         Load the module and the optimizer as torch has it, before or after `attach` and this; but an optimizer that got
         new parameters from `attach`, as for `supermask`, after it. Raises ValueError for the state of another
-        algorithm, naming both, and for tensors that do not fit, naming the path; then nothing is changed.
+        algorithm, naming both, for one with other arguments unless `strict` is False, naming the argument, and for
+        tensors that do not fit, naming the path; then nothing is changed.
         """
         self._check_attached()
-        state, self._last = files.loaded(self._algorithm, state_dict, self._state, self._loaded())
+        placed = self._placed
+        check_kinds("load_state_dict", placed.state, placed.weights.values())
+        # The module's weights, or, where nobody has written to it since `attach` masked them, those before.
+        weights = {
+            name: record.parameter.detach() if record.found is None or record.is_written() else record.found
+            for name, record in placed.weights.items()
+        }
+        state, self._last = files.loaded(self._algorithm, state_dict, placed.state, weights, strict)
         self._dense = None
-        self._clear(state, state)
-        self._show(state, None)
-
-    def _loaded(self) -> dict[str, Tensor]:
-        # The weights for the masks of a file: the module's, or, where it has what `attach` made of them, those before.
-        own = {name: slot.parameter.detach() for name, slot in self._weights.items()}
-        found = own | (self._found or {})
-        shown = effective(self._algorithm.init(found)) if self._found else own
-        others = differ([(leaf, shown[name]) for name, leaf in own.items()])
-        return {name: leaf if other else found[name] for (name, leaf), other in zip(own.items(), others, strict=True)}
+        for record in placed.trained:
+            record.moments = None
+        placed.show(state)
 
     def detach(self) -> None:
         """Leave an ordinary module with its effective weights, and the optimizer as it was; `state` stays.
@@ -266,22 +283,34 @@ class Attached:
         RuntimeError: this algorithm was detached: attach it again
         """
         self._check_attached()
-        if self._dense is not None and self._hidden:
-            raise RuntimeError(f"detach: called between before_step and after_step: {_CALL_AFTER}")
-        for hook in self._hooks:
-            hook.remove()
-        leave(self._extra)
-        self._state = self.state
-        self._weights, self._hooks, self._dense, self._found = {}, [], None, None
+        self._reopen()
+        self._unwatch()
+        leave(self._placed.extra)
+        self._placed.state = self.state
+        self._placed.weights, self._placed.extra = {}, []
 
+    # ---- checks and copies ------------------------------------------------------------------------
 
-def _hiding(state: State, masks: Mapping[str, Tensor], params: Mapping[str, Tensor], shown: Tree) -> set[str]:
-    # The leaves that have, or may come to have, values under these masks that the effective weights do not show.
-    names = [name for name, mask in masks.items() if is_sparse(mask, params[name])]
-    if has_own_support(state):
-        return set(names)
-    return set(itertools.compress(names, differ([(shown[name], params[name]) for name in names])))
+    def _check_attached(self) -> None:
+        if not self.is_attached:
+            raise RuntimeError("this algorithm was detached: attach it again")
 
+    def _check_between(self, call: str) -> None:
+        if self._dense is not None:
+            raise RuntimeError(f"{call}: called between before_step and after_step: {_CALL_AFTER}")
 
-def _version(grad: Tensor | None) -> int:
-    return -1 if grad is None else grad._version
+    def _watch(self) -> None:
+        records = [*self._placed.weights.values(), *self._placed.extra]
+        optimizers = list({id(record.optimizer): record.optimizer for record in records}.values())
+        self._links = links_of(self._model, self._placed.weights.values())
+        self._unwatch = order.watch(self, [record.parameter for record in records], optimizers, self._hooks)
+
+    def __getstate__(self) -> dict[str, object]:
+        self._check_between("copy")
+        return {name: value for name, value in vars(self).items() if name not in ("_links", "_unwatch")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        for record in self._placed.weights.values():
+            record.seen = (-1, -1)  # of another tensor
+        self._watch()

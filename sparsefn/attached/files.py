@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sparsefn import algorithms, checkpoint, compose
 from sparsefn.engine.checks import is_int
-from sparsefn.state import Algorithm, State, inside
+from sparsefn.engine.described import Call, shown
+from sparsefn.state import Algorithm, State, inside, masked_view
 from sparsefn.tree import flatten, leaves_of
 
 _ALGORITHMS = {name for wing in (algorithms, compose) for name in vars(wing)}
@@ -20,10 +24,10 @@ def saved(
     algorithm: Algorithm,
     state: State,
     step: int,
-    shown: Collection[str],
+    visible: Collection[str],
     own: Callable[[Sequence[Tensor]], Sequence[Tensor]],
 ) -> dict[str, object]:
-    """The algorithm's name, the step, and the tensors of a state, but for the params that a module shows.
+    """The algorithm and its arguments, the step, and the tensors of a state, but for the params that a module shows.
 
     >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
     >>> list(saved(sf.static(0.5), state, 3, ["w"], list)["tensors"])
@@ -31,14 +35,14 @@ def saved(
 
     `own` copies the tensors that later steps write.
     """
-    left_out = {f"params.{name}" for name in shown}
+    left_out = {f"params.{name}" for name in visible}
     tensors = {path: x for path, x in checkpoint.state_dict(state).items() if path not in left_out}
     kept = dict(zip(tensors, own(list(tensors.values())), strict=True))
-    return {"algorithm": _name(algorithm), "step": step, "tensors": kept}
+    return {"algorithm": _name(algorithm), "arguments": arguments(algorithm), "step": step, "tensors": kept}
 
 
 def loaded(
-    algorithm: Algorithm, found: Mapping[str, Any], like: State, weights: Mapping[str, Tensor]
+    algorithm: Algorithm, found: Mapping[str, Any], like: State, weights: Mapping[str, Tensor], strict: bool = True
 ) -> tuple[State, int]:
     """The state and the step of `saved`; params that were left out are the weights that a module has now, masked.
 
@@ -47,15 +51,15 @@ def loaded(
     >>> loaded(algorithm, saved(algorithm, state, 3, ["w"], list), state, {"w": torch.ones(1, 2)})[0].params
     {'w': tensor([[0., 1.]])}
 
-    Raises ValueError for anything else, for the state of another algorithm, and for tensors that do not fit.
+    Raises ValueError for anything else, for the state of another algorithm, with `strict` for one with other
+    arguments, and for tensors that do not fit.
     """
-    if not isinstance(found, Mapping) or not {"algorithm", "step", "tensors"} <= set(found):
+    if not isinstance(found, Mapping) or not {"algorithm", "arguments", "step", "tensors"} <= set(found):
         raise ValueError("load_state_dict: expected the state_dict() of what attach returned, got something else")
     if not is_int(found["step"]):
         raise ValueError(f"load_state_dict: expected 'step' to be an int, got {found['step']!r}")
     theirs, name = found["algorithm"], _name(algorithm)
-    if _kinds(theirs) != _kinds(name):
-        raise ValueError(f"load_state_dict: expected a state of {name}, got one of {theirs}")
+    _check_arguments(theirs, found["arguments"], name, arguments(algorithm), strict)
     missing = {name: leaf for name, leaf in weights.items() if f"params.{name}" not in found["tensors"]}
     try:
         tensors = {**found["tensors"], **{f"params.{name}": leaf for name, leaf in missing.items()}}
@@ -68,10 +72,68 @@ def loaded(
     return state._replace(params=rebuild(list(params.values()))), found["step"]
 
 
-def _kinds(name: str) -> list[str]:
-    # The algorithm, and those inside it; their numbers and schedules may be others.
-    words = re.findall(r"\w+(?=\()", name)
-    return words[:1] + [word for word in words[1:] if word in _ALGORITHMS]
+def arguments(made: object) -> dict[str, str]:
+    """Every argument of the calls that made an object, by dotted path; the calls themselves are there, too.
+
+    >>> arguments(sf.schedules.linear(0.5, slope=0.25))
+    {'': 'linear', 'initial': '0.5', 'slope': '0.25'}
+
+    Arguments that were left out are there with their defaults, tensors as a digest of their bits.
+    """
+    found: dict[str, str] = {}
+    _collect(made, "", found)
+    return found
+
+
+def reads_step(algorithm: Algorithm) -> bool:
+    """Whether the gradients that an algorithm's optimizer sees may depend on the step.
+
+    >>> reads_step(sf.rigl(0.9)), reads_step(sf.with_terms(sf.rigl(0.9), sf.terms.pruned_decay(0.1)))
+    (False, True)
+    """
+    found = arguments(algorithm)
+    return "with_terms" in found.values() or (len(found) == 1 and algorithm.view is not masked_view)
+
+
+def _collect(value: Any, path: str, found: dict[str, str]) -> None:
+    call = getattr(value, "__dict__", {}).get("_call")
+    if isinstance(call, Call):
+        found[path] = call.make.__name__
+        for name, item in _bound(call).items():
+            _collect(item, f"{path}.{name}".lstrip("."), found)
+    elif type(value) is dict or type(value) in (list, tuple):
+        found[path] = type(value).__name__
+        items = value.items() if type(value) is dict else [(str(i), item) for i, item in enumerate(value)]
+        for name, item in items:
+            _collect(item, f"{path}.{name}".lstrip("."), found)
+    elif isinstance(value, Tensor):
+        bits = value.detach().cpu().reshape(-1).view(torch.uint8)
+        found[path] = f"{shown(value)} {hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]}"
+    else:
+        found[path] = re.sub(r" at 0x[0-9a-f]+", "", shown(value))
+
+
+def _bound(call: Call) -> dict[str, Any]:
+    signature = inspect.signature(call.make)
+    bound = signature.bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    rest = [name for name, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD]
+    return {name: item for name, item in bound.arguments.items() if name not in rest} | {
+        name: item for more in rest for name, item in bound.arguments[more].items()
+    }
+
+
+def _check_arguments(theirs: str, their: Mapping[str, str], mine: str, own: Mapping[str, str], strict: bool) -> None:
+    parts = [[text for text in found.values() if text in _ALGORITHMS] for found in (their, own)]
+    other = [path for path in {**own, **their} if own.get(path) != their.get(path)]
+    if parts[0] != parts[1]:
+        raise ValueError(f"load_state_dict: expected a state of {mine}, got one of {theirs}")
+    if strict and other:
+        here, there = (found.get(other[0], "nothing") for found in (own, their))
+        raise ValueError(
+            f"load_state_dict: expected a state of {mine}, got one of {theirs}, whose {other[0]!r} is {there} and not "
+            f"{here}; strict=False takes it"
+        )
 
 
 def _name(algorithm: Algorithm) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsefn.algorithms.frame import checked, reading_bytes, spends, unchecked
 from sparsefn.compose import foreign
 from sparsefn.compose.moments import live_leaves
+from sparsefn.compose.paired import check_paired
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine import leafwise, together
 from sparsefn.engine.checks import check_trigger
@@ -65,7 +66,7 @@ def with_optimizer(
     algorithm: Algorithm,
     optimizer: foreign.Optimizer,
     *,
-    skip: Trigger = never(),
+    skip: Trigger | None = None,
     reset: Trigger = never(),
     reset_grown: bool = True,
     mask_moments: bool = True,
@@ -95,10 +96,13 @@ def with_optimizer(
     The optimizer must be pure and is called with `inplace=False`; its state holds only tensors. A moment is a tensor
     of that state with the shape of a trained leaf. Statistics of rows and columns, as Adafactor's, see masked
     gradients and are not touched. TypeError for something without init and update and for a state that holds a
-    number. ValueError for an algorithm that has an optimizer already, for updates unlike the params, and, unless
+    number. ValueError for an algorithm that has an optimizer already, for a score that multiplies weights by gradients
+    (`saliency`, `movement`) without `skip`, for updates unlike the params, and, unless
     `mask_moments` and `reset_grown` are both off, for a state that joins leaves in one tensor.
     """
     check_algorithm("with_optimizer", algorithm)
+    check_paired("with_optimizer", algorithm, skip)
+    skip = never() if skip is None else skip
     for name, trigger in (("skip", skip), ("reset", reset)):
         check_trigger(name, trigger)
     for name in ("init", "update"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple, ParamSpec, SupportsIndex, TypeVar
 
@@ -107,13 +107,48 @@ def with_call(made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any
     return made if torch.compiler.is_compiling() else _knowing(made, Call(make, args, kwargs))
 
 
+def call_of(made: object) -> Call | None:
+    """The call that made an object, None for one that does not know it.
+
+    >>> call_of(sf.every(10)), call_of(3)
+    (every(10), None)
+    """
+    found = getattr(made, "__dict__", {}).get("_call")
+    return found if isinstance(found, Call) else None
+
+
+def parts_of(made: object) -> Iterator[object]:
+    """An object, and everything that it was made of: the arguments of its calls, at any depth.
+
+    >>> sf.scores.saliency in list(parts_of(sf.methods.snip(0.9)))
+    True
+
+    The calls themselves are there, too, also one inside the function whose call the object shows.
+    """
+    yield made
+    items: Iterable[object] = ()
+    if isinstance(made, Call):
+        items = (*made.args, *made.kwargs.values())
+    elif type(made) in (list, tuple):
+        items = made  # type: ignore[assignment]
+    elif type(made) is dict:
+        items = made.values()
+    elif (call := call_of(made)) is not None:
+        items = (call, vars(made).get("_inner"))
+    for item in items:
+        yield from parts_of(item)
+
+
 def _knowing(made: Made, call: Call) -> Made:
     new: Any = made  # a pattern, which is new and has a place for the call
     if isinstance(made, FunctionType):
         new = Described(made)
     elif isinstance(made, tuple):
         new = tuple.__new__(_kind(type(made)), made)
+    inner = call_of(made)
     vars(new)["_call"] = call
+    if inner is not None:
+        vars(new)["_inner"] = inner
     return new  # type: ignore[no-any-return]
 
 

@@ -20,6 +20,7 @@ from sparsefn.engine.local import each_local
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import Array
 
+_FEW = 1 << 15  # fewer elements are masked by torch.where in less time than it takes to look at their memory
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
 
 
@@ -61,7 +62,7 @@ def _chosen(
     for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
         if not is_sparse(mask, leaves[0]):
             results.append(leaves[0])
-        elif (flat := _words(mask, *leaves)) is None:
+        elif (mask.numel() < _FEW and not over) or (flat := _words(mask, *leaves)) is None:
             left.append(i)
             results.append(leaves[0])
         else:

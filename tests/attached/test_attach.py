@@ -95,14 +95,28 @@ def test_hooks_go_into_the_optimizer_that_accelerate_wraps():
     assert torch.equal(model[0].weight != 0, sparse.state.masks["0.weight"])
 
 
-def test_hooks_refuse_a_closure_and_several_optimizers():
-    model = net()
-    optimizer = adam(model)
-    sf.attach(rigl(), model, optimizer, hooks=True)
-    with pytest.raises(
-        RuntimeError, match="attach: hooks run before a closure makes the gradients: without hooks, call"
-    ):
-        optimizer.step(lambda: None)
+def test_hooks_take_a_closure():
+    states = []
+    for closes in (False, True):
+        model = net()
+        optimizer = adam(model)
+        sparse = sf.attach(rigl(), model, optimizer, hooks=True)
+
+        def closure(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(X), Y)
+            loss.backward()
+            return loss
+
+        for _ in range(5):
+            loss = optimizer.step(closure) if closes else (closure(), optimizer.step())[0]
+        assert loss.item() > 0
+        states.append(sparse.state)
+    for a, b in zip(*map(sf.tree.leaves_of, states), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_hooks_refuse_several_optimizers():
     other = net()
     parts = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (other[0], other[2])]
     with pytest.raises(ValueError, match="attach: hooks go with one optimizer, got 2: call the two methods instead"):
@@ -163,8 +177,12 @@ def test_other_arguments_are_refused():
         sf.attach(model, rigl(), optimizer)
     with pytest.raises(TypeError, match="attach: expected a torch.nn.Module second, got dict"):
         sf.attach(rigl(), dict(model.named_parameters()), optimizer)
-    with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got Optimizer"):
+    with pytest.raises(TypeError, match=r"several, got sf.optimizers.sgd\(0.1\): it goes into with_optimizer"):
         sf.attach(rigl(), model, sf.optimizers.sgd(0.1))
+    with pytest.raises(
+        TypeError, match="attach: expected a torch optimizer third, or several, got the class SGD: call"
+    ):
+        sf.attach(rigl(), model, torch.optim.SGD)
     with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got Parameter"):
         sf.attach(rigl(), model, list(model.parameters()))
     with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got float"):

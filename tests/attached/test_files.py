@@ -1,8 +1,11 @@
+import copy
+import pickle
+
 import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.files import loaded, saved
+from sparsefn.attached.files import arguments, loaded, reads_step, saved
 
 WEIGHTS = {"w": torch.tensor([[1.0, -2.0, 3.0, 4.0]])}
 
@@ -40,7 +43,7 @@ def test_other_files_are_refused():
         loaded(sf.dense(), found, state, WEIGHTS)
     with pytest.raises(ValueError, match=r"a state of static\(0.5\) does not fit static\(0.9\): .*'masks.w'"):
         other = {**found["tensors"], "masks.w": torch.ones(3, dtype=torch.bool)}
-        loaded(sf.static(0.9), {**found, "tensors": other}, state, WEIGHTS)
+        loaded(sf.static(0.9), {**found, "tensors": other}, state, WEIGHTS, strict=False)
 
 
 def test_a_state_of_other_parts_is_refused():
@@ -51,6 +54,47 @@ def test_a_state_of_other_parts_is_refused():
         ValueError, match=r"expected a state of partition\(.*set\(0.5\).*, got one of partition\(.*rigl"
     ):
         loaded(other, found, like, weights)
-    # Numbers, triggers and schedules may be others: a run may go on with them.
     longer = sf.partition([("*", sf.rigl(0.75, when=sf.every(7)))])
-    assert loaded(longer, found, like, weights)[1] == 3
+    with pytest.raises(ValueError, match=r"whose 'parts.0.1.sparsity' is 0.5 and not 0.75; strict=False takes it"):
+        loaded(longer, found, like, weights)
+    assert loaded(longer, found, like, weights, strict=False)[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "path"),
+    [
+        (sf.rigl(0.5), sf.rigl(0.8), "sparsity"),
+        (sf.iterative(0.5), sf.iterative(0.5, pruned="keep"), "pruned"),
+        (sf.gmp(0.5, when=sf.every(2)), sf.gmp(0.5, when=sf.every(3)), "when"),
+        (sf.rigl(0.5, key=sf.random.key(0)), sf.rigl(0.5, key=sf.random.key(1)), "key"),
+        (sf.gmp(sf.schedules.linear(0.5, 0.1)), sf.gmp(sf.schedules.linear(0.5, 0.2)), "sparsity.slope"),
+        (sf.gmp(0.5, score=sf.scores.magnitude), sf.gmp(0.5, score=sf.scores.random), "score"),
+        (sf.from_masks({"w": torch.ones(9, 9) > 0}), sf.from_masks({"w": torch.eye(9) > 0}), "masks.w"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_arguments_are_compared_and_not_words(mine, other, path):
+    differ = [name for name, text in arguments(mine).items() if arguments(other).get(name) != text]
+    assert differ == [path] or differ[0].startswith(path)
+    state = sf.static(0.5).init(WEIGHTS)
+    with pytest.raises(ValueError, match=rf"whose '{path}.*strict=False takes it"):
+        loaded(other, saved(mine, state, 0, ["w"], own), state, WEIGHTS)
+
+
+def test_one_call_has_one_text_however_it_is_written():
+    one = arguments(sf.gmp(0.5, when=sf.every(2)))
+    assert one == arguments(sf.gmp(sparsity=0.5, when=sf.every(n=2, start=0), where=sf.default_where))
+    again = pickle.loads(pickle.dumps(sf.gmp(0.5, when=sf.every(2))))
+    assert arguments(again) == one and arguments(copy.deepcopy(again)) == one
+
+
+def test_what_is_saved_needs_no_code_to_be_read(tmp_path):
+    state = sf.static(0.5).init(WEIGHTS)
+    torch.save(saved(sf.rigl(0.5, key=sf.random.key(0)), state, 0, [], own), tmp_path / "x.pt")
+    assert torch.load(tmp_path / "x.pt", weights_only=True)["arguments"][""] == "rigl"
+
+
+def test_gradients_that_depend_on_the_step():
+    own_view = sf.dense()._replace(view=sf.dense().view._replace(get=lambda state: state.params))
+    assert not reads_step(sf.partition([("*", sf.rigl(0.5))])) and reads_step(own_view)
+    assert reads_step(sf.partition([("*", sf.with_terms(sf.rigl(0.5), sf.terms.pruned_decay(0.1)))]))

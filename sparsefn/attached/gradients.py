@@ -1,0 +1,109 @@
+"""The gradients of a module: dense ones for an algorithm, and those that its optimizer sees."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sparsefn.attached.records import Record, address
+from sparsefn.engine.leafwise import zeroed
+from sparsefn.engine.shards import laid_out, whole
+from sparsefn.state import State, Step, TrainView, masked_view
+from sparsefn.tree import leaves_of
+
+
+def gradient(parameter: nn.Parameter) -> Tensor:
+    """The gradient of a parameter, dense and laid out as the parameter; zeros where it has none.
+
+    >>> gradient(torch.nn.Parameter(torch.ones(2)))
+    tensor([0., 0.])
+    """
+    grad = parameter.grad
+    if grad is None:
+        return torch.zeros_like(parameter)
+    return laid_out(grad if grad.layout == torch.strided else grad.to_dense(), parameter)
+
+
+def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
+    """The gradients of some weights by name.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> dense_gradients([Record("w", weight, torch.optim.SGD([weight], lr=0.1))])
+    Traceback (most recent call last):
+        ...
+    RuntimeError: before_step: no parameter has a gradient: call it after backward() and before zero_grad(), on what
+    attach returned for this very module; a copy of a module has parameters of its own
+
+    Raises RuntimeError where no parameter has a gradient.
+    """
+    if all(record.parameter.grad is None for record in records):
+        raise RuntimeError(
+            "before_step: no parameter has a gradient: call it after backward() and before zero_grad(), on what attach "
+            "returned for this very module; a copy of a module has parameters of its own"
+        )
+    return {record.name: gradient(record.parameter) for record in records}
+
+
+def seen_gradients(
+    view: TrainView, state: State, supports: Sequence[Tensor], dense: Mapping[str, Tensor], step: Step
+) -> list[Tensor]:
+    """The gradient of each leaf that an algorithm trains, in their order.
+
+    >>> state = sf.static(0.5, init="magnitude").init({"w": torch.tensor([[1.0, 2.0]])})
+    >>> seen_gradients(masked_view, state, [state.masks["w"]], {"w": torch.ones(1, 2)}, 0)
+    [tensor([[0., 1.]])]
+    """
+    if view.grads is masked_view.grads:
+        return zeroed(supports, list(dense.values()))
+    return leaves_of(view.grads(state, dict(dense), step))
+
+
+def give(
+    records: Iterable[Record], trained: Sequence[Record], seen: Sequence[Tensor], dense: dict[str, Tensor]
+) -> None:
+    """Make gradients what optimizers see, in memory of their own; no gradients for an empty list.
+
+    >>> weight, latent = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    >>> optimizer = torch.optim.SGD([weight, latent], lr=0.1)
+    >>> weight.grad = torch.ones(2)
+    >>> weights, dense = [Record("w", weight, optimizer)], {"w": weight.grad}
+    >>> give(weights, [Record("latent.w", latent, optimizer, trains=True, added=True)], [weight.grad], dense)
+    >>> weight.grad, latent.grad, latent.grad is dense["w"]
+    (None, tensor([1., 1.]), False)
+
+    A parameter without a gradient stays without one. A gradient that is handed on as it is stays the parameter's own,
+    and the dense one becomes a copy: what clips or zeroes it does not reach the algorithm.
+    """
+    held = {address(grad): name for name, grad in dense.items() if grad.numel()}
+    for record in records:
+        if not (record.trains and seen):
+            record.give(None)
+    for record, grad in zip(trained, seen, strict=bool(seen)):
+        own = record.parameter.grad
+        if own is None and not record.added:
+            record.give(None)
+            continue
+        name = held.get(address(grad))
+        held.setdefault(address(grad), "")
+        if name == record.name:
+            record.give(own)
+            if own is not None and own.layout == torch.strided and address(own) == address(grad):
+                dense[name] = grad.clone()
+        else:
+            record.give(grad if name is None else grad.clone())
+
+
+def warn_of_zeros(dense: Mapping[str, Tensor], step: int) -> None:
+    """Warn where every gradient is zero: a step that changes masks learns nothing from them.
+
+    >>> warn_of_zeros({"w": torch.ones(2)}, 3)
+    """
+    if not any(bool(count) for count in whole([grad.count_nonzero() for grad in dense.values()])):
+        warnings.warn(
+            f"after_step: every gradient was zero at step {step}, where masks changed: call before_step before "
+            "zero_grad(set_to_none=False)",
+            stacklevel=4,
+        )

@@ -1,0 +1,117 @@
+"""The order of the calls around an optimizer's step, seen by two step hooks of the optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from functools import partial
+from numbers import Integral
+from typing import Any, NamedTuple, Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakIdKeyDictionary
+
+from sparsefn.engine.checks import check_kind
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Around(Protocol):
+    """What is called before and after an optimizer's step, and around its closure."""
+
+    def enter_step(self, optimizer: Optimizer) -> None: ...
+    def leave_step(self, optimizer: Optimizer) -> None: ...
+    def around_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any: ...
+
+
+class _Watch(NamedTuple):
+    around: Callable[[], Around | None]
+    handles: Sequence[RemovableHandle]
+
+
+# Parameter -> who watches its optimizer, while both live. Two algorithms on one weight would undo each other's work.
+_WATCHES: MutableMapping[nn.Parameter, _Watch] = WeakIdKeyDictionary()
+
+
+def watched(parameter: nn.Parameter) -> bool:
+    """Whether an algorithm is attached to a parameter; the hooks of one that is garbage are removed.
+
+    >>> watched(torch.nn.Parameter(torch.ones(2)))
+    False
+    """
+    watch = _WATCHES.get(parameter)
+    if watch is None:
+        return False
+    if watch.around() is None:
+        _remove(watch.handles)
+        return False
+    return True
+
+
+def watch(
+    around: Around, parameters: Iterable[nn.Parameter], optimizers: Iterable[Optimizer], keep: bool
+) -> Callable[[], None]:
+    """Set the step hooks, and return the function that removes them.
+
+    With `keep` the optimizers hold what they call; else it may become garbage, and a step then raises RuntimeError.
+    """
+    found: Callable[[], Around | None] = (lambda: around) if keep else weakref.ref(around)
+    handles = []
+    for optimizer in optimizers:
+        handles.append(optimizer.register_step_pre_hook(partial(_before, found)))
+        handles.append(optimizer.register_step_post_hook(partial(_after, found)))
+    own = list(parameters)
+    for parameter in own:
+        _WATCHES[parameter] = _Watch(found, handles)
+
+    def remove() -> None:
+        _remove(handles)
+        for parameter in own:
+            _WATCHES.pop(parameter, None)
+
+    return remove
+
+
+def later(call: str, step: object, last: int) -> int:
+    """A step as an int, which has to be after the last one; NumPy's integers are ints.
+
+    >>> later("after_step", 3, 2)
+    3
+    """
+    if isinstance(step, bool) or not isinstance(step, Integral):
+        raise TypeError(f"{call}: expected step to be an int, got {step!r}")
+    if step <= last:
+        raise ValueError(f"{call}: expected a step after {last}, got {step}")
+    return int(check_kind(int(step)))
+
+
+def _remove(handles: Iterable[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _before(
+    found: Callable[[], Around | None], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Arguments | None:
+    around = found()
+    if around is None:
+        raise RuntimeError(
+            "step: an algorithm is attached to the weights of this optimizer, but what sf.attach returned is gone: "
+            "keep it and call before_step and after_step around the step, or call its detach() before you let it go"
+        )
+    closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    if closure is None:
+        around.enter_step(optimizer)
+        return None
+    wrapped = partial(around.around_closure, optimizer, closure)
+    if len(args) > 1:
+        return (args[0], wrapped, *args[2:]), kwargs
+    return args, {**kwargs, "closure": wrapped}
+
+
+def _after(found: Callable[[], Around | None], optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+    around = found()
+    if around is not None:
+        around.leave_step(optimizer)

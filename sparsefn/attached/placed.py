@@ -1,0 +1,133 @@
+"""A state whose weights lie in the parameters of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from sparsefn.attached.gradients import gradient
+from sparsefn.attached.moments import clear_moments, zeros_stay
+from sparsefn.attached.records import Record, address, trained_records
+from sparsefn.attached.writes import check_kinds, hiding, taken_over
+from sparsefn.engine.leafwise import is_sparse, zeroed
+from sparsefn.state import Algorithm, State
+from sparsefn.tree import flatten, leaves_of, opened
+
+
+class Placed:
+    """A state, and the records of the parameters that hold its weights.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+    >>> weights = {"w": Record("w", weight, torch.optim.SGD([weight], lr=0.1))}
+    >>> algorithm = sf.static(0.5, init="magnitude")
+    >>> placed = Placed(algorithm, algorithm.init({"w": weight.detach()}), weights)
+    >>> with torch.no_grad():
+    ...     placed.show(placed.state)
+    >>> weight
+    Parameter containing:
+    tensor([[0., 2.]], requires_grad=True)
+
+    Where the effective weights say all that the state's params do, the state's leaves are the parameters' own memory.
+    """
+
+    def __init__(self, algorithm: Algorithm, state: State, weights: Mapping[str, Record]) -> None:
+        self.view, self.state = algorithm.view, state
+        self.weights = {name: weights[name] for name in flatten(state.params)[0]}  # in the order of the leaves
+        self.trained, self.beside = trained_records(algorithm.view, state, self.weights)
+        self.extra = [record for record in self.trained if record.added]
+        self.supports: list[Tensor] = []
+        self._trains_params = algorithm.view.get(state) is state.params
+        self._dtypes = {record.parameter.dtype for record in (*self.weights.values(), *self.extra)}
+
+    def written(self) -> list[Record]:
+        """The weights that somebody has written to since `show`."""
+        return [record for record in self.weights.values() if record.is_written()]
+
+    def now(self, call: str) -> State:
+        """The state, with what somebody has written since `show`; `call` begins the errors."""
+        written = self.written()
+        return taken_over(call, self.state, written) if written else self.state
+
+    def moved(self, stepped: Sequence[Optimizer]) -> State:
+        """The state with what optimizers, and whoever else, made of the parameters since `settle`.
+
+        The state itself where the parameters are its leaves, and are known to be zero where they are pruned.
+        """
+        state, view, records = self.state, self.view, self.weights.values()
+        written = [record for record in records if record.written or record.is_written()]
+        is_plain = self._trains_params and not any(record.hidden for record in records)
+        if is_plain and not written and stepped and all(zeros_stay(one, self._dtypes) for one in stepped):
+            return state
+        check_kinds("after_step", state, written)
+        state = taken_over("after_step", state, [record for record in written if not record.trains])
+        own = [record for record in records if record.trains and not record.hidden]
+        state = state._replace(params=state.params | {r.name: r.parameter.detach() for r in own})
+        if not is_plain:
+            values = [record.parameter.detach() for record in self.trained]
+            state = view.put(state, opened(view.get(state))[1](values))
+        leaves = zeroed([state.masks[r.name] for r in own], [state.params[r.name] for r in own])
+        return state._replace(params=state.params | {r.name: leaf for r, leaf in zip(own, leaves, strict=True)})
+
+    def show(self, new: State, old: State | None = None) -> None:
+        """Put the effective weights of a state into the module, and keep the params that those do not show.
+
+        Leaves that are those of `old`, under its masks, are known to be zero where they are pruned.
+        """
+        params, records = dict(new.params), list(self.weights.values())
+        fresh = [r for r in records if old is None or not _same(r.name, new, old)]
+        some = [r for r in records if r.hidden or r in fresh]
+        shows = zeroed([new.masks[r.name] for r in some], [params[r.name] for r in some])
+        visible = params | {r.name: leaf for r, leaf in zip(some, shows, strict=True)}
+        hiding(new, fresh, [visible[r.name] for r in fresh])
+        for record in records:
+            name, parameter, leaf = record.name, record.parameter, params[record.name]
+            if record.hidden and address(leaf) == address(parameter):
+                params[name] = leaf.clone()
+            if address(visible[name]) != address(parameter):
+                parameter.copy_(visible[name])
+            if not record.hidden:
+                params[name] = parameter.detach()
+            record.note()
+            record.written = False
+        for record, leaf in zip(self.trained, leaves_of(self.view.get(new)), strict=True):
+            if record.added and address(leaf) != address(record.parameter):
+                record.parameter.copy_(leaf)
+        self.state, self.supports = new._replace(params=params), leaves_of(self.view.support(new))
+
+    def settle(self, optimizer: Optimizer | None = None) -> None:
+        """Mask the gradients and moments that somebody has written, and note the weights.
+
+        For the weights of one optimizer, just before it steps, or for all of them.
+        """
+        for record in self.weights.values():
+            record.written = record.written or record.is_written()
+            if not record.trains:
+                record.parameter.grad = None
+        for record, support in zip(self.trained, self.supports, strict=True):
+            if optimizer is not None and record.optimizer is not optimizer:
+                continue
+            is_masked, moments = is_sparse(support, record.parameter), record.optimizer.state.get(record.parameter)
+            if is_masked and not record.has_given():
+                record.give(zeroed([support], [gradient(record.parameter)])[0])
+            if moments is not record.moments:
+                record.moments = moments
+                if is_masked and moments:
+                    clear_moments(record, support)
+
+    def leave(self, optimizer: Optimizer) -> None:
+        """Note what an optimizer has written in its step."""
+        for record in (*self.weights.values(), *self.extra):
+            if record.optimizer is optimizer:
+                record.note()
+                record.moments = optimizer.state.get(record.parameter)
+
+    def own(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """The leaves, with copies of those whose memory later steps write."""
+        held = {address(record.parameter) for record in (*self.weights.values(), *self.extra)}
+        return [leaf.clone() if address(leaf) in held else leaf for leaf in leaves]
+
+
+def _same(name: str, new: State, old: State) -> bool:
+    return new.params[name] is old.params[name] and new.masks[name] is old.masks[name]

@@ -1,0 +1,195 @@
+"""A record for each parameter that an attached algorithm reads or trains."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparsefn.engine.shards import here, is_sharded, whole
+from sparsefn.modules.wrappers import own_tensors
+from sparsefn.state import State, TrainView
+from sparsefn.tree import flatten, leaves_of
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Record:
+    """A parameter, the optimizer that moves it, and what is known of both.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> Record("w", weight, torch.optim.SGD([weight], lr=0.1)).group["lr"]
+    0.1
+    """
+
+    name: str
+    parameter: nn.Parameter
+    optimizer: Optimizer
+    trains: bool = False  # it is a leaf of the tree that the algorithm trains
+    added: bool = False  # the module does not have it
+    latent: bool = False  # its values follow from latents
+    hidden: bool = False  # the state has values at its pruned entries, which the module does not show
+    found: Tensor | None = None  # the values that `attach` found, until the first step
+    seen: tuple[int, int] = (-1, -1)  # its version and address when it was last read or written here
+    written: bool = False  # somebody wrote to it between before_step and the optimizer's step
+    given: Tensor | None = None  # the gradient that the optimizer was given
+    given_version: int = -1
+    moments: dict[str, Any] | None = None  # the optimizer's state of it, when it was last known to fit the masks
+
+    @property
+    def group(self) -> dict[str, Any]:
+        """The optimizer's parameter group that it is in."""
+        return next(g for g in self.optimizer.param_groups if any(p is self.parameter for p in g["params"]))
+
+    def give(self, grad: Tensor | None) -> None:
+        """Make it the gradient that the optimizer sees."""
+        self.parameter.grad = self.given = grad
+        self.given_version = -1 if grad is None else grad._version
+
+    def has_given(self) -> bool:
+        """Whether the gradient is the one that was given, and nobody has written to it."""
+        grad = self.parameter.grad
+        return grad is None or (grad is self.given and grad._version == self.given_version)
+
+    def is_written(self) -> bool:
+        """Whether somebody has written to the parameter, or moved it to other memory, since `note`."""
+        return self.seen != (self.parameter._version, address(self.parameter))
+
+    def note(self) -> None:
+        """Take the parameter as it is for known."""
+        self.seen = (self.parameter._version, address(self.parameter))
+
+
+def owned(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Record]:
+    """The parameters of a model that require a gradient, by name, each with its optimizer.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> list(owned(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
+    ['weight', 'bias']
+
+    Raises ValueError for one that no optimizer has, or more than one.
+    """
+    kind, owners = type(model).__name__, _owners(optimizers)
+    named = {name: p for name, (_, p) in own_tensors(model, "parameters").items() if p.requires_grad}
+    if not named:
+        raise ValueError(f"attach: expected a model with parameters that require a gradient, got a {kind} without")
+    if not any(id(p) in owners for p in named.values()):
+        raise ValueError(f"attach: expected an optimizer of this {kind}, got one that has none of its parameters")
+    records = {}
+    for name, p in named.items():
+        if len(found := owners.get(id(p), [])) != 1:
+            hint = "" if found else ": give it to one, or freeze it with requires_grad_(False)"
+            raise ValueError(f"attach: expected one optimizer to have {name!r}, got {len(found)}{hint}")
+        records[name] = Record(name, p, found[0])  # type: ignore[arg-type]
+    return records
+
+
+def _owners(optimizers: Sequence[Optimizer]) -> dict[int, list[Optimizer]]:
+    owners: dict[int, list[Optimizer]] = {}
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            owners.setdefault(id(parameter), []).append(optimizer)
+    return owners
+
+
+def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]) -> tuple[list[Record], list[Record]]:
+    """A record for each leaf that an algorithm trains, and for each that is no param the record of its weight.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2, 2))
+    >>> algorithm, optimizer = sf.supermask(0.5), torch.optim.SGD([weight], lr=0.1)
+    >>> weights = {"w": Record("w", weight, optimizer)}
+    >>> records, beside = trained_records(algorithm.view, algorithm.init({"w": weight.detach()}), weights)
+    >>> records[0].name, records[0].added, beside[0].name
+    ('scores.w', True, 'w')
+
+    A leaf belongs to the weight whose name ends its path; that of no weight to the first. Raises ValueError for
+    SparseAdam, which takes no masked gradients.
+    """
+    names = {id(leaf): name for name, leaf in flatten(state.params)[0].items()}
+    records, beside = [], []
+    for path, leaf in flatten(view.get(state))[0].items():
+        if id(leaf) in names:
+            records.append(weights[names[id(leaf)]])
+            continue
+        ends = [name for name in weights if path == name or path.endswith(f".{name}")]
+        near = weights[max(ends, key=len)] if ends else next(iter(weights.values()))
+        near.latent = near.latent or (bool(ends) and "latent" in path.split("."))
+        records.append(Record(path, nn.Parameter(leaf.detach().clone()), near.optimizer, added=True))
+        beside.append(near)
+    for record, support in zip(records, leaves_of(view.support(state)), strict=True):
+        record.trains = True
+        if isinstance(record.optimizer, torch.optim.SparseAdam) and (record.added or support.ndim):
+            raise ValueError(
+                f"attach: SparseAdam takes sparse gradients alone, and those of {record.name!r} are masked and dense: "
+                "leave it out of `where`, or train it with Adam"
+            )
+    return records, beside
+
+
+def enter(extra: Sequence[Record], beside: Sequence[Record], options: Mapping[str, object] | None) -> None:
+    """Give new parameters to their optimizers: in the groups of their weights, or in one of their own with options.
+
+    >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+    >>> enter([Record("s", score, optimizer)], [Record("w", weight, optimizer)], {"lr": 1.0})
+    >>> Record("s", score, optimizer).group["lr"]
+    1.0
+    """
+    if options is not None and not extra:
+        raise ValueError(
+            "attach: expected an algorithm that trains scores or latents for extra_group, got one that adds no "
+            "parameters"
+        )
+    if options is None:
+        for record, near in zip(extra, beside, strict=True):
+            near.group["params"].append(record.parameter)
+        return
+    for optimizer in {id(record.optimizer): record.optimizer for record in extra}.values():
+        members = [record.parameter for record in extra if record.optimizer is optimizer]
+        optimizer.add_param_group({**options, "params": members})
+
+
+def leave(extra: Iterable[Record]) -> None:
+    """Take parameters out of their optimizers, with their moments and with groups that become empty.
+
+    >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    >>> optimizer = torch.optim.SGD([weight, score], lr=0.1)
+    >>> leave([Record("s", score, optimizer)])
+    >>> optimizer.param_groups[0]["params"] == [weight]
+    True
+    """
+    for record in extra:
+        group = record.group
+        group["params"] = [p for p in group["params"] if p is not record.parameter]
+        record.optimizer.state.pop(record.parameter, None)
+        if not group["params"]:
+            record.optimizer.param_groups.remove(group)
+
+
+def address(x: Tensor) -> int:
+    """Where the memory of a tensor begins; of a DTensor, of the part that is here.
+
+    >>> x = torch.ones(2)
+    >>> address(x) == address(x.detach())
+    True
+    """
+    plain = type(x) in (Tensor, nn.Parameter) or not is_sharded(x)  # quick, as every step asks often
+    return x.data_ptr() if plain else here(x.detach()).data_ptr()
+
+
+def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Whether the tensors of each pair differ anywhere, on any process that holds a part of them.
+
+    >>> x = torch.ones(2)
+    >>> differ([(x, x.clone()), (x, 2 * x)])
+    [False, True]
+
+    All processes get the same answers, in one message: what they do next must not differ.
+    """
+    if not any(is_sharded(a) for a, _ in pairs):
+        return [not torch.equal(a, b) for a, b in pairs]
+    # Not `a != b`, which torch 2.11 lacks for DTensors.
+    return [bool(count) for count in whole([(~(a == b)).sum() for a, b in pairs])]

@@ -1,0 +1,193 @@
+"""What somebody else did to a module: weights that were written, parameters and layers that were replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparsefn.attached.records import Record, differ
+from sparsefn.engine.leafwise import is_sparse, zeroed
+from sparsefn.engine.shards import is_sharded, whole
+from sparsefn.modules.wrappers import own_tensors
+from sparsefn.state import State, has_own_support
+from sparsefn.tree import all_finite
+
+_AGAIN = "call detach(), then attach again"
+
+
+class Link(NamedTuple):
+    """A place in a module that a parameter is reached through, and what was there."""
+
+    place: Mapping[str, Any]
+    key: str
+    held: object
+    name: str
+
+
+def links_of(model: nn.Module, weights: Iterable[Record]) -> list[Link]:
+    """The places in a module through which its parameters are reached.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
+    >>> weights = [Record("0.weight", model[0].weight, torch.optim.SGD(model.parameters(), lr=0.1))]
+    >>> [link.key for link in links_of(model, weights)]
+    ['0', 'weight']
+
+    Parameters of `fully_shard` are left out, which come and go around every forward pass.
+    """
+    paths = {name: path for name, (path, _) in own_tensors(model, "parameters").items()}
+    found: dict[tuple[int, str], Link] = {}
+    for record in weights:
+        node, (*parts, last) = model, paths[record.name].split(".")
+        for part in parts:
+            child = node._modules.get(part)
+            if child is None:
+                break
+            found[id(node), part] = Link(node._modules, part, child, record.name)
+            node = child
+        else:
+            if not is_sharded(record.parameter) and last in node._parameters:
+                found[id(node), last] = Link(node._parameters, last, record.parameter, record.name)
+    return list(found.values())
+
+
+def check_links(links: Sequence[Link]) -> None:
+    """Raise RuntimeError where a parameter, or a layer that holds it, was replaced.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> links = links_of(layer, [Record("weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1))])
+    >>> layer.weight = torch.nn.Parameter(torch.ones(1, 2))
+    >>> check_links(links)
+    Traceback (most recent call last):
+        ...
+    RuntimeError: before_step: the parameter 'weight', or a layer that holds it, was replaced in the module since
+    attach: call detach(), then attach again
+    """
+    for place, key, held, name in links:
+        if place.get(key) is not held:
+            raise RuntimeError(
+                f"before_step: the parameter {name!r}, or a layer that holds it, was replaced in the module since "
+                f"attach: {_AGAIN}"
+            )
+
+
+def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
+    """Raise RuntimeError for a parameter that has another dtype, device or shape than its leaf of the state.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
+    >>> check_kinds("before_step", State({"w": torch.ones(2)}, {"w": torch.tensor(True)}), [record])
+    Traceback (most recent call last):
+        ...
+    RuntimeError: before_step: 'w' was torch.float32 on cpu of shape (2,) when it was attached, and is torch.float64 on
+    cpu of shape (2,): call detach(), then attach again
+    """
+    for record in records:
+        leaf, parameter = state.params[record.name], record.parameter
+        if leaf.dtype != parameter.dtype or leaf.device != parameter.device or leaf.shape != parameter.shape:
+            was, now = (f"{x.dtype} on {x.device} of shape {tuple(x.shape)}" for x in (leaf, parameter))
+            raise RuntimeError(f"{call}: {record.name!r} was {was} when it was attached, and is {now}: {_AGAIN}")
+
+
+def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> None:
+    """Raise RuntimeError where weights moved though their optimizer has not stepped, and gradients were finite.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
+    >>> record.note()
+    >>> check_order([record], {"w": torch.ones(2)})
+    """
+    moved = [record.name for record in records if record.written or record.is_written()]
+    if moved and bool(all_finite(dense)):
+        raise RuntimeError(
+            f"after_step: {moved[0]!r} has moved since before_step, but its optimizer has not stepped: where another "
+            "optimizer has taken its place, call detach(), then attach again with that one"
+        )
+
+
+def taken_over(call: str, state: State, written: Sequence[Record]) -> State:
+    """The state with the values that somebody wrote into parameters of the module.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([7.0, 8.0]))
+    >>> state = State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
+    >>> taken_over("before_step", state, [Record("w", weight, torch.optim.SGD([weight], lr=0.1))]).params
+    {'w': tensor([7., 0.])}
+
+    Of a leaf whose pruned entries have values in the state alone (`hidden`), entries are taken that differ from what
+    the module showed. Raises RuntimeError for weights that follow from latents.
+    """
+    check_kinds(call, state, written)
+    params = dict(state.params)
+    for record in written:
+        name, value = record.name, record.parameter.detach()
+        mask, leaf = state.masks[name], params[name]
+        if not record.hidden:
+            (params[name],) = zeroed([mask], [value])
+            continue
+        (shown,) = zeroed([mask], [leaf])
+        if not record.latent:
+            params[name] = _where_written(value, shown, leaf)
+        elif any(differ([(value, shown)])):
+            raise RuntimeError(
+                f"{call}: somebody wrote to {name!r}, but its weights follow from latents, which the write does not "
+                "reach: write before attach, or load the state_dict() of what attach returned, which has the latents"
+            )
+    return state._replace(params=params)
+
+
+def _where_written(value: Tensor, shown: Tensor, leaf: Tensor) -> Tensor:
+    same = (value == shown) | (value.isnan() & shown.isnan())
+    return torch.where(same, leaf, value)
+
+
+def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> None:
+    """Set `hidden` of records whose leaves have, or may come to have, values that the effective weights do not show.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
+    >>> state = State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])})
+    >>> hiding(state, [record], [torch.tensor([1.0, 0.0])])
+    >>> record.hidden
+    True
+    """
+    leaves = [state.params[record.name] for record in records]
+    masked = [is_sparse(state.masks[record.name], leaf) for record, leaf in zip(records, leaves, strict=True)]
+    if has_own_support(state):
+        found = masked
+    else:
+        at = [i for i, is_masked in enumerate(masked) if is_masked]
+        others = dict(zip(at, differ([(shown[i], leaves[i]) for i in at]), strict=True))
+        found = [others.get(i, False) for i in range(len(records))]
+    for record, hides in zip(records, found, strict=True):
+        record.hidden = record.latent or hides
+
+
+def stains(state: State, records: Iterable[Record]) -> dict[str, int]:
+    """How many pruned entries of each weight are not zero in the module, for weights that have some.
+
+    >>> weight = torch.nn.Parameter(torch.ones(3))
+    >>> state = State({"w": torch.ones(3)}, {"w": torch.tensor([True, False, False])})
+    >>> stains(state, [Record("w", weight, torch.optim.SGD([weight], lr=0.1))])
+    {'w': 2}
+    """
+    masked = [r for r in records if is_sparse(state.masks[r.name], r.parameter)]
+    counts = whole([(~((r.parameter.detach() == 0) | state.masks[r.name])).sum() for r in masked])
+    return {record.name: int(count) for record, count in zip(masked, counts, strict=True) if count}
+
+
+def in_module(state: State, records: Iterable[Record]) -> State:
+    """The state that a module shows: its weights, and masks of its kept or nonzero entries.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([0.0, 1.0, 0.0]))
+    >>> state = State({"w": torch.zeros(3)}, {"w": torch.tensor([True, False, False])})
+    >>> in_module(state, [Record("w", weight, torch.optim.SGD([weight], lr=0.1))]).masks
+    {'w': tensor([ True,  True, False])}
+    """
+    params, masks = dict(state.params), dict(state.masks)
+    for record in records:
+        params[record.name] = value = record.parameter.detach()
+        if is_sparse(masks[record.name], value):
+            masks[record.name] = masks[record.name] | ~(value == 0)
+    return state._replace(params=params, masks=masks)
