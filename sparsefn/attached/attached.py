@@ -64,18 +64,13 @@ class Attached:
         reset: Trigger,
         hooks: bool,
     ) -> None:
-        state = algorithm.init({name: record.parameter.detach() for name, record in weights.items()})
-        if state.opt != ():
-            raise ValueError(
-                "attach: expected an algorithm without with_optimizer, as the torch optimizer takes its place"
-            )
         self._model, self._skip, self._reset, self._hooks = model, skip, reset, hooks
-        self._placed = Placed(algorithm, state, weights)
+        self._placed = Placed(algorithm, weights)
         self._dense: dict[str, Tensor] | None = None  # gradients between before_step and after_step
         self._stepped: list[Optimizer] = []  # the optimizers that have stepped since before_step
         self._last, self._now, self._skipped, self.changes = -1, -1, False, 0
         enter(self._placed.extra, self._placed.beside, options)
-        self._placed.show(state)
+        self._placed.show(self._placed.state)
         self._watch()
 
     # ---- in the loop ------------------------------------------------------------------------------
@@ -201,7 +196,7 @@ class Attached:
         >>> sf.masks.sparsity(sparse.state.masks)
         0.5
 
-        `opt` is (): moments are the optimizer's. Read it after `after_step`, when weights and masks belong together.
+        `opt` is (): moments are the optimizer's. Read it after `after_step`.
         """
         placed = self._placed
         leaves, rebuild = opened(placed.state if self._dense is not None else placed.now("state"))
@@ -210,7 +205,7 @@ class Attached:
     def check(self) -> None:
         """Raise RuntimeError unless pruned weights are zero in the module, naming the first that are not.
 
-        One pass over the weights, between the steps. `sf.report.summary(sparse)` shows what is in the module.
+        One pass over the weights, between the steps.
         """
         self._check_attached()
         self._check_between("check")
@@ -223,10 +218,7 @@ class Attached:
     def in_module(self) -> State:
         """A snapshot of what the module holds: its weights, and masks of the entries that are kept or not zero.
 
-        >>> layer = torch.nn.Linear(4, 1, bias=False)
-        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
-        >>> sf.masks.n_kept(sparse.in_module().masks)
-        2
+        `sf.report.summary` of what `attach` returned is that of this state.
         """
         return in_module(self.state, self._placed.weights.values())
 

@@ -77,7 +77,7 @@ def arguments(made: object) -> dict[str, str]:
     """Every argument of the calls that made an object, by dotted path; the calls themselves are there, too.
 
     >>> arguments(sf.schedules.linear(0.5, slope=0.25))
-    {'': 'linear', 'initial': '0.5', 'slope': '0.25'}
+    {'': 'linear', 'init': '0.5', 'slope': '0.25'}
 
     Arguments that were left out are there with their defaults, tensors as a digest of their bits.
     """

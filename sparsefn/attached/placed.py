@@ -23,7 +23,7 @@ class Placed:
     >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
     >>> weights = {"w": Record("w", weight, torch.optim.SGD([weight], lr=0.1))}
     >>> algorithm = sf.static(0.5, init="magnitude")
-    >>> placed = Placed(algorithm, algorithm.init({"w": weight.detach()}), weights)
+    >>> placed = Placed(algorithm, weights)
     >>> with torch.no_grad():
     ...     placed.show(placed.state)
     >>> weight
@@ -33,7 +33,12 @@ class Placed:
     Where the effective weights say all that the state's params do, the state's leaves are the parameters' own memory.
     """
 
-    def __init__(self, algorithm: Algorithm, state: State, weights: Mapping[str, Record]) -> None:
+    def __init__(self, algorithm: Algorithm, weights: Mapping[str, Record]) -> None:
+        state = algorithm.init({name: record.parameter.detach() for name, record in weights.items()})
+        if state.opt != ():
+            raise ValueError(
+                "attach: expected an algorithm without with_optimizer, as the torch optimizer takes its place"
+            )
         self.algorithm, self.state = algorithm, state
         self.weights = {name: weights[name] for name in flatten(state.params)[0]}  # in the order of the leaves
         self.trained, self.beside = trained_records(algorithm.view, state, self.weights)

@@ -8,7 +8,7 @@ from sparsefn.attached.records import Record
 def placed(algorithm):
     weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0, 3.0, 4.0]]))
     optimizer = torch.optim.SGD([weight], lr=1.0)
-    made = Placed(algorithm, algorithm.init({"w": weight.detach()}), {"w": Record("w", weight, optimizer)})
+    made = Placed(algorithm, {"w": Record("w", weight, optimizer)})
     with torch.no_grad():
         made.show(made.state)
     return weight, optimizer, made
