@@ -15,11 +15,10 @@ def leave() -> None:
 
     >>> sf.distributed.leave()  # one process without a process group: nothing to leave
 
-    In place of `torch.distributed.destroy_process_group()`. Threads of gloo may still hold the tensors of the last
-    messages when that returns: where a mesh keeps a group alive, it does not wait for them. A thread that drops a tensor
-    while the interpreter ends aborts the process, after its last line and with exit code -6. This waits for all
-    processes, frees what nobody holds, leaves the groups, and gives the threads a fifth of a second to finish. Every
-    process must call it.
+    In place of `torch.distributed.destroy_process_group()`. When that returns, threads of gloo may still hold tensors of
+    the last messages, as it does not wait for the threads of a group that a mesh keeps alive. A thread that drops a
+    tensor while the interpreter ends aborts the process, after its last line, with exit code -6. So this waits for all
+    processes, leaves the groups, and gives the threads a fifth of a second to finish. Every process must call it.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return
