@@ -14,6 +14,7 @@ from sparsefn.budgets import Distribution, Global, check_fixed, spread
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
+from sparsefn.engine.seats import check_grid
 from sparsefn.engine.selection.winners import Count, Entry, totals, winners
 from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.kinds import Pattern
@@ -79,6 +80,8 @@ class Competition(NamedTuple):
         made = self._units(leaves)
         if self.joint and any(units.of_all.rows[0] > 1 for units in made.values()):
             raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
+        if self.joint:
+            check_grid(leaves)
         if self.joint and made and self.pattern.fixed is not None:
             raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
         return [made] if self.joint and made else [{path: units} for path, units in made.items()]
