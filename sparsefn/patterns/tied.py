@@ -51,7 +51,7 @@ def tied(members: Sequence[Sequence[str | int]], reduce: Reduce = "mean") -> Pat
     order, each row by row. `where` is asked about the first leaf of a set, and its answer is for the whole set. Only
     algorithms take it: a mask of one tensor has no other leaves. Where single entries are drawn or move between
     leaves (`snfs`, `redistribute`, `supermask("bernoulli")`) it is refused, as other patterns are.
-    `sf.shrink(model, state, only=mlp)` removes the units that are pruned.
+    `sf.shrink(model, state, only=mlp)` removes the units that are pruned; of blocks and parts with `example=`.
 
     Raises TypeError for members of another form. `init` raises ValueError for a glob that no path matches, where no
     set has a leaf for each member, for a leaf in two sets, and for members whose numbers of units differ.
