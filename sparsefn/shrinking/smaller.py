@@ -18,7 +18,7 @@ from sparsefn.shrinking.channels import Channels, Plan
 from sparsefn.shrinking.example import Example, arguments, check_example
 from sparsefn.shrinking.follow import follow, trace
 from sparsefn.shrinking.layers import GATES, LAYERS
-from sparsefn.shrinking.sets import cut_sets, cut_twice
+from sparsefn.shrinking.sets import cut_sets
 from sparsefn.state import State, check_masks
 from sparsefn.tree import Tree, check_globs, flatten, glob_match
 
@@ -68,8 +68,8 @@ def shrink(
     of their inputs, keep no weight on it. Members are weights and biases of `nn.Linear` and of the `Conv1D` of
     transformers; a bias that is no member is cut along with its weight. A tied set says that nothing else reads its
     units, and that the code between the members takes sizes from tensors, as the attentions of transformers do
-    (`split_size` of GPT-2's is set). A config keeps the old sizes. No leaf may be cut by two parts. A UserWarning says
-    what is at the given paths where nothing at all is removed.
+    (`split_size` of GPT-2's is set). A config keeps the old sizes. No dimension of a leaf may be in two sets. Where
+    nothing at all is removed, a UserWarning says what is at the given paths.
 
     >>> widths = sf.tied([["0.weight", 0], ["2.weight", 1]])
     >>> state = sf.static(0.5, pattern=widths).init(sf.modules.params_of(net))
@@ -101,12 +101,9 @@ def shrink(
             "sf.State(params, sf.masks.from_zeros(params))"
         )
     chosen = _parts(only, example)
-    small, masks = bake(module, state, buffers=buffers), flatten(state.masks)[0]
+    small, masks = bake(module, state, buffers=buffers), dict(flatten(state.masks)[0])
     size = _size(small)
-    notes: list[str] = []
-    for one in chosen:
-        if isinstance(one, Pattern):
-            notes += cut_sets(small, masks, one)
+    notes = cut_sets(small, masks, [one for one in chosen if isinstance(one, Pattern)])
     paths = [""] if only is None else matched(small, [one for one in chosen if isinstance(one, str)])
     for path in paths:
         notes += _followed(small.get_submodule(path), path + "." if path else "", masks)
@@ -181,9 +178,6 @@ def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
 def _followed(small: nn.Module, prefix: str, masks: Mapping[str, Tensor]) -> list[str]:
     # Shrinks a module in place; the pruned channels of its layers that stay, and why.
     own = {name.removeprefix(prefix): mask for name, mask in masks.items() if name.startswith(prefix)}
-    for name, mask in own.items():
-        if mask.ndim and mask.shape != small.get_parameter(name).shape:
-            raise cut_twice(prefix + name)
     if fx.Tracer().is_leaf_module(small, "") or "forward" in vars(small):
         return _left(small, prefix, own, Plan(refused={"": "they are outputs of the module"}))
     root, graph = trace(small)
