@@ -66,13 +66,17 @@ class Competition(NamedTuple):
         return self.pattern.reduce is None and self.pattern.zeros is None
 
     def select(self, params: Tree, where: Where) -> Leaves:
-        """The leaves that `where` chooses, or all leaves of each tied set whose first leaf it chooses."""
+        """The leaves that `where` chooses, or all leaves of each tied set of which it chooses one.
+
+        Globs are matched with all leaves of a set; a function is asked about the first.
+        """
         if not self.pattern.members:
             return select_leaves(params, where)
         leaves = float_leaves(params)
-        sets = {paths[0]: paths for paths in checked_sets(self.pattern, list(leaves))}
-        first = select_leaves({path: leaves[path] for path in sets}, where)
-        chosen = {path for name in first for path in sets[name]}
+        sets = checked_sets(self.pattern, list(leaves))
+        members = {path: paths for paths in sets for path in (paths[:1] if callable(where) else paths)}
+        hit = select_leaves({path: leaves[path] for path in leaves if path in members}, where)
+        chosen = {path for name in hit for path in members[name]}
         return {path: leaf for path, leaf in leaves.items() if path in chosen}
 
     def pools(self, leaves: Leaves) -> Pools:
