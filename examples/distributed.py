@@ -111,8 +111,7 @@ def run(rank: int, ranks: int, first: int, last: int, folder: str, chosen: argpa
         result = {"losses": losses, "seconds": seconds, "kept": sf.masks.n_kept(one.masks, one.params)}
         sizes = [leaf.numel() for leaf in one.params.values()]
         torch.save({**result, "weights": sum(sizes)}, Path(folder, f"result{ranks}"))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    sf.distributed.leave()
 
 
 def full(tree: sf.tree.Tree) -> sf.tree.Tree:

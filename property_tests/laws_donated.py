@@ -26,7 +26,9 @@ def check(row: Row, optimizer: str, donate: Callable[[sf.Algorithm], sf.Algorith
     """The same bits at every step, an old state that cannot be used, and weights and moments written in place."""
     case = large(row.meta.layout.form)
     algorithm = algorithm_of(row, case)
-    whole = algorithm if row.meta.optimizer else sf.with_optimizer(algorithm, OPTIMIZERS[optimizer])
+    whole = algorithm
+    if not row.meta.optimizer:
+        whole = sf.with_optimizer(algorithm, OPTIMIZERS[optimizer], skip=sf.never())
     giving = donate(whole)
     pure, state = whole.init(case.params), giving.init(case.params)
     in_place = 0

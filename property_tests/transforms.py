@@ -50,7 +50,8 @@ def case_of(row: Row) -> Case:
 def trained(row: Row, case: Case) -> Algorithm:
     """The algorithm of a row with an optimizer, where it has none: else no gradient would reach its weights."""
     algorithm = algorithm_of(row, case)
-    return algorithm if row.meta.optimizer else sf.with_optimizer(algorithm, sf.optimizers.sgd(0.1, momentum=0.5))
+    sgd = sf.optimizers.sgd(0.1, momentum=0.5)
+    return algorithm if row.meta.optimizer else sf.with_optimizer(algorithm, sgd, skip=sf.never())
 
 
 def last(states: Iterable[State]) -> State:

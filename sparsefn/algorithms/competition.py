@@ -14,6 +14,7 @@ from sparsefn.budgets import Distribution, Global, check_fixed, spread
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
+from sparsefn.engine.seats import check_grid
 from sparsefn.engine.selection.winners import Count, Entry, totals, winners
 from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.kinds import Pattern
@@ -65,13 +66,17 @@ class Competition(NamedTuple):
         return self.pattern.reduce is None and self.pattern.zeros is None
 
     def select(self, params: Tree, where: Where) -> Leaves:
-        """The leaves that `where` chooses, or all leaves of each tied set whose first leaf it chooses."""
+        """The leaves that `where` chooses, or all leaves of each tied set of which it chooses one.
+
+        Globs are matched with all leaves of a set; a function is asked about the first.
+        """
         if not self.pattern.members:
             return select_leaves(params, where)
         leaves = float_leaves(params)
-        sets = {paths[0]: paths for paths in checked_sets(self.pattern, list(leaves))}
-        first = select_leaves({path: leaves[path] for path in sets}, where)
-        chosen = {path for name in first for path in sets[name]}
+        sets = checked_sets(self.pattern, list(leaves))
+        members = {path: paths for paths in sets for path in (paths[:1] if callable(where) else paths)}
+        hit = select_leaves({path: leaves[path] for path in leaves if path in members}, where)
+        chosen = {path for name in hit for path in members[name]}
         return {path: leaf for path, leaf in leaves.items() if path in chosen}
 
     def pools(self, leaves: Leaves) -> Pools:
@@ -79,6 +84,8 @@ class Competition(NamedTuple):
         made = self._units(leaves)
         if self.joint and any(units.of_all.rows[0] > 1 for units in made.values()):
             raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
+        if self.joint:
+            check_grid(leaves)
         if self.joint and made and self.pattern.fixed is not None:
             raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
         return [made] if self.joint and made else [{path: units} for path, units in made.items()]

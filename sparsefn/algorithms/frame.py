@@ -4,34 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.memory import Memory, Pruned
+from sparsefn.algorithms.processes import Update, begun, check_grads, moved, shared
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.wanted import Goal
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.mask_bytes import from_bytes
-from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards, laid_out
+from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards
 from sparsefn.engine.threefry import lifted
 from sparsefn.engine.transforms import transformed
 from sparsefn.state import Algorithm, State, Step, Trigger, Where, apply_masks, everywhere, inside
 from sparsefn.tree import (
     Leaves,
     Tree,
-    check_like,
     choose,
     copied,
     fix_sizes,
     flatten,
     leaves_of,
-    none_paths,
     opened,
-    same_structure,
     with_leaves,
-    zipped,
 )
 from sparsefn.where import float_leaves
 
@@ -41,12 +39,8 @@ from sparsefn.where import float_leaves
 def own_params(params: Tree) -> Tree:
     """Copies of params, checked."""
     leaves = float_leaves(params)
-
-    def check() -> None:
-        for path, leaf in leaves.items():
-            check_shards(path, leaf)
-
-    agreed(leaves.values(), check)  # one process alone may hold a part that does not fit
+    for path, leaf in leaves.items():
+        check_shards(path, leaf)
     return copied(params)
 
 
@@ -60,19 +54,23 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     """Checks at the start of every update, on structure alone; returns the step, and grads laid out as params."""
     if not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
-    if grads is not None:
-        grads = _checked_grads(grads, state.params)
+    if transformed():
+        for path, leaf in flatten(state.params)[0].items():
+            check_bare(path, leaf)
+    sharded = any_sharded(leaves_of(state.params))
+    check_grads(grads, state.params, layout=not sharded)
+    if sharded:
+        grads = moved(grads, state.params)
     fix_sizes((state, grads))
     return grads, check_step(step)
-
-
-Update = Callable[[State, Tree, Step], State]
 
 
 def checked(update: Update) -> Update:
     """An update that checks its arguments first, and hands them on as `check_update` gives them."""
 
     def checking(state: State, grads: Tree, step: Step) -> State:
+        if isinstance(state, State) and not torch.compiler.is_compiling() and any_sharded(leaves_of(state.params)):
+            return shared(update, state, grads, step)
         return update(state, *check_update(state, grads, step))
 
     checking.unchecked = update  # type: ignore[attr-defined]
@@ -104,25 +102,6 @@ def reading_bytes(update: Update) -> Update:
         return new._replace(masks=masks, support=support)
 
     return reading
-
-
-def _checked_grads(grads: Tree, params: Tree) -> Tree:
-    if transformed():
-        for path, leaf in flatten(params)[0].items():
-            check_bare(path, leaf)
-    try:
-        if any_sharded(leaves_of(params)):  # gradients may be laid out otherwise, or be sums yet to be added
-            rows, rebuild = zipped(grads, params)
-            grads = rebuild([laid_out(g, p) for g, p in rows])
-        check_like("grads", grads, params)
-    except ValueError:
-        for path in () if same_structure(grads, params) else none_paths(grads):
-            raise ValueError(
-                f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
-                "not use, has none; give zeros, or leave it out of params"
-            ) from None
-        raise
-    return grads
 
 
 def sparse_leaves(state: State) -> tuple[Leaves, Leaves]:
@@ -177,9 +156,10 @@ def build_masked(
     seed = random.key(0) if key is None else key
 
     def build(allowed: Leaves | None) -> Algorithm:
+        @begun
         def start(params: Tree) -> State:
             params = own_params(params)
-            masks = agreed(leaves_of(params), lambda: start_masks(params, rule, where, init, goal, seed, allowed))
+            masks = start_masks(params, rule, where, init, goal, seed, allowed)
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
             return State(kept, masks, memory.init(params), lifted(seed).clone(), support=support)

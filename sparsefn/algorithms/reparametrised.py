@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.algorithms.frame import checked, own_params, unchecked
+from sparsefn.algorithms.processes import begun
 from sparsefn.algorithms.static import dense
 from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
@@ -78,6 +79,7 @@ def reparametrised(
     def inner_of(state: State) -> State:
         return State(state.params, key=state.key, **state.scores["inner"])
 
+    @begun
     def init(params: Tree) -> State:
         params = own_params(params)
         chosen = select_leaves(params, where)

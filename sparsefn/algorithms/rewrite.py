@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsefn.algorithms.frame import check_pruned, checked, own_params, sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Pruned
+from sparsefn.algorithms.processes import begun
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
 from sparsefn.engine.shards import check_plain
@@ -51,6 +52,7 @@ def rewrite(
     check_trigger("when", when)
     check_pruned(pruned)
 
+    @begun
     def init(params: Tree) -> State:
         params = own_params(params)
         leaves = select_leaves(params, where)

@@ -23,6 +23,7 @@ from sparsefn.engine.shards import is_sharded, laid_out, part
 from sparsefn.engine.transforms import concrete
 from sparsefn.masks import checkerboard, from_zeros
 from sparsefn.patterns.seated import unit_places
+from sparsefn.patterns.tied import check_whole
 from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.tree import Leaves, Tree, flatten, leaves_at
 
@@ -75,6 +76,8 @@ def start_masks(
         init = init(params)
     if not isinstance(init, str):
         given = own_masks(init, params)
+        if rule.pattern.members:
+            check_whole(rule.pattern, flatten(given)[0], leaves)
         if allowed is None:
             return given
         return optree.tree_map(torch.logical_and, given, masks_tree(params, allowed))
@@ -101,6 +104,8 @@ def start_masks(
             "params or a masks tree"
         )
         raise ValueError(f"expected init to be {known}, got {init!r}")
+    if rule.pattern.members and init in ("from_zeros", "checkerboard"):
+        check_whole(rule.pattern, masks, leaves)
     return masks_tree(params, {p: m & allowed[p] if allowed and p in allowed else m for p, m in masks.items()})
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from sparsefn.algorithms.competition import Competition
 from sparsefn.algorithms.frame import build_masked, checked, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
+from sparsefn.algorithms.processes import begun
 from sparsefn.algorithms.start import Init, check_given, own_masks
 from sparsefn.algorithms.wanted import as_goal
 from sparsefn.budgets import Distribution, uniform
@@ -33,6 +34,7 @@ def dense() -> Algorithm:
     {'w': tensor(True)}
     """
 
+    @begun
     def init(params: Tree) -> State:
         params = own_params(params)
         return State(params, everywhere(params))
@@ -81,6 +83,7 @@ def from_masks(masks: Tree) -> Algorithm:
     """
     check_given(masks)
 
+    @begun
     def init(params: Tree) -> State:
         params = own_params(params)
         own = own_masks(masks, params)

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition, full
 from sparsefn.algorithms.frame import checked, own_params, sparse_leaves, with_masks
+from sparsefn.algorithms.processes import begun
 from sparsefn.algorithms.start import Given
 from sparsefn.algorithms.wanted import as_goal, best_at
 from sparsefn.budgets import Distribution, is_uniform, uniform
@@ -115,6 +116,7 @@ def supermask(
         keys = {path: random.leaf_key(state.key, path, draw) for path in values}
         return with_masks(state, {p: bernoulli_mask(v, brought(keys[p], v.device)) for p, v in values.items()}, "keep")
 
+    @begun
     def start(params: Tree) -> State:
         params = own_params(params)
         leaves = rule.select(params, where)
@@ -123,7 +125,7 @@ def supermask(
         scores = {role: _scores(params, _start(params, leaves, init, seed))}
         support = everywhere(params) if "params" in trains else ()
         state = State(params, masks_tree(params, whole), scores, lifted(seed).clone(), support=support)
-        return agreed(leaves_of(params), lambda: masked(state, 0, 0))
+        return masked(state, 0, 0)
 
     @checked
     def update(state: State, grads: Tree, step: Step) -> State:

@@ -15,8 +15,16 @@ from sparsefn.attached.gradients import dense_gradients, give, seen_gradients, w
 from sparsefn.attached.moments import clear_changed, restart
 from sparsefn.attached.placed import Placed
 from sparsefn.attached.records import Record, enter, leave
-from sparsefn.attached.writes import check_kinds, check_links, check_order, in_module, links_of, stains
-from sparsefn.engine.leafwise import is_sparse
+from sparsefn.attached.writes import (
+    check_kinds,
+    check_links,
+    check_members,
+    check_order,
+    fits,
+    in_module,
+    links_of,
+    stains,
+)
 from sparsefn.state import Algorithm, State, Trigger
 from sparsefn.tree import Tree, all_finite, identical, leaves_of, opened
 
@@ -56,22 +64,13 @@ class Attached:
         reset: Trigger,
         hooks: bool,
     ) -> None:
-        state = algorithm.init({name: record.parameter.detach() for name, record in weights.items()})
-        if state.opt != ():
-            raise ValueError(
-                "attach: expected an algorithm without with_optimizer, as the torch optimizer takes its place"
-            )
-        self._algorithm, self._model, self._skip, self._reset, self._hooks = algorithm, model, skip, reset, hooks
-        self._placed = Placed(algorithm, state, weights)
+        self._model, self._skip, self._reset, self._hooks = model, skip, reset, hooks
+        self._placed = Placed(algorithm, weights)
         self._dense: dict[str, Tensor] | None = None  # gradients between before_step and after_step
         self._stepped: list[Optimizer] = []  # the optimizers that have stepped since before_step
         self._last, self._now, self._skipped, self.changes = -1, -1, False, 0
         enter(self._placed.extra, self._placed.beside, options)
-        # Weights that `show` is about to change: until the first step `load_state_dict` may put other masks on them.
-        for record in weights.values():
-            if is_sparse(state.masks[record.name], record.parameter):
-                record.found = record.parameter.detach().clone()
-        self._placed.show(state)
+        self._placed.show(self._placed.state)
         self._watch()
 
     # ---- in the loop ------------------------------------------------------------------------------
@@ -92,16 +91,13 @@ class Attached:
         now = self._last + 1 if step is None else order.later("before_step", step, self._last)
         placed, records = self._placed, self._placed.weights.values()
         check_links(self._links)
+        check_members(placed.trained)
         dense = dense_gradients(records)
         if placed.written():
             placed.show(placed.now("before_step"), placed.state)
         skipped = bool(self._skip(now))
         seen = [] if skipped else seen_gradients(placed.view, placed.state, placed.supports, dense, now)
-        for record in records:
-            record.found = None
-            if record.hidden and record.trains:
-                record.parameter.copy_(placed.state.params[record.name])
-                record.note()
+        placed.show_trained()
         give(records, placed.trained, seen, dense)
         self._dense, self._now, self._skipped, self._stepped = dense, now, skipped, []
         placed.settle()
@@ -119,16 +115,15 @@ class Attached:
             raise RuntimeError("after_step: call before_step first, between backward and the optimizer's step")
         step, dense, placed = order.later("after_step", step, self._last), self._dense, self._placed
         old = placed.state
-        if step != self._now and (bool(self._skip(step)) != self._skipped or files.reads_step(self._algorithm)):
+        if step != self._now and (bool(self._skip(step)) != self._skipped or files.reads_step(placed.algorithm)):
             raise ValueError(f"after_step: before_step took this for step {self._now}, got {step}: give it {step}, too")
         if not (self._stepped or self._skipped):
             check_order(placed.weights.values(), dense)
         stepped = placed.moved(self._stepped)
         self._dense, self._last = None, step
-        for record in placed.trained:
-            record.given = None
+        placed.forget("given")
         try:
-            new = unchecked(self._algorithm)(stepped, dense, step)
+            new = unchecked(placed.algorithm)(stepped, dense, step)
             if new is not stepped and not (identical(new, stepped) or bool(all_finite(dense))):
                 new = stepped
         except BaseException:
@@ -150,10 +145,7 @@ class Attached:
         if self._dense is None and self._hooks:
             self.before_step()
         if self._dense is None:
-            raise RuntimeError(
-                "step: call before_step first, after backward() and before the optimizer's step, and after_step after "
-                "it; where a framework calls step() itself, sf.attach(..., hooks=True) calls both"
-            )
+            raise RuntimeError(order.STEP_ALONE)
         if any(one is optimizer for one in self._stepped):
             raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
         with torch.no_grad():
@@ -204,7 +196,7 @@ class Attached:
         >>> sf.masks.sparsity(sparse.state.masks)
         0.5
 
-        `opt` is (): moments are the optimizer's. Read it after `after_step`, when weights and masks belong together.
+        `opt` is (): moments are the optimizer's. Read it after `after_step`.
         """
         placed = self._placed
         leaves, rebuild = opened(placed.state if self._dense is not None else placed.now("state"))
@@ -213,11 +205,7 @@ class Attached:
     def check(self) -> None:
         """Raise RuntimeError unless pruned weights are zero in the module, naming the first that are not.
 
-        >>> layer = torch.nn.Linear(4, 1)
-        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
-        >>> sparse.check()
-
-        One pass over the weights, between the steps. `sf.report.summary(sparse)` shows what is in the module.
+        One pass over the weights, between the steps.
         """
         self._check_attached()
         self._check_between("check")
@@ -230,10 +218,7 @@ class Attached:
     def in_module(self) -> State:
         """A snapshot of what the module holds: its weights, and masks of the entries that are kept or not zero.
 
-        >>> layer = torch.nn.Linear(4, 1, bias=False)
-        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
-        >>> sf.masks.n_kept(sparse.in_module().masks)
-        2
+        `sf.report.summary` of what `attach` returned is that of this state.
         """
         return in_module(self.state, self._placed.weights.values())
 
@@ -246,7 +231,7 @@ class Attached:
         self._check_between("state_dict")
         placed = self._placed
         visible = [name for name, record in placed.weights.items() if not record.hidden]
-        return files.saved(self._algorithm, placed.now("state_dict"), self._last, visible, placed.own)
+        return files.saved(placed.algorithm, placed.now("state_dict"), self._last, visible, placed.own)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -260,16 +245,10 @@ class Attached:
         self._check_attached()
         placed = self._placed
         check_kinds("load_state_dict", placed.state, placed.weights.values())
-        # The module's weights, or, where nobody has written to it since `attach` masked them, those before.
-        weights = {
-            name: record.parameter.detach() if record.found is None or record.is_written() else record.found
-            for name, record in placed.weights.items()
-        }
-        state, self._last = files.loaded(self._algorithm, state_dict, placed.state, weights, strict)
+        state, self._last = files.loaded(placed.algorithm, state_dict, placed.state, placed.unmasked(), strict)
         self._dense = None
-        for record in placed.trained:
-            record.moments = None
         placed.show(state)
+        placed.forget("moments")
 
     def detach(self) -> None:
         """Leave an ordinary module with its effective weights, and the optimizer as it was; `state` stays.
@@ -283,11 +262,15 @@ class Attached:
         RuntimeError: this algorithm was detached: attach it again
         """
         self._check_attached()
-        self._reopen()
+        placed = self._placed
+        if all(fits(placed.state, record) for record in placed.weights.values()):  # else there is no state to show
+            self._reopen()
+            placed.state = placed.now("detach")
         self._unwatch()
-        leave(self._placed.extra)
-        self._placed.state = self.state
-        self._placed.weights, self._placed.extra = {}, []
+        leave(placed.extra)
+        leaves, rebuild = opened(placed.state)
+        placed.state, self._dense = rebuild(placed.own(leaves)), None
+        placed.weights, placed.extra = {}, []
 
     # ---- checks and copies ------------------------------------------------------------------------
 
@@ -301,7 +284,7 @@ class Attached:
 
     def _watch(self) -> None:
         records = [*self._placed.weights.values(), *self._placed.extra]
-        optimizers = list({id(record.optimizer): record.optimizer for record in records}.values())
+        optimizers = {id(record.optimizer): record.optimizer for record in records}.values()
         self._links = links_of(self._model, self._placed.weights.values())
         self._unwatch = order.watch(self, [record.parameter for record in records], optimizers, self._hooks)
 

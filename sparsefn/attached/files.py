@@ -14,6 +14,7 @@ from torch import Tensor
 from sparsefn import algorithms, checkpoint, compose
 from sparsefn.engine.checks import is_int
 from sparsefn.engine.described import Call, shown
+from sparsefn.engine.shards import is_sharded
 from sparsefn.state import Algorithm, State, inside, masked_view
 from sparsefn.tree import flatten, leaves_of
 
@@ -76,7 +77,7 @@ def arguments(made: object) -> dict[str, str]:
     """Every argument of the calls that made an object, by dotted path; the calls themselves are there, too.
 
     >>> arguments(sf.schedules.linear(0.5, slope=0.25))
-    {'': 'linear', 'initial': '0.5', 'slope': '0.25'}
+    {'': 'linear', 'init': '0.5', 'slope': '0.25'}
 
     Arguments that were left out are there with their defaults, tensors as a digest of their bits.
     """
@@ -106,6 +107,8 @@ def _collect(value: Any, path: str, found: dict[str, str]) -> None:
         items = value.items() if type(value) is dict else [(str(i), item) for i, item in enumerate(value)]
         for name, item in items:
             _collect(item, f"{path}.{name}".lstrip("."), found)
+    elif isinstance(value, Tensor) and is_sharded(value):
+        found[path] = shown(value)  # each process has a part
     elif isinstance(value, Tensor):
         bits = value.detach().cpu().reshape(-1).view(torch.uint8)
         found[path] = f"{shown(value)} {hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]}"

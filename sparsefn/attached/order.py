@@ -15,6 +15,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sparsefn.engine.checks import check_kind
 
+STEP_ALONE = (
+    "step: call before_step first, after backward() and before the optimizer's step, and after_step after it; where a "
+    "framework calls step() itself, sf.attach(..., hooks=True) calls both"
+)
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

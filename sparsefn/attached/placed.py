@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -12,7 +13,7 @@ from sparsefn.attached.moments import clear_moments, zeros_stay
 from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
 from sparsefn.engine.leafwise import is_sparse, zeroed
-from sparsefn.state import Algorithm, State
+from sparsefn.state import Algorithm, State, TrainView
 from sparsefn.tree import flatten, leaves_of, opened
 
 
@@ -22,7 +23,7 @@ class Placed:
     >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
     >>> weights = {"w": Record("w", weight, torch.optim.SGD([weight], lr=0.1))}
     >>> algorithm = sf.static(0.5, init="magnitude")
-    >>> placed = Placed(algorithm, algorithm.init({"w": weight.detach()}), weights)
+    >>> placed = Placed(algorithm, weights)
     >>> with torch.no_grad():
     ...     placed.show(placed.state)
     >>> weight
@@ -32,14 +33,27 @@ class Placed:
     Where the effective weights say all that the state's params do, the state's leaves are the parameters' own memory.
     """
 
-    def __init__(self, algorithm: Algorithm, state: State, weights: Mapping[str, Record]) -> None:
-        self.view, self.state = algorithm.view, state
+    def __init__(self, algorithm: Algorithm, weights: Mapping[str, Record]) -> None:
+        state = algorithm.init({name: record.parameter.detach() for name, record in weights.items()})
+        if state.opt != ():
+            raise ValueError(
+                "attach: expected an algorithm without with_optimizer, as the torch optimizer takes its place"
+            )
+        self.algorithm, self.state = algorithm, state
         self.weights = {name: weights[name] for name in flatten(state.params)[0]}  # in the order of the leaves
         self.trained, self.beside = trained_records(algorithm.view, state, self.weights)
         self.extra = [record for record in self.trained if record.added]
         self.supports: list[Tensor] = []
+        for record in self.weights.values():  # the weights that `show` is about to change
+            if is_sparse(state.masks[record.name], record.parameter):
+                record.found = record.parameter.detach().clone()
         self._trains_params = algorithm.view.get(state) is state.params
         self._dtypes = {record.parameter.dtype for record in (*self.weights.values(), *self.extra)}
+
+    @property
+    def view(self) -> TrainView:
+        """How the algorithm sees the state."""
+        return self.algorithm.view
 
     def written(self) -> list[Record]:
         """The weights that somebody has written to since `show`."""
@@ -67,6 +81,9 @@ class Placed:
         if not is_plain:
             values = [record.parameter.detach() for record in self.trained]
             state = view.put(state, opened(view.get(state))[1](values))
+        for record, support in zip(self.trained, self.supports, strict=True):
+            if is_sparse(support, record.parameter):
+                clear_moments(record, support)  # weight decay of weights that are not zero ends in momentum
         leaves = zeroed([state.masks[r.name] for r in own], [state.params[r.name] for r in own])
         return state._replace(params=state.params | {r.name: leaf for r, leaf in zip(own, leaves, strict=True)})
 
@@ -96,6 +113,21 @@ class Placed:
                 record.parameter.copy_(leaf)
         self.state, self.supports = new._replace(params=params), leaves_of(self.view.support(new))
 
+    def show_trained(self) -> None:
+        """Let the module hold what trains, also where it is pruned: a step begins."""
+        for record in self.weights.values():
+            record.found = None
+            if record.hidden and record.trains:
+                record.parameter.copy_(self.state.params[record.name])
+                record.note()
+
+    def unmasked(self) -> dict[str, Tensor]:
+        """The module's weights, or, where nobody has written to it since `attach` masked them, those before."""
+        return {
+            name: record.parameter.detach() if record.found is None or record.is_written() else record.found
+            for name, record in self.weights.items()
+        }
+
     def settle(self, optimizer: Optimizer | None = None) -> None:
         """Mask the gradients and moments that somebody has written, and note the weights.
 
@@ -122,6 +154,11 @@ class Placed:
             if record.optimizer is optimizer:
                 record.note()
                 record.moments = optimizer.state.get(record.parameter)
+
+    def forget(self, name: Literal["given", "moments"]) -> None:
+        """Forget the gradients that were given, or take no moments for known."""
+        for record in self.trained:
+            setattr(record, name, None)
 
     def own(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The leaves, with copies of those whose memory later steps write."""

@@ -162,11 +162,11 @@ def leave(extra: Iterable[Record]) -> None:
     True
     """
     for record in extra:
-        group = record.group
-        group["params"] = [p for p in group["params"] if p is not record.parameter]
         record.optimizer.state.pop(record.parameter, None)
-        if not group["params"]:
-            record.optimizer.param_groups.remove(group)
+        for group in [g for g in record.optimizer.param_groups if any(p is record.parameter for p in g["params"])]:
+            group["params"] = [p for p in group["params"] if p is not record.parameter]
+            if not group["params"]:
+                record.optimizer.param_groups.remove(group)
 
 
 def address(x: Tensor) -> int:

@@ -45,11 +45,11 @@ def links_of(model: nn.Module, weights: Iterable[Record]) -> list[Link]:
             child = node._modules.get(part)
             if child is None:
                 break
-            found[id(node), part] = Link(node._modules, part, child, record.name)
+            found.setdefault((id(node), part), Link(node._modules, part, child, record.name))
             node = child
         else:
             if not is_sharded(record.parameter) and last in node._parameters:
-                found[id(node), last] = Link(node._parameters, last, record.parameter, record.name)
+                found.setdefault((id(node), last), Link(node._parameters, last, record.parameter, record.name))
     return list(found.values())
 
 
@@ -73,6 +73,18 @@ def check_links(links: Sequence[Link]) -> None:
             )
 
 
+def fits(state: State, record: Record) -> bool:
+    """Whether a parameter has the dtype, device and shape of its leaf of the state.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
+    >>> fits(State({"w": torch.ones(2)}, {"w": torch.tensor(True)}), record)
+    False
+    """
+    leaf, parameter = state.params[record.name], record.parameter
+    return bool(leaf.dtype == parameter.dtype and leaf.device == parameter.device and leaf.shape == parameter.shape)
+
+
 def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
     """Raise RuntimeError for a parameter that has another dtype, device or shape than its leaf of the state.
 
@@ -85,10 +97,23 @@ def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
     cpu of shape (2,): call detach(), then attach again
     """
     for record in records:
-        leaf, parameter = state.params[record.name], record.parameter
-        if leaf.dtype != parameter.dtype or leaf.device != parameter.device or leaf.shape != parameter.shape:
-            was, now = (f"{x.dtype} on {x.device} of shape {tuple(x.shape)}" for x in (leaf, parameter))
+        if not fits(state, record):
+            both = (state.params[record.name], record.parameter)
+            was, now = (f"{x.dtype} on {x.device} of shape {tuple(x.shape)}" for x in both)
             raise RuntimeError(f"{call}: {record.name!r} was {was} when it was attached, and is {now}: {_AGAIN}")
+
+
+def check_members(records: Sequence[Record]) -> None:
+    """Raise RuntimeError for a parameter that its optimizer does not have any more.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> check_members([Record("w", weight, torch.optim.SGD([weight], lr=0.1))])
+    """
+    owners = {id(record.optimizer): record.optimizer for record in records}.values()
+    members = {id(p) for optimizer in owners for group in optimizer.param_groups for p in group["params"]}
+    for record in records:
+        if id(record.parameter) not in members:
+            raise RuntimeError(f"before_step: the optimizer of {record.name!r} has it no more: {_AGAIN}")
 
 
 def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> None:

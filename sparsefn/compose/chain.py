@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from sparsefn.algorithms.frame import checked, unchecked
+from sparsefn.algorithms.processes import begun
 from sparsefn.compose.states import check_plain, join_states, no_optimizer
 from sparsefn.engine.described import described
 from sparsefn.masks import intersect
@@ -38,6 +39,7 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     def join(parts: list[State], masks: Tree) -> State:
         return join_states(parts, parts[-1].params, masks, [{"masks": part.masks} for part in parts])
 
+    @begun
     def init(params: Tree) -> State:
         parts: list[State] = []
         for i in range(len(algorithms)):

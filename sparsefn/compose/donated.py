@@ -49,9 +49,11 @@ def donated(algorithm: Algorithm) -> Algorithm:
     pure = unchecked(algorithm)
 
     def update(state: State, grads: Tree, step: Step) -> State:
+        if isinstance(state, State) and any_sharded(leaves_of(state.params)):
+            return algorithm.update(state, grads, step)
         grads, step = check_update(state, grads, step)
         old, given = ([x for x in leaves_of(tree) if isinstance(x, Tensor)] for tree in (state, grads))
-        if transformed() or in_mode() or differentiated(*old, *given) or any_sharded(old):
+        if transformed() or in_mode() or differentiated(*old, *given):
             return pure(state, grads, step)
         own = alone(old, given)
         with giving(own) as left:

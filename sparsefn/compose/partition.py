@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from sparsefn.algorithms.frame import checked, unchecked
+from sparsefn.algorithms.processes import begun
 from sparsefn.algorithms.static import dense
 from sparsefn.compose.states import kept
 from sparsefn.engine.checks import check_pairs
@@ -70,6 +71,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         opt = opts if any(opt != () for opt in opts.values()) else ()
         return State(params, masks, scores, keys, opt, support)
 
+    @begun
     def init(params: Tree) -> State:
         rows = shares(params, params)
         return join([algorithm.init(row) for algorithm, row in zip(algorithms, rows, strict=True)], params)

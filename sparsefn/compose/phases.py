@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from sparsefn.algorithms.frame import checked, unchecked
+from sparsefn.algorithms.processes import begun
 from sparsefn.compose.states import check_plain, join_states, kept, no_optimizer, owned, part_of
 from sparsefn.engine.checks import check_pairs, is_int
 from sparsefn.engine.described import described
@@ -61,6 +62,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         support = _expanded(support_of(part), state.params, sparse) if has_own_support(state) else ()
         return State(part.params, masks, scores, {**state.key, str(i): part.key}, state.opt, support)
 
+    @begun
     def init(params: Tree) -> State:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("phases", parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparsefn.algorithms.frame import checked, unchecked
+from sparsefn.algorithms.processes import begun
 from sparsefn.compose.states import check_plain
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
@@ -41,6 +42,7 @@ def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
     def joined(part: State, kept: Tree) -> State:
         return part._replace(scores={"inner": part.scores, "rewind": kept})
 
+    @begun
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         if state.opt != ():

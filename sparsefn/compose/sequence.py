@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import optree
 
 from sparsefn.algorithms.frame import checked, unchecked
+from sparsefn.algorithms.processes import begun
 from sparsefn.compose.states import check_plain, join_states, no_optimizer, owned, part_of
 from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step
@@ -41,6 +42,7 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
     def join(parts: Sequence[State], masks: Tree, owns: Sequence[Tree]) -> State:
         return join_states(parts, parts[-1].params, masks, [{"owns": own} for own in owns])
 
+    @begun
     def init(params: Tree) -> State:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("sequence", parts)

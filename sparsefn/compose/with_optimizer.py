@@ -8,6 +8,7 @@ import optree
 from torch import Tensor
 
 from sparsefn.algorithms.frame import checked, reading_bytes, spends, unchecked
+from sparsefn.algorithms.processes import begun
 from sparsefn.compose import foreign
 from sparsefn.compose.moments import live_leaves
 from sparsefn.compose.paired import check_paired
@@ -121,6 +122,7 @@ def with_optimizer(
     def start(trained: Tree) -> Tree:
         return foreign.unshared(optimizer, optimizer.init(trained), trained)
 
+    @begun
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         if state.opt != ():

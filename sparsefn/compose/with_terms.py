@@ -5,6 +5,7 @@ from __future__ import annotations
 import optree
 import torch
 
+from sparsefn.algorithms.processes import begun
 from sparsefn.compose.states import check_algorithm, no_optimizer
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import described
@@ -52,6 +53,7 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
         assert algorithm.within is not None
         return with_terms(algorithm.within(masks), *terms)
 
+    @begun
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         no_optimizer("with_terms", [state])  # its gradients would never pass through the terms

@@ -1,5 +1,6 @@
 """The edge to `torch.distributed`: loops, checkpoints and checks for sharded and replicated states."""
 
+from sparsefn.distributed.ends import leave as leave
 from sparsefn.distributed.files import load as load
 from sparsefn.distributed.files import save as save
 from sparsefn.distributed.replicas import check_replicas as check_replicas

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.checkpoint.states import as_dense, check_masks, check_paths, check_values, state_dict
+from sparsefn.distributed.metadata import read as metadata_of
+from sparsefn.engine.agreement import agreement
 from sparsefn.tree import Tree, flatten
 
 
@@ -36,13 +38,14 @@ def save(state: Tree, folder: str | os.PathLike[str]) -> None:
     was interrupted is no checkpoint. Raises TypeError for a leaf that is not a dense tensor, ValueError for one of the
     meta device and for a folder that holds a checkpoint: writing over one would lose it if this process ended halfway.
     """
-    tensors = {path: check_values("the state", path, leaf) for path, leaf in state_dict(state).items()}
-    if (Path(folder) / ".metadata").exists():
-        raise ValueError(f"save: expected a new folder, but {os.fspath(folder)!r} holds a checkpoint already")
+    with agreement(_everyone()):
+        tensors = {path: check_values("the state", path, leaf) for path, leaf in state_dict(state).items()}
+        if (Path(folder) / ".metadata").exists():
+            raise ValueError(f"save: expected a new folder, but {os.fspath(folder)!r} holds a checkpoint already")
     from torch.distributed.checkpoint.state_dict_saver import save as write  # importing it takes a second
 
     with _quiet():
-        write(tensors, checkpoint_id=folder, no_dist=_is_alone())
+        write(tensors, checkpoint_id=os.fspath(folder), no_dist=_is_alone())
 
 
 def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
@@ -59,23 +62,37 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
 
     The template, `algorithm.init(params)` for example, gives structure, shapes, dtypes, devices and how DTensors are
     laid out; its values are not read, and it is not changed. Each process reads what it holds. Every process of the
-    default process group must call it. Raises ValueError for paths that are missing or unexpected, for another shape,
-    for a 0-d False among the masks of a state and for a template of the meta device, TypeError for another dtype and
-    for a leaf that is not a dense tensor, all naming the path, and FileNotFoundError where no checkpoint is.
+    default process group must call it. Nothing in the folder is run, whoever wrote it: of its pickled file `.metadata`
+    only names, shapes, dtypes and places of tensors are taken, and torch reads tensors with `weights_only=True`.
+
+    Raises ValueError for paths that are missing or unexpected, for another shape, for a 0-d False among the masks of a
+    state, for a template of the meta device and for files that hold anything else, which it names, TypeError
+    for another dtype and for a leaf that is not a dense tensor, all naming the path, and FileNotFoundError where no
+    checkpoint is.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
-    leaves, rebuild = flatten(template)
-    saved = FileSystemReader(folder).read_metadata().state_dict_metadata
-    check_paths(leaves, sorted(saved))
-    found = {}
-    for path, leaf in leaves.items():
-        like = check_values("the template", path, as_dense("the template", path, leaf))
-        _check_fits(path, like, saved[path])
-        found[path] = torch.empty_like(like)
+    found, reader = {}, FileSystemReader(folder)
+    with agreement(_everyone()):
+        leaves, rebuild = flatten(template)
+        metadata = metadata_of(folder)
+        check_paths(leaves, sorted(metadata.state_dict_metadata))
+        for path, leaf in leaves.items():
+            like = check_values("the template", path, as_dense("the template", path, leaf))
+            _check_fits(path, like, metadata.state_dict_metadata[path])
+            found[path] = torch.empty_like(like)
+    reader.read_metadata = lambda *args, **kwargs: metadata  # type: ignore[method-assign]
     with _quiet():
-        read(found, checkpoint_id=folder, no_dist=_is_alone())
+        try:
+            read(found, storage_reader=reader, no_dist=_is_alone())
+        except CheckpointException as error:  # on all processes; no Exception
+            rank, (fault, _) = next(iter(error.failures.items()))
+            said = f"rank {rank} got {type(fault).__name__}: {fault}"
+            raise ValueError(
+                f"expected files of tensors in {os.fspath(folder)!r} that can be read, but {said}"
+            ) from None
     check_masks(template, found)
     return rebuild([found[path] for path in leaves])
 
@@ -92,6 +109,11 @@ def _check_fits(path: str, like: Tensor, saved: object) -> None:
 
 def _is_alone() -> bool:
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _everyone() -> tuple[str, ...]:
+    everyone = None if _is_alone() else torch.distributed.group.WORLD
+    return () if everyone is None else (everyone.group_name,)
 
 
 @contextmanager

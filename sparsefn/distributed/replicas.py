@@ -11,6 +11,7 @@ from torch import Tensor, distributed
 
 from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.engine import talks
+from sparsefn.engine.agreement import agreement
 from sparsefn.engine.shards import here, is_sharded, lie_of
 from sparsefn.engine.transforms import Array
 from sparsefn.tree import Tree, flatten
@@ -30,7 +31,7 @@ def check_replicas(state: Tree) -> None:
     if everyone is None:
         return
     groups = (everyone.group_name,)
-    with talks.agreement(groups):
+    with agreement(groups):
         given = flatten(state)[0].items()
         leaves = {path: check_values("the state", path, as_dense("the state", path, leaf)) for path, leaf in given}
         hashes = [_digest(repr([*leaves]).encode())]

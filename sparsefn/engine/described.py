@@ -110,8 +110,8 @@ def with_call(made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any
 def call_of(made: object) -> Call | None:
     """The call that made an object, None for one that does not know it.
 
-    >>> call_of(sf.every(10)), call_of(3)
-    (every(10), None)
+    >>> call_of(sf.rigl(0.9)), call_of(3)
+    (rigl(0.9), None)
     """
     found = getattr(made, "__dict__", {}).get("_call")
     return found if isinstance(found, Call) else None

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from sparsefn.engine.agreement import agree
 from sparsefn.engine.lie import Lie
-from sparsefn.engine.shards import Box, Layout, layout_of, lie_of
-from sparsefn.engine.talks import group_of
+from sparsefn.engine.lines import group_of
+from sparsefn.engine.shards import Box, Layout, is_sharded, layout_of, lie_of, words_of
 
 Ranks = tuple[int, ...]  # of one process in the groups over which a tensor is split
 Boxes: TypeAlias = dict[Ranks, Box]
@@ -102,18 +103,38 @@ def moved(tensors: Sequence[Tensor], seats: Sequence[Seat | None], back: bool = 
     routes = {i: _Route(tensors[i], seat, back) for i, seat in enumerate(seats) if seat is not None and seat.moves}
     if not routes:
         return list(tensors)
-    from sparsefn.engine import talks
-
     # On a mesh of two dimensions an element goes along one of them first and then along the other. So it needs no group
     # but those that the mesh has, and no process outside the mesh, nor another replica, takes part. Names differ
     # between processes: what is the same on all is the order in which groups appear.
     groups = tuple(dict.fromkeys(name for route in routes.values() for name in route.names))
-    talks.agree(groups)
+    agree(groups)
     for name in groups:
         taking = [route for route in routes.values() if name in route.names]
         for device in dict.fromkeys(route.device for route in taking):
             _exchange(name, [route for route in taking if route.device == device])
     return [routes[i].arrived() if i in routes else x for i, x in enumerate(tensors)]
+
+
+def check_grid(leaves: Mapping[str, Tensor]) -> None:
+    """Raise ValueError, naming paths and meshes, for DTensors whose meshes are no dimensions of one grid of processes.
+
+    >>> from sparsefn.engine.seats import check_grid
+    >>> check_grid({"w": torch.ones(2)})
+
+    The processes of one competition are counted group by group, as the rows and columns of a grid.
+    """
+    seen: dict[str, tuple[str, set[int]]] = {}
+    for path, leaf in leaves.items():
+        for name in layout_of(leaf).names if is_sharded(leaf) else ():
+            ranks = {*torch.distributed.get_process_group_ranks(group_of(name))}
+            for other, (first, others) in seen.items():
+                if other != name and len(ranks & others) > 1:
+                    raise ValueError(
+                        "expected leaves of one competition to be cut along dimensions of one mesh, but "
+                        f"{first!r} is {words_of(leaves[first])} and {path!r} is {words_of(leaf)}; give them one mesh, "
+                        "or a budget for each leaf, such as sf.budgets.erk()"
+                    )
+            seen.setdefault(name, (path, ranks))
 
 
 class _Route:

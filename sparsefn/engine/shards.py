@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from sparsefn.engine.agreement import agreement
 from sparsefn.engine.lie import Lie
-from sparsefn.engine.talks import agreement
 from sparsefn.engine.transforms import unwrapped
 
 Out = TypeVar("Out")
@@ -250,14 +250,22 @@ def agreed(tensors: Iterable[Tensor], fn: Callable[[], Out]) -> Out:
         return fn()
 
 
+def is_spread(x: Tensor, like_: Tensor) -> bool:
+    """Whether both are DTensors, with different placements.
+
+    >>> is_spread(torch.ones(2), torch.zeros(2))
+    False
+    """
+    return is_sharded(x) and is_sharded(like_) and x.placements != like_.placements  # type: ignore[attr-defined]
+
+
 def laid_out(x: Tensor, like_: Tensor) -> Tensor:
     """A DTensor with the placements of another one, over whose mesh it may be spread in another way.
 
-    >>> from sparsefn.engine.shards import laid_out
     >>> laid_out(torch.ones(2), torch.zeros(2))
     tensor([1., 1.])
     """
-    if not is_sharded(x) or not is_sharded(like_) or x.placements == like_.placements:  # type: ignore[attr-defined]
+    if not is_spread(x, like_):
         return x
     moved: Tensor = x.redistribute(like_.device_mesh, like_.placements)  # type: ignore[attr-defined]
     return moved

@@ -18,6 +18,7 @@ from sparsefn.engine.transforms import Array
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 PARITY = 0x1BD11BDA
 MASK32 = 0xFFFFFFFF
+_PIECE = 1 << 12  # places of a box that are worked out at a time
 _FEW = 8  # as many blocks take ints as long as arrays
 _SHIFTS = [np.array(r, np.uint32) for r in range(33)]  # a ufunc takes an array sooner than a number
 
@@ -116,7 +117,7 @@ def words(
 
     def run(share: list[Place]) -> None:
         buffers = [np.empty(width * height, np.uint32) for _ in range(3)]
-        counter = np.arange(width, dtype=np.uint32)
+        counter = np.arange(width if index is None else 0, dtype=np.uint32)
         for place in share:
             down, across = place
             shape = (down.stop - down.start, across.stop - across.start)
@@ -125,11 +126,12 @@ def words(
             if index is None:  # a block never crosses a multiple of 2^32, as its size divides that
                 np.add(counter[: shape[1]], k1[down] + np.uint32(across.start & MASK32), b)
                 high = k0[down] + np.uint32(across.start >> 32)
+            elif isinstance(index, Lie):
+                _write_places(index, across, b, c)
+                np.add(b, k1[down], b)
+                high = np.add(c, k0[down], c)
             else:
-                if isinstance(index, Lie):  # never all places at once, which take twice the memory of the draws
-                    part = index.places(np.arange(across.start, across.stop))
-                else:
-                    part = index[down if len(index) > 1 else slice(None), across]
+                part = index[down if len(index) > 1 else slice(None), across]
                 np.add(part.astype(np.uint32), k1[down], b)
                 high = (part >> 32).astype(np.uint32) + k0[down]
             _rounds(high, [(x[down], y[down]) for x, y in added], a, b, c, second)
@@ -138,6 +140,19 @@ def words(
     threads = max(1, min(len(places), torch.get_num_threads()))
     bounds = [len(places) * i // threads for i in range(threads + 1)]
     each(run, [places[start:stop] for start, stop in pairwise(bounds)], count * n)
+
+
+def _write_places(lie: Lie, across: slice, low: Array, high: Array) -> None:
+    # A few places at a time: all of a block's, as int64 and with what finds them, are larger than the draws.
+    narrow = lie.numel < 1 << 32
+    high[...] = 0
+    for start in range(across.start, across.stop, _PIECE):
+        stop = min(start + _PIECE, across.stop)
+        here = np.s_[:, start - across.start : stop - across.start]
+        places = lie.places(np.arange(start, stop, dtype=np.uint32 if narrow else np.int64))
+        low[here] = places.astype(np.uint32, copy=False)
+        if not narrow:
+            high[here] = places >> 32
 
 
 def _few(keys: Array, index: Array, shape: tuple[int, int]) -> Array:

@@ -119,7 +119,7 @@ def union(a: Tree, b: Tree) -> Tree:
     return _pairwise(lambda path, x, y: x if x.ndim == 0 else y if y.ndim == 0 else x | y, a, b)
 
 
-def explored(seen: Tree | None, state: State) -> Tree:
+def explored(seen: Tree | None, state_or_masks: State | Tree) -> Tree:
     """The union of the masks so far: what any of the states before kept, or this one keeps.
 
     >>> algorithm = sf.set(0.5, when=sf.always(), key=sf.random.key(0))
@@ -131,16 +131,15 @@ def explored(seen: Tree | None, state: State) -> Tree:
     >>> sf.masks.n_kept(state.masks), sf.masks.n_kept(seen)
     (8, 13)
 
-    `seen` is a masks tree, or None before the first state; the result is new tensors. Call it wherever masks may have
-    changed; `sf.report.itop` counts it. Raises TypeError for anything but a State, and as `intersect` does.
+    `seen` is a masks tree, or None before the first state; the result is new tensors. Of a state the masks are read and
+    nothing else, so masks will do: `explored(seen, state.masks)`. Call it wherever masks may have changed;
+    `sf.report.itop` counts it. Raises as `intersect` does.
     """
-    if not isinstance(state, State):
-        raise TypeError(f"explored: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")
-    if seen is None:
-        check_masks(state.masks, state.masks)
-        return optree.tree_map(torch.clone, state.masks)
-    # A 0-d mask of either tree comes back as it is.
-    return optree.tree_map(lambda mask: mask if mask.ndim else mask.clone(), union(seen, state.masks))
+    masks = state_or_masks.masks if isinstance(state_or_masks, State) else state_or_masks
+    check_masks(masks, masks)
+    # A 0-d mask of either tree comes back from `union` as it is.
+    both = masks if seen is None else union(seen, masks)
+    return optree.tree_map(lambda mask: mask if seen is not None and mask.ndim else mask.clone(), both)
 
 
 def difference(a: Tree, b: Tree, params: Tree | None = None) -> Tree:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.engine.checks import check_sparsity
+from sparsefn.engine.checks import check_int, check_sparsity
+from sparsefn.engine.draws import drawn
 from sparsefn.engine.memory import brought
 from sparsefn.engine.numbers import like
 from sparsefn.engine.shards import check_plain
@@ -53,7 +54,7 @@ def from_dict(params: Tree, given: Mapping[str, Tensor], where: Where = default_
     return masks_tree(params, {path: mask != 0 for path, mask in given.items()})
 
 
-def shuffle(masks: Tree, key: Tensor) -> Tree:
+def shuffle(masks: Tree, key: Tensor, *, within: int | None = None) -> Tree:
     """Masks of the same counts in every leaf, at random positions.
 
     >>> masks = {"w": torch.tensor([[True, True, True, False, False, False]]), "b": torch.tensor(True)}
@@ -61,15 +62,35 @@ def shuffle(masks: Tree, key: Tensor) -> Tree:
     >>> int(shuffled["w"].sum()), shuffled["b"]
     (3, tensor(True))
 
-    Every arrangement of a leaf is equally likely, by key and path alone. Raises TypeError for a leaf
-    that is not a bool mask, ValueError for a DTensor.
+    With `within`, a dimension, positions are shuffled within each of its indices, and each keeps its count: within 0
+    every output of a linear layer keeps its number of inputs, within 1 every input its number of outputs.
+
+    >>> rows = {"w": torch.tensor([[True, True, False, False], [True, True, True, False]])}
+    >>> sf.masks.shuffle(rows, sf.random.key(0), within=0)["w"].sum(1)
+    tensor([2, 3])
+
+    Every arrangement that keeps the counts is equally likely, by key and path alone. Raises TypeError for a leaf
+    that is not a bool mask, ValueError for a DTensor and for a mask without that dimension.
+
+    So a run says what a method's choice of weights adds to its counts: Frankle et al. 2021, arXiv 2009.08576, sec. 5.
     """
     check_masks(masks, masks)
+    if within is not None:
+        check_int("shuffle", "within", within)
 
     def shuffled(path: str, mask: Tensor) -> Tensor:
         check_plain("shuffle", path, mask)
-        order = random.permutation(brought(random.leaf_key(key, path), mask.device), mask.numel())
-        return mask.reshape(-1).gather(0, order).reshape(mask.shape) if mask.ndim else mask
+        if not mask.ndim:
+            return mask
+        own = brought(random.leaf_key(key, path), mask.device)
+        if within is None:
+            return mask.reshape(-1).gather(0, random.permutation(own, mask.numel())).reshape(mask.shape)
+        if not -mask.ndim <= within < mask.ndim:
+            raise ValueError(f"shuffle: expected masks with a dimension {within}, got {tuple(mask.shape)} at {path!r}")
+        lines = mask.movedim(within, 0)
+        flat = lines.reshape(lines.shape[0], math.prod(lines.shape[1:]))
+        order = drawn(own, (flat.numel(),), None, "pairs", torch.int64).reshape(flat.shape).sort(dim=1, stable=True)
+        return flat.gather(1, order.indices).reshape(lines.shape).movedim(0, within).contiguous()
 
     return map_with_path(shuffled, masks)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.described import described, shown
-from sparsefn.engine.transforms import at_compile_time
+from sparsefn.engine.transforms import at_compile_time, concrete
 from sparsefn.patterns.kinds import Box, Pattern, Reduce, reduction
 from sparsefn.patterns.units import Place, Units, units_of
 from sparsefn.tree import Leaves
@@ -48,13 +48,15 @@ def tied(members: Sequence[Sequence[str | int]], reduce: Reduce = "mean") -> Pat
     with a block of every unit. The queries, keys and values of GPT-2 are `["*.c_attn.weight", 1, width, 3]`.
 
     A unit's score is that of all of its entries, pooled by `reduce` as in `sf.patterns.block`: members in their
-    order, each row by row. `where` is asked about the first leaf of a set, and its answer is for the whole set. Only
-    algorithms take it: a mask of one tensor has no other leaves. Where single entries are drawn or move between
-    leaves (`snfs`, `redistribute`, `supermask("bernoulli")`) it is refused, as other patterns are.
-    `sf.shrink(model, state, only=mlp)` removes the units that are pruned.
+    order, each row by row. Globs in `where` choose the sets of all leaves that they match; a function is asked about
+    the first leaf of a set, and its answer is for the whole set. Only algorithms take it: a mask of one tensor has no
+    other leaves. Where single entries are drawn or move between leaves (`snfs`, `redistribute`,
+    `supermask("bernoulli")`) it is refused, as other patterns are. `sf.shrink(model, state, only=mlp)` removes the
+    units that are pruned; of blocks and parts with `example=`.
 
     Raises TypeError for members of another form. `init` raises ValueError for a glob that no path matches, where no
-    set has a leaf for each member, for a leaf in two sets, and for members whose numbers of units differ.
+    set has a leaf for each member, for a leaf in two sets, for members whose numbers of units differ, and for given
+    masks that prune a unit in part (on the CPU, where values are read).
     """
     if isinstance(members, str) or not isinstance(members, Sequence):
         raise TypeError(f"tied: expected a list of members [glob, dim], got {shown(members)}")
@@ -163,6 +165,34 @@ def joined(units: Units, leaves: Mapping[str, Tensor]) -> Tensor:
         split = x.reshape(*x.shape[:d], place.parts, place.units, place.block, *x.shape[d + 1 :])
         rows.append(split.movedim(d + 1, 0).reshape(place.units, math.prod(place.shape) // max(place.units, 1)))
     return torch.cat([row.to(rows[0].device) for row in rows], 1)
+
+
+def check_whole(pattern: Pattern, masks: Mapping[str, Tensor], leaves: Leaves) -> None:
+    """Raise ValueError for given masks that prune a unit of a tied set in part.
+
+    >>> masks = {"a": torch.tensor([[True], [False]]), "b": torch.tensor([[True, True]])}
+    >>> check_whole(sf.tied([["a", 0], ["b", 1]]), masks, masks)
+    Traceback (most recent call last):
+        ...
+    ValueError: tied: expected masks that prune whole units, but unit 1 of the set of 'a' is kept at 'b', pruned at 'a'
+
+    Values are read where nothing hides them and that takes no waiting.
+    """
+    for first, units in tied_sets(pattern, leaves).items():
+        some, every = [], []
+        for place in units.places:
+            rows = joined(units._replace(places=(place,)), {place.path: masks[place.path].expand(place.shape)})
+            some.append(rows.any(1))
+            every.append(rows.all(1))
+        split = torch.stack(some).any(0) & ~torch.stack(every).all(0)
+        if concrete(split.any()):
+            unit, paths = int(split.nonzero()[0]), [place.path for place in units.places]
+            kept = next(path for path, flags in zip(paths, some, strict=True) if flags[unit])
+            gone = next(path for path, flags in zip(paths, every, strict=True) if not flags[unit])
+            raise ValueError(
+                f"tied: expected masks that prune whole units, but unit {unit} of the set of {first!r} is kept at "
+                f"{kept!r}, pruned at {gone!r}"
+            )
 
 
 def parted(units: Units, kept: Tensor, like: Mapping[str, Tensor]) -> Leaves:

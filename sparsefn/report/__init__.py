@@ -4,8 +4,6 @@ from sparsefn.report.flop_count import Cost as Cost
 from sparsefn.report.flop_count import Flops as Flops
 from sparsefn.report.flop_count import flops as flops
 from sparsefn.report.picture import braille as braille
-from sparsefn.report.plan import Plan as Plan
-from sparsefn.report.plan import Planned as Planned
 from sparsefn.report.plan import plan as plan
 from sparsefn.report.plots import plot as plot
 from sparsefn.report.plots import plot_masks as plot_masks

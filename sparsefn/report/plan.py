@@ -2,74 +2,27 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import optree
 import torch
 
 from sparsefn.engine.checks import check_int
-from sparsefn.engine.table import aligned
-from sparsefn.report.summary import Row, cells, summary
+from sparsefn.report.summary import Summary, summary
 from sparsefn.state import Algorithm
 from sparsefn.tree import Tree, flatten
 from sparsefn.where import why_dense
 
 
-class Planned(NamedTuple):
-    """What is planned for one leaf: a `Row`, and why nothing of the leaf is pruned.
-
-    >>> sf.report.Planned("b", (2,), kept=2, total=2, sparsity=0.0, why="fewer than 2 dimensions").why
-    'fewer than 2 dimensions'
-
-    `why` is empty where something is pruned.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    kept: int
-    total: int
-    sparsity: float
-    why: str
-
-
-class Plan(NamedTuple):
-    """The result of `plan`; `str()` of it is a table.
-
-    >>> plan = sf.report.plan(sf.rigl(0.75), {"w": torch.ones(2, 4), "b": torch.ones(2)})
-    >>> plan.sparsified.kept, plan.dense
-    (2, ('b',))
-
-    `rows` has a row for every leaf, `total` is over all leaves, `sparsified` over leaves with a mask, and
-    `dense` holds the paths of the others.
-    """
-
-    rows: tuple[Planned, ...]
-    total: Row
-    sparsified: Row
-    dense: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """Align the rows, with the totals below."""
-        width = max([len("dense because"), *(len(row.why) for row in self.rows)])
-        lines: list[tuple[str, ...]] = [("path", "shape", "kept", "total", "sparsity", "dense because".ljust(width))]
-        lines += [
-            (*cells(Row(*row[:5]), str(row.shape), row.path in self.dense), row.why.ljust(width)) for row in self.rows
-        ]
-        lines += [(*cells(row), "") for row in (self.sparsified, self.total)]
-        return aligned(lines, left=2)
-
-
-def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None = None) -> Plan:
+def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None = None) -> Summary:
     """Count what an algorithm keeps of every leaf, before training.
 
     >>> params = {"0.weight": torch.ones(64, 64), "0.bias": torch.ones(64), "2.weight": torch.ones(4, 64)}
     >>> print(sf.report.plan(sf.rigl(0.9, distribution=sf.budgets.erk()), params))
-    path        shape      kept  total  sparsity  dense because
-    0.bias      (64,)        64     64     dense  fewer than 2 dimensions
-    0.weight    (64, 64)    284  4,096    0.9307
-    2.weight    (4, 64)     151    256    0.4102
-    sparsified              435  4,352    0.9000
-    all                     499  4,416    0.8870
+    path        shape     kept  total  sparsity              dead  dense because
+    0.bias      (64,)       64     64     dense                    fewer than 2 dimensions
+    0.weight    (64, 64)   284  4,096    0.9307  1 row, 2 columns
+    2.weight    (4, 64)    151    256    0.4102         2 columns
+    sparsified             435  4,352    0.9000  1 row, 4 columns
+    all                    499  4,416    0.8870  1 row, 4 columns
 
     It counts the masks of `algorithm.init(params)`. An algorithm whose sparsity rises, such as `gmp`, starts with few
     zeros: with `steps` the masks after steps 0 to `steps - 1` are counted. For that `update` runs `steps` times, on
@@ -105,5 +58,5 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
             why = why_dense(row.path, leaves[row.path]) or "not chosen"
         elif row.kept == row.total:
             why = "its mask keeps all"
-        rows.append(Planned(*row, why))
-    return Plan(tuple(rows), found.total, found.sparsified, found.dense)
+        rows.append(row._replace(why=why))
+    return found._replace(rows=tuple(rows))

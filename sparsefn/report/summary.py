@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.rounding import as_fraction, fraction_at
+from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.engine.table import aligned
 from sparsefn.ensemble import check_single
 from sparsefn.masks import sparsity
@@ -24,6 +26,9 @@ class Row(NamedTuple):
 
     >>> sf.report.Row("w", (2, 2), kept=1, total=4, sparsity=0.75).sparsity
     0.75
+
+    `dead` counts the rows and the columns of a mask that keep nothing: the indices of its first and of its second
+    dimension, most often outputs and inputs. In a plan `why` says why nothing of the leaf is pruned.
     """
 
     path: str
@@ -31,10 +36,12 @@ class Row(NamedTuple):
     kept: int
     total: int
     sparsity: float
+    dead: tuple[int, int] = (0, 0)
+    why: str = ""
 
 
 class Summary(NamedTuple):
-    """The result of `summary`; `str()` of it is a table.
+    """The result of `summary` and of `plan`; `str()` of it is a table.
 
     >>> state = sf.State({"w": torch.ones(1, 4)}, {"w": torch.tensor([[True, False, False, False]])})
     >>> sf.report.summary(state).total.sparsity
@@ -50,21 +57,23 @@ class Summary(NamedTuple):
     dense: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Align the rows, with the totals below."""
-        lines: list[tuple[str, ...]] = [("path", "shape", "kept", "total", "sparsity")]
-        lines += [cells(row, str(row.shape), row.path in self.dense) for row in self.rows]
-        lines += [cells(row) for row in (self.sparsified, self.total)]
-        return aligned(lines, left=2)
-
-
-def cells(row: Row, shape: str = "", dense: bool = False) -> tuple[str, ...]:
-    """One line of a table of counts.
-
-    >>> cells(Row("w", (2, 2), kept=1, total=4, sparsity=0.75), "(2, 2)")
-    ('w', '(2, 2)', '1', '4', '0.7500')
-    """
-    level = "dense" if dense else f"{row.sparsity:.4f}"
-    return row.path, shape, f"{row.kept:,}", f"{row.total:,}", level
+        """Align the rows, with the totals below, and columns for `dead` and `why` where there are any."""
+        lines: list[list[str]] = [["path", "shape", "kept", "total", "sparsity"]]
+        listed = (*self.rows, self.sparsified, self.total)
+        for i, row in enumerate(listed):
+            level = "dense" if row.path in self.dense else f"{row.sparsity:.4f}"
+            shape = str(row.shape) if i < len(self.rows) else ""
+            lines.append([row.path, shape, f"{row.kept:,}", f"{row.total:,}", level])
+        if any(any(row.dead) for row in self.rows):
+            lines[0].append("dead")
+            for line, row in zip(lines[1:], listed, strict=True):
+                named = zip(row.dead, ("row", "column"), strict=True)
+                line.append(", ".join(f"{n:,} {name}{'s' if n > 1 else ''}" for n, name in named if n))
+        if any(row.why for row in self.rows):
+            width = max(len("dense because"), *(len(row.why) for row in self.rows))
+            for line, why in zip(lines, ["dense because", *(row.why for row in listed)], strict=True):
+                line.append(why.ljust(width))
+        return aligned([tuple(line) for line in lines], left=2)
 
 
 class Change(NamedTuple):
@@ -115,34 +124,48 @@ class Observed(NamedTuple):
     target: float | Tensor | None
 
 
-def summary(state: State) -> Summary:
+def summary(state: State, *, only: Literal["sparsified"] | None = None) -> Summary:
     """Count the entries that every leaf keeps.
 
     >>> state = sf.State(
     ...     {"0.weight": torch.ones(2, 4), "0.bias": torch.ones(2)},
-    ...     {"0.weight": torch.tensor([[True, False, False, False]] * 2), "0.bias": torch.tensor(True)},
+    ...     {"0.weight": torch.tensor([[True, True, False, False], [False] * 4]), "0.bias": torch.tensor(True)},
     ... )
     >>> print(sf.report.summary(state))
-    path        shape   kept  total  sparsity
+    path        shape   kept  total  sparsity              dead
     0.bias      (2,)       2      2     dense
-    0.weight    (2, 4)     2      8    0.7500
-    sparsified             2      8    0.7500
-    all                    4     10    0.6000
+    0.weight    (2, 4)     2      8    0.7500  1 row, 2 columns
+    sparsified             2      8    0.7500  1 row, 2 columns
+    all                    4     10    0.6000  1 row, 2 columns
 
-    Counts come from the masks, not from the values of the weights. Rows are in optree's order. Of a
-    stack of states `sf.ensemble.summary` counts every member. Raises ValueError for a stack, and where masks do
-    not fit params.
+    Counts come from the masks, not from the values of the weights. Under `dead` stand rows and columns of masks of two
+    dimensions or more that keep nothing: most often outputs without an input, and inputs that nothing reads. Rows of
+    the table are in the order of paths, with numbers by their value: `layers.2` before `layers.10`. With
+    `only="sparsified"` it has none for dense leaves; the totals are the same. Of a stack of states
+    `sf.ensemble.summary` counts every member. Raises ValueError for a stack, for another `only`, and where masks do not
+    fit params.
     """
+    if only not in (None, "sparsified"):
+        raise ValueError(f"summary: expected only to be 'sparsified' or None, got {only!r}")
     check_single(state)
     check_masks(state.masks, state.params)
     leaves = flatten(state.params)[0]
     masks = dict(zip(leaves, leaves_like(state.masks, state.params), strict=True))
-    dense = tuple(path for path, leaf in leaves.items() if not is_sparse(masks[path], leaf))
-    sparse = [path for path in leaves if path not in dense]
-    kept = dict(zip(sparse, map(int, kept_in([masks[path] for path in sparse])), strict=True))
-    totals = {path: leaf.numel() for path, leaf in leaves.items()}
-    rows = [_row(path, tuple(leaf.shape), kept.get(path, totals[path]), totals[path]) for path, leaf in leaves.items()]
-    return Summary(tuple(rows), _sum("all", rows), _sum("sparsified", [r for r in rows if r.path not in dense]), dense)
+    ordered = sorted(leaves, key=_natural)
+    dense = tuple(path for path in ordered if not is_sparse(masks[path], leaves[path]))
+    sparse = [path for path in ordered if path not in dense]
+    counted = [mask for path in sparse for mask in (masks[path], *_lines(masks[path]))]
+    counts = zip(*[iter(map(int, kept_in(counted)))] * 3, strict=True)
+    found = dict(zip(sparse, counts, strict=True))
+    rows = []
+    for path in ordered:
+        shape, total = tuple(leaves[path].shape), leaves[path].numel()
+        kept, live, read = found.get(path, (total, 0, 0))
+        dead = (shape[0] - live, shape[1] - read) if path in found and len(shape) > 1 and total else (0, 0)
+        rows.append(_row(path, shape, kept, total, dead))
+    sparsified = [row for row in rows if row.path not in dense]
+    shown = sparsified if only else rows
+    return Summary(tuple(shown), _sum("all", rows), _sum("sparsified", sparsified), dense)
 
 
 def observe(state: State, target: Level | None = None, step: Step = 0) -> dict[str, Observed]:
@@ -185,7 +208,8 @@ def changed(old: State, new: State) -> Changes:
     paths: list[str] = []
     both: list[Tensor] = []
     masks = [leaves_like(state.masks, old.params) for state in (old, new)]
-    for (path, leaf), before, after in zip(flatten(old.params)[0].items(), *masks, strict=True):
+    each = zip(flatten(old.params)[0].items(), *masks, strict=True)
+    for (path, leaf), before, after in sorted(each, key=lambda row: _natural(row[0][0])):
         if is_sparse(before, leaf) or is_sparse(after, leaf):
             was, now = (mask if mask.ndim else torch.ones_like(leaf, dtype=torch.bool) for mask in (before, after))
             paths.append(path)
@@ -198,12 +222,29 @@ def changed(old: State, new: State) -> Changes:
     return Changes(tuple(rows), total)
 
 
-def _row(path: str, shape: tuple[int, ...], kept: int, total: int) -> Row:
-    return Row(path, shape, kept, total, (total - kept) / max(total, 1))
+def _natural(path: str) -> list[str | int]:
+    # The texts of a path, at even places, and its numbers.
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+)", path))]
+
+
+def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:
+    # Which rows and which columns keep an entry; empty for fewer than two dimensions.
+    if mask.ndim < 2 or not mask.numel():
+        return mask.new_zeros(0), mask.new_zeros(0)
+    if is_sharded(mask):
+        rows, columns = whole([mask.sum([*range(1, mask.ndim)]), mask.sum([0, *range(2, mask.ndim)])])
+        return rows, columns
+    columns = mask.any(0)
+    return mask.flatten(1).any(1), columns.flatten(1).any(1) if columns.ndim > 1 else columns
+
+
+def _row(path: str, shape: tuple[int, ...], kept: int, total: int, dead: tuple[int, int] = (0, 0)) -> Row:
+    return Row(path, shape, kept, total, (total - kept) / max(total, 1), dead)
 
 
 def _sum(path: str, rows: Sequence[Row]) -> Row:
-    return _row(path, (), sum(row.kept for row in rows), sum(row.total for row in rows))
+    dead = (sum(row.dead[0] for row in rows), sum(row.dead[1] for row in rows))
+    return _row(path, (), sum(row.kept for row in rows), sum(row.total for row in rows), dead)
 
 
 def _change(path: str, kept: int, grown: int, dropped: int) -> Change:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,12 @@ from sparsefn.patterns.units import Place, Units
 from sparsefn.shrinking.layers import take
 
 
-def cut_sets(module: nn.Module, masks: Mapping[str, Tensor], pattern: Pattern) -> list[str]:
-    """Remove from a module, in place, the units of tied sets that no layer reads; say which pruned ones stay, and why.
+def cut_sets(module: nn.Module, masks: dict[str, Tensor], patterns: Sequence[Pattern]) -> list[str]:
+    """Remove the units of tied sets that no layer reads; say which pruned ones stay, and why.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
     >>> masks = {"0.weight": torch.tensor([[True], [False]]), "2.weight": torch.tensor([[True, False]])}
-    >>> cut_sets(net, masks, sf.tied([["0.weight", 0], ["2.weight", 1]]))
+    >>> cut_sets(net, masks, [sf.tied([["0.weight", 0], ["2.weight", 1]])])
     []
     >>> net
     Sequential(
@@ -29,9 +29,15 @@ def cut_sets(module: nn.Module, masks: Mapping[str, Tensor], pattern: Pattern) -
       (2): Linear(in_features=1, out_features=1, bias=True)
     )
 
-    `masks` are by name; a leaf without one is dense. The layers are `nn.Linear` and the `Conv1D` of transformers.
-    Raises ValueError for others, for weights that two names share, and for a set that no layer reads, or none makes.
+    Module and masks are cut in place. `masks` are by name; a leaf without one is dense. The layers are `nn.Linear` and
+    the `Conv1D` of transformers. Raises ValueError for others, for weights that two names share, for a set that no
+    layer reads, or none makes, and for a dimension of a leaf in two sets.
     """
+    cut: set[tuple[str, int]] = set()
+    return [note for pattern in patterns for note in _cut_pattern(module, masks, pattern, cut)]
+
+
+def _cut_pattern(module: nn.Module, masks: dict[str, Tensor], pattern: Pattern, cut: set[tuple[str, int]]) -> list[str]:
     named = own_tensors(module, "parameters", tied=True)
     leaves = {name: param for name, (_, param) in named.items()}
     checked_sets(pattern, list(leaves))
@@ -39,7 +45,7 @@ def cut_sets(module: nn.Module, masks: Mapping[str, Tensor], pattern: Pattern) -
     notes: list[str] = []
     for first, units in tied_sets(pattern, leaves).items():
         for place in units.places:
-            _check(place.path, leaves, masks)
+            _check(place, leaves, cut)
         reads = [place for place in units.places if _reads(module, named[place.path][0], place)]
         if not reads or len(reads) == len(units.places):
             which = "reads" if not reads else "makes"
@@ -55,25 +61,21 @@ def cut_sets(module: nn.Module, masks: Mapping[str, Tensor], pattern: Pattern) -
             notes.append(f"{first!r} keeps 1 of {len(read)} pruned units: one unit always stays")
             read = torch.arange(len(read), device=read.device) == 0
         cuts += [(place, place.along(read)) for place in units.places]
-    _cut(module, named, cuts)
+    _cut(module, named, masks, cuts)
     return notes
 
 
-def _check(path: str, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
+def _check(place: Place, leaves: Mapping[str, Tensor], cut: set[tuple[str, int]]) -> None:
+    path = place.path
     for name, leaf in leaves.items():
         if leaf is leaves[path] and name != path:
             raise ValueError(f"shrink: expected {path!r} to have its weights alone, but it shares them with {name!r}")
-    if path in masks and masks[path].ndim and masks[path].shape != leaves[path].shape:
-        raise cut_twice(path)
-
-
-def cut_twice(path: str) -> ValueError:
-    """The error for a leaf that two parts of a module cut.
-
-    >>> cut_twice("up.weight")
-    ValueError("shrink: expected parts in only= that have no leaf in common, but two of them cut 'up.weight'")
-    """
-    return ValueError(f"shrink: expected parts in only= that have no leaf in common, but two of them cut {path!r}")
+    if (path, place.dim) in cut:
+        raise ValueError(
+            "shrink: expected tied sets in only= that have no dimension of a leaf in common, but two of them cut "
+            f"dimension {place.dim} of {path!r}"
+        )
+    cut.add((path, place.dim))
 
 
 def _kept(units: Units, leaves: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Tensor:
@@ -98,12 +100,18 @@ def _reads(module: nn.Module, path: str, place: Place) -> bool:
     return name == "weight" and place.dim == (0 if is_conv1d(layer) else 1)
 
 
-def _cut(module: nn.Module, named: Mapping[str, tuple[str, Tensor]], cuts: list[tuple[Place, Tensor]]) -> None:
+def _cut(
+    module: nn.Module,
+    named: Mapping[str, tuple[str, Tensor]],
+    masks: dict[str, Tensor],
+    cuts: list[tuple[Place, Tensor]],
+) -> None:
     members = {place.path for place, _ in cuts}
     for place, keep in cuts:
         path = named[place.path][0]
         layer, name = _layer(module, path)
         take(layer, name, keep, place.dim)
+        _take_mask(masks, place.path, keep, place.dim)
         if name != "weight":
             continue
         inputs, outputs = ("nx", "nf") if is_conv1d(layer) else ("in_features", "out_features")
@@ -111,9 +119,17 @@ def _cut(module: nn.Module, named: Mapping[str, tuple[str, Tensor]], cuts: list[
             setattr(layer, inputs, int(keep.sum()))
             continue
         setattr(layer, outputs, int(keep.sum()))
-        if place.path[: -len("weight")] + "bias" not in members:
+        bias = place.path[: -len("weight")] + "bias"
+        if bias not in members:
             take(layer, "bias", keep)
+            _take_mask(masks, bias, keep, 0)
         # GPT-2 splits the fused outputs into equal parts of a size that the attention holds.
         around = module.get_submodule(path.rpartition(".")[0].rpartition(".")[0])
         if place.parts > 1 and getattr(around, "split_size", None) == len(keep) // place.parts:
             around.split_size = int(keep.sum()) // place.parts  # type: ignore[assignment]
+
+
+def _take_mask(masks: dict[str, Tensor], path: str, keep: Tensor, dim: int) -> None:
+    # So that masks fit the smaller leaves, for the next part that is cut.
+    if path in masks and masks[path].ndim:
+        masks[path] = masks[path].index_select(dim, keep.nonzero().flatten().to(masks[path].device))

@@ -17,6 +17,7 @@ from sparsefn.testing.laws_masks import counts_of, goals_of
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, flatten
+from sparsefn.triggers import never
 
 
 def pruned_weights_are_zero(row: Row, case: Case) -> None:
@@ -40,7 +41,7 @@ def nothing_moves_off_the_support(row: Row, case: Case) -> None:
     """The support has a count of its own and holds the mask; off it no weight changes, whatever an optimizer does."""
     assert row.meta.support is not None
     algorithm, level = algorithm_of(row, case), row.meta.support(case.sparsity)
-    trained = algorithm if row.meta.optimizer else with_optimizer(algorithm, adam(0.1))
+    trained = algorithm if row.meta.optimizer else with_optimizer(algorithm, adam(0.1), skip=never())
     frozen: dict[str, Tensor] = {}
     old: dict[str, Tensor] = {}
     expected: list[int] = []
@@ -86,7 +87,7 @@ def sparsity_zero_is_dense(row: Row, case: Case) -> None:
     assert row.meta.baseline is not None
     algorithms = [row.make(0.0, key(case.seed), case.params), row.meta.baseline()]
     if not row.meta.optimizer:
-        algorithms = [with_optimizer(algorithm, adam(0.1)) for algorithm in algorithms]
+        algorithms = [with_optimizer(algorithm, adam(0.1), skip=never()) for algorithm in algorithms]
     for step, (a, b) in enumerate(zip(*(updates(algorithm, case) for algorithm in algorithms), strict=True)):
         assert all(mask.all() for mask in sparse(a).values()), f"state {step}: something is pruned"
         assert_same(f"weights in state {step}", effective(b), effective(a))

@@ -9,7 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.shards import words_of
+from sparsefn.engine.shards import is_spread, words_of
 from sparsefn.engine.transforms import at_compile_time
 
 Tree = Any  # any optree pytree of tensors
@@ -273,8 +273,8 @@ def _containers(tree: Tree, like: Tree) -> str:
     return f": {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
 
 
-def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True) -> None:
-    """Raise unless `tree` has the structure, shapes and (on demand) dtypes of `like`.
+def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True, layout: bool = True) -> None:
+    """Raise unless `tree` has the structure, shapes and (on demand) dtypes and placements of `like`.
 
     >>> check_like("grads", {"w": torch.zeros(2)}, {"w": torch.zeros(3)})
     Traceback (most recent call last):
@@ -290,7 +290,8 @@ def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True) -> None
         if leaf.shape != want.shape:
             at = paths(like)[i]
             raise ValueError(f"expected {what} of shape {tuple(want.shape)} at {at!r}, got {tuple(leaf.shape)}")
-        if (type(want) is not Tensor or type(leaf) is not Tensor) and words_of(leaf) != words_of(want):
+        plain = type(want) is Tensor and type(leaf) is Tensor
+        if not plain and (layout or not is_spread(leaf, want)) and words_of(leaf) != words_of(want):
             at = paths(like)[i]
             raise ValueError(f"expected {what} to be {words_of(want)} at {at!r}, got one that is {words_of(leaf)}")
         if dtype and leaf.dtype != want.dtype:

@@ -236,3 +236,50 @@ def test_extra_group_is_for_algorithms_that_add_parameters():
         sf.attach(sf.static(0.5), model, optimizer, extra_group={"lr": 1.0})
     assert len(optimizer.param_groups) == 1
     sf.attach(sf.static(0.5), model, optimizer)
+
+
+def test_a_mask_that_keeps_nothing_warns():
+    model = net()
+    masks = {"0.weight": torch.zeros(12, 8, dtype=torch.bool), "2.weight": torch.ones(4, 12, dtype=torch.bool)}
+    with pytest.warns(UserWarning, match="attach: the mask of '0.weight' keeps none of its 96 weights"):
+        sf.attach(sf.from_masks(sf.masks.from_dict(sf.modules.params_of(model), masks)), model, adam(model))
+
+
+def test_adapters_warn():
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.lora_a, self.lora_b = nn.Linear(64, 64), nn.Linear(64, 2, bias=False), nn.Linear(2, 64)
+            self.base.requires_grad_(False)
+
+        def forward(self, x):
+            return self.base(x) + self.lora_b(self.lora_a(x))
+
+    model = Adapted()
+    with pytest.warns(
+        UserWarning, match=r"attach: masks go to 256 weights that train, and 4,096 frozen weights stay .*LoRA"
+    ):
+        sf.attach(sf.rigl(0.5), model, adam(model))
+
+
+def test_sparse_adam_on_masked_leaves_is_refused():
+    model = nn.Embedding(10, 8, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    before = model.weight.detach().clone()
+    with pytest.raises(ValueError, match="attach: SparseAdam takes sparse gradients alone, and those of 'weight' are"):
+        sf.attach(sf.static(0.5, where="weight"), model, optimizer)
+    assert torch.equal(model.weight, before) and not optimizer._optimizer_step_pre_hooks
+
+
+def test_a_compiled_step_is_watched():
+    model = net()
+    optimizer = adam(model)
+    sparse = sf.attach(rigl(), model, optimizer)
+    step = torch.compile(optimizer.step, backend="eager")
+    cross_entropy(model(X), Y).backward()
+    with pytest.raises(RuntimeError, match="step: call before_step first"):
+        step()
+    sparse.before_step()
+    step()
+    sparse.after_step(0)
+    sparse.check()

@@ -1,8 +1,10 @@
 import copy
 import gc
 import io
+import pickle
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -495,3 +497,426 @@ def test_detach_between_the_calls_leaves_effective_weights():
     sparse.detach()
     assert all(not model.get_parameter(name)[~masks[name]].any() for name in ("0.weight", "2.weight"))
     assert same(sf.effective(sparse.state), dict(model.named_parameters()))
+
+
+# ---- lines that were forgotten, or stand in another place -----------------------------------------
+
+ALGORITHMS = {
+    "rigl": rigl,
+    "ste": lambda: sf.ste(0.75),
+    "keep": lambda: sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=6), pruned="keep"),
+    "supermask": lambda: sf.supermask(0.5, mode="joint"),
+    "latents": lambda: sf.reparametrised(sf.reparam.power(2.0), rigl()),
+}
+
+
+def trio(name="rigl", steps=1, **options):
+    model = net()
+    optimizer = adam(model)
+    sparse = sf.attach(ALGORITHMS[name](), model, optimizer, **options)
+    train(sparse, model, optimizer, range(steps))
+    optimizer.zero_grad()
+    return model, optimizer, sparse
+
+
+def weights_of(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_each_forgotten_line_raises_at_the_next_call(name):
+    model, optimizer, sparse = trio(name)
+    whole, weights = trio(name), weights_of(model)
+    backward(model)
+    with pytest.raises(
+        RuntimeError, match=r"step: call before_step first, after backward\(\) .* hooks=True\) calls both"
+    ):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="after_step: call before_step first, between backward and the optimizer's"):
+        sparse.after_step(1)
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True))
+    sparse.before_step()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="step: the optimizer has stepped since before_step: call after_step before"):
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="before_step: called twice, without after_step between: call after_step"):
+        sparse.before_step()
+    for call in (sparse.check, sparse.state_dict, lambda: copy.deepcopy(sparse)):
+        with pytest.raises(RuntimeError, match=r": called between before_step and after_step: call after_step after"):
+            call()
+    sparse.after_step(1)
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=r"before_step: no parameter has a gradient: call it after backward\(\) and"):
+        sparse.before_step()
+    train(sparse, model, optimizer, [2])
+    train(whole[2], whole[0], whole[1], [1, 2])  # and what raised has changed nothing
+    assert same(sparse.state, whole[2].state)
+
+
+def test_a_zeroed_gradient_where_masks_change_warns():
+    model, optimizer, sparse = trio()
+    backward(model)
+    sparse.before_step()
+    sparse.after_step(1)
+    backward(model)
+    optimizer.zero_grad(set_to_none=False)
+    sparse.before_step()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="after_step: every gradient was zero at step 2, where masks changed"):
+        sparse.after_step(2)
+
+
+def test_what_attach_returned_is_kept():
+    model = net()
+    optimizer = adam(model)
+    sf.attach(rigl(), model, optimizer)
+    gc.collect()
+    backward(model)
+    with pytest.raises(RuntimeError, match="what sf.attach returned is gone: keep it and call before_step and after"):
+        optimizer.step()
+    sparse = sf.attach(rigl(), model, optimizer)
+    train(sparse, model, optimizer, range(2))
+
+
+def test_numpy_integers_are_steps_and_other_numbers_are_refused():
+    model, optimizer, sparse = trio()
+    backward(model)
+    for step in (True, 1.0):
+        with pytest.raises(TypeError, match="before_step: expected step to be an int, got"):
+            sparse.before_step(step)
+    sparse.before_step(np.int64(4))
+    optimizer.step()
+    sparse.after_step(np.int64(4))
+    assert sparse.state_dict()["step"] == 4
+
+
+def test_terms_and_skip_read_the_step_of_before_step():
+    model = net()
+    optimizer = adam(model)
+    algorithm = sf.with_terms(rigl(), sf.terms.pruned_decay(0.1))
+    sparse = sf.attach(algorithm, model, optimizer)
+    backward(model)
+    sparse.before_step()
+    with pytest.raises(ValueError, match="after_step: before_step took this for step 0, got 1: give it 1, too"):
+        sparse.after_step(1)
+    sparse.after_step(0)
+    sparse.detach()
+    sparse = sf.attach(rigl(), model, optimizer, skip=sf.at([1]))
+    sparse.before_step()
+    with pytest.raises(ValueError, match="before_step took this for step 0, got 1"):
+        sparse.after_step(1)
+    sparse.after_step(3)
+
+
+# ---- closures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("calls", [True, False], ids=["before_step in the closure", "or not"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_lbfgs_sees_effective_weights_with_every_algorithm(name, calls):
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    sparse = sf.attach(ALGORITHMS[name](), model, optimizer)
+    losses = []
+
+    def closure():
+        optimizer.zero_grad()
+        assert all(not model.get_parameter(p)[~m].any() for p, m in sparse.masks.items() if m.ndim)
+        loss = cross_entropy(model(X), Y)
+        loss.backward()
+        losses.append(loss.item())
+        if calls:
+            sparse.before_step()
+        return loss
+
+    for step in range(4):
+        optimizer.step(closure)
+        sparse.after_step(step)
+        sparse.check()
+    assert len(losses) > 8 and min(losses) < losses[0]
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("algorithm", [sf.ste(0.75), sf.static(0.75, init="magnitude")], ids=["ste", "static"])
+def test_lbfgs_is_that_of_a_straight_through_mask(algorithm, search):
+    def loss(model, weights):
+        return cross_entropy(torch.func.functional_call(model, weights, (X,)), Y)
+
+    model, other = net(), net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5, line_search_fn=search)
+    sparse = sf.attach(algorithm, model, optimizer)
+    state = algorithm.init(sf.modules.params_of(other))
+    params = {name: nn.Parameter(state.params[name].clone()) for name, _ in other.named_parameters()}
+    second = torch.optim.LBFGS(params.values(), lr=0.1, max_iter=5, line_search_fn=search)
+    trains = {name: torch.ones((), dtype=torch.bool) for name in params} if state.support != () else state.masks
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss(model, dict(model.named_parameters()))
+        value.backward()
+        return value
+
+    def straight_through():
+        shown = {n: p.detach().where(state.masks[n], 0.0).requires_grad_() for n, p in params.items()}
+        value = loss(other, shown)
+        grads = torch.autograd.grad(value, list(shown.values()))
+        for (name, p), grad in zip(params.items(), grads, strict=True):
+            p.grad = grad.where(trains[name], 0.0)
+        return value
+
+    for step in range(4):
+        optimizer.step(closure)
+        sparse.after_step(step)
+        second.step(straight_through)
+        stepped = state._replace(params={name: p.detach().clone() for name, p in params.items()})
+        state = algorithm.update(stepped, {name: p.grad for name, p in params.items()}, step)
+        assert same(sparse.state.params, state.params) and same(sparse.masks, state.masks)
+
+
+# ---- who else writes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rigl", "ste", "keep", "supermask"])
+@pytest.mark.parametrize("when", ["between steps", "before the step", "after the step"])
+def test_weights_that_somebody_wrote_are_taken_over_and_masked(name, when):
+    model, optimizer, sparse = trio(name)
+
+    def write():
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.5)
+
+    backward(model)
+    if when == "between steps":
+        write()
+        assert all(
+            (sparse.state.params[n][m.expand_as(p)] == p[m.expand_as(p)]).all()
+            for (n, p), m in zip(sorted(model.named_parameters()), sf.tree.leaves_of(sparse.masks), strict=True)
+        )
+    sparse.before_step()
+    if when == "before the step":
+        write()
+    optimizer.step()
+    weights = dict(zip(dict(model.named_parameters()), weights_of(model), strict=True))
+    if when == "after the step":
+        write()
+        weights = {n: w + 0.5 for n, w in weights.items()}
+    optimizer.zero_grad()
+    sparse.after_step(1)
+    sparse.check()
+    state = sparse.state
+    for path, weight in model.named_parameters():
+        mask = state.masks[path].expand_as(weight)
+        assert torch.equal(weight[mask], weights[path][mask]) and torch.equal(weight, sf.effective(state)[path])
+    train(sparse, model, optimizer, range(2, 5))
+
+
+def test_entries_that_nobody_wrote_keep_their_hidden_values():
+    model, _, sparse = trio("ste")
+    hidden = sparse.state.params["0.weight"]
+    mask = sparse.masks["0.weight"]
+    with torch.no_grad():
+        model[0].weight.mul_(2.0)
+    assert torch.equal(sparse.state.params["0.weight"], torch.where(mask, 2 * hidden, hidden))
+    model.load_state_dict({name: torch.full_like(p, 7.0) for name, p in model.named_parameters()})
+    assert bool((sparse.state.params["0.weight"] == 7.0).all())
+
+
+def test_weights_that_follow_from_latents_are_not_written():
+    model, optimizer, sparse = trio("latents")
+    saved = copy.deepcopy(model.state_dict())
+    model.load_state_dict(saved)  # the same values
+    backward(model)
+    with torch.no_grad():
+        model[0].weight.mul_(2.0)
+    with pytest.raises(
+        RuntimeError, match="before_step: somebody wrote to '0.weight', but its weights follow from lat"
+    ):
+        sparse.before_step()
+    model.load_state_dict(saved)
+    train(sparse, model, optimizer, range(1, 3))
+
+
+def test_data_hides_writes_from_torch_and_check_finds_them():
+    model, optimizer, sparse = trio()
+    sparse.check()
+    model[0].weight.data.add_(1.0)
+    with pytest.raises(
+        RuntimeError, match="check: 72 pruned entries of '0.weight' are not zero in the module: somebody"
+    ):
+        sparse.check()
+    assert sf.masks.n_kept(sparse.in_module().masks) > sf.masks.n_kept(sparse.masks)
+    model[0].weight.data = model[0].weight.data.clone()
+    train(sparse, model, optimizer, [1])
+    sparse.check()
+    assert sf.masks.n_kept(sparse.in_module().masks) == sf.masks.n_kept(sparse.masks)
+
+
+def test_gradients_and_moments_that_somebody_wrote_are_masked():
+    model, optimizer, sparse = trio()
+    backward(model)
+    sparse.before_step()
+    with torch.no_grad():
+        model[0].weight.grad.add_(torch.nan)
+        model[2].weight.grad = torch.ones_like(model[2].weight)
+    loaded = copy.deepcopy(optimizer.state_dict())
+    for state in loaded["state"].values():
+        state["exp_avg"].fill_(1.0)
+    optimizer.load_state_dict(loaded)
+    optimizer.step()
+    sparse.after_step(1)
+    check_zeros(sparse, model, optimizer)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_was_replaced_is_named_and_a_detach_mends_it(name):
+    def other_layer(model, optimizer):
+        model[0] = nn.Linear(8, 12)
+
+    def other_parameter(model, optimizer):
+        model[0].weight = nn.Parameter(torch.ones(12, 8))
+
+    def other_dtype(model, optimizer):
+        model.double()
+
+    def no_member(model, optimizer):
+        optimizer.param_groups[0]["params"].clear()
+
+    for change, text in {
+        other_layer: r"the parameter '0.bias', or a layer that holds it, was replaced in the module since attach: call",
+        other_parameter: r"the parameter '0.weight', or a layer that holds it, was replaced",
+        other_dtype: r"'0.bias' was torch.float32 on cpu of shape \(12,\) when it was attached, and is torch.float64",
+        no_member: r"the optimizer of '.*' has it no more: call detach\(\), then attach again",
+    }.items():
+        model, optimizer, sparse = trio(name)
+        change(model, optimizer)
+        cross_entropy(model(X.to(model[0].weight.dtype)), Y).backward()
+        with pytest.raises(RuntimeError, match=f"before_step: {text}"):
+            sparse.before_step()
+        sparse.detach()
+        optimizer = adam(model)
+        again = sf.attach(ALGORITHMS[name](), model, optimizer)
+        cross_entropy(model(X.to(model[0].weight.dtype)), Y).backward()
+        again.before_step()
+        optimizer.step()
+        again.after_step(0)
+
+
+def test_another_optimizer_at_work_is_noticed():
+    model, _, sparse = trio()
+    other = adam(model)
+    backward(model)
+    sparse.before_step()
+    other.step()
+    with pytest.raises(
+        RuntimeError, match="after_step: '0.bias' has moved since before_step, but its optimizer has not"
+    ):
+        sparse.after_step(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adadelta", "Adamax"])
+def test_no_pruned_weight_becomes_nan(kind, dtype):
+    model = net().to(dtype)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-2)
+    sparse = sf.attach(rigl(), model, optimizer)
+    for step in range(4):
+        optimizer.param_groups[0]["eps"] = 0.0
+        optimizer.zero_grad()
+        cross_entropy(model(X.to(dtype)), Y).backward()
+        sparse.before_step()
+        optimizer.step()
+        sparse.after_step(step)
+        sparse.check()
+
+
+# ---- skip and reset -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"skip": sf.at([2, 3])}, {"reset": sf.at([3])}], ids=["", "skip", "reset"])
+def test_skip_and_reset_are_those_of_with_optimizer(options):
+    def loss(params):
+        return cross_entropy(sf.modules.call(model, params, X), Y)
+
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    alone = sf.with_optimizer(rigl(), sf.optimizers.sgd(0.5, momentum=0.5), **options)
+    state = alone.init(sf.modules.params_of(net()))
+    sparse = sf.attach(rigl(), model, optimizer, **options)
+    for step in range(7):
+        state = alone.update(state, torch.func.grad(loss)(sf.effective(state)), step)
+        train(sparse, model, optimizer, [step])
+        assert same(sparse.masks, state.masks)
+        assert all(torch.allclose(sparse.state.params[name], leaf, atol=1e-6) for name, leaf in state.params.items())
+
+
+def test_snip_scores_weights_and_gradients_of_one_step():
+    model = net()
+    snip = sf.one_shot(0.5, sf.scores.saliency)
+    optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
+    with pytest.raises(
+        ValueError, match=r"attach: saliency multiplies weights by gradients .* give skip=, the trigger"
+    ):
+        sf.attach(snip, model, optimizer)
+    sparse = sf.attach(snip, model, optimizer, skip=sf.at([0]))
+    params = sf.modules.params_of(net())
+    grads = torch.func.grad(lambda p: cross_entropy(sf.modules.call(model, p, X), Y))(params)
+    train(sparse, model, optimizer, range(1))
+    assert same(sparse.masks, snip.update(snip.init(params), grads, 0).masks)
+    assert torch.equal(model[0].bias, net()[0].bias)  # no optimizer has moved it
+
+
+# ---- copies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_copies_and_pickles_of_the_three_train_on(name, hooks):
+    model, optimizer, sparse = trio(name)
+    if hooks:
+        sparse.detach()
+        sparse = sf.attach(ALGORITHMS[name](), model, optimizer, hooks=True)
+        backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    file = io.BytesIO()
+    torch.save((sparse, optimizer, model), file)
+    file.seek(0)
+    copies = [
+        copy.deepcopy((model, optimizer, sparse)),
+        copy.deepcopy((sparse, optimizer, model))[::-1],
+        pickle.loads(pickle.dumps((model, optimizer, sparse))),
+        torch.load(file, weights_only=False)[::-1],
+        (model, optimizer, sparse),
+    ]
+    states = []
+    for one in copies:
+        if hooks:
+            for _ in range(4):
+                one[1].zero_grad()
+                backward(one[0])
+                one[1].step()
+        else:
+            train(one[2], one[0], one[1], range(1, 5))
+        states.append(one[2].state)
+        assert same(sf.effective(one[2].state), dict(one[0].named_parameters()))
+    assert all(same(states[-1], state) for state in states)
+
+
+def test_a_copy_alone_has_parameters_of_its_own():
+    model, _, sparse = trio()
+    alone = copy.deepcopy(sparse)
+    backward(model)
+    with pytest.raises(
+        RuntimeError, match="no parameter has a gradient: .* a copy of a module has parameters of its own"
+    ):
+        alone.before_step()
+
+
+def test_masks_are_read_without_copies_and_their_changes_are_counted():
+    model, optimizer, sparse = trio(steps=0)
+    assert sparse.changes == 0
+    before = sparse.masks
+    train(sparse, model, optimizer, range(5))  # they change at 0, 2 and 4
+    assert sparse.changes == 3 and not same(before, sparse.masks)
+    assert sparse.masks["0.weight"] is sparse.masks["0.weight"]

@@ -1,6 +1,7 @@
 """A draw of a box is the slice of the whole draw, by every way there is. (Draws of DTensors: test_shards.py.)"""
 
 import math
+import tracemalloc
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 from sparsefn import random
 from sparsefn.engine import draws, threefry, words
 from sparsefn.engine.lie import Lie
-from sparsefn.engine.memory import BLOCK
 
 KEY = random.key(3)
 KINDS = [("uniform", torch.float32), ("uniform", torch.float64), ("normal", torch.bfloat16), ("words", torch.int64)]
@@ -73,14 +73,35 @@ def test_far_boxes():
     )
 
 
-def test_places_are_made_block_by_block(monkeypatch):
-    sizes = []
-    places = Lie.places
-    monkeypatch.setattr(Lie, "places", lambda lie, index: sizes.append(len(index)) or places(lie, index))
-    lie = Lie((1000, 2000), (0, 500), (1000, 1000), ())
-    threefry.draw(KEY, lie, 10**6, "uniform", torch.float32)
-    assert sum(sizes) == 10**6
-    assert max(sizes) <= BLOCK
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Lie(((1 << 16) + 1, (1 << 16) - 1), (1 << 16, 9), (1, 65526), ()),  # the last places below 2^32
+        Lie((1 << 16, 1 << 16), ((1 << 16) - 3, 1 << 15), (3, 1 << 15), ()),  # 2^32 of them
+        Lie((3, 1 << 32), (0, (1 << 32) - 5000), (2, 5000), ()),  # before and after
+        Lie((1, 1, (1 << 32) + 4100), (0, 0, (1 << 32) - 4100), (1, 1, 8200), ()),
+    ],
+)
+def test_boxes_about_two_to_the_32(lie):
+    n = math.prod(lie.size)
+    index = lie.places(torch.arange(n))
+    assert torch.equal(
+        threefry.draw(KEY, lie, n, "normal", torch.float64), random.normal(KEY, (n,), torch.float64, index=index)
+    )
+
+
+@pytest.mark.parametrize("n", [1 << 15, 1 << 18, 1 << 20])
+def test_a_shard_takes_no_more_memory_than_a_leaf_of_its_size(n):
+    lies = [Lie((2 * n,), (n,), (n,), ()), Lie((64, n // 8), (0, n // 32), (64, n // 64), ())]
+    peaks = []
+    for index in (None, *lies):
+        tracemalloc.start()
+        try:
+            threefry.draw(KEY, index, n, "uniform", torch.float32)
+            peaks.append(tracemalloc.get_traced_memory()[1] / n)
+        finally:
+            tracemalloc.stop()
+    assert max(peaks[1:]) < 1.05 * peaks[0], peaks
 
 
 @pytest.mark.parametrize("name", ["uniform", "normal"])

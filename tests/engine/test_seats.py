@@ -2,13 +2,18 @@
 
 import math
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed.tensor import Replicate, Shard
 
+import sparsefn as sf
 from sparsefn.engine import seats
-from sparsefn.engine.seats import Seat, moved
+from sparsefn.engine.seats import Seat, check_grid, moved
 from sparsefn.engine.shards import Layout
+from tests.distributed.harness import on_ranks
+from tests.distributed.sharded import full, laid, mesh
 
 
 @st.composite
@@ -93,3 +98,47 @@ def test_a_unit_over_all_shards_is_cut_along_another_dimension():
     assert list(new.values()) == [((0, 37), (6 * i, 6 * i + 6)) for i in range(4)]
     _, new = seats._boxes((40,), ((0, 0),), (4,), (40,))
     assert [seats._numel(box) for box in new.values()] == [40, 0, 0, 0]
+
+
+def on_two_meshes():
+    """Cases on four processes in a line, which are two rows of two as well."""
+    line, grid = mesh(4), mesh(2, 2)
+    params = {
+        "a": laid({"w": torch.randn(8, 6)}, line, [Shard(0)])["w"],
+        "b": laid({"w": torch.randn(8, 6)}, grid, [Shard(0), Shard(1)])["w"],
+    }
+    kept = {"a": params["a"], "c": laid({"w": torch.ones(4)}, line, [Replicate()])["w"], "d": torch.ones(3)}
+    rows = {
+        "a": laid({"w": torch.randn(8, 6)}, grid, [Shard(0), Replicate()])["w"],
+        "b": laid({"w": torch.randn(8, 6)}, grid, [Replicate(), Shard(0)])["w"],
+    }
+    text = (
+        r"expected leaves of one competition to be cut along dimensions of one mesh, but 'a' is laid out as "
+        r"\[Shard\(dim=0\)\] over .*4.* and 'b' is laid out as \[Shard\(dim=0\), Shard\(dim=1\)\] over .*2.*2.*; give "
+        r"them one mesh, or a budget for each leaf, such as sf.budgets.erk\(\)"
+    )
+
+    def refused():
+        with pytest.raises(ValueError, match=text):
+            check_grid(params)
+        for algorithm in (
+            sf.gmp(0.5, distribution=sf.budgets.global_()),
+            sf.set(0.5, distribution=sf.budgets.global_()),
+        ):
+            with pytest.raises(ValueError, match=text):
+                algorithm.init(params)
+
+    def served():
+        check_grid(kept)
+        check_grid(rows)
+        for tree, distribution in ((params, sf.budgets.erk()), (rows, sf.budgets.global_())):
+            algorithm = sf.gmp(0.5, distribution=distribution, where="*")
+            whole = algorithm.init(full(tree))
+            assert sf.checkpoint.tree_equal(full(algorithm.init(tree)), whole)
+
+    yield "one competition", refused
+    yield "one for each leaf, or rows and columns", served
+
+
+def test_leaves_on_two_meshes():
+    on_ranks(4, on_two_meshes)

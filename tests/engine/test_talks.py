@@ -1,13 +1,10 @@
-"""Talks over processes: alone, in step, over the rows and columns of a grid, and with errors."""
-
-import time
+"""Talks over processes: alone, in step, and over the rows and columns of a grid."""
 
 import numpy as np
-import pytest
 import torch.distributed as dist
 
-from sparsefn.engine import talks
-from sparsefn.engine.talks import GATHER, Gather, Sum, agree, agreement, alone, together
+from sparsefn.engine.lines import GATHER
+from sparsefn.engine.talks import Gather, Sum, alone, together
 from tests.distributed.harness import on_ranks
 
 DTYPES = (np.float32, np.float64, np.int64)
@@ -35,11 +32,6 @@ def test_alone_everything_is_ones_own():
 
 def test_nothing_is_told_about_nothing():
     assert together([]) == []
-    agree(())
-    with agreement(()):
-        pass
-    with pytest.raises(KeyError), agreement(()):
-        raise KeyError
 
 
 def on_a_grid():
@@ -72,38 +64,7 @@ def on_a_grid():
                 assert values.dtype == (DTYPES[i % 3] if i < 6 else np.float64)
                 assert values.tolist() == [member for member in members for _ in range(member + step)]
 
-    def first():
-        assert talks.is_first([row]) == (rank % 2 == 0) and talks.is_first([row, column]) == (rank == 0)
-
-    def fails(at, groups=(row, column)):
-        before, mine = time.monotonic(), rank == at
-        sent.clear()
-        kind, text = (ValueError, "mine") if mine else (RuntimeError, "another process failed")
-        with pytest.raises(kind, match=text), agreement(groups), agreement(groups):
-            if mine:
-                raise ValueError("mine")
-            together([(groups, told(rank))])  # in place of which it agrees
-        assert sent == {"all_reduce": len(groups)}  # and is told once
-        assert time.monotonic() - before < 20
-
-    def another_row():
-        with pytest.raises(ValueError if rank == 2 else RuntimeError), agreement((row, column)):
-            with agreement((row,)):
-                if rank == 2:
-                    raise ValueError("mine")
-            together([((row, column), told(rank))])
-
-    def nothing_fails():
-        with agreement((row, column)):
-            together([((row,), told(rank))])
-
     yield "talks in step", in_step
-    yield "the first process", first
-    yield "an error of the last", lambda: fails(3)
-    yield "an error of the first", lambda: fails(0)
-    yield "an error in the world", lambda: fails(1, (world,))
-    yield "an error in one row", another_row
-    yield "no error", nothing_fails
 
 
 def test_four_processes():

@@ -273,7 +273,7 @@ PLACES = {
     "engine/transforms.py",
     "engine/older.py",
     "engine/mask_bytes.py",
-    "engine/talks.py",
+    "engine/lines.py",
     "testing/laws_transforms.py",
     "testing/harness.py",
 }

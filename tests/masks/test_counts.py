@@ -166,6 +166,13 @@ def test_explored_is_the_union_of_all_masks_so_far_in_new_tensors():
     assert len(set.union(*places)) == 6
 
 
+def test_explored_takes_masks_as_well_as_a_state():
+    for seen in (None, {"w": Y, "b": T}, {"w": T, "b": T}):
+        of_state, of_masks = M.explored(seen, State(PARAMS, {"w": X, "b": T})), M.explored(seen, {"w": X, "b": T})
+        assert all(torch.equal(of_state[path], of_masks[path]) for path in of_state)
+        assert all(leaf.data_ptr() not in {X.data_ptr(), Y.data_ptr(), T.data_ptr()} for leaf in of_masks.values())
+
+
 def test_explored_of_a_leaf_that_was_once_dense_is_dense():
     full = M.explored({"w": T}, State({"w": torch.ones(2, 3)}, {"w": X}))
     assert full["w"].ndim == 0
@@ -182,8 +189,8 @@ def test_explored_under_vmap_and_compile():
 
 
 def test_explored_refuses():
-    with pytest.raises(TypeError, match="explored: expected a State, as algorithm.init\\(params\\) gives it, got dict"):
-        M.explored(None, {"w": X})
+    with pytest.raises(TypeError, match="expected a bool mask at 'w', got torch.float32"):
+        M.explored(None, {"w": torch.ones(2)})
     with pytest.raises(ValueError, match=r"expected two masks of one shape at 'w', got \(1, 2\) and \(2, 3\)"):
         M.explored({"w": X[:1, :2]}, State({"w": torch.ones(2, 3)}, {"w": X}))
     with pytest.raises(TypeError, match="expected a bool mask at 'w', got torch.float32"):

@@ -134,6 +134,44 @@ def test_shuffle_keeps_the_counts_of_every_leaf():
         M.shuffle({"w": torch.zeros(3)}, key)
 
 
+@pytest.mark.parametrize("within", [0, 1, -1])
+def test_shuffle_within_a_dimension_keeps_the_count_of_each_of_its_indices(within):
+    masks = {"a": bits(17, 9), "b": bits(4, 3), "c": T, "d": bits(6, 5, 2, 3), "e": bits(0, 3), "f": bits(3, 0)}
+    key = sf.random.key(0)
+    mixed = M.shuffle(masks, key, within=within)
+    for path, mask in masks.items():
+        assert mixed[path].shape == mask.shape and mixed[path].is_contiguous()
+        if mask.ndim:
+            others = [dim for dim in range(mask.ndim) if dim != within % mask.ndim]
+            assert torch.equal(mixed[path].sum(others), mask.sum(others))
+    assert not torch.equal(mixed["a"], masks["a"]) and mixed["c"] is T
+    other = M.shuffle({"a": masks["a"]}, key, within=within)["a"]
+    assert torch.equal(other, mixed["a"]) and torch.equal(other, M.shuffle(masks, key, within=within)["a"])
+    compiled = torch.compile(lambda m: M.shuffle(m, key, within=within), fullgraph=True, backend="eager")
+    assert sf.checkpoint.tree_equal(compiled(masks), mixed)
+    keys = torch.stack([key, sf.random.key(1)])
+    batch = torch.vmap(lambda k: M.shuffle({"a": masks["a"]}, k, within=within)["a"])(keys)
+    assert torch.equal(batch[0], mixed["a"]) and not torch.equal(batch[1], mixed["a"])
+    stacked = torch.vmap(lambda m: M.shuffle({"a": m}, key, within=within)["a"])(torch.stack([masks["a"], ~masks["a"]]))
+    assert torch.equal(stacked[0], mixed["a"])
+
+
+def test_arrangements_within_rows_are_equally_likely_and_rows_apart():
+    keys = sf.random.split(sf.random.key(5), 900)
+    rows = torch.tensor([[True, False, False], [True, False, False]])
+    masks = torch.vmap(lambda key: M.shuffle([rows], key, within=0)[0])(keys)
+    _, seen = masks.unique(dim=0, return_counts=True)
+    assert len(seen) == 9
+    assert (seen - 100).abs().max() < 45  # five deviations
+
+
+def test_shuffle_within_refuses():
+    with pytest.raises(ValueError, match=r"shuffle: expected masks with a dimension 1, got \(3,\) at 'b'"):
+        M.shuffle({"a": bits(2, 3), "b": bits(3)}, sf.random.key(0), within=1)
+    with pytest.raises(TypeError, match="shuffle: expected within to be an int, got bool"):
+        M.shuffle({"a": bits(2, 3)}, sf.random.key(0), within=True)
+
+
 def test_every_arrangement_is_equally_likely():
     keys = sf.random.split(sf.random.key(5), 600)
     masks = torch.vmap(lambda key: M.shuffle([torch.tensor([True, True, False, False])], key)[0])(keys)

@@ -39,7 +39,7 @@ def run(algorithm, model, steps):
     def loss(params):
         return nn.functional.cross_entropy(sf.modules.call(model, params, x), y)
 
-    algorithm = sf.with_optimizer(algorithm, SGD(0.05))
+    algorithm = sf.with_optimizer(algorithm, SGD(0.05), skip=sf.never())
     state = algorithm.init(sf.modules.params_of(model))
     for step in range(steps):
         state = algorithm.update(state, torch.func.grad(loss)(sf.effective(state)), step)

@@ -124,6 +124,71 @@ def test_where_is_asked_about_the_first_leaf_and_answers_for_the_set():
         sf.one_shot(0.5, pattern=MLP, where=lambda path, leaf: "down" in path).init(params())
 
 
+@pytest.mark.parametrize("where", ["1.down.weight", ["1.up.*"], ["1.down.w*", "1.up.bias"], "1.*"])
+def test_globs_choose_the_sets_of_all_leaves_that_they_match(where):
+    masks = shot(sf.one_shot(0.5, pattern=MLP, where=where), params()).masks
+    assert int(units(masks, 1).sum()) == 3 and masks["0.down.weight"].ndim == 0
+    with pytest.raises(ValueError, match="where: no path matches 'head.*'; the paths are '0.down.weight', '0.up"):
+        sf.one_shot(0.5, pattern=MLP, where="head.*").init(params())
+
+
+@pytest.mark.parametrize(
+    "as_init", [lambda masks: masks, lambda masks: sf.from_masks(masks), lambda masks: lambda _: masks]
+)
+def test_given_masks_keep_or_prune_whole_units(as_init):
+    weights = params()
+    masks = sf.static(0.5, pattern=MLP).init(weights).masks
+    given = sf.static(None, init=as_init(masks), pattern=MLP)
+    assert sf.checkpoint.tree_equal(given.init(weights).masks, masks)
+    dense = {path: torch.tensor(True) for path in masks}
+    assert all(
+        mask.ndim == 0 for mask in sf.static(None, init=as_init(dense), pattern=MLP).init(weights).masks.values()
+    )
+    kept = int(masks["1.up.bias"].nonzero()[0])
+    for path, part, kept_at in (
+        ("1.down.weight", (2, kept), "1.up.weight"),
+        ("1.up.bias", kept, "1.up.weight"),
+        ("1.up.weight", (kept, slice(None)), "1.up.bias"),
+        ("1.up.weight", (kept, 1), "1.up.weight"),
+    ):
+        other = masks | {path: masks[path].clone()}
+        other[path][part] = False
+        text = f"whole units, but unit {kept} of the set of '1.up.weight' is kept at '{kept_at}', pruned at '{path}'"
+        with pytest.raises(ValueError, match=text.replace(".", r"\.")):
+            sf.static(None, init=as_init(other), pattern=MLP).init(weights)
+    with pytest.raises(ValueError, match="is kept at '0.up.weight', pruned at '0.up.bias'"):
+        sf.static(None, init=as_init(dense | {"0.up.bias": torch.arange(N) > 0}), pattern=MLP).init(weights)
+
+
+def test_masks_from_zeros_prune_whole_units_or_are_refused():
+    weights = params()
+    zeros = sf.static(None, pattern=MLP, init="from_zeros")
+    weights["0.up.weight"][2], weights["0.up.bias"][2], weights["0.down.weight"][:, 2] = 0, 0, 0
+    assert units(zeros.init(weights).masks).tolist() == [True, True, False, True, True, True]
+    weights["1.up.bias"][:] = 0
+    with pytest.raises(
+        ValueError, match="unit 0 of the set of '1.up.weight' is kept at '1.up.weight', pruned at '1.up"
+    ):
+        zeros.init(weights)
+    with pytest.raises(ValueError, match="tied: expected masks that prune whole units, but unit 0"):
+        sf.static(0.5, pattern=MLP, init="checkerboard").init(weights)
+
+
+def test_given_masks_under_vmap_and_compile():
+    weights = params()
+    weights["0.up.weight"][2], weights["0.up.bias"][2], weights["0.down.weight"][:, 2] = 0, 0, 0
+    algorithm = sf.static(None, init="from_zeros", pattern=MLP)
+    compiled = torch.compile(algorithm.init, fullgraph=True, backend="eager")
+    masks = algorithm.init(weights).masks
+    assert sf.checkpoint.tree_equal(compiled(weights).masks, masks)
+    stack = {path: torch.stack([leaf, leaf]) for path, leaf in weights.items()}
+    stacked = torch.func.vmap(lambda w: algorithm.init(w).masks["0.up.bias"])(stack)
+    assert torch.equal(stacked, torch.stack([masks["0.up.bias"]] * 2))
+    given = sf.static(None, init=masks, pattern=MLP)
+    stacked = torch.func.vmap(lambda w: given.init(w).params["0.up.bias"])(stack)
+    assert torch.equal(stacked, torch.stack([given.init(weights).params["0.up.bias"]] * 2))
+
+
 def test_a_text_for_which_a_member_has_no_leaf_makes_no_set():
     weights = params()
     del weights["0.up.bias"]
@@ -253,7 +318,8 @@ def test_what_moves_or_draws_single_entries_refuses_it(make):
 
 
 def test_sparse_leaves_outside_of_the_sets_are_refused():
-    algorithm = sf.gmp(0.5, pattern=MLP, init=sf.static(0.5))
+    whole = {path: torch.tensor(True) for path in params()} | {"0.down.weight": torch.ones(4, N, dtype=torch.bool)}
+    algorithm = sf.gmp(0.5, pattern=MLP, init=whole)
     with pytest.raises(
         ValueError, match="every sparse leaf to be in a tied set whose leaves are all sparse, but '0.down"
     ):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import sparsefn as sf
 from sparsefn import ensemble, schedules
 from sparsefn.report.summary import Change, Observed, Row, changed, observe, summary
 from sparsefn.state import State
@@ -23,24 +24,68 @@ STATE = State(
 def test_summary_counts():
     report = summary(STATE)
     assert report.rows == (
-        Row("0.weight", (2, 4), 3, 8, 5 / 8),
+        Row("0.weight", (2, 4), 3, 8, 5 / 8, dead=(0, 1)),
         Row("1.bias", (40,), 40, 40, 0.0),
-        Row("1.weight", (40, 50), 500, 2000, 0.75),
+        Row("1.weight", (40, 50), 500, 2000, 0.75, dead=(30, 0)),
     )
-    assert report.total == Row("all", (), 543, 2048, 1505 / 2048)
-    assert report.sparsified == Row("sparsified", (), 503, 2008, 1505 / 2008)
+    assert report.total == Row("all", (), 543, 2048, 1505 / 2048, dead=(30, 1))
+    assert report.sparsified == Row("sparsified", (), 503, 2008, 1505 / 2008, dead=(30, 1))
     assert report.dense == ("1.bias",)
 
 
 def test_summary_is_an_aligned_table():
     assert str(summary(STATE)).splitlines() == [
-        "path        shape     kept  total  sparsity",
-        "0.weight    (2, 4)       3      8    0.6250",
+        "path        shape     kept  total  sparsity               dead",
+        "0.weight    (2, 4)       3      8    0.6250           1 column",
         "1.bias      (40,)       40     40     dense",
-        "1.weight    (40, 50)   500  2,000    0.7500",
-        "sparsified             503  2,008    0.7495",
-        "all                    543  2,048    0.7349",
+        "1.weight    (40, 50)   500  2,000    0.7500            30 rows",
+        "sparsified             503  2,008    0.7495  30 rows, 1 column",
+        "all                    543  2,048    0.7349  30 rows, 1 column",
     ]
+
+
+def test_rows_and_columns_that_keep_nothing_are_counted():
+    masks = {
+        "conv": torch.zeros(4, 3, 2, 2, dtype=torch.bool),
+        "cube": torch.ones(2, 3, 4, dtype=torch.bool),
+        "line": mask("0100")[0],
+        "full": T,
+        "none": torch.zeros(0, 3, dtype=torch.bool),
+        "all": torch.zeros(2, 2, dtype=torch.bool),
+    }
+    masks["conv"][1, 2, 1, 0] = masks["conv"][3, 2, 0, 0] = True
+    masks["cube"][1] = False
+    sizes = {path: m.shape if m.ndim else (2, 2) for path, m in masks.items()}
+    found = summary(State({path: torch.ones(shape) for path, shape in sizes.items()}, masks))
+    assert {row.path: row.dead for row in found.rows if any(row.dead)} == {
+        "conv": (2, 2),
+        "cube": (1, 0),
+        "all": (2, 2),
+    }
+    assert found.total.dead == found.sparsified.dead == (5, 4)
+
+
+def test_uniform_at_one_percent_leaves_outputs_without_inputs():
+    state = sf.static(0.99, where="w").init({"w": torch.ones(10, 60)})
+    empty = int((~state.masks["w"].any(1)).sum())
+    assert empty and summary(state).rows[0].dead[0] == empty
+
+
+def test_rows_are_in_the_order_of_the_layers():
+    params = {f"layers.{i}.w": torch.ones(2, 2) for i in (10, 2, 1)} | {"layers.2.b": torch.ones(2), "a": torch.ones(1)}
+    state = sf.static(0.5, where="*.w").init(params)
+    paths = ["a", "layers.1.w", "layers.2.b", "layers.2.w", "layers.10.w"]
+    assert [row.path for row in summary(state).rows] == paths
+    assert [row.path for row in changed(state, state).rows] == [path for path in paths if path.endswith("w")]
+    assert [row.path for row in sf.report.plan(sf.static(0.5, where="*.w"), params).rows] == paths
+    assert summary(state).dense == ("a", "layers.2.b")
+
+
+def test_dense_leaves_may_be_left_out():
+    whole, some = summary(STATE), summary(STATE, only="sparsified")
+    assert some == whole._replace(rows=tuple(row for row in whole.rows if row.path != "1.bias"))
+    with pytest.raises(ValueError, match="summary: expected only to be 'sparsified' or None, got 'dense'"):
+        summary(STATE, only="dense")
 
 
 def test_summary_reads_masks_and_not_weights():

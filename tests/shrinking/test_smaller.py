@@ -1111,7 +1111,10 @@ def linears(forward, **more):
             nn.Sequential(Conv1D(4, 3), nn.Linear(4, 2)),
             {"0.weight": "column"},
             (2, 3),
-            ["'0' keeps 1 of 1 pruned channels: the layer is not called on its own"],
+            [
+                "'0' keeps 1 of 1 pruned channels: a Conv1D is not followed, so cut its units as a tied set, "
+                "only=sf.tied(...)"
+            ],
         ),
         (
             linears(lambda net, x: net.c(net.r(x[None])[0][0]), r=nn.RNN(4, 4)),

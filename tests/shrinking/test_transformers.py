@@ -83,7 +83,7 @@ def size(model):
 def test_half_of_the_inner_width_and_of_the_heads_goes_and_outputs_stay(build):
     model, ties, inputs = made(build)
     state = pruned(model, *ties)
-    small = sf.shrink(model, state, only=ties)
+    small = sf.shrink(model, state, only=ties, example=inputs)
     assert size(model) - size(small) == 2 * sum(GONE[build])
     wanted, got = sf.modules.call(model, state, **inputs)[0], small(**inputs)[0]
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
@@ -110,7 +110,7 @@ def test_submodules_that_can_be_followed_need_no_sets(build, only):
 
 def test_a_smaller_llama_is_saved_with_a_smaller_config(tmp_path):
     model, ties, inputs = made(llama)
-    small = sf.shrink(model, pruned(model, *ties), only=ties)
+    small = sf.shrink(model, pruned(model, *ties), only=ties, example=inputs)
     small.config.intermediate_size, small.config.head_dim = INNER // 2, WIDTH
     small.config.num_attention_heads, small.config.num_key_value_heads = HEADS // 2, HEADS // 4
     small.save_pretrained(tmp_path)
@@ -122,5 +122,37 @@ def test_a_smaller_llama_generates_as_the_masked_one():
     model, ties, inputs = made(llama)
     state = pruned(model, *ties)
     settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
-    small, masked = sf.shrink(model, state, only=ties), sf.modules.bake(model, state)
+    small, masked = sf.shrink(model, state, only=ties, example=inputs), sf.modules.bake(model, state)
     assert torch.equal(small.generate(**inputs, **settings), masked.generate(**inputs, **settings))
+
+
+def opt():
+    config = transformers.OPTConfig(
+        vocab_size=64, ffn_dim=INNER, max_position_embeddings=16, word_embed_proj_dim=HIDDEN, **SIZES
+    )
+    return transformers.OPTModel(config), [linear("q_proj k_proj v_proj out_proj", WIDTH)], WORDS
+
+
+def deberta():
+    config = transformers.DebertaV2Config(vocab_size=64, intermediate_size=INNER, max_position_embeddings=16, **SIZES)
+    heads = linear("self.query_proj self.key_proj self.value_proj output.dense", WIDTH)
+    return transformers.DebertaV2Model(config), [heads], WORDS
+
+
+@pytest.mark.parametrize("build", [opt, deberta])
+def test_attentions_that_hold_the_number_of_their_heads_are_refused(build):
+    model, ties, inputs = build()
+    model.eval()
+    state = pruned(model, *ties)
+    with pytest.raises(ValueError, match=r"expected example= for tied.*such as heads"):
+        sf.shrink(model, state, only=ties)
+    with pytest.raises(ValueError, match=r"shrink: (on|the smaller) .* leave these units out of only="):
+        sf.shrink(model, state, only=ties, example=inputs)
+
+
+def test_a_glob_that_removes_nothing_says_what_is_there():
+    model, (mlp, _), _ = made(gpt2)
+    with pytest.warns(UserWarning, match=r"mlp\.c_fc' keeps 24 of 24 pruned channels: a Conv1D is not followed"):
+        sf.shrink(model, pruned(model, mlp), only="transformer.h.*.mlp")
+    with pytest.warns(UserWarning, match=r"removed nothing:\n  'transformer\.h\.0\.mlp' \(GPT2MLP\) stays as it is"):
+        sf.shrink(model, pruned(model, sf.patterns.unstructured()), only="transformer.h.*.mlp")

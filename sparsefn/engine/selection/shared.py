@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import talks
+from sparsefn.engine.agreement import agree
 from sparsefn.engine.lie import Lie
+from sparsefn.engine.lines import Groups, is_first
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.selection import blocks
 from sparsefn.engine.selection.bracket import Bracket, Threshold, all_win, best, narrowed
@@ -72,7 +74,7 @@ def winners(
             for i, mask in zip(alone, plain([entries[i] for i in alone], [counts[i] for i in alone]), strict=True):
                 masks[i] = mask
         except Exception as error:
-            talks.agree(groups, error)
+            agree(groups, error)
             raise
         talks.together(running)
     return [mask.to(entry.scores.device) for mask, entry in zip(masks, entries, strict=True)]
@@ -240,12 +242,12 @@ def _arrays(entries: Sequence[Entry]) -> list[Arrays]:
     return seen
 
 
-def _piece(entry: Entry, at: Arrays, start: int, groups: talks.Groups) -> Piece:
+def _piece(entry: Entry, at: Arrays, start: int, groups: Groups) -> Piece:
     own = () if entry.lie is None else entry.lie.groups
-    return Piece(flat(at), entry.lie, start, talks.is_first([name for name in groups if name not in own]))
+    return Piece(flat(at), entry.lie, start, is_first([name for name in groups if name not in own]))
 
 
-def _groups(lies: Sequence[Lie | None]) -> talks.Groups:
+def _groups(lies: Sequence[Lie | None]) -> Groups:
     return tuple(dict.fromkeys(name for lie in lies if lie is not None for name in lie.groups))
 
 

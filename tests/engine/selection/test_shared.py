@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsefn.engine.lie import Lie
+from sparsefn.engine.lines import GATHER
 from sparsefn.engine.selection import blocks, entries, shared
 from sparsefn.engine.selection.winners import Entry, totals, winners
-from sparsefn.engine.talks import GATHER, Gather, Sum
+from sparsefn.engine.talks import Gather, Sum
 from tests.distributed.harness import on_ranks
 
 

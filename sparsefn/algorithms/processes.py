@@ -1,0 +1,138 @@
+"""Inits and updates of states of which several processes hold parts: they begin alike, and fail together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.engine.agreement import agree, agreement, inside, scope, tell
+from sparsefn.engine.checks import check_step
+from sparsefn.engine.draws import digest
+from sparsefn.engine.lines import group_of
+from sparsefn.engine.shards import any_sharded, groups_of, is_sharded, is_spread, laid_out
+from sparsefn.engine.talks import Gather, Talk, together
+from sparsefn.state import State, Step
+from sparsefn.tree import Tree, check_like, flatten, leaves_of, none_paths, same_structure, zipped
+
+Init = Callable[[Tree], State]
+Update = Callable[[State, Tree, Step], State]
+
+
+def begun(init: Init) -> Init:
+    """An init that all processes of DTensors begin with the same leaves; an error of one is raised on all."""
+
+    def beginning(params: Tree) -> State:
+        leaves = [x for x in leaves_of(params) if isinstance(x, Tensor)]
+        if inside() or not any_sharded(leaves):
+            return init(params)
+        groups = groups_of(leaves)
+        with agreement(groups):
+            _check_alike(groups, params)
+            return init(params)
+
+    return beginning
+
+
+def shared(update: Update, state: State, grads: Tree, step: Step) -> State:
+    """An update of DTensors, after its checks: where masks change, an error of one process is raised on all.
+
+    A process whose gradients do not fit makes the step with zeros for them, up to the first agreement, which tells the
+    others. So it takes part wherever the others wait for it, and sends nothing where they do not.
+    """
+    params, fault = state.params, None
+    groups = groups_of(leaves_of(params))
+    try:
+        with scope(groups):
+            step, fault = check_step(step), _fault(grads, params)
+            if fault is None:
+                return update(state, moved(grads, params), step)
+            if any(is_spread(*pair) for pair in _pairs(grads, params)):
+                with agreement(groups):
+                    raise fault
+            with scope(groups, fault):
+                update(state, optree.tree_map(torch.zeros_like, params), step)
+    except Exception as error:
+        tell(groups, fault or error)
+    raise fault
+
+
+def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
+    """Raise for gradients that do not fit the params; without `layout`, DTensors may be laid out otherwise."""
+    if grads is None:
+        return
+    try:
+        check_like("grads", grads, params, layout=layout)
+    except ValueError:
+        for path in () if same_structure(grads, params) else none_paths(grads):
+            raise ValueError(
+                f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
+                "not use, has none; give zeros, or leave it out of params"
+            ) from None
+        raise
+
+
+def moved(grads: Tree, params: Tree) -> Tree:
+    """Gradients laid out as params: they may be laid out otherwise, or be sums yet to be added."""
+    if grads is None:
+        return None
+    rows, rebuild = zipped(grads, params)
+    if any(is_spread(*row) for row in rows):
+        with agreement(groups_of(leaves_of(params))):
+            agree(())  # before torch's own messages
+            grads = rebuild([laid_out(g, p) for g, p in rows])
+            check_grads(grads, params)
+    return grads
+
+
+def _fault(grads: Tree, params: Tree) -> Exception | None:
+    try:
+        check_grads(grads, params, layout=False)
+    except Exception as error:
+        return error
+    return None
+
+
+def _pairs(grads: Tree, params: Tree) -> list[tuple[Tree, Tensor]]:
+    # The gradients that have a param, whatever else they are.
+    with suppress(Exception):
+        given = flatten(grads)[0]
+        return [(given[path], param) for path, param in flatten(params)[0].items() if path in given]
+    return []
+
+
+def _check_alike(groups: tuple[str, ...], params: Tree) -> None:
+    # Processes whose leaves differ would wait for each other, or take one leaf for another.
+    words = {path: _words(leaf) for path, leaf in flatten(params)[0].items()}
+    for name, texts in zip(groups, together([((name,), _everyones(words)) for name in groups]), strict=True):
+        first, ranks = texts[0], torch.distributed.get_process_group_ranks(group_of(name))
+        for rank, other in zip(ranks, texts, strict=True):
+            for path in sorted({*first, *other}):
+                if first.get(path) != other.get(path):
+                    pair = ", and ".join(
+                        f"rank {at} has {found.get(path, 'no leaf')} there"
+                        for at, found in ((ranks[0], first), (rank, other))
+                    )
+                    raise ValueError(f"expected the same params on every rank, but not at {path!r}: {pair}")
+
+
+def _everyones(words: dict[str, str]) -> Talk[list[dict[str, str]]]:
+    # What all processes say, if they say different things: for most a number does.
+    lines = "\n".join(f"{path}\t{word}" for path, word in words.items())
+    told = yield Gather(np.array([digest(lines)], np.int64))
+    if (told == told[0]).all():
+        return [words] * len(told)
+    texts = yield Gather(np.frombuffer(f"{lines}\0".encode(), np.uint8))
+    everyone = bytes(texts).decode().split("\0")[:-1]
+    return [dict(line.split("\t", 1) for line in text.splitlines()) for text in everyone]
+
+
+def _words(leaf: object) -> str:
+    if not isinstance(leaf, Tensor):
+        return f"a {type(leaf).__name__}"
+    laid = f" with placements {leaf.placements}" if is_sharded(leaf) else ""  # type: ignore[attr-defined]
+    return f"a tensor of shape {tuple(leaf.shape)} and {leaf.dtype}{laid}"

@@ -1,0 +1,100 @@
+import pytest
+import torch
+
+import sparsefn as sf
+from sparsefn.attached.records import Record, owned
+from sparsefn.attached.writes import check_links, check_order, hiding, in_module, links_of, stains, taken_over
+
+MASK = torch.tensor([True, True, False, False])
+
+
+def record(values, **flags):
+    weight = torch.nn.Parameter(torch.tensor(values))
+    return Record("w", weight, torch.optim.SGD([weight], lr=0.1), **flags)
+
+
+def state(values, mask=MASK):
+    return sf.State({"w": torch.tensor(values)}, {"w": mask})
+
+
+def test_places_are_found_through_wrappers_and_containers():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+
+    model = torch.nn.DataParallel(Net())
+    links = links_of(model, reversed(owned(model, [torch.optim.SGD(model.parameters(), lr=0.1)]).values()))
+    check_links(links)
+    assert len(links) == 8  # module, layers, two layers, four parameters
+    model.module.layers[1] = torch.nn.Linear(2, 2)
+    with pytest.raises(RuntimeError, match=r"the parameter 'layers.1.bias', or a layer that holds it, was replaced"):
+        check_links(links)
+
+
+def test_values_at_kept_entries_are_taken_over():
+    got = taken_over("state", state([1.0, 2.0, 0.0, 0.0]), [record([5.0, 6.0, 7.0, 8.0])]).params["w"]
+    assert got.tolist() == [5.0, 6.0, 0.0, 0.0]
+
+
+def test_of_hidden_leaves_what_differs_from_the_module_is_taken_over():
+    nan = float("nan")
+    old = state([1.0, nan, 3.0, 4.0])
+    got = taken_over("state", old, [record([1.0, nan, 0.0, 9.0], hidden=True)]).params["w"]
+    assert got[[0, 2, 3]].tolist() == [1.0, 3.0, 9.0] and got[1].isnan()
+    assert old.params["w"][3] == 4.0
+
+
+def test_latents_are_told_from_written_weights():
+    own = record([1.0, 2.0, 0.0, 0.0], hidden=True, latent=True)
+    old = state([1.0, 2.0, 3.0, 4.0])
+    assert torch.equal(taken_over("state", old, [own]).params["w"], old.params["w"])
+    with torch.no_grad():
+        own.parameter[2] = 1.0
+    with pytest.raises(RuntimeError, match="state: somebody wrote to 'w', but its weights follow from latents, which"):
+        taken_over("state", old, [own])
+
+
+def test_a_parameter_of_another_kind_is_named():
+    with pytest.raises(
+        RuntimeError, match=r"state: 'w' was torch.float32 on cpu of shape \(4,\) .* of shape \(2,\): call"
+    ):
+        taken_over("state", state([1.0, 2.0, 0.0, 0.0]), [record([1.0, 2.0])])
+
+
+def test_weights_that_move_without_their_optimizer():
+    own = record([1.0, 2.0])
+    own.note()
+    check_order([own], {"w": torch.ones(2)})
+    with torch.no_grad():
+        own.parameter.add_(1.0)
+    check_order([own], {"w": torch.tensor([1.0, torch.inf])})  # as a GradScaler leaves a step out
+    with pytest.raises(
+        RuntimeError, match="after_step: 'w' has moved since before_step, but its optimizer has not step"
+    ):
+        check_order([own], {"w": torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("made", "flags", "hides"),
+    [
+        (state([1.0, 2.0, 3.0, 4.0]), {}, True),
+        (state([1.0, 2.0, 0.0, 0.0]), {}, False),
+        (state([1.0, 2.0, 3.0, 4.0], torch.tensor(True)), {}, False),
+        (state([1.0, 2.0, 0.0, 0.0])._replace(support={"w": torch.tensor(True)}), {}, True),
+        (state([1.0, 2.0, 0.0, 0.0]), {"latent": True}, True),
+    ],
+)
+def test_what_the_module_does_not_show(made, flags, hides):
+    own = record([0.0] * 4, **flags)
+    hiding(made, [own], [sf.effective(made)["w"]])
+    assert own.hidden is hides
+
+
+def test_stains_are_counted_and_shown():
+    own, nan = state([1.0, 2.0, 0.0, 0.0]), float("nan")
+    assert stains(own, [record([nan, 1.0, 0.0, -0.0])]) == {}
+    assert stains(own, [record([1.0, 0.0, 3.0, nan])]) == {"w": 2}
+    shown = in_module(own, [record([1.0, 0.0, 3.0, 0.0])])
+    assert shown.masks["w"].tolist() == [True, True, True, False]
+    assert shown.params["w"].tolist() == [1.0, 0.0, 3.0, 0.0]
