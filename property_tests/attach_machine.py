@@ -19,7 +19,6 @@ import sparsefn as sf
 from property_tests import registry, test_methods
 from property_tests.laws_attach import Kind, Reference, assert_same_moments, loss, same
 from sparsefn.state import Trigger
-from sparsefn.testing import Row
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 from sparsefn.tree import Tree
@@ -47,9 +46,9 @@ KINDS = {
 
 
 class Setup(NamedTuple):
-    """One way to attach."""
+    """One way to attach: the name of a row, and of each optimizer."""
 
-    row: Row
+    row: str
     kinds: tuple[str, ...] = ("momentum",)
     dtype: torch.dtype = torch.float32
     hooks: bool = False
@@ -100,7 +99,7 @@ class Loop:
 
     def __init__(self, setup: Setup, attach: Callable[..., Any] = sf.attach) -> None:
         self.setup, self._attach = setup, attach
-        case = large(setup.row.meta.layout.form, 24)
+        case = large(ROWS[setup.row].meta.layout.form, 24)
         self._params = {path: leaf.to(setup.dtype) for path, leaf in leaves(case.params).items()}
         self.algorithm = self.make(case.sparsity)
         self.names, n = list(self._params), len(setup.kinds)
@@ -119,7 +118,7 @@ class Loop:
         self.check()
 
     def make(self, sparsity: float) -> sf.Algorithm:
-        return self.setup.row.make(sparsity, sf.random.key(3), self._params)
+        return ROWS[self.setup.row].make(sparsity, sf.random.key(3), self._params)
 
     def fresh(self, params: Mapping[str, Tensor]) -> tuple[Holder, list[Optimizer]]:
         module = Holder(params)
@@ -131,7 +130,9 @@ class Loop:
         given = {name: getattr(self.setup, name) for name in ("hooks", "skip", "reset")}
         given |= {"extra_group": self.setup.extra, **options}
         given = {name: value for name, value in given.items() if value}
-        return self._attach(self.algorithm, module, optimizers if len(optimizers) > 1 else optimizers[0], **given)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "attach: the mask of .* keeps none")
+            return self._attach(self.algorithm, module, optimizers if len(optimizers) > 1 else optimizers[0], **given)
 
     # ---- what is read -----------------------------------------------------------------------------
 
@@ -157,6 +158,11 @@ class Loop:
         if not isinstance(scores, dict) or "latent" not in scores:
             return False
         return all(leaf is not state.params[name] for leaf in leaves(self.algorithm.view.get(state)).values())
+
+    @property
+    def must_step(self) -> bool:
+        """Whether weights that move now, before an optimizer has stepped, are taken for the work of another one."""
+        return self.phase == "before" and self.finite and not self.stepped and not self.reference.skipped
 
     @property
     def written(self) -> bool:
@@ -198,6 +204,7 @@ class Loop:
         self.trio.sparse.before_step(*([] if step is None else [step]))
         self.reference.before(dense, now)
         self.now, self.seen, self.phase, self.stepped = now, self.weights(), "before", set()
+        self.finite = all(x is None or bool(x.isfinite().all()) for x in dense.values())
         for mine, theirs in zip(self.optimized(), self.reference.parameters(), strict=True):
             assert (mine.grad is None) == (theirs.grad is None), "a gradient for the optimizer is missing, or too much"
             if mine.grad is not None:
@@ -208,7 +215,7 @@ class Loop:
         given = [p for p in self.optimized() if p.grad is not None]
         if kind == "norm":
             torch.nn.utils.clip_grad_norm_(given, 0.5)
-        elif kind == "value":
+        elif kind == "value" and given:
             torch.nn.utils.clip_grad_value_(given, 0.1)
         elif kind in ("to zero", "to none"):
             for optimizer in self.trio.optimizers:
