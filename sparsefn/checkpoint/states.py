@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import optree
 import torch
@@ -129,8 +130,8 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
     template's value and one that the template lacks is left out: for a state of other params than the template's. The
     result shares no memory with `sd` or the template. Raises ValueError for paths that are missing or unexpected, for
     another shape, for a 0-d False among the masks of a state or a stack of states (0-d masks are True: the leaf is
-    dense), for unused bits of a packed mask that are set, as in damaged bytes, and for tensors of the meta device, which
-    hold no values; TypeError for another dtype and for sparse, nested and quantised tensors. All name the path.
+    dense), for unused bits of a packed mask that are set, as in damaged bytes, and for tensors of the meta device,
+    which hold no values; TypeError for another dtype and for sparse, nested and quantised tensors. All name the path.
     """
     leaves, rebuild = flatten(template)
     if not isinstance(sd, Mapping):
@@ -164,17 +165,18 @@ def check_masks(template: Tree, found: Mapping[str, Tensor]) -> None:
         ...
     ValueError: expected a mask of full shape or 0-d True at 'masks.w', got 0-d False
     """
-    for path, depth in flatten(_depths(template))[0].items():
-        if depth is not False:
+    depths: dict[str, Any] = flatten(_depths(template))[0]
+    for path, depth in depths.items():
+        if depth >= 0:
             check_mask(path, found[path], depth)
 
 
 def _depths(tree: Tree) -> Tree:
-    # At the masks of the states in a tree, how many dims of a stack they have; False elsewhere: other 0-d bools may be
+    # At the masks of the states in a tree, how many dims of a stack they have; elsewhere -1: other 0-d bools may be
     # False, as a flag of a score is.
     def fields(state: Tree) -> Tree:
         if not isinstance(state, State):
-            return False
+            return -1
         named, depth = state._asdict().items(), _stacked(state)
         is_mask = ("masks", "support")
         return State(**{k: optree.tree_map(lambda _: depth, v) if k in is_mask else _depths(v) for k, v in named})
@@ -187,7 +189,7 @@ def _stacked(state: State) -> int:
     # own. Where nothing tells, every mask is one of full shape, or 0-d.
     if same_structure(state.masks, state.params):
         pairs = zip(leaves_of(state.masks), leaves_of(state.params), strict=True)
-        dense = [mask.ndim for mask, leaf in pairs if mask.shape != leaf.shape]
+        dense: list[int] = [mask.ndim for mask, leaf in pairs if mask.shape != leaf.shape]
         if dense:
             return max(dense)
     return max(state.key.ndim - 1, 0) if isinstance(state.key, Tensor) else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple, ParamSpec, SupportsIndex, TypeVar
@@ -105,6 +106,22 @@ def with_call(made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any
     linear(1.0, slope=0.5)
     """
     return made if torch.compiler.is_compiling() else _knowing(made, Call(make, args, kwargs))
+
+
+def has_name(fn: object) -> bool:
+    """Whether a function is known to others: by the call that made it, or by its own name in its module.
+
+    >>> has_name(sf.schedules.linear(1.0, 0.5)), has_name(sf.scores.saliency), has_name(lambda x: x)
+    (True, True, False)
+
+    One that is being decorated is not, as its name will be that of the decorated function.
+    """
+    if isinstance(fn, FromCall) or torch.compiler.is_compiling():
+        return isinstance(fn, FromCall)
+    found: Any = sys.modules.get(getattr(fn, "__module__", None) or "")
+    for name in getattr(fn, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is fn and fn is not None
 
 
 def _knowing(made: Made, call: Call) -> Made:

@@ -9,8 +9,8 @@ import optree
 import pytest
 import torch
 
-import sparsefn.optimizers as O
 import sparsefn as sf
+import sparsefn.optimizers as O
 from sparsefn import ensemble, masks
 from sparsefn.checkpoint import load_state_dict, state_dict, tree_equal
 from sparsefn.state import State
