@@ -11,6 +11,7 @@ from sparsefn.algorithms.frame import check_update, unchecked
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.described import described
 from sparsefn.engine.older import HIDES_COMPILING, is_exporting
+from sparsefn.engine.promises import promising
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
 
@@ -65,8 +66,7 @@ def nonstrict(algorithm: Algorithm) -> Algorithm:
             _check_containers(name, tree)
         return opened(state)[1](list(in_graph(state, grads, step)))  # type: ignore[no-any-return]
 
-    update.unchecked = pure  # type: ignore[attr-defined]
-    return algorithm._replace(update=update, within=None)
+    return algorithm._replace(update=promising(update, unchecked=pure), within=None)
 
 
 def _check_containers(name: str, node: Tree) -> None:

@@ -34,7 +34,7 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
     if not callable(fn):
         raise TypeError(f"{wanted}, got {fn!r}")
     try:
-        signature = inspect.signature(fn)
+        signature = inspect.signature(_inner(fn), follow_wrapped=False)
     except (TypeError, ValueError):  # written in C
         return
     try:
@@ -46,13 +46,22 @@ def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
 
 def _takes(fn: Callable[..., object], n: int) -> bool:
     # Whether n arguments are surely right, seen at a glance: algorithms are made anew at every step of an ensemble.
-    fn = inspect.unwrap(fn)
+    fn = _inner(fn)
     own = fn if isinstance(fn, FunctionType) else vars(type(fn)).get("__call__")
     if not isinstance(own, FunctionType) or own.__code__.co_kwonlyargcount:
         return False
     most = own.__code__.co_argcount - (own is not fn)
     least = most - len(own.__defaults__ or ())
     return least <= n and (n <= most or bool(own.__code__.co_flags & inspect.CO_VARARGS))
+
+
+def _inner(fn: Callable[..., object]) -> Callable[..., object]:
+    # What the function calls in the end, as long as it hands on whatever it gets: another one has arguments of its own.
+    while hasattr(fn, "__wrapped__") and not (
+        isinstance(fn, FunctionType) and not fn.__code__.co_flags & inspect.CO_VARARGS
+    ):
+        fn = fn.__wrapped__
+    return fn
 
 
 def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:

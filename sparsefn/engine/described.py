@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple, ParamSpec, SupportsIndex, TypeVar
@@ -113,7 +114,8 @@ def call_of(made: object) -> Call | None:
     >>> call_of(sf.rigl(0.9)), call_of(3)
     (rigl(0.9), None)
     """
-    found = getattr(made, "__dict__", {}).get("_call")
+    # functools.wraps copies what a function knows to another one.
+    found = None if isinstance(made, FunctionType) else getattr(made, "__dict__", {}).get("_call")
     return found if isinstance(found, Call) else None
 
 
@@ -137,6 +139,22 @@ def parts_of(made: object) -> Iterator[object]:
         items = (call, vars(made).get("_inner"))
     for item in items:
         yield from parts_of(item)
+
+
+def has_name(fn: object) -> bool:
+    """Whether a function is known to others: by the call that made it, or by its own name in its module.
+
+    >>> has_name(sf.schedules.linear(1.0, 0.5)), has_name(sf.scores.saliency), has_name(lambda x: x)
+    (True, True, False)
+
+    One that is being decorated is not, as its name will be that of the decorated function.
+    """
+    if isinstance(fn, FromCall) or torch.compiler.is_compiling():
+        return isinstance(fn, FromCall)
+    found: Any = sys.modules.get(getattr(fn, "__module__", None) or "")
+    for name in getattr(fn, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is fn and fn is not None
 
 
 def _knowing(made: Made, call: Call) -> Made:

@@ -309,7 +309,11 @@ def test_a_described_function_is_one_in_all_else() -> None:
 
 
 def test_a_decorated_score_keeps_its_name() -> None:
-    assert inspect.isfunction(sf.scores.magnitude) and inspect.isfunction(sf.scores.absolute(doubled))
+    @sf.scores.absolute
+    def drift(state: Any, grads: Any, step: Any) -> Any:
+        return state.opt
+
+    assert inspect.isfunction(sf.scores.magnitude) and inspect.isfunction(drift) and drift.__name__ == "drift"
     assert pickle.loads(pickle.dumps(sf.scores.magnitude)) is sf.scores.magnitude
 
 
