@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple, ParamSpec, SupportsIndex, TypeVar
@@ -96,6 +97,32 @@ def described(make: Callable[P, Made]) -> Callable[P, Made]:
         return _knowing(make(*given, **named), Call(factory, given, named))
 
     return factory
+
+
+def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
+    """A function that hands its keywords on gets a signature which shows them, as `help` does.
+
+    >>> def draw(shape, *, color, width=1): ...
+    >>> @takes_keywords_of(draw, color="red")
+    ... def circle(radius, **options):
+    ...     return draw("circle", **({"color": "red"} | options))
+    >>> import inspect
+    >>> print(inspect.signature(circle))
+    (radius, *, color='red', width=1)
+
+    The parameters by name are those of `base`, where they are not the function's own, with these defaults.
+    """
+
+    def signed(make: Callable[P, Made]) -> Callable[P, Made]:
+        here = inspect.signature(make)
+        own = [p for p in here.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {p.name for p in own}
+        theirs = [p for p in inspect.signature(base).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        more = [p.replace(default=defaults.get(p.name, p.default)) for p in theirs if p.name not in names]
+        make.__signature__ = here.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return make
+
+    return signed
 
 
 def with_call(made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Made:

@@ -11,6 +11,7 @@ from sparsefn.engine.checks import check_int
 from sparsefn.engine.table import aligned
 from sparsefn.report.summary import Row, cells, summary
 from sparsefn.state import Algorithm
+from sparsefn.timetable import unfinished
 from sparsefn.tree import Tree, flatten
 from sparsefn.where import why_dense
 
@@ -40,23 +41,24 @@ class Plan(NamedTuple):
     (2, ('b',))
 
     `rows` has a row for every leaf, `total` is over all leaves, `sparsified` over leaves with a mask, and
-    `dense` holds the paths of the others.
+    `dense` holds the paths of the others. `notes` are sentences on what a run of `steps` steps ends too early for.
     """
 
     rows: tuple[Planned, ...]
     total: Row
     sparsified: Row
     dense: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Align the rows, with the totals below."""
+        """Align the rows, with the totals and the notes below."""
         width = max([len("dense because"), *(len(row.why) for row in self.rows)])
         lines: list[tuple[str, ...]] = [("path", "shape", "kept", "total", "sparsity", "dense because".ljust(width))]
         lines += [
             (*cells(Row(*row[:5]), str(row.shape), row.path in self.dense), row.why.ljust(width)) for row in self.rows
         ]
         lines += [(*cells(row), "") for row in (self.sparsified, self.total)]
-        return aligned(lines, left=2)
+        return "\n".join([aligned(lines, left=2), *(f"note: {note}" for note in self.notes)])
 
 
 def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None = None) -> Plan:
@@ -79,6 +81,17 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
     >>> gmp = sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=20))
     >>> [sf.report.plan(gmp, params, steps).sparsified.kept for steps in (0, 11, 21)]
     [4352, 924, 436]
+
+    `steps` is then the length of the run, and `notes`, below the table, name the schedules and triggers that have not
+    ended by then:
+
+    >>> print(sf.report.plan(gmp, {"w": torch.ones(10, 10)}, steps=11))
+    path        shape     kept  total  sparsity  dense because
+    w           (10, 10)    21    100    0.7900
+    sparsified              21    100    0.7900
+    all                     21    100    0.7900
+    note: polynomial(0.0, 0.9, begin=0, end=20) ends at step 20, after the run of 11 steps: its last value there is \
+0.787, not 0.9
 
     Most budgets say how many weights each leaf keeps, and then the plan is what training will do. Where scores decide
     that (`global_`, `snfs`), training will change the counts of leaves; their total is as planned. Of a `supermask`
@@ -106,4 +119,5 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
         elif row.kept == row.total:
             why = "its mask keeps all"
         rows.append(Planned(*row, why))
-    return Plan(tuple(rows), found.total, found.sparsified, found.dense)
+    notes = unfinished(algorithm, steps) if steps else []
+    return Plan(tuple(rows), found.total, found.sparsified, found.dense, tuple(notes))
