@@ -367,7 +367,7 @@ TABLE = {
     "masks of another structure": (
         lambda: init(sf.static(None, init=lambda params: {"w": W > 0})),
         ValueError,
-        "expected masks with the structure of params, but there is no leaf at 'b'",
+        "expected masks with the structure of params, but there is no leaf at 'b' in masks",
     ),
     "0-d False": (
         lambda: sf.from_masks({"w": torch.tensor(False)}),
@@ -388,7 +388,7 @@ TABLE = {
     "score of another structure": (
         lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W})),
         ValueError,
-        "expected scores with the structure of params, but there is no leaf at 'b'",
+        "expected scores with the structure of params, but there is no leaf at 'b' in scores",
     ),
     "score of another shape": (
         lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W.T, "b": W})),
@@ -403,7 +403,7 @@ TABLE = {
     "grown of another structure": (
         lambda: update(sf.rigl(0.5, grown=lambda state, grown, step: {"w": W})),
         ValueError,
-        "expected grown values with the structure of params, but there is no leaf at 'b'",
+        "expected grown values with the structure of params, but there is no leaf at 'b' in grown values",
     ),
     "grown of another dtype": (
         lambda: update(sf.rigl(0.5, grown=lambda state, grown, step: {**PARAMS, "w": W.double()})),
@@ -600,19 +600,20 @@ BAD = {
         {"b": PARAMS["b"]},
         0,
         ValueError,
-        "expected grads with the structure of params, but there is no leaf at 'w'",
+        "expected grads with the structure of params, but there is no leaf at 'w' in grads",
     ),
     "unknown leaf": (
         {**PARAMS, "v": W},
         0,
         ValueError,
-        "expected grads with the structure of params, but there is an unknown leaf at 'v'",
+        "expected grads with the structure of params, but there is an unknown leaf at 'v' in grads, which params lack",
     ),
     "a list": (
         [W, PARAMS["b"]],
         0,
         ValueError,
-        "expected grads with the structure of params, but there is no leaf at 'b'",
+        "expected grads with the structure of params, but there is no leaf at 'b' in grads (and at 1 more); params lack the "
+        "one at '0'",
     ),
     "shape": ({**PARAMS, "w": W.T}, 0, ValueError, "expected grads of shape (2, 4) at 'w', got (4, 2)"),
     "dense shape": ({**PARAMS, "b": torch.ones(1)}, 0, ValueError, "expected grads of shape (2,) at 'b', got (1,)"),
