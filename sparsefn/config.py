@@ -226,7 +226,7 @@ def _part(entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]) -> Pa
     more: dict[str, object] = {} if key is None else {"key": key}  # what the entry says, and nothing else
     when = trigger(entry["update"]) if "update" in entry else None
     sparsity = _level(entry, "sparsity", triggers.never() if factory is static else when)
-    if factory is static and not isinstance(sparsity, float):
+    if factory is static and callable(sparsity):
         raise ValueError(f"expected the sparsity of static to be a number, got {entry['sparsity']!r}")
     begin = init_method(entry["init_method"]) if "init_method" in entry else None
     if when is not None:

@@ -96,7 +96,31 @@ def described(make: Callable[P, Made]) -> Callable[P, Made]:
         named: Any = {name: _copied(value) for name, value in kwargs.items()}
         return _knowing(make(*given, **named), Call(factory, given, named))
 
-    return factory
+    return factory_of(factory)
+
+
+def factory_of(make: Callable[P, Made]) -> Callable[P, Made]:
+    """The same function, marked as one that makes things, so that it is not taken for one of them.
+
+    >>> factory_of(lambda n: range(n))(3)
+    range(0, 3)
+    """
+    make._makes = True  # type: ignore[attr-defined]
+    return make
+
+
+def uncalled(value: object) -> str:
+    """How to call a factory that was given in the place of what it makes; "" for anything else.
+
+    >>> uncalled(sf.budgets.erk), uncalled(sf.budgets.erk()), uncalled(sf.optimizers.adamw)
+    ('erk itself; call it: erk()', '', 'adamw itself; call it: adamw(lr)')
+    """
+    if not callable(value) or not getattr(value, "_makes", False):
+        return ""
+    parameters = inspect.signature(value).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    name = getattr(value, "__name__", "it")
+    return f"{name} itself; call it: {name}({', '.join(needed)})"
 
 
 def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Callable[P, Made]], Callable[P, Made]]:

@@ -8,6 +8,7 @@ import optree
 import torch
 
 from sparsefn.engine.checks import check_int
+from sparsefn.engine.described import uncalled
 from sparsefn.engine.table import aligned
 from sparsefn.report.summary import Row, cells, summary
 from sparsefn.state import Algorithm
@@ -103,7 +104,8 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
     an int, ValueError for negative steps, and as `init` and `update` do.
     """
     if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"plan: expected an algorithm such as sf.rigl(0.9), got {type(algorithm).__name__}")
+        got = uncalled(algorithm) or type(algorithm).__name__
+        raise TypeError(f"plan: expected an algorithm such as sf.rigl(0.9), got {got}")
     check_int("plan", "steps", steps, 0)
     state = algorithm.init(params)
     if grads is None:

@@ -191,7 +191,8 @@ def test_a_state_that_changes_its_structure_is_refused():
         ),
         (
             lambda u: {**u, "x": u["w"]},
-            "with the structure of params, but there is an unknown leaf at 'x' in the updates of Answers, which params lack",
+            "with the structure of params, but there is an unknown leaf at 'x' in the updates of Answers, "
+            "which params lack",
         ),
         (lambda u: {**u, "w": u["t"]}, "of shape (6, 8) at 'w', got ()"),
     ],

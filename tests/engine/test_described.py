@@ -198,7 +198,7 @@ NAMES = {
 
 # They hand on what they are given, decorate it, or choose among factories; the last is a transform such as
 # torch.func.grad.
-NO_FACTORIES = {"as_schedule", "level", "trigger", "from_config", "leafwise", "value_and_grad"}
+NO_FACTORIES = {"as_schedule", "level", "trigger", "from_config", "leafwise", "factory_of", "value_and_grad"}
 KINDS = (sf.Algorithm, sf.Accumulated, sf.optimizers.Optimizer, sf.reparam.Reparametrisation, sf.patterns.Pattern)
 KINDS = (
     *KINDS,
