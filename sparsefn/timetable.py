@@ -76,7 +76,7 @@ def _of_call(made: FromCall, call: Call, run: _Run, when: Trigger | None) -> Ite
     if call.make.__module__ == schedules.__name__:
         yield from _of_schedule(made, given, run, when)
         yield from _found(given, run, None)
-    elif call.make.__name__ == "phases":
+    elif call.make.__module__ == "sparsefn.compose.phases":
         yield from _of_phases(given["schedule"], run)
     else:
         for name in _LENGTHS:
