@@ -82,7 +82,7 @@ ROWS = [
     ),
     Row(
         "grasp",
-        lambda s, key, _: sf.methods.grasp(s, quadratic, lambda step: (EXAMPLES[:1],)),
+        lambda s, key, _: sf.methods.grasp(s, quadratic, lambda step: (EXAMPLES[:1],), temperature=None),
         SHOT._replace(when=FIRST, choose=GRASP, **GLOBAL),
     ),
     Row(

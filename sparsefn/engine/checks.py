@@ -1,86 +1,18 @@
-"""Checks of arguments: functions that are called otherwise, unknown keywords, steps, ints, numbers, sparsities."""
+"""Checks of arguments: steps, ints, numbers, sparsities."""
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from types import FunctionType
 from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.described import shown
+from sparsefn.engine.calls import check_call as check_call
+from sparsefn.engine.calls import check_keywords as check_keywords
 from sparsefn.engine.numbers import Real, like
-
-
-def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
-    """Raise TypeError unless it is a function that can be called with as many arguments as are named.
-
-    >>> check_call("distribution", sf.budgets.erk(), "shapes", "sparsity")
-    >>> check_call("distribution", sf.budgets.erk, "shapes", "sparsity")
-    Traceback (most recent call last):
-        ...
-    TypeError: expected distribution to be a function of (shapes, sparsity), got erk, one of (power)
-
-    A function whose signature Python does not know is not looked at, nor is any while compiling.
-    """
-    if torch.compiler.is_compiling() or _takes(fn, len(arguments)):
-        return
-    wanted = f"expected {what} to be a function of ({', '.join(arguments)})"
-    if not callable(fn):
-        raise TypeError(f"{wanted}, got {fn!r}")
-    try:
-        signature = inspect.signature(_inner(fn), follow_wrapped=False)
-    except (TypeError, ValueError):  # written in C
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        name, own = getattr(fn, "__name__", None) or shown(fn), ", ".join(signature.parameters)
-        raise TypeError(f"{wanted}, got {name}, one of ({own})") from None
-
-
-def _takes(fn: Callable[..., object], n: int) -> bool:
-    # Whether n arguments are surely right, seen at a glance: algorithms are made anew at every step of an ensemble.
-    fn = _inner(fn)
-    own = fn if isinstance(fn, FunctionType) else vars(type(fn)).get("__call__")
-    if not isinstance(own, FunctionType) or own.__code__.co_kwonlyargcount:
-        return False
-    most = own.__code__.co_argcount - (own is not fn)
-    least = most - len(own.__defaults__ or ())
-    return least <= n and (n <= most or bool(own.__code__.co_flags & inspect.CO_VARARGS))
-
-
-def _inner(fn: Callable[..., object]) -> Callable[..., object]:
-    # What the function calls in the end, as long as it hands on whatever it gets: another one has arguments of its own.
-    while hasattr(fn, "__wrapped__") and not (
-        isinstance(fn, FunctionType) and not fn.__code__.co_flags & inspect.CO_VARARGS
-    ):
-        fn = fn.__wrapped__
-    return fn
-
-
-def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a keyword that the function does not know, and name the closest one.
-
-    >>> check_keywords("rigl", ["drop_fractoin"], ["drop", "drop_fraction"])
-    Traceback (most recent call last):
-        ...
-    TypeError: rigl() got an unexpected keyword argument 'drop_fractoin'; did you mean 'drop_fraction'?
-    """
-    if torch.compiler.is_compiling():
-        return
-    known = list(known)
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}; {hint}")
-
 
 Step = int | Tensor
 Schedule = Callable[[Step], Real]
@@ -241,10 +173,20 @@ def check_sparsity(sparsity: Real, what: str = "sparsity") -> Real:
         kind = type(sparsity).__name__
         raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
     if not isinstance(sparsity, float):
-        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}")
+        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}{_table(what, sparsity)}")
     if not 0.0 <= sparsity <= 1.0:
         raise ValueError(f"expected {what} in [0, 1], got {sparsity}{hint}")
     return sparsity
+
+
+def _table(what: str, value: object) -> str:
+    # How the levels of a dict are written: by step, or by path.
+    if not isinstance(value, Mapping):
+        return ""
+    if value and all(is_int(name) for name in value):
+        return f"; for one by step write sf.schedules.piecewise({value!r})"
+    beside = "beside the sparsity of the other leaves"
+    return f"; for one by path write distribution=sf.budgets.by_path({value!r}) {beside}" if what == "sparsity" else ""
 
 
 def numbers(**values: object) -> list[Real]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -96,7 +97,57 @@ def described(make: Callable[P, Made]) -> Callable[P, Made]:
         named: Any = {name: _copied(value) for name, value in kwargs.items()}
         return _knowing(make(*given, **named), Call(factory, given, named))
 
-    return factory
+    return factory_of(factory)
+
+
+def factory_of(make: Callable[P, Made]) -> Callable[P, Made]:
+    """The same function, marked as one that makes things, so that it is not taken for one of them.
+
+    >>> factory_of(lambda n: range(n))(3)
+    range(0, 3)
+    """
+    make._makes = True  # type: ignore[attr-defined]
+    return make
+
+
+def uncalled(value: object) -> str:
+    """How to call a factory that was given in the place of what it makes; "" for anything else.
+
+    >>> uncalled(sf.budgets.erk), uncalled(sf.budgets.erk()), uncalled(sf.optimizers.adamw)
+    ('erk itself; call it: erk()', '', 'adamw itself; call it: adamw(lr)')
+    """
+    if not callable(value) or not getattr(value, "_makes", False):
+        return ""
+    parameters = inspect.signature(value).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    name = getattr(value, "__name__", "it")
+    return f"{name} itself; call it: {name}({', '.join(needed)})"
+
+
+def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
+    """A function that hands its keywords on gets a signature which shows them, as `help` does.
+
+    >>> def draw(shape, *, color, width=1): ...
+    >>> @takes_keywords_of(draw, color="red")
+    ... def circle(radius, **options):
+    ...     return draw("circle", **({"color": "red"} | options))
+    >>> import inspect
+    >>> print(inspect.signature(circle))
+    (radius, *, color='red', width=1)
+
+    The parameters by name are those of `base`, where they are not the function's own, with these defaults.
+    """
+
+    def signed(make: Callable[P, Made]) -> Callable[P, Made]:
+        here = inspect.signature(make)
+        own = [p for p in here.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {p.name for p in own}
+        theirs = [p for p in inspect.signature(base).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        more = [p.replace(default=defaults.get(p.name, p.default)) for p in theirs if p.name not in names]
+        make.__signature__ = here.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return make
+
+    return signed
 
 
 def with_call(made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Made:

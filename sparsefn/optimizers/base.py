@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import number
+from sparsefn.engine.described import uncalled
 from sparsefn.engine.numbers import like
 from sparsefn.engine.promises import forgetting
 from sparsefn.state import Level
@@ -98,6 +99,8 @@ def check_rate(lr: Level) -> None:
     ValueError: expected lr in [0, inf), got -0.1
     """
     # The value of a tensor is not read: it may be batched, or on another device.
+    if words := uncalled(lr):
+        raise TypeError(f"expected lr to be a number or a schedule, got {words}")
     if not callable(lr) and not isinstance(number("lr", lr), Tensor):
         check_within("lr", lr)
 

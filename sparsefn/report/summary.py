@@ -48,16 +48,18 @@ class Summary(NamedTuple):
     0.75
 
     `rows` has a row for every leaf, `total` is over all of them, `sparsified` over those that have a
-    mask, and `dense` holds the paths of the others.
+    mask, and `dense` holds the paths of the others. In a plan `notes` are sentences on what a run of `steps` steps ends
+    too early for.
     """
 
     rows: tuple[Row, ...]
     total: Row
     sparsified: Row
     dense: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Align the rows, with the totals below, and columns for `dead` and `why` where there are any."""
+        """Align the rows, with the totals below, columns for `dead` and `why` where there are any, and the notes."""
         lines: list[list[str]] = [["path", "shape", "kept", "total", "sparsity"]]
         listed = (*self.rows, self.sparsified, self.total)
         for i, row in enumerate(listed):
@@ -73,7 +75,7 @@ class Summary(NamedTuple):
             width = max(len("dense because"), *(len(row.why) for row in self.rows))
             for line, why in zip(lines, ["dense because", *(row.why for row in listed)], strict=True):
                 line.append(why.ljust(width))
-        return aligned([tuple(line) for line in lines], left=2)
+        return "\n".join([aligned([tuple(line) for line in lines], left=2), *(f"note: {note}" for note in self.notes)])
 
 
 class Change(NamedTuple):

@@ -390,7 +390,8 @@ def given(**leaves):
         (
             lambda: given(v=torch.ones(1, 2)),
             ValueError,
-            "expected initial scores with the structure of params, but there is no leaf at 'w'",
+            "expected initial scores with the structure of params, but there is no leaf at 'w' in initial scores; "
+            "params lack the one at 'v'",
         ),
         (
             lambda: given(w=torch.ones(2)),

@@ -79,7 +79,7 @@ CALLS = {
     sf.curvature: [
         "sensitivity(loss, (tensor([1.0, 2.0]),), at=None)",
         "fisher(loss, (tensor([1.0, 2.0]),), chunk_size=2)",
-        "grasp(loss, (tensor([1.0, 2.0]),))",
+        "grasp(loss, (tensor([1.0, 2.0]),), temperature=None)",
         "hessian_diagonal(loss, (tensor([1.0, 2.0]),))",
         "obd(fisher(loss, (tensor([1.0, 2.0]),)))",
         "synflow(loss, (3, 32, 32))",
@@ -95,7 +95,7 @@ CALLS = {
         "force(0.9, rounds=5, recover=False)",
         "fpgm(0.3, epoch=10, steps=100)",
         "granet(0.9, steps=1000, when=every(10))",
-        "grasp(0.9, loss, (tensor([1.0, 2.0]),))",
+        "grasp(0.9, loss, (tensor([1.0, 2.0]),), temperature=None)",
         "hard_concrete(0.001, pattern=channel(axis=1, norm=1))",
         "imp(0.2, when=every(10), to=at([1]))",
         "mest(0.9, extra=0.02, when=every(100), soft=True)",
@@ -198,7 +198,7 @@ NAMES = {
 
 # They hand on what they are given, decorate it, or choose among factories; the last is a transform such as
 # torch.func.grad.
-NO_FACTORIES = {"as_schedule", "level", "trigger", "from_config", "leafwise", "value_and_grad"}
+NO_FACTORIES = {"as_schedule", "level", "trigger", "from_config", "leafwise", "factory_of", "value_and_grad"}
 KINDS = (sf.Algorithm, sf.Accumulated, sf.optimizers.Optimizer, sf.reparam.Reparametrisation, sf.patterns.Pattern)
 KINDS = (
     *KINDS,
