@@ -79,6 +79,20 @@ def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def as_int(call: str, name: str, value: object) -> int:
+    """The argument of that name as an int, of whatever kind of integer it is, such as NumPy's; a bool is none.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.as_int("after_step", "step", 1.0)
+    Traceback (most recent call last):
+        ...
+    TypeError: after_step: expected step to be an int, got 1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{call}: expected {name} to be an int, got {value!r}")
+    return int(value)
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether the value is an int or a float; a bool is not.
 

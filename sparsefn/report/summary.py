@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.algorithms.frame import sparse_leaves
+from sparsefn.attached.attached import Attached
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.shards import is_sharded, whole
@@ -126,7 +127,7 @@ class Observed(NamedTuple):
     target: float | Tensor | None
 
 
-def summary(state: State, *, only: Literal["sparsified"] | None = None) -> Summary:
+def summary(state: State | Attached, *, only: Literal["sparsified"] | None = None) -> Summary:
     """Count the entries that every leaf keeps.
 
     >>> state = sf.State(
@@ -140,7 +141,8 @@ def summary(state: State, *, only: Literal["sparsified"] | None = None) -> Summa
     sparsified             2      8    0.7500  1 row, 2 columns
     all                    4     10    0.6000  1 row, 2 columns
 
-    Counts come from the masks, not from the values of the weights. Under `dead` stand rows and columns of masks of two
+    Counts come from the masks, not from the values of the weights. Of what `sf.attach` returned, weights count that are
+    kept, or not zero in the module. Under `dead` stand rows and columns of masks of two
     dimensions or more that keep nothing: most often outputs without an input, and inputs that nothing reads. Rows of
     the table are in the order of paths, with numbers by their value: `layers.2` before `layers.10`. With
     `only="sparsified"` it has none for dense leaves; the totals are the same. Of a stack of states
@@ -149,6 +151,8 @@ def summary(state: State, *, only: Literal["sparsified"] | None = None) -> Summa
     """
     if only not in (None, "sparsified"):
         raise ValueError(f"summary: expected only to be 'sparsified' or None, got {only!r}")
+    if isinstance(state, Attached):
+        state = state.in_module()
     check_single(state)
     check_masks(state.masks, state.params)
     leaves = flatten(state.params)[0]

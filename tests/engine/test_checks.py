@@ -4,11 +4,12 @@ import ast
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.engine.checks import check_int, is_int, is_number
+from sparsefn.engine.checks import as_int, check_int, is_int, is_number
 
 
 @pytest.mark.parametrize("make", [sf.static, sf.gmp, sf.rigl, sf.one_shot, sf.ste, sf.supermask, sf.methods.snip])
@@ -88,3 +89,10 @@ def test_the_search_for_number_checks_finds_every_form():
     ]
     other = ["isinstance(x, int)", "not isinstance(x, Tensor)", "x is None", "x.dtype == torch.bool"]
     assert number_checks("\n".join(lines + other)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_integers_of_every_kind_become_ints():
+    assert type(as_int("f", "n", np.int32(3))) is int
+    for wrong in (True, np.bool_(True), 3.0, torch.tensor(3), "3"):
+        with pytest.raises(TypeError, match="f: expected n to be an int, got"):
+            as_int("f", "n", wrong)
