@@ -58,7 +58,7 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     if transformed():
         for path, leaf in flatten(state.params)[0].items():
             check_bare(path, leaf)
-    sharded = any_sharded(leaves_of(state.params))
+    sharded = torch.compiler.is_compiling() and any_sharded(leaves_of(state.params))  # else `shared` checks
     check_grads(grads, state.params, layout=not sharded)
     if sharded:
         grads = moved(grads, state.params)
