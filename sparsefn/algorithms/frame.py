@@ -16,7 +16,7 @@ from sparsefn.algorithms.wanted import Goal
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.mask_bytes import from_bytes
-from sparsefn.engine.promises import promised, promising
+from sparsefn.engine.promises import own_code, promised, promising
 from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards
 from sparsefn.engine.threefry import lifted
 from sparsefn.engine.transforms import transformed
@@ -74,7 +74,7 @@ def checked(update: Update) -> Update:
             return shared(update, state, grads, step)
         return update(state, *check_update(state, grads, step))
 
-    return promising(checking, unchecked=update)
+    return promising(own_code(checking), unchecked=update)
 
 
 def unchecked(algorithm: Algorithm) -> Update:

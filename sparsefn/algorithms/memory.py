@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from sparsefn import random
+from sparsefn.engine.checks import check_float
 from sparsefn.engine.promises import promised
 from sparsefn.state import Accumulated, Score, State, Step
 from sparsefn.tree import Leaves, Tree, check_like, leaves_at
@@ -62,6 +63,5 @@ class Memory(NamedTuple):
         check_like("scores", values, state.params, dtype=False)
         chosen = leaves_at(values, paths)
         for path, leaf in chosen.items():
-            if not leaf.is_floating_point():
-                raise TypeError(f"expected floating-point scores, got {leaf.dtype} at {path!r}")
+            check_float("scores", leaf, path)
         return chosen, inner is not None

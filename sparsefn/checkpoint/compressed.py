@@ -15,7 +15,7 @@ from sparsefn.masks.packing import check_unused, pack, unpack
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.state import State, Where, check_masks
 from sparsefn.tree import flatten
-from sparsefn.where import float_leaves, shares
+from sparsefn.where import shares
 
 _PARTS = ("values", "bitmask", "shape", "nm")
 
@@ -48,11 +48,13 @@ def compress(state: State, pattern: Pattern | Sequence[tuple[Where, Pattern]]) -
     if not isinstance(state, State):
         raise TypeError(f"compress: expected a State, got {type(state).__name__}")
     check_masks(state.masks, state.params)
-    leaves, masks = float_leaves(state.params), flatten(state.masks)[0]
+    leaves, masks = flatten(state.params)[0], flatten(state.masks)[0]
     patterns = _by_path(pattern, {path: leaf for path, leaf in leaves.items() if masks[path].ndim}, leaves)
     tensors: dict[str, Tensor] = {}
     for path, leaf in leaves.items():
         dense = check_values("the state", path, as_dense("the state", path, leaf))
+        if not dense.is_floating_point():
+            raise TypeError(f"compress: expected floating-point params, got {dense.dtype} at {path!r}")
         mask = check_mask(path, check_values("the masks", path, masks[path]))
         if mask.ndim:
             named = {f"{path}.{part}": x for part, x in _compressed(path, dense, mask, patterns[path]).items()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+
 from sparsefn.engine.described import Described
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -20,6 +22,20 @@ def promising(fn: Function, **promises: object) -> Function:
     """
     # `functools.wraps` copies attributes to functions of other code, and these keep no promise of this one.
     vars(fn).update(promises, promised_by=fn.__code__)
+    return fn
+
+
+def own_code(fn: Function) -> Function:
+    """The function itself, with a copy of its code: the compiler makes 8 graphs of one code at most.
+
+    >>> from sparsefn.engine.promises import own_code
+    >>> first, second = (own_code(lambda: i) for i in range(2))
+    >>> first.__code__ is second.__code__
+    False
+    """
+    if not torch.compiler.is_compiling():
+        named: Any = fn
+        named.__code__ = named.__code__.replace()
     return fn
 
 
@@ -50,7 +66,7 @@ def forgetting(name: str, *changed: str) -> Callable[[Kind], Kind]:
     def mark(cls: Kind) -> Kind:
         replace = cls._replace  # type: ignore[attr-defined]
 
-        def _replace(self: Any, **fields: Any) -> Any:
+        def _replace(self: object, **fields: object) -> object:
             return replace(self, **({name: None} if any(field in fields for field in changed) else {}) | fields)
 
         setattr(cls, "_replace", _replace)  # noqa: B010 (types know of no such name)
