@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -14,7 +13,7 @@ from sparsefn.attached.attached import Attached
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.shards import is_sharded, whole
-from sparsefn.engine.table import aligned
+from sparsefn.engine.table import aligned, natural
 from sparsefn.ensemble import check_single
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in
@@ -157,7 +156,7 @@ def summary(state: State | Attached, *, only: Literal["sparsified"] | None = Non
     check_masks(state.masks, state.params)
     leaves = flatten(state.params)[0]
     masks = dict(zip(leaves, leaves_like(state.masks, state.params), strict=True))
-    ordered = sorted(leaves, key=_natural)
+    ordered = sorted(leaves, key=natural)
     dense = tuple(path for path in ordered if not is_sparse(masks[path], leaves[path]))
     sparse = [path for path in ordered if path not in dense]
     counted = [mask for path in sparse for mask in (masks[path], *_lines(masks[path]))]
@@ -215,7 +214,7 @@ def changed(old: State, new: State) -> Changes:
     both: list[Tensor] = []
     masks = [leaves_like(state.masks, old.params) for state in (old, new)]
     each = zip(flatten(old.params)[0].items(), *masks, strict=True)
-    for (path, leaf), before, after in sorted(each, key=lambda row: _natural(row[0][0])):
+    for (path, leaf), before, after in sorted(each, key=lambda row: natural(row[0][0])):
         if is_sparse(before, leaf) or is_sparse(after, leaf):
             was, now = (mask if mask.ndim else torch.ones_like(leaf, dtype=torch.bool) for mask in (before, after))
             paths.append(path)
@@ -226,11 +225,6 @@ def changed(old: State, new: State) -> Changes:
         "total", sum(row.kept for row in rows), sum(row.grown for row in rows), sum(row.dropped for row in rows)
     )
     return Changes(tuple(rows), total)
-
-
-def _natural(path: str) -> list[str | int]:
-    # The texts of a path, at even places, and its numbers.
-    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+)", path))]
 
 
 def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -68,12 +68,14 @@ CALLS = {
     ],
     sf.activations: ["activation_sparsifier(add, abs, isfinite, features=(0, 2), axis=1)"],
     sf.budgets: [
+        "at_least(erk(), 3)",
         "by_path({'head.*': 0.0})",
         "erdos_renyi()",
         "erk(power=0.5)",
         "global_(0.1)",
         "owl({'0.*': 0.01, '1.*': 0.02}, spread=0.1)",
         "uniform()",
+        "uniform(True)",
     ],
     sf.counts: ["above(0.1, at_least=1)", "below(linear(0.5, 0.25), spare=1)", "mass(0.9)"],
     sf.curvature: [
