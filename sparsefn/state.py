@@ -210,7 +210,7 @@ def with_params(state: State, params: Tree) -> State:
     whose scores train.
     """
     _check_outside(state.scores)
-    check_like("params", params, state.params)
+    check_like("the new params", params, state.params)
     given = optree.tree_map(lambda p: p.detach().contiguous(), params)
     put = _put(state, given)
     return put._replace(params=optree.tree_map(lambda new, old: new.clone() if new is old else new, put.params, given))

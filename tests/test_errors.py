@@ -432,7 +432,7 @@ TABLE = {
     "with_params of another dtype": (
         lambda: sf.with_params(init(sf.gmp(0.5)), {**PARAMS, "w": W.double()}),
         TypeError,
-        "expected params of dtype torch.float32 at 'w', got torch.float64",
+        "expected the new params of dtype torch.float32 at 'w', got torch.float64",
     ),
     # optimizers
     "a torch optimizer": (
