@@ -126,6 +126,12 @@ def _rounded_early(state: sf.State, step: Any) -> Tree:
     return optree.tree_map(lambda w: 3.3 * (0.7 * (1.1 * w)), state.params)
 
 
+def _mean_of_means(params: Tree, step: Any) -> Tensor:
+    """The number of a schedule is a Python float or a float64 tensor: other bits from three leaves on."""
+    means = [leaf.float().square().mean() for leaf in optree.tree_leaves(params)]
+    return sf.schedules.polynomial(0.1, 0.7, begin=0, end=4)(step) * sum(means, torch.zeros(())) / len(means)
+
+
 def _filled(tree: Tree) -> Tree:
     """The tree without its empty containers."""
     if isinstance(tree, dict):
@@ -234,6 +240,12 @@ STATES = [
             sf.one_shot(s, when=sf.at([1])),
             lambda old, new, grads, step: new._replace(scores=each(lambda p: p.sum(), old.params)),
         ),
+    ),
+    mutant(
+        "a penalty is in float64 for a tensor step alone",
+        "steps_may_be_tensors",
+        "sgd with_terms",
+        lambda s, key, _: sgd(sf.with_terms(sf.rigl(s, key=key, **swap), sf.terms.penalty(_mean_of_means))),
     ),
     mutant("a tensor step is compared otherwise", "steps_may_be_tensors", "gmp", gmp(when=_late_for_tensors)),
     mutant("a tensor sparsity is rounded in float32", "vmap_is_a_loop", "static", _rounded_in_float32),

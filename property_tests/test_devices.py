@@ -174,3 +174,25 @@ def test_launches_of_shares_do_not_grow_with_leaves(share: str, most: float) -> 
         return counted.launches
 
     assert launches(5) == launches(54)
+
+
+KEY = sf.random.key(1)
+DRAWING: dict[str, sf.Algorithm] = {
+    "set": sf.set(0.5, when=sf.always(), key=KEY),
+    "one_shot random": sf.one_shot(0.5, sf.scores.random, when=sf.always(), key=KEY),
+    "supermask bernoulli": sf.supermask("bernoulli", key=KEY),
+    "chts": sf.methods.chts(0.5, steps=5, when=sf.always(), key=KEY),
+    "above a schedule": sf.gmp(sf.counts.above(sf.schedules.linear(0.1, 0.2)), when=sf.always()),
+    "deep_rewiring": sf.methods.deep_rewiring(0.5, key=KEY),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", DRAWING)
+def test_keys_and_numbers_on_the_cpu_are_written_and_not_copied(name: str, step: str) -> None:
+    algorithm = sf.with_optimizer(DRAWING[name], sf.optimizers.sgd(0.1))
+    params = there({"w": torch.ones(8, 6), "v": torch.ones(4, 3), "b": torch.ones(8)})
+    now = STEPS[step](3)
+    with Launches() as counted:
+        algorithm.update(algorithm.init(params), params, now)
+    assert not counted.waits

@@ -82,7 +82,7 @@ ROWS = [
     ),
     Row(
         "grasp",
-        lambda s, key, _: sf.methods.grasp(s, quadratic, lambda step: (EXAMPLES[:1],)),
+        lambda s, key, _: sf.methods.grasp(s, quadratic, lambda step: (EXAMPLES[:1],), temperature=None),
         SHOT._replace(when=FIRST, choose=GRASP, **GLOBAL),
     ),
     Row(
@@ -211,7 +211,7 @@ ROWS += [
     ),
     Row(
         "soft_movement",
-        lambda s, key, _: sf.methods.soft_movement(0.6, steps=4, strength=1.0, cooldown=0.5),
+        lambda s, key, _: sf.methods.soft_movement(0.6, steps=4, strength=7.8, cooldown=0.5),
         Meta(
             exact_count=False,
             pruned="train",

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from fractions import Fraction
-from typing import NamedTuple, cast
+from typing import cast
 
-import torch
 from torch import Tensor
 
 from sparsefn.engine.apportion import Counts
 from sparsefn.engine.apportion import apportion as apportion
-from sparsefn.engine.checks import check_sparsity, is_number
+from sparsefn.engine.apportion import spread as spread
+from sparsefn.engine.checks import check_int, check_sparsity, is_number
 from sparsefn.engine.described import Described, described
-from sparsefn.engine.memory import on
+from sparsefn.engine.limits import Global as Global
+from sparsefn.engine.limits import Shapes as Shapes
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept as n_kept
 from sparsefn.engine.rounding import rounded as rounded
 from sparsefn.engine.rounding import rounded_down as rounded_down
 from sparsefn.engine.rounding import rounded_up as rounded_up
-from sparsefn.engine.transforms import at_compile_time, concrete, known
+from sparsefn.engine.table import natural
+from sparsefn.engine.transforms import concrete
 from sparsefn.tree import check_globs, glob_match
 
-Shapes = Mapping[str, tuple[int, ...]]
 Distribution = Callable[[Shapes, Real], Counts]
-_COUNT_BITS = 40  # of a number of units
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:
@@ -50,13 +49,34 @@ def compensated(sparsity: float, total: int, dense: int) -> float:
 
 
 @described
-def uniform() -> Distribution:
+def uniform(dense_first: bool | str = False) -> Distribution:
     """The same sparsity in every leaf.
 
     >>> sf.budgets.uniform()({"a": (4, 4), "b": (10,)}, 0.5)
     {'a': 8, 'b': 5}
+
+    With `dense_first=True` the first leaf stays dense, which is what papers call uniform. It is the first in the order
+    of paths, as `sf.report.plan` lists them; where the name of the first layer is not, give its path or a glob. Every
+    other leaf is at the sparsity itself, so that less is pruned over all: `compensated` says what to ask for instead.
+
+    >>> sf.budgets.uniform(dense_first="stem.*")({"fc.weight": (4, 4), "stem.weight": (4, 1)}, 0.5)
+    {'fc.weight': 8, 'stem.weight': 4}
+
+    A glob that matches no leaf is a ValueError. Evci et al. 2020, arXiv 1911.11134, sec. 3.
     """
-    return per_leaf
+    if not isinstance(dense_first, bool | str):
+        raise TypeError(f"uniform: expected dense_first to be a bool or a glob, got {type(dense_first).__name__}")
+    if dense_first is False:
+        return per_leaf
+
+    def counts(shapes: Shapes, sparsity: Real) -> Counts:
+        first = [min(shapes, key=natural)] if dense_first is True and shapes else []
+        if isinstance(dense_first, str):
+            check_globs("uniform", [dense_first], list(shapes))
+            first = [path for path in shapes if glob_match(path, dense_first)]
+        return per_leaf(shapes, sparsity) | {path: math.prod(shapes[path]) for path in first}
+
+    return counts
 
 
 def per_leaf(shapes: Shapes, sparsity: Real) -> Counts:
@@ -186,52 +206,42 @@ def owl(ratios: Mapping[str, float], spread: float = 0.08) -> Distribution:
     return counts
 
 
-@at_compile_time
-def _ratio(x: float) -> tuple[int, int]:
-    # As a float 0.07 * 100 is a little above 7. Any p / q below 2^26 is recovered.
-    exact = Fraction(x)
-    near = (exact.limit_denominator(2**bits) for bits in range(54))
-    return next((fraction for fraction in near if float(fraction) == x), exact).as_integer_ratio()
+@described
+def at_least(distribution: Distribution, least: int) -> Distribution:
+    """The counts of a distribution, but no leaf keeps fewer than `least` units; the total stays exact.
 
+    >>> sf.budgets.at_least(sf.budgets.uniform(), 6)({"a": (100, 10), "b": (10, 10), "c": (4,)}, 0.98)
+    {'a': 12, 'b': 6, 'c': 4}
 
-class Global(NamedTuple):
-    """One competition over all leaves, each within its bounds (made by `global_`).
-
-    >>> sf.budgets.global_(floor=0.1)
-    global_(floor=0.1)
+    A leaf of fewer units is dense. What these leaves get is taken from the others, in proportion to what they keep
+    above `least`. Counts are of whole leaves: a pattern such as `sf.patterns.balanced` gives every output its inputs.
+    Raises TypeError for `global_`, which has `floor=`, and ValueError for a total that is too small, where its value
+    is known; where it is not, the total rises.
     """
+    check_int("at_least", "least", least, 1)
+    if isinstance(distribution, Global) or not callable(distribution):
+        raise TypeError(
+            f"at_least: expected a distribution such as uniform() or global_(floor=...), got {distribution!r}"
+        )
 
-    floor: float
-    ceiling: float
-
-    def bounds(self, shapes: Shapes, total: int | Tensor) -> dict[str, tuple[int, int]]:
-        """The fewest and the most units that each leaf keeps; raises if the total cannot meet them.
-
-        >>> sf.budgets.global_(floor=0.07, ceiling=0.29).bounds({"a": (100,)}, 8)
-        {'a': (7, 29)}
-
-        Products are exact, of the simplest fraction that rounds to the float: 0.07 is 7/100, as it was written.
-        """
-        sizes = {path: known(math.prod(shape)) for path, shape in shapes.items()}
-        (a, b), (c, d) = _ratio(known(self.floor)), _ratio(known(self.ceiling))
-        limits = {path: (-(-a * n // b), c * n // d) for path, n in sizes.items()}
-        least, most = (sum(limit[i] for limit in limits.values()) for i in (0, 1))
-        if isinstance(total, int) and not least <= total <= most:
+    def counts(shapes: Shapes, sparsity: Real) -> Counts:
+        asked = distribution(shapes, sparsity)
+        floors = {path: min(least, math.prod(shape)) for path, shape in shapes.items()}
+        rest = sum(asked.values()) - sum(floors.values())
+        short = concrete(rest)
+        if short is not None and short < 0:
             raise ValueError(
-                f"global_(floor={self.floor}, ceiling={self.ceiling}) keeps between {least} and {most} units, "
-                f"but the sparsity asks for {total} over {', '.join(map(repr, shapes))}"
+                f"at_least: expected {sum(floors.values())} units or more in all, got {sum(asked.values())}"
             )
-        return limits
+        above = {path: _positive(asked[path] - floors[path]) for path in shapes}
+        more = apportion(above, _positive(rest), above)
+        return {path: floors[path] + more[path] for path in shapes}
 
-    def __call__(self, shapes: Shapes, sparsity: Real) -> Counts:
-        """Raise TypeError: the counts of a global budget depend on scores, not only on shapes.
+    return counts
 
-        >>> sf.budgets.global_()({"a": (8,)}, 0.5)
-        Traceback (most recent call last):
-            ...
-        TypeError: a global_ budget needs scores: its counts come out of one competition over all leaves
-        """
-        raise TypeError("a global_ budget needs scores: its counts come out of one competition over all leaves")
+
+def _positive(count: int | Tensor) -> int | Tensor:
+    return count.clamp(min=0) if isinstance(count, Tensor) else max(count, 0)
 
 
 @described
@@ -255,36 +265,6 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
     if floor > ceiling:
         raise ValueError(f"global_: expected floor <= ceiling, got {floor} > {ceiling}")
     return cast(Distribution, Global(float(floor), float(ceiling)))  # no named tuple is a function to a type checker
-
-
-def spread(count: int | Tensor, groups: int, room: Tensor | None = None, like: Tensor | None = None) -> int | Tensor:
-    """A leaf's count split over its competing groups; the first groups take the remainder.
-
-    >>> spread(6, 3), spread(7, 3)
-    (2, tensor([3, 2, 2]))
-    >>> spread(7, 3, room=torch.tensor([1, 8, 8]))
-    tensor([1, 3, 3])
-
-    With `room`, int64 (groups,), no group gets more than its room. An int gives a tensor where `like` is.
-    """
-    if groups <= 1:
-        return count
-    if room is not None:
-        return _filled(on(count, room.device).minimum(room.sum()).clamp(min=0), room)
-    if isinstance(count, int) and count % groups == 0:
-        return count // groups
-    device = next((x.device for x in (count, like) if isinstance(x, Tensor)), torch.device("cpu"))
-    return count // groups + (torch.arange(groups, device=device) < count % groups)
-
-
-def _filled(total: Tensor, room: Tensor) -> Tensor:
-    # Every group gets the same level or its room, if that is less; the highest level is found bit by bit.
-    level = torch.zeros_like(total)
-    for bit in reversed(range(_COUNT_BITS)):
-        higher = level + (1 << bit)
-        level = torch.where(torch.minimum(room, higher).sum() <= total, higher, level)
-    counts, higher = torch.minimum(room, level), room > level
-    return counts + (higher & (higher.cumsum(-1) <= total - counts.sum()))
 
 
 def check_fixed(sparsity: Real, density: float, name: str) -> None:

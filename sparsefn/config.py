@@ -13,8 +13,7 @@ Reading files is left to the caller: what `json.load` or a YAML loader returns i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
@@ -23,7 +22,9 @@ from sparsefn.algorithms import dense, gmp, rigl, set, static
 from sparsefn.algorithms.start import Named
 from sparsefn.compose import partition
 from sparsefn.engine.checks import is_number
+from sparsefn.engine.described import Described
 from sparsefn.engine.numbers import Real
+from sparsefn.engine.plain import called, check_keys, listed, named
 from sparsefn.engine.rounding import fraction_at
 from sparsefn.patterns import kinds
 from sparsefn.shorthand import from_shorthand as from_shorthand
@@ -52,45 +53,9 @@ _INITS: dict[str, Named]
 _INITS = {"random": "random", "topk": "magnitude", "from_zeros": "from_zeros", "checkerboard": "checkerboard"}
 _PATTERNS = {"balance_in_groups": kinds.in_groups, "balance_out_groups": kinds.out_groups}
 
-T = TypeVar("T")
 FirstMask = Callable[[Tensor, Real], Tensor]  # (parameter, sparsity at step 0) -> the mask of one leaf
 Entry = Mapping[str, object]  # a dict of a config
 Part = tuple[Where, Callable[[Where], Algorithm]]
-
-
-# ---- errors -------------------------------------------------------------------------------------
-
-
-def _known(names: Collection[str]) -> str:
-    return ", ".join(map(repr, names))
-
-
-def _named(what: str, name: object, table: Mapping[str, T]) -> T:
-    if not isinstance(name, str) or name.lower() not in table:
-        raise ValueError(f"expected {what} to be one of {_known(table)}, got {name!r}")
-    return table[name.lower()]
-
-
-def _check_keys(what: str, given: Entry, known: Collection[str], needed: Collection[str] = ()) -> None:
-    for name in given:
-        if name not in known:
-            raise ValueError(f"expected {what} to have keys among {_known(known)}, got {name!r}")
-    for name in needed:
-        if name not in given:
-            raise ValueError(f"expected {what} to have the key {name!r}, got {_known(given) or 'none'}")
-
-
-def _call(what: str, make: Callable[..., T], given: Entry, **ours: object) -> T:
-    # The keys of a dict are the arguments of the function; any error in them is a ValueError.
-    arguments = [p for p in inspect.signature(make).parameters.values() if p.name not in ours]
-    _check_keys(what, given, [p.name for p in arguments], [p.name for p in arguments if p.default is p.empty])
-    try:
-        return make(**given, **ours)
-    except TypeError as error:
-        raise ValueError(f"{what}: {error}") from None
-
-
-# ---- the rules of the grammar -------------------------------------------------------------------
 
 
 def level(value: object, when: Trigger) -> Schedule:
@@ -113,11 +78,11 @@ def level(value: object, when: Trigger) -> Schedule:
     if not isinstance(value, Mapping):
         return schedules.constant(_fraction(value))
     if "type" not in value:
-        raise ValueError(f"expected a level to have a 'type' among {_known(_SCHEDULES)}, got {dict(value)!r}")
-    make = _named("the type of a level", value["type"], _SCHEDULES)
+        raise ValueError(f"expected a level to have a 'type' among {listed(_SCHEDULES)}, got {dict(value)!r}")
+    make = named("the type of a level", value["type"], _SCHEDULES)
     ours = {"when": when} if make is schedules.cycling else {}
     given = {name: item for name, item in value.items() if name != "type"}
-    return _call(f"a level of type {value['type']!r}", make, given, **ours)
+    return called(f"a level of type {value['type']!r}", make, given, **ours)
 
 
 def _fraction(value: object) -> float:
@@ -145,10 +110,10 @@ def trigger(value: object) -> Trigger:
     if callable(value):
         return value
     if isinstance(value, Mapping) and "steps" in value:
-        return _call("update", lambda steps: triggers.at(steps), value)
+        return called("update", lambda steps: triggers.at(steps), value)
     if not isinstance(value, Mapping) or "freq" not in value:
         raise ValueError(f"expected update to be null or to have the key 'freq' or 'steps', got {value!r}")
-    return _call("update", lambda freq, start=0, stop=None: triggers.every(freq, start, stop), value)
+    return called("update", lambda freq, start=0, stop=None: triggers.every(freq, start, stop), value)
 
 
 def init_method(value: object) -> Named | FirstMask:
@@ -163,7 +128,7 @@ def init_method(value: object) -> Named | FirstMask:
     if callable(value):
         return value
     if not isinstance(value, str) or value not in _INITS:
-        raise ValueError(f"expected init_method to be a function or one of {_known(_INITS)}, got {value!r}")
+        raise ValueError(f"expected init_method to be a function or one of {listed(_INITS)}, got {value!r}")
     return _INITS[value]
 
 
@@ -185,12 +150,18 @@ def from_config(
     (`sf.partition`), and nested lists are flattened. Without a filter an entry applies to the leaves that
     `default_where` chooses; with one, to leaves of any rank. An entry with sparsity null is left out; without entries
     nothing is sparsified. "algorithm" is "static" by default ("type" is an older name for it, "schedule" for
-    "sparsity") and may be in upper or lower case; "init_method" is "random" by default, and not used where "update"
-    does not fire at step 0: then training starts dense. In `{"groups": ...}`, "params" of an entry is merged into it.
-    Counts are those of `sf.budgets.n_kept`. `key` is given to every algorithm. `algorithms` are factories of your own
-    by lower-case name: each is called as `f(schedule, where=, init=, key=, when=, ...)`, and its other parameters are
-    keys of an entry. Configs count steps from 1: step 0 belongs to `init`. Raises ValueError for anything else,
-    listing the known names; TypeError for a "param_filter" that is not a glob.
+    "sparsity") and may be in upper or lower case. What an entry does not say is left to the function of that name:
+
+    >>> sf.config.from_config({"algorithm": "rigl", "sparsity": 0.9, "update": {"freq": 10}})
+    rigl(0.9, when=every(10))
+
+    So without "update" masks change every 100 steps for "set" and "rigl", and with null at every step. "init_method" is
+    not used where an "update" does not fire at step 0: then training starts dense. In `{"groups": ...}`, "params" of
+    an entry is merged into it. Counts are those of `sf.budgets.n_kept`. `key` is given to every algorithm. `algorithms`
+    are factories of your own by lower-case name: each is called as `f(sparsity, where=, init=, key=, when=, ...)`, with
+    those of the keywords that its entry speaks of, and its other parameters are keys of an entry. Configs count steps
+    from 1: step 0 belongs to `init`. Raises ValueError for anything else, listing the known names; TypeError for a
+    "param_filter" that is not a glob.
     """
     known = _ALGORITHMS | {name: (make, (*_DYNAMIC, *_options(make))) for name, make in (algorithms or {}).items()}
     parts = []
@@ -247,19 +218,18 @@ def _part(entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]) -> Pa
     """Which leaves an entry is for, and its algorithm for a given `where`; None without a sparsity."""
     entry = _alias(_alias(entry, "algorithm", "type"), "sparsity", "schedule")
     name = entry.get("algorithm", "static")
-    factory, options = _named("algorithm", name, known)
-    _check_keys(f"an entry of algorithm {name!r}", entry, ["algorithm", *options, "param_filter"], ["sparsity"])
+    factory, options = named("algorithm", name, known)
+    check_keys(f"an entry of algorithm {name!r}", entry, ["algorithm", *options, "param_filter"], ["sparsity"])
     where = _filter(entry.get("param_filter"))
     if entry["sparsity"] is None:
         return None
-    when = trigger(entry.get("update"))
-    schedule = level(entry["sparsity"], when)
-    begin = init_method(entry.get("init_method", "random"))
-    more: dict[str, object] = {}
-    if factory is static:
-        if not is_number(entry["sparsity"]):
-            raise ValueError(f"expected the sparsity of static to be a number, got {entry['sparsity']!r}")
-    else:
+    more: dict[str, object] = {} if key is None else {"key": key}  # what the entry says, and nothing else
+    when = trigger(entry["update"]) if "update" in entry else None
+    sparsity = _level(entry, "sparsity", triggers.never() if factory is static else when)
+    if factory is static and callable(sparsity):
+        raise ValueError(f"expected the sparsity of static to be a number, got {entry['sparsity']!r}")
+    begin = init_method(entry["init_method"]) if "init_method" in entry else None
+    if when is not None:
         more["when"] = when
         begin = begin if when(0) else "dense"
     if factory is gmp:
@@ -267,19 +237,31 @@ def _part(entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]) -> Pa
         if is_number(kind) or str(kind).lower() == "constant":
             raise ValueError(f"expected the sparsity of gmp to change, got {entry['sparsity']!r}; static is constant")
     if "drop_fraction" in entry:
-        more["drop_fraction"] = level(entry["drop_fraction"], when)
+        more["drop_fraction"] = _level(entry, "drop_fraction", when)
     grammar = {"algorithm", "param_filter", *_DYNAMIC, "drop_fraction", *_PATTERNS}
     more |= _balance(entry) | {option: value for option, value in entry.items() if option not in grammar}
 
     def make(where: Where) -> Algorithm:
         def masks(params: Tree) -> Tree:
             assert callable(begin)
-            first = fraction_at(schedule, 0)
+            first = fraction_at(schedules.as_schedule(sparsity), 0)
             return masks_tree(params, {p: begin(leaf, first) for p, leaf in select_leaves(params, where).items()})
 
-        return factory(schedule, where=where, init=masks if callable(begin) else begin, key=key, **more)
+        if where is not default_where:
+            more["where"] = where
+        if begin is not None:
+            more["init"] = masks if callable(begin) else begin
+        return factory(sparsity, **more)
 
     return where, make
+
+
+def _level(entry: Entry, name: str, when: Trigger | None) -> float | Schedule:
+    # A number stays one, as it would be written by hand.
+    found = level(entry[name], triggers.always() if when is None else when)
+    if when is None and isinstance(found, Described) and vars(found)["_call"].make is schedules.cycling:
+        raise ValueError(f"expected an update, which says when the {name} moves on, got {name}={entry[name]!r} alone")
+    return float(found(0)) if is_number(entry[name]) else found
 
 
 def _filter(globs: object) -> Where:
@@ -288,11 +270,11 @@ def _filter(globs: object) -> Where:
     names = [globs] if isinstance(globs, str) else globs
     if not isinstance(names, list | tuple) or not names or not all(isinstance(glob, str) for glob in names):
         raise TypeError(f"expected param_filter to be a glob or a list of globs, got {globs!r}")
-    return names
+    return globs if isinstance(globs, str) else names
 
 
 def _balance(entry: Entry) -> dict[str, object]:
     given = [name for name in _PATTERNS if entry.get(name) is not None]
     if len(given) > 1:
         raise ValueError("expected balance_in_groups or balance_out_groups, got both")
-    return {"pattern": _call(given[0], _PATTERNS[given[0]], {"groups": entry[given[0]]})} if given else {}
+    return {"pattern": called(given[0], _PATTERNS[given[0]], {"groups": entry[given[0]]})} if given else {}

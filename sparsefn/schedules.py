@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsefn.engine import elementary
 from sparsefn.engine.checks import check_int, check_kind, check_positive, check_whole, numbers
-from sparsefn.engine.described import described
+from sparsefn.engine.described import described, uncalled
 from sparsefn.engine.numbers import Real, between, divide, floor, held, like, where
 from sparsefn.state import Level, Schedule, Step, Trigger
 
@@ -258,8 +258,8 @@ def as_schedule(value: Level) -> Schedule:
         raise ValueError("expected a float or a schedule, got a mapping; write piecewise({begin: value})")
     if isinstance(value, int):
         raise TypeError(f"expected a float or a schedule, got the {type(value).__name__} {value}; write {float(value)}")
-    if not callable(value):
-        raise TypeError(f"expected a float or a schedule, got {type(value).__name__}")
+    if not callable(value) or uncalled(value):
+        raise TypeError(f"expected a float or a schedule, got {uncalled(value) or type(value).__name__}")
     return value
 
 

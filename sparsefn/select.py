@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.engine.checks import is_int
+from sparsefn.engine.checks import check_float, is_int
 from sparsefn.engine.selection.winners import Entry, totals, winners
 from sparsefn.engine.shards import agreed, here, is_sharded, laid_out, lie_of, like
 from sparsefn.engine.transforms import concrete
@@ -65,6 +65,7 @@ def _settled(units: Units, name: str, count: Count) -> int | Tensor:
 
 def _on_parts(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> Tensor:
     # A function of the units and tensors, or of the units that are here and the parts of DTensors.
+    check_float("scores", tensors[0])
     units = units_of(pattern, tuple(tensors[0].shape))
     if not is_sharded(tensors[0]):
         return fn(units, *tensors)
@@ -107,6 +108,7 @@ def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) ->
 
     The count depends on the data. NaN is above nothing.
     """
+    check_float("scores", scores)
     floor = _check_count("min_keep", min_keep, 1, scores.numel())
     above = scores.detach() > tau
     return above | topk_mask(scores, floor) if min_keep else above
@@ -200,6 +202,8 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
     leaves, rebuild = flatten(scores)
     if not leaves:
         return scores
+    for path, leaf in leaves.items():
+        check_float("scores", leaf, path)
     count = _check_count("n_keep", n_keep, 1, sum(leaf.numel() for leaf in leaves.values()))
     parts = [(here(leaf), lie_of(leaf) if is_sharded(leaf) else None) for leaf in leaves.values()]
     won = winners([Entry(part.reshape(1, -1), lie=lie) for part, lie in parts], [count], joint=True)

@@ -15,6 +15,7 @@ from sparsefn.engine.checks import Schedule as Schedule
 from sparsefn.engine.checks import Step as Step
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.older import replaceable
+from sparsefn.engine.promises import forgetting
 from sparsefn.tree import (
     Leaves,
     Tree,
@@ -209,7 +210,7 @@ def with_params(state: State, params: Tree) -> State:
     whose scores train.
     """
     _check_outside(state.scores)
-    check_like("params", params, state.params)
+    check_like("the new params", params, state.params)
     given = optree.tree_map(lambda p: p.detach().contiguous(), params)
     put = _put(state, given)
     return put._replace(params=optree.tree_map(lambda new, old: new.clone() if new is old else new, put.params, given))
@@ -252,6 +253,7 @@ masked_view = TrainView(
 )
 
 
+@forgetting("within", "init", "update")
 class Algorithm(NamedTuple):
     """A pure pair `init(params) -> state`, `update(state, grads, step) -> state`.
 
@@ -264,8 +266,8 @@ class Algorithm(NamedTuple):
 
     `grads` is the dense gradient of the loss at `sf.effective(state)`. `view` says what an optimizer trains.
     `within(masks)` is the same algorithm choosing only among what `masks` keep (used by `sf.chain`); masks of an
-    algorithm without `within` are intersected. `settled(state)` is the state to evaluate, where it is another one: see
-    `sf.settled`.
+    algorithm without `within` are intersected, and `_replace` of `init` or `update` clears it. `settled(state)` is the
+    state to evaluate, where it is another one: see `sf.settled`.
 
     The repr of an algorithm that a function of this library made is that call. It pickles if the arguments do.
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_kind, check_whole
 from sparsefn.engine.checks import check_step as check_step
-from sparsefn.engine.described import Call
+from sparsefn.engine.described import Call, factory_of
 from sparsefn.engine.memory import written
 from sparsefn.state import Step
 
@@ -103,6 +103,7 @@ class At:
         return torch.stack([torch.full((), x, device=kind) if isinstance(x, int) else x for x in self.steps])
 
 
+@factory_of
 def every(n: Step, start: Step = 0, stop: Step | None = None) -> Every:
     """Fires at start, start + n, start + 2n, ... below stop.
 
@@ -130,6 +131,7 @@ def every(n: Step, start: Step = 0, stop: Step | None = None) -> Every:
     return Every(_least(n, 1), start, stop)
 
 
+@factory_of
 def at(steps: Iterable[Step]) -> At:
     """Fires at the steps listed; their order and duplicates do not matter.
 
@@ -154,6 +156,7 @@ def at(steps: Iterable[Step]) -> At:
     return At(tuple(sorted({step for step in listed if isinstance(step, int)})))
 
 
+@factory_of
 def always() -> Every:
     """Fires at every step.
 
@@ -163,6 +166,7 @@ def always() -> Every:
     return Every(1)
 
 
+@factory_of
 def never() -> At:
     """Fires at no step.
 

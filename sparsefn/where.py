@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sparsefn.engine.checks import check_call
+from sparsefn.engine.checks import check_call, check_float
 from sparsefn.engine.transforms import at_compile_time
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match
@@ -137,7 +137,7 @@ def shares(what: str, wheres: Sequence[Where], tree: Tree, like: Tree) -> list[L
 
 
 def float_leaves(params: Tree) -> dict[str, Tensor]:
-    """`{path: leaf}` of params, all of which must be floating-point tensors.
+    """`{path: leaf}` of params, all of which must be tensors of float16, bfloat16, float32 or float64.
 
     >>> float_leaves({"w": torch.zeros(1, dtype=torch.int64)})
     Traceback (most recent call last):
@@ -146,9 +146,7 @@ def float_leaves(params: Tree) -> dict[str, Tensor]:
     """
     leaves = flatten(params)[0]
     for path, leaf in leaves.items():
-        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-            got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise TypeError(f"expected floating-point params, got {got} at {path!r}")
+        check_float("params", leaf, path)
     return leaves
 
 

@@ -23,7 +23,7 @@ LONGEST = 400  # characters of an expression; a longer one keeps some of its var
 HANDED_ON = {
     "gmp": "recordings of sparselearning and cerebras.pytorch, and laws",
     "rigl": "recordings of sparselearning and cerebras.pytorch, a worked example, and laws",
-    "set": "recordings of sparselearning, and laws",
+    "set": "recordings of sparselearning, a worked example, and laws",
     "snfs": "recordings of sparselearning, and laws",
 }
 SAME = ("The authors' code does the same", "The paper published no code")

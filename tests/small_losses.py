@@ -15,9 +15,9 @@ X = torch.randn(6, 2, generator=torch.Generator().manual_seed(3), dtype=torch.fl
 Y = torch.tensor([0, 2, 1, 1, 0, 2])
 
 
-def loss(params, x, y):
+def loss(params, x, y, temperature=1.0):
     hidden = torch.tanh(x.to(params["a"].dtype) @ params["a"].T + params["bias"])
-    return nn.functional.cross_entropy(hidden @ params["b"].T, y)
+    return nn.functional.cross_entropy(hidden @ params["b"].T / temperature, y)
 
 
 def state_of(seed=0, dtype=torch.float64, masked=True, **fields):

@@ -5,6 +5,8 @@ from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import sparsefn as sf
 
@@ -33,6 +35,63 @@ def test_bad_sparsity(sparsity, error, text):
 
 def test_uniform():
     assert B.uniform()(SHAPES, 0.98) == {"a": 384, "b": 600, "c": 20}
+
+
+def test_uniform_with_a_dense_first_leaf():
+    shapes = {"10.weight": (4, 4), "2.weight": (4, 6), "fc": (2, 5)}
+    assert B.uniform(True)(shapes, 0.5) == {"10.weight": 8, "2.weight": 24, "fc": 5}
+    assert B.uniform(dense_first="fc")(shapes, 0.5) == {"10.weight": 8, "2.weight": 12, "fc": 10}
+    assert B.uniform(dense_first="*.weight")(shapes, 0.5) == {"10.weight": 16, "2.weight": 24, "fc": 5}
+    assert B.uniform(True)({}, 0.5) == {} and not B.is_uniform(B.uniform(True)) and B.is_uniform(B.uniform(False))
+    found = torch.func.vmap(lambda s: B.uniform(True)(shapes, s)["fc"])(torch.tensor([0.5, 0.8]))
+    assert found.tolist() == [5, 2]
+    level = B.compensated(0.5, total=50, dense=24)
+    assert sum(B.uniform(True)(shapes, level).values()) == 25
+    masks = sf.rigl(0.9, distribution=B.uniform(True)).init({"0.w": torch.ones(3, 5), "1.w": torch.ones(10, 10)}).masks
+    assert masks["0.w"].all() and int(masks["1.w"].sum()) == 10
+    with pytest.raises(ValueError, match="uniform: no path matches 'stem'; the paths are '10.weight'"):
+        B.uniform("stem")(shapes, 0.5)
+    with pytest.raises(TypeError, match="uniform: expected dense_first to be a bool or a glob, got int"):
+        B.uniform(1)
+
+
+SIZES = st.dictionaries(st.text("ab.1", min_size=1), st.tuples(st.integers(0, 9), st.integers(1, 12)), max_size=6)
+
+
+@settings(deadline=None, derandomize=True)
+@given(SIZES, st.floats(0.0, 1.0), st.integers(1, 20), st.sampled_from([B.uniform(), B.erk(), B.uniform(True)]))
+def test_at_least_keeps_the_total_and_moves_no_more_than_it_must(shapes, sparsity, least, distribution):
+    asked, limited = distribution(shapes, sparsity), B.at_least(distribution, least)
+    floors = {path: min(least, math.prod(shape)) for path, shape in shapes.items()}
+    if sum(asked.values()) < sum(floors.values()):
+        with pytest.raises(ValueError, match="at_least: expected .* units or more in all, got"):
+            limited(shapes, sparsity)
+        return
+    counts = limited(shapes, sparsity)
+    assert sum(counts.values()) == sum(asked.values()) and list(counts) == list(shapes)
+    for path, count in counts.items():
+        assert type(count) is int and floors[path] <= count <= max(asked[path], floors[path])
+    if all(asked[path] >= floors[path] for path in shapes):
+        assert counts == asked
+    above = {path: max(asked[path] - floors[path], 0) for path in shapes}
+    share = Fraction(sum(asked.values()) - sum(floors.values()), max(sum(above.values()), 1))
+    assert all(abs(counts[path] - floors[path] - share * above[path]) < 1 for path in shapes)
+    level = torch.tensor([sparsity], dtype=torch.float64)
+    hidden = torch.func.vmap(lambda s: {path: torch.as_tensor(n) for path, n in limited(shapes, s).items()})(level)
+    assert {path: int(n) for path, n in hidden.items()} == counts
+
+
+def test_at_least_in_algorithms_and_what_it_refuses():
+    params = {"a": torch.ones(100, 10), "b": torch.ones(10, 10)}
+    masks = sf.gmp(0.99, distribution=B.at_least(B.uniform(), 5)).init(params).masks
+    assert {path: int(mask.sum()) for path, mask in masks.items()} == {"a": 6, "b": 5}
+    with pytest.raises(ValueError, match="at_least: expected 10 units or more in all, got 0"):
+        B.at_least(B.uniform(), 5)({"a": (10, 10), "b": (10, 10)}, 1.0)
+    for wrong in (B.global_(), 0.5):
+        with pytest.raises(TypeError, match="at_least: expected a distribution such as uniform"):
+            B.at_least(wrong, 5)
+    with pytest.raises(ValueError, match="at_least: expected least >= 1, got 0"):
+        B.at_least(B.uniform(), 0)
 
 
 def closed_form_erk(shapes, sparsity):

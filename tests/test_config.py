@@ -79,17 +79,69 @@ def test_set():
     config = {"algorithm": "SET", "sparsity": 0.75, "drop_fraction": 0.2}
     same(
         sf.config.from_config(config, key=KEY),
-        sf.set(0.75, drop_fraction=0.2, init="random", key=KEY, when=sf.always()),
+        sf.set(0.75, drop_fraction=0.2, init="random", key=KEY),
     )
-    same(
-        sf.config.from_config({"algorithm": "set", "sparsity": 0.75}), sf.set(0.75, drop_fraction=0.3, when=sf.always())
-    )
+    same(sf.config.from_config({"algorithm": "set", "sparsity": 0.75}), sf.set(0.75))
 
 
 def test_gmp():
     config = {"algorithm": "gmp", "schedule": {"type": "linear", "init": 0, "slope": 0.1}, "update": {"steps": [0, 4]}}
     expected = sf.gmp(sf.schedules.linear(0.0, 0.1), when=sf.at([0, 4]), init="random", key=KEY)
     same(sf.config.from_config(config, key=KEY), expected)
+
+
+COSINE = sf.schedules.cosine(init=0.3, half_period=50)
+
+
+@pytest.mark.parametrize(
+    ("config", "made"),
+    [
+        (0.75, sf.static(0.75)),
+        ({"sparsity": 1, "init_method": "topk"}, sf.static(1.0, init="magnitude")),
+        ({"sparsity": 0.5, "param_filter": "w"}, sf.static(0.5, where="w")),
+        ({"algorithm": "rigl", "sparsity": 0.75}, sf.rigl(0.75)),
+        ({"algorithm": "set", "sparsity": 0.75}, sf.set(0.75)),
+        ({"algorithm": "set", "sparsity": 0.75, "update": None}, sf.set(0.75, when=sf.always())),
+        ({"algorithm": "set", "sparsity": 0.75, "drop_fraction": 0.1}, sf.set(0.75, drop_fraction=0.1)),
+        (
+            {"algorithm": "rigl", "sparsity": 0.75, "update": {"freq": 9, "stop": 99}},
+            sf.rigl(0.75, when=sf.every(9, 0, 99)),
+        ),
+        (
+            {"algorithm": "rigl", "sparsity": 0.75, "update": {"freq": 9, "start": 9}},
+            sf.rigl(0.75, when=sf.every(9, 9), init="dense"),
+        ),
+        (
+            {
+                "algorithm": "rigl",
+                "sparsity": 0.75,
+                "drop_fraction": {"type": "cosine", "init": 0.3, "half_period": 50},
+                "balance_in_groups": 3,
+            },
+            sf.rigl(0.75, drop_fraction=COSINE, pattern=sf.patterns.in_groups(groups=3)),
+        ),
+        (
+            {"algorithm": "gmp", "sparsity": {"type": "linear", "init": 0.0, "slope": 0.1}},
+            sf.gmp(sf.schedules.linear(init=0.0, slope=0.1)),
+        ),
+        (
+            [{"param_filter": "w", "sparsity": 0.5}],
+            sf.static(0.5, where="w"),
+        ),
+    ],
+)
+def test_a_config_says_no_more_than_a_call_by_hand(config, made):
+    """What an entry does not say has the default of the function."""
+    assert repr(sf.from_config(config)) == repr(made)
+    state = sf.from_config(config, key=KEY).init({"w": W})
+    assert torch.equal(state.key, KEY)
+
+
+@pytest.mark.parametrize("name", sorted(sf.config._ALGORITHMS))
+def test_a_key_is_the_only_other_argument(name):
+    config = {"algorithm": name, "sparsity": {"type": "linear", "init": 0, "slope": 0.1} if name == "gmp" else 0.5}
+    call = vars(sf.from_config(config, key=KEY))["_call"]
+    assert call.make.__name__ == name and list(call.kwargs) == ["key"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +152,7 @@ def test_balance_groups(name, pattern):
     other = ({"balance_in_groups", "balance_out_groups"} - {name}).pop()
     groups = 3 if "in" in name.split("_") else 2
     config = {"algorithm": "rigl", "sparsity": 0.75, "init_method": "topk", name: groups, other: None}
-    same(sf.config.from_config(config), sf.rigl(0.75, init="magnitude", pattern=pattern, when=sf.always()))
+    same(sf.config.from_config(config), sf.rigl(0.75, init="magnitude", pattern=pattern))
     state = sf.config.from_config(config).init({"w": W})
     rows = state.masks["w"].unflatten(1 if groups == 3 else 0, (groups, -1))
     assert rows.sum((0, 2) if groups == 3 else (1, 2)).tolist() == [24 // groups] * groups
@@ -384,6 +436,16 @@ RIGL = {"algorithm": "rigl", "sparsity": 0.5}
         (
             RIGL | {"drop_fraction": {"type": "cosine", "init": 0.3, "half_period": 0}},
             "config: expected half_period > 0, got 0.0",
+        ),
+        (
+            RIGL | {"drop_fraction": [0.1, 0.2]},
+            "config: expected an update, which says when the drop_fraction moves on, got drop_fraction=[0.1, 0.2] "
+            "alone",
+        ),
+        (
+            {"algorithm": "gmp", "sparsity": {"type": "Cycling", "values": [0.5]}},
+            "config: expected an update, which says when the sparsity moves on, got sparsity={'type': 'Cycling', "
+            "'values': [0.5]} alone",
         ),
         ({"sparsity": [0.1, 0.2]}, "config: expected the sparsity of static to be a number, got [0.1, 0.2]"),
         (

@@ -94,7 +94,7 @@ TABLE = {
         "expected sparsity to be a float in [0, 1], got the int 1000",
     ),
     "a schedule of schedules": (
-        lambda: init(sf.gmp(sf.schedules.constant)),
+        lambda: init(sf.gmp(lambda step: sf.schedules.constant(step))),
         TypeError,
         "expected a sparsity schedule to give numbers, got function at step 0",
     ),
@@ -367,7 +367,7 @@ TABLE = {
     "masks of another structure": (
         lambda: init(sf.static(None, init=lambda params: {"w": W > 0})),
         ValueError,
-        "expected masks with the structure of params, but there is no leaf at 'b'",
+        "expected masks with the structure of params, but there is no leaf at 'b' in masks",
     ),
     "0-d False": (
         lambda: sf.from_masks({"w": torch.tensor(False)}),
@@ -388,7 +388,7 @@ TABLE = {
     "score of another structure": (
         lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W})),
         ValueError,
-        "expected scores with the structure of params, but there is no leaf at 'b'",
+        "expected scores with the structure of params, but there is no leaf at 'b' in scores",
     ),
     "score of another shape": (
         lambda: update(sf.gmp(0.5, score=lambda state, grads, step: {"w": W.T, "b": W})),
@@ -403,7 +403,7 @@ TABLE = {
     "grown of another structure": (
         lambda: update(sf.rigl(0.5, grown=lambda state, grown, step: {"w": W})),
         ValueError,
-        "expected grown values with the structure of params, but there is no leaf at 'b'",
+        "expected grown values with the structure of params, but there is no leaf at 'b' in grown values",
     ),
     "grown of another dtype": (
         lambda: update(sf.rigl(0.5, grown=lambda state, grown, step: {**PARAMS, "w": W.double()})),
@@ -432,7 +432,7 @@ TABLE = {
     "with_params of another dtype": (
         lambda: sf.with_params(init(sf.gmp(0.5)), {**PARAMS, "w": W.double()}),
         TypeError,
-        "expected params of dtype torch.float32 at 'w', got torch.float64",
+        "expected the new params of dtype torch.float32 at 'w', got torch.float64",
     ),
     # optimizers
     "a torch optimizer": (
@@ -451,7 +451,7 @@ TABLE = {
         lambda: sf.with_optimizer(sf.dense(), sf.optimizers.adam),
         TypeError,
         "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), such as "
-        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got adam without init",
+        "sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), got adam itself; call it: adam(lr)",
     ),
     "an optimizer twice": (
         lambda: init(opt(opt(sf.dense()))),
@@ -482,7 +482,7 @@ TABLE = {
     "partition without algorithms": (
         lambda: sf.partition([("w", sf.dense()), ("b", sf.dense)]),
         TypeError,
-        "partition: expected an Algorithm at position 1, got function",
+        "partition: expected an Algorithm at position 1, got dense itself; call it: dense()",
     ),
     "partition unknown": (
         lambda: init(sf.partition([("v", sf.dense())])),
@@ -600,19 +600,20 @@ BAD = {
         {"b": PARAMS["b"]},
         0,
         ValueError,
-        "expected grads with the structure of params, but there is no leaf at 'w'",
+        "expected grads with the structure of params, but there is no leaf at 'w' in grads",
     ),
     "unknown leaf": (
         {**PARAMS, "v": W},
         0,
         ValueError,
-        "expected grads with the structure of params, but there is an unknown leaf at 'v'",
+        "expected grads with the structure of params, but there is an unknown leaf at 'v' in grads, which params lack",
     ),
     "a list": (
         [W, PARAMS["b"]],
         0,
         ValueError,
-        "expected grads with the structure of params, but there is no leaf at 'b'",
+        "expected grads with the structure of params, but there is no leaf at 'b' in grads (and at 1 more); params "
+        "lack the one at '0'",
     ),
     "shape": ({**PARAMS, "w": W.T}, 0, ValueError, "expected grads of shape (2, 4) at 'w', got (4, 2)"),
     "dense shape": ({**PARAMS, "b": torch.ones(1)}, 0, ValueError, "expected grads of shape (2,) at 'b', got (1,)"),

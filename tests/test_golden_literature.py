@@ -43,8 +43,11 @@ def module_of(case):
     return module, sf.modules.params_of(module)
 
 
-def cross_entropy(module, temperature=1.0):
-    return lambda params, x, y: functional.cross_entropy(sf.modules.call(module, params, x) / temperature, y)
+def cross_entropy(module):
+    def loss(params, x, y, temperature=1.0):
+        return functional.cross_entropy(sf.modules.call(module, params, x) / temperature, y)
+
+    return loss
 
 
 def check(case, score, params, grads, scale):
@@ -69,22 +72,22 @@ def same_masks(found, recorded):
     return all(torch.equal(found[name], mask) for name, mask in recorded.items())
 
 
-def summed_loss(case, module, temperature):
+def summed_loss(case, module):
     x, y = under(case.inputs, "x"), under(case.inputs, "y")
-    return lambda params: sum(cross_entropy(module, temperature)(params, x[i], y[i]) for i in x)
+    return lambda params, **rest: sum(cross_entropy(module)(params, x[i], y[i], **rest) for i in x)
 
 
 @named("synflow_repo", "SNIP")
 def test_snip(case):
     module, params = module_of(case)
-    grads = torch.func.grad(summed_loss(case, module, 1.0))(params)
+    grads = torch.func.grad(summed_loss(case, module))(params)
     check(case, sf.scores.saliency, params, grads, lambda total: total)
 
 
 @named("synflow_repo", "GraSP")
 def test_grasp_of_the_repository_of_synflow(case):
     module, params = module_of(case)
-    score = sf.curvature.grasp(summed_loss(case, module, 200.0), ())
+    score = sf.curvature.grasp(summed_loss(case, module), ())
     check(case, score, params, params, lambda total: total.abs() + 1e-10)
 
 
@@ -126,9 +129,9 @@ def test_grasp(case):
     params, masks = under(case.inputs, "param"), under(case.outputs, "mask")
     x, y = case.inputs["x"], case.inputs["y"]
     half = len(y) // 2
-    loss = cross_entropy(module, case.args["T"])
+    loss = cross_entropy(module)
 
-    def both(params):  # they take the batch in halves, and add the two losses
-        return loss(params, x[:half], y[:half]) + loss(params, x[half:], y[half:])
+    def both(params, **rest):  # they take the batch in halves, and add the two losses
+        return loss(params, x[:half], y[:half], **rest) + loss(params, x[half:], y[half:], **rest)
 
-    assert same_masks(pruned_once(sf.curvature.grasp(both, ()), params, params, masks), masks)
+    assert same_masks(pruned_once(sf.curvature.grasp(both, (), case.args["T"]), params, params, masks), masks)

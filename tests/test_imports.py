@@ -20,7 +20,7 @@ WINGS = (
         *("state", "tree", "where", "triggers", "schedules", "random", "scores", "counts", "patterns", "budgets"),
         *("redistribute", "masks", "select", "solve", "permutation", "gates", "terms", "products", "reparam"),
         *("activations", "optimizers"),
-        *("averages", "clipping"),
+        *("averages", "clipping", "timetable"),
     ),
     ("algorithms",),
     ("compose",),

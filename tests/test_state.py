@@ -79,9 +79,9 @@ def test_with_params_moves_only_what_may_move():
 
 def test_with_params_checks_its_tree():
     state = sf.dense().init({"w": W})
-    with pytest.raises(ValueError, match=r"expected params of shape \(2, 2\) at 'w', got \(2,\)"):
+    with pytest.raises(ValueError, match=r"expected the new params of shape \(2, 2\) at 'w', got \(2,\)"):
         sf.with_params(state, {"w": W[0]})
-    with pytest.raises(TypeError, match="expected params of dtype torch.float32 at 'w', got torch.float64"):
+    with pytest.raises(TypeError, match="expected the new params of dtype torch.float32 at 'w', got torch.float64"):
         sf.with_params(state, {"w": W.double()})
     latent = sf.reparametrised(sf.reparam.power(2.0)).init({"w": W})
     with pytest.raises(ValueError, match="this state trains latents, which follow from no params; use with_optimizer"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from sparsefn.algorithms.bounds import within_bounds
 from sparsefn.budgets import Distribution, Global, check_fixed, spread
 from sparsefn.engine.checks import check_call
+from sparsefn.engine.described import uncalled
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import n_kept
 from sparsefn.engine.seats import check_grid
@@ -49,9 +50,12 @@ class Competition(NamedTuple):
     def check(self) -> Competition:
         """The competition itself, if its parts are a pattern and a distribution."""
         if not isinstance(self.pattern, Pattern):
-            raise TypeError(f"expected pattern to be one such as sf.patterns.nm(2, 4), got {self.pattern!r}")
+            got = uncalled(self.pattern) or repr(self.pattern)
+            raise TypeError(f"expected pattern to be one such as sf.patterns.nm(2, 4), got {got}")
         if not callable(self.distribution):
-            raise TypeError(f"expected distribution to be one such as sf.budgets.erk(), got {self.distribution!r}")
+            table = "; write sf.budgets.by_path(...) around it" if isinstance(self.distribution, Mapping) else ""
+            got = f"{self.distribution!r}{table}"
+            raise TypeError(f"expected distribution to be one such as sf.budgets.erk(), got {got}")
         check_call("distribution", self.distribution, "shapes", "sparsity")
         return self
 

@@ -27,8 +27,7 @@ from sparsefn.engine.selection.winners import end_to_end
 from sparsefn.engine.shards import check_plain, whole
 from sparsefn.redistribute import GrowCount, Redistribute, allocate
 from sparsefn.state import State, masks_tree
-from sparsefn.tree import Leaves, Tree
-from sparsefn.tree.leaves import check_like, leaves_at, with_leaves
+from sparsefn.tree import Leaves, Tree, check_like, leaves_at, with_leaves
 
 # (state, newly grown masks, step) -> values of the grown weights
 Grown = Callable[[State, Tree, Step], Tree]

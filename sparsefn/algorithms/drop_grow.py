@@ -15,16 +15,17 @@ from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.wanted import as_goal
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.counts import Counted
-from sparsefn.engine.checks import check_call, check_int, check_keywords
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_call, check_keywords
+from sparsefn.engine.described import described, takes_keywords_of
 from sparsefn.engine.rounding import CountRule, rounded
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import check_single
 from sparsefn.redistribute import GrowCount, Redistribute, Share, check_redistribute, mean_active
 from sparsefn.schedules import cosine_decay
-from sparsefn.scores import gradient, magnitude, momentum
+from sparsefn.scores import gradient, magnitude, momentum, ranked
 from sparsefn.scores import random as random_score
 from sparsefn.state import Algorithm, Level, Score, Trigger, Where, check_score
+from sparsefn.timetable import pace
 from sparsefn.triggers import every
 from sparsefn.where import default_where
 
@@ -162,11 +163,10 @@ def _timetable(
     often: Trigger = every(100)
     share: Level | Counted = 0.3
     if steps is not None:
-        check_int("drop_grow", "steps", steps, 1)
+        n, stop = pace("drop_grow", steps)
         if when is not None and fraction is not None:
             raise ValueError("expected steps, or both when and drop_fraction, got all three: steps would say nothing")
-        stop = max(1, 3 * steps // 4)
-        often, share = every(min(100, max(1, steps // 100)), stop=stop), cosine_decay(0.3, stop)
+        often, share = every(n, stop=stop), cosine_decay(0.3, stop)
     return often if when is None else when, share if fraction is None else fraction
 
 
@@ -176,7 +176,8 @@ def _preset(name: str, sparsity: Target, own: DropGrowOptions, given: DropGrowOp
 
 
 @described
-def set(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
+@takes_keywords_of(drop_grow, drop=magnitude, grow=random_score)
+def set(sparsity: Target, *, by_sign: bool = False, **options: Unpack[DropGrowOptions]) -> Algorithm:
     """Sparse evolutionary training: drop the smallest weights, grow at random.
 
     >>> algorithm = sf.set(0.5, drop_fraction=0.5, key=sf.random.key(0))
@@ -184,13 +185,19 @@ def set(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
     >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
     8
 
-    `drop_grow` with drop=magnitude and grow=random; takes its keywords, `steps=` first of all. Mocanu et al.
-    2018, arXiv 1707.04780, without the split by sign of the original.
+    `drop_grow` with drop=magnitude and grow=random; takes its keywords, `steps=` first of all. With `by_sign` as many
+    positive weights are dropped as negative ones, while they last, the smallest of each: it says what `drop` is
+    (`sf.scores.ranked`), and TypeError if both are given. The paper drops an equal share of each sign, the code of
+    ITOP equal numbers. Mocanu et al. 2018, arXiv 1707.04780.
     """
-    return _preset("set", sparsity, {"drop": magnitude, "grow": random_score}, options)
+    if by_sign and "drop" in options:
+        raise TypeError("set: expected by_sign or drop, got both")
+    own: DropGrowOptions = {"drop": ranked(magnitude) if by_sign else magnitude, "grow": random_score}
+    return _preset("set", sparsity, own, options, "by_sign")
 
 
 @described
+@takes_keywords_of(drop_grow, drop=magnitude, grow=gradient)
 def rigl(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
     """RigL: drop the smallest weights, grow where the dense gradient is largest.
 
@@ -206,6 +213,7 @@ def rigl(sparsity: Target, **options: Unpack[DropGrowOptions]) -> Algorithm:
 
 
 @described
+@takes_keywords_of(drop_grow, drop=magnitude, grow=momentum(0.9), redistribute=mean_active)
 def snfs(sparsity: Target, *, decay: float = 0.9, **options: Unpack[DropGrowOptions]) -> Algorithm:
     """Sparse networks from scratch: grow where the gradient's moving average is largest, across leaves.
 

@@ -16,6 +16,7 @@ from sparsefn.algorithms.wanted import Goal
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.mask_bytes import from_bytes
+from sparsefn.engine.promises import own_code, promised, promising
 from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards
 from sparsefn.engine.threefry import lifted
 from sparsefn.engine.transforms import transformed
@@ -57,7 +58,7 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     if transformed():
         for path, leaf in flatten(state.params)[0].items():
             check_bare(path, leaf)
-    sharded = any_sharded(leaves_of(state.params))
+    sharded = torch.compiler.is_compiling() and any_sharded(leaves_of(state.params))  # else `shared` checks
     check_grads(grads, state.params, layout=not sharded)
     if sharded:
         grads = moved(grads, state.params)
@@ -73,18 +74,17 @@ def checked(update: Update) -> Update:
             return shared(update, state, grads, step)
         return update(state, *check_update(state, grads, step))
 
-    checking.unchecked = update  # type: ignore[attr-defined]
-    return checking
+    return promising(own_code(checking), unchecked=update)
 
 
 def unchecked(algorithm: Algorithm) -> Update:
     """The update of an algorithm for arguments that an algorithm around it has checked."""
-    return getattr(algorithm.update, "unchecked", algorithm.update)
+    return promised(algorithm.update, "unchecked") or algorithm.update
 
 
 def spends(algorithm: Algorithm) -> bool:
     """Whether weights may be offered to the update: it sets them last, and those on the new support stay."""
-    return getattr(algorithm.update, "spends", False)
+    return promised(algorithm.update, "spends") is True
 
 
 def reading_bytes(update: Update) -> Update:
@@ -171,7 +171,7 @@ def build_masked(
 
             return choose(when(step), changed, memory.accumulate(state, grads, step))  # type: ignore[no-any-return]
 
-        update.spends = True  # type: ignore[attr-defined]
+        promising(update, spends=True)
         return Algorithm(start, update, within=lambda masks: build(allowed_within(allowed, masks)))
 
     return build(None)

@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from sparsefn import random
+from sparsefn.engine.checks import check_float
+from sparsefn.engine.promises import promised
 from sparsefn.state import Accumulated, Score, State, Step
 from sparsefn.tree import Leaves, Tree, check_like, leaves_at
 
@@ -35,7 +37,11 @@ class Memory(NamedTuple):
 
     def by_leaf(self, role: str) -> bool:
         """Whether the scores of some leaves are to be had without those of the others."""
-        return hasattr(self.scores[role], "of_leaves")
+        return self._of_leaves(role) is not None
+
+    def _of_leaves(self, role: str) -> Callable[..., Leaves] | None:
+        score = self.scores[role]
+        return None if isinstance(score, Accumulated) else promised(score, "of_leaves")
 
     def read(
         self, role: str, state: State, grads: Tree, step: Step, paths: Iterable[str], signed: bool = False
@@ -47,15 +53,15 @@ class Memory(NamedTuple):
         score = self.scores[role]
         if isinstance(state.key, Tensor):
             state = state._replace(key=random.fold_in(state.key, role))
-        if self.by_leaf(role):
-            return score.of_leaves(leaves_at(state.params, paths), state, step), False  # type: ignore[union-attr]
+        of_leaves = self._of_leaves(role)
+        if of_leaves is not None:
+            return of_leaves(leaves_at(state.params, paths), state, step), False
         value: Callable[..., Tree] = score.value if isinstance(score, Accumulated) else score
-        inner = getattr(value, "signed", None) if signed else None
+        inner = promised(value, "signed") if signed else None
         given = (state.scores[role],) if isinstance(score, Accumulated) else ()
         values = (inner or value)(*given, state, grads, step)
         check_like("scores", values, state.params, dtype=False)
         chosen = leaves_at(values, paths)
         for path, leaf in chosen.items():
-            if not leaf.is_floating_point():
-                raise TypeError(f"expected floating-point scores, got {leaf.dtype} at {path!r}")
+            check_float("scores", leaf, path)
         return chosen, inner is not None

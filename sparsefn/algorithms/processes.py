@@ -28,7 +28,7 @@ def begun(init: Init) -> Init:
 
     def beginning(params: Tree) -> State:
         leaves = [x for x in leaves_of(params) if isinstance(x, Tensor)]
-        if inside() or not any_sharded(leaves):
+        if not any_sharded(leaves) or inside():
             return init(params)
         groups = groups_of(leaves)
         with agreement(groups):

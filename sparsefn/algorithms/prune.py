@@ -14,16 +14,18 @@ from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.wanted import Goal, as_goal, rooms, wanted
 from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.counts import Counted
-from sparsefn.engine.checks import check_call, is_int
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_call, check_sparsity, is_int
+from sparsefn.engine.described import described, shown
 from sparsefn.engine.rounding import CountRule, as_fraction, fraction_at, rounded
 from sparsefn.engine.selection.winners import Count
 from sparsefn.patterns.kinds import Pattern, unstructured
+from sparsefn.schedules import polynomial
 from sparsefn.scores import magnitude
 from sparsefn.select import checked_count
 from sparsefn.state import Algorithm, Level, Score, State, Step, Trigger, Where, check_score
+from sparsefn.timetable import pace
 from sparsefn.tree import Leaves, Tree
-from sparsefn.triggers import always, at
+from sparsefn.triggers import always, at, every
 from sparsefn.where import default_where
 
 
@@ -74,7 +76,8 @@ def gmp(
     sparsity: Level | Counted | None,
     *,
     score: Score = magnitude,
-    when: Trigger = always(),
+    when: Trigger | None = None,
+    steps: int | None = None,
     where: Where = default_where,
     pattern: Pattern = unstructured(),
     distribution: Distribution = uniform(),
@@ -92,6 +95,21 @@ def gmp(
     {'w': tensor([[4., 3.],
             [0., 0.]])}
 
+    Say how long the run is, and the sparsity of its end: with `steps` masks change every 100 steps (in a run below
+    10,000, every hundredth part of it) in its first three quarters, while the sparsity rises from 0 to the float or
+    0-d tensor `sparsity` as 1 - (1 - t)^3, equation 1 of the paper:
+
+    >>> state = sf.gmp(0.9, steps=400).init({"w": torch.randn(10, 100)})
+    >>> kept = {}
+    >>> for step in range(400):
+    ...     state = sf.gmp(0.9, steps=400).update(state, state.params, step)
+    ...     kept[step] = int(state.masks["w"].sum())
+    >>> [kept[step] for step in (0, 100, 200, 296, 399)]
+    [1000, 361, 131, 100, 100]
+
+    `when` goes before that where given. A Schedule rises by itself, and `steps` beside one is a ValueError. Without
+    `steps` masks may change at every step, and a float is the sparsity from the start on.
+
     The initial mask keeps the largest by `sparsity(0)`. Masks only ever shrink, so where the schedule
     falls the mask stays; with `regrow=True` every weight competes each time. `score` is any Score;
     `sparsity` a float, a Schedule or a 0-d tensor; None where the pattern fixes it. It may be a count that the scores
@@ -100,6 +118,8 @@ def gmp(
     Zhu & Gupta 2017, arXiv 1710.01878.
     """
     rule = Competition(pattern, distribution).check()
+    if steps is not None:
+        when, sparsity = _rise(when, sparsity, steps)
     goal = as_goal(rule, sparsity)
     if goal is None and pattern.fixed is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None")
@@ -109,7 +129,21 @@ def gmp(
     def counts(pools: Pools, given: Open, step: Step) -> list[Count]:
         return wanted(rule, pools, goal, given.scores, given.among, given.room, step)
 
-    return _pruner(rule, counts, goal, score, when, where, key, init, pruned, regrow)
+    return _pruner(rule, counts, goal, score, always() if when is None else when, where, key, init, pruned, regrow)
+
+
+def _rise(when: Trigger | None, sparsity: Level | Counted | None, steps: int) -> tuple[Trigger, Level]:
+    # A sparsity that is reached where masks change last.
+    n, stop = pace("gmp", steps)
+    if sparsity is None or callable(sparsity) or isinstance(sparsity, Counted):
+        raise ValueError(
+            f"gmp: expected the sparsity of the end as a float or a 0-d tensor beside steps={steps}, got "
+            f"{shown(sparsity)}, which says itself how many are kept at each step: leave steps out, and give `when`"
+        )
+    check_sparsity(sparsity)
+    end = (stop - 1) // n * n
+    level: Level = polynomial(0.0, sparsity, begin=0, end=end) if end else sparsity
+    return every(n, stop=stop) if when is None else when, level
 
 
 @described

@@ -10,7 +10,7 @@ from sparsefn import random
 from sparsefn.algorithms.frame import checked, own_params, unchecked
 from sparsefn.algorithms.processes import begun
 from sparsefn.algorithms.static import dense
-from sparsefn.engine.described import described
+from sparsefn.engine.described import described, uncalled
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.older import differentiating
 from sparsefn.engine.shards import is_sharded, whole
@@ -54,13 +54,16 @@ def reparametrised(
     that `inner` grows back resumes from its latent.
     """
     if not isinstance(reparam, Reparametrisation):
+        got = uncalled(reparam) or repr(reparam)
         raise TypeError(
-            f"reparametrised: expected a Reparametrisation such as sf.reparam.power(2.0), got {reparam!r}; a sparsity "
+            f"reparametrised: expected a Reparametrisation such as sf.reparam.power(2.0), got {got}; a sparsity "
             "belongs to inner, as in reparametrised(sf.reparam.power(2.0), sf.static(0.9))"
         )
     inside = dense() if inner is None else inner
     if not isinstance(inside, Algorithm):
-        raise TypeError(f"reparametrised: expected inner to be an Algorithm, got {type(inside).__name__}")
+        raise TypeError(
+            f"reparametrised: expected inner to be an Algorithm, got {uncalled(inside) or type(inside).__name__}"
+        )
     if inside.view is not masked_view:
         raise ValueError("reparametrised: expected an inner algorithm without a view of its own (latents or terms)")
     seed = random.key(0) if key is None else key

@@ -19,6 +19,7 @@ from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.masks.counts import kept_in
 from sparsefn.state import Algorithm, Trigger
+from sparsefn.timetable import unfinished
 from sparsefn.triggers import never
 from sparsefn.where import default_where
 
@@ -93,7 +94,7 @@ def attach(
         if order.watched(record.parameter):
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
     sparse = Attached(algorithm, model, weights, extra_group, skip or never(), reset, hooks)
-    _warn(sparse, model, steps)
+    _warn(sparse, model, algorithm, steps)
     return sparse
 
 
@@ -105,7 +106,7 @@ def _name_of(optimizer: object) -> str:
     return type(optimizer).__name__
 
 
-def _warn(sparse: Attached, model: nn.Module, steps: int | None) -> None:
+def _warn(sparse: Attached, model: nn.Module, algorithm: Algorithm, steps: int | None) -> None:
     state = sparse.state
     masks = {path: mask for path, mask in state.masks.items() if is_sparse(mask, state.params[path])}
     for path, kept in zip(masks, kept_in(list(masks.values())), strict=True):
@@ -118,3 +119,5 @@ def _warn(sparse: Attached, model: nn.Module, steps: int | None) -> None:
             "adapters such as LoRA, masks prune the adapters and not the model",
             stacklevel=4,
         )
+    for sentence in [] if steps is None else unfinished(algorithm, steps):
+        warnings.warn(f"attach: {sentence}", stacklevel=4)

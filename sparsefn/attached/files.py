@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsefn import algorithms, checkpoint, compose
 from sparsefn.engine.checks import is_int
-from sparsefn.engine.described import Call, shown
+from sparsefn.engine.described import Call, call_of, shown
 from sparsefn.engine.shards import is_sharded
 from sparsefn.state import Algorithm, State, inside, masked_view
 from sparsefn.tree import flatten, leaves_of
@@ -97,8 +97,8 @@ def reads_step(algorithm: Algorithm) -> bool:
 
 
 def _collect(value: Any, path: str, found: dict[str, str]) -> None:
-    call = getattr(value, "__dict__", {}).get("_call")
-    if isinstance(call, Call):
+    call = call_of(value)
+    if call is not None:
         found[path] = call.make.__name__
         for name, item in _bound(call).items():
             _collect(item, f"{path}.{name}".lstrip("."), found)

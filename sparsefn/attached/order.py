@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from functools import partial
-from numbers import Integral
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sparsefn.engine.checks import check_kind
+from sparsefn.engine.checks import as_int, check_kind
 
 STEP_ALONE = (
     "step: call before_step first, after backward() and before the optimizer's step, and after_step after it; where a "
@@ -85,11 +84,11 @@ def later(call: str, step: object, last: int) -> int:
     >>> later("after_step", 3, 2)
     3
     """
-    if isinstance(step, bool) or not isinstance(step, Integral):
-        raise TypeError(f"{call}: expected step to be an int, got {step!r}")
-    if step <= last:
-        raise ValueError(f"{call}: expected a step after {last}, got {step}")
-    return int(check_kind(int(step)))
+    number = as_int(call, "step", step)
+    if number <= last:
+        raise ValueError(f"{call}: expected a step after {last}, got {number}")
+    check_kind(number)
+    return number
 
 
 def _remove(handles: Iterable[RemovableHandle]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,11 +11,11 @@ from torch import Tensor
 from sparsefn.checkpoint.states import INTEGERS, as_dense, check_mask, check_values
 from sparsefn.engine.checks import check_pairs
 from sparsefn.engine.transforms import concrete
-from sparsefn.masks.packing import pack, unpack
+from sparsefn.masks.packing import check_unused, pack, unpack
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.state import State, Where, check_masks
 from sparsefn.tree import flatten
-from sparsefn.where import float_leaves, shares
+from sparsefn.where import shares
 
 _PARTS = ("values", "bitmask", "shape", "nm")
 
@@ -47,11 +48,13 @@ def compress(state: State, pattern: Pattern | Sequence[tuple[Where, Pattern]]) -
     if not isinstance(state, State):
         raise TypeError(f"compress: expected a State, got {type(state).__name__}")
     check_masks(state.masks, state.params)
-    leaves, masks = float_leaves(state.params), flatten(state.masks)[0]
+    leaves, masks = flatten(state.params)[0], flatten(state.masks)[0]
     patterns = _by_path(pattern, {path: leaf for path, leaf in leaves.items() if masks[path].ndim}, leaves)
     tensors: dict[str, Tensor] = {}
     for path, leaf in leaves.items():
         dense = check_values("the state", path, as_dense("the state", path, leaf))
+        if not dense.is_floating_point():
+            raise TypeError(f"compress: expected floating-point params, got {dense.dtype} at {path!r}")
         mask = check_mask(path, check_values("the masks", path, masks[path]))
         if mask.ndim:
             named = {f"{path}.{part}": x for part, x in _compressed(path, dense, mask, patterns[path]).items()}
@@ -73,14 +76,14 @@ def decompress(tensors: Mapping[str, Tensor]) -> State:
 
     Masks are the same bit for bit, weights too, with 0.0 where they are pruned. Nothing is shared with the tensors.
     Other trees than flat dicts: `sf.checkpoint.load_state_dict(params, state.params)`. To train on, start from the
-    masks: `sf.from_masks(state.masks).init(state.params)`. Raises ValueError for missing tensors and for tensors
-    that do not fit each other, TypeError for other dtypes and leaves that are not dense; all name the path.
+    masks: `sf.from_masks(state.masks).init(state.params)`. Raises ValueError for missing tensors, for tensors that do
+    not fit each other, for bits that are set where `compress` leaves zeros and, before any memory is asked for, for a
+    tensor that repeats its bytes (an expanded one: a small file could ask for any amount); TypeError for names that are
+    no strings, for other dtypes and leaves that are not dense. All name the path.
     """
     if not isinstance(tensors, Mapping):
         raise TypeError(f"decompress: expected a dict of tensors by name, got {type(tensors).__name__}")
-    found = {
-        name: check_values("the dict", name, as_dense("the dict", name, tensor)) for name, tensor in tensors.items()
-    }
+    found = {name: _stored(name, tensor) for name, tensor in tensors.items()}
     params: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
     for path in [name.removesuffix(".nm") for name in found if name.endswith(".nm")]:
@@ -90,9 +93,22 @@ def decompress(tensors: Mapping[str, Tensor]) -> State:
         params[path], masks[path] = _decompressed(path, *(found.pop(f"{path}.{part}") for part in _PARTS))
     for path, leaf in found.items():
         _check_float(path, leaf)
+        if path in params:
+            raise ValueError(f"decompress: expected {path!r} or {path + '.nm'!r}, got both")
         params[path] = leaf.clone(memory_format=torch.contiguous_format)
         masks[path] = torch.ones((), dtype=torch.bool, device=leaf.device)
     return State(params, masks)
+
+
+def _stored(name: object, tensor: object) -> Tensor:
+    # A tensor of the dict, which has bytes of its own for every element.
+    if not isinstance(name, str):
+        raise TypeError(f"decompress: expected names that are strings, got {name!r}, a {type(name).__name__}")
+    dense = check_values("the dict", name, as_dense("the dict", name, tensor))
+    needed, has = dense.numel() * dense.element_size(), dense.untyped_storage().nbytes()
+    if needed > has:
+        raise ValueError(f"decompress: expected {needed} bytes at {name!r}, got {has}, which the tensor repeats")
+    return dense
 
 
 def _by_path(
@@ -152,6 +168,8 @@ def _decompressed(path: str, values: Tensor, bitmask: Tensor, shape: Tensor, nm:
     _check_float(f"{path}.values", values)
     size, numbers = tuple(shape.tolist()), nm.tolist()
     n, m, axis = numbers if len(numbers) == 3 else (0, 0, 0)
+    if any(length < 0 for length in size):
+        raise ValueError(f"decompress: expected sizes >= 0 at '{path}.shape', got {size}")
     if not 0 <= n <= m or m < 1 or not 0 <= axis < len(size) or size[axis] % m:
         raise ValueError(f"decompress: expected n, m and an axis of shape {size} at '{path}.nm', got {numbers}")
     count = size[axis] // m
@@ -159,11 +177,19 @@ def _decompressed(path: str, values: Tensor, bitmask: Tensor, shape: Tensor, nm:
     if values.shape != stored:
         got = f"'{path}.values', got {tuple(values.shape)}"
         raise ValueError(f"decompress: expected a tensor of shape {stored} at {got}")
-    like = torch.empty(size, dtype=torch.bool, device="meta")
-    (mask,) = unpack({f"{path}.bitmask": bitmask}, {f"{path}.bitmask": like}).values()
+    name, total = f"{path}.bitmask", math.prod(size)
+    if bitmask.shape != (-(-total // 8),):  # before a tensor of that shape is made
+        raise ValueError(f"expected a packed mask of shape ({-(-total // 8)},) at {name!r}, got {tuple(bitmask.shape)}")
+    (flat,) = unpack({name: bitmask}, {name: torch.empty(total, dtype=torch.bool, device="meta")}).values()
+    check_unused(name, bitmask, total)
+    mask = flat.reshape(size)
     kept = _rows(mask, axis, count, m)
     slots = _slots(f"decompress: expected a mask of {n}:{m} along axis {axis}", path, kept, n)
     bits = values.view(INTEGERS[values.element_size()])
+    if bool((_rows(bits, axis, count, n).masked_fill(slots, 0) != 0).any()):
+        raise ValueError(
+            f"decompress: expected zeros at '{path}.values' where a group keeps fewer than {n}, got other numbers"
+        )
     leaf = bits.new_zeros(kept.shape).masked_scatter_(kept, _rows(bits, axis, count, n).masked_select(slots))
     return _back(leaf, axis).view(values.dtype), mask
 

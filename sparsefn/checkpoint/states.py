@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn import masks
-from sparsefn.engine.transforms import concrete
+from sparsefn.engine.transforms import read
+from sparsefn.masks.packing import check_unused
 from sparsefn.state import State
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Tree, flatten, leaves_of, same_structure
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -93,16 +95,17 @@ def check_values(what: str, path: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def check_mask(path: str, mask: Tensor) -> Tensor:
-    """The mask itself; ValueError for a 0-d False.
+def check_mask(path: str, mask: Tensor, depth: int = 0) -> Tensor:
+    """The mask itself; ValueError for a 0-d False, or one among the members of a stack of this depth.
 
     >>> check_mask("w", torch.tensor(False))
     Traceback (most recent call last):
         ...
     ValueError: expected a mask of full shape or 0-d True at 'w', got 0-d False
     """
-    if not mask.ndim and concrete(mask) is False:
-        raise ValueError(f"expected a mask of full shape or 0-d True at {path!r}, got 0-d False")
+    if mask.ndim <= depth and read(mask.all()) is False:
+        got = f"0-d False in a stack of shape {tuple(mask.shape)}" if mask.ndim else "0-d False"
+        raise ValueError(f"expected a mask of full shape or 0-d True at {path!r}, got {got}")
     return mask
 
 
@@ -126,9 +129,9 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
     values are not used. Packed masks are unpacked. With `strict=False` a path that `sd` lacks keeps the
     template's value and one that the template lacks is left out: for a state of other params than the template's. The
     result shares no memory with `sd` or the template. Raises ValueError for paths that are missing or unexpected, for
-    another shape, for a 0-d False among the masks of a state (0-d masks are True: the leaf is dense) and for tensors
-    of the meta device, which hold no values; TypeError for another dtype and for sparse, nested and quantised
-    tensors. All name the path.
+    another shape, for a 0-d False among the masks of a state or a stack of states (0-d masks are True: the leaf is
+    dense), for unused bits of a packed mask that are set, as in damaged bytes, and for tensors of the meta device,
+    which hold no values; TypeError for another dtype and for sparse, nested and quantised tensors. All name the path.
     """
     leaves, rebuild = flatten(template)
     if not isinstance(sd, Mapping):
@@ -155,28 +158,41 @@ def check_paths(leaves: Collection[str], found: Collection[str]) -> None:
 
 
 def check_masks(template: Tree, found: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for a 0-d False among the leaves that are masks of the states in a template.
+    """Raise ValueError for a 0-d False, alone or in a stack, among the masks of the states in a template.
 
     >>> check_masks(State((), {"w": torch.tensor(True)}), {"masks.w": torch.tensor(False)})
     Traceback (most recent call last):
         ...
     ValueError: expected a mask of full shape or 0-d True at 'masks.w', got 0-d False
     """
-    for path, is_mask in flatten(_marked(template))[0].items():
-        if is_mask:
-            check_mask(path, found[path])
+    depths: dict[str, Any] = flatten(_depths(template))[0]
+    for path, depth in depths.items():
+        if depth >= 0:
+            check_mask(path, found[path], depth)
 
 
-def _marked(tree: Tree) -> Tree:
-    # True at the masks of the states in a tree: other 0-d bools may be False, as a flag of a score is.
+def _depths(tree: Tree) -> Tree:
+    # At the masks of the states in a tree, how many dims of a stack they have; elsewhere -1: other 0-d bools may be
+    # False, as a flag of a score is.
     def fields(state: Tree) -> Tree:
         if not isinstance(state, State):
-            return False
-        named = state._asdict().items()
+            return -1
+        named, depth = state._asdict().items(), _stacked(state)
         is_mask = ("masks", "support")
-        return State(**{k: optree.tree_map(lambda _: True, v) if k in is_mask else _marked(v) for k, v in named})
+        return State(**{k: optree.tree_map(lambda _: depth, v) if k in is_mask else _depths(v) for k, v in named})
 
     return optree.tree_map(fields, tree, is_leaf=lambda node: isinstance(node, State))
+
+
+def _stacked(state: State) -> int:
+    # How many dims the members of a stack have: those of a mask that is not its leaf's shape, or of the key beside its
+    # own. Where nothing tells, every mask is one of full shape, or 0-d.
+    if same_structure(state.masks, state.params):
+        pairs = zip(leaves_of(state.masks), leaves_of(state.params), strict=True)
+        dense: list[int] = [mask.ndim for mask, leaf in pairs if mask.shape != leaf.shape]
+        if dense:
+            return max(dense)
+    return max(state.key.ndim - 1, 0) if isinstance(state.key, Tensor) else 0
 
 
 def _fitting(path: str, like: Tensor, value: object) -> Tensor:
@@ -190,7 +206,9 @@ def _fitting(path: str, like: Tensor, value: object) -> Tensor:
             raise TypeError(f"expected a mask at {path!r}, bool or packed by state_dict(pack=True), got {got}")
         if shape != tuple(like.shape):
             raise ValueError(f"expected a mask of shape {tuple(like.shape)} at {path!r}, got a packed one of {shape}")
-        found = masks.unpack([found[1 + 8 * like.ndim :]], [like])[0]
+        bits = found[1 + 8 * like.ndim :]
+        check_unused(path, bits, like.numel())
+        found = masks.unpack([bits], [like])[0]
     if found.shape != like.shape:
         raise ValueError(f"expected a tensor of shape {tuple(like.shape)} at {path!r}, got {tuple(found.shape)}")
     if found.dtype != like.dtype:

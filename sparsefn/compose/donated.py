@@ -8,6 +8,7 @@ from sparsefn.algorithms.frame import check_update, unchecked
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.described import described
 from sparsefn.engine.donation import alone, empty, giving
+from sparsefn.engine.promises import promising
 from sparsefn.engine.shards import any_sharded
 from sparsefn.engine.transforms import differentiated, in_mode, transformed
 from sparsefn.state import Algorithm, State, Step
@@ -69,5 +70,4 @@ def donated(algorithm: Algorithm) -> Algorithm:
         empty(old)
         return kept
 
-    update.unchecked = pure  # type: ignore[attr-defined]
-    return algorithm._replace(update=update, within=None)
+    return algorithm._replace(update=promising(update, unchecked=pure), within=None)

@@ -11,6 +11,7 @@ from sparsefn.algorithms.frame import check_update, unchecked
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.described import described
 from sparsefn.engine.older import HIDES_COMPILING, is_exporting
+from sparsefn.engine.promises import own_code, promising
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
 
@@ -53,8 +54,7 @@ def nonstrict(algorithm: Algorithm) -> Algorithm:
                 f"outside: {error}"
             ) from error
 
-    # Dynamo tells such functions apart by their code alone, and would take one algorithm for another.
-    traced.__code__ = traced.__code__.replace()
+    own_code(traced)  # Dynamo tells such functions apart by their code alone, and would take one algorithm for another
     in_graph: Callable[..., tuple[Tensor, ...]] = torch.compiler.allow_in_graph(traced)  # type: ignore[no-untyped-call]
 
     def update(state: State, grads: Tree, step: Step) -> State:
@@ -65,8 +65,8 @@ def nonstrict(algorithm: Algorithm) -> Algorithm:
             _check_containers(name, tree)
         return opened(state)[1](list(in_graph(state, grads, step)))  # type: ignore[no-any-return]
 
-    update.unchecked = pure  # type: ignore[attr-defined]
-    return algorithm._replace(update=update, within=None)
+    own_code(update)
+    return algorithm._replace(update=promising(update, unchecked=pure), within=None)
 
 
 def _check_containers(name: str, node: Tree) -> None:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from sparsefn.algorithms.frame import checked, unchecked
 from sparsefn.algorithms.processes import begun
 from sparsefn.algorithms.static import dense
-from sparsefn.compose.states import kept
+from sparsefn.compose.states import check_algorithm, kept
 from sparsefn.engine.checks import check_pairs
 from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
@@ -34,8 +34,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         raise ValueError("partition: expected at least one (where, algorithm) pair, got none")
     check_pairs("partition", rules)
     for i, (_, algorithm) in enumerate(rules):
-        if not isinstance(algorithm, Algorithm):
-            raise TypeError(f"partition: expected an Algorithm at position {i}, got {type(algorithm).__name__}")
+        check_algorithm("partition", algorithm, f" at position {i}")
     wheres = [where for where, _ in rules]
     algorithms = [algorithm for _, algorithm in rules] + [dense()]
     names = [str(i) for i in range(len(algorithms))]

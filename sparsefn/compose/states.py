@@ -7,6 +7,7 @@ from functools import reduce
 
 import torch
 
+from sparsefn.engine.described import uncalled
 from sparsefn.masks import intersect
 from sparsefn.state import Algorithm, State, has_own_support, masked_view, support_of
 from sparsefn.tree import Tree, flatten
@@ -34,13 +35,13 @@ def kept(part: State) -> dict[str, Tree]:
     return {"scores": part.scores, "support": part.support}
 
 
-def check_algorithm(name: str, algorithm: object) -> None:
-    """Raise for anything but an Algorithm.
+def check_algorithm(name: str, algorithm: object, at: str = "") -> None:
+    """Raise for anything but an Algorithm; the error may say at which place it is.
 
     >>> check_algorithm("donated", sf.dense())
     """
     if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"{name}: expected an Algorithm, got {type(algorithm).__name__}")
+        raise TypeError(f"{name}: expected an Algorithm{at}, got {uncalled(algorithm) or type(algorithm).__name__}")
 
 
 def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
@@ -51,8 +52,7 @@ def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
     if not algorithms:
         raise ValueError(f"{name}: expected at least one algorithm, got none")
     for i, algorithm in enumerate(algorithms):
-        if not isinstance(algorithm, Algorithm):
-            raise TypeError(f"{name}: expected an Algorithm at position {i}, got {type(algorithm).__name__}")
+        check_algorithm(name, algorithm, f" at position {i}")
         if algorithm.view is not masked_view:
             raise ValueError(
                 f"{name}: the algorithm at position {i} has a view of its own (latents or terms); put that outermost: "

@@ -15,7 +15,7 @@ from sparsefn.compose.paired import check_paired
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine import leafwise, together
 from sparsefn.engine.checks import check_trigger
-from sparsefn.engine.described import described
+from sparsefn.engine.described import described, uncalled
 from sparsefn.engine.donation import offer, saves
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.transforms import fused
@@ -111,7 +111,7 @@ def with_optimizer(
             raise TypeError(
                 "with_optimizer: expected an optimizer with init(params) and update(grads, state, *, params, inplace), "
                 "such as sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), "
-                f"got {foreign.name_of(optimizer)} without {name}"
+                f"got {uncalled(optimizer) or f'{foreign.name_of(optimizer)} without {name}'}"
             )
     view, inner = algorithm.view, unchecked(algorithm)
     one_pass = getattr(optimizer, "under_masks", None)  # only an `sf.optimizers.Optimizer` has one

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import optree
 import torch
@@ -19,8 +21,9 @@ from sparsefn.curvature.derivatives import (
     sparsified,
     unpacked,
 )
-from sparsefn.engine.checks import is_int
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_positive, is_int, numbers
+from sparsefn.engine.described import described, shown
+from sparsefn.engine.numbers import Real
 from sparsefn.modules.calls import call
 from sparsefn.modules.params import buffers_of
 from sparsefn.state import PlainScore, State, Step, effective
@@ -28,23 +31,38 @@ from sparsefn.tree import Tree, flatten
 
 
 @described
-def grasp(loss: Loss, batch: Batch) -> PlainScore:
+def grasp(loss: Loss, batch: Batch, temperature: Real | None = 200.0) -> PlainScore:
     """GraSP: weight * (Hessian * gradient), large where pruning the weight would shrink the gradient's norm.
 
+    >>> def loss(params, x, y, temperature=1.0):
+    ...     return torch.nn.functional.cross_entropy(x @ params["w"] / temperature, y)
+    >>> batch = torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([0, 1])
+    >>> w = torch.tensor([[2.0, -1.0], [1.0, 1.0]])
+    >>> score = sf.curvature.grasp(loss, batch)
+    >>> score(sf.State({"w": w}, {"w": w != 0.0}), (), 0)["w"] > 0
+    tensor([[ True,  True],
+            [False,  True]])
+
+    The loss divides its logits by its keyword `temperature`, and is called with 200, as the authors do: all classes
+    are then about as likely, whatever the size of the logits. Scores of the training loss itself, with a temperature
+    of 1, are another thing, and prune worse. `temperature=None` calls a loss of another kind as it is, without that
+    keyword:
+
     >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
-    >>> score = sf.curvature.grasp(lambda params: params["w"] @ matrix @ params["w"] / 2, ())
+    >>> score = sf.curvature.grasp(lambda params: params["w"] @ matrix @ params["w"] / 2, (), temperature=None)
     >>> score(sf.State({"w": torch.tensor([1.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
     {'w': tensor([0., 5.])}
 
     The paper's S(-w) = -w * Hg is the change of the gradient's norm when the weight is pruned, and it prunes the
     weights whose S is largest. A score here keeps the largest, so this one is -S. It is signed: no absolute value is
     taken. Gradient and Hessian are over the sparsified leaves, as the authors' are over the weights: biases are not
-    included, and leaves that are not sparsified score 0. The paper divides the logits by a temperature of 200: do so
-    in the loss. For several batches use `sf.scores.mean(grasp(loss, batch))` with a function of the step. The weights
-    are `state.params`, as in `sf.scores.saliency`.
+    included, and leaves that are not sparsified score 0. For several batches use `sf.scores.mean(grasp(loss, batch))`
+    with a function of the step. The weights are `state.params`, as in `sf.scores.saliency`. Raises TypeError for a loss
+    without the keyword and a temperature that is no number, ValueError for one that is not positive.
     Wang et al. 2020, arXiv 2002.07376, alg. 1.
     """
     check_loss(loss, batch)
+    scaled = loss if temperature is None else _at_temperature(loss, temperature)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         now = arguments_at(batch, step)
@@ -52,7 +70,7 @@ def grasp(loss: Loss, batch: Batch) -> PlainScore:
         leaves, rebuild = unpacked(weights)
 
         def of_weights(chosen: Tree, *batch: Tree) -> Tensor:
-            return loss(whole(chosen), *batch)
+            return scaled(whole(chosen), *batch)
 
         gradient = rebuild(gradient_of(lambda xs: of_weights(rebuild(xs), *now))(leaves))
         product = hessian_vector(of_weights, weights, gradient, now)
@@ -60,6 +78,27 @@ def grasp(loss: Loss, batch: Batch) -> PlainScore:
         return scored({path: own[path] * p for path, p in product.items()})
 
     return score
+
+
+def _at_temperature(loss: Loss, temperature: Real) -> Loss:
+    (divisor,) = numbers(temperature=temperature)
+    check_positive("temperature", divisor)
+    if not _takes_temperature(loss):
+        raise TypeError(
+            f"grasp: expected a loss that divides its logits by its keyword temperature, which GraSP sets to {divisor}"
+            f", got {shown(loss)} without this keyword; temperature=None calls it as it is"
+        )
+    return partial(loss, temperature=temperature)
+
+
+def _takes_temperature(loss: Loss) -> bool:
+    try:
+        parameters = inspect.signature(loss).parameters
+    except (TypeError, ValueError):  # written in C
+        return True
+    named = parameters.get("temperature")
+    by_name = named is not None and named.kind in (named.POSITIONAL_OR_KEYWORD, named.KEYWORD_ONLY)
+    return by_name or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 @described

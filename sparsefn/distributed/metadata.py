@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 
+from sparsefn.engine.checks import is_int
+
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
@@ -147,7 +149,7 @@ def _dict(x: Any) -> dict[Any, Any]:
 
 
 def _is_shape(x: Any) -> TypeGuard[tuple[int, ...]]:
-    return isinstance(x, tuple) and all(type(n) is int and 0 <= n < 2**63 for n in x)
+    return isinstance(x, tuple) and all(is_int(n) and 0 <= n < 2**63 for n in x)
 
 
 def _check(holds: bool, what: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import NamedTuple, NoReturn
 
@@ -141,10 +141,11 @@ def _others_wait(groups: Groups) -> bool:
         for rank in torch.distributed.get_process_group_ranks(group_of(name))
         if rank != own
     }
-    while store is not None and time.monotonic() < end:
-        if any(store.check([key]) and int(store.get(key)) > begun for key, begun in keys.items()):
-            return True
-        time.sleep(0.01)
+    with suppress(RuntimeError):  # a store that is gone: the error is this process's own
+        while store is not None and time.monotonic() < end:
+            if any(store.check([key]) and int(store.get(key)) > begun for key, begun in keys.items()):
+                return True
+            time.sleep(0.01)
     return False
 
 

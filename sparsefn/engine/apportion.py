@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from sparsefn.engine.memory import on
 from sparsefn.engine.numbers import where
 from sparsefn.engine.selection.winners import Entry, winners
 from sparsefn.engine.transforms import at_compile_time, known, outside_modes
+
+_COUNT_BITS = 40  # of a number of units
 
 Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 
@@ -118,3 +121,33 @@ def _hand_out(shares: Tensor, total: Tensor, caps: Tensor) -> Tensor:
     missing = (total - whole.sum()).to(torch.int64)
     (one_more,) = winners([Entry((quota - whole).reshape(1, -1), (whole < caps).reshape(1, -1))], [missing])
     return whole + one_more[0]
+
+
+def spread(count: int | Tensor, groups: int, room: Tensor | None = None, like: Tensor | None = None) -> int | Tensor:
+    """A leaf's count split over its competing groups; the first groups take the remainder.
+
+    >>> sf.budgets.spread(6, 3), sf.budgets.spread(7, 3)
+    (2, tensor([3, 2, 2]))
+    >>> sf.budgets.spread(7, 3, room=torch.tensor([1, 8, 8]))
+    tensor([1, 3, 3])
+
+    With `room`, int64 (groups,), no group gets more than its room. An int gives a tensor where `like` is.
+    """
+    if groups <= 1:
+        return count
+    if room is not None:
+        return _filled(on(count, room.device).minimum(room.sum()).clamp(min=0), room)
+    if isinstance(count, int) and count % groups == 0:
+        return count // groups
+    device = next((x.device for x in (count, like) if isinstance(x, Tensor)), torch.device("cpu"))
+    return count // groups + (torch.arange(groups, device=device) < count % groups)
+
+
+def _filled(total: Tensor, room: Tensor) -> Tensor:
+    # Every group gets the same level or its room, if that is less; the highest level is found bit by bit.
+    level = torch.zeros_like(total)
+    for bit in reversed(range(_COUNT_BITS)):
+        higher = level + (1 << bit)
+        level = torch.where(torch.minimum(room, higher).sum() <= total, higher, level)
+    counts, higher = torch.minimum(room, level), room > level
+    return counts + (higher & (higher.cumsum(-1) <= total - counts.sum()))

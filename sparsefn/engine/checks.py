@@ -1,77 +1,18 @@
-"""Checks of arguments: functions that are called otherwise, unknown keywords, steps, ints, numbers, sparsities."""
+"""Checks of arguments: steps, ints, numbers, sparsities."""
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
-from types import FunctionType
 from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.described import shown
+from sparsefn.engine.calls import check_call as check_call
+from sparsefn.engine.calls import check_keywords as check_keywords
 from sparsefn.engine.numbers import Real, like
-
-
-def check_call(what: str, fn: Callable[..., object], *arguments: str) -> None:
-    """Raise TypeError unless it is a function that can be called with as many arguments as are named.
-
-    >>> check_call("distribution", sf.budgets.erk(), "shapes", "sparsity")
-    >>> check_call("distribution", sf.budgets.erk, "shapes", "sparsity")
-    Traceback (most recent call last):
-        ...
-    TypeError: expected distribution to be a function of (shapes, sparsity), got erk, one of (power)
-
-    A function whose signature Python does not know is not looked at, nor is any while compiling.
-    """
-    if torch.compiler.is_compiling() or _takes(fn, len(arguments)):
-        return
-    wanted = f"expected {what} to be a function of ({', '.join(arguments)})"
-    if not callable(fn):
-        raise TypeError(f"{wanted}, got {fn!r}")
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # written in C
-        return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        name, own = getattr(fn, "__name__", None) or shown(fn), ", ".join(signature.parameters)
-        raise TypeError(f"{wanted}, got {name}, one of ({own})") from None
-
-
-def _takes(fn: Callable[..., object], n: int) -> bool:
-    # Whether n arguments are surely right, seen at a glance: algorithms are made anew at every step of an ensemble.
-    fn = inspect.unwrap(fn)
-    own = fn if isinstance(fn, FunctionType) else vars(type(fn)).get("__call__")
-    if not isinstance(own, FunctionType) or own.__code__.co_kwonlyargcount:
-        return False
-    most = own.__code__.co_argcount - (own is not fn)
-    least = most - len(own.__defaults__ or ())
-    return least <= n and (n <= most or bool(own.__code__.co_flags & inspect.CO_VARARGS))
-
-
-def check_keywords(call: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a keyword that the function does not know, and name the closest one.
-
-    >>> check_keywords("rigl", ["drop_fractoin"], ["drop", "drop_fraction"])
-    Traceback (most recent call last):
-        ...
-    TypeError: rigl() got an unexpected keyword argument 'drop_fractoin'; did you mean 'drop_fraction'?
-    """
-    if torch.compiler.is_compiling():
-        return
-    known = list(known)
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"
-            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}; {hint}")
-
 
 Step = int | Tensor
 Schedule = Callable[[Step], Real]
@@ -138,6 +79,20 @@ def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def as_int(call: str, name: str, value: object) -> int:
+    """The argument of that name as an int, of whatever kind of integer it is, such as NumPy's; a bool is none.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.as_int("after_step", "step", 1.0)
+    Traceback (most recent call last):
+        ...
+    TypeError: after_step: expected step to be an int, got 1.0
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{call}: expected {name} to be an int, got {value!r}")
+    return int(value)
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether the value is an int or a float; a bool is not.
 
@@ -146,6 +101,28 @@ def is_number(value: object) -> TypeGuard[int | float]:
     (True, True, False)
     """
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# What is computed with. The 8-bit floats of torch only store numbers: hardly any operation takes them.
+FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
+
+def check_float(what: str, value: object, path: str | None = None) -> None:
+    """Raise TypeError unless it is a tensor of one of the `FLOATS`.
+
+    >>> from sparsefn.engine import checks
+    >>> checks.check_float("params", torch.zeros(1, dtype=torch.float8_e5m2), "w")
+    Traceback (most recent call last):
+        ...
+    TypeError: expected floating-point params, got torch.float8_e5m2 at 'w'; float16, bfloat16, float32 and float64 are \
+taken
+    """
+    if not isinstance(value, Tensor) or value.dtype not in FLOATS:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        at = "" if path is None else f" at {path!r}"
+        narrow = isinstance(value, Tensor) and value.is_floating_point()
+        taken = "; float16, bfloat16, float32 and float64 are taken" if narrow else ""
+        raise TypeError(f"expected floating-point {what}, got {got}{at}{taken}")
 
 
 def check_int(call: str, name: str, value: object, low: int | None = None) -> None:
@@ -232,10 +209,20 @@ def check_sparsity(sparsity: Real, what: str = "sparsity") -> Real:
         kind = type(sparsity).__name__
         raise TypeError(f"expected {what} to be a float in [0, 1], got the {kind} {sparsity}{hint}")
     if not isinstance(sparsity, float):
-        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}")
+        raise TypeError(f"expected {what} to be a float in [0, 1], got {sparsity!r}{_table(what, sparsity)}")
     if not 0.0 <= sparsity <= 1.0:
         raise ValueError(f"expected {what} in [0, 1], got {sparsity}{hint}")
     return sparsity
+
+
+def _table(what: str, value: object) -> str:
+    # How the levels of a dict are written: by step, or by path.
+    if not isinstance(value, Mapping):
+        return ""
+    if value and all(is_int(name) for name in value):
+        return f"; for one by step write sf.schedules.piecewise({value!r})"
+    beside = "beside the sparsity of the other leaves"
+    return f"; for one by path write distribution=sf.budgets.by_path({value!r}) {beside}" if what == "sparsity" else ""
 
 
 def numbers(**values: object) -> list[Real]:

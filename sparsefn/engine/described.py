@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, NamedTuple, ParamSpec, SupportsIndex, TypeVar
@@ -95,7 +97,57 @@ def described(make: Callable[P, Made]) -> Callable[P, Made]:
         named: Any = {name: _copied(value) for name, value in kwargs.items()}
         return _knowing(make(*given, **named), Call(factory, given, named))
 
-    return factory
+    return factory_of(factory)
+
+
+def factory_of(make: Callable[P, Made]) -> Callable[P, Made]:
+    """The same function, marked as one that makes things, so that it is not taken for one of them.
+
+    >>> factory_of(lambda n: range(n))(3)
+    range(0, 3)
+    """
+    make._makes = True  # type: ignore[attr-defined]
+    return make
+
+
+def uncalled(value: object) -> str:
+    """How to call a factory that was given in the place of what it makes; "" for anything else.
+
+    >>> uncalled(sf.budgets.erk), uncalled(sf.budgets.erk()), uncalled(sf.optimizers.adamw)
+    ('erk itself; call it: erk()', '', 'adamw itself; call it: adamw(lr)')
+    """
+    if not callable(value) or not getattr(value, "_makes", False):
+        return ""
+    parameters = inspect.signature(value).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    name = getattr(value, "__name__", "it")
+    return f"{name} itself; call it: {name}({', '.join(needed)})"
+
+
+def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
+    """A function that hands its keywords on gets a signature which shows them, as `help` does.
+
+    >>> def draw(shape, *, color, width=1): ...
+    >>> @takes_keywords_of(draw, color="red")
+    ... def circle(radius, **options):
+    ...     return draw("circle", **({"color": "red"} | options))
+    >>> import inspect
+    >>> print(inspect.signature(circle))
+    (radius, *, color='red', width=1)
+
+    The parameters by name are those of `base`, where they are not the function's own, with these defaults.
+    """
+
+    def signed(make: Callable[P, Made]) -> Callable[P, Made]:
+        here = inspect.signature(make)
+        own = [p for p in here.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {p.name for p in own}
+        theirs = [p for p in inspect.signature(base).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        more = [p.replace(default=defaults.get(p.name, p.default)) for p in theirs if p.name not in names]
+        make.__signature__ = here.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return make
+
+    return signed
 
 
 def with_call(made: Made, make: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Made:
@@ -113,7 +165,8 @@ def call_of(made: object) -> Call | None:
     >>> call_of(sf.rigl(0.9)), call_of(3)
     (rigl(0.9), None)
     """
-    found = getattr(made, "__dict__", {}).get("_call")
+    # functools.wraps copies what a function knows to another one.
+    found = None if isinstance(made, FunctionType) else getattr(made, "__dict__", {}).get("_call")
     return found if isinstance(found, Call) else None
 
 
@@ -137,6 +190,22 @@ def parts_of(made: object) -> Iterator[object]:
         items = (call, vars(made).get("_inner"))
     for item in items:
         yield from parts_of(item)
+
+
+def has_name(fn: object) -> bool:
+    """Whether a function is known to others: by the call that made it, or by its own name in its module.
+
+    >>> has_name(sf.schedules.linear(1.0, 0.5)), has_name(sf.scores.saliency), has_name(lambda x: x)
+    (True, True, False)
+
+    One that is being decorated is not, as its name will be that of the decorated function.
+    """
+    if isinstance(fn, FromCall) or torch.compiler.is_compiling():
+        return isinstance(fn, FromCall)
+    found: Any = sys.modules.get(getattr(fn, "__module__", None) or "")
+    for name in getattr(fn, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is fn and fn is not None
 
 
 def _knowing(made: Made, call: Call) -> Made:

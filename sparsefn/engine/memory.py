@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.transforms import ADD_EACH, visible
+from sparsefn.engine.transforms import ADD_EACH, constants, visible
 
 Count = TypeVar("Count", int, Tensor, int | Tensor)
 Job = TypeVar("Job")
@@ -60,10 +60,13 @@ def brought(x: Tensor, device: torch.device) -> Tensor:
     >>> memory.brought(sf.random.key(7), torch.device("meta")).shape
     torch.Size([2])
 
-    More than a thousand numbers are copied, other dtypes, and what a transform hides.
+    So is one float. More than a thousand numbers are copied, more floats, and what a transform hides.
     """
     if x.device == device:
         return x
+    if x.is_floating_point() and not x.ndim:
+        known = constants([x])  # None where a derivative in the number may be asked for
+        return x.to(device) if known is None else torch.full((), x.item(), dtype=x.dtype, device=device)
     seen = visible([x]) if x.numel() <= _FEW and x.dtype == torch.int64 else None
     return x.to(device) if seen is None else written(seen[0].reshape(-1).tolist(), device).reshape(x.shape)
 

@@ -1,7 +1,8 @@
-"""Text in aligned columns."""
+"""Text in aligned columns, and the order of its lines."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 
@@ -21,3 +22,12 @@ def aligned(lines: Sequence[tuple[str, ...]], left: int) -> str:
         ]
         rows.append("  ".join(cells).rstrip())
     return "\n".join(rows)
+
+
+def natural(path: str) -> list[str | int]:
+    """The key by which paths are sorted, with numbers by their value.
+
+    >>> sorted(["10.w", "2.w", "2.b"], key=natural)
+    ['2.b', '2.w', '10.w']
+    """
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+)", path))]

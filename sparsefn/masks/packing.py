@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsefn.engine.shards import check_plain
-from sparsefn.engine.transforms import visible
+from sparsefn.engine.transforms import read, visible
 from sparsefn.state import check_masks
 from sparsefn.tree import Tree, map_with_path
 
@@ -48,11 +48,14 @@ def unpack(packed: Tree, like: Tree) -> Tree:
     >>> sf.masks.unpack({"w": torch.tensor([2], dtype=torch.uint8)}, {"w": torch.zeros(3)})
     {'w': tensor([False,  True, False])}
 
-    Raises ValueError for another structure or number of bytes, TypeError for a dtype that is
-    neither uint8 nor (0-d) bool, naming the path.
+    Raises ValueError for another structure or number of bytes and, on the CPU, for unused bits that are set, as in
+    damaged bytes; TypeError for a dtype that is neither uint8 nor (0-d) bool. All name the path.
     """
 
     def mask_of(path: str, bits: Tensor, leaf: Tensor) -> Tensor:
+        for tensor in (bits, leaf):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"unpack: expected tensors, got {type(tensor).__name__} at {path!r}")
         if bits.ndim == 0 and bits.dtype == torch.bool:
             return bits
         if bits.dtype != torch.uint8:
@@ -61,9 +64,26 @@ def unpack(packed: Tree, like: Tree) -> Tree:
         if bits.shape != (size,) or leaf.ndim == 0:
             want = f"of shape ({size},)" if leaf.ndim else "that is a 0-d bool"
             raise ValueError(f"expected a packed mask {want} at {path!r}, got {tuple(bits.shape)}")
+        if bits.device.type == "cpu":
+            check_unused(path, bits, leaf.numel())
         return _bits(bits, leaf.numel()).reshape(leaf.shape)
 
     return map_with_path(mask_of, packed, like)
+
+
+def check_unused(path: str, packed: Tensor, n: int) -> None:
+    """Raise ValueError where bits after the first n are set in packed masks; this waits for a device.
+
+    >>> check_unused("w", torch.tensor([0b1000], dtype=torch.uint8), 3)
+    Traceback (most recent call last):
+        ...
+    ValueError: expected the packed mask at 'w' to end in 5 zero bits, got others: its bytes are damaged
+    """
+    last = read(packed[-1]) if n % 8 else None
+    if last is not None and last >> n % 8:
+        raise ValueError(
+            f"expected the packed mask at {path!r} to end in {8 - n % 8} zero bits, got others: its bytes are damaged"
+        )
 
 
 def _bits(packed: Tensor, n: int) -> Tensor:

@@ -96,21 +96,32 @@ def force(
 
 
 @described
-def grasp(sparsity: float | Tensor, loss: Loss, batch: Batch = (), *, where: Where = default_where) -> Algorithm:
+def grasp(
+    sparsity: float | Tensor,
+    loss: Loss,
+    batch: Batch = (),
+    *,
+    temperature: Real | None = 200.0,
+    where: Where = default_where,
+) -> Algorithm:
     """GraSP: the weights stay whose removal would shrink the norm of the gradient most.
 
-    >>> matrix = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
-    >>> algorithm = sf.methods.grasp(0.5, lambda params: params["w"] @ matrix @ params["w"] / 2, where="*")
-    >>> state = algorithm.init({"w": torch.tensor([1.0, -1.0])})
+    >>> def loss(params, x, y, temperature=1.0):
+    ...     return torch.nn.functional.cross_entropy(x @ params["w"] / temperature, y)
+    >>> batch = torch.tensor([[1.0, 2.0], [3.0, -1.0]]), torch.tensor([0, 1])
+    >>> algorithm = sf.methods.grasp(0.5, loss, batch)
+    >>> state = algorithm.init({"w": torch.tensor([[2.0, -1.0], [1.0, 1.0]])})
     >>> algorithm.update(state, state.params, 0).masks
-    {'w': tensor([False,  True])}
+    {'w': tensor([[ True,  True],
+            [False, False]])}
 
     The score is w * (Hg), signed, with g and H of `loss(params, *batch)` over the sparsified leaves; all leaves compete
-    together, at step 0. `batch` may be a function of the step. The paper divides the logits by a temperature of 200
-    inside the cross-entropy, and takes 10 examples of each class: both are the caller's. The gradients given to
-    `update` are not read. The optimizer must leave out that step, `skip=sf.at([0])`.
+    together, at step 0. `batch` may be a function of the step; the paper takes 10 examples of each class. The loss
+    divides its logits by its keyword `temperature`; `temperature=None` calls a loss of another kind as it is. The
+    gradients given to `update` are not read. The optimizer must leave out that step, `skip=sf.at([0])`.
 
-    Raises TypeError for a loss or a batch of another kind, and ValueError for a loss that is not 0-d.
+    Raises TypeError for a loss without that keyword and for a loss or a batch of another kind, and ValueError for a
+    temperature that is not positive and a loss that is not 0-d.
 
     Differs from the authors' code: exactly the asked number is kept, theirs keeps one more; linear layers are not drawn
     anew for the scores.
@@ -120,7 +131,7 @@ def grasp(sparsity: float | Tensor, loss: Loss, batch: Batch = (), *, where: Whe
 
     Wang, Zhang and Grosse 2020, arXiv 2002.07376.
     """
-    return one_shot(sparsity, grasp_score(loss, batch), where=where, distribution=global_())
+    return one_shot(sparsity, grasp_score(loss, batch, temperature), where=where, distribution=global_())
 
 
 @described

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Unpack
-
 import optree
 from torch import Tensor
 
 from sparsefn.algorithms import gmp, static, ste
 from sparsefn.algorithms import rigl as rigl
-from sparsefn.algorithms import set as plain_set
+from sparsefn.algorithms import set as set
 from sparsefn.algorithms import snfs as snfs
-from sparsefn.algorithms.drop_grow import DropGrowOptions, Target
 from sparsefn.algorithms.start import Init
 from sparsefn.budgets import erk, global_
 from sparsefn.compose import chain, sequence, with_terms
@@ -19,42 +16,12 @@ from sparsefn.engine.checks import check_sparsity
 from sparsefn.engine.described import described
 from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.schedules import cosine_decay, polynomial
-from sparsefn.scores import magnitude, ranked
+from sparsefn.scores import magnitude
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.terms import l2, pruned_decay
 from sparsefn.tree import Tree
 from sparsefn.triggers import always, every
 from sparsefn.where import default_where
-
-
-@described
-def set(sparsity: Target, *, by_sign: bool = False, **options: Unpack[DropGrowOptions]) -> Algorithm:
-    """SET: the smallest weights are dropped, of both signs alike if asked for, and as many grow at random.
-
-    >>> start = {"w": torch.arange(9) < 6}
-    >>> rest = {"drop_fraction": 1 / 3, "init": start, "where": "*", "key": sf.random.key(0), "exclude_dropped": True}
-    >>> algorithm = sf.methods.set("current", by_sign=True, **rest)
-    >>> state = algorithm.init({"w": torch.tensor([0.1, 0.2, 0.3, 0.4, -5.0, -6.0, 0.0, 0.0, 0.0])})
-    >>> algorithm.update(state, state.params, 0).masks["w"][:6].tolist()
-    [False, True, True, True, False, True]
-
-    `sf.set`, with all its keywords. With `by_sign` equally many positive and negative weights are dropped while they
-    last, the smallest of each, by `sf.scores.ranked`; it then says what `drop` is.
-
-    Raises what `sf.set` raises, and TypeError for `by_sign` together with `drop`.
-
-    Differs from the authors' code: by default the smallest weights are dropped whatever their sign; `by_sign` drops
-    equal numbers, as the code of ITOP does, where the paper drops an equal share of each sign.
-
-    Verified by recordings (`sf.set` on those of sparselearning), a worked example, and laws.
-
-    Mocanu et al. 2018, arXiv 1707.04780.
-    """
-    if by_sign and "drop" in options:
-        raise TypeError("set: expected by_sign or drop, got both")
-    if by_sign:
-        options["drop"] = ranked(magnitude)
-    return plain_set(sparsity, **options)
 
 
 @described
@@ -154,7 +121,7 @@ def mest(
 
     start = static(fraction_at(lower, 0), where=where, key=key)
     prune = gmp(upper, score=importance if gradient else magnitude, when=when, where=where, init=start, key=key)
-    return sequence(prune, plain_set(lower, drop_fraction=0.0, when=when, where=where, key=key))
+    return sequence(prune, set(lower, drop_fraction=0.0, when=when, where=where, key=key))
 
 
 @described

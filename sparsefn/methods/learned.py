@@ -139,8 +139,9 @@ def soft_movement(
         return torch.maximum(above.count(sigmoid(scores), active, step, total), few)
 
     def penalty(trained: Tree, step: Step) -> Tensor:
-        means = [sigmoid(score).mean() for score in leaves_of(trained["scores"])]
-        return rise(step) * sum(means, torch.zeros((), device="cpu")) / max(len(means), 1)
+        # In float64, as the numbers of a schedule are where the step is a tensor.
+        means = [sigmoid(score).mean().double() for score in leaves_of(trained["scores"])]
+        return rise(step) * sum(means, torch.zeros((), dtype=torch.float64, device="cpu")) / max(len(means), 1)
 
     learned = supermask(Counted(kept, whole=False), mode="joint", init="zeros", where=where)
     return with_terms(learned, terms.penalty(penalty))

@@ -11,4 +11,5 @@ from sparsefn.modules.pattern_axis import channel_axis as channel_axis
 from sparsefn.modules.pattern_axis import check_pattern_axis as check_pattern_axis
 from sparsefn.modules.pattern_axis import pattern_axis as pattern_axis
 from sparsefn.modules.pruned import from_pruned as from_pruned
+from sparsefn.modules.scaled import scaled_init as scaled_init
 from sparsefn.modules.weights import weights_of as weights_of

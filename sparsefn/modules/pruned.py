@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.modules.calls import check_shape
 from sparsefn.modules.wrappers import own_tensors, unwrapped
 from sparsefn.state import everywhere
@@ -35,7 +36,8 @@ def from_pruned(
 
     Raises ValueError for a mask that holds anything but 0 and 1, for a checkpoint that lacks a param or a mask or
     has it in another shape, and for a weight that torch.ao prunes by rows or that has another parametrization
-    besides. Other keys of a checkpoint are ignored.
+    besides; TypeError for names that are no strings, for weights that are not floating-point and for what is no dense
+    tensor. Other keys of a checkpoint are ignored.
     """
     own, buffers = (
         {name: tensor for name, (_, tensor) in own_tensors(module, kind).items()} for kind in ("parameters", "buffers")
@@ -47,16 +49,24 @@ def from_pruned(
     for path, param in own.items():
         name = _plain_name(path, buffers)
         key, mask_key = _keys(name, tensors)
-        params[name] = tensors[key].detach().clone()
+        weight = _fitting("a tensor", key, tensors[key], param)
+        if param.is_floating_point() and not weight.is_floating_point():
+            raise TypeError(f"expected floating-point weights at {key!r}, got {weight.dtype}")
+        params[name] = weight.clone()
         masks[name] = everywhere(params[name])
-        check_shape("a tensor", key, params[name], param)
         if mask_key:
-            mask = tensors[mask_key]
-            check_shape("a mask", mask_key, mask, param)
+            mask = check_values("the masks", mask_key, _fitting("a mask", mask_key, tensors[mask_key], param))
             if not bool(((mask == 0) | (mask == 1)).all()):
                 raise ValueError(f"expected a mask of zeros and ones at {mask_key!r}")
             masks[name] = mask != 0
     return params, masks
+
+
+def _fitting(what: str, key: str, found: object, like: Tensor) -> Tensor:
+    # Checked before any memory is asked for: an expanded tensor of another shape may stand for any amount.
+    tensor = as_dense("the checkpoint", key, found)
+    check_shape(what, key, tensor, like)
+    return tensor
 
 
 def _names(name: str) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -71,8 +71,11 @@ def unwrapped(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, 
     >>> [list(unwrapped(net, checkpoint)) for checkpoint in (net.state_dict(), net.module.state_dict())]
     [['weight'], ['weight']]
 
-    A key that belongs to no parameter is kept.
+    A key that belongs to no parameter is kept. Raises TypeError for one that is no string.
     """
+    for key in checkpoint:
+        if not isinstance(key, str):
+            raise TypeError(f"expected a checkpoint whose names are strings, got {key!r}, a {type(key).__name__}")
     pairs = [(path, name) for name, (path, _) in own_tensors(module, "parameters").items()]
     pairs += [(path.replace("_checkpoint_wrapped_module.", ""), name) for path, name in pairs]  # as state_dict has it
     layers = {path.rpartition(".")[0]: name.rpartition(".")[0] for path, name in pairs}

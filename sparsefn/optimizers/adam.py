@@ -233,8 +233,9 @@ def _in_blocks(numbers: AdamNumbers, sign: int, blocks: Iterable[blockwise.Row])
     # The operations of `_in_torch` one by one: numpy rounds each as torch does, square roots of float32 too.
     # Moments may be written over the old ones. The update has this sign: -1 to add it to the param, 1 to take it away.
     f = np.float32
-    size, least = sign * f(numbers.size.item()), f(numbers.least.item())
-    shrink = None if numbers.shrink is None else sign * f(numbers.shrink.item())
+    least, shrink = f(numbers.least.item()), None if numbers.shrink is None else -f(numbers.shrink.item())
+    # Where the two parts of an update with a decay cancel it is +0.0: so it is made first, and turned then.
+    size = f(numbers.size.item()) * (sign if shrink is None else -1)
     part1, part2, beta2 = f(1 - numbers.beta1), f(1 - numbers.beta2), f(numbers.beta2)
     room = np.empty(BLOCK, f)
     for m, v, g, p, update, mu, nu in blocks:
@@ -254,6 +255,8 @@ def _in_blocks(numbers: AdamNumbers, sign: int, blocks: Iterable[blockwise.Row])
         np.multiply(update, size, out=update)
         if shrink is not None:
             np.add(update, np.multiply(p, shrink, out=extra), out=update)
+            if sign > 0:
+                np.negative(update, out=update)
 
 
 def _in_masked_blocks(numbers: AdamNumbers, blocks: Iterable[blockwise.Row]) -> None:

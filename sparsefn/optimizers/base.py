@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import number
+from sparsefn.engine.described import uncalled
 from sparsefn.engine.numbers import like
+from sparsefn.engine.promises import forgetting
 from sparsefn.state import Level
 from sparsefn.tree import Tree, check_like, leaves_of
 
 
+@forgetting("under_masks", "update")
 class Optimizer(NamedTuple):
     """A pure pair of functions in the shape of TorchOpt's and optax's.
 
@@ -32,7 +35,8 @@ class Optimizer(NamedTuple):
     `under_masks(grads, state, params, masks) -> (params, state)` is optional: the whole step under masks in one pass,
     which `with_optimizer` then takes. It has the bits of `update` on gradients that are +0.0 off the masks, with the
     updates added only on the masks; or it gives None where there is no faster way. It is for optimizers that step each
-    entry by itself: in compiled code `with_optimizer` makes their updates from whole gradients.
+    entry by itself: in compiled code `with_optimizer` makes their updates from whole gradients. `_replace(update=...)`
+    clears it, as it is a way of the old update.
     """
 
     init: Callable[[Tree], Tree]
@@ -95,6 +99,8 @@ def check_rate(lr: Level) -> None:
     ValueError: expected lr in [0, inf), got -0.1
     """
     # The value of a tensor is not read: it may be batched, or on another device.
+    if words := uncalled(lr):
+        raise TypeError(f"expected lr to be a number or a schedule, got {words}")
     if not callable(lr) and not isinstance(number("lr", lr), Tensor):
         check_within("lr", lr)
 

@@ -12,7 +12,7 @@ from sparsefn.reparam.base import Reparametrisation
 from sparsefn.schedules import as_schedule
 from sparsefn.select import straight_through
 from sparsefn.state import Level, Step, everywhere
-from sparsefn.tree import Leaves, Tree
+from sparsefn.tree import Leaves, Tree, wide
 
 
 @described
@@ -53,7 +53,8 @@ def soft_threshold(
             excess = v.abs() - f(latents["threshold"][path])
             size = torch.relu(excess)
             if not hard:
-                size = straight_through(size, torch.where(excess > 0, excess, below(step) * excess))
+                small = (below(step) * wide(excess)).to(excess.dtype)  # wide: a batch of rates would be rounded first
+                size = straight_through(size, torch.where(excess > 0, excess, small))
             weights[path] = torch.sign(v) * size
             masks[path] = (excess > 0).detach()
         return weights, masks

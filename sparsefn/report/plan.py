@@ -6,8 +6,10 @@ import optree
 import torch
 
 from sparsefn.engine.checks import check_int
+from sparsefn.engine.described import uncalled
 from sparsefn.report.summary import Summary, summary
 from sparsefn.state import Algorithm
+from sparsefn.timetable import unfinished
 from sparsefn.tree import Tree, flatten
 from sparsefn.where import why_dense
 
@@ -33,6 +35,17 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
     >>> [sf.report.plan(gmp, params, steps).sparsified.kept for steps in (0, 11, 21)]
     [4352, 924, 436]
 
+    `steps` is then the length of the run, and `notes`, below the table, name the schedules and triggers that have not
+    ended by then:
+
+    >>> print(sf.report.plan(gmp, {"w": torch.ones(10, 10)}, steps=11))
+    path        shape     kept  total  sparsity  dense because
+    w           (10, 10)    21    100    0.7900
+    sparsified              21    100    0.7900
+    all                     21    100    0.7900
+    note: polynomial(0.0, 0.9, begin=0, end=20) ends at step 20, after the run of 11 steps: its last value there is \
+0.787, not 0.9
+
     Most budgets say how many weights each leaf keeps, and then the plan is what training will do. Where scores decide
     that (`global_`, `snfs`), training will change the counts of leaves; their total is as planned. Of a `supermask`
     that draws its masks the counts are those of one draw.
@@ -43,7 +56,8 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
     an int, ValueError for negative steps, and as `init` and `update` do.
     """
     if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"plan: expected an algorithm such as sf.rigl(0.9), got {type(algorithm).__name__}")
+        got = uncalled(algorithm) or type(algorithm).__name__
+        raise TypeError(f"plan: expected an algorithm such as sf.rigl(0.9), got {got}")
     check_int("plan", "steps", steps, 0)
     state = algorithm.init(params)
     if grads is None:
@@ -59,4 +73,5 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
         elif row.kept == row.total:
             why = "its mask keeps all"
         rows.append(row._replace(why=why))
-    return found._replace(rows=tuple(rows))
+    notes = unfinished(algorithm, steps) if steps else []
+    return found._replace(rows=tuple(rows), notes=tuple(notes))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -10,10 +9,11 @@ import torch
 from torch import Tensor
 
 from sparsefn.algorithms.frame import sparse_leaves
+from sparsefn.attached.attached import Attached
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.shards import is_sharded, whole
-from sparsefn.engine.table import aligned
+from sparsefn.engine.table import aligned, natural
 from sparsefn.ensemble import check_single
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in
@@ -48,16 +48,18 @@ class Summary(NamedTuple):
     0.75
 
     `rows` has a row for every leaf, `total` is over all of them, `sparsified` over those that have a
-    mask, and `dense` holds the paths of the others.
+    mask, and `dense` holds the paths of the others. In a plan `notes` are sentences on what a run of `steps` steps ends
+    too early for.
     """
 
     rows: tuple[Row, ...]
     total: Row
     sparsified: Row
     dense: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Align the rows, with the totals below, and columns for `dead` and `why` where there are any."""
+        """Align the rows, with the totals below, columns for `dead` and `why` where there are any, and the notes."""
         lines: list[list[str]] = [["path", "shape", "kept", "total", "sparsity"]]
         listed = (*self.rows, self.sparsified, self.total)
         for i, row in enumerate(listed):
@@ -73,7 +75,7 @@ class Summary(NamedTuple):
             width = max(len("dense because"), *(len(row.why) for row in self.rows))
             for line, why in zip(lines, ["dense because", *(row.why for row in listed)], strict=True):
                 line.append(why.ljust(width))
-        return aligned([tuple(line) for line in lines], left=2)
+        return "\n".join([aligned([tuple(line) for line in lines], left=2), *(f"note: {note}" for note in self.notes)])
 
 
 class Change(NamedTuple):
@@ -124,7 +126,7 @@ class Observed(NamedTuple):
     target: float | Tensor | None
 
 
-def summary(state: State, *, only: Literal["sparsified"] | None = None) -> Summary:
+def summary(state: State | Attached, *, only: Literal["sparsified"] | None = None) -> Summary:
     """Count the entries that every leaf keeps.
 
     >>> state = sf.State(
@@ -138,7 +140,8 @@ def summary(state: State, *, only: Literal["sparsified"] | None = None) -> Summa
     sparsified             2      8    0.7500  1 row, 2 columns
     all                    4     10    0.6000  1 row, 2 columns
 
-    Counts come from the masks, not from the values of the weights. Under `dead` stand rows and columns of masks of two
+    Counts come from the masks, not from the values of the weights. Of what `sf.attach` returned, weights count that are
+    kept, or not zero in the module. Under `dead` stand rows and columns of masks of two
     dimensions or more that keep nothing: most often outputs without an input, and inputs that nothing reads. Rows of
     the table are in the order of paths, with numbers by their value: `layers.2` before `layers.10`. With
     `only="sparsified"` it has none for dense leaves; the totals are the same. Of a stack of states
@@ -147,11 +150,13 @@ def summary(state: State, *, only: Literal["sparsified"] | None = None) -> Summa
     """
     if only not in (None, "sparsified"):
         raise ValueError(f"summary: expected only to be 'sparsified' or None, got {only!r}")
+    if isinstance(state, Attached):
+        state = state.in_module()
     check_single(state)
     check_masks(state.masks, state.params)
     leaves = flatten(state.params)[0]
     masks = dict(zip(leaves, leaves_like(state.masks, state.params), strict=True))
-    ordered = sorted(leaves, key=_natural)
+    ordered = sorted(leaves, key=natural)
     dense = tuple(path for path in ordered if not is_sparse(masks[path], leaves[path]))
     sparse = [path for path in ordered if path not in dense]
     counted = [mask for path in sparse for mask in (masks[path], *_lines(masks[path]))]
@@ -209,7 +214,7 @@ def changed(old: State, new: State) -> Changes:
     both: list[Tensor] = []
     masks = [leaves_like(state.masks, old.params) for state in (old, new)]
     each = zip(flatten(old.params)[0].items(), *masks, strict=True)
-    for (path, leaf), before, after in sorted(each, key=lambda row: _natural(row[0][0])):
+    for (path, leaf), before, after in sorted(each, key=lambda row: natural(row[0][0])):
         if is_sparse(before, leaf) or is_sparse(after, leaf):
             was, now = (mask if mask.ndim else torch.ones_like(leaf, dtype=torch.bool) for mask in (before, after))
             paths.append(path)
@@ -220,11 +225,6 @@ def changed(old: State, new: State) -> Changes:
         "total", sum(row.kept for row in rows), sum(row.grown for row in rows), sum(row.dropped for row in rows)
     )
     return Changes(tuple(rows), total)
-
-
-def _natural(path: str) -> list[str | int]:
-    # The texts of a path, at even places, and its numbers.
-    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+)", path))]
 
 
 def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_kind
-from sparsefn.engine.described import Described, with_call
+from sparsefn.engine.described import has_name, with_call
 from sparsefn.engine.leaf_draws import drawn_leaves
+from sparsefn.engine.promises import promising
 from sparsefn.state import Accumulated, State, Step
 from sparsefn.tree import Leaves, Tree, flatten
 
@@ -49,9 +50,8 @@ def absolute(signed: Signed) -> Signed:
     def score(*args: Tree) -> Tree:
         return optree.tree_map(torch.abs, signed(*args))
 
-    score.signed = signed  # type: ignore[attr-defined]
-    # A function that is decorated keeps its own name.
-    return with_call(score, absolute, signed) if isinstance(signed, Described) else score  # type: ignore[return-value]
+    made = cast(Signed, promising(score, signed=signed))
+    return with_call(made, absolute, signed) if has_name(signed) else made
 
 
 @absolute
@@ -131,4 +131,4 @@ def _drawn(leaves: Leaves, state: State, step: Step) -> Leaves:
     return drawn_leaves(state.key, leaves, check_kind(step), "uniform", torch.float32)
 
 
-random.of_leaves = _drawn  # type: ignore[attr-defined]
+promising(random, of_leaves=_drawn)

@@ -94,7 +94,8 @@ def _swept(w: Tensor, lower: Tensor, dead: Tensor, span: int, choose: Choose) ->
         due, within = factor[:a].T @ changes[:a], factor[a:].triu(1).T.contiguous()
         at = _Columns(due, changes[a:b], keeps[: b - a], masks[:, a:b], within, scale)
         _sweep(at, widths, span, a // span, choose)
-    return changes.T.contiguous().neg_().add_(w), masks
+    new = changes.T.contiguous().neg_().add_(w)
+    return torch.where(masks, new, 0.0), masks  # -0.0 less its change is -0.0 again
 
 
 class _Columns(NamedTuple):

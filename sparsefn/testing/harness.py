@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsefn.compose import with_optimizer
+from sparsefn.optimizers import sgd
 from sparsefn.random import key
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.testing.meta import Row
@@ -78,6 +80,12 @@ def sparse(state: State) -> dict[str, Tensor]:
 def algorithm_of(row: Row, case: Case) -> Algorithm:
     """The algorithm of a row at the sparsity and key of a run."""
     return row.make(case.sparsity, key(case.seed), case.params)
+
+
+def trained_of(row: Row, case: Case) -> Algorithm:
+    """The same with an optimizer, where it has none: else no gradient reaches what it trains, and no term is read."""
+    algorithm = algorithm_of(row, case)
+    return algorithm if row.meta.optimizer else with_optimizer(algorithm, sgd(0.25, momentum=0.5))
 
 
 def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int) -> Iterator[State]:

@@ -130,7 +130,7 @@ DETERMINISM = Law(
             share=0.04,
         ),
         Check(processes_do_not_matter, examples=_one(150), share=0.04),
-        Check(states.steps_may_be_tensors),
+        Check(states.steps_may_be_tensors, hint="optimizer=True if it has an optimizer inside"),
         Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, "needs_grads=True"),
         Check(dependence.keys_matter_where_declared, lambda meta: not meta.stochastic, "stochastic=True"),
         Check(

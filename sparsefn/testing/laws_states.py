@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsefn.checkpoint import load_state_dict, state_dict
 from sparsefn.state import apply_masks
-from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, turned, updates
+from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, trained_of, turned, updates
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, same_structure
@@ -155,10 +155,9 @@ def memory_does_not_matter(row: Row, case: Case) -> None:
 
 
 def steps_may_be_tensors(row: Row, case: Case) -> None:
-    """An int step and a 0-d int64 tensor give the same bits."""
-    for i, (a, b) in enumerate(
-        zip(updates(algorithm_of(row, case), case), updates(algorithm_of(row, case), case, torch.tensor), strict=True)
-    ):
+    """An int step and a 0-d int64 tensor give the same bits, in what is trained, too."""
+    runs = (updates(trained_of(row, case), case, step) for step in (int, torch.tensor))
+    for i, (a, b) in enumerate(zip(*runs, strict=True)):
         assert_same(f"state {i}", a, b)
 
 

@@ -62,7 +62,7 @@ class Layer(NamedTuple):
 class Source:
     """The bytes of an example, used up one after another: the first for choices, the rest for values."""
 
-    choices = 48
+    choices = 96
     size = 1000
 
     def __init__(self, data: bytes) -> None:
@@ -196,7 +196,7 @@ def _layer(source: Source, form: Form) -> Tree:
 
 def tree(source: Source, form: Form) -> Tree:
     """A tree of meta tensors; `default_where` chooses at least one of its leaves."""
-    layers = [_layer(source, form) for _ in range(source.pick((1, 2, 3)))]
+    layers = [_layer(source, form) for _ in range(source.pick((1, 3, 4, 2, 5)))]
     scale = torch.empty((), dtype=source.pick((torch.float32, torch.bfloat16, torch.float16)), device="meta")
     names = [f"layer{len(layers) - i}" for i in range(len(layers))]  # inserted against their order
     named = {**dict(zip(names, layers, strict=True)), "activation": {}, "scale": scale}
@@ -226,5 +226,6 @@ def case(source: Source, form: Form, palettes: Sequence[str], distinct: bool, li
         return treedef.unflatten([_strided(source, _filled(source, palette, leaf)) for leaf in leaves])
 
     sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
+    level, seed = sparsity(source, [*sizes, sum(sizes)]), source.number(32)
     params, *grads = (filled(palette if i == 0 else empty) for i in range(STEPS + 1))
-    return Case(params, tuple(grads), sparsity(source, [*sizes, sum(sizes)]), source.number(32))
+    return Case(params, tuple(grads), level, seed)

@@ -1,19 +1,19 @@
 """Maps over optree pytrees that know the dotted path of every leaf."""
 
+from sparsefn.tree.alike import check_like as check_like
+from sparsefn.tree.alike import identical as identical
+from sparsefn.tree.alike import leaves_like as leaves_like
+from sparsefn.tree.alike import map_with_path as map_with_path
+from sparsefn.tree.alike import same_structure as same_structure
+from sparsefn.tree.alike import structure_error as structure_error
 from sparsefn.tree.leaves import Leaves as Leaves
 from sparsefn.tree.leaves import Tree as Tree
-from sparsefn.tree.leaves import check_like as check_like
 from sparsefn.tree.leaves import flatten as flatten
-from sparsefn.tree.leaves import identical as identical
 from sparsefn.tree.leaves import leaves_at as leaves_at
-from sparsefn.tree.leaves import leaves_like as leaves_like
 from sparsefn.tree.leaves import leaves_of as leaves_of
-from sparsefn.tree.leaves import map_with_path as map_with_path
 from sparsefn.tree.leaves import none_paths as none_paths
 from sparsefn.tree.leaves import opened as opened
 from sparsefn.tree.leaves import paths as paths
-from sparsefn.tree.leaves import same_structure as same_structure
-from sparsefn.tree.leaves import structure_error as structure_error
 from sparsefn.tree.leaves import tops as tops
 from sparsefn.tree.leaves import with_leaves as with_leaves
 from sparsefn.tree.leaves import zipped as zipped

@@ -9,7 +9,6 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.shards import is_spread, words_of
 from sparsefn.engine.transforms import at_compile_time
 
 Tree = Any  # any optree pytree of tensors
@@ -204,95 +203,3 @@ def with_leaves(tree: Tree, leaves: Mapping[str, Tree]) -> Tree:
         return tree
     old, rebuild = opened(tree)
     return rebuild([leaves.get(path, leaf) for path, leaf in zip(paths(tree), old, strict=True)])
-
-
-def map_with_path(fn: Callable[..., Tree], tree: Tree, *rest: Tree) -> Tree:
-    """`optree.tree_map` whose function gets the dotted path first.
-
-    >>> map_with_path(lambda path, leaf: path, {"a": [0, 1]})
-    {'a': ['a.0', 'a.1']}
-    """
-    leaves, rebuild = flatten(tree)
-    others = [leaves_like(other, tree) for other in rest]
-    return rebuild([fn(*row) for row in zip(leaves, leaves.values(), *others, strict=True)])
-
-
-def same_structure(tree: Tree, like: Tree) -> bool:
-    """Whether two trees have the same structure; the order in which dicts were filled does not matter.
-
-    >>> same_structure({"a": 0, "b": 0}, {"b": 1, "a": 1})
-    True
-    """
-    if torch.compiler.is_compiling():  # a traced treedef remembers the insertion order of dicts
-        return paths(tree) == paths(like)
-    return optree.tree_structure(tree) == optree.tree_structure(like)
-
-
-def identical(a: Tree, b: Tree) -> bool:
-    """Whether two trees hold the same tensors, not only equal ones.
-
-    >>> w = torch.ones(1)
-    >>> identical({"w": w}, {"w": w}), identical({"w": w}, {"w": w.clone()})
-    (True, False)
-    """
-    xs, ys = leaves_of(a), leaves_of(b)
-    return len(xs) == len(ys) and all(x is y for x, y in zip(xs, ys, strict=True))
-
-
-def leaves_like(tree: Tree, like: Tree) -> list[Tree]:
-    """Leaves of `tree` in the order of `like`, whose structure it must have.
-
-    >>> leaves_like({"b": 1, "a": 2}, {"a": 0, "b": 0})
-    [2, 1]
-    """
-    if not same_structure(tree, like):
-        raise ValueError(structure_error("tree", tree, like, "the other"))
-    return leaves_of(tree)
-
-
-def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") -> str:
-    """One sentence that says where the structure of `tree` differs from that of `like`.
-
-    >>> structure_error("grads", {"a": 0}, {"a": 0, "b": 0})
-    "expected grads with the structure of params, but there is no leaf at 'b'"
-    """
-    got, want = paths(tree), paths(like)
-    head = f"expected {what} with the structure of {model}, but "
-    for path in want:
-        if path not in got:
-            return head + f"there is no leaf at {path!r}"
-    for path in got:
-        if path not in want:
-            return head + f"there is an unknown leaf at {path!r}"
-    return head + "the containers differ" + _containers(tree, like)
-
-
-def _containers(tree: Tree, like: Tree) -> str:
-    if torch.compiler.is_compiling():
-        return ""
-    return f": {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
-
-
-def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True, layout: bool = True) -> None:
-    """Raise unless `tree` has the structure, shapes and (on demand) dtypes and placements of `like`.
-
-    >>> check_like("grads", {"w": torch.zeros(2)}, {"w": torch.zeros(3)})
-    Traceback (most recent call last):
-        ...
-    ValueError: expected grads of shape (3,) at 'w', got (2,)
-    """
-    if not same_structure(tree, like):
-        raise ValueError(structure_error(what, tree, like))
-    leaves, wanted = leaves_of(tree), leaves_of(like)
-    for i, (leaf, want) in enumerate(zip(leaves, wanted, strict=True)):
-        if not isinstance(leaf, Tensor):
-            raise TypeError(f"expected {what} to be tensors, got {type(leaf).__name__} at {paths(like)[i]!r}")
-        if leaf.shape != want.shape:
-            at = paths(like)[i]
-            raise ValueError(f"expected {what} of shape {tuple(want.shape)} at {at!r}, got {tuple(leaf.shape)}")
-        plain = type(want) is Tensor and type(leaf) is Tensor
-        if not plain and (layout or not is_spread(leaf, want)) and words_of(leaf) != words_of(want):
-            at = paths(like)[i]
-            raise ValueError(f"expected {what} to be {words_of(want)} at {at!r}, got one that is {words_of(leaf)}")
-        if dtype and leaf.dtype != want.dtype:
-            raise TypeError(f"expected {what} of dtype {want.dtype} at {paths(like)[i]!r}, got {leaf.dtype}")

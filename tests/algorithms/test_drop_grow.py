@@ -1,5 +1,8 @@
 """Dynamic sparse training: `drop_grow`, `set`, `rigl`, `snfs`, and rules of other papers."""
 
+import inspect
+import pydoc
+
 import optree
 import pytest
 import torch
@@ -272,3 +275,41 @@ def test_a_target_by_scores_needs_masks_to_start_from():
         sf.rigl(sf.counts.above(0.5)).init({"w": torch.ones(2, 2)})
     with pytest.raises(ValueError, match="expected distribution to be uniform"):
         sf.rigl(sf.counts.above(0.5), distribution=sf.budgets.erk())
+
+
+# ---- the presets' keywords -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("preset", "own"), [(sf.rigl, []), (sf.set, ["by_sign"]), (sf.snfs, ["decay"])])
+def test_help_and_editors_see_every_keyword_and_its_default(preset, own):
+    found, base = inspect.signature(preset).parameters, inspect.signature(sf.drop_grow).parameters
+    assert list(found) == ["sparsity", *own, *list(base)[1:]]
+    assert not any(p.kind is p.VAR_KEYWORD for p in found.values())
+    assert found["drop"].default is sf.scores.magnitude
+    assert all(found[name].default is base[name].default for name in found if name in base and name not in OWN)
+    text = pydoc.plain(pydoc.render_doc(preset))
+    assert all(f"{name}: " in text for name in ("steps", "when", "drop_fraction", "distribution", *own))
+    assert "**options" not in text
+
+
+OWN = {"drop", "grow", "redistribute"}
+
+
+def test_the_defaults_shown_are_those_of_the_presets():
+    params = {"w": torch.arange(400.0).reshape(20, 20).cos(), "v": torch.arange(400.0).reshape(20, 20).sin()}
+    for preset in (sf.rigl, sf.set, sf.snfs):
+        shown = {n: p.default for n, p in inspect.signature(preset).parameters.items() if p.default is not p.empty}
+        shown = {name: value for name, value in shown.items() if name not in ("decay", "by_sign")}
+        states = []
+        for algorithm in (preset(0.5), sf.drop_grow(0.5, **shown)):
+            states.append(algorithm.update(algorithm.init(params), params, 0))
+        assert sf.checkpoint.tree_equal(*states)
+
+
+def test_by_sign_and_drop_say_the_same_thing():
+    with pytest.raises(TypeError, match="set: expected by_sign or drop, got both"):
+        sf.set(0.5, by_sign=True, drop=sf.scores.magnitude)
+    with pytest.raises(
+        TypeError, match=r"set\(\) got an unexpected keyword argument 'by_sing'; did you mean 'by_sign'"
+    ):
+        sf.set(0.5, by_sing=True)

@@ -1,5 +1,7 @@
 """Pruning by score: `one_shot`, `gmp`, `iterative`, `ste`, and the published methods they compose to."""
 
+import re
+
 import optree
 import pytest
 import torch
@@ -466,3 +468,62 @@ def test_nan_scores_lose_and_infinite_ones_win():
     state = algorithm.init(row(1, 1, 1, 1))
     assert kept(algorithm.update(state, row(nan, -inf, 1, 0), 0)) == {1, 2}
     assert kept(algorithm.update(state, row(nan, nan, nan, -1), 0)) == {0, 3}
+
+
+# ---- gmp by the length of a run ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7, 100, 399, 1000])
+def test_the_length_of_a_run_says_when_and_how_much_gmp_prunes(steps):
+    params = {"w": torch.arange(400.0).reshape(20, 20).cos()}
+    algorithm, seen = sf.gmp(0.9, steps=steps), {}
+    state = algorithm.init(params)
+    assert state.masks["w"].all() or steps < 3  # where masks change once, at step 0
+    for step in range(steps):
+        new = algorithm.update(state, params, step)
+        if new is not state:
+            seen[step] = int(new.masks["w"].sum())
+        state = new
+    n, stop = min(100, max(1, steps // 100)), max(1, 3 * steps // 4)
+    assert list(seen) == list(range(0, stop, n))
+    last = max(seen)
+    for step, count in seen.items():
+        level = 0.9 * (1 - (1 - step / last) ** 3) if last else 0.9
+        assert count == sf.budgets.n_kept(400, level)
+    assert seen[last] == 40
+
+
+def test_gmp_by_the_length_of_a_run_is_the_same_with_its_parts_named():
+    params = {"w": torch.arange(400.0).reshape(20, 20).cos()}
+    rise = sf.schedules.polynomial(0.0, 0.8, begin=0, end=740)
+    for ours, told in (
+        (sf.gmp(0.8, steps=1000), sf.gmp(rise, when=sf.every(10, stop=750))),
+        (sf.gmp(0.8, steps=1000, when=sf.every(7)), sf.gmp(rise, when=sf.every(7))),
+        (sf.gmp(torch.tensor(0.8, dtype=torch.float64), steps=1000), sf.gmp(rise, when=sf.every(10, stop=750))),
+    ):
+        left, right = ours.init(params), told.init(params)
+        for step in (0, 70, 140, 735, 740, 750, 994):
+            left, right = ours.update(left, params, step), told.update(right, params, step)
+            assert sf.checkpoint.tree_equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: sf.gmp(sf.schedules.linear(0.0, 0.1), steps=100),
+            ValueError,
+            "gmp: expected the sparsity of the end as a float or a 0-d tensor beside steps=100, got linear(0.0, 0.1), "
+            "which says itself how many are kept at each step: leave steps out, and give `when`",
+        ),
+        (lambda: sf.gmp(sf.counts.above(0.1), steps=100), ValueError, "got above(0.1), which says itself"),
+        (lambda: sf.gmp(None, pattern=sf.patterns.nm(2, 4), steps=100), ValueError, "got None, which says itself"),
+        (lambda: sf.gmp(0.5, steps=0), ValueError, "gmp: expected steps >= 1, got 0"),
+        (lambda: sf.gmp(0.5, steps=1.5), TypeError, "gmp: expected steps to be an int, got float"),
+        (lambda: sf.gmp(1, steps=100), TypeError, "expected sparsity to be a float in [0, 1], got the int 1"),
+        (lambda: sf.gmp(1.5, steps=100), ValueError, "expected sparsity in [0, 1], got 1.5"),
+    ],
+)
+def test_the_length_of_a_run_needs_a_sparsity_at_its_end(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        make()

@@ -390,7 +390,8 @@ def given(**leaves):
         (
             lambda: given(v=torch.ones(1, 2)),
             ValueError,
-            "expected initial scores with the structure of params, but there is no leaf at 'w'",
+            "expected initial scores with the structure of params, but there is no leaf at 'w' in initial scores; "
+            "params lack the one at 'v'",
         ),
         (
             lambda: given(w=torch.ones(2)),
@@ -456,3 +457,14 @@ def test_a_pattern_that_fixes_the_sparsity_needs_none():
         a, b = learned.update(a, grads, step), told.update(b, grads, step)
         assert sf.checkpoint.tree_equal(a, b)
         assert (a.masks["w"].unflatten(1, (2, 4)).sum(-1) == 2).all()
+
+
+def test_bernoulli_masks_draw_at_the_last_step_and_refuse_the_one_after_it():
+    algorithm, last = sf.supermask("bernoulli", key=sf.random.key(3)), 2**63 - 2
+    params = {"w": sf.random.normal(sf.random.key(0), (6, 5))}
+    state = algorithm.init(params)
+    new = algorithm.update(state, params, last)
+    assert sf.checkpoint.tree_equal(new, algorithm.update(state, params, torch.tensor(last)))
+    assert not torch.equal(new.masks["w"], algorithm.update(state, params, last - 1).masks["w"])
+    with pytest.raises(ValueError, match="expected a step that fits int64, as the one after it must, got 92233"):
+        algorithm.update(state, params, last + 1)

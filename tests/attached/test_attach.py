@@ -283,3 +283,25 @@ def test_a_compiled_step_is_watched():
     step()
     sparse.after_step(0)
     sparse.check()
+
+
+def test_what_goes_on_after_the_run_warns():
+    model = net()
+    gmp = sf.gmp(sf.schedules.polynomial(0.0, 0.9, begin=0, end=1000))
+    with pytest.warns(
+        UserWarning, match="attach: polynomial.* ends at step 1000, after the run of 200 steps: its last"
+    ):
+        sf.attach(gmp, model, adam(model), steps=200)
+    other = net()
+    kept = sf.attach(gmp, other, adam(other), steps=1001)
+    assert kept.is_attached
+    with pytest.raises(ValueError, match="unfinished: expected steps >= 1, got 0"):
+        sf.attach(gmp, model := net(), adam(model), steps=0)
+
+
+def test_the_summary_shows_what_is_in_the_module():
+    model = net()
+    sparse = sf.attach(rigl(), model, adam(model))
+    assert str(sf.report.summary(sparse)) == str(sf.report.summary(sparse.state))
+    model[0].weight.data.fill_(1.0)
+    assert sf.report.summary(sparse).sparsified.kept == 96 + 12 > sf.masks.n_kept(sparse.masks)

@@ -278,6 +278,10 @@ BAD = [
         "a mask of 2:4 along axis 1 at 'w', got a group that keeps 4",
     ),
     ({"w.bitmask": 3}, TypeError, "the dict to hold tensors, got int at 'w.bitmask'"),
+    ({3: WEIGHT}, TypeError, "names that are strings, got 3, a int"),
+    ({"w": WEIGHT}, ValueError, "'w' or 'w.nm', got both"),
+    ({"w.shape": int64(-4, 8)}, ValueError, "sizes >= 0 at 'w.shape', got (-4, 8)"),
+    ({"v": torch.ones(1).expand(2**40)}, ValueError, f"{2**42} bytes at 'v', got 4, which the tensor repeats"),
 ]
 
 
@@ -296,3 +300,38 @@ def test_decompress_refuses_a_dict_with_a_hole_and_no_dict():
         decompress(without)
     with pytest.raises(TypeError, match="decompress: expected a dict of tensors by name, got list"):
         decompress([WEIGHT])
+
+
+def test_decompress_refuses_damaged_bits():
+    state = sf.State({"w": torch.ones(1, 4)}, {"w": torch.tensor([[True, False, False, False]])})
+    tensors = compress(state, nm(2, 4))
+    assert tree_equal(decompress(tensors), state._replace(params={"w": torch.tensor([[1.0, 0.0, 0.0, 0.0]])}))
+    for slot in (99.0, -0.0, float("nan")):
+        with pytest.raises(ValueError, match="zeros at 'w.values' where a group keeps fewer than 2, got other numbers"):
+            decompress({**tensors, "w.values": torch.tensor([[1.0, slot]])})
+    with pytest.raises(
+        ValueError, match="mask at 'w.bitmask' to end in 4 zero bits, got others: its bytes are damaged"
+    ):
+        decompress({**tensors, "w.bitmask": torch.tensor([0xF1], dtype=torch.uint8)})
+
+
+def test_a_small_file_asks_for_no_large_memory():
+    n = 2**34  # 64 GiB of weights
+    tensors = {
+        "w.values": torch.zeros(1).expand(n, 2),
+        "w.bitmask": torch.full((1,), 0x33, dtype=torch.uint8).expand(n // 2),
+        "w.shape": int64(n, 4),
+        "w.nm": int64(2, 4, 1),
+    }
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    file.seek(0)
+    with pytest.raises(ValueError, match=rf"expected {8 * n} bytes at 'w.values', got 4, which the tensor repeats"):
+        decompress(torch.load(file, weights_only=True))
+    # Shapes alone ask for as much where nothing is kept; the mask then lacks the bytes.
+    tensors |= {"w.values": torch.zeros(n, 0), "w.nm": int64(0, 4, 1), "w.bitmask": torch.zeros(1, dtype=torch.uint8)}
+    for size in ((n, 4), (2**29, 2**29, 4)):
+        huge = {**tensors, "w.shape": int64(*size), "w.values": torch.zeros(*size[:-1], 0)}
+        huge["w.nm"] = int64(0, 4, len(size) - 1)
+        with pytest.raises(ValueError, match=r"expected a packed mask of shape \(\d+,\) at 'w.bitmask', got \(1,\)"):
+            decompress(huge)

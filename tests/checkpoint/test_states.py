@@ -9,6 +9,7 @@ import optree
 import pytest
 import torch
 
+import sparsefn as sf
 import sparsefn.optimizers as O
 from sparsefn import ensemble, masks
 from sparsefn.checkpoint import load_state_dict, state_dict, tree_equal
@@ -301,6 +302,40 @@ def test_a_0d_false_is_no_mask_and_may_be_another_leaf():
     named = {"masks": State({"w": torch.ones(2)}, {"w": torch.tensor(True)}, scores={"masks": torch.tensor(True)})}
     sd = {**state_dict(named), "masks.scores.masks": torch.tensor(False)}
     assert not load_state_dict(named, sd)["masks"].scores["masks"]
+
+
+@pytest.mark.parametrize("stacks", [1, 2])
+def test_a_0d_false_in_a_stack_is_no_mask(stacks):
+    params = {"bias": torch.ones(2), "weight": torch.ones(2, 4), "scale": torch.tensor(1.0), "both": torch.ones(2, 2)}
+    where = ["weight", "both"]
+    plain = sf.static(0.5, where=where).init(params)
+    trained = sf.static(0.5, where=where, pruned="train").init(params)
+    for state in (plain, trained, plain._replace(key=())):
+        for _ in range(stacks):
+            state = sf.ensemble.stack([state, state])
+        template = {"of": [state]}
+        sd = state_dict(template)
+        assert tree_equal(load_state_dict(template, sd), template)
+        dense = {"masks": ["bias", "scale"], "support": [*params] if state.support != () else []}
+        for field, leaves in dense.items():
+            for leaf in leaves:
+                path = f"of.0.{field}.{leaf}"
+                hidden = sd[path].clone()
+                hidden.view(-1)[-1] = False
+                with pytest.raises(ValueError, match=re.escape(f"at {path!r}, got 0-d False in a stack of shape (2,")):
+                    load_state_dict(template, {**sd, path: hidden})
+        # A mask of full shape may prune a member whole.
+        for leaf in where:
+            path = f"of.0.masks.{leaf}"
+            nothing = {**sd, path: torch.zeros_like(sd[path])}
+            assert not load_state_dict(template, nothing)["of"][0].masks[leaf].any()
+
+
+def test_a_packed_mask_with_damaged_bits_is_refused():
+    saved = state_dict({"m": torch.ones(3, 4, dtype=torch.bool)}, pack=True)
+    saved["m"][-1] |= 0x80
+    with pytest.raises(ValueError, match="the packed mask at 'm' to end in 4 zero bits, got others: its bytes are dam"):
+        load_state_dict({"m": torch.ones(3, 4, dtype=torch.bool)}, saved)
 
 
 def quantised():

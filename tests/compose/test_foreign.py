@@ -185,8 +185,15 @@ def test_a_state_that_changes_its_structure_is_refused():
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda u: {**u, "w": None}, "with the structure of params, but there is no leaf at 'w'"),
-        (lambda u: {**u, "x": u["w"]}, "with the structure of params, but there is an unknown leaf at 'x'"),
+        (
+            lambda u: {**u, "w": None},
+            "with the structure of params, but there is no leaf at 'w' in the updates of Answers, but None",
+        ),
+        (
+            lambda u: {**u, "x": u["w"]},
+            "with the structure of params, but there is an unknown leaf at 'x' in the updates of Answers, "
+            "which params lack",
+        ),
         (lambda u: {**u, "w": u["t"]}, "of shape (6, 8) at 'w', got ()"),
     ],
 )

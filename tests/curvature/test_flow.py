@@ -1,7 +1,9 @@
 """GraSP and SynFlow, against brute force on small nets."""
 
 import copy
+import functools
 import itertools
+import re
 
 import optree
 import pytest
@@ -15,7 +17,7 @@ import sparsefn as sf
 def test_grasp_is_weight_times_hessian_times_gradient():
     state = state_of()
     hessian, gradient = hessian_and_gradient(state)
-    found = C.grasp(loss, (X, Y))(state, (), 0)
+    found = C.grasp(loss, (X, Y), temperature=1.0)(state, (), 0)
     assert torch.allclose(sparse_part(found), sparse_part(state.params) * (hessian @ gradient), atol=1e-13)
     assert not found["bias"].any()  # not sparsified, and a constant of the loss
 
@@ -29,10 +31,48 @@ def test_grasp_prunes_where_the_norm_of_the_gradient_falls_least():
         return sum(gradient[name].square().sum() for name in ("a", "b")) / 2
 
     change = optree.tree_map(lambda w, d: -w * d, state.params, torch.func.grad(half_norm)(state.params))
-    algorithm = sf.one_shot(0.25, C.grasp(loss, (X, Y)), distribution=sf.budgets.global_())
+    algorithm = sf.one_shot(0.25, C.grasp(loss, (X, Y), 1.0), distribution=sf.budgets.global_())
     after = algorithm.update(algorithm.init(state.params), state.params, 0)
     gone, kept = (sparse_part(change)[sparse_part(after.masks) == flag] for flag in (False, True))
     assert len(gone) == 5 and gone.min() > kept.max()
+
+
+def test_grasp_divides_the_logits_by_200_as_its_authors_do():
+    state, batch = state_of(), (X, Y)
+    found = C.grasp(loss, batch)(state, (), 0)
+    by_hand = C.grasp(lambda *args: loss(*args, temperature=200.0), batch, temperature=None)(state, (), 0)
+    assert sf.checkpoint.tree_equal(found, by_hand)
+    assert sf.checkpoint.tree_equal(found, C.grasp(lambda *args, **rest: loss(*args, **rest), batch)(state, (), 0))
+    at_one = C.grasp(loss, batch, 1.0)(state, (), 0)
+    assert not torch.allclose(found["a"] / found["a"].abs().sum(), at_one["a"] / at_one["a"].abs().sum(), rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: C.grasp(functools.partial(plain), (X, Y)),
+            TypeError,
+            "grasp: expected a loss that divides its logits by its keyword temperature, which GraSP sets to 200.0, got "
+            "partial without this keyword; temperature=None calls it as it is",
+        ),
+        (lambda: sf.methods.grasp(0.5, plain, (X, Y), temperature=2), TypeError, "sets to 2.0, got plain without"),
+        (
+            lambda: C.grasp(lambda params, temperature, /: 0.0, ()),
+            TypeError,
+            "without this keyword; temperature",
+        ),
+        (lambda: C.grasp(loss, (X, Y), 0.0), ValueError, "expected temperature > 0, got 0.0"),
+        (lambda: C.grasp(loss, (X, Y), "hot"), TypeError, "expected temperature to be a number or a 0-d float tensor"),
+    ],
+)
+def test_a_loss_without_a_temperature_is_refused(make, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        make()
+
+
+def plain(params, x, y):
+    return loss(params, x, y)
 
 
 def mlp(*sizes, bias=False):

@@ -104,7 +104,7 @@ def scores():
         "obd": C.obd(C.fisher(loss, (X, Y))),
         "exact": C.hessian_diagonal(loss, (X, Y), chunk_size=8),
         "estimate": C.hessian_diagonal(loss, (X, Y), 2),
-        "grasp": C.grasp(loss, (X, Y)),
+        "grasp": C.grasp(loss, (X, Y), temperature=2.0),
         "synflow": C.synflow(lambda p, x: torch.relu(x @ p["a"].T + p["bias"]) @ p["b"].T, (2,)),
     }
 
@@ -161,7 +161,7 @@ def test_results_hang_on_no_graph():
         C.fisher(lambda *args: scale * loss(*args), (X, Y)),
         C.hessian_diagonal(lambda *args: scale * loss(*args), (X, Y)),
         C.hessian_diagonal(lambda *args: scale * loss(*args), (X, Y), 1),
-        C.grasp(lambda *args: scale * loss(*args), (X, Y)),
+        C.grasp(lambda *args: scale * loss(*args), (X, Y), None),
         C.synflow(lambda p, x: scale * (x @ p["a"].T) @ p["b"].T, (2,)),
     ):
         assert not any(leaf.requires_grad for leaf in score(state_of(), (), 0).values())
@@ -252,7 +252,7 @@ def test_scores_compose_with_memory_optimizers_and_patterns():
             "expected forward to give a tensor, got tuple",
         ),
         (
-            lambda: C.grasp(lambda params: params["a"], ())(state_of(), (), 0),
+            lambda: C.grasp(lambda params: params["a"], (), None)(state_of(), (), 0),
             ValueError,
             "expected the loss to be a 0-d tensor, got shape (4, 2)",
         ),

@@ -1,132 +1,35 @@
-"""Functions that are not what was asked for, and keywords that do not exist."""
+"""Checks of numbers: ints, floats, sparsities, and that one module tells them apart."""
 
 import ast
-import functools
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.engine.checks import check_call, check_int, check_keywords, is_int, is_number
-
-WRONG = {
-    # An uncalled factory, or a part in the place of another, says what it should have been.
-    "distribution": (
-        lambda: sf.static(0.5, distribution=sf.budgets.erk),
-        "expected distribution to be a function of (shapes, sparsity), got erk, one of (power)",
-    ),
-    "when": (lambda: sf.gmp(0.5, when=sf.always), "expected when to be a function of (step), got always, one of ()"),
-    "sparsity": (
-        lambda: sf.gmp(sf.scores.magnitude),
-        "expected sparsity to be a function of (step), got magnitude, one of (state, grads, step)",
-    ),
-    "fraction": (
-        lambda: sf.iterative(sf.schedules.cosine_decay),
-        "expected fraction to be a function of (step), got cosine_decay, one of (init, steps, final)",
-    ),
-    "score": (
-        lambda: sf.one_shot(0.5, sf.scores.momentum),
-        "expected score to be a function of (state, grads, step), got momentum, one of (decay)",
-    ),
-    "drop": (
-        lambda: sf.rigl(0.5, drop=sf.always()),
-        "expected drop to be a function of (state, grads, step), got always(), one of (step)",
-    ),
-    "where": (
-        lambda: sf.static(0.5, where=lambda path: True).init({"w": torch.ones(2, 2)}),
-        "expected where to be a function of (path, leaf), got <lambda>, one of (path)",
-    ),
-    "init": (
-        lambda: sf.static(0.5, init=lambda: None).init({"w": torch.ones(2, 2)}),
-        "expected init to be a function of (params), got <lambda>, one of ()",
-    ),
-    "init of scores": (
-        lambda: sf.supermask(0.5, init=lambda: None).init({"w": torch.ones(2, 2)}),
-        "expected init to be a function of (params), got <lambda>, one of ()",
-    ),
-    "link": (
-        lambda: sf.supermask(0.5, link=lambda: 0),
-        "expected link to be a function of (score), got <lambda>, one of ()",
-    ),
-    "count": (
-        lambda: sf.rigl(0.5, count=lambda n: n),
-        "expected count to be a function of (fraction, active), got <lambda>, one of (n)",
-    ),
-    "count of iterative": (
-        lambda: sf.iterative(0.5, count=lambda n: n),
-        "expected count to be a function of (fraction, active), got <lambda>, one of (n)",
-    ),
-    "grown": (
-        lambda: sf.rigl(0.5, grown=lambda state: state),
-        "expected grown to be a function of (state, grown, step), got <lambda>, one of (state)",
-    ),
-    "grow_count": (
-        lambda: sf.rigl(0.5, grow_count=lambda n: n),
-        "expected grow_count to be a function of (scores, free, wanted), got <lambda>, one of (n)",
-    ),
-    "redistribute": (
-        lambda: sf.rigl(0.5, redistribute=lambda n: n),
-        "expected redistribute to be a function of (scores, before, after), got <lambda>, one of (n)",
-    ),
-    "no function": (
-        lambda: sf.rigl(0.5, count=3),
-        "expected count to be a function of (fraction, active), got 3",
-    ),
-    "grown values": (
-        lambda: sf.rigl(0.5, grown="zeros"),
-        "expected grown to be a function of (state, grown, step), got 'zeros'",
-    ),
-    "a name as a link": (
-        lambda: sf.supermask(0.5, link="abs"),
-        "expected link to be a function of (score), got 'abs'",
-    ),
-    "term": (
-        lambda: sf.with_terms(sf.dense(), sf.terms.l2),
-        "expected the term at position 0 to be a function of (state, step), got l2, one of (",
-    ),
-    "skip": (
-        lambda: sf.with_optimizer(sf.dense(), sf.optimizers.sgd(0.1), skip=sf.never),
-        "expected skip to be a function of (step), got never, one of ()",
-    ),
-}
+from sparsefn.engine.checks import as_int, check_int, is_int, is_number
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_another_function_than_was_meant(name):
-    make, message = WRONG[name]
-    with pytest.raises(TypeError, match=re.escape(message)):
-        make()
-
-
-def test_what_can_be_called_passes():
-    check_call("score", lambda *args: args, "state", "grads", "step")
-    check_call("where", functools.partial(sf.default_where), "path", "leaf")
-    check_call("link", torch.abs, "score")  # written in C: its signature is not known
-    check_call("count", lambda fraction, active, extra=1: active, "fraction", "active")
-
-
-def test_misspelt_keywords_name_the_preset_and_the_closest():
-    for make, options, message in (
-        (sf.rigl, {"drop_fractoin": 0.1}, "rigl() got an unexpected keyword argument 'drop_fractoin'; did you mean"),
-        (sf.set, {"steps_": 1}, "set() got an unexpected keyword argument 'steps_'; did you mean 'steps'?"),
-        (sf.snfs, {"dekay": 0.5}, "snfs() got an unexpected keyword argument 'dekay'; did you mean 'decay'?"),
-        (sf.rigl, {"xyz": 0}, "rigl() got an unexpected keyword argument 'xyz'; expected one of drop, grow, drop_f"),
+@pytest.mark.parametrize("make", [sf.static, sf.gmp, sf.rigl, sf.one_shot, sf.ste, sf.supermask, sf.methods.snip])
+def test_a_dict_in_the_place_of_a_sparsity_names_what_takes_one(make):
+    for table, hint in (
+        ({"w": 0.5}, "; for one by path write distribution=sf.budgets.by_path({'w': 0.5}) beside the sparsity of the "),
+        ({0: 0.5, 9: 0.9}, "; for one by step write sf.schedules.piecewise({0: 0.5, 9: 0.9})"),
+        ({}, "; for one by path write distribution=sf.budgets.by_path({}) beside the sparsity of the other leaves"),
     ):
-        with pytest.raises(TypeError, match=re.escape(message)):
-            make(0.5, **options)
-    check_keywords("snfs", ["when", "decay"], ["decay", "when"])
+        with pytest.raises(TypeError, match=re.escape(f"expected sparsity to be a float in [0, 1], got {table}{hint}")):
+            make(table)
 
 
-def test_algorithms_are_made_inside_compiled_code():
-    @functools.partial(torch.compile, backend="eager", fullgraph=True)
-    def masks(params):
-        algorithm = sf.rigl(0.5, init="magnitude", distribution=sf.budgets.erk(), when=sf.every(2))
-        return algorithm.init(params).masks
-
-    params = {"w": torch.randn(4, 4)}
-    assert sf.checkpoint.tree_equal(masks(params), sf.rigl(0.5, init="magnitude").init(params).masks)
+def test_a_dict_elsewhere_has_no_such_hint():
+    for make, name in ((lambda d: sf.rigl(0.5, drop_fraction=d), "drop_fraction"), (sf.iterative, "fraction")):
+        with pytest.raises(TypeError, match=rf"expected {name} to be a float in \[0, 1\], got {{'w': 0.5}}$"):
+            make({"w": 0.5})
+    message = "expected distribution to be one such as sf.budgets.erk(), got {'w': 0.5}; write sf.budgets.by_path(...)"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        sf.rigl(0.5, distribution={"w": 0.5})
 
 
 def test_a_bool_is_neither_an_int_nor_a_number():
@@ -186,3 +89,10 @@ def test_the_search_for_number_checks_finds_every_form():
     ]
     other = ["isinstance(x, int)", "not isinstance(x, Tensor)", "x is None", "x.dtype == torch.bool"]
     assert number_checks("\n".join(lines + other)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_integers_of_every_kind_become_ints():
+    assert type(as_int("f", "n", np.int32(3))) is int
+    for wrong in (True, np.bool_(True), 3.0, torch.tensor(3), "3"):
+        with pytest.raises(TypeError, match="f: expected n to be an int, got"):
+            as_int("f", "n", wrong)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sparsefn.engine import memory
+from sparsefn.testing import Launches
 from sparsefn.engine.transforms import ADD_EACH
 from sparsefn.testing.launches import counted
 
@@ -66,3 +67,13 @@ def test_a_cpu_tensor_is_brought_to_a_device_without_a_copy():
     assert memory.on(3, meta).is_meta and memory.on(torch.tensor(3), meta).shape == ()
     with pytest.raises(ValueError, match="expected scores and counts on one device, got cpu and meta"):
         memory.on(torch.ones((), device="meta"), torch.device("cpu"))
+
+
+def test_one_float_is_written_to_a_device_and_not_copied():
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        with Launches() as counted:
+            made = memory.brought(torch.tensor(0.3, dtype=dtype), torch.device("meta"))
+        assert (made.dtype, made.shape, made.device.type) == (dtype, (), "meta")
+        assert not counted.waits
+    slope = torch.tensor(0.3, requires_grad=True)
+    assert memory.brought(slope, torch.device("meta")).requires_grad

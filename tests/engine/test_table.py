@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparsefn.engine.table import aligned
+from sparsefn.engine.table import aligned, natural
 
 
 def test_text_is_left_and_numbers_right():
@@ -22,3 +22,8 @@ def test_no_line_ends_in_blanks():
 def test_rows_have_equally_many_cells():
     with pytest.raises(ValueError, match="zip"):
         aligned([("a", "b"), ("c",)], left=1)
+
+
+def test_natural_order_reads_numbers():
+    paths = ["10.w", "b", "a10b2", "2.w", "", "a2b10", "1", "a", "2.b"]
+    assert sorted(paths, key=natural) == ["", "1", "2.b", "2.w", "10.w", "a", "a2b10", "a10b2", "b"]

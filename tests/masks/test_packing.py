@@ -85,3 +85,19 @@ def test_unpack_refuses():
         M.unpack({"w": torch.zeros(1, dtype=torch.int64)}, {"w": X})
     with pytest.raises(TypeError, match=r"expected a bool mask at 'w', got torch.float32"):
         M.pack({"w": torch.zeros(3)})
+    with pytest.raises(TypeError, match=r"unpack: expected tensors, got bytes at 'w'"):
+        M.unpack({"w": b"1"}, {"w": X})
+    with pytest.raises(TypeError, match=r"unpack: expected tensors, got int at 'w'"):
+        M.unpack({"w": torch.zeros(1, dtype=torch.uint8)}, {"w": 6})
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 9, 15, 17])
+def test_unpack_refuses_unused_bits_that_are_set(n):
+    mask = bits(n)
+    packed = M.pack([mask])[0]
+    for bit in range(n % 8, 8):
+        damaged = packed.clone()
+        damaged[-1] |= 1 << bit
+        with pytest.raises(ValueError, match=rf"mask at 'w' to end in {8 - n % 8} zero bits, got others: its bytes"):
+            M.unpack({"w": damaged}, {"w": mask})
+    assert torch.equal(M.unpack([packed], [mask])[0], mask)

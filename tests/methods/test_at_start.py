@@ -142,13 +142,13 @@ def test_a_weight_may_come_back_only_with_recover():
 def test_grasp_keeps_what_its_recording_keeps(case):
     module = linears(6, 10, 8, 4, activations=(nn.Tanh, nn.ReLU)).double()
     params, masks = under(case.inputs, "param"), under(case.outputs, "mask")
-    x, y, loss = case.inputs["x"], case.inputs["y"], cross_entropy(module, case.args["T"])
+    x, y, loss = case.inputs["x"], case.inputs["y"], cross_entropy(module)
     half = len(y) // 2
 
-    def both(params):  # they take the batch in halves, and add the two losses
-        return loss(params, x[:half], y[:half]) + loss(params, x[half:], y[half:])
+    def both(params, **rest):  # they take the batch in halves, and add the two losses
+        return loss(params, x[:half], y[:half], **rest) + loss(params, x[half:], y[half:], **rest)
 
-    algorithm = sf.methods.grasp(sparsity_of(masks), both, where=list(masks))
+    algorithm = sf.methods.grasp(sparsity_of(masks), both, temperature=case.args["T"], where=list(masks))
     assert same_masks(algorithm.update(algorithm.init(params), params, 0).masks, masks)
 
 
@@ -156,7 +156,7 @@ def test_grasp_keeps_what_its_recording_keeps(case):
 def test_grasp_keeps_what_the_repository_of_synflow_keeps(case):
     module, params = module_of(case)
     masks = under(case.outputs, "mask")
-    algorithm = sf.methods.grasp(sparsity_of(masks), summed_loss(case, module, 200.0), where=list(masks))
+    algorithm = sf.methods.grasp(sparsity_of(masks), summed_loss(case, module), where=list(masks))
     assert same_masks(algorithm.update(algorithm.init(params), params, 0).masks, masks)
 
 
@@ -169,12 +169,12 @@ def test_scores_of_grasp_sum_to_the_gradient_times_the_hessian_times_the_weights
         w = p["w"].reshape(-1)
         return torch.tanh(a @ w).square().sum()
 
-    score = sf.curvature.grasp(loss, ())(sf.one_shot(0.5).init(params), (), 0)["w"]
+    score = sf.curvature.grasp(loss, (), None)(sf.one_shot(0.5).init(params), (), 0)["w"]
     flat = params["w"].reshape(-1)
     hessian = torch.func.hessian(lambda w: loss({"w": w}))(flat)
     gradient = torch.func.grad(lambda w: loss({"w": w}))(flat)
     assert torch.allclose(score.sum(), gradient @ hessian @ flat, rtol=1e-10)
-    found = [sf.methods.grasp(0.5, lambda p, c=c: c * loss(p)) for c in (1.0, 8.0)]
+    found = [sf.methods.grasp(0.5, lambda p, c=c: c * loss(p), temperature=None) for c in (1.0, 8.0)]
     assert same_masks(*(algorithm.update(algorithm.init(params), params, 0).masks for algorithm in found))
 
 

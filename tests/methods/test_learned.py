@@ -309,3 +309,14 @@ def test_without_a_sparsified_leaf_there_is_no_penalty(make):
 def test_bad_arguments(make, kind, text):
     with pytest.raises(kind, match=re.escape(text)):
         make()
+
+
+def test_soft_movement_has_the_same_bits_for_int_and_tensor_steps_and_any_number_of_leaves():
+    algorithm = sf.with_optimizer(methods.soft_movement(steps=6, where="*"), sf.optimizers.sgd(0.1))
+    for n in (1, 2, 3, 5):
+        params = {str(i): sf.random.normal(sf.random.key(i), (4, 3 + i)) for i in range(n)}
+        state = algorithm.init(params)
+        for step in range(6):
+            new = algorithm.update(state, params, step)
+            assert sf.checkpoint.tree_equal(new, algorithm.update(state, params, torch.tensor(step))), f"{n}, {step}"
+            state = new

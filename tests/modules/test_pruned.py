@@ -98,6 +98,26 @@ def test_from_pruned_of_a_bad_checkpoint(change, message):
         from_pruned(module, {name: tensor for name, tensor in saved.items() if tensor is not None})
 
 
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({3: torch.ones(2)}, TypeError, "expected a checkpoint whose names are strings, got 3, a int"),
+        ({"0.bias": 1.0}, TypeError, "expected the checkpoint to hold tensors, got float at '0.bias'"),
+        ({"0.bias": torch.ones(4).to_sparse()}, TypeError, "got a torch.sparse_coo one at '0.bias'"),
+        ({"0.bias": torch.ones(4).long()}, TypeError, "floating-point weights at '0.bias', got torch.int64"),
+        ({"0.weight_mask": torch.ones(4, 3, device="meta")}, ValueError, "of the meta device at '0.weight_mask'"),
+        # An expanded tensor that would take 256 GiB is refused by its shape, before it is copied.
+        ({"0.bias": torch.ones(1).expand(2**36)}, ValueError, "expected a tensor of shape (4,) at '0.bias'"),
+    ],
+    ids=["name", "number", "sparse", "ints", "meta", "expanded"],
+)
+def test_from_pruned_of_a_hostile_checkpoint(change, kind, message):
+    module = mlp()
+    prune.l1_unstructured(module[0], "weight", amount=5)
+    with pytest.raises(kind, match=re.escape(message)):
+        from_pruned(module, {**module.state_dict(), **change})
+
+
 # torch.ao.pruning.
 
 

@@ -1,5 +1,6 @@
 """SGD, Adam and AdamW: equal to torch.optim, pure, the same bits under vmap and compile."""
 
+import itertools
 import math
 import pickle
 from collections import OrderedDict
@@ -358,3 +359,21 @@ def test_0d_leaves_of_every_dtype_have_the_bits_of_eager_in_compiled_code(name):
         want = optimizer.update(grads, state, params=params)
         assert tree_equal(compiled(grads, state, params), want)
         params, state = optree.tree_map(torch.add, params, want[0]), want[1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_pass_under_masks_and_the_parts_agree_on_zeros_of_both_signs(case):
+    make, _, options = CASES[case]
+    optimizer, signs = make(**options), (0.0, -0.0, 1.0, -1.0)
+    rows = list(itertools.product(signs, signs, signs, (0.0, 1.0), (True, False))) * 64  # enough for one pass
+    weight, grad, mean, square = (torch.tensor([row[i] for row in rows]) for i in range(4))
+    mask = torch.tensor([row[4] for row in rows])
+    params = {"w": weight}
+    state = optimizer.init(params)
+    for name, moment in (("mu", mean), ("nu", square), ("momentum", mean)):
+        if getattr(state, name, ()) != ():
+            state = state._replace(**{name: {"w": moment}})
+    moved, after = optimizer.under_masks({"w": grad}, state, params, {"w": mask})
+    updates, wanted = optimizer.update({"w": torch.where(mask, grad, 0.0)}, state, params=params)
+    assert tree_equal(after, wanted)
+    assert tree_equal(moved, {"w": torch.where(mask, weight + updates["w"], weight)})

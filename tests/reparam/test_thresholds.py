@@ -75,3 +75,17 @@ def test_the_slope_of_power_is_finite_at_0():
 def test_power_refuses_exponents_that_blow_up_at_0(alpha):
     with pytest.raises(ValueError, match=f"power: expected alpha >= 1, got {alpha}"):
         sf.reparam.power(alpha)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_batch_of_slopes_has_the_bits_of_single_ones(dtype):
+    algorithm = sf.with_optimizer(
+        sf.reparametrised(sf.reparam.soft_threshold(init=0.3, slope=sf.schedules.cosine_decay(0.7, 7))),
+        sf.optimizers.sgd(0.1),
+    )
+    params = {"w": sf.random.normal(sf.random.key(0), (8, 8)).to(dtype)}
+    state = algorithm.init(params)
+    both = sf.ensemble.stack([state, state])
+    batch = torch.vmap(algorithm.update, in_dims=(0, None, 0))(both, params, torch.tensor([1, 2]))
+    for i, member in enumerate(sf.ensemble.unstack(batch)):
+        assert sf.checkpoint.tree_equal(member, algorithm.update(state, params, 1 + i))

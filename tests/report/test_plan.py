@@ -115,3 +115,17 @@ def test_errors(call, error, text):
     with pytest.raises(error) as raised:
         call()
     assert str(raised.value) == text
+
+
+def test_notes_say_what_a_run_of_that_length_does_not_finish():
+    late = sf.gmp(sf.schedules.polynomial(0.0, 0.9, 0, 20), where="1.weight")
+    assert plan(late, PARAMS).notes == plan(late, PARAMS, steps=21).notes == ()
+    found = plan(late, PARAMS, steps=5)
+    note = (
+        "polynomial(0.0, 0.9, 0, 20) ends at step 20, after the run of 5 steps: its last value there is 0.439, not 0.9"
+    )
+    assert found.notes == (note,)
+    assert str(found).splitlines()[-1] == f"note: {note}"
+    assert plan(sf.rigl(0.5, steps=300), PARAMS, steps=3).notes == (
+        "rigl(0.5, steps=300) takes 300 steps, more than the run of 3 steps",
+    )

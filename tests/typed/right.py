@@ -50,7 +50,8 @@ for score in [*scores, *plain]:
     run(sf.one_shot(0.5, score, distribution=sf.budgets.global_(floor=0.1)))
     run(sf.gmp(schedule, score=score, when=sf.every(2), pruned="keep"))
 
-sf.set(0.9, steps=100, where="*.weight", key=sf.random.key(0))
+sf.set(0.9, by_sign=True, steps=100, where="*.weight", key=sf.random.key(0))
+sf.gmp(0.9, steps=100)
 sf.rigl(0.9, drop_fraction=0.3, when=sf.every(100, stop=1000), distribution=sf.budgets.erk(), pruned="train")
 sf.rigl("current", drop_fraction=sf.schedules.cosine_decay(0.3, 100), init=sf.static(0.5), count=a_third)
 sf.rigl(None, pattern=sf.patterns.nm(2, 4), redistribute=None, where=["0.*", "1.*"])

@@ -26,6 +26,8 @@ sf.rigl(0.9, drop_fractoin=0.3)  # error: call-arg
 sf.rigl(0.9, drop_fraction="0.3")  # error: arg-type
 sf.rigl(0.9, steps=1.5)  # error: arg-type
 sf.set([0.9])  # error: arg-type
+sf.set(0.9, by_sing=True)  # error: call-arg
+sf.gmp(0.9, steps=1.5)  # error: arg-type
 sf.snfs(0.9, deacy=0.5)  # error: call-arg
 sf.snfs(0.9, decay="0.5")  # error: arg-type
 sf.rigl(0.9, init="magnitud")  # error: arg-type

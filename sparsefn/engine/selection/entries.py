@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn.engine.checks import check_float
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.transforms import Array, See, visible
 
@@ -61,8 +62,7 @@ def check(entries: Sequence[Entry]) -> None:
     TypeError: expected floating-point scores, got torch.int64
     """
     for entry in entries:
-        if not entry.scores.is_floating_point():
-            raise TypeError(f"expected floating-point scores, got {entry.scores.dtype}")
+        check_float("scores", entry.scores)
 
 
 def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import kernels
+from sparsefn.engine.checks import FLOATS
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device, placed
 from sparsefn.engine.older import is_exporting
@@ -24,7 +25,7 @@ from sparsefn.engine.selection.entries import Entry as Entry
 from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.selection.tiles import tiles as tiles
 from sparsefn.engine.together import pays
-from sparsefn.engine.transforms import Array, See, visible, visible_inside
+from sparsefn.engine.transforms import Array, See, transformed, visible, visible_inside
 
 Count: TypeAlias = int | Tensor
 Counts: TypeAlias = Sequence[Count] | Tensor
@@ -49,7 +50,7 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
     """
     wide, floats, lies = False, True, False  # wide: whether columns are to be laid out as rows
     for scores, _, _, _, lie in entries:
-        floats = floats and scores.is_floating_point()
+        floats = floats and scores.dtype in FLOATS
         wide = wide or (scores.ndim == 3 and not fixed.is_narrow(scores.shape))
         lies = lies or lie is not None
     if lies:
@@ -168,6 +169,8 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         check_device("scores and flags", scores.device, allow, deny)
         if joint:
             check_device("all scores of one competition", device, scores)
+    if device.type == "meta" and all(entry.scores.is_meta for entry in entries) and not transformed():
+        return [torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries]  # torch's own shapes overflow
     own_way = all(kernels.has_own_way(entry.scores.device.type) for entry in entries)
     if not own_way and contests.serves(entries):
         own = _placed(entries, counts, joint)

@@ -1,0 +1,126 @@
+"""Trees beside each other: whether they have one structure, and words for where they have not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+
+import optree
+import torch
+from torch import Tensor
+
+from sparsefn.engine.shards import is_spread, words_of
+from sparsefn.tree.leaves import Tree, flatten, leaves_of, none_paths, paths
+
+
+def same_structure(tree: Tree, like: Tree) -> bool:
+    """Whether two trees have the same structure; the order in which dicts were filled does not matter.
+
+    >>> same_structure({"a": 0, "b": 0}, {"b": 1, "a": 1})
+    True
+    """
+    if torch.compiler.is_compiling():  # a traced treedef remembers the insertion order of dicts
+        return paths(tree) == paths(like)
+    return optree.tree_structure(tree) == optree.tree_structure(like)
+
+
+def identical(a: Tree, b: Tree) -> bool:
+    """Whether two trees hold the same tensors, not only equal ones.
+
+    >>> w = torch.ones(1)
+    >>> identical({"w": w}, {"w": w}), identical({"w": w}, {"w": w.clone()})
+    (True, False)
+    """
+    xs, ys = leaves_of(a), leaves_of(b)
+    return len(xs) == len(ys) and all(x is y for x, y in zip(xs, ys, strict=True))
+
+
+def leaves_like(tree: Tree, like: Tree) -> list[Tree]:
+    """Leaves of `tree` in the order of `like`, whose structure it must have.
+
+    >>> leaves_like({"b": 1, "a": 2}, {"a": 0, "b": 0})
+    [2, 1]
+    """
+    if not same_structure(tree, like):
+        raise ValueError(structure_error("tree", tree, like, "the other"))
+    return leaves_of(tree)
+
+
+def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") -> str:
+    """One sentence that says where the structure of `tree` differs from that of `like`.
+
+    >>> structure_error("grads", {"a": 0}, {"a": 0, "b": 0})
+    "expected grads with the structure of params, but there is no leaf at 'b' in grads"
+    >>> print(structure_error("grads", {"a": 0, "bais": 0}, {"a": 0, "bias": 0}).split(", but ")[1])
+    there is no leaf at 'bias' in grads; perhaps it is the one at 'bais', which params lack
+
+    It names a leaf and the side that lacks it, and says how many others there are.
+    """
+    got, want = paths(tree), paths(like)
+    missing, unknown = [path for path in want if path not in got], [path for path in got if path not in want]
+    head = f"expected {what} with the structure of {model}, but "
+    if missing:
+        return f"{head}there is no leaf at {missing[0]!r} in {what}{_others(missing)}" + _why(
+            tree, missing[0], unknown, model
+        )
+    if unknown:
+        return f"{head}there is an unknown leaf at {unknown[0]!r} in {what}{_others(unknown)}, which {model} lack"
+    return head + "the containers differ" + _containers(tree, like)
+
+
+def _others(found: Sequence[str]) -> str:
+    return f" (and at {len(found) - 1} more)" if len(found) > 1 else ""
+
+
+def _why(tree: Tree, path: str, unknown: Sequence[str], model: str) -> str:
+    # What stands in the place of a missing leaf: None, or a leaf of nearly that name.
+    if torch.compiler.is_compiling():
+        return ""
+    if path in none_paths(tree):
+        return ", but None"
+    close = difflib.get_close_matches(path, unknown, 1, cutoff=0.75)
+    if close:
+        return f"; perhaps it is the one at {close[0]!r}, which {model} lack"
+    return f"; {model} lack the one at {unknown[0]!r}" if unknown else ""
+
+
+def _containers(tree: Tree, like: Tree) -> str:
+    if torch.compiler.is_compiling():
+        return ""
+    return f": {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
+
+
+def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True, layout: bool = True) -> None:
+    """Raise unless `tree` has the structure, shapes and (on demand) dtypes and placements of `like`.
+
+    >>> check_like("grads", {"w": torch.zeros(2)}, {"w": torch.zeros(3)})
+    Traceback (most recent call last):
+        ...
+    ValueError: expected grads of shape (3,) at 'w', got (2,)
+    """
+    if not same_structure(tree, like):
+        raise ValueError(structure_error(what, tree, like))
+    leaves, wanted = leaves_of(tree), leaves_of(like)
+    for i, (leaf, want) in enumerate(zip(leaves, wanted, strict=True)):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"expected {what} to be tensors, got {type(leaf).__name__} at {paths(like)[i]!r}")
+        if leaf.shape != want.shape:
+            at = paths(like)[i]
+            raise ValueError(f"expected {what} of shape {tuple(want.shape)} at {at!r}, got {tuple(leaf.shape)}")
+        plain = type(want) is Tensor and type(leaf) is Tensor
+        if not plain and (layout or not is_spread(leaf, want)) and words_of(leaf) != words_of(want):
+            at = paths(like)[i]
+            raise ValueError(f"expected {what} to be {words_of(want)} at {at!r}, got one that is {words_of(leaf)}")
+        if dtype and leaf.dtype != want.dtype:
+            raise TypeError(f"expected {what} of dtype {want.dtype} at {paths(like)[i]!r}, got {leaf.dtype}")
+
+
+def map_with_path(fn: Callable[..., Tree], tree: Tree, *rest: Tree) -> Tree:
+    """`optree.tree_map` whose function gets the dotted path first.
+
+    >>> map_with_path(lambda path, leaf: path, {"a": [0, 1]})
+    {'a': ['a.0', 'a.1']}
+    """
+    leaves, rebuild = flatten(tree)
+    others = [leaves_like(other, tree) for other in rest]
+    return rebuild([fn(*row) for row in zip(leaves, leaves.values(), *others, strict=True)])
