@@ -55,7 +55,6 @@ class Setup(NamedTuple):
     skip: Trigger | None = None
     reset: Trigger | None = None
     extra: dict[str, Any] | None = None
-    seed: int = 0
 
 
 class Holder(nn.Module):
@@ -220,8 +219,9 @@ class Loop:
         elif kind in ("to zero", "to none"):
             for optimizer in self.trio.optimizers:
                 optimizer.zero_grad(set_to_none=kind == "to none")
+        elif kind == "model to none":
+            self.trio.module.zero_grad()
         for p in given:
-            assert p.grad is not None or kind == "to none"
             if kind == "noise" and p.grad is not None:
                 p.grad.add_(0.125)
             elif kind == "other" and p.grad is not None:
@@ -267,7 +267,7 @@ class Loop:
         if self.hooks:
             self._end(self.reference.last + 1)
         else:
-            self.phase, self.seen = "stepped", self.weights()
+            self.phase, self.seen, self.stepped = "stepped", self.weights(), {0}
 
     def scaled(self, seed: int, finite: bool) -> None:
         """A step with a GradScaler, which skips the optimizer where a gradient is infinite."""
@@ -285,6 +285,7 @@ class Loop:
             scaler.step(optimizer)
             if not has_inf:
                 self.reference.step(owner)
+                self.stepped.add(owner)
         scaler.update()
         self.seen, self.phase = self.weights(), "stepped"
 

@@ -48,7 +48,7 @@ def step_without_before(loop: Loop) -> None:
 
 def step_twice(loop: Loop) -> None:
     with loop.refused(RuntimeError, "after_step"):
-        loop.trio.optimizers[next(iter(loop.stepped), 0)].step()
+        loop.trio.optimizers[next(iter(loop.stepped))].step()
 
 
 def before_twice(loop: Loop) -> None:
@@ -217,16 +217,16 @@ def fits(loop: Loop, name: str) -> bool:
     is_lbfgs = "lbfgs" in loop.setup.kinds
     if name in ("copied alone", "gone"):
         return not is_lbfgs  # torch cannot copy it
-    if name == "moved without step" and not loop.must_step:
-        return False
-    if name in ("moved without step", "step twice"):
-        return not loop.written
+    if name == "moved without step":
+        return loop.must_step and not loop.written
+    if name == "step twice":
+        return bool(loop.stepped) and not loop.written and not is_lbfgs
     return not (is_lbfgs and (loop.hooks or name.startswith(("step", "moved"))))
 
 
 # ---- all that people do -----------------------------------------------------------------------------
 
-CLIPS = ("norm", "value", "noise", "other", "to zero", "to none")
+CLIPS = ("norm", "value", "noise", "other", "to zero", "to none", "model to none")
 WRITES = ("times", "some", "memory", "checkpoint")
 PARTS = ("module", "optimizers", "sparse")
 SEEDS = st.integers(0, 9)
@@ -332,12 +332,12 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.phase("idle", "graded") and not self.loop.hooks)
     @rule(seed=SEEDS, clip=st.sampled_from([None, *CLIPS]))
     def whole_step(self, seed: int, clip: str | None) -> None:
-        if self.lbfgs:
+        if self.lbfgs and not self.loop.written:
             self.loop.closure(seed, calls=clip is None)
-        else:
+        elif not self.lbfgs:
             step(self.loop, seed, clip)
 
-    @precondition(lambda self: self.alone and self.phase("idle", "graded"))
+    @precondition(lambda self: self.alone and self.phase("idle", "graded") and not self.loop.written)
     @rule(seed=SEEDS, calls=st.booleans(), wipes=st.booleans())
     def closure(self, seed: int, calls: bool, wipes: bool) -> None:
         self.loop.closure(seed, calls and not self.loop.hooks, wipes)
@@ -421,7 +421,7 @@ def step(loop: Loop, seed: int, clip: str | None = None) -> None:
             loop.write_grads(clip)
         for owner in range(len(loop.trio.optimizers)):
             loop.step(owner)
-        loop.write_grads("to none")
+        loop.write_grads("model to none" if seed % 2 else "to none")
         loop.after()
 
 
