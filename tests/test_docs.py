@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 import api_page
 import pytest
+import torch
+
+import sparsefn as sf
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -234,3 +237,72 @@ def test_links_are_read_from_prose_alone() -> None:
         "```",
     )
     assert links(text) == ["docs/a.md", "d.png", "d.md", "../g.md"]
+
+
+def rows_of_the_table(text: str) -> list[str]:
+    """The code of each row under "Which algorithm when": arguments and names first, the algorithms last."""
+    table = text.split("## Which algorithm when")[1].split("\n## ")[0]
+    return [line.split(" | ")[1] for line in table.splitlines() if line.startswith("| ") and "`sf." in line]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = torch.nn.ModuleDict({"up_proj": torch.nn.Linear(8, 16), "down_proj": torch.nn.Linear(16, 8)})
+        self.head = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x + self.mlp.down_proj(torch.relu(self.mlp.up_proj(x))))  # type: ignore[no-any-return]
+
+
+def of_the_user(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> dict[str, object]:
+    """What the rows take from their reader."""
+
+    def loss(params: object, x: torch.Tensor, y: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(sf.modules.call(model, params, x) / temperature, y)
+
+    params = sf.modules.params_of(model)
+    wide = {path: leaf.shape[1] for path, leaf in params.items() if leaf.ndim > 1}
+    return {
+        "sf": sf,
+        "masks": sf.static(0.5).init(params).masks,
+        "stats": {path: {"count": torch.tensor(4), "square": torch.ones(n).double()} for path, n in wide.items()},
+        "grams": {path: torch.eye(n) for path, n in wide.items()},
+        "loss": loss,
+        "batch": (x, y),
+        "prune": sf.iterative(0.1, when=sf.always()),
+        "regrow": sf.rigl("current", when=sf.always(), drop_fraction=0.1),
+        "rows": sf.static(0.5, pattern=sf.patterns.channel(0)),
+        "weights": sf.static(0.75),
+    }
+
+
+@pytest.mark.parametrize("row", rows_of_the_table((ROOT / "README.md").read_text(encoding="utf-8")))
+def test_every_row_of_the_table_works_under_attach_as_it_stands(row: str) -> None:
+    spans = re.findall(r"`([^`]+)`", row)
+    torch.manual_seed(0)
+    x, y = torch.randn(16, 8), torch.arange(16) % 4
+    for made in [span for span in spans if span.startswith("sf.")]:
+        model = Net()
+        names = of_the_user(model, x, y)
+        for name, value in (span.split(" = ") for span in spans if " = " in span):
+            names[name] = eval(value, names)
+        given = (span.split("=", 1) for span in spans if re.match(r"(skip|reset)=", span))
+        options = {name: eval(value, names) for name, value in given}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        sparse = sf.attach(eval(made, names), model, optimizer, **options)
+        for step in range(4):
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            sparse.before_step()
+            optimizer.step()
+            optimizer.zero_grad()
+            sparse.after_step(step)
+        sparse.check()
+        assert all(weight.isfinite().all() for weight in model.parameters())
+
+
+def test_rows_are_found() -> None:
+    found = rows_of_the_table(
+        "## Which algorithm when\n| a | b | c |\n|---|---|---|\n| x | `sf.f()` with `a=b` | y |\n## Z"
+    )
+    assert found == ["`sf.f()` with `a=b`"]

@@ -93,8 +93,7 @@ class Attached:
         check_links(self._links)
         check_members(placed.trained)
         dense = dense_gradients(records)
-        if placed.written():
-            placed.show(placed.now("before_step"), placed.state)
+        placed.take_over("before_step")
         skipped = bool(self._skip(now))
         seen = [] if skipped else seen_gradients(placed.view, placed.state, placed.supports, dense, now)
         placed.show_trained()
@@ -170,10 +169,11 @@ class Attached:
 
     @torch.no_grad()
     def _reopen(self) -> None:
-        # Back to before `before_step`, with the weights as they are now.
+        # Back to before `before_step`, with the weights as they are now, and effective ones in the module.
         if self._dense is not None:
             moved, self._dense = self._placed.moved(self._stepped), None
             self._placed.show(moved)
+        self._placed.take_over("step")
 
     # ---- the state --------------------------------------------------------------------------------
 

@@ -64,6 +64,11 @@ class Placed:
         written = self.written()
         return taken_over(call, self.state, written) if written else self.state
 
+    def take_over(self, call: str) -> None:
+        """Let state and module have what somebody has written since `show`, masked."""
+        if written := self.written():
+            self.show(taken_over(call, self.state, written), self.state)
+
     def moved(self, stepped: Sequence[Optimizer]) -> State:
         """The state with what optimizers, and whoever else, made of the parameters since `settle`.
 

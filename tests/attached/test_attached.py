@@ -636,6 +636,20 @@ def test_lbfgs_sees_effective_weights_with_every_algorithm(name, calls):
     assert len(losses) > 8 and min(losses) < losses[0]
 
 
+def test_a_closure_sees_effective_weights_where_somebody_wrote_others():
+    model, optimizer, sparse = trio()
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+
+    def closure():
+        assert torch.equal(model[0].weight, sparse.masks["0.weight"].float())
+        optimizer.zero_grad()
+        backward(model)
+
+    optimizer.step(closure)
+    sparse.after_step(1)
+
+
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 @pytest.mark.parametrize("algorithm", [sf.ste(0.75), sf.static(0.75, init="magnitude")], ids=["ste", "static"])
 def test_lbfgs_is_that_of_a_straight_through_mask(algorithm, search):
