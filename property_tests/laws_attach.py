@@ -101,7 +101,7 @@ class Reference:
                 for p in group["params"]:
                     if id(p) not in own:
                         optimizer.state.pop(p, None)
-                group["params"] = [p for p in group["params"] if id(p) in own]
+                group["params"][:] = [p for p in group["params"] if id(p) in own]  # LBFGS holds the list itself
             optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
     def _place(self, parameter: nn.Parameter) -> tuple[int, int]:
