@@ -262,6 +262,8 @@ def settled(setup: Setup) -> Setup:
         setup = setup._replace(skip=sf.never())
     if ROWS[setup.row].meta.trains == "params" or "lbfgs" in setup.kinds:
         setup = setup._replace(extra=None)
+    if ROWS[setup.row].meta.trains == "latents" and setup.dtype == torch.float16:
+        setup = setup._replace(dtype=torch.float32)  # NaN EIGHT
     return setup._replace(hooks=setup.hooks and len(setup.kinds) == 1)
 
 
