@@ -22,6 +22,7 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,
     peek_interpreter_stack,
 )
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
