@@ -1,8 +1,9 @@
 """Every algorithm of the registry under every transform: the table of docs/transforms.md, from real runs.
 
 `python -m property_tests.transforms` makes the table again (some minutes); with names of rows, only these lines of
-it, and with "sharded" only its last column. "methods" stands for the list of methods below it. A cell is "=" for the bits of the eager run with int steps, "~" for a derivative within `CLOSE` of finite
-differences, and a letter for what cannot work, which the page explains.
+it, with "sharded" only its last column, and with "methods" only the list of methods below it. A cell is "=" for the
+bits of the eager run with int steps, "~" for a derivative within `CLOSE` of finite differences, and a letter for what
+cannot work, which the page explains.
 """
 
 from __future__ import annotations
@@ -328,7 +329,9 @@ def with_table(page: str, cells: dict[str, list[str]]) -> str:
 def listed(cells: dict[str, str]) -> str:
     """The methods that shards do not serve, by letter, and how many they serve."""
     found = {letter: [name for name in cells if cells[name] == letter] for letter in sorted({*cells.values()} - {"="})}
-    words = [f"- **{letter}**: {', '.join(name.removeprefix('methods: ') for name in found[letter])}" for letter in found]
+    words = [
+        f"- **{letter}**: {', '.join(name.removeprefix('methods: ') for name in found[letter])}" for letter in found
+    ]
     return "\n".join([f"- **=**: {sum(cell == '=' for cell in cells.values())} of {len(cells)}", *words])
 
 

@@ -1,7 +1,6 @@
 """What compile, vmap, grad and modes hide, and what they let Python know: the one place for torch's private names.
 
-Torch says whether it compiles (`torch.compiler.is_compiling`), and little more of what surrounds a call. The rest is
-asked of private names, which a release of torch may rename; so nothing else of the package uses them.
+All but `torch.compiler.is_compiling` is private to torch, which may rename it; so nothing else of the package uses it.
 """
 
 from __future__ import annotations

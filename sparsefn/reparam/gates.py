@@ -85,8 +85,7 @@ def hard_concrete(
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         gates = {}
         for path, log_alpha in latents["gate"].items():
-            own = functools.partial(random.leaf_key, key, path, step)
-            drawn = outside(lambda x, own=own: random.uniform_like(own(), x), log_alpha)
+            drawn = outside(functools.partial(_drawn, key, path, step), log_alpha)
             gates[path] = drawn_gate(log_alpha, drawn * (1 - 2 * _EDGE) + _EDGE, beta, gamma, zeta)
         return gated(latents, gates)
 
@@ -100,6 +99,10 @@ def hard_concrete(
         return {**latents, "gate": {path: a.clamp(-_FAR, _FAR) for path, a in latents["gate"].items()}}
 
     return Reparametrisation(start, apply, settled, project)
+
+
+def _drawn(key: Tensor, path: str, step: Step, like: Tensor) -> Tensor:
+    return random.uniform_like(random.leaf_key(key, path, step), like)
 
 
 def drawn_gate(log_alpha: Tensor, u: Tensor, beta: float, gamma: float, zeta: float) -> Tensor:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from sparsefn.engine import memory
-from sparsefn.testing import Launches
 from sparsefn.engine.transforms import ADD_EACH
+from sparsefn.testing import Launches
 from sparsefn.testing.launches import counted
 
 
