@@ -250,8 +250,12 @@ def test_a_fresh_run_says_the_same(name: str, column: str) -> None:
     assert transforms.cell(NAMED[name], column) == cells[column]
 
 
-def test_every_row_has_the_bits_of_one_process_on_two() -> None:
-    assert transforms.shards_of(list(CELLS)) == {name: cells[-1] for name, cells in CELLS.items()}
+def test_every_row_and_method_has_the_bits_of_one_process_on_two() -> None:
+    methods = [row.name for row in transforms.METHODS]
+    found = transforms.shards_of([*CELLS, *methods])
+    assert {name: found[name] for name in CELLS} == {name: cells[-1] for name, cells in CELLS.items()}
+    page = transforms.PAGE.read_text(encoding="utf-8")
+    assert transforms.with_methods(page, {name: found[name] for name in methods}) == page
 
 
 def test_a_page_keeps_its_words_and_gets_the_rows_in_order() -> None:

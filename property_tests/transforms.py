@@ -1,8 +1,9 @@
 """Every algorithm of the registry under every transform: the table of docs/transforms.md, from real runs.
 
 `python -m property_tests.transforms` makes the table again (some minutes); with names of rows, only these lines of
-it. A cell is "=" for the bits of the eager run with int steps, "~" for a derivative within `CLOSE` of finite
-differences, and a letter for what cannot work, which the page explains.
+it, with "sharded" only its last column, and with "methods" only the list of methods below it. A cell is "=" for the
+bits of the eager run with int steps, "~" for a derivative within `CLOSE` of finite differences, and a letter for what
+cannot work, which the page explains.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ import torch
 from torch import Tensor
 
 import sparsefn as sf
+from property_tests import method_rows
 from property_tests.registry import ROWS
 from sparsefn.state import Algorithm, State
 from sparsefn.testing import Case, Row
-from sparsefn.testing.harness import algorithm_of, assert_same, leaves, updates
+from sparsefn.testing.harness import algorithm_of, assert_same, leaves, trained_of, updates
 from sparsefn.testing.laws_transforms import nested_vmap_is_two_loops, vmap_is_a_loop
 from sparsefn.testing.strategies import large
 from sparsefn.tree import Tree
 from tests.distributed.harness import Cases, on_ranks
 from tests.distributed.sharded import full, layouts
 
+METHODS = [row._replace(name=f"methods: {row.name}") for row in method_rows.ROWS]
 PAGE = Path(__file__).parents[1] / "docs" / "transforms.md"
 BEGIN, END = "<!-- table: python -m property_tests.transforms -->", "<!-- end of table -->"
+BEGIN_METHODS, END_METHODS = "<!-- methods: python -m property_tests.transforms methods -->", "<!-- end of methods -->"
 EPS = 1e-6  # of central differences, in float64
 CLOSE = 1e-6  # how far a derivative may be from them, relative to 1 + its size
 
@@ -45,13 +49,6 @@ CLOSE = 1e-6  # how far a derivative may be from them, relative to 1 + its size
 def case_of(row: Row) -> Case:
     """The fixed run of a row."""
     return large(row.meta.layout.form)
-
-
-def trained(row: Row, case: Case) -> Algorithm:
-    """The algorithm of a row with an optimizer, where it has none: else no gradient would reach its weights."""
-    algorithm = algorithm_of(row, case)
-    sgd = sf.optimizers.sgd(0.1, momentum=0.5)
-    return algorithm if row.meta.optimizer else sf.with_optimizer(algorithm, sgd, skip=sf.never())
 
 
 def last(states: Iterable[State]) -> State:
@@ -118,7 +115,7 @@ def check_close(got: Tensor, want: float) -> None:
 
 def _of_loss(row: Row, case: Case) -> tuple[Callable[[Tree], tuple[Tensor, State]], Tree, Tree, float]:
     case = in_double(case)
-    loss = partial(later_loss, trained(row, case), case)
+    loss = partial(later_loss, trained_of(row, case), case)
     way = direction(case.params)
     return loss, case.params, way, difference(loss, case.params, way)
 
@@ -233,12 +230,12 @@ def old_names(row: Row, case: Case) -> str:
 
 
 def sharded(row: Row, case: Case) -> str:
-    """Weights and gradients in two halves, along rows and along columns; runs on two processes at once."""
-    states = list(updates(algorithm_of(row, case), case))
+    """Trained weights and gradients in two halves, along rows and along columns; runs on two processes at once."""
+    states = list(updates(trained_of(row, case), case))
     for name in ("S0", "S1"):
         lay = layouts(2)[name]
         halved = case._replace(params=lay(case.params), grads=tuple(map(lay, case.grads)))
-        for i, (want, got) in enumerate(zip(states, updates(algorithm_of(row, halved), halved), strict=True)):
+        for i, (want, got) in enumerate(zip(states, updates(trained_of(row, halved), halved), strict=True)):
             assert_same(f"state {i} of {name}", want, full(got))
     return "="
 
@@ -302,7 +299,7 @@ def shards_of(names: Sequence[str]) -> dict[str, str]:
 def shard_cases(names: Sequence[str], file: Path) -> Cases:
     """The rows one after another, on one of the processes; the first one writes what it found."""
     found: dict[str, str] = {}
-    for row in ROWS:
+    for row in (*ROWS, *METHODS):
         if row.name in names:
             yield row.name, lambda row=row: found.update({row.name: cell(row, "sharded")})
     if not torch.distributed.get_rank():
@@ -329,8 +326,32 @@ def with_table(page: str, cells: dict[str, list[str]]) -> str:
     return "\n".join([page.split(BEGIN)[0] + BEGIN, "", *lines, "", END + page.split(END)[1]])
 
 
+def listed(cells: dict[str, str]) -> str:
+    """The methods that shards do not serve, by letter, and how many they serve."""
+    found = {letter: [name for name in cells if cells[name] == letter] for letter in sorted({*cells.values()} - {"="})}
+    words = [
+        f"- **{letter}**: {', '.join(name.removeprefix('methods: ') for name in found[letter])}" for letter in found
+    ]
+    return "\n".join([f"- **=**: {sum(cell == '=' for cell in cells.values())} of {len(cells)}", *words])
+
+
+def with_methods(page: str, cells: dict[str, str]) -> str:
+    """The page with another list of methods."""
+    before, after = page.split(BEGIN_METHODS)[0], page.split(END_METHODS)[1]
+    return f"{before}{BEGIN_METHODS}\n\n{listed(cells)}\n\n{END_METHODS}{after}"
+
+
 def main(names: list[str]) -> None:
+    if not names or "methods" in names:
+        cells = shards_of([row.name for row in METHODS])
+        PAGE.write_text(with_methods(PAGE.read_text(encoding="utf-8"), cells), encoding="utf-8")
+    if "sharded" in names:
+        page = PAGE.read_text(encoding="utf-8")
+        old, new = table(page), shards_of([row.name for row in ROWS])
+        PAGE.write_text(with_table(page, {name: [*old[name][:-1], new[name]] for name in new}), encoding="utf-8")
     chosen = [row.name for row in ROWS if row.name in names or not names]
+    if not chosen:
+        return
     last = shards_of(chosen)
     # One process a row: a failed export leaves levels of torch.func behind.
     with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:

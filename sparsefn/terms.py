@@ -16,6 +16,7 @@ from sparsefn.engine.described import described
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.older import differentiating
+from sparsefn.engine.shards import laid_out
 from sparsefn.state import State, Step, Term, Where
 from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.where import matching
@@ -70,7 +71,8 @@ def penalty(fn: Callable[[Tree, Step], Tensor]) -> Term:
     def term(state: State, step: Step) -> Tree:
         leaves, rebuild = opened(state.params)
         gradient = differentiating(torch.func.grad(lambda values: fn(rebuild(values), step)))
-        return rebuild(gradient(leaves))
+        # A leaf with an empty part comes back replicated.
+        return rebuild([laid_out(slope, leaf) for slope, leaf in zip(gradient(leaves), leaves, strict=True)])
 
     return term
 

@@ -1,4 +1,4 @@
-"""Elementwise work on DTensors, done on the parts that this process holds: torch's own way costs a dispatch each."""
+"""Work on DTensors that torch does otherwise: elementwise on the parts of this process, and constants inside a vjp."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from sparsefn.engine.shards import any_sharded, here, like
+from sparsefn.engine.shards import any_sharded, here, is_sharded, like
+from sparsefn.engine.transforms import temporarily_clear_interpreter_stack, unwrapped
 
 OnLists = TypeVar("OnLists", bound=Callable[..., list[Tensor]])
 Out = TypeVar("Out")
@@ -49,3 +51,19 @@ def localized(rows: Sequence[tuple[Any, ...]], rebuild: Rebuild[Out]) -> tuple[S
     firsts = [row[0] for row in rows]
     parts = [tuple(map(here, row)) for row in rows]
     return parts, lambda results: rebuild([like(*pair) for pair in zip(results, firsts, strict=True)])
+
+
+def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:
+    """What a function makes of a tensor, for constants: of a DTensor inside `torch.func.vjp`, as if it were outside.
+
+    >>> from sparsefn.engine.local import outside
+    >>> outside(torch.zeros_like, torch.ones(1))
+    tensor([0.])
+
+    Inside, nobody sees that it is one, and what is drawn or selected for it would be a plain tensor.
+    """
+    inner = x if torch.compiler.is_compiling() else unwrapped(x)
+    if inner is x or not is_sharded(inner):
+        return fn(x)
+    with temporarily_clear_interpreter_stack():
+        return fn(inner)

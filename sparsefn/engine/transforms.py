@@ -1,7 +1,6 @@
 """What compile, vmap, grad and modes hide, and what they let Python know: the one place for torch's private names.
 
-Torch says whether it compiles (`torch.compiler.is_compiling`), and little more of what surrounds a call. The rest is
-asked of private names, which a release of torch may rename; so nothing else of the package uses them.
+All but `torch.compiler.is_compiling` is private to torch, which may rename it; so nothing else of the package uses it.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,
     peek_interpreter_stack,
 )
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode

@@ -19,6 +19,7 @@ from sparsefn.engine.described import described
 from sparsefn.engine.memory import on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import as_fraction, fraction_at
+from sparsefn.engine.shards import check_plain
 from sparsefn.patterns import channel, row_balanced
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import by_unit
@@ -102,6 +103,7 @@ def srigl(
 
     def salient(state: State, grads: Tree, step: Step) -> Tree:
         def of_leaf(path: str, weight: Tensor, mask: Tensor, grad: Tensor) -> Tensor:
+            check_plain("srigl", path, weight, "; the entries of a whole leaf are ranked")
             n = (weight.abs() > 0).sum()
             largest = _staying(n, fraction_at(share, step))
             return (topk_mask(weight.abs(), largest) | topk_mask(grad.abs(), n - largest)).float()

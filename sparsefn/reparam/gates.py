@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.engine.checks import check_trigger, is_number
 from sparsefn.engine.described import described
+from sparsefn.engine.local import outside
 from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.boxes import spread
 from sparsefn.patterns.kinds import Pattern, unstructured
@@ -83,9 +85,8 @@ def hard_concrete(
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         gates = {}
         for path, log_alpha in latents["gate"].items():
-            own = random.leaf_key(key, path, step)
-            u = random.uniform_like(own, log_alpha) * (1 - 2 * _EDGE) + _EDGE
-            gates[path] = drawn_gate(log_alpha, u, beta, gamma, zeta)
+            drawn = outside(functools.partial(_drawn, key, path, step), log_alpha)
+            gates[path] = drawn_gate(log_alpha, drawn * (1 - 2 * _EDGE) + _EDGE, beta, gamma, zeta)
         return gated(latents, gates)
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
@@ -98,6 +99,10 @@ def hard_concrete(
         return {**latents, "gate": {path: a.clamp(-_FAR, _FAR) for path, a in latents["gate"].items()}}
 
     return Reparametrisation(start, apply, settled, project)
+
+
+def _drawn(key: Tensor, path: str, step: Step, like: Tensor) -> Tensor:
+    return random.uniform_like(random.leaf_key(key, path, step), like)
 
 
 def drawn_gate(log_alpha: Tensor, u: Tensor, beta: float, gamma: float, zeta: float) -> Tensor:

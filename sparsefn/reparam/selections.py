@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sparsefn.budgets import spread
 from sparsefn.engine.described import described
+from sparsefn.engine.local import outside
 from sparsefn.engine.rounding import as_fraction, fraction_at, n_kept
 from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.kinds import Pattern, nm
@@ -50,7 +51,7 @@ def faded(
         raise TypeError(f"faded: expected no sparsity, as {pattern} fixes the count")
 
     def mask_of(v: Tensor, step: Step) -> Tensor:
-        return topk_mask(v.detach().abs(), _count(pattern, v, level, step), pattern=pattern)
+        return outside(lambda x: topk_mask(x.detach().abs(), _count(pattern, x, level, step), pattern=pattern), v)
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         del key

@@ -23,6 +23,7 @@ from sparsefn.state import Algorithm, State, Step
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, flatten
+from sparsefn.triggers import never
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ def algorithm_of(row: Row, case: Case) -> Algorithm:
 def trained_of(row: Row, case: Case) -> Algorithm:
     """The same with an optimizer, where it has none: else no gradient reaches what it trains, and no term is read."""
     algorithm = algorithm_of(row, case)
-    return algorithm if row.meta.optimizer else with_optimizer(algorithm, sgd(0.25, momentum=0.5))
+    return algorithm if row.meta.optimizer else with_optimizer(algorithm, sgd(0.25, momentum=0.5), skip=never())
 
 
 def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int) -> Iterator[State]:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import pytest
 import torch
 import torchopt
 
@@ -54,6 +56,11 @@ FACTORIES: dict[str, Callable[[sf.budgets.Distribution], sf.Algorithm]] = {
     "torchopt set": lambda d: sf.with_optimizer(sf.set(0.5, distribution=d, **SWAP), torchopt.adam(1e-2)),
 }
 
+
+def trained(algorithm: sf.Algorithm) -> sf.Algorithm:
+    return sf.with_optimizer(algorithm, sf.optimizers.sgd(0.1))
+
+
 ONCE: dict[str, Callable[[], sf.Algorithm]] = {
     "dense": sf.dense,
     "static bernoulli": lambda: sf.static(0.5, init="bernoulli", key=KEY),
@@ -72,12 +79,22 @@ ONCE: dict[str, Callable[[], sf.Algorithm]] = {
         sf.one_shot(0.5, pattern=sf.patterns.channel(0)),
         sf.sequence(sf.gmp(0.8), sf.rigl(0.7, pattern=sf.patterns.row_balanced(), **SWAP)),
     ),
+    "sgd hard_concrete": lambda: trained(sf.methods.hard_concrete(0.1, key=KEY)),
+    "sgd faded": lambda: trained(
+        sf.reparametrised(sf.reparam.faded(sf.patterns.unstructured(), 0.5, sparsity=0.5), key=KEY)
+    ),
+    "sgd soft_movement": lambda: trained(sf.methods.soft_movement(steps=4)),
     "adamw ste": lambda: sf.with_optimizer(sf.ste(0.5), sf.optimizers.adamw(1e-2)),
 }
 
 
 # Their counts follow from what a leaf has left, or from all leaves together.
 REFUSED = {("iterative", "erk"), ("snfs", "global"), ("snfs", "floor")}
+
+
+def refused(algorithm: sf.Algorithm, params: Any) -> None:
+    with pytest.raises(ValueError, match="srigl: expected plain tensors, got a DTensor at 'v'; the entries of a whole"):
+        algorithm.update(algorithm.init(params), params, 0)
 
 
 def cases() -> Cases:
@@ -91,6 +108,10 @@ def cases() -> Cases:
             yield from compared(f"{name}, {kind}", partial(make, distribution), params, grads, places)
     for name, make in ONCE.items():
         yield from compared(name, make, params, grads, places)
+    few = {"w": (1, 6), "v": (3, 4)}  # parts of one process are empty
+    for name in ("sgd hard_concrete", "sgd faded", "sgd soft_movement"):
+        yield from compared(f"{name} of empty parts", ONCE[name], values(few), values(few, seed=1), places)
+    yield "srigl", partial(refused, sf.methods.srigl(0.5, steps=4), places["S0"](values(few)))
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         params, grads = (values(SHAPES, seed=seed, dtype=dtype) for seed in (2, 3))
         for name in ("rigl", "gmp", "snfs", "adam rigl"):
