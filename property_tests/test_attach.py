@@ -1,5 +1,8 @@
 """Every algorithm of the registry, and every method, attached to modules that torch's optimizers train."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -9,6 +12,8 @@ from property_tests.attach_machine import KINDS, ROWS, Loop, Setup
 from property_tests.attach_rules import MISUSES, Machine, misuse, needs_skip, pickled, settled, step
 from property_tests.effort import tries
 from property_tests.laws_attach import Kind, Reference, step_of_reference
+from sparsefn.attached import Attached, attached, files, moments, placed
+from sparsefn.attached.gradients import gradient
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 
@@ -48,6 +53,7 @@ def test_a_script(name: str) -> None:
 def script(loop: Loop) -> None:
     """The days of a run."""
     step(loop, 0)
+    saved = loop.save()
     for name in MISUSES:
         misuse(loop, name)
     loop.backward(1)
@@ -63,7 +69,6 @@ def script(loop: Loop) -> None:
         misuse(loop, name)
     loop.write_grads("to zero")
     loop.after(numpy=True)
-    saved = loop.save()
     loop.write("checkpoint", 2)
     step(loop, 2, "other")
     loop.write("some", 3)
@@ -73,11 +78,14 @@ def script(loop: Loop) -> None:
     step(loop, 4)
     loop.resume(saved, ["module", "attach", "sparse", "optimizers"], 7)
     step(loop, 5)
+    loop.resume(saved, ["attach", "module", "optimizers", "sparse"], 8)
+    step(loop, 5)
     loop.copies((0, 1, 2), pickled(loop))
     step(loop, 6)
     loop.rate(0.5)
-    loop.scaled(7, finite=False)
-    loop.after()
+    if loop.setup.dtype != torch.float16:  # a GradScaler takes none
+        loop.scaled(7, finite=False)
+        loop.after()
     loop.regroup()
     loop.reattach(hooks=True, keeps=True)
     step(loop, 8)
@@ -85,3 +93,109 @@ def script(loop: Loop) -> None:
     loop.closure(9, calls=False)
     loop.after()
     step(loop, 9)
+
+
+# ---- bugs that the law must notice ------------------------------------------------------------------
+
+
+def given_anew(give: Any) -> Any:
+    """Latents whose gradient is that of their weight get none."""
+
+    def wrong(records: Any, trained: Any, *rest: Any) -> None:
+        dense = list(rest[-1].values())
+        give(records, trained, *rest)
+        for record in trained:
+            if record.added and any(torch.equal(record.parameter.grad, grad) for grad in dense):
+                record.give(None)
+
+    return wrong
+
+
+def given_alike(give: Any) -> Any:
+    """Gradients that pass through are kept as they are, and not copied."""
+
+    def wrong(*arguments: Any) -> None:
+        give(*arguments)
+        records, dense = {record.name: record for record in arguments[0]}, arguments[-1]
+        for name, grad in dense.items():
+            own = records[name].parameter.grad
+            if own is not None and torch.equal(own, grad):
+                dense[name] = own
+
+    return wrong
+
+
+def twice(before_step: Any) -> Any:
+    """A forgotten `after_step` is not noticed."""
+
+    def wrong(self: Any, *arguments: Any) -> None:
+        self._dense = None
+        before_step(self, *arguments)
+
+    return wrong
+
+
+def restored(unmasked: Any) -> Any:
+    """Weights that are all zeros are taken for those that nobody has loaded."""
+
+    def wrong(self: Any) -> Any:
+        found = {name: record.found for name, record in self.weights.items() if not record.parameter.any()}
+        return unmasked(self) | {name: x for name, x in found.items() if x is not None}
+
+    return wrong
+
+
+def shared(_: Any) -> Any:
+    """A copy writes to the parameters of the original."""
+
+    def wrong(self: Any, memo: Any) -> Any:
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
+
+    return wrong
+
+
+def always(value: Any) -> Any:
+    return lambda _: lambda *arguments, **options: value
+
+
+Plant = Callable[[Any], Any]
+
+# bug: (setup, where, name, what is made of it)
+BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
+    "latents that are weights do not train": (Setup("soft_nm"), attached, "give", given_anew),
+    "latents with an exponent of one do not train": (Setup("powerprop of one"), attached, "give", given_anew),
+    "zeros are trusted without eps": (Setup("static", ("adam without eps",)), placed, "zeros_stay", always(True)),
+    "zeros are trusted in float16": (Setup("rigl", ("adam",), torch.float16), placed, "zeros_stay", always(True)),
+    "dense gradients are those of the optimizer": (Setup("ste by mean saliency"), attached, "give", given_alike),
+    "a gradient is missing": (Setup("rigl"), attached, "dense_gradients", lambda _: zero_gradients),
+    "before_step may come twice": (Setup("rigl"), Attached, "before_step", twice),
+    "step sizes begin at zero": (Setup("rigl", ("rprop",)), moments, "_first", always(0.0)),
+    "sums begin at zero": (Setup("rigl", ("adagrad",)), moments, "_first", always(0.0)),
+    "what users write is lost": (Setup("rigl"), placed, "taken_over", lambda _: lambda call, state, written: state),
+    "zeros are not loaded": (Setup("nothing at first"), placed.Placed, "unmasked", restored),
+    "other arguments are loaded": (Setup("rigl"), files, "_check_arguments", always(None)),
+    "a copy is the original": (Setup("rigl"), Attached, "__deepcopy__", shared),
+    "moments are kept where masks change": (Setup("rigl"), attached, "clear_changed", always(None)),
+    "moments that are loaded are not masked": (Setup("gmp"), placed, "clear_moments", always(None)),
+    "nothing is hidden": (Setup("ste"), placed, "hiding", always(None)),
+    "no gradient is finite": (Setup("rigl"), attached, "all_finite", always(False)),
+    "members are not looked at": (Setup("rigl"), attached, "check_members", always(None)),
+    "replaced layers are not looked at": (Setup("rigl"), attached, "check_links", always(None)),
+    "others may move weights": (Setup("rigl"), attached, "check_order", always(None)),
+}
+
+
+def zero_gradients(records: Any) -> Any:
+    return {record.name: gradient(record.parameter) for record in records}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_law_notices_the_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, where, name, plant = BUGS[bug]
+    setup = settled(setup)
+    script(Loop(setup))
+    monkeypatch.setattr(where, name, plant(getattr(where, name, None)), raising=name != "__deepcopy__")
+    with pytest.raises((AssertionError, RuntimeError, pytest.fail.Exception)):
+        script(Loop(setup))
