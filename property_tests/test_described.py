@@ -47,22 +47,18 @@ def test_a_pickled_algorithm_has_the_same_bits(row: Row) -> None:
             assert_same("a copy", old, new)
 
 
-PLAIN = ("magnitude", "gradient", "saliency", "movement", "random", "lamp", "distance()", "leafwise(shares)")
+PLAIN = ("magnitude", "gradient", "saliency", "movement", "random", "lamp", "distance()")
 PLAIN = (*PLAIN, "topology()", "ema(gradient, 0.5)", "momentum(0.5)", "first_sign()")
 OVER = {
     "absolute": "absolute({})",
     "sampled": "sampled({}, power=2.0)",
     "ranked": "ranked({})",
-    "by_unit": "by_unit({}, channel(0), largest)",
+    "by_unit": "by_unit({}, channel(axis=0, norm=1), largest)",
     "ema": "ema({}, 0.5)",
     "sum": "sum({}, reset=every(2))",
     "mean": "mean({})",
     "steered": "steered(always(), 5, score={})",
 }
-
-
-def shares(weight: torch.Tensor, gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return weight.abs() / weight.abs().sum()
 
 
 def test_every_combinator_of_scores_is_here() -> None:
@@ -78,7 +74,7 @@ def test_every_combinator_of_scores_is_here() -> None:
 @pytest.mark.parametrize("over", OVER)
 @pytest.mark.parametrize("plain", PLAIN)
 def test_a_score_of_a_score_is_shown_as_the_call_and_pickles(plain: str, over: str) -> None:
-    names = {**NAMES, "torch": torch, "shares": shares, "largest": largest}
+    names = {**NAMES, "torch": torch, "largest": largest}
     memory = ("ema(", "momentum(", "first_sign(")
     text = OVER[over].format(plain)
     try:
