@@ -2,6 +2,7 @@
 
 import builtins
 import copy
+import inspect
 import math
 import pickle
 
@@ -44,6 +45,57 @@ def test_a_pickled_algorithm_has_the_same_bits(row: Row) -> None:
         assert repr(other) == repr(algorithm)
         for old, new in zip(states, updates(other, run), strict=True):
             assert_same("a copy", old, new)
+
+
+PLAIN = ("magnitude", "gradient", "saliency", "movement", "random", "lamp", "distance()")
+PLAIN = (*PLAIN, "topology()", "ema(gradient, 0.5)", "momentum(0.5)", "first_sign()")
+OVER = {
+    "absolute": "absolute({})",
+    "sampled": "sampled({}, power=2.0)",
+    "ranked": "ranked({})",
+    "by_unit": "by_unit({}, channel(axis=0, norm=1), largest)",
+    "ema": "ema({}, 0.5)",
+    "sum": "sum({}, reset=every(2))",
+    "mean": "mean({})",
+    "steered": "steered(always(), 5, score={})",
+}
+
+
+def test_every_combinator_of_scores_is_here() -> None:
+    takes = {
+        name
+        for name in dir(sf.scores)
+        if inspect.isfunction(fn := getattr(sf.scores, name))
+        and {"score", "signed"} & inspect.signature(fn).parameters.keys()
+    }
+    assert takes == set(OVER)
+
+
+@pytest.mark.parametrize("over", OVER)
+@pytest.mark.parametrize("plain", PLAIN)
+def test_a_score_of_a_score_is_shown_as_the_call_and_pickles(plain: str, over: str) -> None:
+    names = {**NAMES, "torch": torch, "largest": largest}
+    memory = ("ema(", "momentum(", "first_sign(")
+    text = OVER[over].format(plain)
+    try:
+        score = eval(text, names)
+    except TypeError:
+        assert plain.startswith(memory) and over in ("ema", "sum", "mean", "steered")
+        return
+    assert repr(score) == text
+    algorithm = sf.drop_grow(0.5, drop=score, grow=score, when=sf.always())
+    again = pickle.loads(pickle.dumps(algorithm))
+    assert repr(again) == repr(algorithm) and text in repr(algorithm)
+    params = {"w": torch.randn(6, 8, generator=torch.Generator().manual_seed(0))}
+    grads = {"w": params["w"].roll(1)}
+    old, new = algorithm.init(params), again.init(params)
+    for step in range(3):
+        old, new = algorithm.update(old, grads, step), again.update(new, grads, step)
+        assert_same("a copy", old, new)
+
+
+def largest(scores: torch.Tensor) -> torch.Tensor:
+    return scores.amax(-1)
 
 
 @pytest.mark.parametrize("name", sorted(LOCAL))

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.engine.checks import check_float, is_int
+from sparsefn.engine.checks import is_int
+from sparsefn.engine.floats import check_float
 from sparsefn.engine.selection.winners import Entry, totals, winners
 from sparsefn.engine.shards import agreed, here, is_sharded, laid_out, lie_of, like
 from sparsefn.engine.transforms import concrete

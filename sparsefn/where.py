@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sparsefn.engine.checks import check_call, check_float
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.floats import check_float
 from sparsefn.engine.transforms import at_compile_time
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match

@@ -296,3 +296,16 @@ def test_what_a_pattern_fixes_is_taken_where_the_count_is_a_tensor():
     counts = torch.tensor([1, 2])
     many = torch.vmap(lambda n: sf.topk_mask(x, n, pattern=sf.patterns.nm(2, 4)))(counts)
     assert torch.equal(many[0], many[1])
+
+
+def test_selection_on_meta_knows_shapes_of_any_size():
+    for shape in ((2**30,), (2**20, 2**22)):
+        x = torch.empty(shape, device="meta")
+        masks = [sf.topk_mask(x, 5), sf.topk_mask(x, torch.tensor(5)), sf.topk_masks({"a": x, "b": x}, 5)["b"]]
+        masks += [sf.drop_lowest(x, x > 0, 5), sf.grow_highest(x, x > 0, 5)]
+        if len(shape) == 2:
+            patterns = (sf.patterns.nm(2, 4), None), (sf.patterns.row_balanced(), 3), (sf.patterns.channel(0), 3)
+            masks += [sf.topk_mask(x, count, pattern=pattern) for pattern, count in patterns]
+        wanted = {(torch.Size(shape), torch.bool, "meta")}
+        full = {(mask.shape, mask.dtype, mask.device.type) for mask in masks if mask.ndim}
+        assert full == wanted

@@ -104,6 +104,9 @@ def test_slopes_beside_the_operator_are_right_under_both():
     assert torch.equal(grad(lambda x: doubled(x).sum())(X), torch.full((2,), 2.0))
 
 
+P = {"w": torch.ones(2, 3)}
+
+
 # ---- functions that the compiler does not read ----------------------------------------------------
 
 
@@ -124,9 +127,17 @@ def test_functions_of_one_code_are_taken_for_each_other(own_code):
     assert torch.equal(run(triple, X), (3 if own_code else 2) * X)  # 2 is wrong, and silent
 
 
-# ---- TorchOpt -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("wrap", [lambda algorithm: algorithm, sf.nonstrict], ids=["plain", "nonstrict"])
+def test_compiled_algorithms_of_one_process_are_as_many_as_wanted(wrap):
+    assert torch._dynamo.config.recompile_limit < 12
+    for i in range(12):
+        algorithm = wrap(sf.with_optimizer(sf.rigl(0.5, when=sf.never()), sf.optimizers.sgd(0.01 * (i + 1))))
+        state = algorithm.init(P)
+        new = compiled(algorithm.update)(state, P, torch.tensor(0))
+        assert sf.checkpoint.tree_equal(new, algorithm.update(state, P, 0))
 
-P = {"w": torch.ones(2, 3)}
+
+# ---- TorchOpt -------------------------------------------------------------------------------------
 
 
 def step_of(optimizer, params=P):

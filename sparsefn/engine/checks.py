@@ -103,27 +103,6 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-# What is computed with. The 8-bit floats of torch only store numbers: hardly any operation takes them.
-FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
-
-
-def check_float(what: str, value: object, path: str | None = None) -> None:
-    """Raise TypeError unless it is a tensor of one of the `FLOATS`.
-
-    >>> from sparsefn.engine import checks
-    >>> checks.check_float("params", torch.zeros(1, dtype=torch.int32), "w")
-    Traceback (most recent call last):
-        ...
-    TypeError: expected floating-point params, got torch.int32 at 'w'
-    """
-    if not isinstance(value, Tensor) or value.dtype not in FLOATS:
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        at = "" if path is None else f" at {path!r}"
-        narrow = isinstance(value, Tensor) and value.is_floating_point()
-        taken = "; float16, bfloat16, float32 and float64 are taken" if narrow else ""
-        raise TypeError(f"expected floating-point {what}, got {got}{at}{taken}")
-
-
 def check_int(call: str, name: str, value: object, low: int | None = None) -> None:
     """Raise unless the argument of that name is an int and at least `low`; the call, if any, begins the error.
 

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_int
+from sparsefn.engine.members import hidden, one_by_one
 from sparsefn.engine.selection.winners import Entry, winners
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import units_of
 from sparsefn.select import topk_mask
-from sparsefn.solve.inputs import check_damp, checked, damp_in_place, factor_in_place
-from sparsefn.solve.least_squares import refit
+from sparsefn.solve.inputs import check_damp, check_finite, checked, damp_in_place, factor_in_place
+from sparsefn.solve.least_squares import solved
 
 AT_ONCE = 2**25  # entries of the inverses that are held at one time
 
@@ -47,34 +48,65 @@ def obs_exact(
     diagonal.
 
     A row takes time of in^2 for each weight that it loses and as much memory, so this is for small layers; `obs` is the
-    fast approximation. Computed in the wider dtype of the two, float32 at least. Raises ValueError for shapes that do
-    not fit, values that are not finite, a hessian that is singular at this `damp`, counts that cannot be met
-    and other patterns; TypeError for other dtypes. Frantar, Singh & Alistarh 2022, arXiv 2208.11580, algorithm 1.
+    fast approximation. Computed in the wider dtype of the two, float32 at least. Under `vmap` members are pruned one by
+    one, and compiled code calls this; both give the same bits. Raises ValueError for shapes that do not fit, values
+    that are not finite, a hessian that is singular at this `damp`, counts that cannot be met and other patterns;
+    TypeError for other dtypes. Frantar, Singh & Alistarh 2022, arXiv 2208.11580, algorithm 1.
     """
     w, h = checked("obs_exact", weight, hessian)
     rows, columns = w.shape
     counts: list[int] = []
+    width: int | None
     if isinstance(n_prune, Sequence):
         counts = _of_rows(list(n_prune), pattern, rows, columns)
         width, count = None, max(counts, default=0)
     else:
         width, count = _groups(w, n_prune, pattern)
-    h = h.clone()
-    dead = damp_in_place(h, check_damp("obs_exact", damp))
+    share = check_damp("obs_exact", damp)
+    trace = _traced if hidden(w, h) else pruned
+    new, kept = trace(w, h, counts, width or 0, count, share)
+    return new.to(weight.dtype), kept
+
+
+def pruned(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, damp: float) -> tuple[Tensor, Tensor]:
+    """`obs_exact` of arguments that were checked: `count` of each group of `width` columns go, 0 for all of the weight.
+
+    >>> pruned(torch.tensor([[1.0, 2.0]]), torch.eye(2), [], 0, 1, 0.0)
+    (tensor([[0., 2.]]), tensor([[False,  True]]))
+    """
+    for name, x in (("weight", w), ("hessian", h)):
+        check_finite("obs_exact", name, x)  # hidden until now by a transform
+    rows, columns = w.shape
+    hessian, h = h, h.clone()
+    dead = damp_in_place(h, damp)
     inverse = torch.cholesky_inverse(factor_in_place("obs_exact", h, damp))
-    steps = min(count, columns) if width is None else count * (columns // width)
-    groups = (columns, columns) if width is None else (width, count)
+    steps = count * (columns // width) if width else min(count, columns)
+    groups = (width, count) if width else (columns, columns)
     parts = w.masked_fill(dead, 0.0).chunk(max(1, -(-rows * columns**2 // AT_ONCE)))
     traces = [_trace(part, inverse, steps, *groups) for part in parts]
     order, losses = (torch.cat(tensors) for tensors in zip(*traces, strict=True))
     gone = torch.ones_like(order, dtype=torch.bool)
     if counts:
         gone = torch.arange(steps, device=w.device) < torch.tensor(counts, device=w.device)[:, None]
-    elif width is None and order.numel():
+    elif not width and order.numel():
         # A weight cannot go before those that come first in its row: it costs as much as the dearest of them.
         gone = topk_mask(-losses.cummax(1).values, count)
     kept = ~torch.zeros_like(w, dtype=torch.bool).scatter(1, order, gone)
-    return refit(weight, hessian, kept, damp=damp), kept
+    return solved(w, hessian, kept, damp), kept
+
+
+@torch.library.custom_op("sparsefn::obs_exact", mutates_args=())
+def _traced(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, damp: float) -> tuple[Tensor, Tensor]:
+    return pruned(w, h, counts, width, count, damp)
+
+
+@_traced.register_fake
+def _(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, damp: float) -> tuple[Tensor, Tensor]:
+    new = torch.empty_like(w, memory_format=torch.contiguous_format)
+    return new, torch.empty_like(new, dtype=torch.bool)
+
+
+one_by_one(_traced)
 
 
 def _of_rows(counts: list[int], pattern: Pattern | None, rows: int, columns: int) -> list[int]:

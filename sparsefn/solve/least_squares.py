@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn.engine.transforms import read
-from sparsefn.solve.inputs import check_damp, check_mask, checked, damp_in_place, factor_in_place
+from sparsefn.engine.members import hidden, one_by_one
+from sparsefn.solve.inputs import check_damp, check_finite, check_mask, checked, damp_in_place, factor_in_place
 
 
 def refit(weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0) -> Tensor:
@@ -25,13 +25,24 @@ def refit(weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0) -
     Rows with one mask are solved together, so that a mask that many rows share is cheap; rows that all differ cost a
     Cholesky factor of their kept columns each. Computed in the wider dtype of the two, float32 at least; the result has
     the dtype of the weight, and no gradient. Raises ValueError for shapes that do not fit, values that are not finite,
-    a hessian that is singular on the kept columns of a row, and under `vmap`; TypeError for other dtypes.
+    a hessian that is singular on the kept columns of a row; TypeError for other dtypes. Under `vmap` the members are
+    solved one after another; compiled code calls it. Both give the same bits.
     """
     w, h = checked("refit", weight, hessian)
     kept = check_mask("refit", mask, weight)
-    if read(kept.any()) is None or read(h.sum()) is None:
-        raise ValueError("refit: masks need systems of their own sizes, so it does not run under vmap; use a loop")
     share = check_damp("refit", damp)
+    solve = _refitted if hidden(w, h, kept) else solved
+    return solve(w, h, kept, share).to(weight.dtype)
+
+
+def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
+    """`refit` of arguments that were checked, with values that are known.
+
+    >>> solved(torch.tensor([[1.0, 2.0]]), torch.eye(2), torch.tensor([[False, True]]), 0.0)
+    tensor([[0., 2.]])
+    """
+    for name, x in (("weight", w), ("hessian", h)):
+        check_finite("refit", name, x)  # hidden until now by a transform
     h = h.clone()
     dead = damp_in_place(h, share)
     old = w.masked_fill(dead, 0.0)
@@ -43,4 +54,17 @@ def refit(weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0) -
         if 0 < len(at) < len(row):
             lower = factor_in_place(f"refit, row {int(rows[0])}", h[at[:, None], at], share)
             new[rows[:, None], at] += torch.cholesky_solve(pull[rows[:, None], at].T, lower).T
-    return new.to(weight.dtype)
+    return new
+
+
+@torch.library.custom_op("sparsefn::refit", mutates_args=())
+def _refitted(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
+    return solved(w, h, kept, share)
+
+
+@_refitted.register_fake
+def _(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
+    return torch.empty_like(w, memory_format=torch.contiguous_format)
+
+
+one_by_one(_refitted)

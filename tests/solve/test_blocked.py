@@ -242,3 +242,66 @@ def test_empty_weights():
 def test_bad_arguments(options, kind, text):
     with pytest.raises(kind, match=re.escape(text)):
         obs(*layer(), **options)
+
+
+def at_negative_zero():
+    """A layer of zeros of both signs among other weights, kept and pruned ones."""
+    weight, hessian = layer(4, 8, dtype=torch.float32)
+    weight[:, ::2] = torch.tensor([0.0, -0.0]).repeat(4, 2)
+    weight[3] = -0.0
+    return weight, hessian, torch.arange(32).reshape(4, 8) % 3 == 0
+
+
+GRADS = torch.randn(10, 4, 8, generator=torch.Generator().manual_seed(0))
+SOLVERS = {
+    "obs keep": lambda w, h, m: obs(w, h, keep=0.5),
+    "obs mask": lambda w, h, m: obs(w, h, mask=m),
+    "obs nm": lambda w, h, m: obs(w, h, pattern=nm(2, 4)),
+    "obs eye": lambda w, h, m: obs(w, torch.eye(8), keep=5, damp=0.0),
+    "exact": lambda w, h, m: sf.solve.obs_exact(w, h, 20),
+    "refit": lambda w, h, m: (refit(w, h, m), m),
+    "fisher": lambda w, h, m: sf.solve.obs_fisher(w, GRADS, 12, damp=0.1),
+}
+INPUTS = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
+STATS = {"w": sf.calibration.inputs(torch.nn.Linear(8, 4), None, INPUTS)["weight"]}
+METHODS = {
+    "layerwise": lambda: sf.rewrite(sf.solve.layerwise(STATS, SOLVERS["obs keep"]), when=sf.at([0])),
+    "sparsegpt": lambda: sf.methods.sparsegpt(0.5, STATS, when=sf.at([0])),
+    "obs": lambda: sf.methods.obs(0.5, STATS, when=sf.at([0])),
+}
+
+
+@pytest.mark.parametrize("name", [*SOLVERS, *METHODS])
+def test_pruned_weights_are_positive_zero(name):
+    weight, hessian, mask = at_negative_zero()
+    if name in SOLVERS:
+        new, kept = SOLVERS[name](weight, hessian, mask)
+    else:
+        algorithm = METHODS[name]()
+        state = algorithm.update(algorithm.init({"w": weight}), {"w": weight}, 0)
+        new, kept = state.params["w"], state.masks["w"]
+    assert not kept.all() and (new[~kept].view(torch.int32) == 0).all()
+
+
+@pytest.mark.parametrize("name", [*SOLVERS, *METHODS])
+def test_members_and_compiled_code_have_the_same_bits(name):
+    hessian, mask = layer(4, 8, dtype=torch.float32)[1], at_negative_zero()[2]
+    weights = torch.stack([layer(4, 8, seed, dtype=torch.float32)[0] for seed in range(3)])
+
+    algorithm = METHODS[name]() if name in METHODS else None
+
+    def solve(w):
+        if algorithm is None:
+            return SOLVERS[name](w, hessian, mask)
+        state = algorithm.update(algorithm.init({"w": w}), {"w": w}, 0)
+        return state.params["w"], state.masks["w"]
+
+    alone = [torch.stack(parts) for parts in zip(*map(solve, weights), strict=True)]
+    batched = torch.vmap(solve)(weights)
+    assert torch.equal(batched[1], alone[1])
+    if name == "fisher":  # whose products are those of a batch
+        torch.testing.assert_close(batched[0], alone[0])
+    else:
+        assert torch.equal(batched[0], alone[0])
+    compiled = torch.compile(solve, backend="aot_eager", fullgraph=True)(weights[1])
+    assert all(torch.equal(got, want[1]) for got, want in zip(compiled, alone, strict=True))

@@ -66,5 +66,3 @@ def test_bad_arguments():
         refit(torch.ones(2, 3), torch.eye(3), torch.ones(2, 3))
     with pytest.raises(ValueError, match="refit: expected a bool mask of shape .* got list"):
         refit(torch.ones(2, 3), torch.eye(3), [True])
-    with pytest.raises(ValueError, match="refit: masks need systems of their own sizes, so it does not run under vmap"):
-        torch.vmap(lambda w, m: refit(w, torch.eye(3), m))(torch.ones(2, 2, 3), torch.ones(2, 2, 3, dtype=torch.bool))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_float
+from sparsefn.engine.floats import check_float
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.transforms import Array, See, visible
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine import kernels
-from sparsefn.engine.checks import FLOATS
+from sparsefn.engine.floats import FLOATS
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device, placed
 from sparsefn.engine.older import is_exporting
