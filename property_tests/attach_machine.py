@@ -68,6 +68,7 @@ class Setup(NamedTuple):
     skip: Trigger | None = None
     reset: Trigger | None = None
     extra: dict[str, Any] | None = None
+    compiled: bool = False
 
 
 class Holder(nn.Module):
@@ -144,7 +145,13 @@ class Loop:
         given = {name: value for name, value in given.items() if value}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "attach: the mask of .* keeps none")
+            module = torch.compile(module, backend="eager") if self.setup.compiled else module
             return self._attach(self.algorithm, module, optimizers if len(optimizers) > 1 else optimizers[0], **given)
+
+    def run(self, slopes: Mapping[str, Tensor]) -> Tensor:
+        """The loss of the module."""
+        module = self.trio.module
+        return torch.compile(module, backend="eager")(slopes) if self.setup.compiled else module(slopes)
 
     # ---- what is read -----------------------------------------------------------------------------
 
@@ -205,7 +212,7 @@ class Loop:
     def backward(self, seed: int, names: Sequence[str] | None = None) -> None:
         """Gradients, added to those that are there; perhaps of some weights alone."""
         before = self.phase == "before"
-        self.trio.module(self.slopes(seed, names)).backward()
+        self.run(self.slopes(seed, names)).backward()
         if before:
             self.reference.write_grads([p.grad for p in self.optimized()])
         self.phase = "graded" if self.phase == "idle" else self.phase
@@ -267,7 +274,7 @@ class Loop:
         def evaluate() -> Tensor:
             optimizer.zero_grad(set_to_none=not wipes)
             with torch.enable_grad():
-                value = self.trio.module(slopes)
+                value = self.run(slopes)
             value.backward()
             if calls:
                 self.trio.sparse.before_step()
