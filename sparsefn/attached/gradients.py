@@ -78,7 +78,7 @@ def give(
     and the dense one becomes a copy: what clips or zeroes it does not reach the algorithm.
     """
     held = {address(grad): name for name, grad in dense.items() if grad.numel()}
-    for record in records:
+    for record in (*records, *trained):
         if not (record.trains and seen):
             record.give(None)
     for record, grad in zip(trained, seen, strict=bool(seen)):

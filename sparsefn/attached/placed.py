@@ -98,6 +98,7 @@ class Placed:
         Leaves that are those of `old`, under its masks, are known to be zero where they are pruned.
         """
         params, records = dict(new.params), list(self.weights.values())
+        held = {address(record.parameter) for record in (*records, *self.extra)}
         fresh = [r for r in records if old is None or not _same(r.name, new, old)]
         some = [r for r in records if r.hidden or r in fresh]
         shows = zeroed([new.masks[r.name] for r in some], [params[r.name] for r in some])
@@ -105,7 +106,7 @@ class Placed:
         hiding(new, fresh, [visible[r.name] for r in fresh])
         for record in records:
             name, parameter, leaf = record.name, record.parameter, params[record.name]
-            if record.hidden and address(leaf) == address(parameter):
+            if record.hidden and address(leaf) in held:  # a map may hand on its latents
                 params[name] = leaf.clone()
             if address(visible[name]) != address(parameter):
                 parameter.copy_(visible[name])

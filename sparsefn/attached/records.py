@@ -146,10 +146,12 @@ def enter(extra: Sequence[Record], beside: Sequence[Record], options: Mapping[st
     if options is None:
         for record, near in zip(extra, beside, strict=True):
             near.group["params"].append(record.parameter)
+            _forget_length(near.optimizer)
         return
     for optimizer in {id(record.optimizer): record.optimizer for record in extra}.values():
         members = [record.parameter for record in extra if record.optimizer is optimizer]
         optimizer.add_param_group({**options, "params": members})
+        _forget_length(optimizer)
 
 
 def leave(extra: Iterable[Record]) -> None:
@@ -164,9 +166,17 @@ def leave(extra: Iterable[Record]) -> None:
     for record in extra:
         record.optimizer.state.pop(record.parameter, None)
         for group in [g for g in record.optimizer.param_groups if any(p is record.parameter for p in g["params"])]:
-            group["params"] = [p for p in group["params"] if p is not record.parameter]
+            group["params"][:] = [p for p in group["params"] if p is not record.parameter]  # LBFGS holds this list
             if not group["params"]:
                 record.optimizer.param_groups.remove(group)
+        _forget_length(record.optimizer)
+
+
+def _forget_length(optimizer: Optimizer) -> None:
+    # LBFGS keeps the number of all entries, and directions of that length.
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer._numel_cache = None
+        optimizer.state.clear()
 
 
 def address(x: Tensor) -> int:
@@ -181,7 +191,7 @@ def address(x: Tensor) -> int:
 
 
 def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Whether the tensors of each pair differ anywhere, on any process that holds a part of them.
+    """Whether the tensors of each pair differ anywhere, on any process that holds a part of them; NaN is NaN.
 
     >>> x = torch.ones(2)
     >>> differ([(x, x.clone()), (x, 2 * x)])
@@ -190,6 +200,14 @@ def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     All processes get the same answers, in one message: what they do next must not differ.
     """
     if not any(is_sharded(a) for a, _ in pairs):
-        return [not torch.equal(a, b) for a, b in pairs]
-    # Not `a != b`, which torch 2.11 lacks for DTensors.
-    return [bool(count) for count in whole([(~(a == b)).sum() for a, b in pairs])]
+        return [not (torch.equal(a, b) or bool(alike(a, b).all())) for a, b in pairs]
+    return [bool(count) for count in whole([(~alike(a, b)).sum() for a, b in pairs])]
+
+
+def alike(a: Tensor, b: Tensor) -> Tensor:
+    """Where two tensors are equal, or both NaN.
+
+    >>> alike(torch.tensor([1.0, math.nan, 3.0]), torch.tensor([1.0, math.nan, 4.0]))
+    tensor([ True,  True, False])
+    """
+    return (a == b) | (a.isnan() & b.isnan())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparsefn.attached.records import Record, differ
+from sparsefn.attached.records import Record, alike, differ
 from sparsefn.engine.leafwise import is_sparse, zeroed
 from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.modules.wrappers import own_tensors
@@ -153,18 +153,13 @@ def taken_over(call: str, state: State, written: Sequence[Record]) -> State:
             continue
         (shown,) = zeroed([mask], [leaf])
         if not record.latent:
-            params[name] = _where_written(value, shown, leaf)
+            params[name] = torch.where(alike(value, shown), leaf, value)
         elif any(differ([(value, shown)])):
             raise RuntimeError(
                 f"{call}: somebody wrote to {name!r}, but its weights follow from latents, which the write does not "
                 "reach: write before attach, or load the state_dict() of what attach returned, which has the latents"
             )
     return state._replace(params=params)
-
-
-def _where_written(value: Tensor, shown: Tensor, leaf: Tensor) -> Tensor:
-    same = (value == shown) | (value.isnan() & shown.isnan())
-    return torch.where(same, leaf, value)
 
 
 def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> None:

@@ -650,6 +650,27 @@ def test_a_closure_sees_effective_weights_where_somebody_wrote_others():
     sparse.after_step(1)
 
 
+def test_scores_leave_lbfgs_and_join_it_again():
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+        sparse = sf.attach(sf.supermask(0.5, mode="joint"), model, optimizer)
+        before = sparse.state.scores
+        optimizer.step(closure)
+        sparse.after_step(0)
+        assert not same(before, sparse.state.scores)
+        sparse.detach()
+        assert len(optimizer._params) == 4
+
+
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 @pytest.mark.parametrize("algorithm", [sf.ste(0.75), sf.static(0.75, init="magnitude")], ids=["ste", "static"])
 def test_lbfgs_is_that_of_a_straight_through_mask(algorithm, search):
@@ -749,6 +770,27 @@ def test_weights_that_follow_from_latents_are_not_written():
         sparse.before_step()
     model.load_state_dict(saved)
     train(sparse, model, optimizer, range(1, 3))
+
+
+def test_the_same_values_are_no_write_to_latents():
+    for alpha in (1.0, 2.0):  # 1: the latents themselves are the weights
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        sparse = sf.attach(sf.methods.powerprop(alpha=alpha), model, optimizer)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model)
+            if step == 2:
+                with torch.no_grad():
+                    sparse._placed.extra[0].parameter.fill_(torch.nan)
+            sparse.before_step()
+            optimizer.step()
+            model.load_state_dict(model.state_dict())
+            sparse.after_step(step)
+        assert model[0].weight.isnan().any()
+        model.load_state_dict(model.state_dict())
+        backward(model)
+        sparse.before_step()
 
 
 def test_data_hides_writes_from_torch_and_check_finds_them():
@@ -878,6 +920,19 @@ def test_snip_scores_weights_and_gradients_of_one_step():
     train(sparse, model, optimizer, range(1))
     assert same(sparse.masks, snip.update(snip.init(params), grads, 0).masks)
     assert torch.equal(model[0].bias, net()[0].bias)  # no optimizer has moved it
+
+
+def test_a_step_that_is_left_out_moves_nothing_by_old_gradients():
+    model, optimizer, sparse = trio("supermask", steps=0, skip=sf.at([1]))
+    for step in range(3):
+        before, weights = sparse.state.scores, weights_of(model)
+        backward(model)
+        sparse.before_step()
+        optimizer.step()
+        model.zero_grad()  # not the scores, which the model does not have
+        sparse.after_step(step)
+        assert same(before, sparse.state.scores) == (step == 1)
+        assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=True)) == (step == 1)
 
 
 # ---- copies ---------------------------------------------------------------------------------------
