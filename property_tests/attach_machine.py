@@ -336,6 +336,8 @@ class Loop:
         """Write to weights: all of them, some entries, another memory, or a checkpoint. Those of latents stay."""
         draw = torch.Generator().manual_seed(seed)
         own = {name: p for name, p in self.parameters().items() if not self.follows(name)}
+        if self.phase in ("before", "stepped"):  # the module does not show what is pruned alone
+            own = {name: p for name, p in own.items() if not self.reference.keeps(name)}
         new = {name: torch.randn(p.shape, generator=draw).to(p.dtype) for name, p in own.items()}
         if kind == "checkpoint":
             self.trio.module.load_state_dict(new, strict=False)

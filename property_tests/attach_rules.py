@@ -253,6 +253,7 @@ def setups() -> st.SearchStrategy[Setup]:
         triggers,
         st.sampled_from([None, None, None, sf.at([2])]),
         st.sampled_from([None, {"lr": 0.05}]),
+        st.just(False),
     ).map(settled)
 
 
@@ -262,8 +263,6 @@ def settled(setup: Setup) -> Setup:
         setup = setup._replace(skip=sf.never())
     if ROWS[setup.row].meta.trains == "params" or "lbfgs" in setup.kinds:
         setup = setup._replace(extra=None)
-    if ROWS[setup.row].meta.trains == "latents" and setup.dtype == torch.float16:
-        setup = setup._replace(dtype=torch.float32)  # NaN EIGHT
     return setup._replace(hooks=setup.hooks and len(setup.kinds) == 1)
 
 

@@ -122,10 +122,14 @@ class Reference:
         params = dict(self.state.params)
         for name, x in now.items():
             mask = self.state.masks[name]
-            keeps = has_own_support(self.state) or bool((params[name][~mask] != 0).any()) if mask.ndim else True
             written = ~same(x, shown[name])
-            params[name] = torch.where(written if keeps else written & mask, x, params[name])
+            params[name] = torch.where(written if self.keeps(name) else written & mask, x, params[name])
         self.state = self.state._replace(params=params)
+
+    def keeps(self, name: str) -> bool:
+        """Whether pruned entries of a weight have values."""
+        mask, leaf = self.state.masks[name], self.state.params[name]
+        return mask.ndim > 0 and (has_own_support(self.state) or bool((leaf[~mask] != 0).any()))
 
     def before(self, dense: Gradients, step: int) -> None:
         """The gradients that the optimizers see."""
