@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import CustomOpDef
 
 from sparsefn.engine.transforms import in_mode, read, transformed
 
@@ -21,8 +20,8 @@ def hidden(*tensors: Tensor) -> bool:
     return (transformed() or in_mode()) and any(read(x.detach().sum()) is None for x in tensors)
 
 
-def one_by_one(op: CustomOpDef) -> None:
-    """Let an operator run under `vmap` by a loop over members, each with the bits that it has alone.
+def one_by_one(op: Any) -> None:
+    """Let an operator of `torch.library.custom_op` run under `vmap` by a loop over members, each with the bits that it has alone.
 
     >>> from sparsefn.solve.least_squares import refit  # is such an operator
     >>> weights, eye, mask = torch.ones(3, 2, 2), torch.eye(2), torch.eye(2) > 0
