@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 import sparsefn as sf
 from property_tests import registry, test_methods
-from property_tests.layouts import NM
 from property_tests.laws_attach import Kind, Reference, assert_same_moments, loss, same
+from property_tests.layouts import NM
 from sparsefn.state import Trigger
 from sparsefn.testing import Meta, Row
 from sparsefn.testing.harness import assert_same, leaves
@@ -30,7 +30,7 @@ ROWS |= {f"methods.{row.name}": row for row in test_methods.ROWS}
 LATENT = Meta(trains="latents")
 MEAN = sf.scores.mean(sf.scores.saliency)
 GROWS = sf.rigl(None, pattern=sf.patterns.nm(1, 2), drop_fraction=0.5, when=sf.at([0]))
-# The gradient of a latent is that of the weight itself; dense gradients are remembered; a leaf is all zeros for a while.
+# Latents with the gradients of their weights, gradients that are remembered, leaves that are all zeros for a while.
 MORE = [
     Row("soft_nm", lambda s, key, _: sf.reparametrised(sf.reparam.soft_nm(2, 4)), LATENT._replace(pattern=NM)),
     Row("powerprop of one", lambda s, key, _: sf.methods.powerprop(alpha=1.0), LATENT),
@@ -173,10 +173,9 @@ class Loop:
 
     def follows(self, name: str) -> bool:
         """Whether a weight follows from latents."""
-        scores, state = self.reference.state.scores, self.reference.state
-        if not isinstance(scores, dict) or "latent" not in scores:
-            return False
-        return all(leaf is not state.params[name] for leaf in leaves(self.algorithm.view.get(state)).values())
+        scores = self.reference.state.scores
+        latents = leaves(scores["latent"]) if isinstance(scores, dict) and "latent" in scores else {}
+        return any(path.endswith(f".{name}") for path in latents)
 
     @property
     def must_step(self) -> bool:
@@ -322,7 +321,8 @@ class Loop:
         old = self.reference.state.masks
         self.reference.after(step)
         self.check()
-        self.differs = any(not torch.equal(x, y) for x, y in zip(*map(_masks, (old, self.reference.state.masks))))
+        both = zip(leaves(old).values(), leaves(self.reference.state.masks).values(), strict=True)
+        self.differs = any(not torch.equal(x, y) for x, y in both)
         grown = self.trio.sparse.changes - self.changes
         assert grown in ([1] if self.differs else [0, 1]), f"{grown} changes in a step, differs: {self.differs}"
         self.changes += grown
@@ -477,10 +477,6 @@ def train(trio: Trio, slopes: Mapping[str, Tensor], step: int, hooks: bool) -> N
         optimizer.zero_grad()
     if not hooks:
         trio.sparse.after_step(step)
-
-
-def _masks(tree: Tree) -> list[Tensor]:
-    return [torch.atleast_1d(x) for x in leaves(tree).values()]
 
 
 def _through_a_file(found: Any) -> Any:

@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import sparsefn as sf
 from property_tests.attach_machine import KINDS, ROWS, Loop, Saved, Setup
 
-
 # ---- misuse ---------------------------------------------------------------------------------------
 
 
@@ -391,7 +390,9 @@ class Machine(RuleBasedStateMachine):
     def resume(self, order: list[str], seed: int) -> None:
         attached, adds = order.index("attach"), ROWS[self.loop.setup.row].meta.trains != "params"
         late = ["sparse", "optimizers"] if adds else ["sparse"]
-        self.loop.resume(self.saved[-1], sorted(order, key=lambda x: attached + 0.5 if x in late else order.index(x)), seed)
+        self.loop.resume(
+            self.saved[-1], sorted(order, key=lambda x: attached + 0.5 if x in late else order.index(x)), seed
+        )
 
     @precondition(lambda self: self.phase("idle") and not self.lbfgs and not self.loop.written)
     @rule(order=st.permutations(range(3)), pickles=st.booleans())

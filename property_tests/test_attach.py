@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 import sparsefn as sf
 from property_tests.attach_machine import KINDS, ROWS, Loop, Setup
-from property_tests.attach_rules import MISUSES, Machine, misuse, needs_skip, pickled, settled, step
+from property_tests.attach_rules import MISUSES, Machine, misuse, pickled, settled, step
 from property_tests.effort import tries
 from property_tests.laws_attach import Kind, Reference, step_of_reference
 from sparsefn.attached import Attached, attached, files, moments, placed
@@ -30,7 +30,7 @@ TestMachine.settings = settings(
 @pytest.mark.parametrize("name", ROWS)
 def test_the_reference_is_with_optimizer(name: str) -> None:
     case = large(ROWS[name].meta.layout.form, 24)
-    params = {path: leaf for path, leaf in leaves(case.params).items()}
+    params = dict(leaves(case.params))
     algorithm = ROWS[name].make(0.5, sf.random.key(3), params)
     skip, reset = sf.at([1]), sf.at([2])
     alone = sf.with_optimizer(algorithm, sf.optimizers.sgd(0.25, momentum=0.5), skip=skip, reset=reset)
