@@ -263,6 +263,8 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     mlp = nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, features), nn.ReLU())
     mlp.append(nn.Linear(features, 10))
     rows, classes = torch.randn(128, features), torch.randint(0, 10, (128,))
+    small = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 10))
+    few, their = torch.randn(64, 64), torch.randint(0, 10, (64,))
     size = "" if channels == 64 else f", {channels} channels first"
     steps = {f"training step of an MLP {features}-{features}-{features}-10, {name}": name for name in OPTIMIZERS}
     weights = dict.fromkeys(steps, sum(p.numel() for p in mlp.parameters()))  # tables that measure memory, too
@@ -276,6 +278,7 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
         ),
         f"training step of a ResNet-18 for 32 x 32{size}": lambda: training_cases(network, images, labels),
         **{title: partial(training_cases, mlp, rows, classes, name) for title, name in steps.items()},
+        "training step of an MLP 64-300-10, AdamW": partial(training_cases, small, few, their, "AdamW"),
         changing: lambda: changing_cases([tuple(p.shape) for p in mlp.parameters()]),
     }
     done = {title: compare(title, make(), options, weights.get(title, 0)) for title, make in tables.items()}

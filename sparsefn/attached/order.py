@@ -61,14 +61,15 @@ def watch(
 
     With `keep` the optimizers hold what they call; else it may become garbage, and a step then raises RuntimeError.
     """
-    found: Callable[[], Around | None] = (lambda: around) if keep else weakref.ref(around)
+    alive = weakref.ref(around)
+    found: Callable[[], Around | None] = (lambda: around) if keep else alive
     handles = []
     for optimizer in optimizers:
         handles.append(optimizer.register_step_pre_hook(partial(_before, found)))
         handles.append(optimizer.register_step_post_hook(partial(_after, found)))
     own = list(parameters)
     for parameter in own:
-        _WATCHES[parameter] = _Watch(found, handles)
+        _WATCHES[parameter] = _Watch(alive, handles)
 
     def remove() -> None:
         _remove(handles)

@@ -21,7 +21,7 @@ def hidden(*tensors: Tensor) -> bool:
 
 
 def one_by_one(op: Any) -> None:
-    """Let an operator of `torch.library.custom_op` run under `vmap` by a loop over members, each with the bits that it has alone.
+    """Let a `torch.library.custom_op` run under `vmap` by a loop over members, each with the bits that it has alone.
 
     >>> from sparsefn.solve.least_squares import refit  # is such an operator
     >>> weights, eye, mask = torch.ones(3, 2, 2), torch.eye(2), torch.eye(2) > 0

@@ -1,6 +1,7 @@
 import copy
 import gc
 import pickle
+import weakref
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,17 @@ def test_extra_group_is_for_algorithms_that_add_parameters():
         sf.attach(sf.static(0.5), model, optimizer, extra_group={"lr": 1.0})
     assert len(optimizer.param_groups) == 1
     sf.attach(sf.static(0.5), model, optimizer)
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+def test_module_and_optimizer_become_garbage_with_it(hooks):
+    model = net()
+    optimizer = adam(model)
+    sparse = sf.attach(rigl(), model, optimizer, hooks=hooks)
+    seen = [weakref.ref(one) for one in (model, optimizer, sparse, model[0].weight)]
+    del model, optimizer, sparse
+    gc.collect()
+    assert not any(one() is not None for one in seen)
 
 
 def test_a_mask_that_keeps_nothing_warns():
