@@ -16,6 +16,7 @@ from sparsefn.attached.moments import unwrapped
 from sparsefn.attached.records import owned
 from sparsefn.compose.paired import check_paired
 from sparsefn.engine.checks import check_trigger
+from sparsefn.engine.described import uncalled
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.masks.counts import kept_in
 from sparsefn.state import Algorithm, Trigger
@@ -101,8 +102,9 @@ def attach(
 def _name_of(optimizer: object) -> str:
     if isinstance(optimizer, type):
         return f"the class {optimizer.__name__}: call it with model.parameters()"
-    if isinstance(optimizer, own_optimizers.Optimizer):
-        return f"sf.optimizers.{optimizer!r}: it goes into with_optimizer, and torch.optim's goes here"
+    if isinstance(optimizer, own_optimizers.Optimizer) or uncalled(optimizer):
+        name = getattr(optimizer, "__name__", repr(optimizer))
+        return f"sf.optimizers.{name}: it goes into with_optimizer, and torch.optim's goes here"
     return type(optimizer).__name__
 
 

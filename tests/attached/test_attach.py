@@ -180,6 +180,8 @@ def test_other_arguments_are_refused():
         sf.attach(rigl(), dict(model.named_parameters()), optimizer)
     with pytest.raises(TypeError, match=r"several, got sf.optimizers.sgd\(0.1\): it goes into with_optimizer"):
         sf.attach(rigl(), model, sf.optimizers.sgd(0.1))
+    with pytest.raises(TypeError, match=r"several, got sf.optimizers.adamw: it goes into with_optimizer"):
+        sf.attach(rigl(), model, sf.optimizers.adamw)
     with pytest.raises(
         TypeError, match="attach: expected a torch optimizer third, or several, got the class SGD: call"
     ):
