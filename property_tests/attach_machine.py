@@ -351,9 +351,9 @@ class Loop:
                 p.data = torch.where(new[name] > 0, new[name], p)
 
     def rate(self, factor: float) -> None:
-        """Another learning rate, as schedulers set it."""
+        """Another learning rate, as schedulers set it; not for Rprop, whose step sizes begin at it."""
         for group in self.trio.optimizers[0].param_groups:
-            group["lr"] *= factor
+            group["lr"] *= 1.0 if self.setup.kinds[0] == "rprop" else factor
 
     def regroup(self) -> None:
         """Take the first parameter of a group into one of its own."""
@@ -361,7 +361,8 @@ class Loop:
             group = next(group for group in optimizer.param_groups if len(group["params"]) > 1)
             options = {name: x for name, x in group.items() if name != "params"}
             first = group["params"].pop(0)
-            optimizer.add_param_group({**options, "lr": options["lr"] * 0.5, "params": [first]})
+            optimizer.add_param_group({**options, "params": [first]})
+        self.rate(0.5)
         self.groups = None  # type: ignore[assignment]
 
     def save(self) -> Saved:
