@@ -294,7 +294,7 @@ class Machine(RuleBasedStateMachine):
     def backward(self, seed: int, part: bool) -> None:
         self.loop.backward(seed, self.loop.names[:1] if part and not self.loop.has_grads() else None)
 
-    @precondition(lambda self: self.phase("stepped") or (self.phase("before") and not self.loop.reference.skipped))
+    @precondition(lambda self: self.phase("stepped", "before"))
     @rule(seed=SEEDS)
     def backward_too_late(self, seed: int) -> None:
         self.loop.backward(seed)

@@ -148,7 +148,7 @@ class Attached:
         if any(one is optimizer for one in self._stepped):
             raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
         with torch.no_grad():
-            self._placed.settle(optimizer)
+            self._placed.settle(optimizer, self._skipped)
 
     def leave_step(self, optimizer: Optimizer) -> None:
         """Note what the optimizer has written."""
@@ -164,7 +164,7 @@ class Attached:
         if self._dense is None:
             self.before_step()
         with torch.no_grad():
-            self._placed.settle(optimizer)
+            self._placed.settle(optimizer, self._skipped)
         return result
 
     @torch.no_grad()

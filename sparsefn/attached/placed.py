@@ -134,10 +134,11 @@ class Placed:
             for name, record in self.weights.items()
         }
 
-    def settle(self, optimizer: Optimizer | None = None) -> None:
+    def settle(self, optimizer: Optimizer | None = None, skipped: bool = False) -> None:
         """Mask the gradients and moments that somebody has written, and note the weights.
 
-        For the weights of one optimizer, just before it steps, or for all of them.
+        For the weights of one optimizer, just before it steps, or for all of them. A step that is left out has no
+        gradients.
         """
         for record in self.weights.values():
             record.written = record.written or record.is_written()
@@ -147,7 +148,9 @@ class Placed:
             if optimizer is not None and record.optimizer is not optimizer:
                 continue
             is_masked, moments = is_sparse(support, record.parameter), record.optimizer.state.get(record.parameter)
-            if is_masked and not record.has_given():
+            if skipped:
+                record.give(None)
+            elif is_masked and not record.has_given():
                 record.give(zeroed([support], [gradient(record.parameter)])[0])
             if moments is not record.moments:
                 record.moments = moments
