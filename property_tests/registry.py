@@ -417,6 +417,7 @@ ROWS = [
             when=EVEN,
             pruned="train",
             support=lambda s: sf.schedules.constant(0.5 * s),
+            permutes=False,  # weights off the support stay, and may tie with those that came later
         ),
     ),
     # exchanging weights

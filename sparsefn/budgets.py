@@ -64,7 +64,7 @@ def uniform(dense_first: bool | str = False) -> Distribution:
 
     A glob that matches no leaf is a ValueError. Evci et al. 2020, arXiv 1911.11134, sec. 3.
     """
-    if not isinstance(dense_first, bool | str):
+    if not (dense_first is True or dense_first is False or isinstance(dense_first, str)):
         raise TypeError(f"uniform: expected dense_first to be a bool or a glob, got {type(dense_first).__name__}")
     if dense_first is False:
         return per_leaf

@@ -43,6 +43,7 @@ RUNS = {
             ]
         ),
         torchopt.adamw(0.02),
+        skip=sf.never(),
     ),
     "latents": lambda: sf.with_optimizer(
         sf.reparametrised(sf.reparam.soft_threshold(init=-2.0), sf.set(0.3, when=sf.every(5))),

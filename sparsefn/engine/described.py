@@ -106,7 +106,7 @@ def factory_of(make: Callable[P, Made]) -> Callable[P, Made]:
     >>> factory_of(lambda n: range(n))(3)
     range(0, 3)
     """
-    make._makes = True  # type: ignore[attr-defined]
+    vars(make)["_makes"] = make.__code__  # which functools.wraps does not copy to a function around it
     return make
 
 
@@ -116,7 +116,7 @@ def uncalled(value: object) -> str:
     >>> uncalled(sf.budgets.erk), uncalled(sf.budgets.erk()), uncalled(sf.optimizers.adamw)
     ('erk itself; call it: erk()', '', 'adamw itself; call it: adamw(lr)')
     """
-    if not callable(value) or not getattr(value, "_makes", False):
+    if not callable(value) or getattr(value, "_makes", None) is not getattr(value, "__code__", value):
         return ""
     parameters = inspect.signature(value).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]

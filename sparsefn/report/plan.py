@@ -39,10 +39,10 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
     ended by then:
 
     >>> print(sf.report.plan(gmp, {"w": torch.ones(10, 10)}, steps=11))
-    path        shape     kept  total  sparsity  dense because
-    w           (10, 10)    21    100    0.7900
-    sparsified              21    100    0.7900
-    all                     21    100    0.7900
+    path        shape     kept  total  sparsity    dead
+    w           (10, 10)    21    100    0.7900  7 rows
+    sparsified              21    100    0.7900  7 rows
+    all                     21    100    0.7900  7 rows
     note: polynomial(0.0, 0.9, begin=0, end=20) ends at step 20, after the run of 11 steps: its last value there is \
 0.787, not 0.9
 

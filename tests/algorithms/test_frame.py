@@ -75,7 +75,8 @@ def slopes(params):
 
 def make(name, optimizer=None, sparsity=0.5, seed=3):
     algorithm = ALGORITHMS[name](sparsity, sf.random.key(seed))
-    return sf.with_optimizer(algorithm, optimizer or sf.optimizers.sgd(0.05, momentum=0.9, weight_decay=0.01))
+    sgd = sf.optimizers.sgd(0.05, momentum=0.9, weight_decay=0.01)
+    return sf.with_optimizer(algorithm, optimizer or sgd, skip=sf.never())
 
 
 def walk(algorithm, steps=STEPS, params=None, as_step=int, update=None):
@@ -440,7 +441,7 @@ def test_a_quiet_update_holds_nothing_of_a_change_and_both_have_the_bits_of_the_
     # Two graphs, and the trigger chooses between them outside.
     params = {path: leaf for path, leaf in start().items() if path != "v" or name in ("snfs", "partition")}
     adam, graphs = sf.optimizers.adam(0.05), {"changing": [], "quiet": []}
-    algorithm, quiet = (sf.with_optimizer(CHANGING[name](when), adam) for when in (EVERY, sf.never()))
+    algorithm, quiet = (sf.with_optimizer(CHANGING[name](when), adam, skip=sf.never()) for when in (EVERY, sf.never()))
     compiled = {
         key: torch.compile(part.update, fullgraph=True, backend=recording(graphs[key]))
         for key, part in (("changing", algorithm), ("quiet", quiet))
