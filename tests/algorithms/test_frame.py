@@ -298,9 +298,8 @@ SEEDS, LEVELS = (3, 11), (0.3, 0.6)
 
 
 def member(name, key, level, params, steps, optimizer=None):
-    algorithm = sf.with_optimizer(
-        ALGORITHMS[name](level, key), optimizer or sf.optimizers.adam(0.05, weight_decay=0.01)
-    )
+    adam = sf.optimizers.adam(0.05, weight_decay=0.01)
+    algorithm = sf.with_optimizer(ALGORITHMS[name](level, key), optimizer or adam, skip=sf.never())
     return walk(algorithm, steps=len(steps), params=params, as_step=lambda i: steps[i])
 
 
