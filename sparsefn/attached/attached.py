@@ -99,7 +99,6 @@ class Attached:
         placed.show_trained()
         give(records, placed.trained, seen, dense)
         self._dense, self._now, self._skipped, self._stepped = dense, now, skipped, []
-        placed.settle()
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:

@@ -134,18 +134,17 @@ class Placed:
             for name, record in self.weights.items()
         }
 
-    def settle(self, optimizer: Optimizer | None = None, skipped: bool = False) -> None:
-        """Mask the gradients and moments that somebody has written, and note the weights.
+    def settle(self, optimizer: Optimizer, skipped: bool) -> None:
+        """Just before an optimizer steps: mask the gradients and moments that somebody has written, and note weights.
 
-        For the weights of one optimizer, just before it steps, or for all of them. A step that is left out has no
-        gradients.
+        A step that is left out has no gradients.
         """
         for record in self.weights.values():
             record.written = record.written or record.is_written()
             if not record.trains:
                 record.parameter.grad = None
         for record, support in zip(self.trained, self.supports, strict=True):
-            if optimizer is not None and record.optimizer is not optimizer:
+            if record.optimizer is not optimizer:
                 continue
             is_masked, moments = is_sparse(support, record.parameter), record.optimizer.state.get(record.parameter)
             if skipped:

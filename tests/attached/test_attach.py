@@ -44,6 +44,7 @@ def test_moments_of_an_optimizer_that_has_stepped_are_masked_before_the_next_ste
     optimizer.step()
     sparse = sf.attach(rigl(), model, optimizer)
     sparse.before_step()
+    optimizer.step()
     pruned = ~sparse.state.masks["0.weight"]
     assert not optimizer.state[model[0].weight]["exp_avg"][pruned].any()
 
