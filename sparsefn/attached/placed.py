@@ -75,7 +75,7 @@ class Placed:
         The state itself where the parameters are its leaves, and are known to be zero where they are pruned.
         """
         state, view, records = self.state, self.view, self.weights.values()
-        written = [record for record in records if record.written or record.is_written()]
+        written = [record for record in records if record.is_touched()]
         is_plain = self._trains_params and not any(record.hidden for record in records)
         if is_plain and not written and stepped and all(zeros_stay(one, self._dtypes) for one in stepped):
             return state
@@ -140,7 +140,7 @@ class Placed:
         A step that is left out has no gradients.
         """
         for record in self.weights.values():
-            record.written = record.written or record.is_written()
+            record.written = record.is_touched()
             if not record.trains:
                 record.parameter.grad = None
         for record, support in zip(self.trained, self.supports, strict=True):

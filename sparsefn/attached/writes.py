@@ -124,7 +124,7 @@ def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> None:
     >>> record.note()
     >>> check_order([record], {"w": torch.ones(2)})
     """
-    moved = [record.name for record in records if record.written or record.is_written()]
+    moved = [record.name for record in records if record.is_touched()]
     if moved and bool(all_finite(dense)):
         raise RuntimeError(
             f"after_step: {moved[0]!r} has moved since before_step, but its optimizer has not stepped: where another "

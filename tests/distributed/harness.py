@@ -97,3 +97,23 @@ def _report(folder: Path, codes: list[int | None]) -> None:
     texts = [f"rank {', '.join(map(str, ranks))}, {text}" for text, ranks in said.items()]
     short = [" ".join([text.splitlines()[0], text.splitlines()[-1]])[:200] for text in texts[SHOWN:]]
     assert not texts, "\n".join(texts[:SHOWN] + short)
+
+
+def grid_of_four(*counted: str) -> tuple[int, str, str, str, dict[str, int]]:
+    """Of one process in two rows and two columns: its rank, the names of its row, column and of all, and counts.
+
+    The counts are those of the messages named, by name, from now on.
+    """
+    rank = dist.get_rank()
+    rows = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    columns = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    sent: dict[str, int] = {}
+    for name in counted:
+
+        def counting(*args: object, name: str = name, send=getattr(dist, name), **options: object) -> object:
+            sent[name] = sent.get(name, 0) + 1
+            return send(*args, **options)
+
+        setattr(dist, name, counting)
+    names = [group.group_name for group in (rows[rank // 2], columns[rank % 2], dist.group.WORLD)]
+    return rank, *names, sent

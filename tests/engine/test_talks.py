@@ -1,11 +1,10 @@
 """Talks over processes: alone, in step, and over the rows and columns of a grid."""
 
 import numpy as np
-import torch.distributed as dist
 
 from sparsefn.engine.lines import GATHER
 from sparsefn.engine.talks import Gather, Sum, alone, together
-from tests.distributed.harness import on_ranks
+from tests.distributed.harness import grid_of_four, on_ranks
 
 DTYPES = (np.float32, np.float64, np.int64)
 
@@ -36,18 +35,7 @@ def test_nothing_is_told_about_nothing():
 
 def on_a_grid():
     """Cases on two rows and two columns of processes, where each has names of its own for its row and its column."""
-    rank = dist.get_rank()
-    rows = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-    columns = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
-    row, column, world = rows[rank // 2].group_name, columns[rank % 2].group_name, dist.group.WORLD.group_name
-    sent: dict[str, int] = {}
-    for name in ("all_reduce", GATHER):
-
-        def counted(*args, name=name, send=getattr(dist, name), **options):
-            sent[name] = sent.get(name, 0) + 1
-            return send(*args, **options)
-
-        setattr(dist, name, counted)
+    rank, row, column, world, sent = grid_of_four("all_reduce", GATHER)
 
     def in_step():
         sent.clear()
