@@ -75,7 +75,6 @@ class Attached:
 
     # ---- in the loop ------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def before_step(self, step: int | None = None) -> None:
         """Make each `p.grad` what the optimizer is to see; call after backward, before gradients are clipped.
 
@@ -100,7 +99,6 @@ class Attached:
         give(records, placed.trained, seen, dense)
         self._dense, self._now, self._skipped, self._stepped = dense, now, skipped, []
 
-    @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Update the masks, and put the effective weights into the module; call after the optimizer's step.
 
@@ -146,8 +144,7 @@ class Attached:
             raise RuntimeError(order.STEP_ALONE)
         if any(one is optimizer for one in self._stepped):
             raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
-        with torch.no_grad():
-            self._placed.settle(optimizer, self._skipped)
+        self._placed.settle(optimizer, self._skipped)
 
     def leave_step(self, optimizer: Optimizer) -> None:
         """Note what the optimizer has written."""
@@ -162,11 +159,9 @@ class Attached:
         result = closure()
         if self._dense is None:
             self.before_step()
-        with torch.no_grad():
-            self._placed.settle(optimizer, self._skipped)
+        self._placed.settle(optimizer, self._skipped)
         return result
 
-    @torch.no_grad()
     def _reopen(self) -> None:
         # Back to before `before_step`, with the weights as they are now, and effective ones in the module.
         if self._dense is not None:
@@ -232,7 +227,6 @@ class Attached:
         visible = [name for name, record in placed.weights.items() if not record.hidden]
         return files.saved(placed.algorithm, placed.now("state_dict"), self._last, visible, placed.own)
 
-    @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on from a `state_dict`: masks, scores and step, and effective weights into the module.
 

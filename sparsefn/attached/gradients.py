@@ -24,7 +24,9 @@ def gradient(parameter: nn.Parameter) -> Tensor:
     grad = parameter.grad
     if grad is None:
         return torch.zeros_like(parameter)
-    return laid_out(grad if grad.layout == torch.strided else grad.to_dense(), parameter)
+    if type(grad) is not Tensor or grad.layout != torch.strided:
+        grad = laid_out(grad if grad.layout == torch.strided else grad.to_dense(), parameter)
+    return grad.detach() if grad.requires_grad else grad  # it does after backward(create_graph=True)
 
 
 def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:

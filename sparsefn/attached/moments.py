@@ -63,6 +63,7 @@ def _is_sane(group: Mapping[str, Any], least: float) -> bool:
     return group.get("eps", 1.0) >= least and math.isfinite(rate) and rate * shrinks <= 1.0
 
 
+@torch.no_grad()
 def clear_moments(record: Record, live: Tensor) -> None:
     """Set the moments of a parameter to their first values where they are not live.
 

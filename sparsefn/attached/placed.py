@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -92,6 +93,7 @@ class Placed:
         leaves = zeroed([state.masks[r.name] for r in own], [state.params[r.name] for r in own])
         return state._replace(params=state.params | {r.name: leaf for r, leaf in zip(own, leaves, strict=True)})
 
+    @torch.no_grad()
     def show(self, new: State, old: State | None = None) -> None:
         """Put the effective weights of a state into the module, and keep the params that those do not show.
 
@@ -124,7 +126,8 @@ class Placed:
         for record in self.weights.values():
             record.found = None
             if record.hidden and record.trains:
-                record.parameter.copy_(self.state.params[record.name])
+                with torch.no_grad():
+                    record.parameter.copy_(self.state.params[record.name])
                 record.note()
 
     def unmasked(self) -> dict[str, Tensor]:

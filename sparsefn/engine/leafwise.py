@@ -8,6 +8,7 @@ that are reused; a fresh tensor of the size of a leaf costs more than the arithm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,11 @@ from sparsefn.engine.blockwise import Row, append_row, flat_memory, run
 from sparsefn.engine.donation import offered
 from sparsefn.engine.local import each_local
 from sparsefn.engine.memory import BLOCK
-from sparsefn.engine.transforms import Array
+from sparsefn.engine.transforms import Array, differentiated, reinterpreted
 
-_FEW = 1 << 15  # fewer elements are masked by torch.where in less time than it takes to look at their memory
+_FEW = 1 << 15  # fewer elements are masked by torch in less time than it takes to look at their memory
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @each_local
@@ -34,7 +36,7 @@ def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], *, spent: bool = F
 
     With `spent`, a leaf that was offered is zeroed in its own memory.
     """
-    return _chosen(_zero, many.where, masks, leaves, over=(1,) if spent else ())
+    return _chosen(_zero, _masked, masks, leaves, over=(1,) if spent else ())
 
 
 @each_local
@@ -62,17 +64,30 @@ def _chosen(
     for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
         if not is_sparse(mask, leaves[0]):
             results.append(leaves[0])
-        elif (mask.numel() < _FEW and not over) or (flat := _words(mask, *leaves)) is None:
+        elif mask.is_cpu and mask.numel() < _FEW and not over:
+            results.append(formula(mask, *leaves))
+        elif (flat := _words(mask, *leaves)) is None:
             left.append(i)
             results.append(leaves[0])
         else:
             results += append_row(rows, flat, (mask, *leaves), 1, over if offered(leaves[0]) else ())
-    run(kernel, rows)
+    if rows:
+        run(kernel, rows)
     if left:
         made = together.each(formula, *([tensors[i] for i in left] for tensors in (masks, *trees)))
         for i, leaf in zip(left, made, strict=True):
             results[i] = leaf
     return results
+
+
+def _masked(mask: Any, leaf: Any) -> Any:
+    # `many.where`, in less time for the few elements of a plain CPU tensor: a product of words.
+    if type(leaf) is not Tensor or not leaf.is_cpu or differentiated(leaf) or leaf.is_neg():
+        return many.where(mask, leaf)
+    word = _INTEGERS.get(leaf.dtype.itemsize) if leaf.is_floating_point() else None
+    if word is None or mask.dtype != torch.bool:
+        return many.where(mask, leaf)
+    return reinterpreted(reinterpreted(leaf, word) * mask, leaf.dtype)
 
 
 @each_local

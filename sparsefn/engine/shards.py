@@ -74,7 +74,7 @@ def any_sharded(tensors: Iterable[Tensor]) -> bool:
     False
     """
     others = [x for x in tensors if type(x) is not Tensor]  # quick, as every step asks
-    return any(map(is_sharded, others))
+    return bool(others) and any(map(is_sharded, others))
 
 
 def whole(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -2,6 +2,7 @@ import copy
 import gc
 import io
 import pickle
+import warnings
 import weakref
 
 import numpy as np
@@ -244,6 +245,26 @@ def test_gradients_of_a_sparse_layout():
 
 
 # ---- modules --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["rigl", "ste", "keep", "supermask"])
+def test_gradients_that_have_a_graph_of_their_own_train_the_same(name):
+    runs = []
+    for create_graph in (False, True):
+        model, optimizer, sparse = trio(name)
+        for step in range(1, 5):
+            optimizer.zero_grad()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Using backward\\(\\) with create_graph=True")
+                cross_entropy(model(X), Y).backward(create_graph=create_graph)
+            sparse.before_step()
+            optimizer.step()
+            sparse.after_step(step)
+        assert not any(leaf.requires_grad for leaf in sf.tree.leaves_of(sparse.state))
+        runs.append(sparse.state)
+        for parameter in model.parameters():
+            parameter.grad = None  # it and its graph hold each other
+    assert same(*runs)
 
 
 def test_tied_weights_share_a_mask():

@@ -164,6 +164,22 @@ def test_the_same_under_transforms():
     identical(slope, masks[0].float())
 
 
+@pytest.mark.parametrize("shape", [(7,), (64, 65)])
+def test_leaves_that_torch_negates_lazily(shape):
+    mask, leaf = mask_of(shape), torch.complex(values(shape, torch.float32, 0), values(shape, torch.float32, 1)).conj().imag
+    assert leaf.is_neg()
+    identical(leafwise.zeroed([mask], [leaf])[0], torch.where(mask, leaf, 0.0))
+
+
+def test_few_entries_of_any_layout():
+    mask, leaf = mask_of((6, 8)).T, values((6, 8), torch.float32, 0).T
+    identical(leafwise.zeroed([mask], [leaf])[0], torch.where(mask, leaf, 0.0))
+    identical(leafwise.zeroed([mask], [leaf[:, :1].expand(8, 6)])[0], torch.where(mask, leaf[:, :1], 0.0))
+    own = leaf.clone().requires_grad_()
+    leafwise.zeroed([mask], [own])[0].sum().backward()
+    identical(own.grad, mask.float())
+
+
 def test_sums_that_overflow_say_nothing():
     mask, big = torch.ones(70, 70, dtype=torch.bool), torch.full((70, 70), 3e38)
     assert leafwise.moved([mask], [big], [big])[0].isinf().all()
