@@ -29,7 +29,8 @@ def soft_threshold(
     The latents are `{"latent": {path: v}, "threshold": {path: s}}`. There is no target sparsity: weight decay in the
     optimizer moves s. At init=-3200 sigmoid and its slope are exactly 0 in float32, so at first only weight decay
     moves s. The slope of s is a sum over the leaf, made by autograd: its last bits depend on the number of threads
-    where the leaf is large, and of processes where it is a DTensor. Kusupati et al. 2020, arXiv 2002.03231, eq. 2.
+    where the leaf has more than 32,768 rows, and of processes where it is a DTensor. Kusupati et al. 2020, arXiv
+    2002.03231, eq. 2.
 
     `slope`, a float or a schedule, is the derivative below the threshold in place of 0: pruned weights then train on,
     more slowly. It changes gradients alone. Falling from 1 to 0 it is AutoSparse: Kundu et al. 2023, arXiv 2304.06941.
@@ -50,7 +51,10 @@ def soft_threshold(
         del key
         weights, masks = {}, {}
         for path, v in latents["latent"].items():
-            excess = v.abs() - f(latents["threshold"][path])
+            threshold = f(latents["threshold"][path])
+            if v.ndim > 1:  # its slope is a sum of rows, whose order no number of threads changes
+                threshold = threshold.expand(len(v), *[1] * (v.ndim - 1))
+            excess = v.abs() - threshold
             size = torch.relu(excess)
             if not hard:
                 small = (below(step) * wide(excess)).to(excess.dtype)  # wide: a batch of rates would be rounded first

@@ -180,7 +180,7 @@ def cases(
 
 
 def large(form: Form = Form(), elements: int = 150) -> Case:
-    """One fixed run over leaves of at least `elements` elements, where two masks do not agree by chance.
+    """One fixed run over a leaf of at least `elements` elements, where two masks do not agree by chance, and others.
 
     >>> sf.testing.strategies.large().params["a"].shape
     torch.Size([13, 13])
@@ -193,6 +193,7 @@ def large(form: Form = Form(), elements: int = 150) -> Case:
 
     def tree() -> Tree:
         weight = leaf(size * form.rows, size * form.columns)
-        return {"a": weight, "b": Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)), "norm": leaf(3, 3)}
+        layer, wide = Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)), leaf(4 * form.rows, 3 * form.columns)
+        return {"a": weight, "b": layer, "c": wide.double(), "norm": leaf(3, 3)}
 
     return Case(tree(), tuple(tree() for _ in range(STEPS)), 0.5, 3)

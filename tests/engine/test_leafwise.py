@@ -166,7 +166,10 @@ def test_the_same_under_transforms():
 
 @pytest.mark.parametrize("shape", [(7,), (64, 65)])
 def test_leaves_that_torch_negates_lazily(shape):
-    mask, leaf = mask_of(shape), torch.complex(values(shape, torch.float32, 0), values(shape, torch.float32, 1)).conj().imag
+    mask, leaf = (
+        mask_of(shape),
+        torch.complex(values(shape, torch.float32, 0), values(shape, torch.float32, 1)).conj().imag,
+    )
     assert leaf.is_neg()
     identical(leafwise.zeroed([mask], [leaf])[0], torch.where(mask, leaf, 0.0))
 

@@ -28,6 +28,21 @@ def test_soft_threshold_has_the_values_and_slopes_of_the_paper():
     torch.testing.assert_close(slopes["threshold"]["w"], torch.tensor(-0.48))
 
 
+def test_the_slope_of_a_threshold_has_the_same_bits_on_any_number_of_threads():
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    latent, grads = (torch.randn(300, 300, generator=generator) for _ in range(2))
+    reparam = sf.reparam.soft_threshold(init=-1.0)
+    latents, slopes = reparam.init({"w": latent}, KEY), []
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            _, pull, _ = torch.func.vjp(lambda tree: reparam.apply(tree, 0, KEY), latents, has_aux=True)
+            slopes.append(float(pull({"w": grads})[0]["threshold"]["w"]))
+    finally:
+        torch.set_num_threads(before)
+    assert len(set(slopes)) == 1
+
+
 def test_soft_threshold_starts_dense_and_without_a_slope_at_its_default():
     reparam = sf.reparam.soft_threshold()
     latents = reparam.init({"w": torch.tensor([0.5, -1e-30])}, KEY)

@@ -104,3 +104,14 @@ def test_a_layout_is_found_for_every_pattern(pattern):
 def test_one_large_run_is_always_the_same():
     assert sf.checkpoint.tree_equal(strategies.large().params, strategies.large().params)
     assert min(x.numel() for x in [strategies.large(elements=1000).params["a"]]) >= 1000
+
+
+@pytest.mark.parametrize("build", ["drawn", "large"])
+def test_trees_have_three_sparsified_leaves_of_several_dtypes(build):
+    tree = strategies.large().params if build == "large" else None
+
+    def counts(tree):
+        chosen = [leaf.dtype for path, leaf in sf.tree.flatten(tree)[0].items() if sf.default_where(path, leaf)]
+        return len(chosen) >= 3 and len(set(chosen)) >= 2
+
+    assert counts(find(strategies.params_trees(), counts, settings=MANY) if tree is None else tree)
