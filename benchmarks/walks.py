@@ -1,68 +1,142 @@
-"""How far a gradient walks: calls from one file of the library to another in one update of RigL with SGD.
+"""How far an update walks: moves from one file of the library to another, by calls and returns.
 
-`python benchmarks/walks.py` prints the files, the calls between them, and the most frequent pairs. An update in which
-the masks change is counted, of two linear layers with biases, 784 to 300 to 10, and one in which they stay.
+    python benchmarks/walks.py
+    python benchmarks/walks.py --json
+
+Four walks of RigL with SGD: an update that changes masks, one that does not, `after_step` of `attach` at a step that
+changes masks, and an update of DTensors on a mesh of one process that changes masks. The most frequent pairs of files
+are printed below each.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import sparsefn as sf
 
 PACKAGE = str(Path(sf.__file__).parent)
 
 
-def walks(run: Any) -> tuple[set[str], Counter[tuple[str, str]]]:
-    """The files of the library that a call visits, and how often each calls into another."""
-    rooms: set[str] = set()
+class Walk(NamedTuple):
+    """The files that a call visits, its moves between files, and its calls from file to file."""
+
+    files: set[str]
+    moves: Counter[tuple[str, str]]
+    calls: int
+
+
+def walk(run: Callable[[], object]) -> Walk:
+    """What `run` visits; frames outside the package are part of the file that calls them."""
+    files: set[str] = set()
     moves: Counter[tuple[str, str]] = Counter()
+    calls, last = 0, ""
 
-    def inside(frame: FrameType | None) -> str | None:
-        # A comprehension or a function of Python's own library is part of the file that calls it.
-        while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
-            frame = frame.f_back
-        return None if frame is None else frame.f_code.co_filename[len(PACKAGE) + 1 : -3]
-
-    def note(frame: FrameType, event: str, arg: Any) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE):
+    def note(frame: FrameType | None, event: str, arg: Any) -> None:
+        nonlocal calls, last
+        if event not in ("call", "return") or frame is None or not frame.f_code.co_filename.startswith(PACKAGE):
             return
-        here, origin = inside(frame), inside(frame.f_back)
-        assert here is not None
-        rooms.add(here)
-        if origin is not None and origin != here:
-            moves[origin, here] += 1
+        if event == "return":
+            frame = frame.f_back
+            while frame is not None and not frame.f_code.co_filename.startswith(PACKAGE):
+                frame = frame.f_back
+            if frame is None:
+                return
+        here = frame.f_code.co_filename[len(PACKAGE) + 1 : -3]
+        files.add(here)
+        if last and last != here:
+            moves[last, here] += 1
+            calls += event == "call"
+        last = here
 
     sys.setprofile(note)
     try:
         run()
     finally:
         sys.setprofile(None)
-    return rooms, moves
+    return Walk(files, moves, calls)
 
 
-def network() -> dict[str, torch.Tensor]:
-    sizes = {"0.weight": (300, 784), "0.bias": (300,), "1.weight": (10, 300), "1.bias": (10,)}
-    draw = torch.Generator().manual_seed(0)
-    return {path: torch.randn(size, generator=draw) for path, size in sizes.items()}
+def rigl(*when: int) -> sf.Algorithm:
+    return sf.rigl(0.5, when=sf.at(when), drop_fraction=0.3, distribution=sf.budgets.erk())
+
+
+def updating(params: dict[str, torch.Tensor], steps: int, when: int) -> Callable[[], object]:
+    """Update number `steps`, after those before it; masks change at `when` and at the first."""
+    algorithm = sf.with_optimizer(rigl(0, when), sf.optimizers.sgd(0.1, momentum=0.9))
+    state, grads = algorithm.init(params), {path: torch.ones_like(p) for path, p in params.items()}
+    for step in range(steps):
+        state = algorithm.update(state, grads, step)
+    return lambda: algorithm.update(state, grads, steps)
+
+
+def attached() -> Callable[[], object]:
+    """A step of a module at which masks change: both calls and the optimizer's step between them."""
+    layer = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    sparse = sf.attach(rigl(0, 2), layer, optimizer)
+
+    def step(number: int) -> None:
+        sparse.before_step()
+        optimizer.step()
+        sparse.after_step(number)
+
+    for number in range(3):
+        layer(torch.ones(3, 8)).sum().backward()
+        if number < 2:
+            step(number)
+    return lambda: step(2)
+
+
+def walks() -> dict[str, Walk]:
+    """The four walks by name."""
+    torch.manual_seed(0)
+    params = sf.modules.params_of(nn.Linear(8, 8))
+    found = {
+        "change": walk(updating(params, 2, 2)),
+        "quiet": walk(updating(params, 2, 9)),
+        "attached change": walk(attached()),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        store = dist.FileStore(os.path.join(folder, "store"), 1)
+        dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+        mesh = init_device_mesh("cpu", (1,))
+        shards = {path: distribute_tensor(p, mesh, [Shard(0)]) for path, p in params.items()}
+        found["sharded change"] = walk(updating(shards, 2, 2))  # type: ignore[arg-type]
+        dist.destroy_process_group()
+    return found
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="numbers only")
+    options = parser.parse_args()
     torch.set_num_threads(1)  # a second thread shares out the same work
-    algorithm = sf.with_optimizer(sf.rigl(0.9, when=sf.at([1])), sf.optimizers.sgd(0.1, momentum=0.9))
-    params = network()
-    state = algorithm.init(params)
-    state = algorithm.update(state, params, 0)
-    for what, step in (("masks change", 1), ("masks stay", 2)):
-        rooms, moves = walks(lambda step=step: algorithm.update(state, params, step))
-        print(f"{what}: {len(rooms)} files, {sum(moves.values())} calls between them")
-        for (origin, here), n in moves.most_common(12 if "change" in what else 4):
+    found = walks()
+    if options.json:
+        numbers = {
+            name: {"files": len(files), "moves": moves.total(), "calls": calls}
+            for name, (files, moves, calls) in found.items()
+        }
+        print(json.dumps(numbers))
+        return
+    for name, (files, moves, calls) in found.items():
+        print(f"{name}: {len(files)} files, {moves.total()} moves, of them {calls} calls")
+        for (origin, here), n in moves.most_common(8):
             print(f"  {n:4}  {origin} -> {here}")
 
 
