@@ -20,15 +20,15 @@ help:  ## list these commands
 test: $(VENV)/.installed-dev  ## lint, type-check and run every test
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
-	$(py) -m mypy --strict sparsefn
+	$(py) -m mypy --strict sparsefn kernels/sparsefn_kernels
 	OMP_NUM_THREADS=1 $(py) -m pytest -n auto --dist worksteal tests property_tests
 
 compat: $(OLDEST)/.installed-compat  ## run most tests with the oldest torch that serves, 5 GB in an environment of its own
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n auto --dist worksteal $(COMPAT)
 
 triton: $(VENV)/.installed-triton  ## run the kernels in Triton's interpreter and compile them for GPUs that are not here
-	TRITON_INTERPRET=1 SPARSEFN_TRITON=1 OMP_NUM_THREADS=1 $(py) -m pytest tests/engine/kernels
-	OMP_NUM_THREADS=1 $(py) -m pytest tests/engine/kernels
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(py) -m pytest kernels/tests
+	OMP_NUM_THREADS=1 $(py) -m pytest kernels/tests
 
 recipes: $(VENV)/.installed-recipes  ## run every page of docs/recipes
 	OMP_NUM_THREADS=1 $(py) -m pytest -n auto --dist worksteal docs/recipes
@@ -66,9 +66,15 @@ $(OLDEST)/.installed-compat: pyproject.toml constraints.txt
 		optree numpy hypothesis pytest pytest-xdist safetensors scikit-learn torchopt transformers
 	@touch $@
 
+# The kernels are a distribution of their own: triton takes 700 MB.
+$(VENV)/.installed-triton: kernels/pyproject.toml pyproject.toml constraints.txt | $(py)
+	@$(pip) setuptools
+	@$(pip) --no-build-isolation -e . -e './kernels[test]'
+	@touch $@
+
 clean:  ## remove the virtual environment, caches and build output
 	@if [ -f "$(VENV)/pyvenv.cfg" ]; then rm -rf "$(VENV)"; fi
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info kernels/build kernels/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
 
 $(py):

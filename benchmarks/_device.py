@@ -1,16 +1,16 @@
 """Measuring on an accelerator: a clock of the device, rows of a table, and kernels on or off."""
 
 import contextlib
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.kernels import serving
+from sparsefn.engine.backends import BACKENDS, serves
 
 OFF, ON = "torch alone", "kernels"
 
@@ -34,8 +34,7 @@ class Bench:
         self.tables: dict[str, list[Line]] = {}
         self.table: list[Line] = []
         self.wrong = 0
-        with switched(ON):
-            self.refused = serving.why_not(device)
+        self.refused = "" if serves("winners", device) else f"none are registered for {device}: see --kernels"
 
     def ways(self) -> list[str]:
         """The ways that there are here: torch alone, and kernels where they serve."""
@@ -125,18 +124,9 @@ class Bench:
         self.table[before] = line._replace(note=f"{line.note} of {seen} cases".strip())
 
 
-@contextlib.contextmanager
-def switched(way: str) -> Iterator[None]:
-    """Kernels on, or off in any other way."""
-    old = os.environ.get(serving.SWITCH)
-    os.environ[serving.SWITCH] = "1" if way.startswith(ON) else "0"
-    try:
-        yield
-    finally:
-        if old is None:
-            del os.environ[serving.SWITCH]
-        else:
-            os.environ[serving.SWITCH] = old
+def switched(way: str) -> contextlib.AbstractContextManager[object]:
+    """Kernels as they are registered, or off in any other way."""
+    return contextlib.nullcontext() if way.startswith(ON) else mock.patch.dict(BACKENDS, clear=True)
 
 
 FILLS: dict[str, Callable[[Tensor], Tensor]] = {

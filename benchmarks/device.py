@@ -1,6 +1,7 @@
-"""Selection, draws and updates on a GPU: exactness first, then what they cost, with the kernels in Triton and without.
+"""Selection, draws and updates on a GPU: exactness first, then what they cost, with kernels and without.
 
     python benchmarks/device.py                        # everything, under eight minutes
+    python benchmarks/device.py --kernels              # with the kernels of kernels/README.md, too
     python benchmarks/device.py --only exact waits     # some of it
     python benchmarks/device.py --smoke --device cpu   # does it run: tiny sizes, times that mean nothing
 
@@ -80,7 +81,7 @@ def machine(b: Bench) -> None:
             "GiB",
             f"cuda {torch.version.cuda}",
         )
-    b.add("kernels in Triton", "serve" if not b.refused else "do not serve", None, "", b.refused)
+    b.add("kernels", "serve" if not b.refused else "do not serve", None, "", b.refused)
     n = 10**4 if b.smoke else 2**28
     x, one = torch.ones(n, device=b.device), torch.ones(1, device=b.device)
     y = torch.empty_like(x)
@@ -192,7 +193,7 @@ def sanitized(b: Bench) -> None:
     tool = shutil.which("compute-sanitizer")
     for check in ("memcheck", "racecheck"):
         command = [str(tool), f"--tool={check}", "--error-exitcode=9", sys.executable, str(Path(__file__).resolve())]
-        command += ["--smoke", f"--device={b.device.type}", "--only=exact", "--out=out/sanitized"]
+        command += ["--kernels", "--smoke", f"--device={b.device.type}", "--only=exact", "--out=out/sanitized"]
         if tool is None or b.refused:
             b.add(check, ON, None, "status", "compute-sanitizer is not installed" if tool is None else b.refused)
         else:
@@ -408,6 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--smoke", action="store_true", help="tiny sizes: does it run")
+    parser.add_argument("--kernels", action="store_true", help="also with those that sparsefn_kernels registers")
     parser.add_argument("--minutes", type=float, default=7.5, help="what is not measured by then is left out")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
     parser.add_argument("--out", type=Path, default=Path("out/benchmarks"), help="folder of the JSON file")
@@ -418,6 +420,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.device == "cpu" and not options.smoke:
         parser.error("--device cpu goes with --smoke: its times mean nothing")
     options.quick = False
+    if options.kernels:
+        import sparsefn_kernels  # noqa: F401
     b = Bench(options.device, options.smoke, 60 * options.minutes)
     for name in options.only:
         SECTIONS[name](b)

@@ -4,11 +4,12 @@
 
 Nothing is timed. The model is the 54 weights of a ResNet-50; with `--smoke` channels are divided by 16. The model of
 the time is that of a device that takes 5 microseconds a launch and moves 3.35e12 bytes a second, as an H100 does.
-The last two tables are counted as if kernels in Triton served: an operator counts as one launch, and as the bytes of
-its tensors, whatever is in it.
+Where the package of kernels/README.md is installed, two more tables are counted as if kernels served: an operator
+counts as one launch, and as the bytes of its tensors, whatever is in it.
 """
 
 import argparse
+import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
@@ -18,7 +19,7 @@ from _models import resnet50_shapes
 from _timing import options_of, write
 
 import sparsefn as sf
-from sparsefn.engine.kernels import serving
+from sparsefn.engine.backends import BACKENDS
 from sparsefn.engine.leaf_draws import drawn_leaves
 from sparsefn.engine.leafwise import moved, zeroed
 from sparsefn.testing.launches import counted
@@ -129,8 +130,11 @@ def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     shapes = resnet50_shapes(16 if options.smoke else 1)
     side = 64 if options.smoke else 1024
     tables = {"updates of ResNet-50's 54 weights": updates(shapes), "one tensor": calls(shapes, side)}
-    with mock.patch.object(serving, "why_not", lambda device: "" if device == "meta" else "not on a meta device"):
-        tables |= {"updates, by kernels": updates(shapes), "one tensor, by kernels": calls(shapes, side)}
+    if importlib.util.find_spec("sparsefn_kernels"):
+        from sparsefn_kernels import backends_for
+
+        with mock.patch.dict(BACKENDS, backends_for("meta")):
+            tables |= {"updates, by kernels": updates(shapes), "one tensor, by kernels": calls(shapes, side)}
     for title, rows in tables.items():
         show(title, rows)
     return tables

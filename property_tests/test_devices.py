@@ -14,8 +14,6 @@ import torch
 
 import sparsefn as sf
 from property_tests.registry import ROWS, quadratic
-from sparsefn.engine.kernels import serving
-from sparsefn.engine.leaf_draws import drawn_leaves
 from sparsefn.testing import Case, Row
 from sparsefn.testing.harness import leaves
 from sparsefn.testing.launches import Launches
@@ -93,15 +91,6 @@ BUDGETS: dict[str, tuple[sf.Algorithm, Any, int, int]] = {  # launches, and byte
     "masks stay, sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 101, 20, 125),
     "masks stay, adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 101, 75, 280),
 }
-BUDGETS_OF_KERNELS: dict[str, tuple[sf.Algorithm, Any, int, int]] = {  # an operator is one launch
-    "gmp": (sf.gmp(0.9), 100, 8, 25),
-    "rigl": (sf.rigl(0.9), 100, 60, 60),
-    "set": (sf.set(0.9), 100, 60, 65),
-    "rigl with sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 100, 60, 160),
-    "rigl with adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 100, 60, 190),
-    "masks stay, sgd": (sf.with_optimizer(sf.rigl(0.9), SGD), 101, 6, 42),
-    "masks stay, adam": (sf.with_optimizer(sf.rigl(0.9), ADAM), 101, 6, 70),
-}
 
 
 def counted_update(algorithm: sf.Algorithm, step: Any) -> tuple[int, float]:
@@ -119,41 +108,6 @@ def test_an_update_of_54_leaves_stays_in_its_budget(name: str) -> None:
     algorithm, step, launches, size = BUDGETS[name]
     counted = counted_update(algorithm, step)
     assert counted[0] <= launches and counted[1] <= size
-
-
-@pytest.fixture
-def kernels_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels serve tensors without values: their operators are counted, and nothing is launched."""
-    monkeypatch.setattr(serving, "why_not", lambda device: "" if device == "meta" else f"this is {device}")
-
-
-@pytest.mark.usefixtures("kernels_there")
-@pytest.mark.parametrize("name", BUDGETS_OF_KERNELS)
-def test_with_kernels_it_stays_in_a_smaller_one(name: str) -> None:
-    algorithm, step, launches, size = BUDGETS_OF_KERNELS[name]
-    counted = counted_update(algorithm, step)
-    assert counted[0] <= launches and counted[1] <= size
-
-
-@pytest.mark.usefixtures("kernels_there")
-@pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=["sgd", "adam"])
-def test_a_step_under_masks_by_a_kernel_is_two_launches(optimizer: sf.optimizers.Optimizer) -> None:
-    params = resnet50()
-    masks = {path: x > 0 for path, x in params.items()}
-    assert optimizer.under_masks is not None
-    state = optimizer.init(params)
-    with Launches() as counted:
-        made = optimizer.under_masks(params, state, params, masks)
-    assert made is not None and counted.launches == 2 and not counted.waits  # the rate is one
-    assert optree.tree_structure(made) == optree.tree_structure((params, state))
-
-
-@pytest.mark.usefixtures("kernels_there")
-@pytest.mark.parametrize("kind", ["uniform", "normal"])
-def test_all_leaves_are_drawn_by_a_kernel_in_three_launches(kind: str) -> None:
-    with Launches() as counted:
-        drawn_leaves(sf.random.key(0), resnet50(), 3, kind, torch.float32)
-    assert counted.launches <= 3 and not counted.waits
 
 
 R = sf.redistribute

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,8 @@ from types import ModuleType
 
 import pytest
 import torch
+
+from sparsefn.engine.backends import BACKENDS, serves
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TARGETS = tomllib.loads((BENCHMARKS / "targets.toml").read_text(encoding="utf-8"))["target"]
@@ -85,14 +86,12 @@ def test_launches_are_counted_and_nothing_waits(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     written = json.loads((tmp_path / "launches.json").read_text(encoding="utf-8"))
     tables = [{row["name"]: row for row in table} for table in written["tables"].values()]
-    rows, by_kernels = tables[0] | tables[1], tables[2] | tables[3]
+    rows = tables[0] | tables[1]
     assert set(written["machine"]) == FACTS and all(row["name"] in done.stdout for row in rows.values())
-    assert rows.keys() == by_kernels.keys() and not any(row["waits"] for row in [*rows.values(), *by_kernels.values()])
+    assert not any(row["waits"] for table in tables for row in table.values())
     # Budgets, in launches, of updates of 54 leaves: a change that makes one for each leaf breaks them.
     most = {"gmp": 35, "rigl": 85, "set": 230, "snfs": 650, "rigl and adam, masks stay": 75, "adam under masks": 70}
     assert {name: rows[name]["launches"] for name in most if rows[name]["launches"] > most[name]} == {}
-    most = {"gmp": 8, "rigl": 60, "rigl and adam, masks stay": 6, "adam under masks": 6, "uniforms of all leaves": 3}
-    assert {name: by_kernels[name]["launches"] for name in most if by_kernels[name]["launches"] > most[name]} == {}
     assert rows["rigl"]["bytes_a_weight"] < 350 and rows["topk_mask"]["bytes_a_weight"] < 100
 
 
@@ -112,7 +111,7 @@ def test_what_a_device_will_run_runs_on_the_cpu(tmp_path: Path) -> None:
     rows = [row for table in tables.values() for row in table]
     assert [row for row in rows if "Error" in row["note"]] == []
     absent = {row["what"] for row in rows if row["value"] is None}
-    assert absent == {"kernels in Triton", "memcheck", "racecheck", "capture and replay"}
+    assert absent == {"kernels", "memcheck", "racecheck", "capture and replay"}
     compared = tables["exactness: how many cases differ"]
     assert len(compared) == 11 and all(row["value"] == 0.0 for row in compared)
     assert all(re.fullmatch(r"of [1-9]\d* cases", row["note"]) for row in compared)
@@ -141,14 +140,12 @@ def test_a_device_whose_bits_differ_is_found_out(capsys: pytest.CaptureFixture[s
 
 def test_kernels_are_on_where_a_row_says_so_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     device = module_of("_device")
-    monkeypatch.delenv("SPARSEFN_TRITON", raising=False)
-    for before in (None, "1"):
-        if before:
-            monkeypatch.setenv("SPARSEFN_TRITON", before)
-        for way, switch in ((device.ON, "1"), (f"{device.ON}, int", "1"), (device.OFF, "0"), ("torch.rand", "0")):
-            with device.switched(way):
-                assert os.environ["SPARSEFN_TRITON"] == switch
-        assert os.environ.get("SPARSEFN_TRITON") == before
+    monkeypatch.setitem(BACKENDS, ("winners", "meta"), lambda *args: None)
+    assert device.Bench("cpu", smoke=True, seconds=60.0).refused and not device.Bench("meta", True, 60.0).refused
+    for way, on in ((device.ON, True), (f"{device.ON}, int", True), (device.OFF, False), ("torch.rand", False)):
+        with device.switched(way):
+            assert serves("winners", "meta") == on
+        assert serves("winners", "meta")
 
 
 def test_a_peer_that_is_not_there_is_named_with_what_installs_it() -> None:

@@ -15,7 +15,8 @@ from sparsefn.engine.transforms import concrete, read
 from sparsefn.testing import Launches
 from sparsefn.tree import choose
 
-PACKAGE = Path(sf.__file__).parent
+PACKAGE, ROOT = Path(sf.__file__).parent, Path(__file__).parents[1]
+FILES = [*sorted(PACKAGE.rglob("*.py")), *sorted((ROOT / "kernels" / "sparsefn_kernels").rglob("*.py"))]
 FACTORIES = {factory.__name__ for factory in _device_constructors()}  # of torch, which ask for the default device
 KEY = sf.random.key(0)
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -36,7 +37,7 @@ def unplaced(source: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_every_factory_names_its_device(file):
     assert not unplaced(file.read_text(encoding="utf-8"))
     assert "from torch import tensor" not in file.read_text(encoding="utf-8")  # which the rule would not see

@@ -16,7 +16,11 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 # Recipes need libraries of their own: docs/recipes/test_recipes.py runs them.
 RUN_HERE = [page for page in PAGES if page.parent.name != "recipes"]
-WRITTEN = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "sparsefn").rglob("README.md"))]
+WRITTEN = [
+    *PAGES,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "kernels/README.md")),
+    *sorted((ROOT / "sparsefn").rglob("README.md")),
+]
 WRITTEN_NAMES = [page.relative_to(ROOT).as_posix() for page in WRITTEN]
 PLACES = [ROOT, *(ROOT / name for name in ("docs", "examples", "benchmarks", "property_tests", "tests", "sparsefn"))]
 PLACES += (ROOT / "sparsefn").rglob("*/")

@@ -32,7 +32,7 @@ WINGS = (
 )
 
 # Only tests, benchmarks and examples need these; a function may still import one when it is called.
-NOT_ON_IMPORT = {"hypothesis", "matplotlib", "pytest", "sklearn", "torchopt", "tqdm", "triton"}
+NOT_ON_IMPORT = {"hypothesis", "matplotlib", "pytest", "sklearn", "torchopt", "tqdm"}
 
 
 def modules_in(package: Path) -> dict[str, str]:
@@ -151,7 +151,6 @@ def test_the_face_of_a_package_counts_as_imported_with_its_modules() -> None:
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_do_not_import_what_only_tests_need(name: str) -> None:
     allowed = {"hypothesis"} if name.startswith("testing") else set()
-    allowed |= {"triton"} if name.startswith("engine.kernels.source.") else set()
     assert set(on_import(ast.parse(MODULES[name]))) & NOT_ON_IMPORT <= allowed
 
 

@@ -124,3 +124,25 @@ def test_the_package_ships_its_types_and_all_its_folders() -> None:
 def test_the_version_is_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert sparsefn.__version__ == project["version"]
+
+
+KERNELS = ROOT / "kernels" / "sparsefn_kernels"
+
+
+def test_the_kernels_are_a_distribution_that_keeps_the_same_rules() -> None:
+    files = sorted(KERNELS.rglob("*.py"))
+    assert not [file for file in files if len(file.read_text(encoding="utf-8").splitlines()) > MOST_LINES]
+    modules = [file.relative_to(KERNELS) for file in files if file.name != "__init__.py"]
+    tests = [KERNELS.parent / "tests" / module.with_name(f"test_{module.name}") for module in modules]
+    assert not [test for test in tests if not test.is_file()]
+    made = tomllib.loads((KERNELS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {".".join(file.parent.relative_to(KERNELS.parent).parts) for file in files}
+    assert set(made["tool"]["setuptools"]["packages"]) == folders
+    assert made["project"]["version"] == sparsefn.__version__
+    assert f"sparsefn=={sparsefn.__version__}" in made["project"]["dependencies"]
+
+
+def test_what_they_are_written_in_is_named_on_one_page_and_nowhere_in_the_package() -> None:
+    files = [file for folder in (PACKAGE, ROOT / "docs") for file in tree(folder)]
+    named = [file.relative_to(ROOT).as_posix() for file in files if b"triton" in file.read_bytes().lower()]
+    assert named == ["docs/accelerators.md"]

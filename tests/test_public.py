@@ -21,8 +21,7 @@ import torch
 
 import sparsefn as sf
 
-FOUND = [found.name for found in pkgutil.walk_packages(sf.__path__, "sparsefn.")]
-MODULES = [importlib.import_module(name) for name in FOUND if ".kernels.source." not in name]  # those import triton
+MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(sf.__path__, "sparsefn.")]
 NAMES = {"torch": torch, "optree": optree, "math": math, "sf": sf}  # what an example may use without an import
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

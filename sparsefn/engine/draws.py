@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.engine import kernels
+from sparsefn.engine import backends
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import brought, check_device, on
 from sparsefn.engine.shards import is_sharded, lie_of, like
@@ -178,9 +178,10 @@ def flips(key: Tensor, chances: int | Tensor, places: Tensor | Lie | None, n: in
         return made
     if isinstance(chances, Tensor):
         check_device("a key and its probabilities", key.device, chances)
-    made = None if torch.compiler.is_compiling() else kernels.coins(key, chances, places, n)
-    if made is not None:
-        return made
+    if not torch.compiler.is_compiling():
+        drawn: Tensor | None = backends.asked("coins", key.device.type, key, chances, places, n)
+        if drawn is not None:
+            return drawn
     below: int | Tensor = chances
     if isinstance(chances, Tensor):
         scaled = (chances.to(torch.float64) * 2.0**32).ceil().nan_to_num(0.0).clamp(0.0, 2.0**32)

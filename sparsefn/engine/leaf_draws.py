@@ -1,8 +1,8 @@
 """The draws of all leaves of a tree: on a device in one pass over the words, whatever the number of leaves.
 
 A pass makes a hundred launches, and a key is folded by as many. So the keys of leaves are folded together, on the CPU
-if the key and the step are there, and the words of leaves laid end to end are drawn at once. Where a kernel serves, it
-draws all of them in one launch.
+if the key and the step are there, and the words of leaves laid end to end are drawn at once. A backend draws all
+of them by itself.
 """
 
 from __future__ import annotations

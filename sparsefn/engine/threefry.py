@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine import elementary, words
-from sparsefn.engine.kernels import draws, draws_of_leaves, serves
+from sparsefn.engine import backends, elementary, words
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device
 from sparsefn.engine.numbers import batch_first
@@ -95,7 +94,7 @@ def draw(key: Tensor, index: Tensor | Lie | None, n: int, kind: str, dtype: torc
     if isinstance(index, Lie):
         index = index.places(torch.arange(n, device=key.device))
     check_device("a key and its indices", key.device, index)
-    if key.device.type != "cpu" and not transformed() and not serves(key.device.type):
+    if key.device.type != "cpu" and not transformed() and not backends.serves("draws", key.device.type):
         return _by_rounds(key, index, n, kind, dtype)
     key = lifted(key)
     if torch.compiler.is_compiling() and index is None and kind in ("words", "uniform") and _is_large(n):
@@ -228,26 +227,27 @@ def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
 def operator(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
-    made = _by_kernel(key, index, n, kind, dtype)
+    made: Tensor | None = backends.asked("draws", key.device.type, key, index, n, *_told(kind, dtype))
     if made is not None:
         return made
     plain = _plain(key, index, visible_inside)
     return _by_rounds(key, index, n, kind, dtype) if plain is None else _drawn(plain, n, kind, dtype)
 
 
-def _by_kernel(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor | None:
+def _told(kind: str, dtype: torch.dtype) -> tuple[str, torch.dtype, tuple[int, int], int]:
+    # What a backend is told of a kind.
     xor0, xor1, finish = _KINDS[kind]
-    return draws(key, index, n, "pairs" if finish is _pairs else kind, dtype, (xor0, xor1), DIGITS.get(dtype, 0))
+    return "pairs" if finish is _pairs else kind, dtype, (xor0, xor1), DIGITS.get(dtype, 0)
 
 
 def draw_leaves(keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype) -> list[Tensor] | None:
-    """Draws of keys (leaves, 2), as many as the sizes say, by one kernel; None where none serves.
+    """Draws of keys (leaves, 2), as many as the sizes say, by a backend; None where none serves.
 
     >>> from sparsefn.engine import threefry
     >>> threefry.draw_leaves(torch.zeros(1, 2).long(), [3], "uniform", torch.float32)
     """
-    xor0, xor1, _ = _KINDS[kind]
-    return draws_of_leaves(keys, sizes, kind, dtype, (xor0, xor1), DIGITS[dtype])
+    drawn: list[Tensor] | None = backends.asked("draws_of_leaves", keys.device.type, keys, sizes, *_told(kind, dtype))
+    return drawn
 
 
 def _by_rounds(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:

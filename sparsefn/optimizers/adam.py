@@ -11,7 +11,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import blockwise, kernels, leafwise, together
+from sparsefn.engine import backends, blockwise, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.local import localized
@@ -126,21 +126,23 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
         check_given(grads, params, state.mu, weight_decay, False)
         if constants([state.count]) is None:
-            return by_kernel(grads, state, params, masks)
+            return by_backend(grads, state, params, masks)
         numbers, *decays = begun(state)
         if not _known(numbers):
             return None
         rows, rebuild = localized(*zipped(params, masks, state.mu, state.nu, grads))
         return ended(_step_under_masks(numbers, rows), rebuild, state.count, *decays)
 
-    def by_kernel(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
-        if not kernels.serves(state.count.device.type):
+    def by_backend(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
+        device = state.count.device.type
+        if not backends.serves("adam", device):
             return None
         rows, rebuild = localized(*zipped(params, masks, grads, state.mu, state.nu))
         numbers = state.count, state.decay1, state.decay2, rate_at(lr, state.count)
-        if not kernels.step.takes(rows, numbers):
+        made = backends.asked("adam", device, rows, numbers, betas, eps, weight_decay, decoupled)
+        if made is None:
             return None
-        moved, new = kernels.step.adam(rows, numbers, betas, eps, weight_decay, decoupled)
+        moved, new = made
         first, mu, nu = (rebuild([row[i] for row in moved]) for i in range(3))
         return first, AdamState(new[0], mu, nu, *new[1:])
 

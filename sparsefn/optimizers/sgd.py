@@ -11,7 +11,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import blockwise, kernels, leafwise, together
+from sparsefn.engine import backends, blockwise, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
@@ -92,7 +92,7 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
     def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
         check_given(grads, params, state.momentum if momentum else None, weight_decay, False)
         if constants([state.count]) is None:
-            return by_kernel(grads, state, params, masks)
+            return by_backend(grads, state, params, masks)
         rate = rate_at(lr, state.count)
         numbers = SgdNumbers(rate, momentum, nesterov, weight_decay)
         rows, rebuild = localized(*zipped(params, masks, grads, state.momentum if momentum else grads))
@@ -102,15 +102,17 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
         moved, buffers = (rebuild([pair[i] for pair in stepped]) for i in range(2))
         return moved, SgdState(state.count + 1, buffers if momentum else ())
 
-    def by_kernel(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
-        if not kernels.serves(state.count.device.type):
+    def by_backend(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
+        device = state.count.device.type
+        if not backends.serves("sgd", device):
             return None
         moments = (state.momentum,) if momentum else ()
         rows, rebuild = localized(*zipped(params, masks, grads, *moments))
         numbers = state.count, rate_at(lr, state.count)
-        if not kernels.step.takes(rows, numbers):
+        made = backends.asked("sgd", device, rows, numbers, momentum, nesterov, weight_decay)
+        if made is None:
             return None
-        stepped, count = kernels.step.sgd(rows, numbers, momentum, nesterov, weight_decay)
+        stepped, count = made
         new, *buffers = (rebuild([row[i] for row in stepped]) for i in range(len(stepped[0])))
         return new, SgdState(count, *buffers)
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine import kernels
+from sparsefn.engine import backends
 from sparsefn.engine.floats import FLOATS
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.memory import check_device, placed
@@ -171,7 +171,8 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
             check_device("all scores of one competition", device, scores)
     if device.type == "meta" and all(entry.scores.is_meta for entry in entries) and not transformed():
         return [torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries]  # torch's own shapes overflow
-    own_way = all(kernels.has_own_way(entry.scores.device.type) for entry in entries)
+    kinds = [entry.scores.device.type for entry in entries]
+    own_way = all(kind == "cpu" or backends.serves("winners", kind) for kind in kinds)
     if not own_way and contests.serves(entries):
         own = _placed(entries, counts, joint)
         return contests.jointly(entries, own[0]) if joint else contests.winners(entries, own)
@@ -216,7 +217,8 @@ def _operator(
 ) -> list[Tensor]:
     """Masks like the scores. The counts stand end to end: one an entry or one a competition, as the spans say."""
     entries = [Entry(*fields) for fields in zip(scores, allow, deny, absolute, strict=True)]
-    won = kernels.winners(entries, counts, spans, joint) or _in_memory(entries, counts, spans, joint, visible_inside)
+    won: list[Tensor] | None = backends.asked("winners", scores[0].device.type, entries, counts, spans, joint)
+    won = won or _in_memory(entries, counts, spans, joint, visible_inside)
     if won is None:
         own = torch.split(counts, list(spans))
         rows = zip(entries, own, strict=False)
