@@ -314,15 +314,21 @@ HEAD = [line("", COLUMNS), line("---", ["---"] * len(COLUMNS))]
 
 
 def table(page: str) -> dict[str, list[str]]:
-    """The cells of a page's table, by row."""
+    """The cells of a page's table, by row, in the order of the registry."""
     lines = page.split(BEGIN)[1].split(END)[0].strip().splitlines()
     rows = [[field.strip() for field in text.strip("|").split("|")] for text in lines[len(HEAD) :]]
-    return {name: cells for name, *cells in rows}
+    found = {name: cells for names, *cells in rows for name in names.split(", ")}
+    order = [row.name for row in ROWS]
+    return {name: found[name] for name in sorted(found, key=order.index)}
 
 
 def with_table(page: str, cells: dict[str, list[str]]) -> str:
-    """The page with another table, its rows in the order of the registry."""
-    lines = [*HEAD, *(line(row.name, cells[row.name]) for row in ROWS if row.name in cells)]
+    """The page with another table: a line for all rows with the same cells, in the order of the registry."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in ROWS:
+        if row.name in cells:
+            alike.setdefault(tuple(cells[row.name]), []).append(row.name)
+    lines = [*HEAD, *(line(", ".join(names), found) for found, names in alike.items())]
     return "\n".join([page.split(BEGIN)[0] + BEGIN, "", *lines, "", END + page.split(END)[1]])
 
 

@@ -37,7 +37,6 @@ class Method(NamedTuple):
     expression: str
     paper: str
     verified: str
-    differs: str
 
 
 def named() -> dict[str, Callable[..., Any]]:
@@ -59,14 +58,14 @@ def method(name: str, make: Callable[..., Any]) -> Method:
     title = parts[0].split(": ")[0] if ": " in parts[0] else parts[0].rstrip(".")
     if is_handed_on(make):
         found = [paper for part in parts for paper in PAPER.findall(part)]
-        return Method(name, title, f"`sf.{name}`", "; ".join(found), HANDED_ON[name], "")
+        return Method(name, title, f"`sf.{name}`", "; ".join(found), HANDED_ON[name])
     if len(verified) != 1 or len(differs) != 1 or not YEAR.search(parts[-1]):
         raise ValueError(
             f"{name}: expected a paragraph 'Verified by ...', one on the authors' code and the paper at the end of its "
             f"docstring, got {len(verified)}, {len(differs)} and {parts[-1]!r}"
         )
     told = verified[0].removeprefix("Verified by ").rstrip(".")
-    return Method(name, title, f"`{expression(make)}`", parts[-1].rstrip("."), without_brackets(told), differs[0])
+    return Method(name, title, f"`{expression(make)}`", parts[-1].rstrip("."), without_brackets(told))
 
 
 def is_handed_on(make: Callable[..., Any]) -> bool:
@@ -150,22 +149,11 @@ def public_name(name: str, value: Any) -> str:
 
 
 def table() -> str:
-    """A row for each method, and a line for each whose authors' code does something else."""
+    """A row for each method."""
     rows = [method(name, make) for name, make in named().items()]
     lines = ["| `sf.methods` | method | expression | paper | verified by |", "|---|---|---|---|---|"]
     lines += [f"| `{row.name}` | {row.title} | {row.expression} | {row.paper} | {row.verified} |" for row in rows]
-    text = "\n".join(lines) + "\n"
-    others = [row for row in rows if row.differs.startswith("Differs")]
-    if others:
-        text += "\nWhere the authors' code does something else:\n\n"
-        text += "".join(item(row.name, row.differs.removeprefix("Differs from the authors' code: ")) for row in others)
-    return text
-
-
-def item(name: str, told: str) -> str:
-    """A list item in lines of at most 120 characters."""
-    line = f"- `{name}`: {told}"
-    return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def page(text: str) -> str:

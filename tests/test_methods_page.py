@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from methods_page import PAGE, expression, item, method, named, page, without_brackets
+from methods_page import PAGE, expression, method, named, page, without_brackets
 from test_docs import split
 
 import sparsefn as sf
@@ -80,7 +80,7 @@ def test_what_a_docstring_says_is_taken_apart() -> None:
 
     snip.__module__ = "sparsefn.methods.at_start"
     row = method("snip", snip)
-    assert row[:5] == (
+    assert row == (
         "snip",
         "SNIP",
         "`one_shot(sparsity, scores.saliency)`",
@@ -97,9 +97,8 @@ def test_names_of_the_top_level_have_their_paper() -> None:
     assert (row.expression, row.paper) == ("`sf.rigl`", "Evci et al. 2020, arXiv 1911.11134")
 
 
-def test_text_is_wrapped_and_brackets_are_left_out() -> None:
+def test_brackets_are_left_out() -> None:
     assert without_brackets("a (b (c) d), e") == "a, e"
-    assert all(len(line) <= 120 for line in item("x", "word " * 60).splitlines())
 
 
 def test_the_page_is_beside_the_others() -> None:

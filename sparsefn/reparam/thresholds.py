@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.described import described
+from sparsefn.engine.local import outside
+from sparsefn.engine.shards import is_sharded
 from sparsefn.reparam.base import Reparametrisation
 from sparsefn.schedules import as_schedule
 from sparsefn.select import straight_through
@@ -52,7 +54,8 @@ def soft_threshold(
         weights, masks = {}, {}
         for path, v in latents["latent"].items():
             threshold = f(latents["threshold"][path])
-            if v.ndim > 1:  # its slope is a sum of rows, whose order no number of threads changes
+            if v.ndim > 1 and not outside(is_sharded, v):
+                # Its slope is a sum of rows, whose order no number of threads changes.
                 threshold = threshold.expand(len(v), *[1] * (v.ndim - 1))
             excess = v.abs() - threshold
             size = torch.relu(excess)
