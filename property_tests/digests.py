@@ -1,4 +1,4 @@
-"""A digest of every registry row and every method, to hold a change of the code against: the same bits, or which differ.
+"""A digest of every registry row and method, to hold a change of the code against: the same bits, or which differ.
 
     python -m property_tests.digests before.json
     python -m property_tests.digests after.json before.json
