@@ -13,7 +13,6 @@ import sparsefn as sf
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 # Recipes need libraries of their own: docs/recipes/test_recipes.py runs them.
 RUN_HERE = [page for page in PAGES if page.parent.name != "recipes"]
 WRITTEN = [
@@ -21,7 +20,7 @@ WRITTEN = [
     *(ROOT / name for name in ("CONTRIBUTING.md", "kernels/README.md")),
     *sorted((ROOT / "sparsefn").rglob("README.md")),
 ]
-WRITTEN_NAMES = [page.relative_to(ROOT).as_posix() for page in WRITTEN]
+TEXTS = {page: page.read_text(encoding="utf-8") for page in WRITTEN}
 PLACES = [ROOT, *(ROOT / name for name in ("docs", "examples", "benchmarks", "property_tests", "tests", "sparsefn"))]
 PLACES += (ROOT / "sparsefn").rglob("*/")
 NAME = re.compile(r"\b(?:sf|sparsefn)((?:\.(?!py\b|md\b)[A-Za-z_]\w*)+)")
@@ -36,6 +35,10 @@ TERMS = {
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<info>[^`]*?)\s*$")
 NO_RUN = re.compile(r"<!--\s*no-run\b(?P<reason>.*?)-->")
 LINK = re.compile(r"(?:\]\(|^ {0,3}\[[^\]]+\]:)\s*<?([^)\s>]+)", re.MULTILINE)  # `[text](target)` or `[label]: target`
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 class Block(NamedTuple):
@@ -99,16 +102,15 @@ def links(text: str) -> list[str]:
     return [target.split("#")[0] for target in LINK.findall(prose) if not re.match(r"[a-z][a-z0-9+.-]*:|#", target)]
 
 
-@pytest.mark.parametrize("page", RUN_HERE, ids=[page.relative_to(ROOT).as_posix() for page in RUN_HERE])
+@pytest.mark.parametrize("page", RUN_HERE, ids=named)
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(page.read_text(encoding="utf-8"), str(page))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_links_lead_somewhere(page: Path) -> None:
-    dead = [target for target in links(page.read_text(encoding="utf-8")) if not (page.parent / target).exists()]
-    assert not dead
+def test_links_lead_somewhere() -> None:
+    found = [(page, target) for page in PAGES for target in links(TEXTS[page])]
+    assert [f"{named(page)}: {target}" for page, target in found if not (page.parent / target).exists()] == []
 
 
 def anchors(text: str) -> set[str]:
@@ -117,31 +119,29 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_anchors_are_headings(page: Path) -> None:
-    targets = [
-        target.split("#") for target in re.findall(r"\]\(([^)\s:]*#[^)\s]+)\)", page.read_text(encoding="utf-8"))
-    ]
-    pages = [(path, (page.parent / path if path else page).read_text(encoding="utf-8")) for path, _ in targets]
-    assert not [f"{path}#{to}" for (path, text), (_, to) in zip(pages, targets, strict=True) if to not in anchors(text)]
+def test_anchors_are_headings() -> None:
+    found = [(page, *to.split("#")) for page in PAGES for to in re.findall(r"\]\(([^)\s:]*#[^)\s]+)\)", TEXTS[page])]
+    assert [
+        f"{named(page)}: {path}#{to}"
+        for page, path, to in found
+        if to not in anchors((page.parent / path if path else page).read_text(encoding="utf-8"))
+    ] == []
 
 
-@pytest.mark.parametrize("term", [term for terms in TERMS.values() for term in terms])
-def test_the_glossary_has_a_line_for_each_term(term: str) -> None:
-    lines = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
-    assert sum(line.startswith("- ") and f"**{term}**" in line.split(":")[0].lower() for line in lines) == 1
+def test_the_glossary_has_a_line_for_each_term() -> None:
+    lines = TEXTS[ROOT / "docs" / "glossary.md"].splitlines()
+    heads = [line.split(":")[0].lower() for line in lines if line.startswith("- ")]
+    terms = [term for terms in TERMS.values() for term in terms]
+    assert [term for term in terms if sum(f"**{term}**" in head for head in heads) != 1] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_every_page_leads_to_the_glossary(page: Path) -> None:
-    assert page.name == "glossary.md" or "glossary.md" in page.read_text(encoding="utf-8")
+def test_every_page_leads_to_the_glossary() -> None:
+    assert [named(page) for page in PAGES if page.name != "glossary.md" and "glossary.md" not in TEXTS[page]] == []
 
 
-@pytest.mark.parametrize("command", ["make demo", "make test"])
-def test_the_readme_shows_the_two_commands(command: str) -> None:
-    shown = [line for block in split(PAGES[0].read_text(encoding="utf-8"))[1] for line in block.code.splitlines()]
-    commands = [line.split("#")[0].removeprefix("$ ").strip() for line in shown]
-    assert command in commands, f"no block of README.md has the line `{command}`"
+def test_the_readme_shows_the_two_commands() -> None:
+    shown = [line for block in split(TEXTS[PAGES[0]])[1] for line in block.code.splitlines()]
+    assert {"make demo", "make test"} <= {line.split("#")[0].removeprefix("$ ").strip() for line in shown}
 
 
 def test_every_public_name_is_on_its_page() -> None:
@@ -173,14 +173,12 @@ def missing_names(text: str) -> list[str]:
     return sorted(missing)
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=WRITTEN_NAMES)
-def test_files_that_a_page_names_exist(page: Path) -> None:
-    assert not missing_files(page.read_text(encoding="utf-8"))
+def test_files_that_a_page_names_exist() -> None:
+    assert [f"{named(page)}: {file}" for page in WRITTEN for file in missing_files(TEXTS[page])] == []
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=WRITTEN_NAMES)
-def test_names_that_a_page_uses_exist(page: Path) -> None:
-    assert not missing_names(page.read_text(encoding="utf-8"))
+def test_names_that_a_page_uses_exist() -> None:
+    assert [f"{named(page)}: {name}" for page in WRITTEN for name in missing_names(TEXTS[page])] == []
 
 
 def test_a_file_or_name_that_is_gone_is_found() -> None:
