@@ -15,6 +15,12 @@ from sparsefn.engine.older import replaceable
 from sparsefn.state import everywhere
 from sparsefn.tree import Tree
 
+__all__ = ["activation_sparsifier"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 @replaceable
 class ActivationState(NamedTuple):

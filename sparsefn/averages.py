@@ -11,6 +11,12 @@ from sparsefn.optimizers.base import rounded
 from sparsefn.state import State, effective, inside
 from sparsefn.tree import Tree, check_like, copied, wide, zipped
 
+__all__ = ["ema"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def ema(state: State, decay: Real, average: Tree = None) -> Tree:
     """The exponential moving average of the effective weights, as sparse as they are.

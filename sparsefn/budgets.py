@@ -24,6 +24,27 @@ from sparsefn.engine.table import natural
 from sparsefn.engine.transforms import concrete
 from sparsefn.tree import check_globs, glob_match
 
+__all__ = [
+    "apportion",
+    "at_least",
+    "by_path",
+    "compensated",
+    "erdos_renyi",
+    "erk",
+    "global_",
+    "n_kept",
+    "owl",
+    "rounded",
+    "rounded_down",
+    "rounded_up",
+    "uniform",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Distribution = Callable[[Shapes, Real], Counts]
 
 
@@ -80,20 +101,12 @@ def uniform(dense_first: bool | str = False) -> Distribution:
 
 
 def per_leaf(shapes: Shapes, sparsity: Real) -> Counts:
-    """The counts of `uniform`.
-
-    >>> per_leaf({"a": (4, 4)}, 0.5)
-    {'a': 8}
-    """
+    """The counts of `uniform`."""
     return {path: n_kept(math.prod(shape), sparsity) for path, shape in shapes.items()}
 
 
 def is_uniform(distribution: Distribution) -> bool:
-    """Whether it is `uniform()`.
-
-    >>> is_uniform(sf.budgets.uniform()), is_uniform(sf.budgets.erk())
-    (True, False)
-    """
+    """Whether it is `uniform()`."""
     return distribution is per_leaf or (isinstance(distribution, Described) and distribution.__wrapped__ is per_leaf)
 
 
@@ -268,13 +281,7 @@ def global_(floor: float = 0.0, ceiling: float = 1.0) -> Distribution:
 
 
 def check_fixed(sparsity: Real, density: float, name: str) -> None:
-    """Raise ValueError if a pattern that fixes its own sparsity is asked for another one.
-
-    >>> check_fixed(0.9, 0.5, "nm(2, 4)")
-    Traceback (most recent call last):
-        ...
-    ValueError: nm(2, 4) fixes the sparsity at 0.5, got 0.9
-    """
+    """Raise ValueError if a pattern that fixes its own sparsity is asked for another one."""
     level = concrete(sparsity)
     if level is not None and not abs(level - (1 - density)) <= 1e-6:  # compilers take no isclose
         raise ValueError(f"{name} fixes the sparsity at {1 - density:g}, got {level:g}")

@@ -14,6 +14,13 @@ from sparsefn.optimizers.base import rounded
 from sparsefn.state import apply_masks
 from sparsefn.tree import Tree, flatten, opened, wide
 
+__all__ = ["clip_norm"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _NORM = Pooling("norm", 2)
 
 

@@ -33,6 +33,13 @@ from sparsefn.state import Algorithm, Schedule, Trigger, Where, masks_tree
 from sparsefn.tree import Tree
 from sparsefn.where import default_where, select_leaves
 
+__all__ = ["from_config", "init_method", "level", "trigger"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _DYNAMIC = ("sparsity", "init_method", "update")
 _Factory = tuple[Callable[..., Algorithm], tuple[str, ...]]
 _ALGORITHMS: dict[str, _Factory] = {

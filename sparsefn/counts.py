@@ -20,6 +20,13 @@ from sparsefn.engine.numbers import Real, widened
 from sparsefn.engine.ranks import falling, running_sums
 from sparsefn.state import Level, Step
 
+__all__ = ["Counted", "above", "below", "in_rows", "mass"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Flags of units, a row for each group -> how many are set in each group
 Total = Callable[[Tensor], Tensor]
 

@@ -15,6 +15,12 @@ from sparsefn.engine.table import aligned
 from sparsefn.state import State
 from sparsefn.tree import Tree, check_like, flatten, leaves_like
 
+__all__ = ["freeze", "member", "size", "stack", "summary", "unstack"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def stack(states: Sequence[Tree]) -> Tree:
     """One tree whose leaves hold those of all members along a new first dimension.
@@ -132,12 +138,6 @@ def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
 
 def check_single(state: State) -> None:
     """Raise ValueError for a stack of states where one state is wanted.
-
-    >>> stack = sf.ensemble.stack([sf.dense().init({"w": torch.ones(3)})] * 2)
-    >>> check_single(stack)
-    Traceback (most recent call last):
-        ...
-    ValueError: expected one state, got a stack of 2: sf.ensemble.summary counts the members of a stack, and ...
 
     A stack is recognized by masks that were 0-d and by keys; one without either passes.
     """

@@ -10,6 +10,13 @@ from torch import Tensor
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.select import Count, straight_through, topk_mask
 
+__all__ = ["gate", "sparsify"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Mode = Literal["supermask", "joint", "ste"]
 
 

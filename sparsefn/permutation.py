@@ -16,6 +16,13 @@ from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.kinds import nm
 from sparsefn.select import topk_mask
 
+__all__ = ["channels"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _LEVELS = 1 << 23  # sizes are whole numbers up to this, whose sums are exact in any order
 _WIDEST = 4  # up to this m all ways to share out the channels of two groups are tried, beyond it single exchanges
 

@@ -8,6 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+__all__ = ["linear_pair"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def linear_pair(x: Tensor, w_forward: Tensor, w_backward: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ w_forward.T + bias, whose gradient in x is that of `w_backward`.

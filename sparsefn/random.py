@@ -33,6 +33,26 @@ from sparsefn.engine.threefry import draw
 from sparsefn.engine.words import MASK32
 from sparsefn.tree import Tree, map_with_path
 
+__all__ = [
+    "bernoulli",
+    "bits",
+    "fold_in",
+    "key",
+    "leaf_key",
+    "leaf_keys",
+    "normal",
+    "normal_like",
+    "permutation",
+    "split",
+    "threefry2x32",
+    "uniform",
+    "uniform_like",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def key(seed: int) -> Tensor:
     """The key of a seed: int64 of shape (2,), words in [0, 2^32).

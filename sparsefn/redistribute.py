@@ -22,6 +22,13 @@ from sparsefn.engine.shards import any_sharded, whole
 from sparsefn.state import Score, check_score
 from sparsefn.tree import Leaves
 
+__all__ = ["Redistribute", "active", "allocate", "careful", "independently", "lost", "mean_active", "survivors"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # (scores, masks before, masks after the drop), by path -> share of the regrowth, by path
 Share = Callable[[Leaves, Leaves, Leaves], Leaves]
 # (drop fraction, scores, masks), the latter two by path -> drop fraction, by path
@@ -59,13 +66,7 @@ class Redistribute(NamedTuple):
 
 
 def check_redistribute(redistribute: Redistribute | Share) -> Redistribute:
-    """The Redistribute that was given, checked; a function is made one.
-
-    >>> check_redistribute("momentum")
-    Traceback (most recent call last):
-        ...
-    TypeError: expected redistribute to be a function such as ...mean_active, or a Redistribute, got 'momentum'
-    """
+    """The Redistribute that was given, checked; a function is made one."""
     plan = redistribute if isinstance(redistribute, Redistribute) else Redistribute(redistribute)
     if not callable(plan.share):
         raise TypeError(
@@ -82,13 +83,7 @@ def check_redistribute(redistribute: Redistribute | Share) -> Redistribute:
 
 
 def check_most(most: float) -> None:
-    """Raise unless `most` is a fraction.
-
-    >>> check_most(99)
-    Traceback (most recent call last):
-        ...
-    ValueError: expected most in [0, 1], got 99
-    """
+    """Raise unless `most` is a fraction."""
     if not 0.0 <= most <= 1.0:
         raise ValueError(f"expected most in [0, 1], got {most}")
 

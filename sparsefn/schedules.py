@@ -1,8 +1,8 @@
 """Schedules: pure functions from a step to a number, the same bits for an int and a tensor step.
 
-An int step gives a Python float, a 0-d int64 tensor a 0-d float64 tensor; inside `torch.compile` every
-result is a tensor. Every number among the arguments may be an int, a float or a 0-d float tensor (then every result
-is a float64 tensor), so that an ensemble can have one per member.
+An int step gives a Python float, a 0-d int64 tensor a 0-d float64 tensor; inside `torch.compile` every result is a
+tensor. Every number among the arguments may be an int, a float or a 0-d float tensor (then every result is a float64
+tensor), so that an ensemble can have one per member.
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ from sparsefn.engine.checks import check_int, check_kind, check_positive, check_
 from sparsefn.engine.described import described, uncalled
 from sparsefn.engine.numbers import Real, between, divide, floor, held, like, where
 from sparsefn.state import Level, Schedule, Step, Trigger
+
+__all__ = ["as_schedule", "constant", "cosine", "cosine_decay", "cycling", "exponential"]
+__all__ += ["linear", "linear_decay", "min_max_end", "piecewise", "polynomial", "power"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def _step(step: Step) -> Step:
@@ -189,10 +196,10 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
     >>> [schedule(step) for step in (0, 10, 19, 20, 30)]
     [0.5, 0.5, 0.5, 0.8, 0.5]
 
-    `values[j % len(values)]` from the j-th firing on, j = 0, 1, ...: the first firing sees `values[0]`,
-    and so does every step before it. `when` is a trigger that counts: `every`, `at`, `always`, `never`, or
-    a callable with a method `count(step)`, the number of firings at steps up to and including `step`.
-    Raises TypeError for a trigger without one, ValueError for no values.
+    `values[j % len(values)]` from the j-th firing on, j = 0, 1, ...: the first firing sees `values[0]`, and so does
+    every step before it. `when` is a trigger that counts: `every`, `at`, `always`, `never`, or a callable with a method
+    `count(step)`, the number of firings at steps up to and including `step`. Raises TypeError for a trigger without
+    one, ValueError for no values.
     """
     count = getattr(when, "count", None)
     if not callable(count):
@@ -231,12 +238,11 @@ def piecewise(values: Mapping[int, Real] | Iterable[tuple[Step, Real]]) -> Sched
         for (begin, _), (following, _) in itertools.pairwise(pairs):
             if begin == following:
                 raise ValueError(f"expected one value for a begin, got two for {begin}")
-    begins = [begin for begin, _ in pairs]
     levels = _some(value for _, value in pairs)
 
     def schedule(step: Step) -> Real:
         step = _step(step)
-        return _pick(levels, [step >= begin for begin in begins], step)
+        return _pick(levels, [step >= begin for begin, _ in pairs], step)
 
     return schedule
 
@@ -247,8 +253,7 @@ def as_schedule(value: Level) -> Schedule:
     >>> sf.schedules.as_schedule(0.9)(0)
     0.9
 
-    Raises TypeError for an int (write 1.0 for all), ValueError for a list (see `cycling`) or a dict (see
-    `piecewise`).
+    Raises TypeError for an int (write 1.0 for all), ValueError for a list (see `cycling`) or dict (see `piecewise`).
     """
     if isinstance(value, (float, Tensor)):
         return constant(value)
@@ -274,8 +279,7 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)
-    last = schedule(end)
-    low = high = last
+    low = high = last = schedule(end)
     chunk = 1 << 16  # bounds memory
     for first in range(begin, end + 1, chunk):
         values = _values(schedule, range(first, min(end + 1, first + chunk)), last)
@@ -287,10 +291,9 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
 
 
 def _values(schedule: Schedule, steps: range, model: Real) -> Tensor:
-    device = model.device if isinstance(model, Tensor) else torch.device("cpu")
-    zero = torch.zeros((), dtype=torch.float64, device=device)
+    zero = torch.zeros((), dtype=torch.float64, device=model.device if isinstance(model, Tensor) else "cpu")
     with contextlib.suppress(RuntimeError):  # a user's schedule may branch on the value of the step
-        batch = torch.arange(steps.start, steps.stop, dtype=torch.int64, device=device)
+        batch = torch.arange(steps.start, steps.stop, dtype=torch.int64, device=zero.device)
         values: Tensor = torch.func.vmap(lambda step: like(zero, schedule(step)))(batch)
         if values.dtype == torch.float64:
             return values

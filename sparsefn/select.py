@@ -34,6 +34,21 @@ from sparsefn.patterns.units import (
 )
 from sparsefn.tree import Tree, flatten
 
+__all__ = [
+    "bernoulli_mask",
+    "drop_lowest",
+    "grow_highest",
+    "straight_through",
+    "threshold_mask",
+    "topk_mask",
+    "topk_masks",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Count = int | Tensor | None
 
 

@@ -29,6 +29,13 @@ from sparsefn.tree import (
     structure_error,
 )
 
+__all__ = ["Accumulated", "Algorithm", "State", "TrainView", "apply_masks", "effective", "masked_view", "with_params"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 Trigger = Callable[[Step], bool | Tensor]
 Where = Callable[[str, Tensor], bool] | str | Sequence[str]
 Term = Callable[["State", Step], Tree]
@@ -109,21 +116,12 @@ def support_of(state: State) -> Tree:
 
 
 def has_own_support(state: State) -> bool:
-    """Whether a state has a support other than its masks.
-
-    >>> import sparsefn as sf
-    >>> has_own_support(sf.ste(0.5).init({"w": torch.ones(2, 2)}))
-    True
-    """
+    """Whether a state has a support other than its masks."""
     return not (isinstance(state.support, tuple) and not state.support)
 
 
 def everywhere(tree: Tree) -> Tree:
-    """The support under which every entry of a tree moves: 0-d True for each leaf.
-
-    >>> everywhere({"w": torch.ones(2)})
-    {'w': tensor(True)}
-    """
+    """The support under which every entry of a tree moves: 0-d True for each leaf."""
     return optree.tree_map(_true, tree)
 
 

@@ -21,6 +21,12 @@ from sparsefn.state import State, Step, Term, Where
 from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.where import matching
 
+__all__ = ["l1", "l2", "noise", "on", "penalty", "pruned_decay"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 @described
 def l1(strength: float) -> Term:

@@ -14,6 +14,12 @@ from sparsefn.engine.described import Call, factory_of
 from sparsefn.engine.memory import written
 from sparsefn.state import Step
 
+__all__ = ["always", "at", "check_step", "every", "never"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 def _most(value: Step, most: Step) -> Step:
     if isinstance(value, Tensor):

@@ -14,6 +14,13 @@ from sparsefn.engine.transforms import at_compile_time
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match
 
+__all__ = ["default_where"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _ANYWHERE = ("embed", "norm", "lm_head", "pe_helper", "rel_pos")
 _WORDS = {"emb", "wte", "wpe", "ln", "bias"}
 _LAST_WORDS = {"token", "tokens", "scale", "position", "positional"}

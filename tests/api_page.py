@@ -21,13 +21,16 @@ def page() -> str:
     """The text of docs/api.md, from the docstrings as they are now."""
     from test_public import PUBLIC, words  # loads Hypothesis and the whole library
 
+    def headline(value: object) -> str:
+        return words(value).splitlines()[0] if callable(value) else f"A constant, a `{type(value).__name__}`."
+
     groups: dict[str, list[str]] = {}
     for name in sorted(PUBLIC, key=lambda name: (name.count("."), name.lower())):
         groups.setdefault(name.rpartition(".")[0], []).append(name)
     text = HEAD
     for group in sorted(groups):
         module = sys.modules["sparsefn" + ("." + group if group else "")]
-        lines = [wrapped(f"- `sf.{name}`: {words(PUBLIC[name]).splitlines()[0]}") for name in groups[group]]
+        lines = [wrapped(f"- `sf.{name}`: {headline(PUBLIC[name])}") for name in groups[group]]
         title = f"sf.{group}" if group else "sf"
         text += f"\n## {title}\n\n{words(module).splitlines()[0]}\n\n{''.join(lines)}"
     return text

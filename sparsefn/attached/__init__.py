@@ -1,4 +1,10 @@
 """The edge to `torch.optim`: masks in a module that its own optimizer trains."""
 
-from sparsefn.attached.attach import attach as attach
-from sparsefn.attached.attached import Attached as Attached
+from sparsefn.attached.attach import attach
+from sparsefn.attached.attached import Attached
+
+__all__ = ["Attached", "attach"]
+
+
+def __dir__() -> list[str]:
+    return __all__

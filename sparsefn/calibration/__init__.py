@@ -5,7 +5,12 @@ by path: those of several batches are added leaf by leaf, `optree.tree_map(torch
 after block, where the inputs of a block come from the pruned blocks before it.
 """
 
-from sparsefn.calibration.blocks import in_order as in_order
-from sparsefn.calibration.blocks import outlier_ratios as outlier_ratios
-from sparsefn.calibration.inputs import inputs as inputs
-from sparsefn.engine.as_matrix import as_matrix as as_matrix
+from sparsefn.calibration.blocks import in_order, outlier_ratios
+from sparsefn.calibration.inputs import inputs
+from sparsefn.engine.as_matrix import as_matrix
+
+__all__ = ["as_matrix", "in_order", "inputs", "outlier_ratios"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -6,11 +6,22 @@ returns one. Derivatives are taken at the effective weights with respect to the 
 papers. A leaf with a 0-d mask (a bias, a norm) is a constant and scores 0. The `grads` of the update are not used.
 """
 
-from sparsefn.curvature.derivatives import example_gradients as example_gradients
-from sparsefn.curvature.derivatives import hessian_vector as hessian_vector
-from sparsefn.curvature.first_order import sensitivity as sensitivity
-from sparsefn.curvature.flow import grasp as grasp
-from sparsefn.curvature.flow import synflow as synflow
-from sparsefn.curvature.second_order import fisher as fisher
-from sparsefn.curvature.second_order import hessian_diagonal as hessian_diagonal
-from sparsefn.curvature.second_order import obd as obd
+from sparsefn.curvature.derivatives import example_gradients, hessian_vector
+from sparsefn.curvature.first_order import sensitivity
+from sparsefn.curvature.flow import grasp, synflow
+from sparsefn.curvature.second_order import fisher, hessian_diagonal, obd
+
+__all__ = [
+    "example_gradients",
+    "fisher",
+    "grasp",
+    "hessian_diagonal",
+    "hessian_vector",
+    "obd",
+    "sensitivity",
+    "synflow",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,38 +1,63 @@
 """Published methods by name: short compositions of the library's parts, with the defaults of their papers."""
 
-from sparsefn.methods.at_start import force as force
-from sparsefn.methods.at_start import grasp as grasp
-from sparsefn.methods.at_start import snip as snip
-from sparsefn.methods.at_start import synflow as synflow
-from sparsefn.methods.dynamic import granet as granet
-from sparsefn.methods.dynamic import mest as mest
-from sparsefn.methods.dynamic import rigl as rigl
-from sparsefn.methods.dynamic import set as set
-from sparsefn.methods.dynamic import snfs as snfs
-from sparsefn.methods.dynamic import top_kast as top_kast
-from sparsefn.methods.fan_in import srigl as srigl
-from sparsefn.methods.gradual import ac_dc as ac_dc
-from sparsefn.methods.gradual import gmp as gmp
-from sparsefn.methods.learned import continuous_sparsification as continuous_sparsification
-from sparsefn.methods.learned import edge_popup as edge_popup
-from sparsefn.methods.learned import hard_concrete as hard_concrete
-from sparsefn.methods.learned import movement as movement
-from sparsefn.methods.learned import powerprop as powerprop
-from sparsefn.methods.learned import soft_movement as soft_movement
-from sparsefn.methods.learned import str_ as str_
-from sparsefn.methods.lottery import imp as imp
-from sparsefn.methods.rewiring import chts as chts
-from sparsefn.methods.rewiring import deep_rewiring as deep_rewiring
-from sparsefn.methods.rewiring import dsr as dsr
-from sparsefn.methods.semi_structured import asp as asp
-from sparsefn.methods.semi_structured import sr_ste as sr_ste
-from sparsefn.methods.structured import fpgm as fpgm
-from sparsefn.methods.structured import proximal as proximal
-from sparsefn.methods.structured import slimming as slimming
-from sparsefn.methods.structured import taylor as taylor
-from sparsefn.methods.trained import obd as obd
-from sparsefn.methods.trained import obs as obs
-from sparsefn.methods.trained import ria as ria
-from sparsefn.methods.trained import sparsegpt as sparsegpt
-from sparsefn.methods.trained import wanda as wanda
-from sparsefn.methods.trained import woodfisher as woodfisher
+from sparsefn.methods.at_start import force, grasp, snip, synflow
+from sparsefn.methods.dynamic import granet, mest, rigl, set, snfs, top_kast
+from sparsefn.methods.fan_in import srigl
+from sparsefn.methods.gradual import ac_dc, gmp
+from sparsefn.methods.imp import imp
+from sparsefn.methods.learned import (
+    continuous_sparsification,
+    edge_popup,
+    hard_concrete,
+    movement,
+    powerprop,
+    soft_movement,
+    str_,
+)
+from sparsefn.methods.rewiring import chts, deep_rewiring, dsr
+from sparsefn.methods.semi_structured import asp, sr_ste
+from sparsefn.methods.structured import fpgm, proximal, slimming, taylor
+from sparsefn.methods.trained import obd, obs, ria, sparsegpt, wanda, woodfisher
+
+__all__ = [
+    "ac_dc",
+    "asp",
+    "chts",
+    "continuous_sparsification",
+    "deep_rewiring",
+    "dsr",
+    "edge_popup",
+    "force",
+    "fpgm",
+    "gmp",
+    "granet",
+    "grasp",
+    "hard_concrete",
+    "imp",
+    "mest",
+    "movement",
+    "obd",
+    "obs",
+    "powerprop",
+    "proximal",
+    "ria",
+    "rigl",
+    "set",
+    "slimming",
+    "snfs",
+    "snip",
+    "soft_movement",
+    "sparsegpt",
+    "sr_ste",
+    "srigl",
+    "str_",
+    "synflow",
+    "taylor",
+    "top_kast",
+    "wanda",
+    "woodfisher",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

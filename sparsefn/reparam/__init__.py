@@ -1,11 +1,22 @@
 """Maps from latents to weights, for `reparametrised`."""
 
-from sparsefn.reparam.base import Reparametrisation as Reparametrisation
-from sparsefn.reparam.gates import chance_kept as chance_kept
-from sparsefn.reparam.gates import hard_concrete as hard_concrete
-from sparsefn.reparam.gates import sigmoid_gate as sigmoid_gate
-from sparsefn.reparam.selections import faded as faded
-from sparsefn.reparam.selections import soft_nm as soft_nm
-from sparsefn.reparam.selections import soft_topk as soft_topk
-from sparsefn.reparam.thresholds import power as power
-from sparsefn.reparam.thresholds import soft_threshold as soft_threshold
+from sparsefn.reparam.base import Reparametrisation
+from sparsefn.reparam.gates import chance_kept, hard_concrete, sigmoid_gate
+from sparsefn.reparam.selections import faded, soft_nm, soft_topk
+from sparsefn.reparam.thresholds import power, soft_threshold
+
+__all__ = [
+    "Reparametrisation",
+    "chance_kept",
+    "faded",
+    "hard_concrete",
+    "power",
+    "sigmoid_gate",
+    "soft_nm",
+    "soft_threshold",
+    "soft_topk",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,9 @@
 """Physically smaller modules: channels that hold a constant are removed, and the constant is folded into biases."""
 
-from sparsefn.shrinking.smaller import prune_biases as prune_biases
-from sparsefn.shrinking.smaller import shrink as shrink
+from sparsefn.shrinking.smaller import prune_biases, shrink
+
+__all__ = ["prune_biases", "shrink"]
+
+
+def __dir__() -> list[str]:
+    return __all__

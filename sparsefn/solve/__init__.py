@@ -6,9 +6,14 @@ the layer's outputs. Flatten the weight of a convolution, `weight.flatten(1)`. E
 tensors; `sf.rewrite` makes an algorithm of it, at all leaves through `layerwise`.
 """
 
-from sparsefn.solve.blocked import obs as obs
-from sparsefn.solve.fisher import fisher_inverse as fisher_inverse
-from sparsefn.solve.fisher import obs_fisher as obs_fisher
-from sparsefn.solve.greedy import obs_exact as obs_exact
-from sparsefn.solve.layers import layerwise as layerwise
-from sparsefn.solve.least_squares import refit as refit
+from sparsefn.solve.blocked import obs
+from sparsefn.solve.fisher import fisher_inverse, obs_fisher
+from sparsefn.solve.greedy import obs_exact
+from sparsefn.solve.layers import layerwise
+from sparsefn.solve.least_squares import refit
+
+__all__ = ["fisher_inverse", "layerwise", "obs", "obs_exact", "obs_fisher", "refit"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,6 +19,30 @@ from sparsefn.testing.values import EVERY, EXACT, STEPS, Case
 from sparsefn.tree import Tree
 from sparsefn.where import default_where
 
+__all__ = [
+    "BOUNDS",
+    "COMPILE",
+    "CONSERVATION",
+    "DETERMINISM",
+    "EDGES",
+    "EQUIVARIANCE",
+    "EXACT_COUNT",
+    "LAWS",
+    "MONOTONICITY",
+    "PURITY",
+    "RESUME",
+    "SELECTION_OPTIMALITY",
+    "VMAP",
+    "Check",
+    "Law",
+    "bound",
+    "drawn",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 class Check(NamedTuple):
     """One check of a law: `run(row, case)` raises AssertionError if it fails.

@@ -25,6 +25,24 @@ from sparsefn.testing import values
 from sparsefn.testing.values import EVERY, STEPS, Case, Form, Layer, Source
 from sparsefn.tree import Tree
 
+__all__ = [
+    "cases",
+    "examples",
+    "grads_like",
+    "large",
+    "params_trees",
+    "patterns",
+    "schedules",
+    "sparsities",
+    "steps",
+    "triggers",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 T = TypeVar("T")
 
 
