@@ -211,7 +211,7 @@ def large(form: Form = Form(), elements: int = 150) -> Case:
 
     def tree() -> Tree:
         weight = leaf(size * form.rows, size * form.columns)
-        layer, wide = Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)), leaf(4 * form.rows, 3 * form.columns)
+        layer, wide = Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)), leaf(4 * form.rows, 4 * form.columns)
         return {"a": weight, "b": layer, "c": wide.double(), "norm": leaf(3, 3)}
 
     return Case(tree(), tuple(tree() for _ in range(STEPS)), 0.5, 3)
