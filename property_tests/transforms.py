@@ -266,6 +266,7 @@ REASONS = {
     "aten._has_same_storage_numel.default": "b",
     "expected plain tensors, got a DTensor": "c",
     "differs at scores.latent.threshold": "d",
+    "differs at opt.momentum.latent.threshold": "d",
     "got one from outside": "e",
 }
 

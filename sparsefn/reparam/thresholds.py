@@ -16,8 +16,6 @@ from sparsefn.select import straight_through
 from sparsefn.state import Level, Step, everywhere
 from sparsefn.tree import Leaves, Tree, wide
 
-_SPLIT = 1 << 15  # torch's sum of as many numbers is split between threads
-
 
 @described
 def soft_threshold(
@@ -56,8 +54,8 @@ def soft_threshold(
         weights, masks = {}, {}
         for path, v in latents["latent"].items():
             threshold = f(latents["threshold"][path])
-            if v.ndim > 1 and v.numel() >= _SPLIT and not outside(is_sharded, v):
-                # Its slope is a sum of rows, whose order no number of threads changes.
+            if v.ndim > 1 and v.numel() >= 1 << 15 and not outside(is_sharded, v):
+                # Its slope is a sum of rows: torch splits the sum of as many numbers between threads.
                 threshold = threshold.expand(len(v), *[1] * (v.ndim - 1))
             excess = v.abs() - threshold
             size = torch.relu(excess)

@@ -203,15 +203,18 @@ def large(form: Form = Form(), elements: int = 150) -> Case:
     >>> sf.testing.strategies.large().params["a"].shape
     torch.Size([13, 13])
     """
-    generator = torch.Generator("cpu").manual_seed(7)
+    generator, of_wide = (torch.Generator("cpu").manual_seed(seed) for seed in (7, 8))
     size = math.isqrt(elements // (form.rows * form.columns)) + 1
 
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device="cpu")
+    def leaf(*shape: int, drawn: torch.Generator = generator, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, generator=drawn, dtype=dtype, device="cpu")
 
     def tree() -> Tree:
-        weight = leaf(size * form.rows, size * form.columns)
-        layer, wide = Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)), leaf(4 * form.rows, 4 * form.columns)
-        return {"a": weight, "b": layer, "c": wide.double(), "norm": leaf(3, 3)}
+        weight, layer = (
+            leaf(size * form.rows, size * form.columns),
+            Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)),
+        )
+        wide = leaf(4 * form.rows, 4 * form.columns, drawn=of_wide, dtype=torch.float64)
+        return {"a": weight, "b": layer, "c": wide, "norm": leaf(3, 3)}
 
     return Case(tree(), tuple(tree() for _ in range(STEPS)), 0.5, 3)
