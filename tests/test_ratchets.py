@@ -29,7 +29,7 @@ LINES = {
     "attached": 880,
     "methods": 736,
     "front": 2153,  # the modules beside the packages
-    "all": 17990,
+    "all": 17993,
 }
 # Lines that name a concern of the machine.
 MACHINE = {"algorithms": 79, "methods": 2, "scores": 15, "compose": 55}
