@@ -3,9 +3,9 @@
     python benchmarks/walks.py
     python benchmarks/walks.py --json
 
-Four walks of RigL with SGD: an update that changes masks, one that does not, `after_step` of `attach` at a step that
-changes masks, and an update of DTensors on a mesh of one process that changes masks. The most frequent pairs of files
-are printed below each.
+Four walks of RigL with SGD: an update that changes masks, one that does not, a step under `attach` at which masks
+change, and an update of DTensors on a mesh of one process that changes masks. The most frequent pairs of files are
+printed below each.
 """
 
 from __future__ import annotations

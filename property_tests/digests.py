@@ -27,16 +27,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import sparsefn as sf
-from property_tests import method_rows
 from property_tests.registry import ROWS
+from property_tests.transforms import METHODS, case_of
 from sparsefn.state import State
 from sparsefn.testing import Case, Row
 from sparsefn.testing.harness import algorithm_of, digest, leaves, trained_of, updates
-from sparsefn.testing.strategies import large
 from sparsefn.tree import Tree
 from tests.distributed.sharded import full, laid
-
-METHODS = [row._replace(name=f"methods: {row.name}") for row in method_rows.ROWS]
 
 
 def eager(row: Row, case: Case) -> Iterator[State]:
@@ -111,7 +108,7 @@ def digests(rows: Iterable[Row], ways: Iterable[str] = tuple(WAYS)) -> dict[str,
     """`{"row, way": digest}`, or the first line of the error."""
     found, chosen = {}, list(ways)
     for row in rows:
-        case = large(row.meta.layout.form)
+        case = case_of(row)
         for way in chosen:
             try:
                 found[f"{row.name}, {way}"] = digest_of(WAYS[way](row, case))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import sparsefn as sf
+from benchmarks._models import resnet50_shapes
 from property_tests.registry import ROWS, quadratic
 from sparsefn.testing import Case, Row
 from sparsefn.testing.harness import leaves
@@ -64,13 +65,7 @@ def test_updates_wait_for_nothing(row: Row, step: str) -> None:
 
 def resnet50() -> dict[str, torch.Tensor]:
     """The 54 weights of a ResNet-50, without values."""
-    shapes, channels = [(64, 3, 7, 7)], 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            shapes += [(width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
-            shapes += [(4 * width, channels, 1, 1)] if block == 0 else []
-            channels = 4 * width
-    return {f"{i:02d}": torch.empty(s, device="meta") for i, s in enumerate([*shapes, (1000, 2048)])}
+    return {f"{i:02d}": torch.empty(shape, device="meta") for i, shape in enumerate(resnet50_shapes())}
 
 
 THERE = torch.empty((), dtype=torch.int64, device="meta")

@@ -23,13 +23,13 @@ WALKS = {
 }
 # Lines of code, without blanks, comments and docstrings.
 LINES = {
-    "engine": 4236,
+    "engine": 4234,
     "algorithms": 1707,
     "compose": 772,
     "attached": 880,
     "methods": 736,
     "front": 2153,  # the modules beside the packages
-    "all": 17993,
+    "all": 17989,
 }
 # Lines that name a concern of the machine.
 MACHINE = {"algorithms": 79, "methods": 2, "scores": 15, "compose": 55}

@@ -24,8 +24,8 @@ def gradient(parameter: nn.Parameter) -> Tensor:
     grad = parameter.grad
     if grad is None:
         return torch.zeros_like(parameter)
-    if type(grad) is not Tensor or grad.layout != torch.strided:
-        grad = laid_out(grad if grad.layout == torch.strided else grad.to_dense(), parameter)
+    grad = grad if grad.layout == torch.strided else grad.to_dense()
+    grad = grad if type(grad) is Tensor else laid_out(grad, parameter)  # quick, as every step asks
     return grad.detach() if grad.requires_grad else grad  # it does after backward(create_graph=True)
 
 

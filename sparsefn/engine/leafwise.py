@@ -23,7 +23,6 @@ from sparsefn.engine.transforms import Array, differentiated, reinterpreted
 
 _FEW = 1 << 15  # fewer elements are masked by torch in less time than it takes to look at their memory
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @each_local
@@ -84,10 +83,9 @@ def _masked(mask: Any, leaf: Any) -> Any:
     # `many.where`, in less time for the few elements of a plain CPU tensor: a product of words.
     if type(leaf) is not Tensor or not leaf.is_cpu or differentiated(leaf) or leaf.is_neg():
         return many.where(mask, leaf)
-    word = _INTEGERS.get(leaf.dtype.itemsize) if leaf.is_floating_point() else None
-    if word is None or mask.dtype != torch.bool:
+    if not leaf.is_floating_point() or mask.dtype != torch.bool:
         return many.where(mask, leaf)
-    return reinterpreted(reinterpreted(leaf, word) * mask, leaf.dtype)
+    return reinterpreted(reinterpreted(leaf, many.WORDS[leaf.dtype.itemsize]) * mask, leaf.dtype)
 
 
 @each_local

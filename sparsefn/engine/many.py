@@ -27,7 +27,7 @@ Value = TypeVar("Value", bound="Tensor | Many")
 OfLists: TypeAlias = Callable[..., Sequence[Tensor]]
 Other: TypeAlias = "Many | Tensor | float"  # a tensor is 0-d, on the same device and of the same dtype
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Many:
@@ -120,7 +120,7 @@ def where(mask: Value, new: Value, old: Value | None = None) -> Value:
 def _where(mask: Many, new: Many, old: Many | None) -> Many:
     # Integers wrap around, so that the difference of any two words comes back whole.
     dtype = new.dtype if old is None else torch.promote_types(new.dtype, old.dtype)
-    word = _WORDS[dtype.itemsize]
+    word = WORDS[dtype.itemsize]
     wide, bits = mask.to(word), new.to(dtype).view(word)
     if old is None:
         return (wide * bits).view(dtype)

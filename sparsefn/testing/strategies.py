@@ -210,10 +210,8 @@ def large(form: Form = Form(), elements: int = 150) -> Case:
         return torch.randn(shape, generator=drawn, dtype=dtype, device="cpu")
 
     def tree() -> Tree:
-        weight, layer = (
-            leaf(size * form.rows, size * form.columns),
-            Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4)),
-        )
+        weight = leaf(size * form.rows, size * form.columns)
+        layer = Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4))
         wide = leaf(4 * form.rows, 4 * form.columns, drawn=of_wide, dtype=torch.float64)
         return {"a": weight, "b": layer, "c": wide, "norm": leaf(3, 3)}
 

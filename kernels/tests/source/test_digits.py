@@ -1,13 +1,11 @@
 """The passes that find the threshold, compiled for GPUs that are not here."""
 
 import pytest
-from kernel_runs import built, by_compiler
+from kernel_runs import INFINITY, built, by_compiler
 
 from sparsefn_kernels.source import digits
 
 pytestmark = by_compiler
-
-INFINITY = {16: 0x7F80, 32: 0x7F800000, 64: 0x7FF << 52}
 
 
 @pytest.mark.parametrize(("bits", "joint"), [(16, False), (32, False), (32, True), (64, True)])

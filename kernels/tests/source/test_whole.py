@@ -1,14 +1,12 @@
 """Segments in one program, and the tables, compiled for GPUs that are not here."""
 
 import pytest
-from kernel_runs import built, by_compiler
+from kernel_runs import INFINITY, built, by_compiler
 
 from sparsefn_kernels import written
 from sparsefn_kernels.source import whole
 
 pytestmark = by_compiler
-
-INFINITY = {16: 0x7F80, 32: 0x7F800000, 64: 0x7FF << 52}
 
 
 @pytest.mark.parametrize("capability", [80, 90])
