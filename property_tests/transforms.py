@@ -334,12 +334,11 @@ def with_table(page: str, cells: dict[str, list[str]]) -> str:
 
 
 def listed(cells: dict[str, str]) -> str:
-    """The methods that shards do not serve, by letter, and how many they serve."""
+    """The methods that shards do not serve, by letter."""
     found = {letter: [name for name in cells if cells[name] == letter] for letter in sorted({*cells.values()} - {"="})}
-    words = [
+    return "\n".join(
         f"- **{letter}**: {', '.join(name.removeprefix('methods: ') for name in found[letter])}" for letter in found
-    ]
-    return "\n".join([f"- **=**: {sum(cell == '=' for cell in cells.values())} of {len(cells)}", *words])
+    )
 
 
 def with_methods(page: str, cells: dict[str, str]) -> str:

@@ -31,6 +31,8 @@ def page() -> str:
     for group in sorted(groups):
         module = sys.modules["sparsefn" + ("." + group if group else "")]
         lines = [wrapped(f"- `sf.{name}`: {headline(PUBLIC[name])}") for name in groups[group]]
+        if group == "methods":
+            lines = ["Each has a row in the [table of methods](methods.md#by-name).\n"]
         title = f"sf.{group}" if group else "sf"
         text += f"\n## {title}\n\n{words(module).splitlines()[0]}\n\n{''.join(lines)}"
     return text
