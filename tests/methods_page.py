@@ -18,7 +18,7 @@ END = "<!-- end of the table -->"
 PASSED_ON = ("where", "key")  # arguments that say nothing about a method
 PAPER = re.compile(r"[A-Z][\w-]+(?: (?:et al\.|(?:&|and) [\w-]+))? (?:19|20)\d\d, arXiv \d{4}\.\d{4,5}")
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
-LONGEST = 400  # characters of an expression; a longer one keeps some of its variables
+LONGEST = 150  # characters of an expression; a longer one keeps some of its variables
 AUTHORS = re.compile(r"(\w[\w -]*)(?:, [\w -]+)+ and [\w -]+ ((?:19|20)\d\d)")  # three or more
 SAME = ("The authors' code does the same", "The paper published no code")
 
