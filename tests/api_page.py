@@ -21,8 +21,12 @@ def page() -> str:
     """The text of docs/api.md, from the docstrings as they are now."""
     from test_public import PUBLIC, words  # loads Hypothesis and the whole library
 
-    def headline(value: object) -> str:
-        return words(value).splitlines()[0] if callable(value) else f"A constant, a `{type(value).__name__}`."
+    first = {id(value): name for name, value in PUBLIC.items() if "." not in name}
+
+    def headline(name: str, value: object) -> str:
+        if first.get(id(value), name) != name:
+            return f"`sf.{first[id(value)]}`."
+        return words(value).splitlines()[0] if callable(value) else f"A `{type(value).__name__}`."
 
     groups: dict[str, list[str]] = {}
     for name in sorted(PUBLIC, key=lambda name: (name.count("."), name.lower())):
@@ -30,7 +34,7 @@ def page() -> str:
     text = HEAD
     for group in sorted(groups):
         module = sys.modules["sparsefn" + ("." + group if group else "")]
-        lines = [wrapped(f"- `sf.{name}`: {headline(PUBLIC[name])}") for name in groups[group]]
+        lines = [wrapped(f"- `sf.{name}`: {headline(name, PUBLIC[name])}") for name in groups[group]]
         if group == "methods":
             lines = ["Each has a row in the [table of methods](methods.md#by-name).\n"]
         title = f"sf.{group}" if group else "sf"
