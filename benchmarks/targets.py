@@ -3,7 +3,7 @@
     python benchmarks/targets.py out/benchmarks
     python benchmarks/targets.py out/benchmarks out/benchmarks-2
 
-One column for each folder, with the median over rounds, in bold where the target is missed. Smaller runs have few of the
+One column for each folder: the median over rounds, bold where the target is missed. Smaller runs have few of the
 tables.
 """
 

@@ -7,7 +7,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# Every public name
 
-Every name after `import sparsefn as sf`, with the first line of its docstring; `help(sf.rigl)` shows the rest.
+Every name after `import sparsefn as sf`, and how its docstring begins; `help(sf.rigl)` shows the rest.
 `python tests/api_page.py` writes this page. Terms are in the [glossary](glossary.md).
 """
 
@@ -15,6 +15,12 @@ Every name after `import sparsefn as sf`, with the first line of its docstring; 
 def wrapped(line: str) -> str:
     """A list item in lines of at most 120 characters."""
     return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def clause(line: str) -> str:
+    """The sentence up to a semicolon, unless that is no more than a name."""
+    first = line.split("; ")[0]
+    return line if first == line or first.count(" ") < 3 else first + "."
 
 
 def page() -> str:
@@ -26,7 +32,7 @@ def page() -> str:
     def headline(name: str, value: object) -> str:
         if first.get(id(value), name) != name:
             return f"`sf.{first[id(value)]}`."
-        return words(value).splitlines()[0] if callable(value) else f"A `{type(value).__name__}`."
+        return clause(words(value).splitlines()[0]) if callable(value) else f"A `{type(value).__name__}`."
 
     groups: dict[str, list[str]] = {}
     for name in sorted(PUBLIC, key=lambda name: (name.count("."), name.lower())):
