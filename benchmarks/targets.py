@@ -3,7 +3,8 @@
     python benchmarks/targets.py out/benchmarks
     python benchmarks/targets.py out/benchmarks out/benchmarks-2
 
-One column for each folder, with the middle half of the rounds in brackets. Smaller runs have few of the tables.
+One column for each folder: the median over rounds, bold where the target is missed. Smaller runs have few of the
+tables.
 """
 
 import argparse
@@ -17,38 +18,38 @@ from _timing import middle
 
 Named = dict[str, dict[str, Any]]  # the rows of a table by name
 LIMITS: dict[str, tuple[str, str]] = {  # how a limit and a measured value are written
-    "times": ("{:g} times at most", "{:.2f}"),
-    "faster": ("{:g} times faster", "{:.1f}"),
-    "peak": ("1 / {:g} of its peak", "1 / {:.0f}"),
-    "extra": ("{:g} bytes a weight at most", "{:.2f}"),
-    "milliseconds": ("{:g} ms at most", "{:.0f}"),
-    "percent": ("{:g}% of the weights at most", "{:.2f}%"),
-    "collectives": ("{:g} collectives at most", "{:.0f}"),
+    "times": ("≤ {:g}", "{:.2f}"),
+    "faster": ("≥ {:g}", "{:.1f}"),
+    "peak": ("≤ 1/{:g}", "1/{:.0f}"),
+    "extra": ("≤ {:g} bytes/weight", "{:.2f}"),
+    "milliseconds": ("≤ {:g} ms", "{:.0f}"),
+    "percent": ("≤ {:g}%", "{:.2f}%"),
+    "collectives": ("≤ {:g}", "{:.0f}"),
 }
 
 
-def measured(target: dict[str, Any], rows: Named) -> tuple[list[float], bool] | None:
-    """The value, with its quartiles where rounds have one each, and whether it is within the limit."""
+def measured(target: dict[str, Any], rows: Named) -> tuple[float, bool] | None:
+    """The value, a median where rounds have one each, and whether it is within the limit."""
     row, other = rows.get(target["of"]), rows.get(target.get("to", target["of"]))
     if row is None or other is None:
         return None
     if "times" in target:
-        values = list(middle(row["rounds"], other["rounds"]))
-        return values, values[0] <= target["times"]
+        value, *_ = middle(row["rounds"], other["rounds"])
+        return value, value <= target["times"]
     if "faster" in target:
-        values = list(middle(other["rounds"], row["rounds"]))
-        return values, values[0] >= target["faster"]
+        value, *_ = middle(other["rounds"], row["rounds"])
+        return value, value >= target["faster"]
     if "milliseconds" in target:
-        return [1e3 * row["seconds"]], 1e3 * row["seconds"] <= target["milliseconds"]
+        return 1e3 * row["seconds"], 1e3 * row["seconds"] <= target["milliseconds"]
     for unit in ("percent", "collectives"):
         if unit in target:
-            return [row[unit]], row[unit] <= target[unit]
+            return row[unit], row[unit] <= target[unit]
     if row["peak_mib"] is None or other["peak_mib"] is None:
         return None
     if "peak" in target:
         share = other["peak_mib"] / row["peak_mib"]
-        return [share], share >= target["peak"]
-    return [row["extra"]], row["extra"] <= target["extra"]
+        return share, share >= target["peak"]
+    return row["extra"], row["extra"] <= target["extra"]
 
 
 def entry(target: dict[str, Any], rows: Named) -> str:
@@ -57,9 +58,8 @@ def entry(target: dict[str, Any], rows: Named) -> str:
     if found is None:
         return "not measured"
     (unit,) = LIMITS.keys() & target.keys()
-    value, *spread = (LIMITS[unit][1].format(number) for number in found[0])
-    between = f" ({spread[0]} to {spread[1]})" if spread else ""
-    return f"{value}{between}, {'yes' if found[1] else '**no**'}"
+    value = LIMITS[unit][1].format(found[0])
+    return value if found[1] else f"**{value}**"
 
 
 def table(folders: Sequence[Path]) -> list[str]:

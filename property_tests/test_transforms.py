@@ -215,7 +215,7 @@ LETTERS = set(transforms.REASONS.values())
 
 def test_the_table_has_every_row_and_column() -> None:
     missing = [row.name for row in ROWS if row.name not in CELLS]
-    assert not missing, f"run `python -m property_tests.transforms` with {missing}"
+    assert not missing, f"run `python -m property_tests.transforms` with those that are new of {missing}"
     assert list(CELLS) == [row.name for row in ROWS]
     assert transforms.HEAD[0] in transforms.PAGE.read_text(encoding="utf-8")
     assert all(len(cells) == len(COLUMNS) for cells in CELLS.values())
@@ -264,6 +264,15 @@ def test_a_page_keeps_its_words_and_gets_the_rows_in_order() -> None:
     assert list(transforms.table(one)) == ["dense", "static"]
     assert transforms.table(transforms.with_table(one, transforms.table(one))) == transforms.table(one)
     assert one.startswith("before\n") and one.endswith("\nafter\n")
+
+
+def test_most_rows_are_counted_and_a_new_one_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = transforms.with_table(transforms.PAGE.read_text(encoding="utf-8"), CELLS)
+    assert transforms.table(page) == CELLS and page.count("| the other ") == 1
+    one, *most = ROWS
+    monkeypatch.setattr(transforms, "ROWS", [one._replace(name="new"), *most, one])
+    assert len(transforms.table(page)) < len(CELLS) and one.name not in transforms.table(page)
+    assert transforms.table(page, new=["new"]) == {row.name: CELLS[row.name] for row in (*most, one)}
 
 
 def test_a_failure_without_a_reason_is_raised_with_its_cell() -> None:

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -311,35 +311,46 @@ def line(name: str, cells: Iterable[str]) -> str:
     return f"| {' | '.join([name, *cells])} |"
 
 
+def others(n: int) -> str:
+    """The name of the line of all rows that have no name in the table. That they are `n` shows that none was added."""
+    return f"the other {n} rows"
+
+
 HEAD = [line("", COLUMNS), line("---", ["---"] * len(COLUMNS))]
 
 
-def table(page: str) -> dict[str, list[str]]:
-    """The cells of a page's table, by row, in the order of the registry."""
+def table(page: str, new: Collection[str] = ()) -> dict[str, list[str]]:
+    """The cells of a page's table, by row, in the order of the registry; rows that are new may have none."""
     lines = page.split(BEGIN)[1].split(END)[0].strip().splitlines()
     rows = [[field.strip() for field in text.strip("|").split("|")] for text in lines[len(HEAD) :]]
     found = {name: cells for names, *cells in rows for name in names.split(", ")}
-    order = [row.name for row in ROWS]
-    return {name: found[name] for name in sorted(found, key=order.index)}
+    unnamed = [row.name for row in ROWS if row.name not in found]
+    for rest in (unnamed, [name for name in unnamed if name not in new]):
+        if others(len(rest)) in found:
+            found |= dict.fromkeys(rest, found.pop(others(len(rest))))
+    return {row.name: found[row.name] for row in ROWS if row.name in found}
 
 
 def with_table(page: str, cells: dict[str, list[str]]) -> str:
-    """The page with another table: a line for all rows with the same cells, in the order of the registry."""
+    """The page with another table: a line for all rows with the same cells; of most rows it says how many they are."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in ROWS:
         if row.name in cells:
             alike.setdefault(tuple(cells[row.name]), []).append(row.name)
-    lines = [*HEAD, *(line(", ".join(names), found) for found, names in alike.items())]
+    names = {found: ", ".join(alike[found]) for found in alike}
+    if len(cells) == len(ROWS):
+        most = max(alike, key=lambda found: len(alike[found]))
+        names[most] = others(len(alike[most]))
+    lines = [*HEAD, *(line(names[found], found) for found in alike)]
     return "\n".join([page.split(BEGIN)[0] + BEGIN, "", *lines, "", END + page.split(END)[1]])
 
 
 def listed(cells: dict[str, str]) -> str:
-    """The methods that shards do not serve, by letter, and how many they serve."""
+    """The methods that shards do not serve, by letter."""
     found = {letter: [name for name in cells if cells[name] == letter] for letter in sorted({*cells.values()} - {"="})}
-    words = [
+    return "\n".join(
         f"- **{letter}**: {', '.join(name.removeprefix('methods: ') for name in found[letter])}" for letter in found
-    ]
-    return "\n".join([f"- **=**: {sum(cell == '=' for cell in cells.values())} of {len(cells)}", *words])
+    )
 
 
 def with_methods(page: str, cells: dict[str, str]) -> str:
@@ -359,14 +370,17 @@ def main(names: list[str]) -> None:
     chosen = [row.name for row in ROWS if row.name in names or not names]
     if not chosen:
         return
+    known = table(PAGE.read_text(encoding="utf-8"), new=chosen)
+    if lost := [row.name for row in ROWS if row.name not in (*known, *chosen)]:
+        raise ValueError(f"expected the names of all new rows, and of no other rows, got {names}; unknown are {lost}")
     last = shards_of(chosen)
     # One process a row: a failed export leaves levels of torch.func behind.
     with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         for name, cells in pool.imap_unordered(cells_of, chosen, chunksize=1):
-            cells = [*cells, last[name]]
-            print(line(name, cells), flush=True)
+            known[name] = [*cells, last[name]]
+            print(line(name, known[name]), flush=True)
             page = PAGE.read_text(encoding="utf-8")  # row by row: nothing is lost if the run is stopped
-            PAGE.write_text(with_table(page, {**table(page), name: cells}), encoding="utf-8")
+            PAGE.write_text(with_table(page, known), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 HEAD = """# Every public name
 
-Every name after `import sparsefn as sf`, with the first line of its docstring; `help(sf.rigl)` shows the rest.
+Every name after `import sparsefn as sf`, and how its docstring begins; `help(sf.rigl)` shows the rest.
 `python tests/api_page.py` writes this page. Terms are in the [glossary](glossary.md).
 """
 
@@ -17,12 +17,22 @@ def wrapped(line: str) -> str:
     return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
 
 
+def clause(line: str) -> str:
+    """The sentence up to a semicolon, unless that is no more than a name."""
+    first = line.split("; ")[0]
+    return line if first == line or first.count(" ") < 3 else first + "."
+
+
 def page() -> str:
     """The text of docs/api.md, from the docstrings as they are now."""
     from test_public import PUBLIC, words  # loads Hypothesis and the whole library
 
-    def headline(value: object) -> str:
-        return words(value).splitlines()[0] if callable(value) else f"A constant, a `{type(value).__name__}`."
+    first = {id(value): name for name, value in PUBLIC.items() if "." not in name}
+
+    def headline(name: str, value: object) -> str:
+        if first.get(id(value), name) != name:
+            return f"`sf.{first[id(value)]}`."
+        return clause(words(value).splitlines()[0]) if callable(value) else f"A `{type(value).__name__}`."
 
     groups: dict[str, list[str]] = {}
     for name in sorted(PUBLIC, key=lambda name: (name.count("."), name.lower())):
@@ -30,7 +40,9 @@ def page() -> str:
     text = HEAD
     for group in sorted(groups):
         module = sys.modules["sparsefn" + ("." + group if group else "")]
-        lines = [wrapped(f"- `sf.{name}`: {headline(PUBLIC[name])}") for name in groups[group]]
+        lines = [wrapped(f"- `sf.{name}`: {headline(name, PUBLIC[name])}") for name in groups[group]]
+        if group == "methods":
+            lines = ["Each has a row in the [table of methods](methods.md#by-name).\n"]
         title = f"sf.{group}" if group else "sf"
         text += f"\n## {title}\n\n{words(module).splitlines()[0]}\n\n{''.join(lines)}"
     return text

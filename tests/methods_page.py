@@ -18,14 +18,8 @@ END = "<!-- end of the table -->"
 PASSED_ON = ("where", "key")  # arguments that say nothing about a method
 PAPER = re.compile(r"[A-Z][\w-]+(?: (?:et al\.|(?:&|and) [\w-]+))? (?:19|20)\d\d, arXiv \d{4}\.\d{4,5}")
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
-LONGEST = 400  # characters of an expression; a longer one keeps some of its variables
-# Of names of the top level, whose docstrings are in another form: tests/test_golden_*.py has their recordings.
-HANDED_ON = {
-    "gmp": "recordings of sparselearning and cerebras.pytorch, and laws",
-    "rigl": "recordings of sparselearning and cerebras.pytorch, a worked example, and laws",
-    "set": "recordings of sparselearning, a worked example, and laws",
-    "snfs": "recordings of sparselearning, and laws",
-}
+LONGEST = 150  # characters of an expression; a longer one keeps some of its variables
+AUTHORS = re.compile(r"(\w[\w -]*)(?:, [\w -]+)+ and [\w -]+ ((?:19|20)\d\d)")  # three or more
 SAME = ("The authors' code does the same", "The paper published no code")
 
 
@@ -33,7 +27,7 @@ class Method(NamedTuple):
     """What the page says of a method."""
 
     name: str
-    title: str
+    headline: str
     expression: str
     paper: str
     verified: str
@@ -53,19 +47,20 @@ def paragraphs(doc: str) -> list[str]:
 def method(name: str, make: Callable[..., Any]) -> Method:
     """What the docstring and the source of a method say."""
     parts = paragraphs(make.__doc__ or "")
+    headline = parts[0].replace("|", r"\|")
     verified = [part for part in parts if part.startswith("Verified by ")]
     differs = [part for part in parts if part.startswith("Differs from the authors' code: ") or part.startswith(SAME)]
-    title = parts[0].split(": ")[0] if ": " in parts[0] else parts[0].rstrip(".")
-    if is_handed_on(make):
+    if is_handed_on(make):  # its docstring has another form, and tests/test_golden_*.py its recordings
         found = [paper for part in parts for paper in PAPER.findall(part)]
-        return Method(name, title, f"`sf.{name}`", "; ".join(found), HANDED_ON[name])
+        return Method(name, headline, f"`sf.{name}`", "; ".join(found), "recordings, and laws")
     if len(verified) != 1 or len(differs) != 1 or not YEAR.search(parts[-1]):
         raise ValueError(
             f"{name}: expected a paragraph 'Verified by ...', one on the authors' code and the paper at the end of its "
             f"docstring, got {len(verified)}, {len(differs)} and {parts[-1]!r}"
         )
     told = verified[0].removeprefix("Verified by ").rstrip(".")
-    return Method(name, title, f"`{expression(make)}`", parts[-1].rstrip("."), without_brackets(told))
+    paper = AUTHORS.sub(r"\1 et al. \2", parts[-1].rstrip("."))
+    return Method(name, headline, f"`{expression(make)}`", paper, without_brackets(told))
 
 
 def is_handed_on(make: Callable[..., Any]) -> bool:
@@ -151,9 +146,14 @@ def public_name(name: str, value: Any) -> str:
 def table() -> str:
     """A row for each method."""
     rows = [method(name, make) for name, make in named().items()]
-    lines = ["| `sf.methods` | method | expression | paper | verified by |", "|---|---|---|---|---|"]
-    lines += [f"| `{row.name}` | {row.title} | {row.expression} | {row.paper} | {row.verified} |" for row in rows]
+    lines = ["| `sf.methods` | method | expression | paper |", "|---|---|---|---|"]
+    lines += [f"| {shown(row)} | {row.headline} | {row.expression} | {row.paper} |" for row in rows]
     return "\n".join(lines) + "\n"
+
+
+def shown(row: Method) -> str:
+    """The name, with a star where recordings of the authors' own code verify it."""
+    return f"`{row.name}`" + r"\*" * row.verified.startswith("recordings")
 
 
 def page(text: str) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from methods_page import PAGE, expression, method, named, page, without_brackets
+from methods_page import PAGE, expression, method, named, page, shown, without_brackets
 from test_docs import split
 
 import sparsefn as sf
@@ -23,7 +23,7 @@ def test_every_method_has_a_row_with_a_paper_and_evidence() -> None:
     assert {"rigl", "set", "snfs"} <= named().keys()
     for name, make in named().items():
         row = method(name, make)
-        assert row.title and row.expression and row.paper and row.verified, name
+        assert row.headline and row.expression and row.paper and row.verified, name
 
 
 def test_every_recipe_has_a_sentence_code_and_a_paper() -> None:
@@ -74,15 +74,16 @@ def test_what_a_docstring_says_is_taken_apart() -> None:
         Verified by recordings (masks
         (and scores) of 3 cases), and laws.
 
-        Lee et al. 2019, arXiv 1810.02340.
+        Lee, Ajanthan and Torr 2019, arXiv 1810.02340.
         """
         return one_shot(sparsity, saliency)
 
     snip.__module__ = "sparsefn.methods.at_start"
     row = method("snip", snip)
+    assert shown(row) == r"`snip`\*" and shown(row._replace(verified="laws")) == "`snip`"
     assert row == (
         "snip",
-        "SNIP",
+        "SNIP: the weights stay.",
         "`one_shot(sparsity, scores.saliency)`",
         "Lee et al. 2019, arXiv 1810.02340",
         "recordings, and laws",
