@@ -82,6 +82,13 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/engine/selection/test_groups.py": {
         "test_compiled_winners": ("True-shape2",),
     },
+    "tests/engine/test_pooling.py": {
+        "test_memory_operator_and_reference_have_the_same_bits": ("*-torch.float32",),
+        "test_near_ties_end_alike_in_compiled_and_exported_code": (),
+    },
+    "tests/engine/test_threefry.py": {
+        "test_traced_draws_have_the_same_bits": ("uniform",),
+    },
     "tests/optimizers/test_base.py": {
         "test_0d_leaves_of_every_dtype_have_the_bits_of_eager_in_compiled_code": ("nesterov",),
         "test_inductor_gives_the_bits_of_eager_in_every_dtype": (),
@@ -96,7 +103,15 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "tests/test_benchmarks.py": {},
     "tests/test_examples.py": {},
+    "tests/test_public.py": {
+        "test_compiled_code_may_ask_for_what_is_loaded_later": (),
+    },
+    "tests/test_resume.py": {
+        "test_every_split_point_resumes_in_a_new_process": (),
+    },
 }
+# These start processes: deep, but for one.
+STARTS, ONE = {"on_ranks"}, "tests/distributed/test_messages.py::test_messages_on_two_ranks"
 
 
 def is_deep(item: str) -> bool:
@@ -108,7 +123,12 @@ def is_deep(item: str) -> bool:
     return not tests or (test in tests and not stay)
 
 
+def starts_processes(item: pytest.Item) -> bool:
+    code = getattr(getattr(item, "function", None), "__code__", None)
+    return code is not None and not STARTS.isdisjoint(code.co_names)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if is_deep(item.nodeid):
+        if is_deep(item.nodeid) or (starts_processes(item) and item.nodeid != ONE):
             item.add_marker("deep")

@@ -1,12 +1,11 @@
 """The table of deep tests names tests that are there."""
 
 import ast
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
-from tests.deep import DEEP, is_deep
+from tests.deep import DEEP, ONE, is_deep, starts_processes
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,9 +32,18 @@ def test_what_stays_is_among_the_parameters(request: pytest.FixtureRequest) -> N
     gone = []
     for name, stay in {f"{file}::{test}": stay for file, tests in DEEP.items() for test, stay in tests.items()}.items():
         found = [item for item in items if item.startswith(f"{name}[")]
-        if len(found) > len(stay):  # else a few of them were asked for
-            gone += [f"{name}[{x}]" for x in stay if not any(fnmatchcase(item, f"{name}[[]{x}]") for item in found)]
+        kept = [item for item in found if not is_deep(item)]
+        if stay and len(found) > 1 and not kept:
+            gone.append(name)
     assert gone == []
+
+
+def test_one_of_those_that_start_processes_stays(request: pytest.FixtureRequest) -> None:
+    starting = [item for item in request.session.items if starts_processes(item)]
+    deep = {item.nodeid for item in starting if item.get_closest_marker("deep")}
+    assert {item.nodeid for item in starting} - deep <= {ONE}
+    file, test = ONE.split("::")
+    assert test in named_in((ROOT / file).read_text(encoding="utf-8"))
 
 
 def test_a_test_is_found_by_its_file_or_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
