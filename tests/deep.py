@@ -79,6 +79,9 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_compiled_steps_have_the_bits_of_eager_ones": ("sgd-eager",),
         "test_gradients_through_a_compiled_step_are_finite": (),
     },
+    "tests/distributed/test_ends.py": {
+        "test_two_processes_end": (),
+    },
     "tests/engine/selection/test_groups.py": {
         "test_compiled_winners": ("True-shape2",),
     },
