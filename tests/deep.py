@@ -1,7 +1,7 @@
 """What `make test-all` runs and `make test` does not: one table, which gives the marker `deep`.
 
 Updates that are compiled, of which `make test` has one of a kind; bugs that the laws must notice; runs of several
-processes; the same for other steps, optimizers and threads; whole programs.
+processes; the same for other steps, optimizers and threads; limits of torch; programs and pages.
 """
 
 from fnmatch import fnmatchcase
@@ -75,9 +75,12 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_parts_without_leaves_and_empty_trees_compile": ("plain",),
     },
     "tests/compose/test_with_optimizer.py": {
-        "test_compiled_scores_see_moments_off_the_masks_and_grown_weights_start_anew": ("{}",),
+        "test_compiled_scores_see_moments_off_the_masks_and_grown_weights_start_anew": (),
         "test_compiled_steps_have_the_bits_of_eager_ones": ("sgd-eager",),
         "test_gradients_through_a_compiled_step_are_finite": (),
+    },
+    "tests/curvature/test_second_order.py": {
+        "test_a_compiled_score_is_an_eager_one": ("obd",),
     },
     "tests/distributed/test_ends.py": {
         "test_two_processes_end": (),
@@ -105,12 +108,25 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_under_transforms_it_leaves_the_step_to_the_parts": ("momentum",),
     },
     "tests/test_benchmarks.py": {},
+    "tests/test_coming_from.py": {
+        "test_the_code_of_every_row_runs": (),
+    },
+    "tests/test_docs.py": {
+        "test_blocks_run": ("README.md",),
+    },
     "tests/test_examples.py": {},
     "tests/test_public.py": {
         "test_compiled_code_may_ask_for_what_is_loaded_later": (),
     },
+    "tests/test_random.py": {
+        "test_compiled_draws_have_the_same_bits": ("eager",),
+    },
     "tests/test_resume.py": {
         "test_every_split_point_resumes_in_a_new_process": (),
+    },
+    "tests/test_upstream.py": {},
+    "tests/testing/test_laws_transforms.py": {
+        "test_a_graph_for_every_step_is_noticed": (),
     },
 }
 # These start processes: deep, but for one.
