@@ -114,9 +114,15 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_bits_are_those_of_the_parts": ("1-*-keep", "2-adam-keep"),
         "test_under_transforms_it_leaves_the_step_to_the_parts": (),
     },
+    "tests/solve/test_blocked.py": {
+        "test_members_and_compiled_code_have_the_same_bits": ("exact", "fisher", "obs", "refit"),
+    },
     "tests/test_benchmarks.py": {},
     "tests/test_coming_from.py": {
         "test_the_code_of_every_row_runs": (),
+    },
+    "tests/test_counts.py": {
+        "test_compiled_code_counts_scores_that_are_rounded": (),
     },
     "tests/test_docs.py": {
         "test_blocks_run": ("README.md",),
