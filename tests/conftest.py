@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.deep import pytest_collection_modifyitems as pytest_collection_modifyitems
+
 
 @pytest.fixture(autouse=True)
 def isolated() -> Iterator[None]:

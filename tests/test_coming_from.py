@@ -141,19 +141,25 @@ def namespace(text: str, filename: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=stem)
-def test_every_name_has_a_row(page: Path) -> None:
-    assert not missing(NAMES[stem(page)], rows(page.read_text(encoding="utf-8")))
+def test_every_name_has_a_row() -> None:
+    gone = {stem(page): missing(NAMES[stem(page)], rows(page.read_text(encoding="utf-8"))) for page in PAGES}
+    assert {page: names for page, names in gone.items() if names} == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=stem)
-def test_a_page_has_one_table_and_all_of_it_is_read(page: Path) -> None:
-    lines = page.read_text(encoding="utf-8").splitlines()
-    assert lines.count(HEADER) == 1
+def unread(text: str) -> list[str]:
+    """What is wrong with the table of a page: there is another, or none, or lines that are no rows."""
+    lines = text.splitlines()
+    if lines.count(HEADER) != 1:
+        return [f"{lines.count(HEADER)} tables"]
     start = lines.index(HEADER)
-    assert re.fullmatch(r"\|( ?-+ ?\|){3}", lines[start + 1])
+    wrong = [] if re.fullmatch(r"\|( ?-+ ?\|){3}", lines[start + 1]) else [lines[start + 1]]
     others = [line for i, line in enumerate(lines) if line.startswith("|") and i not in (start, start + 1)]
-    assert [line for line in others if not line.startswith("| `")] == []
+    return wrong + [line for line in others if not line.startswith("| `")]
+
+
+def test_a_page_has_one_table_and_all_of_it_is_read() -> None:
+    wrong = {stem(page): unread(page.read_text(encoding="utf-8")) for page in PAGES}
+    assert {page: lines for page, lines in wrong.items() if lines} == {}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=stem)
@@ -184,6 +190,11 @@ x = 4
 def test_rows_are_read() -> None:
     assert rows(TABLE) == [Row(9, ["A"], "math.sqrt(x)"), Row(10, ["B.c", "d"], "y = x; y + 1")]
     assert namespace(TABLE, "page.md")["x"] == 4
+
+
+def test_what_is_no_row_is_found() -> None:
+    assert (unread(TABLE), unread(TABLE + TABLE)) == ([], ["2 tables"])
+    assert unread(f"{HEADER}\n| : |\n| x | `y` | z |") == ["| : |", "| x | `y` | z |"]
 
 
 def test_a_name_without_a_row_is_found() -> None:

@@ -1,0 +1,166 @@
+"""What `make test-all` runs and `make test` does not: one table, which gives the marker `deep`.
+
+Updates that are compiled, of which `make test` has one of a kind; bugs that the laws must notice; runs of several
+processes; the same for other steps, optimizers and threads; limits of torch; programs and pages.
+"""
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+# file -> test -> the parameters that `make test` runs all the same, as pytest writes them. Without tests: all of them.
+DEEP: dict[str, dict[str, tuple[str, ...]]] = {
+    "property_tests/test_attach.py": {
+        "test_the_law_notices_the_bug": (),
+    },
+    "property_tests/test_compile.py": {
+        "test_compiled_updates_are_eager_ones": ("gmp erk",),
+        "test_one_compiled_update_serves_models_of_other_shapes": ("gmp erk-True-*",),
+    },
+    "property_tests/test_devices.py": {
+        "test_updates_wait_for_nothing": ("*-a tensor there",),
+    },
+    "property_tests/test_donated.py": {
+        "test_donated_has_the_bits_of_the_pure_update": ("*-adamw",),
+    },
+    "property_tests/test_laws.py": {
+        "test_another_process_gives_the_same_bits": (),
+    },
+    "property_tests/test_mutants.py": {
+        "test_the_law_notices_the_bug": (),
+        "test_the_law_of_a_primitive_notices_the_bug": (),
+    },
+    "property_tests/test_transforms.py": {
+        "test_a_fresh_run_says_the_same": ("*-grad", "*-vmap", "*-functorch", "*step"),
+        "test_batched_updates_compile_whole": (),
+        "test_every_row_and_method_has_the_bits_of_one_process_on_two": (),
+        "test_every_row_differentiates_and_takes_the_old_names": ("*-jvp",),
+        "test_inductor_gives_the_same_bits": (),
+        "test_updates_are_exported": ("gmp regrow keep",),
+    },
+    "tests/algorithms/test_frame.py": {
+        "test_a_compiled_ensemble_equals_the_loop": (),
+        "test_a_quiet_update_holds_nothing_of_a_change_and_both_have_the_bits_of_the_eager_one": ("ste",),
+        "test_a_quiet_update_serves_ints_that_grow": (),
+        "test_compiled_updates_equal_eager_ones_and_are_compiled_once": ("rigl-tensor",),
+        "test_inductor_code_gives_the_same_masks": (),
+    },
+    "tests/algorithms/test_prune.py": {
+        "test_counts_compile": (),
+    },
+    "tests/algorithms/test_reparametrised.py": {
+        "test_all_leaves_may_have_latents_in_compiled_code": (),
+    },
+    "tests/algorithms/test_supermask.py": {
+        "test_compiled_updates_are_the_eager_ones": ("ste-*",),
+    },
+    "tests/compose/test_donated.py": {
+        "test_a_change_takes_new_masks_and_little_more": ("gmp",),
+        "test_under_transforms_it_is_the_pure_update": (),
+    },
+    "tests/compose/test_foreign.py": {
+        "test_moments_are_found_in_compiled_code": ("True",),
+    },
+    "tests/compose/test_nonstrict.py": {
+        "test_a_whole_training_step_in_one_graph": (),
+        "test_algorithms_of_one_code_are_told_apart": (),
+        "test_every_step_has_the_bits_of_the_algorithm": ("tensor",),
+        "test_older_torch_reads_the_code": (),
+        "test_the_graph_has_the_update_as_one_call": (),
+    },
+    "tests/compose/test_rewinding.py": {
+        "test_tensor_steps_vmap_and_compiled_code_have_the_same_bits": (),
+    },
+    "tests/compose/test_sequence.py": {
+        "TestInsideAChain::test_srigl_with_ablation_under_vmap_and_compile": (),
+    },
+    "tests/compose/test_states.py": {
+        "test_parts_without_leaves_and_empty_trees_compile": (),
+    },
+    "tests/compose/test_with_optimizer.py": {
+        "test_compiled_scores_see_moments_off_the_masks_and_grown_weights_start_anew": (),
+        "test_compiled_steps_have_the_bits_of_eager_ones": (),
+        "test_gradients_through_a_compiled_step_are_finite": (),
+    },
+    "tests/curvature/test_second_order.py": {
+        "test_a_compiled_score_is_an_eager_one": ("obd",),
+    },
+    "tests/distributed/test_ends.py": {
+        "test_two_processes_end": (),
+    },
+    "tests/engine/selection/test_groups.py": {
+        "test_compiled_winners": ("True-shape2",),
+    },
+    "tests/engine/test_pooling.py": {
+        "test_memory_operator_and_reference_have_the_same_bits": ("*-torch.float32",),
+        "test_near_ties_end_alike_in_compiled_and_exported_code": (),
+    },
+    "tests/engine/test_threefry.py": {
+        "test_traced_draws_have_the_same_bits": ("uniform",),
+    },
+    "tests/modules/test_params.py": {
+        "test_value_and_grad_under_compile": ("mlp",),
+    },
+    "tests/optimizers/test_base.py": {
+        "test_0d_leaves_of_every_dtype_have_the_bits_of_eager_in_compiled_code": ("nesterov",),
+        "test_compile_gives_the_bits_of_eager_in_one_graph": ("adam",),
+        "test_inductor_gives_the_bits_of_eager_in_every_dtype": (),
+    },
+    "tests/optimizers/test_by_path.py": {
+        "test_a_part_without_leaves_may_have_an_optimizer_and_need_not": ("names0",),
+        "test_compile_gives_the_bits_of_eager_in_one_graph": (),
+    },
+    "tests/optimizers/test_sgd.py": {
+        "test_bits_are_those_of_the_parts": ("1-*-keep", "2-adam-keep"),
+        "test_under_transforms_it_leaves_the_step_to_the_parts": (),
+    },
+    "tests/solve/test_blocked.py": {
+        "test_members_and_compiled_code_have_the_same_bits": ("exact", "fisher", "obs", "refit"),
+    },
+    "tests/test_benchmarks.py": {},
+    "tests/test_coming_from.py": {
+        "test_the_code_of_every_row_runs": (),
+    },
+    "tests/test_counts.py": {
+        "test_compiled_code_counts_scores_that_are_rounded": (),
+    },
+    "tests/test_docs.py": {
+        "test_blocks_run": ("README.md",),
+    },
+    "tests/test_examples.py": {},
+    "tests/test_public.py": {
+        "test_compiled_code_may_ask_for_what_is_loaded_later": (),
+    },
+    "tests/test_random.py": {
+        "test_compiled_draws_have_the_same_bits": ("eager",),
+    },
+    "tests/test_resume.py": {
+        "test_every_split_point_resumes_in_a_new_process": (),
+    },
+    "tests/test_upstream.py": {},
+    "tests/testing/test_laws_transforms.py": {
+        "test_a_graph_for_every_step_is_noticed": (),
+    },
+}
+# These start processes: deep, but for one.
+STARTS, ONE = {"on_ranks"}, "tests/distributed/test_messages.py::test_messages_on_two_ranks"
+
+
+def is_deep(item: str) -> bool:
+    """Whether a test is one of them, by its id."""
+    file, _, name = item.partition("::")
+    test, _, parameters = name.partition("[")
+    tests = DEEP.get(file, {"": ()})
+    stay = any(fnmatchcase(parameters, f"{pattern}]") for pattern in tests.get(test, ()))
+    return not tests or (test in tests and not stay)
+
+
+def starts_processes(item: pytest.Item) -> bool:
+    code = getattr(getattr(item, "function", None), "__code__", None)
+    return code is not None and not STARTS.isdisjoint(code.co_names)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_deep(item.nodeid) or (starts_processes(item) and item.nodeid != ONE):
+            item.add_marker("deep")
