@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -41,12 +42,18 @@ class Choice(NamedTuple):
         return torch.tensor(flags, dtype=torch.bool).reshape(self.scores.shape)
 
 
+def _mask(source: Source, shape: tuple[int, ...]) -> Tensor:
+    flags = [byte % 2 == 1 for byte in source.values(math.prod(shape))]
+    return torch.tensor(flags, dtype=torch.bool).reshape(shape)
+
+
 def choice(source: Source) -> Choice:
     layout = source.pick(LAYOUTS)
     shape = values.shape(source, layout.form)
-    scores = values.tensor(source, shape, EXACT if layout.reduce is not None else EVERY)
+    like = torch.empty(shape, dtype=source.pick(values.DTYPES), device="meta")
+    scores = values.filled(source, source.pick(EXACT if layout.reduce is not None else EVERY), like)
     part = source.number(16) / 65535
-    return Choice(layout, scores, values.mask(source, shape), values.mask(source, shape), part)
+    return Choice(layout, scores, _mask(source, shape), _mask(source, shape), part)
 
 
 def _every_way(what: str, wanted: Tensor, select: Callable[[Any], Tensor], counts: Any) -> None:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from sparsefn.state import Algorithm
 from sparsefn.testing.harness import hold
 from sparsefn.testing.laws import LAWS, Check, Law, bound
-from sparsefn.testing.meta import Meta, Row
-from sparsefn.testing.rows import row_of
+from sparsefn.testing.meta import Meta, Row, row_of
 from sparsefn.tree import Tree
 
 

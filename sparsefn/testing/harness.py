@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-import optree
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as start_from
@@ -16,8 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsefn.checkpoint.states import INTEGERS
 from sparsefn.compose import with_optimizer
-from sparsefn.optimizers import sgd
+from sparsefn.optimizers import Optimizer, sgd
 from sparsefn.random import key
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.testing.meta import Row
@@ -33,14 +33,11 @@ def leaves(tree: Tree) -> dict[str, Tensor]:
     return flatten(tree)[0]
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 def bits(x: Tensor) -> Tensor:
     """The bits of a tensor; every NaN counts as the same."""
     if x.is_floating_point():
         x = torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x)
-    return x.contiguous().view(_INTEGERS[x.element_size()])
+    return x.contiguous().view(INTEGERS[x.element_size()])
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
@@ -53,16 +50,6 @@ def assert_same(what: str, a: Tree, b: Tree) -> None:
     assert set(left) == set(right), f"{what}: other leaves: {sorted(set(left) ^ set(right))}"
     for path, leaf in left.items():
         assert equal(leaf, right[path]), f"{what}: differs at {path}:\n{leaf}\n{right[path]}"
-
-
-def turned(tree: Tree) -> Tree:
-    """The same leaves, their memory from the last dimension to the first."""
-
-    def turn(x: Tensor) -> Tensor:
-        back = tuple(range(x.ndim))[::-1]
-        return x.permute(back).contiguous().permute(back)
-
-    return optree.tree_map(turn, tree)
 
 
 def digest(tree: Tree) -> str:
@@ -83,10 +70,10 @@ def algorithm_of(row: Row, case: Case) -> Algorithm:
     return row.make(case.sparsity, key(case.seed), case.params)
 
 
-def trained_of(row: Row, case: Case) -> Algorithm:
+def trained_of(row: Row, case: Case, optimizer: Optimizer = sgd(0.25, momentum=0.5)) -> Algorithm:
     """The same with an optimizer, where it has none: else no gradient reaches what it trains, and no term is read."""
     algorithm = algorithm_of(row, case)
-    return algorithm if row.meta.optimizer else with_optimizer(algorithm, sgd(0.25, momentum=0.5), skip=never())
+    return algorithm if row.meta.optimizer else with_optimizer(algorithm, optimizer, skip=never())
 
 
 def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int) -> Iterator[State]:
@@ -96,6 +83,11 @@ def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int)
     for i, grads in enumerate(case.grads):
         state = algorithm.update(state, grads, step(i))
         yield state
+
+
+def states_of(row: Row, case: Case) -> list[State]:
+    """The states of the algorithm of a row in a run."""
+    return list(updates(algorithm_of(row, case), case))
 
 
 class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
