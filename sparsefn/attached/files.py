@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from sparsefn import algorithms, checkpoint, compose
 from sparsefn.engine.checks import is_int
-from sparsefn.engine.described import Call, call_of, shown
+from sparsefn.engine.described import call_of, shown
 from sparsefn.engine.shards import is_sharded
 from sparsefn.state import Algorithm, State, inside, masked_view
 from sparsefn.tree import flatten, leaves_of
@@ -39,7 +38,12 @@ def saved(
     left_out = {f"params.{name}" for name in visible}
     tensors = {path: x for path, x in checkpoint.state_dict(state).items() if path not in left_out}
     kept = dict(zip(tensors, own(list(tensors.values())), strict=True))
-    return {"algorithm": _name(algorithm), "arguments": arguments(algorithm), "step": step, "tensors": kept}
+    return {
+        "algorithm": _without_addresses(repr(algorithm)),
+        "arguments": arguments(algorithm),
+        "step": step,
+        "tensors": kept,
+    }
 
 
 def loaded(
@@ -59,7 +63,7 @@ def loaded(
         raise ValueError("load_state_dict: expected the state_dict() of what attach returned, got something else")
     if not is_int(found["step"]):
         raise ValueError(f"load_state_dict: expected 'step' to be an int, got {found['step']!r}")
-    theirs, name = found["algorithm"], _name(algorithm)
+    theirs, name = found["algorithm"], _without_addresses(repr(algorithm))
     _check_arguments(theirs, found["arguments"], name, arguments(algorithm), strict)
     missing = {name: leaf for name, leaf in weights.items() if f"params.{name}" not in found["tensors"]}
     try:
@@ -73,7 +77,7 @@ def loaded(
     return state._replace(params=rebuild(list(params.values()))), found["step"]
 
 
-def arguments(made: object) -> dict[str, str]:
+def arguments(made: Any, path: str = "") -> dict[str, str]:
     """Every argument of the calls that made an object, by dotted path; the calls themselves are there, too.
 
     >>> arguments(sf.schedules.linear(0.5, slope=0.25))
@@ -81,8 +85,19 @@ def arguments(made: object) -> dict[str, str]:
 
     Arguments that were left out are there with their defaults, tensors as a digest of their bits.
     """
-    found: dict[str, str] = {}
-    _collect(made, "", found)
+    call, kind, items = call_of(made), type(made), {}
+    if call is not None:
+        text, items = call.make.__name__, call.arguments()
+    elif kind in (dict, list, tuple):
+        text, items = kind.__name__, made if kind is dict else {str(i): item for i, item in enumerate(made)}
+    elif isinstance(made, Tensor) and not is_sharded(made):  # of a sharded one each process has a part
+        bits = made.detach().cpu().reshape(-1).view(torch.uint8)
+        text = f"{shown(made)} {hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]}"
+    else:
+        text = _without_addresses(shown(made))
+    found = {path: text}
+    for name, item in items.items():
+        found |= arguments(item, f"{path}.{name}".lstrip("."))
     return found
 
 
@@ -94,36 +109,6 @@ def reads_step(algorithm: Algorithm) -> bool:
     """
     found = arguments(algorithm)
     return "with_terms" in found.values() or (len(found) == 1 and algorithm.view is not masked_view)
-
-
-def _collect(value: Any, path: str, found: dict[str, str]) -> None:
-    call = call_of(value)
-    if call is not None:
-        found[path] = call.make.__name__
-        for name, item in _bound(call).items():
-            _collect(item, f"{path}.{name}".lstrip("."), found)
-    elif type(value) is dict or type(value) in (list, tuple):
-        found[path] = type(value).__name__
-        items = value.items() if type(value) is dict else [(str(i), item) for i, item in enumerate(value)]
-        for name, item in items:
-            _collect(item, f"{path}.{name}".lstrip("."), found)
-    elif isinstance(value, Tensor) and is_sharded(value):
-        found[path] = shown(value)  # each process has a part
-    elif isinstance(value, Tensor):
-        bits = value.detach().cpu().reshape(-1).view(torch.uint8)
-        found[path] = f"{shown(value)} {hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]}"
-    else:
-        found[path] = re.sub(r" at 0x[0-9a-f]+", "", shown(value))
-
-
-def _bound(call: Call) -> dict[str, Any]:
-    signature = inspect.signature(call.make)
-    bound = signature.bind(*call.args, **call.kwargs)
-    bound.apply_defaults()
-    rest = [name for name, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD]
-    return {name: item for name, item in bound.arguments.items() if name not in rest} | {
-        name: item for more in rest for name, item in bound.arguments[more].items()
-    }
 
 
 def _check_arguments(theirs: str, their: Mapping[str, str], mine: str, own: Mapping[str, str], strict: bool) -> None:
@@ -139,5 +124,5 @@ def _check_arguments(theirs: str, their: Mapping[str, str], mine: str, own: Mapp
         )
 
 
-def _name(algorithm: Algorithm) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm))
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

@@ -50,16 +50,18 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
 
 
 def seen_gradients(
-    view: TrainView, state: State, supports: Sequence[Tensor], dense: Mapping[str, Tensor], step: Step
+    view: TrainView, state: State, trained: Iterable[Record], dense: Mapping[str, Tensor], step: Step
 ) -> list[Tensor]:
     """The gradient of each leaf that an algorithm trains, in their order.
 
     >>> state = sf.static(0.5, init="magnitude").init({"w": torch.tensor([[1.0, 2.0]])})
-    >>> seen_gradients(masked_view, state, [state.masks["w"]], {"w": torch.ones(1, 2)}, 0)
+    >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1), support=state.masks["w"])
+    >>> seen_gradients(masked_view, state, [record], {"w": torch.ones(1, 2)}, 0)
     [tensor([[0., 1.]])]
     """
     if view.grads is masked_view.grads:
-        return zeroed(supports, list(dense.values()))
+        return zeroed([record.support for record in trained], list(dense.values()))
     return leaves_of(view.grads(state, dict(dense), step))
 
 
@@ -72,7 +74,7 @@ def give(
     >>> optimizer = torch.optim.SGD([weight, latent], lr=0.1)
     >>> weight.grad = torch.ones(2)
     >>> weights, dense = [Record("w", weight, optimizer)], {"w": weight.grad}
-    >>> give(weights, [Record("latent.w", latent, optimizer, trains=True, added=True)], [weight.grad], dense)
+    >>> give(weights, [Record("latent.w", latent, optimizer, weights[0], trains=True)], [weight.grad], dense)
     >>> weight.grad, latent.grad, latent.grad is dense["w"]
     (None, tensor([1., 1.]), False)
 
@@ -85,7 +87,7 @@ def give(
             record.give(None)
     for record, grad in zip(trained, seen, strict=bool(seen)):
         own = record.parameter.grad
-        if own is None and not record.added:
+        if own is None and not record.beside:
             record.give(None)
             continue
         name = held.get(address(grad))

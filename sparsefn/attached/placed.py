@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
 from sparsefn.engine.leafwise import is_sparse, zeroed
 from sparsefn.state import Algorithm, State, TrainView
-from sparsefn.tree import flatten, leaves_of, opened
+from sparsefn.tree import flatten, opened, zipped
 
 
 class Placed:
@@ -42,13 +41,11 @@ class Placed:
             )
         self.algorithm, self.state = algorithm, state
         self.weights = {name: weights[name] for name in flatten(state.params)[0]}  # in the order of the leaves
-        self.trained, self.beside = trained_records(algorithm.view, state, self.weights)
-        self.extra = [record for record in self.trained if record.added]
-        self.supports: list[Tensor] = []
+        self.trained = trained_records(algorithm.view, state, self.weights)
+        self.extra = [record for record in self.trained if record.beside]
         for record in self.weights.values():  # the weights that `show` is about to change
             if is_sparse(state.masks[record.name], record.parameter):
                 record.found = record.parameter.detach().clone()
-        self._trains_params = algorithm.view.get(state) is state.params
         self._dtypes = {record.parameter.dtype for record in (*self.weights.values(), *self.extra)}
 
     @property
@@ -77,7 +74,7 @@ class Placed:
         """
         state, view, records = self.state, self.view, self.weights.values()
         written = [record for record in records if record.is_touched()]
-        is_plain = self._trains_params and not any(record.hidden for record in records)
+        is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
         if is_plain and not written and stepped and all(zeros_stay(one, self._dtypes) for one in stepped):
             return state
         check_kinds("after_step", state, written)
@@ -87,9 +84,9 @@ class Placed:
         if not is_plain:
             values = [record.parameter.detach() for record in self.trained]
             state = view.put(state, opened(view.get(state))[1](values))
-        for record, support in zip(self.trained, self.supports, strict=True):
-            if is_sparse(support, record.parameter):
-                clear_moments(record, support)  # weight decay of weights that are not zero ends in momentum
+        for record in self.trained:
+            if is_sparse(record.support, record.parameter):
+                clear_moments(record, record.support)  # weight decay of weights that are not zero ends in momentum
         leaves = zeroed([state.masks[r.name] for r in own], [state.params[r.name] for r in own])
         return state._replace(params=state.params | {r.name: leaf for r, leaf in zip(own, leaves, strict=True)})
 
@@ -116,10 +113,12 @@ class Placed:
                 params[name] = parameter.detach()
             record.note()
             record.written = False
-        for record, leaf in zip(self.trained, leaves_of(self.view.get(new)), strict=True):
-            if record.added and address(leaf) != address(record.parameter):
+        rows, _ = zipped(self.trained, self.view.get(new), self.view.support(new))
+        for record, leaf, support in rows:
+            record.support = support
+            if record.beside and address(leaf) != address(record.parameter):
                 record.parameter.copy_(leaf)
-        self.state, self.supports = new._replace(params=params), leaves_of(self.view.support(new))
+        self.state = new._replace(params=params)
 
     def show_trained(self) -> None:
         """Let the module hold what trains, also where it is pruned: a step begins."""
@@ -146,10 +145,11 @@ class Placed:
             record.written = record.is_touched()
             if not record.trains:
                 record.parameter.grad = None
-        for record, support in zip(self.trained, self.supports, strict=True):
+        for record in self.trained:
             if record.optimizer is not optimizer:
                 continue
-            is_masked, moments = is_sparse(support, record.parameter), record.optimizer.state.get(record.parameter)
+            support, moments = record.support, optimizer.state.get(record.parameter)
+            is_masked = is_sparse(support, record.parameter)
             if skipped:
                 record.give(None)
             elif is_masked and not record.has_given():
@@ -165,11 +165,6 @@ class Placed:
             if record.optimizer is optimizer:
                 record.note()
                 record.moments = optimizer.state.get(record.parameter)
-
-    def forget(self, name: Literal["given", "moments"]) -> None:
-        """Forget the gradients that were given, or take no moments for known."""
-        for record in self.trained:
-            setattr(record, name, None)
 
     def own(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """The leaves, with copies of those whose memory later steps write."""

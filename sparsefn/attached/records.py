@@ -15,6 +15,8 @@ from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, TrainView
 from sparsefn.tree import flatten, leaves_of
 
+_ALL = torch.tensor(True)
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Record:
@@ -28,8 +30,9 @@ class Record:
     name: str
     parameter: nn.Parameter
     optimizer: Optimizer
+    beside: Record | None = None  # the weight that it was added for; the module has all others
     trains: bool = False  # it is a leaf of the tree that the algorithm trains
-    added: bool = False  # the module does not have it
+    support: Tensor = _ALL  # where it trains
     latent: bool = False  # its values follow from latents
     hidden: bool = False  # the state has values at its pruned entries, which the module does not show
     found: Tensor | None = None  # the values that `attach` found, until the first step
@@ -99,46 +102,45 @@ def _owners(optimizers: Sequence[Optimizer]) -> dict[int, list[Optimizer]]:
     return owners
 
 
-def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]) -> tuple[list[Record], list[Record]]:
-    """A record for each leaf that an algorithm trains, and for each that is no param the record of its weight.
+def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]) -> list[Record]:
+    """A record for each leaf that an algorithm trains: that of a weight, or a new one beside it.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 2))
     >>> algorithm, optimizer = sf.supermask(0.5), torch.optim.SGD([weight], lr=0.1)
     >>> weights = {"w": Record("w", weight, optimizer)}
-    >>> records, beside = trained_records(algorithm.view, algorithm.init({"w": weight.detach()}), weights)
-    >>> records[0].name, records[0].added, beside[0].name
-    ('scores.w', True, 'w')
+    >>> (record,) = trained_records(algorithm.view, algorithm.init({"w": weight.detach()}), weights)
+    >>> record.name, record.beside.name
+    ('scores.w', 'w')
 
     A leaf belongs to the weight whose name ends its path; that of no weight to the first. Raises ValueError for
     SparseAdam, which takes no masked gradients.
     """
     names = {id(leaf): name for name, leaf in flatten(state.params)[0].items()}
-    records, beside = [], []
+    records = []
     for path, leaf in flatten(view.get(state))[0].items():
         if id(leaf) in names:
             records.append(weights[names[id(leaf)]])
             continue
         ends = [name for name in weights if path == name or path.endswith(f".{name}")]
-        near = weights[max(ends, key=len)] if ends else next(iter(weights.values()))
-        near.latent = near.latent or (bool(ends) and "latent" in path.split("."))
-        records.append(Record(path, nn.Parameter(leaf.detach().clone()), near.optimizer, added=True))
-        beside.append(near)
+        beside = weights[max(ends, key=len)] if ends else next(iter(weights.values()))
+        beside.latent = beside.latent or (bool(ends) and "latent" in path.split("."))
+        records.append(Record(path, nn.Parameter(leaf.detach().clone()), beside.optimizer, beside))
     for record, support in zip(records, leaves_of(view.support(state)), strict=True):
-        record.trains = True
-        if isinstance(record.optimizer, torch.optim.SparseAdam) and (record.added or support.ndim):
+        record.trains, record.support = True, support
+        if isinstance(record.optimizer, torch.optim.SparseAdam) and (record.beside or support.ndim):
             raise ValueError(
                 f"attach: SparseAdam takes sparse gradients alone, and those of {record.name!r} are masked and dense: "
                 "leave it out of `where`, or train it with Adam"
             )
-    return records, beside
+    return records
 
 
-def enter(extra: Sequence[Record], beside: Sequence[Record], options: Mapping[str, object] | None) -> None:
+def enter(extra: Sequence[Record], options: Mapping[str, object] | None) -> None:
     """Give new parameters to their optimizers: in the groups of their weights, or in one of their own with options.
 
     >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
-    >>> enter([Record("s", score, optimizer)], [Record("w", weight, optimizer)], {"lr": 1.0})
+    >>> enter([Record("s", score, optimizer, Record("w", weight, optimizer))], {"lr": 1.0})
     >>> Record("s", score, optimizer).group["lr"]
     1.0
     """
@@ -147,15 +149,18 @@ def enter(extra: Sequence[Record], beside: Sequence[Record], options: Mapping[st
             "attach: expected an algorithm that trains scores or latents for extra_group, got one that adds no "
             "parameters"
         )
-    if options is None:
-        for record, near in zip(extra, beside, strict=True):
-            near.group["params"].append(record.parameter)
-            _forget_length(near.optimizer)
-        return
-    for optimizer in {id(record.optimizer): record.optimizer for record in extra}.values():
-        members = [record.parameter for record in extra if record.optimizer is optimizer]
-        optimizer.add_param_group({**options, "params": members})
+    for optimizer in optimizers_of(extra):
+        new = [record for record in extra if record.optimizer is optimizer]
+        if options is not None:
+            optimizer.add_param_group({**options, "params": [record.parameter for record in new]})
+        for record in new if options is None else ():
+            record.beside.group["params"].append(record.parameter)  # type: ignore[union-attr]
         _forget_length(optimizer)
+
+
+def optimizers_of(records: Iterable[Record]) -> list[Optimizer]:
+    """The optimizers of some parameters, each once."""
+    return list({id(record.optimizer): record.optimizer for record in records}.values())
 
 
 def leave(extra: Iterable[Record]) -> None:

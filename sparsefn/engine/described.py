@@ -40,6 +40,14 @@ class Call(NamedTuple):
         parts = [*map(shown, self.args), *(f"{name}={shown(value)}" for name, value in self.kwargs.items())]
         return f"{self.make.__name__}({', '.join(parts)})"
 
+    def arguments(self) -> dict[str, Any]:
+        """Every argument by name, those that were left out with their defaults."""
+        bound = inspect.signature(self.make).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        rest = [p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+        named = {name: value for name, value in bound.arguments.items() if name not in rest}
+        return named | {name: value for more in rest for name, value in bound.arguments[more].items()}
+
 
 class FromCall:
     """The base of objects that know the call which made them; a changed copy does not know it.

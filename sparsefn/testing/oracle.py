@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from sparsefn.patterns.kinds import Pattern, unstructured
@@ -50,13 +51,12 @@ def layout_of(pattern: Pattern) -> Layout:
     >>> layout_of(sf.patterns.nm(2, 4)).form
     Form(rows=1, columns=4, least=0, ndims=(2, 3, 4))
     """
-    reduce = pattern.reduce
+    reduce, band = pattern.reduce, pattern.allowed
 
     def one(values: list[float]) -> float:
         assert reduce is not None
         return float(reduce(torch.tensor([values], dtype=torch.float64, device="cpu"))[0])
 
-    band = pattern.allowed
     return Layout(
         pattern,
         pattern.unit,
@@ -90,19 +90,12 @@ def _positive(box: Box) -> Box:
     return tuple(max(size, 1) for size in box)
 
 
-def _boxes(shape: Box, box: Box) -> list[list[Box]]:
+def _boxes(shape: Box, box: Box) -> list[list[int]]:
+    """The indices of the places in each box, boxes and places in row-major order."""
+    places = np.arange(math.prod(shape)).reshape(shape)
     starts = product(*(range(0, size, step) if step else [0] for size, step in zip(shape, box, strict=True)))
-    return [
-        list(product(*(range(i, min(i + step, size)) for i, step, size in zip(start, box, shape, strict=True))))
-        for start in starts
-    ]
-
-
-def _flat(place: Box, shape: Box) -> int:
-    index = 0
-    for i, size in zip(place, shape, strict=True):
-        index = index * size + i
-    return index
+    slices = ([slice(i, i + step) for i, step in zip(start, box, strict=True)] for start in starts)
+    return [places[tuple(inside)].reshape(-1).tolist() for inside in slices]
 
 
 def grid(layout: Layout, shape: Box) -> Box:
@@ -121,11 +114,9 @@ def groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
 
     Units that the pattern never keeps are left out.
     """
-    units = [[_flat(place, shape) for place in box] for box in _boxes(shape, _positive(layout.unit(shape)))]
-    cells = grid(layout, shape)
+    units, cells = _boxes(shape, _positive(layout.unit(shape))), grid(layout, shape)
     free = [True] * len(units) if layout.allowed is None else layout.allowed(cells)
-    places = ([_flat(place, cells) for place in box] for box in _boxes(cells, layout.group(cells)))
-    return [[units[i] for i in group if free[i]] for group in places]
+    return [[units[i] for i in group if free[i]] for group in _boxes(cells, layout.group(cells))]
 
 
 def active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
@@ -168,4 +159,4 @@ def rounded(fraction: float, n: int) -> int:
 
 def spread(count: int, parts: int) -> list[int]:
     """A count over competing groups: the first ones take the remainder."""
-    return [count // parts + (i < count % parts) for i in range(parts)] if parts else []
+    return [count // parts + (i < count % parts) for i in range(parts)]

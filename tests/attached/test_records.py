@@ -73,13 +73,13 @@ def test_leaves_that_are_no_params_get_parameters_beside_their_weights():
     params = {name: record.parameter.detach() for name, record in weights.items()}
     scores = {name: torch.rand_like(params[name]) for name in ("0.weight", "1.weight")}
     trained = {"latent": scores, "params": {"0.bias": params["0.bias"]}}
-    records, beside = trained_records(view_of(trained), sf.State(params, everywhere(params)), weights)
-    assert [record.added for record in records] == [True, True, False]  # optree's order: latent before params
+    records = trained_records(view_of(trained), sf.State(params, everywhere(params)), weights)
+    assert [bool(record.beside) for record in records] == [True, True, False]  # optree's order: latent before params
     assert records[2].parameter is model[0].bias and all(record.trains for record in records)
     assert torch.equal(records[1].parameter, scores["1.weight"]) and records[1].parameter is not scores["1.weight"]
-    assert [record.parameter for record in beside] == [model[0].weight, model[1].weight]
+    assert [record.beside.parameter for record in records[:2]] == [model[0].weight, model[1].weight]
     assert [name for name, record in weights.items() if record.latent] == ["0.weight", "1.weight"]
-    enter(records[:2], beside, None)
+    enter(records[:2], None)
     assert [record.group["lr"] for record in records] == [0.1, 1.0, 0.1]
     assert [len(group["params"]) for group in optimizer.param_groups] == [3, 3]
     leave(records[:2])
@@ -94,8 +94,8 @@ def one(optimizer=torch.optim.SGD):
 def test_a_leaf_of_no_weight_goes_to_the_first():
     weights = {"w": one()}
     state = sf.State({"w": torch.ones(2)}, {"w": torch.tensor(True)})
-    records, beside = trained_records(view_of({"temperature": torch.ones(())}), state, weights)
-    assert beside == [weights["w"]] and not weights["w"].latent and records[0].name == "temperature"
+    (record,) = trained_records(view_of({"temperature": torch.ones(())}), state, weights)
+    assert record.beside is weights["w"] and not weights["w"].latent and record.name == "temperature"
 
 
 def test_sparse_adam_is_refused_on_masked_leaves_alone():
@@ -135,8 +135,8 @@ def test_who_wrote_is_read_off_versions():
 def test_a_group_of_their_own_comes_and_goes():
     weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     optimizer = torch.optim.Adam([weight], lr=0.1)
-    record = Record("s", score, optimizer)
-    enter([record], [Record("w", weight, optimizer)], {"lr": 2.0, "weight_decay": 0.5})
+    record = Record("s", score, optimizer, Record("w", weight, optimizer))
+    enter([record], {"lr": 2.0, "weight_decay": 0.5})
     assert (record.group["lr"], record.group["weight_decay"], len(optimizer.param_groups)) == (2.0, 0.5, 2)
     optimizer.state[score]["exp_avg"] = torch.ones(2)
     leave([record])
