@@ -13,7 +13,7 @@ from property_tests.attach_rules import MISUSES, Machine, misuse, pickled, settl
 from property_tests.effort import tries
 from property_tests.laws_attach import Kind, Reference, step_of_reference
 from sparsefn.attached import Attached, attached, files, gradients, moments, placed, writes
-from sparsefn.attached.gradients import gradient
+from sparsefn.attached.gradients import dense_gradient
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 
@@ -196,7 +196,7 @@ BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
 
 
 def zero_gradients(records: Any) -> Any:
-    return {record.name: gradient(record.parameter) for record in records}
+    return {record.name: dense_gradient(record.parameter, record.parameter) for record in records}
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -13,7 +13,7 @@ from sparsefn.attached import files, gradients, moments, order, writes
 from sparsefn.attached.placed import Placed
 from sparsefn.attached.records import leave, optimizers_of
 from sparsefn.state import State, Trigger
-from sparsefn.tree import Tree, all_finite, identical, leaves_of, opened
+from sparsefn.tree import Tree, all_finite, identical, leaves_of
 
 _CALL_AFTER = "call after_step after every before_step, also where the optimizer skipped its step"
 
@@ -170,8 +170,7 @@ class Attached:
         `opt` is (): moments are the optimizer's. Read it after `after_step`.
         """
         placed = self._placed
-        leaves, rebuild = opened(placed.state if self._dense is not None else placed.now("state"))
-        return rebuild(placed.own(leaves))  # type: ignore[no-any-return]
+        return placed.own(placed.state if self._dense is not None else placed.now("state"))  # type: ignore[no-any-return]
 
     def check(self) -> None:
         """Raise RuntimeError unless pruned weights are zero in the module, naming the first that are not.
@@ -241,8 +240,7 @@ class Attached:
             placed.state = placed.now("detach")
         self._unwatch()
         leave(placed.extra)
-        leaves, rebuild = opened(placed.state)
-        placed.state, self._dense = rebuild(placed.own(leaves)), None
+        placed.state, self._dense = placed.own(placed.state), None
         placed.weights, placed.extra = {}, []
 
     # ---- checks and copies ------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,35 +15,26 @@ from sparsefn.engine.checks import is_int
 from sparsefn.engine.described import call_of, shown
 from sparsefn.engine.shards import is_sharded
 from sparsefn.state import Algorithm, State, inside, masked_view
-from sparsefn.tree import flatten, leaves_of
+from sparsefn.tree import Tree, flatten, leaves_of
 
 _ALGORITHMS = {name for wing in (algorithms, compose) for name in vars(wing)}
 
 
 def saved(
-    algorithm: Algorithm,
-    state: State,
-    step: int,
-    visible: Collection[str],
-    own: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    algorithm: Algorithm, state: State, step: int, visible: Collection[str], own: Callable[[Tree], Tree]
 ) -> dict[str, object]:
     """The algorithm and its arguments, the step, and the tensors of a state, but for the params that a module shows.
 
     >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
-    >>> list(saved(sf.static(0.5), state, 3, ["w"], list)["tensors"])
+    >>> list(saved(sf.static(0.5), state, 3, ["w"], dict)["tensors"])
     ['masks.w', 'key']
 
     `own` copies the tensors that later steps write.
     """
     left_out = {f"params.{name}" for name in visible}
     tensors = {path: x for path, x in checkpoint.state_dict(state).items() if path not in left_out}
-    kept = dict(zip(tensors, own(list(tensors.values())), strict=True))
-    return {
-        "algorithm": _without_addresses(repr(algorithm)),
-        "arguments": arguments(algorithm),
-        "step": step,
-        "tensors": kept,
-    }
+    name = _without_addresses(repr(algorithm))
+    return {"algorithm": name, "arguments": arguments(algorithm), "step": step, "tensors": own(tensors)}
 
 
 def loaded(
@@ -53,7 +44,7 @@ def loaded(
 
     >>> algorithm, weights = sf.static(0.5, init="magnitude"), {"w": torch.tensor([[1.0, 2.0]])}
     >>> state = algorithm.init(weights)
-    >>> loaded(algorithm, saved(algorithm, state, 3, ["w"], list), state, {"w": torch.ones(1, 2)})[0].params
+    >>> loaded(algorithm, saved(algorithm, state, 3, ["w"], dict), state, {"w": torch.ones(1, 2)})[0].params
     {'w': tensor([[0., 1.]])}
 
     Raises ValueError for anything else, for the state of another algorithm, with `strict` for one with other

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparsefn.attached.records import Record, address
 from sparsefn.engine.leafwise import zeroed
@@ -15,17 +15,17 @@ from sparsefn.state import State, Step, TrainView, masked_view
 from sparsefn.tree import leaves_of
 
 
-def gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient of a parameter, dense and laid out as the parameter; zeros where it has none.
+def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
+    """The gradient of a parameter, dense and laid out as a leaf; zeros where it has none.
 
-    >>> gradient(torch.nn.Parameter(torch.ones(2)))
+    >>> dense_gradient(torch.nn.Parameter(torch.ones(2)), torch.ones(2))
     tensor([0., 0.])
     """
     grad = parameter.grad
     if grad is None:
-        return torch.zeros_like(parameter)
+        return torch.zeros_like(like)
     grad = grad if grad.layout == torch.strided else grad.to_dense()
-    grad = grad if type(grad) is Tensor else laid_out(grad, parameter)  # quick, as every step asks
+    grad = grad if type(grad) is Tensor else laid_out(grad, like)  # quick, as every step asks
     return grad.detach() if grad.requires_grad else grad  # it does after backward(create_graph=True)
 
 
@@ -46,7 +46,7 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
             "before_step: no parameter has a gradient: call it after backward() and before zero_grad(), on what attach "
             "returned for this very module; a copy of a module has parameters of its own"
         )
-    return {record.name: gradient(record.parameter) for record in records}
+    return {record.name: dense_gradient(record.parameter, record.parameter) for record in records}
 
 
 def seen_gradients(

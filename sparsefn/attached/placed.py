@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparsefn.attached.gradients import gradient
+from sparsefn.attached.gradients import dense_gradient
 from sparsefn.attached.moments import clear_moments, zeros_stay
 from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
 from sparsefn.engine.leafwise import is_sparse, zeroed
 from sparsefn.state import Algorithm, State, TrainView
-from sparsefn.tree import flatten, opened, zipped
+from sparsefn.tree import Tree, flatten, opened, zipped
 
 
 class Placed:
@@ -153,7 +153,7 @@ class Placed:
             if skipped:
                 record.give(None)
             elif is_masked and not record.has_given():
-                record.give(zeroed([support], [gradient(record.parameter)])[0])
+                record.give(zeroed([support], [dense_gradient(record.parameter, record.parameter)])[0])
             if moments is not record.moments:
                 record.moments = moments
                 if is_masked and moments:
@@ -166,10 +166,11 @@ class Placed:
                 record.note()
                 record.moments = optimizer.state.get(record.parameter)
 
-    def own(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """The leaves, with copies of those whose memory later steps write."""
+    def own(self, tree: Tree) -> Tree:
+        """The tree, with copies of the leaves whose memory later steps write."""
         held = {address(record.parameter) for record in (*self.weights.values(), *self.extra)}
-        return [leaf.clone() if address(leaf) in held else leaf for leaf in leaves]
+        leaves, rebuild = opened(tree)
+        return rebuild([leaf.clone() if address(leaf) in held else leaf for leaf in leaves])
 
 
 def _same(name: str, new: State, old: State) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparsefn.engine.shards import laid_out, words_of
+from sparsefn.attached.gradients import dense_gradient
+from sparsefn.engine.shards import words_of
 from sparsefn.modules.calls import check_shape, placed
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
@@ -71,17 +72,10 @@ def grads_of(model: nn.Module, state: State) -> Tree:
             "grads_of: expected gradients, but no parameter has one: call it after backward(), and when gradients are "
             "accumulated, after the backward() that reduces them over the processes"
         )
-    grads = [_gradient(own[name], leaf) for name, leaf in leaves.items()]
+    grads = [dense_gradient(own[name], leaf) for name, leaf in leaves.items()]
     for name in leaves:
         own[name].grad = None
     return rebuild(grads)
-
-
-def _gradient(parameter: Tensor, leaf: Tensor) -> Tensor:
-    grad = parameter.grad
-    if grad is None:
-        return torch.zeros_like(leaf)
-    return laid_out(grad if grad.layout == torch.strided else grad.to_dense(), leaf)
 
 
 def _check_fits(what: str, name: str, given: Tensor, parameter: Tensor) -> None:

@@ -49,7 +49,7 @@ def test_other_files_are_refused():
 def test_a_state_of_other_parts_is_refused():
     like, weights = sf.rigl(0.5).init({"w": torch.ones(2, 2)}), {"w": torch.ones(2, 2)}
     mine, other = (sf.partition([("*", part)]) for part in (sf.rigl(0.5), sf.set(0.5)))
-    found = saved(mine, like, 3, ["w"], list)
+    found = saved(mine, like, 3, ["w"], own)
     with pytest.raises(
         ValueError, match=r"expected a state of partition\(.*set\(0.5\).*, got one of partition\(.*rigl"
     ):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.gradients import dense_gradients, give, gradient, seen_gradients, warn_of_zeros
+from sparsefn.attached.gradients import dense_gradient, dense_gradients, give, seen_gradients, warn_of_zeros
 from sparsefn.attached.records import Record
 from sparsefn.state import masked_view
 
@@ -16,8 +16,8 @@ def record(name="w", grad=None, **flags):
 def test_a_gradient_is_dense():
     embedding = torch.nn.Embedding(3, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
-    assert gradient(embedding.weight).tolist() == [[0, 0], [1, 1], [0, 0]]
-    assert gradient(record().parameter).tolist() == [0, 0]
+    assert dense_gradient(embedding.weight, embedding.weight).tolist() == [[0, 0], [1, 1], [0, 0]]
+    assert dense_gradient(record().parameter, torch.ones(2)).tolist() == [0, 0]
 
 
 def test_some_parameter_has_a_gradient():
