@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sparsefn.attached.gradients import dense_gradient
 from sparsefn.engine.shards import words_of
-from sparsefn.modules.calls import check_shape, placed
+from sparsefn.modules.calls import check_shape, check_state, placed
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
@@ -31,8 +31,7 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     Raises TypeError for anything but a module and a State and for another dtype, ValueError for names that are missing
     or unknown, another shape, and weights that are not sharded as the parameter is. Then nothing is written.
     """
-    if not isinstance(state, State):
-        raise TypeError(f"commit: expected a State second, as algorithm.init(params) gives it, got {_kind(state)}")
+    check_state("commit", state, " second")
     weights = placed(model, "parameters", state, partial)
     own = {name: parameter for name, (_, parameter) in own_tensors(model, "parameters").items()}
     written = {name: weights[name][1] for name in flatten(state.params)[0]}
@@ -58,8 +57,7 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     but a module and a State and for another dtype, and ValueError where no parameter has a gradient, for names that
     the module lacks, and for params that are not sharded as the parameters are. Then no gradient is taken off.
     """
-    if not isinstance(state, State):
-        raise TypeError(f"grads_of: expected a State second, as algorithm.init(params) gives it, got {_kind(state)}")
+    check_state("grads_of", state, " second")
     own = {name: parameter for name, (_, parameter) in own_tensors(model, "parameters").items()}
     leaves, rebuild = flatten(state.params)
     if unknown := [name for name in leaves if name not in own]:
@@ -86,7 +84,3 @@ def _check_fits(what: str, name: str, given: Tensor, parameter: Tensor) -> None:
             f"{what}: expected params as the module's parameter, {words_of(parameter)}, at {name!r}, got one that is "
             f"{words_of(given)}: make the state from sf.modules.params_of(model) after the module is sharded"
         )
-
-
-def _kind(x: object) -> str:
-    return type(x).__name__

@@ -12,6 +12,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.ensemble import check_single
+from sparsefn.modules.calls import check_state
 from sparsefn.state import State, check_masks
 
 if TYPE_CHECKING:
@@ -115,8 +116,7 @@ def plot_masks(state: State) -> Figure:
     writes it. Raises ImportError without matplotlib (`pip install 'sparsefn[demo]'`), TypeError for anything but a
     State, ValueError for a stack of states, where masks do not fit params, and where no leaf has a mask with entries.
     """
-    if not isinstance(state, State):
-        raise TypeError(f"plot_masks: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")
+    check_state("plot_masks", state)
     check_single(state)
     check_masks(state.masks, state.params)
     masks = {path: mask for path, mask in sparse_leaves(state)[1].items() if mask.numel()}
