@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import optree
@@ -209,11 +209,22 @@ def _fitting(path: str, like: Tensor, value: object) -> Tensor:
         bits = found[1 + 8 * like.ndim :]
         check_unused(path, bits, like.numel())
         found = masks.unpack([bits], [like])[0]
-    if found.shape != like.shape:
-        raise ValueError(f"expected a tensor of shape {tuple(like.shape)} at {path!r}, got {tuple(found.shape)}")
-    if found.dtype != like.dtype:
-        raise TypeError(f"expected a tensor of dtype {like.dtype} at {path!r}, got {found.dtype}")
+    check_kind(path, like, found.shape, found.dtype)
     return found.to(like.device, copy=True)
+
+
+def check_kind(path: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Raise ValueError for a shape and TypeError for a dtype that is not the leaf's.
+
+    >>> check_kind("w", torch.ones(2), (2,), torch.float64)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected a tensor of dtype torch.float32 at 'w', got torch.float64
+    """
+    if tuple(shape) != tuple(like.shape):
+        raise ValueError(f"expected a tensor of shape {tuple(like.shape)} at {path!r}, got {tuple(shape)}")
+    if dtype != like.dtype:
+        raise TypeError(f"expected a tensor of dtype {like.dtype} at {path!r}, got {dtype}")
 
 
 def tree_equal(a: Tree, b: Tree) -> bool:

@@ -132,16 +132,9 @@ def plot_masks(state: State) -> Figure:
         # As many as divide evenly, or nearly: parts of one entry and of two would show a pattern of their own.
         down, across = (math.ceil(n / math.ceil(n / _MOST_CELLS)) for n in plane.shape)
         share = adaptive_avg_pool2d(plane.float()[None], (down, across))[0]
-        top = max(float(share.max()), 1 / plane.numel())
-        image = axes.imshow(
-            share.numpy(),
-            cmap="Blues",
-            vmin=0.0,
-            vmax=top,
-            aspect="auto",
-            interpolation="nearest",
-            extent=(0, columns, rows, 0),
-        )
+        box, top = (0, columns, rows, 0), max(float(share.max()), 1 / plane.numel())
+        shown = share.numpy()
+        image = axes.imshow(shown, "Blues", aspect="auto", interpolation="nearest", vmin=0, vmax=top, extent=box)
         if share.shape != plane.shape:
             bar = figure.colorbar(image, ax=axes, pad=0.03, ticks=MaxNLocator(5))
             bar.set_label("share kept", fontsize=8)

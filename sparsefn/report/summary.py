@@ -221,10 +221,7 @@ def changed(old: State, new: State) -> Changes:
             both += [was & now, now & ~was, was & ~now]
     counts = list(map(int, kept_in(both)))
     rows = [_change(path, *counts[3 * i : 3 * i + 3]) for i, path in enumerate(paths)]
-    total = _change(
-        "total", sum(row.kept for row in rows), sum(row.grown for row in rows), sum(row.dropped for row in rows)
-    )
-    return Changes(tuple(rows), total)
+    return Changes(tuple(rows), _change("total", *(sum(counts[i::3]) for i in range(3))))
 
 
 def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:
