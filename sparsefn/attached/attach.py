@@ -13,7 +13,7 @@ from sparsefn import optimizers as own_optimizers
 from sparsefn.attached import order
 from sparsefn.attached.attached import Attached
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import enter, owned
+from sparsefn.attached.records import owned_parameters, put_in
 from sparsefn.compose.paired import check_paired
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import uncalled
@@ -92,12 +92,12 @@ def attach(
     for name, trigger in (("skip", never() if skip is None else skip), ("reset", reset)):
         check_trigger(name, trigger)
     check_paired("attach", algorithm, skip)
-    weights = owned(model, optimizers)
+    weights = owned_parameters(model, optimizers)
     for name, record in weights.items():
         if order.watched(record.parameter):
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
     placed = Placed(algorithm, weights)
-    enter(placed.extra, extra_group)
+    put_in(placed.extra, extra_group)
     sparse = Attached(model, placed, skip or never(), reset, hooks)
     _warn(placed.state, model, algorithm, steps)
     return sparse

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from sparsefn.algorithms.frame import unchecked
 from sparsefn.attached import files, gradients, moments, order, writes
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import leave, optimizers_of
+from sparsefn.attached.records import optimizers_of, take_out
 from sparsefn.state import State, Trigger
 from sparsefn.tree import Tree, all_finite, identical, leaves_of
 
@@ -239,7 +239,7 @@ class Attached:
             self._reopen()
             placed.state = placed.now("detach")
         self._unwatch()
-        leave(placed.extra)
+        take_out(placed.extra)
         placed.state, self._dense = placed.own(placed.state), None
         placed.weights, placed.extra = {}, []
 

@@ -34,7 +34,7 @@ def saved(
     left_out = {f"params.{name}" for name in visible}
     tensors = {path: x for path, x in checkpoint.state_dict(state).items() if path not in left_out}
     name = _without_addresses(repr(algorithm))
-    return {"algorithm": name, "arguments": arguments(algorithm), "step": step, "tensors": own(tensors)}
+    return {"algorithm": name, "arguments": arguments_by_path(algorithm), "step": step, "tensors": own(tensors)}
 
 
 def loaded(
@@ -55,7 +55,7 @@ def loaded(
     if not is_int(found["step"]):
         raise ValueError(f"load_state_dict: expected 'step' to be an int, got {found['step']!r}")
     theirs, name = found["algorithm"], _without_addresses(repr(algorithm))
-    _check_arguments(theirs, found["arguments"], name, arguments(algorithm), strict)
+    _check_arguments(theirs, found["arguments"], name, arguments_by_path(algorithm), strict)
     missing = {name: leaf for name, leaf in weights.items() if f"params.{name}" not in found["tensors"]}
     try:
         tensors = {**found["tensors"], **{f"params.{name}": leaf for name, leaf in missing.items()}}
@@ -68,10 +68,10 @@ def loaded(
     return state._replace(params=rebuild(list(params.values()))), found["step"]
 
 
-def arguments(made: Any, path: str = "") -> dict[str, str]:
+def arguments_by_path(made: Any, path: str = "") -> dict[str, str]:
     """Every argument of the calls that made an object, by dotted path; the calls themselves are there, too.
 
-    >>> arguments(sf.schedules.linear(0.5, slope=0.25))
+    >>> arguments_by_path(sf.schedules.linear(0.5, slope=0.25))
     {'': 'linear', 'init': '0.5', 'slope': '0.25'}
 
     Arguments that were left out are there with their defaults, tensors as a digest of their bits.
@@ -88,7 +88,7 @@ def arguments(made: Any, path: str = "") -> dict[str, str]:
         text = _without_addresses(shown(made))
     found = {path: text}
     for name, item in items.items():
-        found |= arguments(item, f"{path}.{name}".lstrip("."))
+        found |= arguments_by_path(item, f"{path}.{name}".lstrip("."))
     return found
 
 
@@ -98,7 +98,7 @@ def reads_step(algorithm: Algorithm) -> bool:
     >>> reads_step(sf.rigl(0.9)), reads_step(sf.with_terms(sf.rigl(0.9), sf.terms.pruned_decay(0.1)))
     (False, True)
     """
-    found = arguments(algorithm)
+    found = arguments_by_path(algorithm)
     return "with_terms" in found.values() or (len(found) == 1 and algorithm.view is not masked_view)
 
 

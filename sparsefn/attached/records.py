@@ -70,11 +70,11 @@ class Record:
         self.seen = (self.parameter._version, address(self.parameter))
 
 
-def owned(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Record]:
+def owned_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Record]:
     """The parameters of a model that require a gradient, by name, each with its optimizer.
 
     >>> layer = torch.nn.Linear(2, 1)
-    >>> list(owned(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
+    >>> list(owned_parameters(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
     ['weight', 'bias']
 
     Raises ValueError for one that no optimizer has, or more than one.
@@ -135,12 +135,12 @@ def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]
     return records
 
 
-def enter(extra: Sequence[Record], options: Mapping[str, object] | None) -> None:
+def put_in(extra: Sequence[Record], options: Mapping[str, object] | None) -> None:
     """Give new parameters to their optimizers: in the groups of their weights, or in one of their own with options.
 
     >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
-    >>> enter([Record("s", score, optimizer, Record("w", weight, optimizer))], {"lr": 1.0})
+    >>> put_in([Record("s", score, optimizer, Record("w", weight, optimizer))], {"lr": 1.0})
     >>> Record("s", score, optimizer).group["lr"]
     1.0
     """
@@ -163,12 +163,12 @@ def optimizers_of(records: Iterable[Record]) -> list[Optimizer]:
     return list({id(record.optimizer): record.optimizer for record in records}.values())
 
 
-def leave(extra: Iterable[Record]) -> None:
+def take_out(extra: Iterable[Record]) -> None:
     """Take parameters out of their optimizers, with their moments and with groups that become empty.
 
     >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> optimizer = torch.optim.SGD([weight, score], lr=0.1)
-    >>> leave([Record("s", score, optimizer)])
+    >>> take_out([Record("s", score, optimizer)])
     >>> optimizer.param_groups[0]["params"] == [weight]
     True
     """
@@ -209,14 +209,14 @@ def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     All processes get the same answers, in one message: what they do next must not differ.
     """
     if not any(is_sharded(a) for a, _ in pairs):
-        return [not (torch.equal(a, b) or bool(alike(a, b).all())) for a, b in pairs]
-    return [bool(count) for count in whole([(~alike(a, b)).sum() for a, b in pairs])]
+        return [not (torch.equal(a, b) or bool(same_or_nan(a, b).all())) for a, b in pairs]
+    return [bool(count) for count in whole([(~same_or_nan(a, b)).sum() for a, b in pairs])]
 
 
-def alike(a: Tensor, b: Tensor) -> Tensor:
+def same_or_nan(a: Tensor, b: Tensor) -> Tensor:
     """Where two tensors are equal, or both NaN.
 
-    >>> alike(torch.tensor([1.0, math.nan, 3.0]), torch.tensor([1.0, math.nan, 4.0]))
+    >>> same_or_nan(torch.tensor([1.0, math.nan, 3.0]), torch.tensor([1.0, math.nan, 4.0]))
     tensor([ True,  True, False])
     """
     return (a == b) | (a.isnan() & b.isnan())

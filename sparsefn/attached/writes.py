@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparsefn.attached.records import Record, alike, differ, optimizers_of
+from sparsefn.attached.records import Record, differ, optimizers_of, same_or_nan
 from sparsefn.engine.leafwise import is_sparse, zeroed
 from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.modules.wrappers import own_tensors
@@ -154,7 +154,7 @@ def taken_over(call: str, state: State, written: Sequence[Record]) -> State:
             continue
         (shown,) = zeroed([mask], [leaf])
         if not record.latent:
-            params[name] = torch.where(alike(value, shown), leaf, value)
+            params[name] = torch.where(same_or_nan(value, shown), leaf, value)
         elif any(differ([(value, shown)])):
             raise RuntimeError(
                 f"{call}: somebody wrote to {name!r}, but its weights follow from latents, which the write does not "

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.checkpoint.states import INTEGERS, as_dense, check_mask, check_values
+from sparsefn.checkpoint.states import INTEGERS, as_dense, check_values, refuse_false
 from sparsefn.engine.checks import check_pairs
 from sparsefn.engine.transforms import concrete
 from sparsefn.masks.packing import check_unused, pack, unpack
@@ -55,7 +55,7 @@ def compress(state: State, pattern: Pattern | Sequence[tuple[Where, Pattern]]) -
         dense = check_values("the state", path, as_dense("the state", path, leaf))
         if not dense.is_floating_point():
             raise TypeError(f"compress: expected floating-point params, got {dense.dtype} at {path!r}")
-        mask = check_mask(path, check_values("the masks", path, masks[path]))
+        mask = refuse_false(path, check_values("the masks", path, masks[path]))
         if mask.ndim:
             named = {f"{path}.{part}": x for part, x in _compressed(path, dense, mask, patterns[path]).items()}
         else:

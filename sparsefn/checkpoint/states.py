@@ -95,10 +95,10 @@ def check_values(what: str, path: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def check_mask(path: str, mask: Tensor, depth: int = 0) -> Tensor:
+def refuse_false(path: str, mask: Tensor, depth: int = 0) -> Tensor:
     """The mask itself; ValueError for a 0-d False, or one among the members of a stack of this depth.
 
-    >>> check_mask("w", torch.tensor(False))
+    >>> refuse_false("w", torch.tensor(False))
     Traceback (most recent call last):
         ...
     ValueError: expected a mask of full shape or 0-d True at 'w', got 0-d False
@@ -140,7 +140,7 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
         check_paths(leaves, sd)
     likes = {path: as_dense("the template", path, leaf) for path, leaf in leaves.items()}
     found = {path: _fitting(path, like, sd.get(path, like)) for path, like in likes.items()}
-    check_masks(template, found)
+    refuse_false_masks(template, found)
     return rebuild(list(found.values()))
 
 
@@ -157,10 +157,10 @@ def check_paths(leaves: Collection[str], found: Collection[str]) -> None:
         raise ValueError(f"expected the paths of the template, but missing are {missing} and unexpected {unexpected}")
 
 
-def check_masks(template: Tree, found: Mapping[str, Tensor]) -> None:
+def refuse_false_masks(template: Tree, found: Mapping[str, Tensor]) -> None:
     """Raise ValueError for a 0-d False, alone or in a stack, among the masks of the states in a template.
 
-    >>> check_masks(State((), {"w": torch.tensor(True)}), {"masks.w": torch.tensor(False)})
+    >>> refuse_false_masks(State((), {"w": torch.tensor(True)}), {"masks.w": torch.tensor(False)})
     Traceback (most recent call last):
         ...
     ValueError: expected a mask of full shape or 0-d True at 'masks.w', got 0-d False
@@ -168,7 +168,7 @@ def check_masks(template: Tree, found: Mapping[str, Tensor]) -> None:
     depths: dict[str, Any] = flatten(_depths(template))[0]
     for path, depth in depths.items():
         if depth >= 0:
-            check_mask(path, found[path], depth)
+            refuse_false(path, found[path], depth)
 
 
 def _depths(tree: Tree) -> Tree:

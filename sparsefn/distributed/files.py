@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from sparsefn.checkpoint.states import as_dense, check_kind, check_masks, check_paths, check_values, state_dict
+from sparsefn.checkpoint.states import as_dense, check_kind, check_paths, check_values, refuse_false_masks, state_dict
 from sparsefn.distributed.ends import everyone
-from sparsefn.distributed.metadata import read as metadata_of
+from sparsefn.distributed.metadata import read_metadata
 from sparsefn.engine.agreement import agreement
 from sparsefn.tree import Tree, flatten
 
@@ -78,7 +78,7 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
     found, reader = {}, FileSystemReader(folder)
     with agreement(everyone()):
         leaves, rebuild = flatten(template)
-        metadata = metadata_of(folder)
+        metadata = read_metadata(folder)
         check_paths(leaves, sorted(metadata.state_dict_metadata))
         for path, leaf in leaves.items():
             like = check_values("the template", path, as_dense("the template", path, leaf))
@@ -97,7 +97,7 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
             raise ValueError(
                 f"expected files of tensors in {os.fspath(folder)!r} that can be read, but {said}"
             ) from None
-    check_masks(template, found)
+    refuse_false_masks(template, found)
     return rebuild([found[path] for path in leaves])
 
 

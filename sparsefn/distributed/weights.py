@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sparsefn.attached.gradients import dense_gradient
 from sparsefn.engine.shards import words_of
-from sparsefn.modules.calls import check_shape, check_state, placed
+from sparsefn.modules.calls import check_shape, check_state, tensors_for
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
@@ -32,7 +32,7 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     or unknown, another shape, and weights that are not sharded as the parameter is. Then nothing is written.
     """
     check_state("commit", state, " second")
-    weights = placed(model, "parameters", state, partial)
+    weights = tensors_for(model, "parameters", state, partial)
     own = {name: parameter for name, (_, parameter) in own_tensors(model, "parameters").items()}
     written = {name: weights[name][1] for name in flatten(state.params)[0]}
     for name, weight in written.items():

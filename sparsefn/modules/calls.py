@@ -82,9 +82,9 @@ def call_with_buffers(
 def _run(
     module: nn.Module, params: Tree, buffers: Mapping[str, Tensor] | None, partial: bool, args: Tree, kwargs: Tree
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
-    weights = placed(module, "parameters", params, partial)
+    weights = tensors_for(module, "parameters", params, partial)
     check_not_sharded("sf.modules.call", module)
-    given = placed(module, "buffers", {}, True) if buffers is None else placed(module, "buffers", buffers)
+    given = tensors_for(module, "buffers", {}, True) if buffers is None else tensors_for(module, "buffers", buffers)
     copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     if any(name != at for named in (weights, copies) for name, (at, _) in named.items()):  # there are wrappers
         check_not_parallel(module)
@@ -133,10 +133,10 @@ def _without_checkpointing() -> Iterator[None]:
         yield
 
 
-def placed(module: nn.Module, kind: str, given: Tree, partial: bool = False) -> dict[str, tuple[str, Tensor]]:
+def tensors_for(module: nn.Module, kind: str, given: Tree, partial: bool = False) -> dict[str, tuple[str, Tensor]]:
     """`{name: (dotted path in the module, tensor)}` of the "parameters" or "buffers" that a module is to run with.
 
-    >>> placed(torch.nn.Linear(1, 1), "parameters", {"bias": torch.zeros(1), "weight": torch.ones(1, 1)})
+    >>> tensors_for(torch.nn.Linear(1, 1), "parameters", {"bias": torch.zeros(1), "weight": torch.ones(1, 1)})
     {'weight': ('weight', tensor([[1.]])), 'bias': ('bias', tensor([0.]))}
 
     `given` is a State or a tree; with `partial` the module's own tensors fill in for missing ones. Raises as `call`

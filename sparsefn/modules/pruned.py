@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.modules.calls import check_shape
-from sparsefn.modules.wrappers import own_tensors, unwrapped
+from sparsefn.modules.wrappers import own_tensors, without_wrappers
 from sparsefn.state import everywhere
 
 _AO = "parametrizations"
@@ -43,7 +43,7 @@ def from_pruned(
         {name: tensor for name, (_, tensor) in own_tensors(module, kind).items()} for kind in ("parameters", "buffers")
     )
     _check_parametrizations(module)
-    tensors = {**own, **buffers} if checkpoint is None else unwrapped(module, checkpoint)
+    tensors = {**own, **buffers} if checkpoint is None else without_wrappers(module, checkpoint)
     params: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
     for path, param in own.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from sparsefn.state import Algorithm
 from sparsefn.testing.harness import hold
@@ -62,13 +63,8 @@ def check_row(
     >>> sf.testing.check_row(sf.testing.laws.PURITY, sf.testing.laws.PURITY.checks[0], row, max_examples=5)
     """
     try:
-        hold(
-            f"{check.name} {row.name}",
-            lambda case: check.run(row, case),
-            check.examples(row.meta, params),
-            check.share * max_examples,
-            seed,
-        )
+        examples = check.examples(row.meta, params)
+        hold(f"{check.name} {row.name}", partial(check.run, row), examples, check.share * max_examples, seed)
     except Exception as error:
         said = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
         hint = f"; if it is not meant to, declare Meta({check.hint})" if "=" in check.hint else ""

@@ -33,7 +33,7 @@ def leaves(tree: Tree) -> dict[str, Tensor]:
     return flatten(tree)[0]
 
 
-def bits(x: Tensor) -> Tensor:
+def bits_of(x: Tensor) -> Tensor:
     """The bits of a tensor; every NaN counts as the same."""
     if x.is_floating_point():
         x = torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x)
@@ -41,7 +41,7 @@ def bits(x: Tensor) -> Tensor:
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    return (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device) and torch.equal(bits(a), bits(b))
+    return (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device) and torch.equal(bits_of(a), bits_of(b))
 
 
 def assert_same(what: str, a: Tree, b: Tree) -> None:
@@ -52,11 +52,11 @@ def assert_same(what: str, a: Tree, b: Tree) -> None:
         assert equal(leaf, right[path]), f"{what}: differs at {path}:\n{leaf}\n{right[path]}"
 
 
-def digest(tree: Tree) -> str:
+def hash_of(tree: Tree) -> str:
     """A hash of the bits of all leaves."""
     found = hashlib.blake2b()
     for path, leaf in leaves(tree).items():
-        found.update(path.encode() + bytes(bits(leaf).reshape(-1).view(torch.uint8).tolist()))
+        found.update(path.encode() + bytes(bits_of(leaf).reshape(-1).view(torch.uint8).tolist()))
     return found.hexdigest()
 
 
@@ -76,6 +76,11 @@ def trained_of(row: Row, case: Case, optimizer: Optimizer = sgd(0.25, momentum=0
     return algorithm if row.meta.optimizer else with_optimizer(algorithm, optimizer, skip=never())
 
 
+def mapped(case: Case, of_params: Callable[[Tree], Tree], of_grads: Callable[[Tree], Tree] | None = None) -> Case:
+    """The run with what functions make of its params and gradients; one function for both where the other is None."""
+    return case._replace(params=of_params(case.params), grads=tuple(map(of_grads or of_params, case.grads)))
+
+
 def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int) -> Iterator[State]:
     """The state after init, and after each update."""
     state = algorithm.init(case.params)
@@ -90,7 +95,7 @@ def states_of(row: Row, case: Case) -> list[State]:
     return list(updates(algorithm_of(row, case), case))
 
 
-class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the tensor operations that run under it."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from sparsefn.checkpoint import tree_equal
 from sparsefn.masks import difference, intersect, n_kept
 from sparsefn.state import with_params
-from sparsefn.testing.harness import Work, algorithm_of, assert_same, states_of
+from sparsefn.testing.harness import Operations, algorithm_of, assert_same, mapped, states_of
 from sparsefn.testing.laws_states import threads, turned
 from sparsefn.testing.meta import Row
 from sparsefn.testing.oracle import groups
@@ -35,7 +35,7 @@ def nothing_happens_between_triggers(row: Row, case: Case) -> None:
     algorithm = algorithm_of(row, case)
     state = algorithm.init(case.params)
     for step, grads in enumerate(case.grads):
-        with Work() as work:
+        with Operations() as work:
             after = algorithm.update(state, grads, step)
         if not row.meta.when(step):
             assert_same(f"masks at step {step}", state.masks, after.masks)
@@ -85,27 +85,24 @@ def declared_dependence_is_real(row: Row, case: Case) -> None:
 
 def leaves_are_independent(row: Row, case: Case) -> None:
     """Another leaf in front changes nothing for the others."""
-
-    def masks(extra: bool) -> Tree:
-        more = {"a": torch.ones((4, 4), device="cpu")} if extra else {}
-        run = Case({"t": case.params, **more}, tuple({"t": g, **more} for g in case.grads), case.sparsity, case.seed)
-        return _final_masks(row, run)["t"]
-
-    assert_same("masks", masks(False), masks(True))
+    alone = mapped(case, lambda tree: {"t": tree})
+    beside = mapped(case, lambda tree: {"t": tree, "a": torch.ones((4, 4), device="cpu")})
+    assert_same("masks", _final_masks(row, alone)["t"], _final_masks(row, beside)["t"])
 
 
 def scale_does_not_matter(row: Row, case: Case) -> None:
     """Weights and gradients times a power of two give the same masks."""
-    scaled = case._replace(
-        params=optree.tree_map(lambda p: 4 * p, case.params),
-        grads=tuple(optree.tree_map(lambda g: 0.5 * g, tree) for tree in case.grads),
-    )
+
+    def times(factor: float) -> Callable[[Tree], Tree]:
+        return lambda tree: optree.tree_map(lambda x: factor * x, tree)
+
+    scaled = mapped(case, times(4.0), times(0.5))
     assert_same("masks", _final_masks(row, case), _final_masks(row, scaled))
 
 
 def names_do_not_matter(row: Row, case: Case) -> None:
     """Where nothing is drawn, paths can be renamed."""
-    renamed = Case({"x": case.params}, tuple({"x": tree} for tree in case.grads), case.sparsity, case.seed)
+    renamed = mapped(case, lambda tree: {"x": tree})
     assert_same("masks", _final_masks(row, case), _final_masks(row, renamed)["x"])
 
 
@@ -127,8 +124,8 @@ def permutations_commute(row: Row, case: Case) -> None:
 
 def order_of_sums_is_fixed(row: Row, case: Case) -> None:
     """Units that hold the same numbers in other orders: threads, the layout of memory and a batch change no mask."""
-    near = case._replace(params=_permuted(row, case.params), grads=tuple(_permuted(row, tree) for tree in case.grads))
-    other = near._replace(params=turned(near.params), grads=tuple(map(turned, near.grads)))
+    near = mapped(case, lambda tree: _permuted(row, tree))
+    other = mapped(near, turned)
     want = _final_masks(row, near)
     for n in (1, 2, 3, 4):
         with threads(n):

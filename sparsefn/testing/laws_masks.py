@@ -12,7 +12,7 @@ import torch
 from sparsefn.budgets import Global
 from sparsefn.state import Accumulated, Score, State
 from sparsefn.testing import oracle
-from sparsefn.testing.harness import algorithm_of, bits, leaves, sparse, states_of, updates
+from sparsefn.testing.harness import algorithm_of, bits_of, equal, leaves, sparse, states_of, updates
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
@@ -28,7 +28,7 @@ class Field(NamedTuple):
 
     def active(self, state: State) -> list[bool]:
         kept = {path: mask.reshape(-1).tolist() for path, mask in leaves(state.masks).items()}
-        return [oracle.active(self.meta.layout, kept[path], unit) for path, unit in self.units]
+        return [oracle.is_active(self.meta.layout, kept[path], unit) for path, unit in self.units]
 
     def scores(self, tree: Tree) -> list[float]:
         values = {path: leaf.double().reshape(-1).tolist() for path, leaf in leaves(tree).items()}
@@ -36,7 +36,7 @@ class Field(NamedTuple):
 
 
 def fields_of(meta: Meta, state: State) -> list[Field]:
-    return [Field(units, meta) for units in oracle.competitions(meta.layout, _shapes(state), meta.joint)]
+    return [Field(units, meta) for units in oracle.competing_units(meta.layout, _shapes(state), meta.joint)]
 
 
 def _shapes(state: State) -> dict[str, tuple[int, ...]]:
@@ -59,11 +59,11 @@ def goals_of(meta: Meta, state: State, sparsity: float) -> Counts:
     if meta.layout.fixed is not None:
         return [oracle.fixed(meta.layout, shapes[path]) or 0 for path, found in groups.items() for _ in found]
     if meta.joint:
-        return [sum(sizes.values()) - oracle.rounded(sparsity, sum(sizes.values()))]
+        return [sum(sizes.values()) - oracle.half_to_even(sparsity, sum(sizes.values()))]
     counts = meta.distribution(
         {path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity
     )
-    goals = [n for path, found in groups.items() for n in oracle.spread(int(counts[path]), len(found))]
+    goals = [n for path, found in groups.items() for n in oracle.even_shares(int(counts[path]), len(found))]
     return [sum(goals)] if meta.global_budget else goals
 
 
@@ -85,7 +85,7 @@ def counts_are_exact(row: Row, case: Case) -> None:
     assert counts_of(meta, first) == expected, f"after init: {counts_of(meta, first)} kept, expected {expected}"
     for step, state in enumerate(states):
         if meta.when(step) and meta.relative:
-            expected = [n - oracle.rounded(float(level(step)), n) for n in expected]
+            expected = [n - oracle.half_to_even(float(level(step)), n) for n in expected]
         elif meta.when(step):
             goals = goals_of(meta, state, float(level(step)))
             # Masks that only shrink cannot follow a budget whose rounding would have a leaf gain a unit.
@@ -143,7 +143,7 @@ def _check_best(meta: Meta, state: State, scores: Tree, among: State | None) -> 
     for field in fields_of(meta, state):
         active = field.active(state)
         eligible = [True] * len(active) if among is None else field.active(among)
-        wanted = oracle.winners(field.scores(scores), eligible, sum(active))
+        wanted = oracle.best_of(field.scores(scores), eligible, sum(active))
         kept = {i for i, flag in enumerate(active) if flag}
         assert kept == wanted, f"kept {sorted(kept)}, the best are {sorted(wanted)} by {field.scores(scores)}"
 
@@ -159,18 +159,18 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
         for field in fields_of(meta, before):
             had, has = field.active(before), field.active(after)
             lost = _lost(meta, step, sum(had), sum(has), len(had))
-            stay = oracle.winners(field.scores(drops), had, sum(had) - lost)
+            stay = oracle.best_of(field.scores(drops), had, sum(had) - lost)
             kept = {i for i, flag in enumerate(has) if flag}
             assert stay <= kept, f"step {step}: {sorted(stay - kept)} had to stay"
             if grows is None:
                 continue
             free = [not (flag if meta.exclude else i in stay) for i, flag in enumerate(had)]
-            wanted = stay | oracle.winners(field.scores(grows), free, sum(has) - len(stay))
+            wanted = stay | oracle.best_of(field.scores(grows), free, sum(has) - len(stay))
             assert kept == wanted, f"step {step}: kept {sorted(kept)}, expected {sorted(wanted)}"
 
 
 def _lost(meta: Meta, step: int, had: int, goal: int, size: int) -> int:
-    lost = oracle.rounded(float(meta.fraction(step)), had)
+    lost = oracle.half_to_even(float(meta.fraction(step)), had)
     if meta.global_budget and not meta.joint:
         goal = had  # the leaf's count depends on its share of the regrowth
     if meta.exclude:
@@ -204,7 +204,7 @@ def exchanges_conserve(row: Row, case: Case) -> None:
         for field in fields_of(meta, before):
             pairs = list(zip(field.active(before), field.active(after), strict=True))
             gone, come = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
-            most = oracle.rounded(fraction, sum(a for a, _ in pairs))
+            most = oracle.half_to_even(fraction, sum(a for a, _ in pairs))
             assert gone <= most, f"step {step}: {gone} went, at most {most} may"
             balance.append(come - gone)
         balance = [sum(balance)] if meta.global_budget else balance
@@ -216,6 +216,5 @@ def _check_values(before: State, after: State) -> None:
     masks, old, new = leaves(before.masks), leaves(before.params), leaves(after.params)
     for path, mask in sparse(after).items():
         grown, stayed = mask & ~masks[path], mask & masks[path]
-        assert not bits(new[path])[grown].any(), f"{path}: a grown weight does not start at zero"
-        same = torch.equal(bits(new[path])[stayed], bits(old[path])[stayed])
-        assert same, f"{path}: a weight that stayed has changed"
+        assert not bits_of(new[path])[grown].any(), f"{path}: a grown weight does not start at zero"
+        assert equal(new[path][stayed], old[path][stayed]), f"{path}: a weight that stayed has changed"

@@ -21,17 +21,8 @@ from torch import Tensor
 
 from sparsefn.checkpoint import load_state_dict, state_dict
 from sparsefn.state import apply_masks
-from sparsefn.testing.harness import (
-    algorithm_of,
-    assert_same,
-    bits,
-    digest,
-    leaves,
-    sparse,
-    states_of,
-    trained_of,
-    updates,
-)
+from sparsefn.testing import harness
+from sparsefn.testing.harness import algorithm_of, assert_same, equal, leaves, mapped, states_of, updates
 from sparsefn.testing.meta import Row, row_of
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, same_structure
@@ -50,7 +41,7 @@ def states_keep_their_structure(row: Row, case: Case) -> None:
             assert (leaf.shape, leaf.dtype) == (first[path].shape, first[path].dtype), f"an update changes {path}"
             assert leaf.is_contiguous(), f"{path} is a view with other strides: {leaf.stride()}"
         for path, leaf in leaves(case.params).items():
-            assert path in chosen or path not in sparse(state), f"{path} is sparsified"
+            assert path in chosen or path not in harness.sparse(state), f"{path} is sparsified"
             assert leaves(state.params)[path].dtype == leaf.dtype, f"params have another dtype at {path}"
 
 
@@ -72,7 +63,7 @@ def _watched(what: str, call: Callable[..., Tree], *inputs: Tree) -> Tree:
     result = call(*inputs)
     assert _generators() == generators, f"{what} reads or advances a global generator"
     for path, x, copy, version in before:
-        assert torch.equal(bits(x), bits(copy)), f"{what} changes its input at {path}"
+        assert equal(x, copy), f"{what} changes its input at {path}"
         assert x._version == version, f"{what} writes to its input at {path}"
     storages = {x.untyped_storage().data_ptr() for _, x, _, _ in before if x.numel()}
     whole = {_place(x) for _, x, _, _ in before}
@@ -148,7 +139,7 @@ def _reordered(tree: Tree) -> Tree:
 def runs_repeat(row: Row, case: Case) -> None:
     """A run is the same again: with the same algorithm, a new one, other global seeds, dicts filled otherwise."""
     algorithm = algorithm_of(row, case)
-    reordered = case._replace(params=_reordered(case.params), grads=tuple(map(_reordered, case.grads)))
+    reordered = mapped(case, _reordered)
     first, *runs = (list(updates(algorithm, case)) for _ in range(2))
     with torch.random.fork_rng():
         torch.manual_seed(case.seed + 1)
@@ -183,14 +174,14 @@ def surroundings_do_not_matter(row: Row, case: Case) -> None:
 
 def memory_does_not_matter(row: Row, case: Case) -> None:
     """Leaves with their strides in another order: the same bits."""
-    other = case._replace(params=turned(case.params), grads=tuple(map(turned, case.grads)))
+    other = mapped(case, turned)
     for step, (a, b) in enumerate(zip(states_of(row, case), states_of(row, other), strict=True)):
         assert_same(f"state {step}", a, b)
 
 
 def steps_may_be_tensors(row: Row, case: Case) -> None:
     """An int step and a 0-d int64 tensor give the same bits, in what is trained, too."""
-    runs = (updates(trained_of(row, case), case, step) for step in (int, torch.tensor))
+    runs = (updates(harness.trained_of(row, case), case, step) for step in (int, torch.tensor))
     for i, (a, b) in enumerate(zip(*runs, strict=True)):
         assert_same(f"state {i}", a, b)
 
@@ -214,7 +205,7 @@ def answer(target: str, file: str) -> None:
     """Run a saved case and print the digest of its last state."""
     module, _, name = target.partition(":")
     make: Any = operator.attrgetter(name)(importlib.import_module(module))
-    print(digest(states_of(row_of(make), torch.load(file, weights_only=False))[-1]))
+    print(harness.hash_of(states_of(row_of(make), torch.load(file, weights_only=False))[-1]))
 
 
 def processes_do_not_matter(row: Row, case: Case) -> None:
@@ -228,4 +219,4 @@ def processes_do_not_matter(row: Row, case: Case) -> None:
         command = [sys.executable, "-c", _CHILD, row.reference, str(file)]
         done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert not done.returncode, f"another process fails:\n{done.stderr}"
-    assert done.stdout.split()[-1] == digest(states_of(row, case)[-1]), "another process gives other bits"
+    assert done.stdout.split()[-1] == harness.hash_of(states_of(row, case)[-1]), "another process gives other bits"

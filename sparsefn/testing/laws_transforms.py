@@ -13,7 +13,7 @@ from sparsefn.ensemble import stack, unstack
 from sparsefn.random import key as new_key
 from sparsefn.random import split
 from sparsefn.state import Level, State
-from sparsefn.testing.harness import algorithm_of, assert_same
+from sparsefn.testing.harness import algorithm_of, assert_same, mapped
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
@@ -81,7 +81,7 @@ def compiling_changes_nothing(row: Row, case: Case) -> None:
 
 def one_compiled_update_serves_two_models(row: Row, case: Case) -> None:
     """Compiled for one model, then called with the state of a larger one: the bits of eager updates."""
-    larger = case._replace(params=_doubled(case.params), grads=tuple(map(_doubled, case.grads)))
+    larger = mapped(case, _doubled)
     update = torch.compile(algorithm_of(row, case).update, backend="eager", fullgraph=True)
     for model in (case, larger, case):
         algorithm = algorithm_of(row, model)

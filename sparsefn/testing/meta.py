@@ -14,7 +14,7 @@ from sparsefn.budgets import Distribution, Global, uniform
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.schedules import constant
 from sparsefn.state import Algorithm, Level, Schedule, Score, Trigger, Where
-from sparsefn.testing.oracle import ELEMENTS, Layout, layout_of
+from sparsefn.testing.oracle import ELEMENTS, Layout, computed_layout
 from sparsefn.tree import Tree
 from sparsefn.triggers import always
 from sparsefn.where import default_where
@@ -93,7 +93,7 @@ class Meta(NamedTuple):
     @property
     def layout(self) -> Layout:
         """The pattern as the oracle reads it."""
-        return self.pattern if isinstance(self.pattern, Layout) else layout_of(self.pattern)
+        return self.pattern if isinstance(self.pattern, Layout) else computed_layout(self.pattern)
 
     @property
     def joint(self) -> bool:
@@ -124,13 +124,13 @@ def row_of(make_algorithm: Callable[..., Algorithm], meta: Meta = Meta()) -> Row
     if not isinstance(meta, Meta):
         raise TypeError(f"expected meta to be a sf.testing.Meta, got {type(meta).__name__}")
     meta = meta._replace(pattern=meta.layout)  # computing a layout takes a while
-    return Row(_name(make_algorithm), _with_params(make_algorithm), meta, reference(make_algorithm))
+    return Row(_name(make_algorithm), _with_params(make_algorithm), meta, import_name(make_algorithm))
 
 
-def reference(make: Callable[..., object]) -> str | None:
+def import_name(make: Callable[..., object]) -> str | None:
     """`module:name` of a function that another process can import; None for a lambda or one made inside another.
 
-    >>> reference(sf.static), reference(lambda: None)
+    >>> import_name(sf.static), import_name(lambda: None)
     ('sparsefn.algorithms.static:static', None)
     """
     module, name = getattr(make, "__module__", "__main__"), getattr(make, "__qualname__", "<lambda>")

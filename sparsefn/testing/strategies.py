@@ -22,7 +22,7 @@ from sparsefn.patterns import kinds as _patterns
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.state import Schedule, Trigger
 from sparsefn.testing import values
-from sparsefn.testing.values import EVERY, STEPS, Case, Form, Layer, Source
+from sparsefn.testing.values import EVERY, STEPS, Case, Form, Source, WeightAndBias
 from sparsefn.tree import Tree
 
 __all__ = [
@@ -102,7 +102,7 @@ def sparsities(size: int = 12) -> st.SearchStrategy[float]:
     >>> 0.0 <= find(sparsities(), lambda _: True) <= 1.0
     True
     """
-    return examples(lambda source: values.sparsity(source, [size]))
+    return examples(lambda source: values.drawn_sparsity(source, [size]))
 
 
 def schedules() -> st.SearchStrategy[Schedule]:
@@ -211,7 +211,7 @@ def large(form: Form = Form(), elements: int = 150) -> Case:
 
     def tree() -> Tree:
         weight = leaf(size * form.rows, size * form.columns)
-        layer = Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4))
+        layer = WeightAndBias(leaf(4 * form.rows, 4 * form.columns), leaf(4))
         wide = leaf(4 * form.rows, 4 * form.columns, drawn=of_wide, dtype=torch.float64)
         return {"a": weight, "b": layer, "c": wide, "norm": leaf(3, 3)}
 

@@ -55,7 +55,7 @@ class Case(NamedTuple):
         return text if len(text) < 4000 else text[:4000] + "..."  # Hypothesis warns of longer texts
 
 
-class Layer(NamedTuple):
+class WeightAndBias(NamedTuple):
     weight: Tensor
     bias: Tensor
 
@@ -167,7 +167,7 @@ def _layer(source: Source, form: Form) -> Tree:
     size, dtype = shape(source, form), source.pick(DTYPES)
     weight, bias = (torch.empty(sides, dtype=dtype, device="meta") for sides in (size, size[:1]))
     named = {"weight": weight, "bias": bias}
-    return source.pick([{"weight": weight}, named, Layer(**named), (weight, bias), weight])
+    return source.pick([{"weight": weight}, named, WeightAndBias(**named), (weight, bias), weight])
 
 
 def tree(source: Source, form: Form) -> Tree:
@@ -183,7 +183,7 @@ def tree(source: Source, form: Form) -> Tree:
     return source.pick([tree, {"tree": tree, "norm": norm}])
 
 
-def sparsity(source: Source, sizes: Sequence[int]) -> float:
+def drawn_sparsity(source: Source, sizes: Sequence[int]) -> float:
     """Ends, round numbers, and halves of a unit in one of the sizes, where rounding to even shows."""
     n = max(source.pick(sizes), 1)
     half = (2 * (source.number(16) % n) + 1) / (2 * n)
@@ -202,6 +202,6 @@ def case(source: Source, form: Form, palettes: Sequence[str], distinct: bool, li
         return treedef.unflatten([_strided(source, filled(source, palette, leaf)) for leaf in leaves])
 
     sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
-    level, seed = sparsity(source, [*sizes, sum(sizes)]), source.number(32)
+    level, seed = drawn_sparsity(source, [*sizes, sum(sizes)]), source.number(32)
     params, *grads = (build(palette if i == 0 else empty) for i in range(STEPS + 1))
     return Case(params, tuple(grads), level, seed)

@@ -6,7 +6,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn.testing import Layout, Meta
-from sparsefn.testing.meta import reference, row_of
+from sparsefn.testing.meta import import_name, row_of
 
 
 def test_the_defaults_promise_what_the_library_does():
@@ -33,7 +33,7 @@ def test_names_and_references():
     row = row_of(made)
     assert row.name == "made"
     assert row.reference == f"{__name__}:made"
-    assert reference(functools.partial(made)) is None
+    assert import_name(functools.partial(made)) is None
     assert row_of(functools.partial(made)).name == "partial"
 
 
