@@ -70,7 +70,9 @@ class Attached:
         dense = gradients.dense_gradients(records)
         placed.take_over("before_step")
         skipped = bool(self._skip(now))
-        seen = [] if skipped else gradients.seen_gradients(placed.view, placed.state, placed.trained, dense, now)
+        seen = (
+            [] if skipped else gradients.seen_gradients(placed.algorithm.view, placed.state, placed.trained, dense, now)
+        )
         placed.show_trained()
         gradients.give(records, placed.trained, seen, dense)
         self._dense, self._now, self._skipped, self._stepped = dense, now, skipped, []
@@ -103,7 +105,7 @@ class Attached:
             placed.show(stepped)
             raise
         if new is not old:
-            moments.clear_changed(placed.trained, placed.view, new, stepped)
+            moments.clear_changed(placed.trained, placed.algorithm.view, new, stepped)
             if any(a is not b for a, b in zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)):
                 self.changes += 1
                 gradients.warn_of_zeros(dense, step)
@@ -241,7 +243,7 @@ class Attached:
         self._unwatch()
         take_out(placed.extra)
         placed.state, self._dense = placed.own(placed.state), None
-        placed.weights, placed.extra = {}, []
+        placed.weights, placed.extra, placed.records = {}, [], []
 
     # ---- checks and copies ------------------------------------------------------------------------
 
@@ -254,7 +256,7 @@ class Attached:
             raise RuntimeError(f"{call}: called between before_step and after_step: {_CALL_AFTER}")
 
     def _watch(self) -> None:
-        records = [*self._placed.weights.values(), *self._placed.extra]
+        records = self._placed.records
         self._links = writes.links_of(self._model, self._placed.weights.values())
         parameters = [record.parameter for record in records]
         self._unwatch = order.watch(self, parameters, optimizers_of(records), self._hooks)

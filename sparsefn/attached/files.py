@@ -14,8 +14,8 @@ from sparsefn import algorithms, checkpoint, compose
 from sparsefn.engine.checks import is_int
 from sparsefn.engine.described import call_of, shown
 from sparsefn.engine.shards import is_sharded
-from sparsefn.state import Algorithm, State, inside, masked_view
-from sparsefn.tree import Tree, flatten, leaves_of
+from sparsefn.state import Algorithm, State, effective, masked_view
+from sparsefn.tree import Tree, leaves_at, with_leaves
 
 _ALGORITHMS = {name for wing in (algorithms, compose) for name in vars(wing)}
 
@@ -62,10 +62,8 @@ def loaded(
         state = checkpoint.load_state_dict(like, tensors)
     except ValueError as error:
         raise ValueError(f"load_state_dict: a state of {theirs} does not fit {name}: {error}") from error
-    params, rebuild = flatten(state.params)
-    masked = dict(zip(params, leaves_of(inside(state.masks, state.params)), strict=True))
-    params = {name: masked[name] if name in missing else leaf for name, leaf in params.items()}
-    return state._replace(params=rebuild(list(params.values()))), found["step"]
+    masked = leaves_at(effective(state), missing)
+    return state._replace(params=with_leaves(state.params, masked)), found["step"]
 
 
 def arguments_by_path(made: Any, path: str = "") -> dict[str, str]:

@@ -13,7 +13,7 @@ from sparsefn.attached.moments import clear_moments, zeros_stay
 from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
 from sparsefn.engine.leafwise import is_sparse, zeroed
-from sparsefn.state import Algorithm, State, TrainView
+from sparsefn.state import Algorithm, State
 from sparsefn.tree import Tree, flatten, opened, zipped
 
 
@@ -43,15 +43,11 @@ class Placed:
         self.weights = {name: weights[name] for name in flatten(state.params)[0]}  # in the order of the leaves
         self.trained = trained_records(algorithm.view, state, self.weights)
         self.extra = [record for record in self.trained if record.beside]
+        self.records = [*self.weights.values(), *self.extra]
         for record in self.weights.values():  # the weights that `show` is about to change
             if is_sparse(state.masks[record.name], record.parameter):
                 record.found = record.parameter.detach().clone()
-        self._dtypes = {record.parameter.dtype for record in (*self.weights.values(), *self.extra)}
-
-    @property
-    def view(self) -> TrainView:
-        """How the algorithm sees the state."""
-        return self.algorithm.view
+        self._dtypes = {record.parameter.dtype for record in self.records}
 
     def written(self) -> list[Record]:
         """The weights that somebody has written to since `show`."""
@@ -72,7 +68,7 @@ class Placed:
 
         The state itself where the parameters are its leaves, and are known to be zero where they are pruned.
         """
-        state, view, records = self.state, self.view, self.weights.values()
+        state, view, records = self.state, self.algorithm.view, self.weights.values()
         written = [record for record in records if record.is_touched()]
         is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
         if is_plain and not written and stepped and all(zeros_stay(one, self._dtypes) for one in stepped):
@@ -97,7 +93,7 @@ class Placed:
         Leaves that are those of `old`, under its masks, are known to be zero where they are pruned.
         """
         params, records = dict(new.params), list(self.weights.values())
-        held = {address(record.parameter) for record in (*records, *self.extra)}
+        held = {address(record.parameter) for record in self.records}
         fresh = [r for r in records if old is None or not _same(r.name, new, old)]
         some = [r for r in records if r.hidden or r in fresh]
         shows = zeroed([new.masks[r.name] for r in some], [params[r.name] for r in some])
@@ -113,7 +109,7 @@ class Placed:
                 params[name] = parameter.detach()
             record.note()
             record.written = False
-        rows, _ = zipped(self.trained, self.view.get(new), self.view.support(new))
+        rows, _ = zipped(self.trained, self.algorithm.view.get(new), self.algorithm.view.support(new))
         for record, leaf, support in rows:
             record.support = support
             if record.beside and address(leaf) != address(record.parameter):
@@ -161,14 +157,14 @@ class Placed:
 
     def leave(self, optimizer: Optimizer) -> None:
         """Note what an optimizer has written in its step."""
-        for record in (*self.weights.values(), *self.extra):
+        for record in self.records:
             if record.optimizer is optimizer:
                 record.note()
                 record.moments = optimizer.state.get(record.parameter)
 
     def own(self, tree: Tree) -> Tree:
         """The tree, with copies of the leaves whose memory later steps write."""
-        held = {address(record.parameter) for record in (*self.weights.values(), *self.extra)}
+        held = {address(record.parameter) for record in self.records}
         leaves, rebuild = opened(tree)
         return rebuild([leaf.clone() if address(leaf) in held else leaf for leaf in leaves])
 

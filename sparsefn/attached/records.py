@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -79,7 +80,10 @@ def owned_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[
 
     Raises ValueError for one that no optimizer has, or more than one.
     """
-    kind, owners = type(model).__name__, _owners(optimizers)
+    kind, owners = type(model).__name__, defaultdict(list)
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            owners[id(parameter)].append(optimizer)
     named = {name: p for name, (_, p) in own_tensors(model, "parameters").items() if p.requires_grad}
     if not named:
         raise ValueError(f"attach: expected a model with parameters that require a gradient, got a {kind} without")
@@ -87,19 +91,11 @@ def owned_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[
         raise ValueError(f"attach: expected an optimizer of this {kind}, got one that has none of its parameters")
     records = {}
     for name, p in named.items():
-        if len(found := owners.get(id(p), [])) != 1:
+        if len(found := owners[id(p)]) != 1:
             hint = "" if found else ": give it to one, or freeze it with requires_grad_(False)"
             raise ValueError(f"attach: expected one optimizer to have {name!r}, got {len(found)}{hint}")
         records[name] = Record(name, p, found[0])  # type: ignore[arg-type]
     return records
-
-
-def _owners(optimizers: Sequence[Optimizer]) -> dict[int, list[Optimizer]]:
-    owners: dict[int, list[Optimizer]] = {}
-    for optimizer in optimizers:
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            owners.setdefault(id(parameter), []).append(optimizer)
-    return owners
 
 
 def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]) -> list[Record]:

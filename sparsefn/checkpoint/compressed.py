@@ -152,12 +152,8 @@ def _compressed(path: str, leaf: Tensor, mask: Tensor, pattern: Pattern) -> dict
     slots = _slots(f"compress: expected a mask of {pattern!r}", path, kept, n)
     bits = leaf.resolve_neg().view(INTEGERS[leaf.element_size()])
     values = bits.new_zeros(slots.shape).masked_scatter_(slots, _rows(bits, axis, count, m).masked_select(kept))
-    numbers = {"shape": [*leaf.shape], "nm": [n, m, axis]}
-    return {
-        "values": _back(values, axis).view(leaf.dtype),
-        "bitmask": pack([mask])[0],
-        **{part: torch.tensor(row, dtype=torch.int64, device=leaf.device) for part, row in numbers.items()},
-    }
+    numbers = (torch.tensor(row, dtype=torch.int64, device=leaf.device) for row in ([*leaf.shape], [n, m, axis]))
+    return dict(zip(_PARTS, (_back(values, axis).view(leaf.dtype), *pack([mask]), *numbers), strict=True))
 
 
 def _decompressed(path: str, values: Tensor, bitmask: Tensor, shape: Tensor, nm: Tensor) -> tuple[Tensor, Tensor]:

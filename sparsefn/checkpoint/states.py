@@ -37,21 +37,17 @@ def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
     recognizes packed masks. Raises ValueError for two leaves of one path, TypeError for a leaf that is not a tensor,
     or is a sparse, nested or quantised one.
     """
-    leaves = {path: as_dense("the state", path, leaf) for path, leaf in flatten(state)[0].items()}
-    return {
-        path: _packed(leaf) if pack and leaf.dtype == torch.bool and leaf.ndim else _own(leaf)
-        for path, leaf in leaves.items()
-    }
+    return {path: _saved(as_dense("the state", path, leaf), pack) for path, leaf in flatten(state)[0].items()}
 
 
-def _packed(mask: Tensor) -> Tensor:
-    # Without its shape a mask could be loaded in place of any other of as many bytes.
-    head = torch.tensor(_head(mask.shape), dtype=torch.uint8, device=mask.device)
-    return torch.cat((head, *masks.pack([mask])))
-
-
-def _head(shape: torch.Size) -> list[int]:
-    return [len(shape), *(byte for size in shape for byte in size.to_bytes(8, "little"))]
+def _saved(leaf: Tensor, pack: bool) -> Tensor:
+    if pack and leaf.dtype == torch.bool and leaf.ndim:
+        # Without its shape a mask could be loaded in place of any other of as many bytes.
+        sizes = [byte for size in leaf.shape for byte in size.to_bytes(8, "little")]
+        head = torch.tensor([leaf.ndim, *sizes], dtype=torch.uint8, device=leaf.device)
+        return torch.cat((head, *masks.pack([leaf])))
+    whole = leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
+    return leaf if whole else leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _shape_of(packed: Tensor) -> tuple[int, ...] | None:
@@ -107,11 +103,6 @@ def refuse_false(path: str, mask: Tensor, depth: int = 0) -> Tensor:
         got = f"0-d False in a stack of shape {tuple(mask.shape)}" if mask.ndim else "0-d False"
         raise ValueError(f"expected a mask of full shape or 0-d True at {path!r}, got {got}")
     return mask
-
-
-def _own(leaf: Tensor) -> Tensor:
-    whole = leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
-    return leaf if whole else leaf.clone(memory_format=torch.contiguous_format)
 
 
 def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = True) -> Tree:

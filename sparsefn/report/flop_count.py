@@ -113,10 +113,8 @@ def _count(
     # Contiguous copies with a storage each: by its strides a view shows which entries of the mask it has.
     # They require gradients because the fused attention of torch's own modules, which hides its products, is
     # for tensors that do not.
-    weights = {
-        path: leaf.clone(memory_format=torch.contiguous_format).requires_grad_()
-        for path, leaf in flatten(moved(effective(state)))[0].items()
-    }
+    leaves = flatten(moved(effective(state)))[0]
+    weights = {p: x.clone(memory_format=torch.contiguous_format).requires_grad_() for p, x in leaves.items()}
     masks = dict(zip(weights, flatten(state.masks)[0].values(), strict=True))
     masks = {path: masks[path].contiguous() for path, x in weights.items() if is_sparse(masks[path], x)}
     used: set[str] = set()

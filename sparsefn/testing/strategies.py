@@ -115,18 +115,17 @@ def schedules() -> st.SearchStrategy[Schedule]:
 
     def build(source: Source) -> Schedule:
         first, last, n = source.number() / 255, source.number() / 255, 1 + source.number() % 50
-        return source.pick(
-            [
-                _schedules.constant(first),
-                _schedules.polynomial(first, last, begin=n // 2, end=n),
-                _schedules.cosine_decay(first, n, final=last),
-                _schedules.linear_decay(first, n, final=last),
-                _schedules.cosine(first, n, minimum=first * last),
-                _schedules.exponential(first, -1 / n, final=last),
-                _schedules.piecewise({0: first, n: last}),
-                _schedules.cycling([first, last], _triggers.every(n)),
-            ]
-        )
+        kinds = [
+            _schedules.constant(first),
+            _schedules.polynomial(first, last, begin=n // 2, end=n),
+            _schedules.cosine_decay(first, n, final=last),
+            _schedules.linear_decay(first, n, final=last),
+            _schedules.cosine(first, n, minimum=first * last),
+            _schedules.exponential(first, -1 / n, final=last),
+            _schedules.piecewise({0: first, n: last}),
+            _schedules.cycling([first, last], _triggers.every(n)),
+        ]
+        return source.pick(kinds)
 
     return examples(build)
 
@@ -165,19 +164,18 @@ def patterns() -> st.SearchStrategy[Pattern]:
         m = 1 + source.number() % 4
         reductions: list[Reduce] = ["mean", "sum", "max", "min", "l2"]
         n, reduce = source.number() % (m + 1), source.pick(reductions)
-        return source.pick(
-            [
-                _patterns.unstructured(),
-                _patterns.nm(n, m),
-                _patterns.nm(n, m, axis=0),
-                _patterns.block((m, 2), reduce),
-                _patterns.channel(source.pick([0, 1, -1]), source.pick([1, 2, math.inf])),
-                _patterns.kernel(reduce),
-                _patterns.out_groups(m),
-                _patterns.in_groups(m),
-                _patterns.row_balanced(),
-            ]
-        )
+        kinds = [
+            _patterns.unstructured(),
+            _patterns.nm(n, m),
+            _patterns.nm(n, m, axis=0),
+            _patterns.block((m, 2), reduce),
+            _patterns.channel(source.pick([0, 1, -1]), source.pick([1, 2, math.inf])),
+            _patterns.kernel(reduce),
+            _patterns.out_groups(m),
+            _patterns.in_groups(m),
+            _patterns.row_balanced(),
+        ]
+        return source.pick(kinds)
 
     return examples(build)
 
