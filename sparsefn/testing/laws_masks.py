@@ -20,7 +20,7 @@ from sparsefn.tree import Tree
 Counts = list[int]
 
 
-class Field(NamedTuple):
+class Rivals(NamedTuple):
     """Units that compete, whether each is active, and the scores of a tree for them."""
 
     units: list[oracle.Unit]
@@ -35,8 +35,8 @@ class Field(NamedTuple):
         return [oracle.score(self.meta.layout, values, unit) for unit in self.units]
 
 
-def fields_of(meta: Meta, state: State) -> list[Field]:
-    return [Field(units, meta) for units in oracle.competing_units(meta.layout, _shapes(state), meta.joint)]
+def rivals_of(meta: Meta, state: State) -> list[Rivals]:
+    return [Rivals(units, meta) for units in oracle.competing_units(meta.layout, _shapes(state), meta.joint)]
 
 
 def _shapes(state: State) -> dict[str, tuple[int, ...]]:
@@ -68,7 +68,7 @@ def goals_of(meta: Meta, state: State, sparsity: float) -> Counts:
 
 
 def counts_of(meta: Meta, state: State) -> Counts:
-    counts = [sum(field.active(state)) for field in fields_of(meta, state)]
+    counts = [sum(rivals.active(state)) for rivals in rivals_of(meta, state)]
     return [sum(counts)] if meta.global_budget else counts
 
 
@@ -77,7 +77,7 @@ def counts_are_exact(row: Row, case: Case) -> None:
     meta = row.meta
     level = meta.level(case.sparsity)
     first, *states = states_of(row, case)
-    sizes = [len(field.units) for field in fields_of(meta, first)]
+    sizes = [len(rivals.units) for rivals in rivals_of(meta, first)]
     if meta.start == "dense":
         expected = [sum(sizes)] if meta.global_budget else sizes
     else:
@@ -99,10 +99,10 @@ def floors_are_respected(row: Row, case: Case) -> None:
     assert isinstance(row.meta.distribution, Global)
     floor, ceiling = row.meta.distribution.floor, row.meta.distribution.ceiling
     for state in updates(algorithm_of(row, case), case):
-        (field,) = fields_of(row.meta, state)
-        active = field.active(state)
+        (rivals,) = rivals_of(row.meta, state)
+        active = rivals.active(state)
         for path in sparse(state):
-            flags = [flag for (own, _), flag in zip(field.units, active, strict=True) if own == path]
+            flags = [flag for (own, _), flag in zip(rivals.units, active, strict=True) if own == path]
             least, most = math.ceil(floor * len(flags)), math.floor(ceiling * len(flags))
             assert least <= sum(flags) <= most, f"{path} keeps {sum(flags)} of {len(flags)}, not {least} to {most}"
 
@@ -111,8 +111,8 @@ def units_are_whole(row: Row, case: Case) -> None:
     """A unit of the pattern is kept or pruned as one."""
     for state in updates(algorithm_of(row, case), case):
         kept = {path: mask.reshape(-1).tolist() for path, mask in sparse(state).items()}
-        for field in fields_of(row.meta, state):
-            for path, unit in field.units:
+        for rivals in rivals_of(row.meta, state):
+            for path, unit in rivals.units:
                 assert len({kept[path][i] for i in unit}) == 1, f"a unit of {path} is kept in part"
 
 
@@ -140,12 +140,12 @@ def the_best_are_kept(row: Row, case: Case) -> None:
 
 
 def _check_best(meta: Meta, state: State, scores: Tree, among: State | None) -> None:
-    for field in fields_of(meta, state):
-        active = field.active(state)
-        eligible = [True] * len(active) if among is None else field.active(among)
-        wanted = oracle.best_of(field.scores(scores), eligible, sum(active))
+    for rivals in rivals_of(meta, state):
+        active = rivals.active(state)
+        eligible = [True] * len(active) if among is None else rivals.active(among)
+        wanted = oracle.best_of(rivals.scores(scores), eligible, sum(active))
         kept = {i for i, flag in enumerate(active) if flag}
-        assert kept == wanted, f"kept {sorted(kept)}, the best are {sorted(wanted)} by {field.scores(scores)}"
+        assert kept == wanted, f"kept {sorted(kept)}, the best are {sorted(wanted)} by {rivals.scores(scores)}"
 
 
 def the_worst_are_exchanged(row: Row, case: Case) -> None:
@@ -156,16 +156,16 @@ def the_worst_are_exchanged(row: Row, case: Case) -> None:
             continue
         drops = _read("drop", meta.drop, before, after, grads, step)
         grows = None if meta.grow is None else _read("grow", meta.grow, before, after, grads, step)
-        for field in fields_of(meta, before):
-            had, has = field.active(before), field.active(after)
+        for rivals in rivals_of(meta, before):
+            had, has = rivals.active(before), rivals.active(after)
             lost = _lost(meta, step, sum(had), sum(has), len(had))
-            stay = oracle.best_of(field.scores(drops), had, sum(had) - lost)
+            stay = oracle.best_of(rivals.scores(drops), had, sum(had) - lost)
             kept = {i for i, flag in enumerate(has) if flag}
             assert stay <= kept, f"step {step}: {sorted(stay - kept)} had to stay"
             if grows is None:
                 continue
             free = [not (flag if meta.exclude else i in stay) for i, flag in enumerate(had)]
-            wanted = stay | oracle.best_of(field.scores(grows), free, sum(has) - len(stay))
+            wanted = stay | oracle.best_of(rivals.scores(grows), free, sum(has) - len(stay))
             assert kept == wanted, f"step {step}: kept {sorted(kept)}, expected {sorted(wanted)}"
 
 
@@ -201,8 +201,8 @@ def exchanges_conserve(row: Row, case: Case) -> None:
     for step, before, _, after in _transitions(case, states_of(row, case)):
         fraction = float(meta.fraction(step)) if meta.when(step) else 0.0
         balance = []
-        for field in fields_of(meta, before):
-            pairs = list(zip(field.active(before), field.active(after), strict=True))
+        for rivals in rivals_of(meta, before):
+            pairs = list(zip(rivals.active(before), rivals.active(after), strict=True))
             gone, come = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
             most = oracle.half_to_even(fraction, sum(a for a, _ in pairs))
             assert gone <= most, f"step {step}: {gone} went, at most {most} may"
