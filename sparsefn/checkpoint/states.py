@@ -200,14 +200,14 @@ def _fitting(path: str, like: Tensor, value: object) -> Tensor:
         bits = found[1 + 8 * like.ndim :]
         check_unused(path, bits, like.numel())
         found = masks.unpack([bits], [like])[0]
-    check_shape_and_dtype(path, like, found.shape, found.dtype)
+    check_fits(path, like, found.shape, found.dtype)
     return found.to(like.device, copy=True)
 
 
-def check_shape_and_dtype(path: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+def check_fits(path: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
     """Raise ValueError for a shape and TypeError for a dtype that is not the leaf's.
 
-    >>> check_shape_and_dtype("w", torch.ones(2), (2,), torch.float64)
+    >>> check_fits("w", torch.ones(2), (2,), torch.float64)
     Traceback (most recent call last):
         ...
     TypeError: expected a tensor of dtype torch.float32 at 'w', got torch.float64

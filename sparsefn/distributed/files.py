@@ -10,14 +10,7 @@ from pathlib import Path
 
 import torch
 
-from sparsefn.checkpoint.states import (
-    as_dense,
-    check_paths,
-    check_shape_and_dtype,
-    check_values,
-    refuse_false_masks,
-    state_dict,
-)
+from sparsefn.checkpoint.states import as_dense, check_fits, check_paths, check_values, refuse_false_masks, state_dict
 from sparsefn.distributed.ends import everyone
 from sparsefn.distributed.metadata import read_metadata
 from sparsefn.engine.agreement import agreement
@@ -92,7 +85,7 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
             saved = metadata.state_dict_metadata[path]
             if not isinstance(saved, TensorStorageMetadata):
                 raise TypeError(f"expected a tensor at {path!r} in the checkpoint, got an object of another kind")
-            check_shape_and_dtype(path, like, saved.size, saved.properties.dtype)
+            check_fits(path, like, saved.size, saved.properties.dtype)
             found[path] = torch.empty_like(like)
     reader.read_metadata = lambda *args, **kwargs: metadata  # type: ignore[method-assign]
     with _quiet():

@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from sparsefn.algorithms.frame import sparse_leaves
-from sparsefn.ensemble import check_single
 from sparsefn.modules.calls import check_state
-from sparsefn.state import State, check_masks
+from sparsefn.report.summary import check_counted
+from sparsefn.state import State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -117,8 +117,7 @@ def plot_masks(state: State) -> Figure:
     State, ValueError for a stack of states, where masks do not fit params, and where no leaf has a mask with entries.
     """
     check_state("plot_masks", state)
-    check_single(state)
-    check_masks(state.masks, state.params)
+    check_counted(state)
     masks = {path: mask for path, mask in sparse_leaves(state)[1].items() if mask.numel()}
     if not masks:
         raise ValueError("plot_masks: expected a state with a sparsified leaf, got none")

@@ -6,12 +6,12 @@ import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as start_from
-from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy as Examples
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -102,20 +102,13 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Tree], types: object, args: Tree = (), kwargs: Tree = None
-    ) -> Tree:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         self.operations.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
 def hold(
-    name: str,
-    law: Callable[[T], None],
-    examples: st.SearchStrategy[T],
-    tries: float,
-    seed: int | None = 0,
-    shrink: bool = True,
+    name: str, law: Callable[[T], None], examples: Examples[T], tries: float, seed: int | None = 0, shrink: bool = True
 ) -> None:
     """Try a law on drawn examples: the same ones for a name and a seed, new ones each time without a seed.
 
