@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from sparsefn.algorithms.frame import unchecked
 from sparsefn.attached import files, gradients, moments, order, writes
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import optimizers_of, take_out
+from sparsefn.attached.records import take_out
 from sparsefn.state import State, Trigger
 from sparsefn.tree import Tree, all_finite, identical, leaves_of
 
@@ -39,7 +39,6 @@ class Attached:
     """
 
     changes: int
-    _unwatch: Callable[[], None]
 
     def __init__(self, model: nn.Module, placed: Placed, skip: Trigger, reset: Trigger, hooks: bool) -> None:
         self._model, self._placed, self._skip, self._reset, self._hooks = model, placed, skip, reset, hooks
@@ -256,10 +255,8 @@ class Attached:
             raise RuntimeError(f"{call}: called between before_step and after_step: {_CALL_AFTER}")
 
     def _watch(self) -> None:
-        records = self._placed.records
         self._links = writes.links_of(self._model, self._placed.weights.values())
-        parameters = [record.parameter for record in records]
-        self._unwatch = order.watch(self, parameters, optimizers_of(records), self._hooks)
+        self._unwatch = order.watch(self, self._placed.records, self._hooks)
 
     def __getstate__(self) -> dict[str, object]:
         self._check_between("copy")

@@ -44,9 +44,7 @@ class Call(NamedTuple):
         """Every argument by name, those that were left out with their defaults."""
         bound = inspect.signature(self.make).bind(*self.args, **self.kwargs)
         bound.apply_defaults()
-        rest = [p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD]
-        named = {name: value for name, value in bound.arguments.items() if name not in rest}
-        return named | {name: value for more in rest for name, value in bound.arguments[more].items()}
+        return bound.arguments
 
 
 class FromCall:
