@@ -39,9 +39,8 @@ def from_pruned(
     besides; TypeError for names that are no strings, for weights that are not floating-point and for what is no dense
     tensor. Other keys of a checkpoint are ignored.
     """
-    own, buffers = (
-        {name: tensor for name, (_, tensor) in own_tensors(module, kind).items()} for kind in ("parameters", "buffers")
-    )
+    own = {name: parameter for name, (_, parameter) in own_tensors(module, "parameters").items()}
+    buffers = {name: buffer for name, (_, buffer) in own_tensors(module, "buffers").items()}
     _check_parametrizations(module)
     tensors = {**own, **buffers} if checkpoint is None else without_wrappers(module, checkpoint)
     params: dict[str, Tensor] = {}

@@ -162,11 +162,8 @@ def surroundings_do_not_matter(row: Row, case: Case) -> None:
     """Another default device, inference mode or no gradients at all: the same bits."""
     algorithm = algorithm_of(row, case)
     plain = list(updates(algorithm, case))[-1]
-    for name, around in (
-        ("the default device meta", torch.device("meta")),
-        ("inference mode", torch.inference_mode()),
-        ("no_grad", torch.no_grad()),
-    ):
+    meta, inference, without = torch.device("meta"), torch.inference_mode(), torch.no_grad()
+    for name, around in (("the default device meta", meta), ("inference mode", inference), ("no_grad", without)):
         with around:
             other = list(updates(algorithm, case))[-1]
         assert_same(f"state under {name}", plain, other)
