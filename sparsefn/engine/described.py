@@ -188,10 +188,8 @@ def parts_of(made: object) -> Iterator[object]:
     items: Iterable[object] = ()
     if isinstance(made, Call):
         items = (*made.args, *made.kwargs.values())
-    elif type(made) in (list, tuple):
-        items = made  # type: ignore[assignment]
-    elif type(made) is dict:
-        items = made.values()
+    elif type(made) in (list, tuple, dict):
+        items = made.values() if isinstance(made, dict) else made  # type: ignore[assignment]
     elif (call := call_of(made)) is not None:
         items = (call, vars(made).get("_inner"))
     for item in items:
@@ -254,11 +252,9 @@ def shown(value: Any) -> str:
     [magnitude, 0.5, tensor([0, 7]), tensor(shape=(3, 4), dtype=float32)]
     """
     kind = type(value)
-    if kind is list or (kind is tuple and len(value) != 1):
+    if kind in (list, tuple):
         text = ", ".join(map(shown, value))
-        return f"[{text}]" if kind is list else f"({text})"
-    if kind is tuple:
-        return f"({shown(value[0])},)"
+        return f"[{text}]" if kind is list else f"({text}{',' if len(value) == 1 else ''})"
     if kind is dict:
         return f"{{{', '.join(f'{shown(name)}: {shown(item)}' for name, item in value.items())}}}"
     if isinstance(value, Tensor):
@@ -281,7 +277,6 @@ def _tensor(value: Tensor) -> str:
         numbers = None
     if numbers is None:
         return f"tensor(shape={tuple(value.shape)}, dtype={kind})"
-    brief = _BRIEF.get(value.dtype, repr)
-    text = ", ".join(brief(number) for number in numbers)
+    text = ", ".join(map(_BRIEF.get(value.dtype, repr), numbers))
     plain = value.dtype in (torch.float32, torch.int64, torch.bool)
     return f"tensor({f'[{text}]' if value.ndim else text}{'' if plain else f', dtype={kind}'})"
