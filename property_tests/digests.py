@@ -31,7 +31,7 @@ from property_tests.registry import ROWS
 from property_tests.transforms import METHODS, case_of
 from sparsefn.state import State
 from sparsefn.testing import Case, Row
-from sparsefn.testing.harness import algorithm_of, digest, leaves, trained_of, updates
+from sparsefn.testing.harness import algorithm_of, hash_of, leaves, trained_of, updates
 from sparsefn.tree import Tree
 from tests.distributed.sharded import full, laid
 
@@ -100,7 +100,7 @@ def digest_of(states: Iterable[Tree]) -> str:
     for state in states:
         known = {path: leaf for path, leaf in leaves(state).items() if leaf.device.type != "meta"}
         others = [(path, leaf.shape, leaf.dtype) for path, leaf in leaves(state).items() if path not in known]
-        found.update(f"{digest(known)} {others}".encode())
+        found.update(f"{hash_of(known)} {others}".encode())
     return found.hexdigest()
 
 

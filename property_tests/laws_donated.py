@@ -10,7 +10,7 @@ import torch
 import sparsefn as sf
 from sparsefn.state import masked_view
 from sparsefn.testing import Row
-from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves
+from sparsefn.testing.harness import algorithm_of, assert_same, bits_of, leaves
 from sparsefn.testing.strategies import large
 
 STEPS = 12
@@ -41,7 +41,7 @@ def check(row: Row, optimizer: str, donate: Callable[[sf.Algorithm], sf.Algorith
         pure, state = wanted, giving.update(state, grads, step)
         assert_same(f"step {step} of donated and of the pure update", state, wanted)
         for x, copy in given:
-            assert torch.equal(bits(x), bits(copy)), "a donated update writes to its gradients"
+            assert torch.equal(bits_of(x), bits_of(copy)), "a donated update writes to its gradients"
         for path, x in old.items():
             with pytest.raises(ValueError, match="a donated algorithm has updated the state"):
                 pytest.fail(f"the old state has {x.shape} at {path}")

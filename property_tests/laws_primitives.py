@@ -131,7 +131,7 @@ def erk_is_the_closed_form(
     sizes, sparsity, power = example
     counts = erk(power)(sizes, sparsity)
     whole = {path: math.prod(shape) for path, shape in sizes.items()}
-    total = sum(whole.values()) - oracle.rounded(sparsity, sum(whole.values()))
+    total = sum(whole.values()) - oracle.half_to_even(sparsity, sum(whole.values()))
     assert sum(counts.values()) == total, f"{counts} is not {total} in all"
     raw = {path: whole[path] * (sum(shape) / math.prod(shape)) ** power for path, shape in sizes.items()}
     for path, quota in quotas(raw, total, whole).items():

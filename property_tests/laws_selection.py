@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -41,12 +42,18 @@ class Choice(NamedTuple):
         return torch.tensor(flags, dtype=torch.bool).reshape(self.scores.shape)
 
 
+def _mask(source: Source, shape: tuple[int, ...]) -> Tensor:
+    flags = [byte % 2 == 1 for byte in source.values(math.prod(shape))]
+    return torch.tensor(flags, dtype=torch.bool).reshape(shape)
+
+
 def choice(source: Source) -> Choice:
     layout = source.pick(LAYOUTS)
     shape = values.shape(source, layout.form)
-    scores = values.tensor(source, shape, EXACT if layout.reduce is not None else EVERY)
+    like = torch.empty(shape, dtype=source.pick(values.DTYPES), device="meta")
+    scores = values.filled(source, source.pick(EXACT if layout.reduce is not None else EVERY), like)
     part = source.number(16) / 65535
-    return Choice(layout, scores, values.mask(source, shape), values.mask(source, shape), part)
+    return Choice(layout, scores, _mask(source, shape), _mask(source, shape), part)
 
 
 def _every_way(what: str, wanted: Tensor, select: Callable[[Any], Tensor], counts: Any) -> None:
@@ -63,15 +70,15 @@ def _every_way(what: str, wanted: Tensor, select: Callable[[Any], Tensor], count
 def topk_keeps_the_best(topk_mask: Callable[..., Tensor], choice: Choice) -> None:
     groups, layout = choice.groups(), choice.layout
     if layout.fixed is not None:
-        best = [(g, oracle.winners(choice.values(g), [True] * len(g), layout.fixed)) for g in groups]
+        best = [(g, oracle.best_of(choice.values(g), [True] * len(g), layout.fixed)) for g in groups]
         assert torch.equal(topk_mask(choice.scores, None, pattern=layout.pattern), choice.elements(best))
         return
     count = round(choice.part * min(map(len, groups), default=0))
-    best = [(g, oracle.winners(choice.values(g), [True] * len(g), count)) for g in groups]
+    best = [(g, oracle.best_of(choice.values(g), [True] * len(g), count)) for g in groups]
     select = lambda n: topk_mask(choice.scores, n, pattern=layout.pattern)  # noqa: E731
     _every_way("topk", choice.elements(best), select, count)
     counts = [round(choice.part * len(g) / (i + 1)) for i, g in enumerate(groups)]
-    best = [(g, oracle.winners(choice.values(g), [True] * len(g), n)) for g, n in zip(groups, counts, strict=True)]
+    best = [(g, oracle.best_of(choice.values(g), [True] * len(g), n)) for g, n in zip(groups, counts, strict=True)]
     _every_way("topk", choice.elements(best), select, counts)
 
 
@@ -82,7 +89,7 @@ def dropping_clears_the_worst(drop_lowest: Callable[..., Tensor], choice: Choice
     active = [choice.any_of(choice.mask, group) for group in groups]
     count = round(choice.part * min(map(sum, active), default=0))
     stay = [
-        (group, oracle.winners(choice.values(group), flags, sum(flags) - count))
+        (group, oracle.best_of(choice.values(group), flags, sum(flags) - count))
         for group, flags in zip(groups, active, strict=True)
     ]
     wanted = choice.mask & choice.elements(stay)
@@ -100,7 +107,7 @@ def growing_fills_the_best(grow_highest: Callable[..., Tensor], choice: Choice) 
         for g in groups
     ]
     count = round(choice.part * min(map(sum, free), default=0))
-    grown = [(g, oracle.winners(choice.values(g), flags, count)) for g, flags in zip(groups, free, strict=True)]
+    grown = [(g, oracle.best_of(choice.values(g), flags, count)) for g, flags in zip(groups, free, strict=True)]
     options = {"pattern": choice.layout.pattern, "exclude": choice.exclude}
     select = lambda n: grow_highest(choice.scores, choice.mask, n, **options)  # noqa: E731
     _every_way("grow", choice.mask | choice.elements(grown), select, count)
@@ -109,11 +116,11 @@ def growing_fills_the_best(grow_highest: Callable[..., Tensor], choice: Choice) 
 def one_competition_over_all_leaves(topk_masks: Callable[..., Any], example: tuple[Choice, Choice]) -> None:
     trees = {"b": example[0].scores, "a": example[1].scores}
     shapes = {path: tuple(trees[path].shape) for path in sorted(trees)}
-    (units,) = oracle.competitions(ELEMENTS, shapes, joint=True)
+    (units,) = oracle.competing_units(ELEMENTS, shapes, joint=True)
     values = {path: leaf.double().reshape(-1).tolist() for path, leaf in trees.items()}
     scores = [oracle.score(ELEMENTS, values, unit) for unit in units]
     count = round(example[0].part * len(units))
-    best = {(units[i][0], units[i][1][0]) for i in oracle.winners(scores, [True] * len(units), count)}
+    best = {(units[i][0], units[i][1][0]) for i in oracle.best_of(scores, [True] * len(units), count)}
     for n in (count, torch.tensor(count)):
         for path, mask in topk_masks(trees, n).items():
             wanted = [(path, i) in best for i in range(mask.numel())]
@@ -124,7 +131,7 @@ def thresholds_keep_what_is_above(threshold_mask: Callable[..., Tensor], choice:
     values = choice.scores.double().reshape(-1).tolist()
     least = round(choice.part * len(values))
     for tau in (0.0, 0.5, -1.0):
-        best = oracle.winners(values, [True] * len(values), least)
+        best = oracle.best_of(values, [True] * len(values), least)
         wanted = [value > tau or i in best for i, value in enumerate(values)]
         assert threshold_mask(choice.scores, tau, min_keep=least).reshape(-1).tolist() == wanted, f"above {tau}"
 

@@ -12,8 +12,8 @@ from property_tests.attach_machine import KINDS, ROWS, Loop, Setup
 from property_tests.attach_rules import MISUSES, Machine, misuse, pickled, settled, step
 from property_tests.effort import tries
 from property_tests.laws_attach import Kind, Reference, step_of_reference
-from sparsefn.attached import Attached, attached, files, moments, placed
-from sparsefn.attached.gradients import gradient
+from sparsefn.attached import Attached, attached, files, gradients, moments, placed, writes
+from sparsefn.attached.gradients import dense_gradient
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 
@@ -113,7 +113,7 @@ def given_anew(give: Any) -> Any:
         dense = list(rest[-1].values())
         give(records, trained, *rest)
         for record in trained:
-            if record.added and any(torch.equal(record.parameter.grad, grad) for grad in dense):
+            if record.beside and any(torch.equal(record.parameter.grad, grad) for grad in dense):
                 record.give(None)
 
     return wrong
@@ -172,12 +172,12 @@ Plant = Callable[[Any], Any]
 
 # bug: (setup, where, name, what is made of it)
 BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
-    "latents that are weights do not train": (Setup("soft_nm"), attached, "give", given_anew),
-    "latents with an exponent of one do not train": (Setup("powerprop of one"), attached, "give", given_anew),
+    "latents that are weights do not train": (Setup("soft_nm"), gradients, "give", given_anew),
+    "latents with an exponent of one do not train": (Setup("powerprop of one"), gradients, "give", given_anew),
     "zeros are trusted without eps": (Setup("static", ("adam without eps",)), placed, "zeros_stay", always(True)),
     "zeros are trusted in float16": (Setup("static", ("adam",), torch.float16), placed, "zeros_stay", always(True)),
-    "dense gradients are those of the optimizer": (Setup("ste by mean saliency"), attached, "give", given_alike),
-    "a gradient is missing": (Setup("rigl"), attached, "dense_gradients", lambda _: zero_gradients),
+    "dense gradients are those of the optimizer": (Setup("ste by mean saliency"), gradients, "give", given_alike),
+    "a gradient is missing": (Setup("rigl"), gradients, "dense_gradients", lambda _: zero_gradients),
     "before_step may come twice": (Setup("rigl"), Attached, "before_step", twice),
     "step sizes begin at zero": (Setup("rigl", ("rprop",)), moments, "_first", always(0.0)),
     "sums begin at zero": (Setup("rigl", ("adagrad",)), moments, "_first", always(0.0)),
@@ -185,18 +185,18 @@ BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
     "zeros are not loaded": (Setup("nothing at first"), placed.Placed, "unmasked", restored),
     "other arguments are loaded": (Setup("rigl"), files, "_check_arguments", always(None)),
     "a copy is the original": (Setup("rigl"), Attached, "__deepcopy__", shared),
-    "moments are kept where masks change": (Setup("rigl"), attached, "clear_changed", always(None)),
+    "moments are kept where masks change": (Setup("rigl"), moments, "clear_changed", always(None)),
     "moments that are loaded are not masked": (Setup("gmp"), placed, "clear_moments", always(None)),
     "nothing is hidden": (Setup("ste"), placed, "hiding", always(None)),
     "no gradient is finite": (Setup("rigl"), attached, "all_finite", always(False)),
-    "members are not looked at": (Setup("rigl"), attached, "check_members", always(None)),
-    "replaced layers are not looked at": (Setup("rigl"), attached, "check_links", always(None)),
-    "others may move weights": (Setup("rigl"), attached, "check_order", always(None)),
+    "members are not looked at": (Setup("rigl"), writes, "check_members", always(None)),
+    "replaced layers are not looked at": (Setup("rigl"), writes, "check_links", always(None)),
+    "others may move weights": (Setup("rigl"), writes, "check_order", always(None)),
 }
 
 
 def zero_gradients(records: Any) -> Any:
-    return {record.name: gradient(record.parameter) for record in records}
+    return {record.name: dense_gradient(record.parameter, record.parameter) for record in records}
 
 
 @pytest.mark.parametrize("bug", BUGS)

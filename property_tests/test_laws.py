@@ -13,7 +13,7 @@ from property_tests.effort import seed, tries
 from property_tests.registry import ROWS
 from sparsefn import algorithms
 from sparsefn.testing import LAWS, Check, Law, Row, check_row
-from sparsefn.testing.harness import algorithm_of, digest, updates
+from sparsefn.testing.harness import algorithm_of, hash_of, updates
 from sparsefn.testing.laws import COMPILE
 from sparsefn.testing.strategies import large
 
@@ -49,7 +49,7 @@ def test_every_algorithm_has_a_row() -> None:
 def digests() -> dict[str, str]:
     """A digest of the last state of one run of every row."""
     return {
-        row.name: digest(list(updates(algorithm_of(row, run), run))[-1])
+        row.name: hash_of(list(updates(algorithm_of(row, run), run))[-1])
         for row in ROWS
         for run in [large(row.meta.layout.form)]
     }

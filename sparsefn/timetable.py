@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -70,9 +69,7 @@ def _found(made: Any, run: _Run, when: Trigger | None) -> Iterator[str]:
 
 
 def _of_call(made: FromCall, call: Call, run: _Run, when: Trigger | None) -> Iterator[str]:
-    bound = inspect.signature(call.make).bind(*call.args, **call.kwargs)
-    bound.apply_defaults()
-    given = bound.arguments
+    given = call.arguments()
     if call.make.__module__ == schedules.__name__:
         yield from _of_schedule(made, given, run, when)
         yield from _found(given, run, None)

@@ -12,18 +12,19 @@ from torch.optim import Optimizer
 from sparsefn import optimizers as own_optimizers
 from sparsefn.attached import order
 from sparsefn.attached.attached import Attached
-from sparsefn.attached.moments import unwrapped
-from sparsefn.attached.records import owned
+from sparsefn.attached.placed import Placed
+from sparsefn.attached.records import owned_parameters, put_in
 from sparsefn.compose.paired import check_paired
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import uncalled
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.masks.counts import kept_in
-from sparsefn.state import Algorithm, Trigger
+from sparsefn.state import Algorithm, State, Trigger
 from sparsefn.timetable import unfinished
 from sparsefn.triggers import never
 from sparsefn.where import default_where
 
+_WRAPPER = "AcceleratedOptimizer"  # told by name; others may move the weights after the optimizer inside them
 _ADAPTERS = 10  # times as many frozen weights as masked ones: adapters train, the model does not
 
 
@@ -84,18 +85,21 @@ def attach(
     for one in given:
         if not isinstance(one, Optimizer):
             raise TypeError(f"attach: expected a torch optimizer third, or several, got {_name_of(one)}")
-    optimizers = [unwrapped(one) for one in given]
+    # The wrapper that accelerate puts around one leaves out the steps between accumulated gradients.
+    optimizers = [one.optimizer if type(one).__name__ == _WRAPPER else one for one in given]  # type: ignore[attr-defined]
     if hooks and len(optimizers) != 1:
         raise ValueError(f"attach: hooks go with one optimizer, got {len(optimizers)}: call the two methods instead")
     for name, trigger in (("skip", never() if skip is None else skip), ("reset", reset)):
         check_trigger(name, trigger)
     check_paired("attach", algorithm, skip)
-    weights = owned(model, optimizers)
+    weights = owned_parameters(model, optimizers)
     for name, record in weights.items():
         if order.watched(record.parameter):
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
-    sparse = Attached(algorithm, model, weights, extra_group, skip or never(), reset, hooks)
-    _warn(sparse, model, algorithm, steps)
+    placed = Placed(algorithm, weights)
+    put_in(placed.extra, extra_group)
+    sparse = Attached(model, placed, skip or never(), reset, hooks)
+    _warn(placed.state, model, algorithm, steps)
     return sparse
 
 
@@ -108,8 +112,7 @@ def _name_of(optimizer: object) -> str:
     return type(optimizer).__name__
 
 
-def _warn(sparse: Attached, model: nn.Module, algorithm: Algorithm, steps: int | None) -> None:
-    state = sparse.state
+def _warn(state: State, model: nn.Module, algorithm: Algorithm, steps: int | None) -> None:
     masks = {path: mask for path, mask in state.masks.items() if is_sparse(mask, state.params[path])}
     for path, kept in zip(masks, kept_in(list(masks.values())), strict=True):
         if not kept:

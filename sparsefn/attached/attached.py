@@ -9,23 +9,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsefn.algorithms.frame import unchecked
-from sparsefn.attached import files, order
-from sparsefn.attached.gradients import dense_gradients, give, seen_gradients, warn_of_zeros
-from sparsefn.attached.moments import clear_changed, restart
+from sparsefn.attached import files, gradients, moments, order, writes
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import Record, enter, leave
-from sparsefn.attached.writes import (
-    check_kinds,
-    check_links,
-    check_members,
-    check_order,
-    fits,
-    in_module,
-    links_of,
-    stains,
-)
-from sparsefn.state import Algorithm, State, Trigger
-from sparsefn.tree import Tree, all_finite, identical, leaves_of, opened
+from sparsefn.attached.records import take_out
+from sparsefn.state import State, Trigger
+from sparsefn.tree import Tree, all_finite, identical, leaves_of
 
 _CALL_AFTER = "call after_step after every before_step, also where the optimizer skipped its step"
 
@@ -51,25 +39,13 @@ class Attached:
     """
 
     changes: int
-    _unwatch: Callable[[], None]
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        model: nn.Module,
-        weights: Mapping[str, Record],
-        options: Mapping[str, object] | None,
-        skip: Trigger,
-        reset: Trigger,
-        hooks: bool,
-    ) -> None:
-        self._model, self._skip, self._reset, self._hooks = model, skip, reset, hooks
-        self._placed = Placed(algorithm, weights)
+    def __init__(self, model: nn.Module, placed: Placed, skip: Trigger, reset: Trigger, hooks: bool) -> None:
+        self._model, self._placed, self._skip, self._reset, self._hooks = model, placed, skip, reset, hooks
         self._dense: dict[str, Tensor] | None = None  # gradients between before_step and after_step
         self._stepped: list[Optimizer] = []  # the optimizers that have stepped since before_step
         self._last, self._now, self._skipped, self.changes = -1, -1, False, 0
-        enter(self._placed.extra, self._placed.beside, options)
-        self._placed.show(self._placed.state)
+        placed.show(placed.state)
         self._watch()
 
     # ---- in the loop ------------------------------------------------------------------------------
@@ -88,14 +64,16 @@ class Attached:
             raise RuntimeError(f"before_step: called twice, without after_step between: {_CALL_AFTER}")
         now = self._last + 1 if step is None else order.later("before_step", step, self._last)
         placed, records = self._placed, self._placed.weights.values()
-        check_links(self._links)
-        check_members(placed.trained)
-        dense = dense_gradients(records)
+        writes.check_links(self._links)
+        writes.check_members(placed.trained)
+        dense = gradients.dense_gradients(records)
         placed.take_over("before_step")
         skipped = bool(self._skip(now))
-        seen = [] if skipped else seen_gradients(placed.view, placed.state, placed.supports, dense, now)
+        seen = (
+            [] if skipped else gradients.seen_gradients(placed.algorithm.view, placed.state, placed.trained, dense, now)
+        )
         placed.show_trained()
-        give(records, placed.trained, seen, dense)
+        gradients.give(records, placed.trained, seen, dense)
         self._dense, self._now, self._skipped, self._stepped = dense, now, skipped, []
 
     def after_step(self, step: int) -> None:
@@ -113,10 +91,11 @@ class Attached:
         if step != self._now and (bool(self._skip(step)) != self._skipped or files.reads_step(placed.algorithm)):
             raise ValueError(f"after_step: before_step took this for step {self._now}, got {step}: give it {step}, too")
         if not (self._stepped or self._skipped):
-            check_order(placed.weights.values(), dense)
+            writes.check_order(placed.weights.values(), dense)
         stepped = placed.moved(self._stepped)
         self._dense, self._last = None, step
-        placed.forget("given")
+        for record in placed.trained:
+            record.given = None
         try:
             new = unchecked(placed.algorithm)(stepped, dense, step)
             if new is not stepped and not (identical(new, stepped) or bool(all_finite(dense))):
@@ -125,13 +104,13 @@ class Attached:
             placed.show(stepped)
             raise
         if new is not old:
-            clear_changed(placed.trained, placed.view, new, stepped)
+            moments.clear_changed(placed.trained, placed.algorithm.view, new, stepped)
             if any(a is not b for a, b in zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)):
                 self.changes += 1
-                warn_of_zeros(dense, step)
+                gradients.warn_of_zeros(dense, step)
             placed.show(new, stepped)
         if bool(self._reset(step)):
-            restart(placed.trained)
+            moments.restart(placed.trained)
 
     # ---- what the hooks of the optimizers call ----------------------------------------------------
 
@@ -192,8 +171,7 @@ class Attached:
         `opt` is (): moments are the optimizer's. Read it after `after_step`.
         """
         placed = self._placed
-        leaves, rebuild = opened(placed.state if self._dense is not None else placed.now("state"))
-        return rebuild(placed.own(leaves))  # type: ignore[no-any-return]
+        return placed.own(placed.state if self._dense is not None else placed.now("state"))  # type: ignore[no-any-return]
 
     def check(self) -> None:
         """Raise RuntimeError unless pruned weights are zero in the module, naming the first that are not.
@@ -202,7 +180,7 @@ class Attached:
         """
         self._check_attached()
         self._check_between("check")
-        for name, count in stains(self._placed.state, self._placed.weights.values()).items():
+        for name, count in writes.stains(self._placed.state, self._placed.weights.values()).items():
             raise RuntimeError(
                 f"check: {count} pruned entries of {name!r} are not zero in the module: somebody wrote them since "
                 "after_step; the next before_step masks what torch knows to be written, which `.data` hides"
@@ -213,7 +191,7 @@ class Attached:
 
         `sf.report.summary` of what `attach` returned is that of this state.
         """
-        return in_module(self.state, self._placed.weights.values())
+        return writes.in_module(self.state, self._placed.weights.values())
 
     def state_dict(self) -> dict[str, object]:
         """What `load_state_dict` needs: tensors by path, the last step, the algorithm's name and its arguments.
@@ -236,11 +214,12 @@ class Attached:
         """
         self._check_attached()
         placed = self._placed
-        check_kinds("load_state_dict", placed.state, placed.weights.values())
+        writes.check_kinds("load_state_dict", placed.state, placed.weights.values())
         state, self._last = files.loaded(placed.algorithm, state_dict, placed.state, placed.unmasked(), strict)
         self._dense = None
         placed.show(state)
-        placed.forget("moments")
+        for record in placed.trained:
+            record.moments = None  # the optimizer may have loaded others
 
     def detach(self) -> None:
         """Leave an ordinary module with its effective weights, and the optimizer as it was; `state` stays.
@@ -255,14 +234,15 @@ class Attached:
         """
         self._check_attached()
         placed = self._placed
-        if all(fits(placed.state, record) for record in placed.weights.values()):  # else there is no state to show
+        if all(
+            writes.fits(placed.state, record) for record in placed.weights.values()
+        ):  # else there is no state to show
             self._reopen()
             placed.state = placed.now("detach")
         self._unwatch()
-        leave(placed.extra)
-        leaves, rebuild = opened(placed.state)
-        placed.state, self._dense = rebuild(placed.own(leaves)), None
-        placed.weights, placed.extra = {}, []
+        take_out(placed.extra)
+        placed.state, self._dense = placed.own(placed.state), None
+        placed.weights, placed.extra, placed.records = {}, [], []
 
     # ---- checks and copies ------------------------------------------------------------------------
 
@@ -275,10 +255,8 @@ class Attached:
             raise RuntimeError(f"{call}: called between before_step and after_step: {_CALL_AFTER}")
 
     def _watch(self) -> None:
-        records = [*self._placed.weights.values(), *self._placed.extra]
-        optimizers = {id(record.optimizer): record.optimizer for record in records}.values()
-        self._links = links_of(self._model, self._placed.weights.values())
-        self._unwatch = order.watch(self, [record.parameter for record in records], optimizers, self._hooks)
+        self._links = writes.links_of(self._model, self._placed.weights.values())
+        self._unwatch = order.watch(self, self._placed.records, self._hooks)
 
     def __getstate__(self) -> dict[str, object]:
         self._check_between("copy")

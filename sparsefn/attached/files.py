@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -13,33 +12,29 @@ from torch import Tensor
 
 from sparsefn import algorithms, checkpoint, compose
 from sparsefn.engine.checks import is_int
-from sparsefn.engine.described import Call, call_of, shown
+from sparsefn.engine.described import call_of, shown
 from sparsefn.engine.shards import is_sharded
-from sparsefn.state import Algorithm, State, inside, masked_view
-from sparsefn.tree import flatten, leaves_of
+from sparsefn.state import Algorithm, State, effective, masked_view
+from sparsefn.tree import Tree, leaves_at, with_leaves
 
 _ALGORITHMS = {name for wing in (algorithms, compose) for name in vars(wing)}
 
 
 def saved(
-    algorithm: Algorithm,
-    state: State,
-    step: int,
-    visible: Collection[str],
-    own: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    algorithm: Algorithm, state: State, step: int, visible: Collection[str], own: Callable[[Tree], Tree]
 ) -> dict[str, object]:
     """The algorithm and its arguments, the step, and the tensors of a state, but for the params that a module shows.
 
     >>> state = sf.static(0.5).init({"w": torch.ones(2, 2)})
-    >>> list(saved(sf.static(0.5), state, 3, ["w"], list)["tensors"])
+    >>> list(saved(sf.static(0.5), state, 3, ["w"], dict)["tensors"])
     ['masks.w', 'key']
 
     `own` copies the tensors that later steps write.
     """
     left_out = {f"params.{name}" for name in visible}
     tensors = {path: x for path, x in checkpoint.state_dict(state).items() if path not in left_out}
-    kept = dict(zip(tensors, own(list(tensors.values())), strict=True))
-    return {"algorithm": _name(algorithm), "arguments": arguments(algorithm), "step": step, "tensors": kept}
+    name = _without_addresses(repr(algorithm))
+    return {"algorithm": name, "arguments": arguments_by_path(algorithm), "step": step, "tensors": own(tensors)}
 
 
 def loaded(
@@ -49,7 +44,7 @@ def loaded(
 
     >>> algorithm, weights = sf.static(0.5, init="magnitude"), {"w": torch.tensor([[1.0, 2.0]])}
     >>> state = algorithm.init(weights)
-    >>> loaded(algorithm, saved(algorithm, state, 3, ["w"], list), state, {"w": torch.ones(1, 2)})[0].params
+    >>> loaded(algorithm, saved(algorithm, state, 3, ["w"], dict), state, {"w": torch.ones(1, 2)})[0].params
     {'w': tensor([[0., 1.]])}
 
     Raises ValueError for anything else, for the state of another algorithm, with `strict` for one with other
@@ -59,30 +54,39 @@ def loaded(
         raise ValueError("load_state_dict: expected the state_dict() of what attach returned, got something else")
     if not is_int(found["step"]):
         raise ValueError(f"load_state_dict: expected 'step' to be an int, got {found['step']!r}")
-    theirs, name = found["algorithm"], _name(algorithm)
-    _check_arguments(theirs, found["arguments"], name, arguments(algorithm), strict)
+    theirs, name = found["algorithm"], _without_addresses(repr(algorithm))
+    _check_arguments(theirs, found["arguments"], name, arguments_by_path(algorithm), strict)
     missing = {name: leaf for name, leaf in weights.items() if f"params.{name}" not in found["tensors"]}
     try:
         tensors = {**found["tensors"], **{f"params.{name}": leaf for name, leaf in missing.items()}}
         state = checkpoint.load_state_dict(like, tensors)
     except ValueError as error:
         raise ValueError(f"load_state_dict: a state of {theirs} does not fit {name}: {error}") from error
-    params, rebuild = flatten(state.params)
-    masked = dict(zip(params, leaves_of(inside(state.masks, state.params)), strict=True))
-    params = {name: masked[name] if name in missing else leaf for name, leaf in params.items()}
-    return state._replace(params=rebuild(list(params.values()))), found["step"]
+    masked = leaves_at(effective(state), missing)
+    return state._replace(params=with_leaves(state.params, masked)), found["step"]
 
 
-def arguments(made: object) -> dict[str, str]:
+def arguments_by_path(made: Any, path: str = "") -> dict[str, str]:
     """Every argument of the calls that made an object, by dotted path; the calls themselves are there, too.
 
-    >>> arguments(sf.schedules.linear(0.5, slope=0.25))
+    >>> arguments_by_path(sf.schedules.linear(0.5, slope=0.25))
     {'': 'linear', 'init': '0.5', 'slope': '0.25'}
 
     Arguments that were left out are there with their defaults, tensors as a digest of their bits.
     """
-    found: dict[str, str] = {}
-    _collect(made, "", found)
+    call, kind, items = call_of(made), type(made), {}
+    if call is not None:
+        text, items = call.make.__name__, call.arguments()
+    elif kind in (dict, list, tuple):
+        text, items = kind.__name__, made if kind is dict else {str(i): item for i, item in enumerate(made)}
+    elif isinstance(made, Tensor) and not is_sharded(made):  # of a sharded one each process has a part
+        bits = made.detach().cpu().reshape(-1).view(torch.uint8)
+        text = f"{shown(made)} {hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]}"
+    else:
+        text = _without_addresses(shown(made))
+    found = {path: text}
+    for name, item in items.items():
+        found |= arguments_by_path(item, f"{path}.{name}".lstrip("."))
     return found
 
 
@@ -92,38 +96,8 @@ def reads_step(algorithm: Algorithm) -> bool:
     >>> reads_step(sf.rigl(0.9)), reads_step(sf.with_terms(sf.rigl(0.9), sf.terms.pruned_decay(0.1)))
     (False, True)
     """
-    found = arguments(algorithm)
+    found = arguments_by_path(algorithm)
     return "with_terms" in found.values() or (len(found) == 1 and algorithm.view is not masked_view)
-
-
-def _collect(value: Any, path: str, found: dict[str, str]) -> None:
-    call = call_of(value)
-    if call is not None:
-        found[path] = call.make.__name__
-        for name, item in _bound(call).items():
-            _collect(item, f"{path}.{name}".lstrip("."), found)
-    elif type(value) is dict or type(value) in (list, tuple):
-        found[path] = type(value).__name__
-        items = value.items() if type(value) is dict else [(str(i), item) for i, item in enumerate(value)]
-        for name, item in items:
-            _collect(item, f"{path}.{name}".lstrip("."), found)
-    elif isinstance(value, Tensor) and is_sharded(value):
-        found[path] = shown(value)  # each process has a part
-    elif isinstance(value, Tensor):
-        bits = value.detach().cpu().reshape(-1).view(torch.uint8)
-        found[path] = f"{shown(value)} {hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]}"
-    else:
-        found[path] = re.sub(r" at 0x[0-9a-f]+", "", shown(value))
-
-
-def _bound(call: Call) -> dict[str, Any]:
-    signature = inspect.signature(call.make)
-    bound = signature.bind(*call.args, **call.kwargs)
-    bound.apply_defaults()
-    rest = [name for name, one in signature.parameters.items() if one.kind is one.VAR_KEYWORD]
-    return {name: item for name, item in bound.arguments.items() if name not in rest} | {
-        name: item for more in rest for name, item in bound.arguments[more].items()
-    }
 
 
 def _check_arguments(theirs: str, their: Mapping[str, str], mine: str, own: Mapping[str, str], strict: bool) -> None:
@@ -139,5 +113,5 @@ def _check_arguments(theirs: str, their: Mapping[str, str], mine: str, own: Mapp
         )
 
 
-def _name(algorithm: Algorithm) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm))
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)

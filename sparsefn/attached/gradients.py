@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparsefn.attached.records import Record, address
 from sparsefn.engine.leafwise import zeroed
@@ -15,17 +15,17 @@ from sparsefn.state import State, Step, TrainView, masked_view
 from sparsefn.tree import leaves_of
 
 
-def gradient(parameter: nn.Parameter) -> Tensor:
-    """The gradient of a parameter, dense and laid out as the parameter; zeros where it has none.
+def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
+    """The gradient of a parameter, dense and laid out as a leaf; zeros where it has none.
 
-    >>> gradient(torch.nn.Parameter(torch.ones(2)))
+    >>> dense_gradient(torch.nn.Parameter(torch.ones(2)), torch.ones(2))
     tensor([0., 0.])
     """
     grad = parameter.grad
     if grad is None:
-        return torch.zeros_like(parameter)
+        return torch.zeros_like(like)
     grad = grad if grad.layout == torch.strided else grad.to_dense()
-    grad = grad if type(grad) is Tensor else laid_out(grad, parameter)  # quick, as every step asks
+    grad = grad if type(grad) is Tensor else laid_out(grad, like)  # quick, as every step asks
     return grad.detach() if grad.requires_grad else grad  # it does after backward(create_graph=True)
 
 
@@ -46,20 +46,22 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
             "before_step: no parameter has a gradient: call it after backward() and before zero_grad(), on what attach "
             "returned for this very module; a copy of a module has parameters of its own"
         )
-    return {record.name: gradient(record.parameter) for record in records}
+    return {record.name: dense_gradient(record.parameter, record.parameter) for record in records}
 
 
 def seen_gradients(
-    view: TrainView, state: State, supports: Sequence[Tensor], dense: Mapping[str, Tensor], step: Step
+    view: TrainView, state: State, trained: Iterable[Record], dense: Mapping[str, Tensor], step: Step
 ) -> list[Tensor]:
     """The gradient of each leaf that an algorithm trains, in their order.
 
     >>> state = sf.static(0.5, init="magnitude").init({"w": torch.tensor([[1.0, 2.0]])})
-    >>> seen_gradients(masked_view, state, [state.masks["w"]], {"w": torch.ones(1, 2)}, 0)
+    >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1), support=state.masks["w"])
+    >>> seen_gradients(masked_view, state, [record], {"w": torch.ones(1, 2)}, 0)
     [tensor([[0., 1.]])]
     """
     if view.grads is masked_view.grads:
-        return zeroed(supports, list(dense.values()))
+        return zeroed([record.support for record in trained], list(dense.values()))
     return leaves_of(view.grads(state, dict(dense), step))
 
 
@@ -72,7 +74,7 @@ def give(
     >>> optimizer = torch.optim.SGD([weight, latent], lr=0.1)
     >>> weight.grad = torch.ones(2)
     >>> weights, dense = [Record("w", weight, optimizer)], {"w": weight.grad}
-    >>> give(weights, [Record("latent.w", latent, optimizer, trains=True, added=True)], [weight.grad], dense)
+    >>> give(weights, [Record("latent.w", latent, optimizer, weights[0], trains=True)], [weight.grad], dense)
     >>> weight.grad, latent.grad, latent.grad is dense["w"]
     (None, tensor([1., 1.]), False)
 
@@ -85,7 +87,7 @@ def give(
             record.give(None)
     for record, grad in zip(trained, seen, strict=bool(seen)):
         own = record.parameter.grad
-        if own is None and not record.added:
+        if own is None and not record.beside:
             record.give(None)
             continue
         name = held.get(address(grad))

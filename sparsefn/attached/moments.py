@@ -22,19 +22,6 @@ _ENTRY_BY_ENTRY = {
     *(torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
 }
 _SHRINKS = ("weight_decay", "lambd")  # a weight times 1 - lr * this: -0.0 for a zero where it is negative
-_WRAPPERS = {"AcceleratedOptimizer"}  # told by name; others may move the weights after the optimizer inside them
-
-
-def unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside the wrapper that accelerate puts around it, any other as it is.
-
-    >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    >>> unwrapped(optimizer) is optimizer
-    True
-
-    The wrapper leaves out the steps between accumulated gradients and has no step hooks.
-    """
-    return optimizer.optimizer if type(optimizer).__name__ in _WRAPPERS else optimizer  # type: ignore[attr-defined]
 
 
 def zeros_stay(optimizer: Optimizer, dtypes: Iterable[torch.dtype]) -> bool:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sparsefn.attached.records import Record, optimizers_of
 from sparsefn.engine.checks import as_int, check_kind
 
 STEP_ALONE = (
@@ -46,17 +47,13 @@ def watched(parameter: nn.Parameter) -> bool:
     False
     """
     watch = _WATCHES.get(parameter)
-    if watch is None:
-        return False
-    if watch.around() is None:
+    if watch is not None and watch.around() is None:
         _remove(watch.handles)
         return False
-    return True
+    return watch is not None
 
 
-def watch(
-    around: Around, parameters: Iterable[nn.Parameter], optimizers: Iterable[Optimizer], keep: bool
-) -> Callable[[], None]:
+def watch(around: Around, records: Sequence[Record], keep: bool) -> Callable[[], None]:
     """Set the step hooks, and return the function that removes them.
 
     With `keep` the optimizers hold what they call; else it may become garbage, and a step then raises RuntimeError.
@@ -64,17 +61,16 @@ def watch(
     alive = weakref.ref(around)
     found: Callable[[], Around | None] = (lambda: around) if keep else alive
     handles = []
-    for optimizer in optimizers:
+    for optimizer in optimizers_of(records):
         handles.append(optimizer.register_step_pre_hook(partial(_before, found)))
         handles.append(optimizer.register_step_post_hook(partial(_after, found)))
-    own = list(parameters)
-    for parameter in own:
-        _WATCHES[parameter] = _Watch(alive, handles)
+    for record in records:
+        _WATCHES[record.parameter] = _Watch(alive, handles)
 
     def remove() -> None:
         _remove(handles)
-        for parameter in own:
-            _WATCHES.pop(parameter, None)
+        for record in records:
+            _WATCHES.pop(record.parameter, None)
 
     return remove
 

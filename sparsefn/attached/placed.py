@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparsefn.attached.gradients import gradient
+from sparsefn.attached.gradients import dense_gradient
 from sparsefn.attached.moments import clear_moments, zeros_stay
 from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
 from sparsefn.engine.leafwise import is_sparse, zeroed
-from sparsefn.state import Algorithm, State, TrainView
-from sparsefn.tree import flatten, leaves_of, opened
+from sparsefn.state import Algorithm, State
+from sparsefn.tree import Tree, flatten, opened, zipped
 
 
 class Placed:
@@ -42,19 +41,13 @@ class Placed:
             )
         self.algorithm, self.state = algorithm, state
         self.weights = {name: weights[name] for name in flatten(state.params)[0]}  # in the order of the leaves
-        self.trained, self.beside = trained_records(algorithm.view, state, self.weights)
-        self.extra = [record for record in self.trained if record.added]
-        self.supports: list[Tensor] = []
+        self.trained = trained_records(algorithm.view, state, self.weights)
+        self.extra = [record for record in self.trained if record.beside]
+        self.records = [*self.weights.values(), *self.extra]
         for record in self.weights.values():  # the weights that `show` is about to change
             if is_sparse(state.masks[record.name], record.parameter):
                 record.found = record.parameter.detach().clone()
-        self._trains_params = algorithm.view.get(state) is state.params
-        self._dtypes = {record.parameter.dtype for record in (*self.weights.values(), *self.extra)}
-
-    @property
-    def view(self) -> TrainView:
-        """How the algorithm sees the state."""
-        return self.algorithm.view
+        self._dtypes = {record.parameter.dtype for record in self.records}
 
     def written(self) -> list[Record]:
         """The weights that somebody has written to since `show`."""
@@ -75,9 +68,9 @@ class Placed:
 
         The state itself where the parameters are its leaves, and are known to be zero where they are pruned.
         """
-        state, view, records = self.state, self.view, self.weights.values()
+        state, view, records = self.state, self.algorithm.view, self.weights.values()
         written = [record for record in records if record.is_touched()]
-        is_plain = self._trains_params and not any(record.hidden for record in records)
+        is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
         if is_plain and not written and stepped and all(zeros_stay(one, self._dtypes) for one in stepped):
             return state
         check_kinds("after_step", state, written)
@@ -87,9 +80,9 @@ class Placed:
         if not is_plain:
             values = [record.parameter.detach() for record in self.trained]
             state = view.put(state, opened(view.get(state))[1](values))
-        for record, support in zip(self.trained, self.supports, strict=True):
-            if is_sparse(support, record.parameter):
-                clear_moments(record, support)  # weight decay of weights that are not zero ends in momentum
+        for record in self.trained:
+            if is_sparse(record.support, record.parameter):
+                clear_moments(record, record.support)  # weight decay of weights that are not zero ends in momentum
         leaves = zeroed([state.masks[r.name] for r in own], [state.params[r.name] for r in own])
         return state._replace(params=state.params | {r.name: leaf for r, leaf in zip(own, leaves, strict=True)})
 
@@ -100,7 +93,7 @@ class Placed:
         Leaves that are those of `old`, under its masks, are known to be zero where they are pruned.
         """
         params, records = dict(new.params), list(self.weights.values())
-        held = {address(record.parameter) for record in (*records, *self.extra)}
+        held = {address(record.parameter) for record in self.records}
         fresh = [r for r in records if old is None or not _same(r.name, new, old)]
         some = [r for r in records if r.hidden or r in fresh]
         shows = zeroed([new.masks[r.name] for r in some], [params[r.name] for r in some])
@@ -116,10 +109,12 @@ class Placed:
                 params[name] = parameter.detach()
             record.note()
             record.written = False
-        for record, leaf in zip(self.trained, leaves_of(self.view.get(new)), strict=True):
-            if record.added and address(leaf) != address(record.parameter):
+        rows, _ = zipped(self.trained, self.algorithm.view.get(new), self.algorithm.view.support(new))
+        for record, leaf, support in rows:
+            record.support = support
+            if record.beside and address(leaf) != address(record.parameter):
                 record.parameter.copy_(leaf)
-        self.state, self.supports = new._replace(params=params), leaves_of(self.view.support(new))
+        self.state = new._replace(params=params)
 
     def show_trained(self) -> None:
         """Let the module hold what trains, also where it is pruned: a step begins."""
@@ -146,14 +141,15 @@ class Placed:
             record.written = record.is_touched()
             if not record.trains:
                 record.parameter.grad = None
-        for record, support in zip(self.trained, self.supports, strict=True):
+        for record in self.trained:
             if record.optimizer is not optimizer:
                 continue
-            is_masked, moments = is_sparse(support, record.parameter), record.optimizer.state.get(record.parameter)
+            support, moments = record.support, optimizer.state.get(record.parameter)
+            is_masked = is_sparse(support, record.parameter)
             if skipped:
                 record.give(None)
             elif is_masked and not record.has_given():
-                record.give(zeroed([support], [gradient(record.parameter)])[0])
+                record.give(zeroed([support], [dense_gradient(record.parameter, record.parameter)])[0])
             if moments is not record.moments:
                 record.moments = moments
                 if is_masked and moments:
@@ -161,20 +157,16 @@ class Placed:
 
     def leave(self, optimizer: Optimizer) -> None:
         """Note what an optimizer has written in its step."""
-        for record in (*self.weights.values(), *self.extra):
+        for record in self.records:
             if record.optimizer is optimizer:
                 record.note()
                 record.moments = optimizer.state.get(record.parameter)
 
-    def forget(self, name: Literal["given", "moments"]) -> None:
-        """Forget the gradients that were given, or take no moments for known."""
-        for record in self.trained:
-            setattr(record, name, None)
-
-    def own(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """The leaves, with copies of those whose memory later steps write."""
-        held = {address(record.parameter) for record in (*self.weights.values(), *self.extra)}
-        return [leaf.clone() if address(leaf) in held else leaf for leaf in leaves]
+    def own(self, tree: Tree) -> Tree:
+        """The tree, with copies of the leaves whose memory later steps write."""
+        held = {address(record.parameter) for record in self.records}
+        leaves, rebuild = opened(tree)
+        return rebuild([leaf.clone() if address(leaf) in held else leaf for leaf in leaves])
 
 
 def _same(name: str, new: State, old: State) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from sparsefn.engine.shards import here, is_sharded, whole
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, TrainView
 from sparsefn.tree import flatten, leaves_of
+
+_ALL = torch.tensor(True)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -28,8 +31,9 @@ class Record:
     name: str
     parameter: nn.Parameter
     optimizer: Optimizer
+    beside: Record | None = None  # the weight that it was added for; the module has all others
     trains: bool = False  # it is a leaf of the tree that the algorithm trains
-    added: bool = False  # the module does not have it
+    support: Tensor = _ALL  # where it trains
     latent: bool = False  # its values follow from latents
     hidden: bool = False  # the state has values at its pruned entries, which the module does not show
     found: Tensor | None = None  # the values that `attach` found, until the first step
@@ -67,16 +71,19 @@ class Record:
         self.seen = (self.parameter._version, address(self.parameter))
 
 
-def owned(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Record]:
+def owned_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Record]:
     """The parameters of a model that require a gradient, by name, each with its optimizer.
 
     >>> layer = torch.nn.Linear(2, 1)
-    >>> list(owned(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
+    >>> list(owned_parameters(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
     ['weight', 'bias']
 
     Raises ValueError for one that no optimizer has, or more than one.
     """
-    kind, owners = type(model).__name__, _owners(optimizers)
+    kind, owners = type(model).__name__, defaultdict(list)
+    for optimizer in optimizers:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            owners[id(parameter)].append(optimizer)
     named = {name: p for name, (_, p) in own_tensors(model, "parameters").items() if p.requires_grad}
     if not named:
         raise ValueError(f"attach: expected a model with parameters that require a gradient, got a {kind} without")
@@ -84,61 +91,52 @@ def owned(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Record
         raise ValueError(f"attach: expected an optimizer of this {kind}, got one that has none of its parameters")
     records = {}
     for name, p in named.items():
-        if len(found := owners.get(id(p), [])) != 1:
+        if len(found := owners[id(p)]) != 1:
             hint = "" if found else ": give it to one, or freeze it with requires_grad_(False)"
             raise ValueError(f"attach: expected one optimizer to have {name!r}, got {len(found)}{hint}")
         records[name] = Record(name, p, found[0])  # type: ignore[arg-type]
     return records
 
 
-def _owners(optimizers: Sequence[Optimizer]) -> dict[int, list[Optimizer]]:
-    owners: dict[int, list[Optimizer]] = {}
-    for optimizer in optimizers:
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            owners.setdefault(id(parameter), []).append(optimizer)
-    return owners
-
-
-def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]) -> tuple[list[Record], list[Record]]:
-    """A record for each leaf that an algorithm trains, and for each that is no param the record of its weight.
+def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]) -> list[Record]:
+    """A record for each leaf that an algorithm trains: that of a weight, or a new one beside it.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 2))
     >>> algorithm, optimizer = sf.supermask(0.5), torch.optim.SGD([weight], lr=0.1)
     >>> weights = {"w": Record("w", weight, optimizer)}
-    >>> records, beside = trained_records(algorithm.view, algorithm.init({"w": weight.detach()}), weights)
-    >>> records[0].name, records[0].added, beside[0].name
-    ('scores.w', True, 'w')
+    >>> (record,) = trained_records(algorithm.view, algorithm.init({"w": weight.detach()}), weights)
+    >>> record.name, record.beside.name
+    ('scores.w', 'w')
 
     A leaf belongs to the weight whose name ends its path; that of no weight to the first. Raises ValueError for
     SparseAdam, which takes no masked gradients.
     """
     names = {id(leaf): name for name, leaf in flatten(state.params)[0].items()}
-    records, beside = [], []
+    records = []
     for path, leaf in flatten(view.get(state))[0].items():
         if id(leaf) in names:
             records.append(weights[names[id(leaf)]])
             continue
         ends = [name for name in weights if path == name or path.endswith(f".{name}")]
-        near = weights[max(ends, key=len)] if ends else next(iter(weights.values()))
-        near.latent = near.latent or (bool(ends) and "latent" in path.split("."))
-        records.append(Record(path, nn.Parameter(leaf.detach().clone()), near.optimizer, added=True))
-        beside.append(near)
+        beside = weights[max(ends, key=len)] if ends else next(iter(weights.values()))
+        beside.latent = beside.latent or (bool(ends) and "latent" in path.split("."))
+        records.append(Record(path, nn.Parameter(leaf.detach().clone()), beside.optimizer, beside))
     for record, support in zip(records, leaves_of(view.support(state)), strict=True):
-        record.trains = True
-        if isinstance(record.optimizer, torch.optim.SparseAdam) and (record.added or support.ndim):
+        record.trains, record.support = True, support
+        if isinstance(record.optimizer, torch.optim.SparseAdam) and (record.beside or support.ndim):
             raise ValueError(
                 f"attach: SparseAdam takes sparse gradients alone, and those of {record.name!r} are masked and dense: "
                 "leave it out of `where`, or train it with Adam"
             )
-    return records, beside
+    return records
 
 
-def enter(extra: Sequence[Record], beside: Sequence[Record], options: Mapping[str, object] | None) -> None:
+def put_in(extra: Sequence[Record], options: Mapping[str, object] | None) -> None:
     """Give new parameters to their optimizers: in the groups of their weights, or in one of their own with options.
 
     >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
-    >>> enter([Record("s", score, optimizer)], [Record("w", weight, optimizer)], {"lr": 1.0})
+    >>> put_in([Record("s", score, optimizer, Record("w", weight, optimizer))], {"lr": 1.0})
     >>> Record("s", score, optimizer).group["lr"]
     1.0
     """
@@ -147,23 +145,26 @@ def enter(extra: Sequence[Record], beside: Sequence[Record], options: Mapping[st
             "attach: expected an algorithm that trains scores or latents for extra_group, got one that adds no "
             "parameters"
         )
-    if options is None:
-        for record, near in zip(extra, beside, strict=True):
-            near.group["params"].append(record.parameter)
-            _forget_length(near.optimizer)
-        return
-    for optimizer in {id(record.optimizer): record.optimizer for record in extra}.values():
-        members = [record.parameter for record in extra if record.optimizer is optimizer]
-        optimizer.add_param_group({**options, "params": members})
+    for optimizer in optimizers_of(extra):
+        new = [record for record in extra if record.optimizer is optimizer]
+        if options is not None:
+            optimizer.add_param_group({**options, "params": [record.parameter for record in new]})
+        for record in new if options is None else ():
+            record.beside.group["params"].append(record.parameter)  # type: ignore[union-attr]
         _forget_length(optimizer)
 
 
-def leave(extra: Iterable[Record]) -> None:
+def optimizers_of(records: Iterable[Record]) -> list[Optimizer]:
+    """The optimizers of some parameters, each once."""
+    return list({id(record.optimizer): record.optimizer for record in records}.values())
+
+
+def take_out(extra: Iterable[Record]) -> None:
     """Take parameters out of their optimizers, with their moments and with groups that become empty.
 
     >>> weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     >>> optimizer = torch.optim.SGD([weight, score], lr=0.1)
-    >>> leave([Record("s", score, optimizer)])
+    >>> take_out([Record("s", score, optimizer)])
     >>> optimizer.param_groups[0]["params"] == [weight]
     True
     """
@@ -204,14 +205,14 @@ def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     All processes get the same answers, in one message: what they do next must not differ.
     """
     if not any(is_sharded(a) for a, _ in pairs):
-        return [not (torch.equal(a, b) or bool(alike(a, b).all())) for a, b in pairs]
-    return [bool(count) for count in whole([(~alike(a, b)).sum() for a, b in pairs])]
+        return [not (torch.equal(a, b) or bool(same_or_nan(a, b).all())) for a, b in pairs]
+    return [bool(count) for count in whole([(~same_or_nan(a, b)).sum() for a, b in pairs])]
 
 
-def alike(a: Tensor, b: Tensor) -> Tensor:
+def same_or_nan(a: Tensor, b: Tensor) -> Tensor:
     """Where two tensors are equal, or both NaN.
 
-    >>> alike(torch.tensor([1.0, math.nan, 3.0]), torch.tensor([1.0, math.nan, 4.0]))
+    >>> same_or_nan(torch.tensor([1.0, math.nan, 3.0]), torch.tensor([1.0, math.nan, 4.0]))
     tensor([ True,  True, False])
     """
     return (a == b) | (a.isnan() & b.isnan())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparsefn.attached.records import Record, alike, differ
+from sparsefn.attached.records import Record, differ, optimizers_of, same_or_nan
 from sparsefn.engine.leafwise import is_sparse, zeroed
 from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.modules.wrappers import own_tensors
@@ -109,8 +109,9 @@ def check_members(records: Sequence[Record]) -> None:
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> check_members([Record("w", weight, torch.optim.SGD([weight], lr=0.1))])
     """
-    owners = {id(record.optimizer): record.optimizer for record in records}.values()
-    members = {id(p) for optimizer in owners for group in optimizer.param_groups for p in group["params"]}
+    members = {
+        id(p) for optimizer in optimizers_of(records) for group in optimizer.param_groups for p in group["params"]
+    }
     for record in records:
         if id(record.parameter) not in members:
             raise RuntimeError(f"before_step: the optimizer of {record.name!r} has it no more: {_AGAIN}")
@@ -153,7 +154,7 @@ def taken_over(call: str, state: State, written: Sequence[Record]) -> State:
             continue
         (shown,) = zeroed([mask], [leaf])
         if not record.latent:
-            params[name] = torch.where(alike(value, shown), leaf, value)
+            params[name] = torch.where(same_or_nan(value, shown), leaf, value)
         elif any(differ([(value, shown)])):
             raise RuntimeError(
                 f"{call}: somebody wrote to {name!r}, but its weights follow from latents, which the write does not "
@@ -172,16 +173,12 @@ def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> 
     >>> record.hidden
     True
     """
-    leaves = [state.params[record.name] for record in records]
-    masked = [is_sparse(state.masks[record.name], leaf) for record, leaf in zip(records, leaves, strict=True)]
-    if has_own_support(state):
-        found = masked
-    else:
-        at = [i for i, is_masked in enumerate(masked) if is_masked]
-        others = dict(zip(at, differ([(shown[i], leaves[i]) for i in at]), strict=True))
-        found = [others.get(i, False) for i in range(len(records))]
-    for record, hides in zip(records, found, strict=True):
-        record.hidden = record.latent or hides
+    pairs = {record.name: (x, state.params[record.name]) for record, x in zip(records, shown, strict=True)}
+    pairs = {name: pair for name, pair in pairs.items() if is_sparse(state.masks[name], pair[1])}
+    hides = [True] * len(pairs) if has_own_support(state) else differ([*pairs.values()])
+    found = dict(zip(pairs, hides, strict=True))
+    for record in records:
+        record.hidden = record.latent or found.get(record.name, False)
 
 
 def stains(state: State, records: Iterable[Record]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.checkpoint.states import INTEGERS, as_dense, check_mask, check_values
+from sparsefn.checkpoint.states import INTEGERS, as_dense, check_values, refuse_false
 from sparsefn.engine.checks import check_pairs
 from sparsefn.engine.transforms import concrete
 from sparsefn.masks.packing import check_unused, pack, unpack
@@ -55,7 +55,7 @@ def compress(state: State, pattern: Pattern | Sequence[tuple[Where, Pattern]]) -
         dense = check_values("the state", path, as_dense("the state", path, leaf))
         if not dense.is_floating_point():
             raise TypeError(f"compress: expected floating-point params, got {dense.dtype} at {path!r}")
-        mask = check_mask(path, check_values("the masks", path, masks[path]))
+        mask = refuse_false(path, check_values("the masks", path, masks[path]))
         if mask.ndim:
             named = {f"{path}.{part}": x for part, x in _compressed(path, dense, mask, patterns[path]).items()}
         else:
@@ -152,12 +152,8 @@ def _compressed(path: str, leaf: Tensor, mask: Tensor, pattern: Pattern) -> dict
     slots = _slots(f"compress: expected a mask of {pattern!r}", path, kept, n)
     bits = leaf.resolve_neg().view(INTEGERS[leaf.element_size()])
     values = bits.new_zeros(slots.shape).masked_scatter_(slots, _rows(bits, axis, count, m).masked_select(kept))
-    numbers = {"shape": [*leaf.shape], "nm": [n, m, axis]}
-    return {
-        "values": _back(values, axis).view(leaf.dtype),
-        "bitmask": pack([mask])[0],
-        **{part: torch.tensor(row, dtype=torch.int64, device=leaf.device) for part, row in numbers.items()},
-    }
+    numbers = (torch.tensor(row, dtype=torch.int64, device=leaf.device) for row in ([*leaf.shape], [n, m, axis]))
+    return dict(zip(_PARTS, (_back(values, axis).view(leaf.dtype), *pack([mask]), *numbers), strict=True))
 
 
 def _decompressed(path: str, values: Tensor, bitmask: Tensor, shape: Tensor, nm: Tensor) -> tuple[Tensor, Tensor]:

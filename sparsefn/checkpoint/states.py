@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import optree
@@ -37,21 +37,17 @@ def state_dict(state: Tree, *, pack: bool = False) -> dict[str, Tensor]:
     recognizes packed masks. Raises ValueError for two leaves of one path, TypeError for a leaf that is not a tensor,
     or is a sparse, nested or quantised one.
     """
-    leaves = {path: as_dense("the state", path, leaf) for path, leaf in flatten(state)[0].items()}
-    return {
-        path: _packed(leaf) if pack and leaf.dtype == torch.bool and leaf.ndim else _own(leaf)
-        for path, leaf in leaves.items()
-    }
+    return {path: _saved(as_dense("the state", path, leaf), pack) for path, leaf in flatten(state)[0].items()}
 
 
-def _packed(mask: Tensor) -> Tensor:
-    # Without its shape a mask could be loaded in place of any other of as many bytes.
-    head = torch.tensor(_head(mask.shape), dtype=torch.uint8, device=mask.device)
-    return torch.cat((head, *masks.pack([mask])))
-
-
-def _head(shape: torch.Size) -> list[int]:
-    return [len(shape), *(byte for size in shape for byte in size.to_bytes(8, "little"))]
+def _saved(leaf: Tensor, pack: bool) -> Tensor:
+    if pack and leaf.dtype == torch.bool and leaf.ndim:
+        # Without its shape a mask could be loaded in place of any other of as many bytes.
+        sizes = [byte for size in leaf.shape for byte in size.to_bytes(8, "little")]
+        head = torch.tensor([leaf.ndim, *sizes], dtype=torch.uint8, device=leaf.device)
+        return torch.cat((head, *masks.pack([leaf])))
+    whole = leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
+    return leaf if whole else leaf.clone(memory_format=torch.contiguous_format)
 
 
 def _shape_of(packed: Tensor) -> tuple[int, ...] | None:
@@ -95,10 +91,10 @@ def check_values(what: str, path: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def check_mask(path: str, mask: Tensor, depth: int = 0) -> Tensor:
+def refuse_false(path: str, mask: Tensor, depth: int = 0) -> Tensor:
     """The mask itself; ValueError for a 0-d False, or one among the members of a stack of this depth.
 
-    >>> check_mask("w", torch.tensor(False))
+    >>> refuse_false("w", torch.tensor(False))
     Traceback (most recent call last):
         ...
     ValueError: expected a mask of full shape or 0-d True at 'w', got 0-d False
@@ -107,11 +103,6 @@ def check_mask(path: str, mask: Tensor, depth: int = 0) -> Tensor:
         got = f"0-d False in a stack of shape {tuple(mask.shape)}" if mask.ndim else "0-d False"
         raise ValueError(f"expected a mask of full shape or 0-d True at {path!r}, got {got}")
     return mask
-
-
-def _own(leaf: Tensor) -> Tensor:
-    whole = leaf.untyped_storage().nbytes() == leaf.numel() * leaf.element_size()
-    return leaf if whole else leaf.clone(memory_format=torch.contiguous_format)
 
 
 def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = True) -> Tree:
@@ -140,7 +131,7 @@ def load_state_dict(template: Tree, sd: Mapping[str, Tensor], *, strict: bool = 
         check_paths(leaves, sd)
     likes = {path: as_dense("the template", path, leaf) for path, leaf in leaves.items()}
     found = {path: _fitting(path, like, sd.get(path, like)) for path, like in likes.items()}
-    check_masks(template, found)
+    refuse_false_masks(template, found)
     return rebuild(list(found.values()))
 
 
@@ -157,10 +148,10 @@ def check_paths(leaves: Collection[str], found: Collection[str]) -> None:
         raise ValueError(f"expected the paths of the template, but missing are {missing} and unexpected {unexpected}")
 
 
-def check_masks(template: Tree, found: Mapping[str, Tensor]) -> None:
+def refuse_false_masks(template: Tree, found: Mapping[str, Tensor]) -> None:
     """Raise ValueError for a 0-d False, alone or in a stack, among the masks of the states in a template.
 
-    >>> check_masks(State((), {"w": torch.tensor(True)}), {"masks.w": torch.tensor(False)})
+    >>> refuse_false_masks(State((), {"w": torch.tensor(True)}), {"masks.w": torch.tensor(False)})
     Traceback (most recent call last):
         ...
     ValueError: expected a mask of full shape or 0-d True at 'masks.w', got 0-d False
@@ -168,7 +159,7 @@ def check_masks(template: Tree, found: Mapping[str, Tensor]) -> None:
     depths: dict[str, Any] = flatten(_depths(template))[0]
     for path, depth in depths.items():
         if depth >= 0:
-            check_mask(path, found[path], depth)
+            refuse_false(path, found[path], depth)
 
 
 def _depths(tree: Tree) -> Tree:
@@ -209,11 +200,22 @@ def _fitting(path: str, like: Tensor, value: object) -> Tensor:
         bits = found[1 + 8 * like.ndim :]
         check_unused(path, bits, like.numel())
         found = masks.unpack([bits], [like])[0]
-    if found.shape != like.shape:
-        raise ValueError(f"expected a tensor of shape {tuple(like.shape)} at {path!r}, got {tuple(found.shape)}")
-    if found.dtype != like.dtype:
-        raise TypeError(f"expected a tensor of dtype {like.dtype} at {path!r}, got {found.dtype}")
+    check_fits(path, like, found.shape, found.dtype)
     return found.to(like.device, copy=True)
+
+
+def check_fits(path: str, like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Raise ValueError for a shape and TypeError for a dtype that is not the leaf's.
+
+    >>> check_fits("w", torch.ones(2), (2,), torch.float64)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected a tensor of dtype torch.float32 at 'w', got torch.float64
+    """
+    if tuple(shape) != tuple(like.shape):
+        raise ValueError(f"expected a tensor of shape {tuple(like.shape)} at {path!r}, got {tuple(shape)}")
+    if dtype != like.dtype:
+        raise TypeError(f"expected a tensor of dtype {like.dtype} at {path!r}, got {dtype}")
 
 
 def tree_equal(a: Tree, b: Tree) -> bool:

@@ -1,4 +1,4 @@
-"""The end of a script of many processes."""
+"""All processes of a script: who they are, and how they end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ import time
 from torch import distributed
 
 _MOMENT = 0.2  # seconds; the threads need the interpreter for microseconds
+
+
+def everyone() -> tuple[str, ...]:
+    """The name of the default process group; none where there is none.
+
+    >>> everyone()
+    ()
+    """
+    group = distributed.group.WORLD if distributed.is_available() else None
+    return () if group is None else (group.group_name,)
 
 
 def leave() -> None:
@@ -20,7 +30,7 @@ def leave() -> None:
     tensor while the interpreter ends aborts the process, after its last line, with exit code -6. So this waits for all
     processes, leaves the groups, and gives the threads a fifth of a second to finish. Every process must call it.
     """
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not everyone():
         return
     distributed.barrier()
     gc.collect()

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from sparsefn.checkpoint.states import as_dense, check_masks, check_paths, check_values, state_dict
-from sparsefn.distributed.metadata import read as metadata_of
+from sparsefn.checkpoint.states import as_dense, check_fits, check_paths, check_values, refuse_false_masks, state_dict
+from sparsefn.distributed.ends import everyone
+from sparsefn.distributed.metadata import read_metadata
 from sparsefn.engine.agreement import agreement
 from sparsefn.tree import Tree, flatten
 
@@ -38,14 +38,14 @@ def save(state: Tree, folder: str | os.PathLike[str]) -> None:
     was interrupted is no checkpoint. Raises TypeError for a leaf that is not a dense tensor, ValueError for one of the
     meta device and for a folder that holds a checkpoint: writing over one would lose it if this process ended halfway.
     """
-    with agreement(_everyone()):
+    with agreement(everyone()):
         tensors = {path: check_values("the state", path, leaf) for path, leaf in state_dict(state).items()}
         if (Path(folder) / ".metadata").exists():
             raise ValueError(f"save: expected a new folder, but {os.fspath(folder)!r} holds a checkpoint already")
     from torch.distributed.checkpoint.state_dict_saver import save as write  # importing it takes a second
 
     with _quiet():
-        write(tensors, checkpoint_id=os.fspath(folder), no_dist=_is_alone())
+        write(tensors, checkpoint_id=os.fspath(folder), no_dist=not everyone())
 
 
 def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
@@ -72,48 +72,33 @@ def load(template: Tree, folder: str | os.PathLike[str]) -> Tree:
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
     found, reader = {}, FileSystemReader(folder)
-    with agreement(_everyone()):
+    with agreement(everyone()):
         leaves, rebuild = flatten(template)
-        metadata = metadata_of(folder)
+        metadata = read_metadata(folder)
         check_paths(leaves, sorted(metadata.state_dict_metadata))
         for path, leaf in leaves.items():
             like = check_values("the template", path, as_dense("the template", path, leaf))
-            _check_fits(path, like, metadata.state_dict_metadata[path])
+            saved = metadata.state_dict_metadata[path]
+            if not isinstance(saved, TensorStorageMetadata):
+                raise TypeError(f"expected a tensor at {path!r} in the checkpoint, got an object of another kind")
+            check_fits(path, like, saved.size, saved.properties.dtype)
             found[path] = torch.empty_like(like)
     reader.read_metadata = lambda *args, **kwargs: metadata  # type: ignore[method-assign]
     with _quiet():
         try:
-            read(found, storage_reader=reader, no_dist=_is_alone())
+            read(found, storage_reader=reader, no_dist=not everyone())
         except CheckpointException as error:  # on all processes; no Exception
             rank, (fault, _) = next(iter(error.failures.items()))
             said = f"rank {rank} got {type(fault).__name__}: {fault}"
             raise ValueError(
                 f"expected files of tensors in {os.fspath(folder)!r} that can be read, but {said}"
             ) from None
-    check_masks(template, found)
+    refuse_false_masks(template, found)
     return rebuild([found[path] for path in leaves])
-
-
-def _check_fits(path: str, like: Tensor, saved: object) -> None:
-    properties = getattr(saved, "properties", None)
-    if properties is None:
-        raise TypeError(f"expected a tensor at {path!r} in the checkpoint, got an object of another kind")
-    if (size := tuple(saved.size)) != tuple(like.shape):  # type: ignore[attr-defined]
-        raise ValueError(f"expected a tensor of shape {tuple(like.shape)} at {path!r}, got {size}")
-    if properties.dtype != like.dtype:
-        raise TypeError(f"expected a tensor of dtype {like.dtype} at {path!r}, got {properties.dtype}")
-
-
-def _is_alone() -> bool:
-    return not (torch.distributed.is_available() and torch.distributed.is_initialized())
-
-
-def _everyone() -> tuple[str, ...]:
-    everyone = None if _is_alone() else torch.distributed.group.WORLD
-    return () if everyone is None else (everyone.group_name,)
 
 
 @contextmanager

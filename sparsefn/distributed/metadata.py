@@ -36,7 +36,7 @@ class Stored(NamedTuple):
     transform_descriptors: tuple[str, ...] = ()
 
 
-def read(folder: str | os.PathLike[str]) -> Metadata:
+def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
     """The metadata of a checkpoint. Raises ValueError for a file that holds anything else, naming it."""
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex, StorageMeta
 

@@ -7,9 +7,10 @@ from collections import defaultdict
 
 import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from sparsefn.checkpoint.states import as_dense, check_values
+from sparsefn.distributed.ends import everyone
 from sparsefn.engine import talks
 from sparsefn.engine.agreement import agreement
 from sparsefn.engine.shards import here, is_sharded, lie_of
@@ -27,10 +28,9 @@ def check_replicas(state: Tree) -> None:
     replicate it. Every process of the default process group must call it; each sends 16 bytes a leaf, of hashes, and
     reads all its tensors once: a check for now and then. Bits count: NaN equals NaN, and 0.0 is not -0.0.
     """
-    everyone = distributed.group.WORLD if distributed.is_available() else None
-    if everyone is None:
+    groups = everyone()
+    if not groups:
         return
-    groups = (everyone.group_name,)
     with agreement(groups):
         given = flatten(state)[0].items()
         leaves = {path: check_values("the state", path, as_dense("the state", path, leaf)) for path, leaf in given}

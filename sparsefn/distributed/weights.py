@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparsefn.engine.shards import laid_out, words_of
-from sparsefn.modules.calls import check_shape, placed
+from sparsefn.attached.gradients import dense_gradient
+from sparsefn.engine.shards import words_of
+from sparsefn.modules.calls import check_shape, check_state, tensors_for
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
@@ -30,9 +31,8 @@ def commit(model: nn.Module, state: State, *, partial: bool = False) -> None:
     Raises TypeError for anything but a module and a State and for another dtype, ValueError for names that are missing
     or unknown, another shape, and weights that are not sharded as the parameter is. Then nothing is written.
     """
-    if not isinstance(state, State):
-        raise TypeError(f"commit: expected a State second, as algorithm.init(params) gives it, got {_kind(state)}")
-    weights = placed(model, "parameters", state, partial)
+    check_state("commit", state, " second")
+    weights = tensors_for(model, "parameters", state, partial)
     own = {name: parameter for name, (_, parameter) in own_tensors(model, "parameters").items()}
     written = {name: weights[name][1] for name in flatten(state.params)[0]}
     for name, weight in written.items():
@@ -57,8 +57,7 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     but a module and a State and for another dtype, and ValueError where no parameter has a gradient, for names that
     the module lacks, and for params that are not sharded as the parameters are. Then no gradient is taken off.
     """
-    if not isinstance(state, State):
-        raise TypeError(f"grads_of: expected a State second, as algorithm.init(params) gives it, got {_kind(state)}")
+    check_state("grads_of", state, " second")
     own = {name: parameter for name, (_, parameter) in own_tensors(model, "parameters").items()}
     leaves, rebuild = flatten(state.params)
     if unknown := [name for name in leaves if name not in own]:
@@ -71,17 +70,10 @@ def grads_of(model: nn.Module, state: State) -> Tree:
             "grads_of: expected gradients, but no parameter has one: call it after backward(), and when gradients are "
             "accumulated, after the backward() that reduces them over the processes"
         )
-    grads = [_gradient(own[name], leaf) for name, leaf in leaves.items()]
+    grads = [dense_gradient(own[name], leaf) for name, leaf in leaves.items()]
     for name in leaves:
         own[name].grad = None
     return rebuild(grads)
-
-
-def _gradient(parameter: Tensor, leaf: Tensor) -> Tensor:
-    grad = parameter.grad
-    if grad is None:
-        return torch.zeros_like(leaf)
-    return laid_out(grad if grad.layout == torch.strided else grad.to_dense(), leaf)
 
 
 def _check_fits(what: str, name: str, given: Tensor, parameter: Tensor) -> None:
@@ -92,7 +84,3 @@ def _check_fits(what: str, name: str, given: Tensor, parameter: Tensor) -> None:
             f"{what}: expected params as the module's parameter, {words_of(parameter)}, at {name!r}, got one that is "
             f"{words_of(given)}: make the state from sf.modules.params_of(model) after the module is sharded"
         )
-
-
-def _kind(x: object) -> str:
-    return type(x).__name__

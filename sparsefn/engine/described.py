@@ -40,6 +40,12 @@ class Call(NamedTuple):
         parts = [*map(shown, self.args), *(f"{name}={shown(value)}" for name, value in self.kwargs.items())]
         return f"{self.make.__name__}({', '.join(parts)})"
 
+    def arguments(self) -> dict[str, Any]:
+        """Every argument by name, those that were left out with their defaults."""
+        bound = inspect.signature(self.make).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
 
 class FromCall:
     """The base of objects that know the call which made them; a changed copy does not know it.
@@ -182,10 +188,8 @@ def parts_of(made: object) -> Iterator[object]:
     items: Iterable[object] = ()
     if isinstance(made, Call):
         items = (*made.args, *made.kwargs.values())
-    elif type(made) in (list, tuple):
-        items = made  # type: ignore[assignment]
-    elif type(made) is dict:
-        items = made.values()
+    elif type(made) in (list, tuple, dict):
+        items = made.values() if isinstance(made, dict) else made  # type: ignore[assignment]
     elif (call := call_of(made)) is not None:
         items = (call, vars(made).get("_inner"))
     for item in items:
@@ -248,11 +252,9 @@ def shown(value: Any) -> str:
     [magnitude, 0.5, tensor([0, 7]), tensor(shape=(3, 4), dtype=float32)]
     """
     kind = type(value)
-    if kind is list or (kind is tuple and len(value) != 1):
+    if kind in (list, tuple):
         text = ", ".join(map(shown, value))
-        return f"[{text}]" if kind is list else f"({text})"
-    if kind is tuple:
-        return f"({shown(value[0])},)"
+        return f"[{text}]" if kind is list else f"({text}{',' if len(value) == 1 else ''})"
     if kind is dict:
         return f"{{{', '.join(f'{shown(name)}: {shown(item)}' for name, item in value.items())}}}"
     if isinstance(value, Tensor):
@@ -275,7 +277,6 @@ def _tensor(value: Tensor) -> str:
         numbers = None
     if numbers is None:
         return f"tensor(shape={tuple(value.shape)}, dtype={kind})"
-    brief = _BRIEF.get(value.dtype, repr)
-    text = ", ".join(brief(number) for number in numbers)
+    text = ", ".join(map(_BRIEF.get(value.dtype, repr), numbers))
     plain = value.dtype in (torch.float32, torch.int64, torch.bool)
     return f"tensor({f'[{text}]' if value.ndim else text}{'' if plain else f', dtype={kind}'})"

@@ -20,8 +20,6 @@ _CHECKPOINTED = (
     "run again in the backward with the module's own weights: turn it off, or call under torch.no_grad()"
 )
 
-_KINDS = {"parameters": "a State or a tree of tensors", "buffers": "a dict of tensors"}
-
 
 def call(
     module: nn.Module,
@@ -82,16 +80,11 @@ def call_with_buffers(
 
 
 def _run(
-    module: nn.Module,
-    state_or_params: State | Tree,
-    buffers: Mapping[str, Tensor] | None,
-    partial: bool,
-    args: tuple[Tree, ...],
-    kwargs: dict[str, Tree],
+    module: nn.Module, params: Tree, buffers: Mapping[str, Tensor] | None, partial: bool, args: Tree, kwargs: Tree
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
-    weights = placed(module, "parameters", state_or_params, partial)
+    weights = tensors_for(module, "parameters", params, partial)
     check_not_sharded("sf.modules.call", module)
-    given = placed(module, "buffers", {}, True) if buffers is None else placed(module, "buffers", buffers)
+    given = tensors_for(module, "buffers", {}, True) if buffers is None else tensors_for(module, "buffers", buffers)
     copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     if any(name != at for named in (weights, copies) for name, (at, _) in named.items()):  # there are wrappers
         check_not_parallel(module)
@@ -140,10 +133,10 @@ def _without_checkpointing() -> Iterator[None]:
         yield
 
 
-def placed(module: nn.Module, kind: str, given: Tree, partial: bool = False) -> dict[str, tuple[str, Tensor]]:
+def tensors_for(module: nn.Module, kind: str, given: Tree, partial: bool = False) -> dict[str, tuple[str, Tensor]]:
     """`{name: (dotted path in the module, tensor)}` of the "parameters" or "buffers" that a module is to run with.
 
-    >>> placed(torch.nn.Linear(1, 1), "parameters", {"bias": torch.zeros(1), "weight": torch.ones(1, 1)})
+    >>> tensors_for(torch.nn.Linear(1, 1), "parameters", {"bias": torch.zeros(1), "weight": torch.ones(1, 1)})
     {'weight': ('weight', tensor([[1.]])), 'bias': ('bias', tensor([0.]))}
 
     `given` is a State or a tree; with `partial` the module's own tensors fill in for missing ones. Raises as `call`
@@ -154,7 +147,8 @@ def placed(module: nn.Module, kind: str, given: Tree, partial: bool = False) -> 
     tensors = {} if nothing else flatten(effective(given) if isinstance(given, State) else given)[0]
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or not name:
-            wanted, at = _KINDS[kind], f" at {name!r}" if name else ""
+            wanted = "a dict of tensors" if kind == "buffers" else "a State or a tree of tensors"
+            at = f" at {name!r}" if name else ""
             raise TypeError(f"expected the {kind} as {wanted}, got {type(tensor).__name__}{at}")
     missing = [] if partial else [name for name in own if name not in tensors]
     unknown = [name for name in tensors if name not in own]
@@ -168,6 +162,19 @@ def placed(module: nn.Module, kind: str, given: Tree, partial: bool = False) -> 
     for name, (_, tensor) in own.items():
         check_shape(kind, name, tensors.get(name, tensor), tensor)
     return {name: (at, tensors[name] if name in tensors else tensor.detach()) for name, (at, tensor) in own.items()}
+
+
+def check_state(call: str, state: object, place: str = "") -> None:
+    """Raise TypeError for anything but a State.
+
+    >>> check_state("commit", {}, " second")
+    Traceback (most recent call last):
+        ...
+    TypeError: commit: expected a State second, as algorithm.init(params) gives it, got dict
+    """
+    if not isinstance(state, State):
+        kind = type(state).__name__
+        raise TypeError(f"{call}: expected a State{place}, as algorithm.init(params) gives it, got {kind}")
 
 
 def check_shape(what: str, name: str, given: Tensor, like: Tensor) -> None:

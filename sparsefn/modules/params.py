@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from sparsefn.modules.calls import placed
+from sparsefn.modules.calls import tensors_for
 from sparsefn.modules.sparse_linear import Layout, with_sparse_linears
 from sparsefn.modules.wrappers import check_not_sharded, own_tensors
 from sparsefn.state import State
@@ -62,9 +62,9 @@ def bake(
     are not given and, with `partial`, parameters that the state lacks. Tied weights stay tied. Dtypes and devices are
     the state's. Raises as `call` does.
     """
-    new = {"parameters": placed(module, "parameters", state, partial)}
+    new = {"parameters": tensors_for(module, "parameters", state, partial)}
     check_not_sharded("sf.modules.bake", module)
-    new["buffers"] = {} if buffers is None else placed(module, "buffers", buffers)
+    new["buffers"] = {} if buffers is None else tensors_for(module, "buffers", buffers)
     # A tensor that a hook has computed, such as weight_norm's, is part of a graph, which deepcopy refuses.
     attributes = [value for part in module.modules() for value in vars(part).values()]
     memo: dict[int, object] = {id(v): v.detach().clone() for v in attributes if isinstance(v, Tensor) and not v.is_leaf}

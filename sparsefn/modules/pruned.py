@@ -9,7 +9,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.modules.calls import check_shape
-from sparsefn.modules.wrappers import own_tensors, unwrapped
+from sparsefn.modules.wrappers import own_tensors, without_wrappers
 from sparsefn.state import everywhere
 
 _AO = "parametrizations"
@@ -39,11 +39,10 @@ def from_pruned(
     besides; TypeError for names that are no strings, for weights that are not floating-point and for what is no dense
     tensor. Other keys of a checkpoint are ignored.
     """
-    own, buffers = (
-        {name: tensor for name, (_, tensor) in own_tensors(module, kind).items()} for kind in ("parameters", "buffers")
-    )
+    own = {name: parameter for name, (_, parameter) in own_tensors(module, "parameters").items()}
+    buffers = {name: buffer for name, (_, buffer) in own_tensors(module, "buffers").items()}
     _check_parametrizations(module)
-    tensors = {**own, **buffers} if checkpoint is None else unwrapped(module, checkpoint)
+    tensors = {**own, **buffers} if checkpoint is None else without_wrappers(module, checkpoint)
     params: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
     for path, param in own.items():

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.engine.leafwise import is_sparse
-from sparsefn.modules.calls import check_shape
-from sparsefn.modules.pattern_axis import channel_axis
-from sparsefn.modules.weights import TRANSPOSED, is_weight, layer_of
+from sparsefn.modules.calls import check_shape, check_state
+from sparsefn.modules.weights import TRANSPOSED, channel_axis, is_weight, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, with_params
 from sparsefn.tree import flatten, leaves_like
@@ -35,10 +34,7 @@ def scaled_init(module: nn.Module, state: State) -> State:
 
     Evci et al. 2022, arXiv 2010.03533, sec. 3: He initialisation by the fan-in of each output.
     """
-    if not isinstance(state, State):
-        raise TypeError(
-            f"scaled_init: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}"
-        )
+    check_state("scaled_init", state)
     named = own_tensors(module, "parameters", tied=True)
     leaves, rebuild = flatten(state.params)
     new = dict(leaves)

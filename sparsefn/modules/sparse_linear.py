@@ -80,15 +80,9 @@ class SparseLinear(nn.Module):
 
     def _stored(self) -> Tensor:
         # Made in each forward, which takes microseconds: dense buffers go through `to`, `state_dict` and `deepcopy`.
-        size = (self.out_features, self.in_features)
+        values, size = self.values, (self.out_features, self.in_features)
         return torch.sparse_compressed_tensor(
-            self.crow,
-            self.col,
-            self.values,
-            size,
-            layout=self.layout,
-            device=self.values.device,
-            check_invariants=False,
+            self.crow, self.col, values, size, layout=self.layout, device=values.device, check_invariants=False
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -173,11 +167,8 @@ def _choose(mask: Tensor, layout: Layout, blocksize: int | None) -> int | None:
     if mask.device.type != "cpu" or min(mask.shape) < LEAST_SIDE:
         return None
     density = round(int(mask.sum()) / mask.numel(), 2)  # counts are rounded: 95 % sparse may keep a little above 5 %
-    if density <= BSR_DENSITY:
-        for size in SIZES:
-            if size >= BSR_SIZE and _fits(mask, size):
-                return size
-    return 0 if density <= CSR_DENSITY else None
+    sizes = [size for size in SIZES if size >= BSR_SIZE and density <= BSR_DENSITY]
+    return next((size for size in sizes if _fits(mask, size)), 0 if density <= CSR_DENSITY else None)
 
 
 def _divides(mask: Tensor, size: int) -> bool:

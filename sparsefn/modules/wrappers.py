@@ -64,11 +64,11 @@ def _without_wrappers(root: nn.Module, path: str) -> str:
     return ".".join([*kept, parts[-1]])
 
 
-def unwrapped(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without_wrappers(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A checkpoint of the module by the names of `own_tensors`, with or without wrappers in its keys.
 
     >>> net = torch.nn.DataParallel(torch.nn.Linear(1, 1, bias=False))
-    >>> [list(unwrapped(net, checkpoint)) for checkpoint in (net.state_dict(), net.module.state_dict())]
+    >>> [list(without_wrappers(net, checkpoint)) for checkpoint in (net.state_dict(), net.module.state_dict())]
     [['weight'], ['weight']]
 
     A key that belongs to no parameter is kept. Raises TypeError for one that is no string.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import optree
 import torch
@@ -21,6 +21,7 @@ from sparsefn.modules.params import buffers_of
 from sparsefn.state import State, effective
 from sparsefn.tree import Tree, flatten
 
+Formula: TypeAlias = Callable[..., int]
 _ADD_FIRST = (torch.ops.aten.addmm, torch.ops.aten.baddbmm)  # whose first argument is added, not multiplied
 
 
@@ -112,32 +113,27 @@ def _count(
     # Contiguous copies with a storage each: by its strides a view shows which entries of the mask it has.
     # They require gradients because the fused attention of torch's own modules, which hides its products, is
     # for tensors that do not.
-    weights = {
-        path: leaf.clone(memory_format=torch.contiguous_format).requires_grad_()
-        for path, leaf in flatten(moved(effective(state)))[0].items()
-    }
+    leaves = flatten(moved(effective(state)))[0]
+    weights = {p: x.clone(memory_format=torch.contiguous_format).requires_grad_() for p, x in leaves.items()}
     masks = dict(zip(weights, flatten(state.masks)[0].values(), strict=True))
-    thinned = _Thinned({p: masks[p].contiguous() for p, x in weights.items() if is_sparse(masks[p], x)}, weights)
+    masks = {path: masks[path].contiguous() for path, x in weights.items() if is_sparse(masks[path], x)}
+    used: set[str] = set()
+    dense = FlopCounterMode(display=False)
+    sparse = FlopCounterMode(display=False, custom_mapping=_thinned(masks, weights, used))
+    # The recurrent kernels of these backends hide their products, too.
+    backends = [_without(torch.backends.mkldnn), _without(torch.backends.cudnn)] if device is None else [device]
+    # A forward may checkpoint, as no backward follows: `call` refuses that where it is the first with such hooks.
+    hooks = torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach)
     with ExitStack() as stack:
-        stack.enter_context(torch.enable_grad())
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if device is None:
-            # So do their recurrent kernels.
-            stack.enter_context(_without(torch.backends.mkldnn))
-            stack.enter_context(_without(torch.backends.cudnn))
-        else:
-            stack.enter_context(device)
-        dense = stack.enter_context(FlopCounterMode(display=False))
-        sparse = stack.enter_context(FlopCounterMode(display=False, custom_mapping=thinned.formulas()))
-        # A forward may checkpoint, as no backward follows: `call` refuses that where it is the first with such hooks.
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach))
+        for context in (torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), *backends, dense, sparse, hooks):
+            stack.enter_context(context)
         call_with_buffers(module, weights, moved(dict(buffers)), *moved(args), **moved(kwargs))
     counts = [{path: sum(ops.values()) for path, ops in mode.get_flop_counts().items()} for mode in (dense, sparse)]
     # The counter names a module by the class of the root and its path.
     names = {path: f"{type(module).__name__}.{path}" for path, _ in module.named_modules(remove_duplicate=False)}
     rows = [Cost(path, *(count[name] for count in counts)) for path, name in names.items() if name in counts[0]]
     total = Cost("total", dense.get_total_flops(), sparse.get_total_flops())
-    return Flops(tuple(rows), total, tuple(path for path in thinned.masks if path not in thinned.used))
+    return Flops(tuple(rows), total, tuple(path for path in masks if path not in used))
 
 
 @contextmanager
@@ -149,34 +145,29 @@ def _without(backend: Any) -> Iterator[None]:
         backend.enabled = before
 
 
-class _Thinned:
-    """Torch's formulas, times the share of the weights that is kept."""
+def _thinned(masks: dict[str, Tensor], weights: dict[str, Tensor], used: set[str]) -> dict[object, Formula]:
+    """Torch's formulas, times the share of the weights that is kept; they add to `used` whose weights they met."""
+    paths = {weights[path].untyped_storage()._cdata: path for path in masks}
 
-    def __init__(self, masks: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
-        self.masks, self.used = masks, set[str]()
-        self.paths = {weights[path].untyped_storage()._cdata: path for path in masks}
-        self.kept = functools.cache(self._kept)
-
-    def _kept(self, path: str, size: torch.Size, stride: tuple[int, ...], offset: int) -> int:
-        mask = self.masks[path]
+    @functools.cache
+    def kept(path: str, size: torch.Size, stride: tuple[int, ...], offset: int) -> int:
+        mask = masks[path]
         return int(torch.count_nonzero(mask.as_strided(size, stride, mask.storage_offset() + offset)))
 
-    def formulas(self) -> dict[object, Callable[..., int]]:
-        return {op: self._thin(op, formula) for op, formula in flop_registry.items()}
-
-    def _thin(self, op: object, formula: Callable[..., int]) -> Callable[..., int]:
+    def thin(op: object, formula: Formula) -> Formula:
         factors = slice(1, 3) if op in _ADD_FIRST else slice(0, 2)
 
         def count(*args: Tensor, **kwargs: object) -> int:
             full = formula(*args, **kwargs)
             counts = [full]
             for x in args[factors]:
-                path = self.paths.get(x.untyped_storage()._cdata)
+                path = paths.get(x.untyped_storage()._cdata)
                 if path is not None:
-                    self.used.add(path)
-                    kept = self.kept(path, x.shape, x.stride(), x.storage_offset())
-                    counts.append(full * kept // max(x.numel(), 1))
+                    used.add(path)
+                    counts.append(full * kept(path, x.shape, x.stride(), x.storage_offset()) // max(x.numel(), 1))
             return min(counts)
 
         count._get_raw = True  # type: ignore[attr-defined]  # tensors, not their shapes
         return count
+
+    return {op: thin(op, formula) for op, formula in flop_registry.items()}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
-
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-_DOTS = ((0, 3), (1, 4), (2, 5), (6, 7))  # number of the dot at each place of a cell, 4 rows of 2
+_DOTS = ((1, 8), (2, 16), (4, 32), (64, 128))  # the bit of the dot at each place of a cell, 4 rows of 2
 _CUT = "▒"
 
 
@@ -31,10 +30,10 @@ def braille(mask: Tensor, dims: tuple[int, int] = (0, 1), max_elems: int | None 
         raise ValueError(f"expected max_elems >= 1, got {max_elems}")
     plane = _plane(mask, dims)
     rows, columns = plane.shape
-    shown = plane[:max_elems, :max_elems].tolist()
+    shown = plane[:max_elems, :max_elems]
     right = _CUT if max_elems is not None and columns > max_elems else ""
-    lines = [_line(shown[i : i + 4]) + right for i in range(0, len(shown), 4)]
-    width = -(-min(columns, max_elems or columns) // 2) + len(right)
+    lines = ["".join(map(chr, row)) + right for row in _cells(shown).tolist()]
+    width = -(-shown.shape[1] // 2) + len(right)
     if max_elems is not None and rows > max_elems:
         lines.append(_CUT * width)
     return "\n".join(["╭" + "─" * width + "╮", *(f"│{line}│" for line in lines), "╰" + "─" * width + "╯"])
@@ -55,10 +54,9 @@ def _plane(mask: Tensor, dims: tuple[int, int]) -> Tensor:
     return plane.unsqueeze(-1).flatten(2)[..., :1].any(-1)
 
 
-def _line(rows: list[list[bool]]) -> str:
-    # One line of cells out of at most four rows; dots missing at the borders are empty.
-    cells = ""
-    for i in range(0, len(rows[0]), 2):
-        dots = [(dot, row[i : i + 2]) for dot, row in zip(_DOTS, rows, strict=False)]
-        cells += chr(0x2800 + sum(1 << d for pair, on in dots for d, lit in zip_longest(pair, on) if lit))
-    return cells
+def _cells(plane: Tensor) -> Tensor:
+    # The characters of a plane; dots that its borders leave out are empty.
+    rows, columns = plane.shape
+    padded = pad(plane, (0, -columns % 2, 0, -rows % 4))
+    places = padded.reshape(-(-rows // 4), 4, -(-columns // 2), 2)
+    return 0x2800 + (places * torch.tensor(_DOTS, device=plane.device)[:, None]).sum((1, 3))

@@ -65,13 +65,8 @@ def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None 
     for step in range(steps):
         state = algorithm.update(state, grads, step)
     found, leaves = summary(state), flatten(state.params)[0]
-    rows = []
-    for row in found.rows:
-        why = ""
-        if row.path in found.dense:
-            why = why_dense(row.path, leaves[row.path]) or "not chosen"
-        elif row.kept == row.total:
-            why = "its mask keeps all"
-        rows.append(row._replace(why=why))
+    why = {row.path: "its mask keeps all" for row in found.rows if row.kept == row.total}
+    why |= {path: why_dense(path, leaves[path]) or "not chosen" for path in found.dense}
+    rows = [row._replace(why=why.get(row.path, "")) for row in found.rows]
     notes = unfinished(algorithm, steps) if steps else []
     return found._replace(rows=tuple(rows), notes=tuple(notes))

@@ -11,8 +11,9 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from sparsefn.algorithms.frame import sparse_leaves
-from sparsefn.ensemble import check_single
-from sparsefn.state import State, check_masks
+from sparsefn.modules.calls import check_state
+from sparsefn.report.summary import check_counted
+from sparsefn.state import State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,10 +116,8 @@ def plot_masks(state: State) -> Figure:
     writes it. Raises ImportError without matplotlib (`pip install 'sparsefn[demo]'`), TypeError for anything but a
     State, ValueError for a stack of states, where masks do not fit params, and where no leaf has a mask with entries.
     """
-    if not isinstance(state, State):
-        raise TypeError(f"plot_masks: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")
-    check_single(state)
-    check_masks(state.masks, state.params)
+    check_state("plot_masks", state)
+    check_counted(state)
     masks = {path: mask for path, mask in sparse_leaves(state)[1].items() if mask.numel()}
     if not masks:
         raise ValueError("plot_masks: expected a state with a sparsified leaf, got none")
@@ -132,16 +131,9 @@ def plot_masks(state: State) -> Figure:
         # As many as divide evenly, or nearly: parts of one entry and of two would show a pattern of their own.
         down, across = (math.ceil(n / math.ceil(n / _MOST_CELLS)) for n in plane.shape)
         share = adaptive_avg_pool2d(plane.float()[None], (down, across))[0]
-        top = max(float(share.max()), 1 / plane.numel())
-        image = axes.imshow(
-            share.numpy(),
-            cmap="Blues",
-            vmin=0.0,
-            vmax=top,
-            aspect="auto",
-            interpolation="nearest",
-            extent=(0, columns, rows, 0),
-        )
+        box, top = (0, columns, rows, 0), max(float(share.max()), 1 / plane.numel())
+        shown = share.numpy()
+        image = axes.imshow(shown, "Blues", aspect="auto", interpolation="nearest", vmin=0, vmax=top, extent=box)
         if share.shape != plane.shape:
             bar = figure.colorbar(image, ax=axes, pad=0.03, ticks=MaxNLocator(5))
             bar.set_label("share kept", fontsize=8)

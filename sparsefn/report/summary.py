@@ -152,25 +152,30 @@ def summary(state: State | Attached, *, only: Literal["sparsified"] | None = Non
         raise ValueError(f"summary: expected only to be 'sparsified' or None, got {only!r}")
     if isinstance(state, Attached):
         state = state.in_module()
-    check_single(state)
-    check_masks(state.masks, state.params)
-    leaves = flatten(state.params)[0]
-    masks = dict(zip(leaves, leaves_like(state.masks, state.params), strict=True))
-    ordered = sorted(leaves, key=natural)
-    dense = tuple(path for path in ordered if not is_sparse(masks[path], leaves[path]))
-    sparse = [path for path in ordered if path not in dense]
-    counted = [mask for path in sparse for mask in (masks[path], *_lines(masks[path]))]
-    counts = zip(*[iter(map(int, kept_in(counted)))] * 3, strict=True)
-    found = dict(zip(sparse, counts, strict=True))
+    check_counted(state)
+    leaves, masks = flatten(state.params)[0], sparse_leaves(state)[1]
+    counted = kept_in([x for mask in masks.values() for x in (mask, *_lines(mask))])
+    counts = zip(*[iter(map(int, counted))] * 3, strict=True)
+    found = dict(zip(masks, counts, strict=True))
     rows = []
-    for path in ordered:
+    for path in sorted(leaves, key=natural):
         shape, total = tuple(leaves[path].shape), leaves[path].numel()
         kept, live, read = found.get(path, (total, 0, 0))
         dead = (shape[0] - live, shape[1] - read) if path in found and len(shape) > 1 and total else (0, 0)
         rows.append(_row(path, shape, kept, total, dead))
-    sparsified = [row for row in rows if row.path not in dense]
+    sparsified = [row for row in rows if row.path in masks]
+    dense = tuple(row.path for row in rows if row.path not in masks)
     shown = sparsified if only else rows
     return Summary(tuple(shown), _sum("all", rows), _sum("sparsified", sparsified), dense)
+
+
+def check_counted(state: State) -> None:
+    """Raise ValueError for a stack of states, and where masks do not fit params.
+
+    >>> check_counted(sf.dense().init({"w": torch.ones(2)}))
+    """
+    check_single(state)
+    check_masks(state.masks, state.params)
 
 
 def observe(state: State, target: Level | None = None, step: Step = 0) -> dict[str, Observed]:
@@ -185,8 +190,7 @@ def observe(state: State, target: Level | None = None, step: Step = 0) -> dict[s
     clamped, as algorithms do, and without a target it is None. Nothing is registered: call it where you
     log. Raises ValueError where masks do not fit params.
     """
-    check_single(state)
-    check_masks(state.masks, state.params)
+    check_counted(state)
     level = as_fraction(target)
     aim = None if level is None else fraction_at(level, step)
     masks = sparse_leaves(state)[1]
@@ -207,8 +211,7 @@ def changed(old: State, new: State) -> Changes:
     where the two states differ in structure or shapes.
     """
     for state in (old, new):
-        check_single(state)
-        check_masks(state.masks, state.params)
+        check_counted(state)
     check_like("the new params", new.params, old.params, dtype=False)
     paths: list[str] = []
     both: list[Tensor] = []
@@ -221,10 +224,7 @@ def changed(old: State, new: State) -> Changes:
             both += [was & now, now & ~was, was & ~now]
     counts = list(map(int, kept_in(both)))
     rows = [_change(path, *counts[3 * i : 3 * i + 3]) for i, path in enumerate(paths)]
-    total = _change(
-        "total", sum(row.kept for row in rows), sum(row.grown for row in rows), sum(row.dropped for row in rows)
-    )
-    return Changes(tuple(rows), total)
+    return Changes(tuple(rows), _change("total", *(sum(counts[i::3]) for i in range(3))))
 
 
 def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:

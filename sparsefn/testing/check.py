@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from sparsefn.state import Algorithm
 from sparsefn.testing.harness import hold
 from sparsefn.testing.laws import LAWS, Check, Law, bound
-from sparsefn.testing.meta import Meta, Row
-from sparsefn.testing.rows import row_of
+from sparsefn.testing.meta import Meta, Row, row_of
 from sparsefn.tree import Tree
 
 
@@ -63,13 +63,8 @@ def check_row(
     >>> sf.testing.check_row(sf.testing.laws.PURITY, sf.testing.laws.PURITY.checks[0], row, max_examples=5)
     """
     try:
-        hold(
-            f"{check.name} {row.name}",
-            lambda case: check.run(row, case),
-            check.examples(row.meta, params),
-            check.share * max_examples,
-            seed,
-        )
+        examples = check.examples(row.meta, params)
+        hold(f"{check.name} {row.name}", partial(check.run, row), examples, check.share * max_examples, seed)
     except Exception as error:
         said = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
         hint = f"; if it is not meant to, declare Meta({check.hint})" if "=" in check.hint else ""

@@ -6,18 +6,18 @@ import hashlib
 import math
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import optree
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as start_from
-from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy as Examples
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sparsefn.checkpoint.states import INTEGERS
 from sparsefn.compose import with_optimizer
-from sparsefn.optimizers import sgd
+from sparsefn.optimizers import Optimizer, sgd
 from sparsefn.random import key
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.testing.meta import Row
@@ -33,18 +33,15 @@ def leaves(tree: Tree) -> dict[str, Tensor]:
     return flatten(tree)[0]
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def bits(x: Tensor) -> Tensor:
+def bits_of(x: Tensor) -> Tensor:
     """The bits of a tensor; every NaN counts as the same."""
     if x.is_floating_point():
         x = torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x)
-    return x.contiguous().view(_INTEGERS[x.element_size()])
+    return x.contiguous().view(INTEGERS[x.element_size()])
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
-    return (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device) and torch.equal(bits(a), bits(b))
+    return (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device) and torch.equal(bits_of(a), bits_of(b))
 
 
 def assert_same(what: str, a: Tree, b: Tree) -> None:
@@ -55,21 +52,11 @@ def assert_same(what: str, a: Tree, b: Tree) -> None:
         assert equal(leaf, right[path]), f"{what}: differs at {path}:\n{leaf}\n{right[path]}"
 
 
-def turned(tree: Tree) -> Tree:
-    """The same leaves, their memory from the last dimension to the first."""
-
-    def turn(x: Tensor) -> Tensor:
-        back = tuple(range(x.ndim))[::-1]
-        return x.permute(back).contiguous().permute(back)
-
-    return optree.tree_map(turn, tree)
-
-
-def digest(tree: Tree) -> str:
+def hash_of(tree: Tree) -> str:
     """A hash of the bits of all leaves."""
     found = hashlib.blake2b()
     for path, leaf in leaves(tree).items():
-        found.update(path.encode() + bytes(bits(leaf).reshape(-1).view(torch.uint8).tolist()))
+        found.update(path.encode() + bytes(bits_of(leaf).reshape(-1).view(torch.uint8).tolist()))
     return found.hexdigest()
 
 
@@ -83,10 +70,15 @@ def algorithm_of(row: Row, case: Case) -> Algorithm:
     return row.make(case.sparsity, key(case.seed), case.params)
 
 
-def trained_of(row: Row, case: Case) -> Algorithm:
+def trained_of(row: Row, case: Case, optimizer: Optimizer = sgd(0.25, momentum=0.5)) -> Algorithm:
     """The same with an optimizer, where it has none: else no gradient reaches what it trains, and no term is read."""
     algorithm = algorithm_of(row, case)
-    return algorithm if row.meta.optimizer else with_optimizer(algorithm, sgd(0.25, momentum=0.5), skip=never())
+    return algorithm if row.meta.optimizer else with_optimizer(algorithm, optimizer, skip=never())
+
+
+def mapped(case: Case, of_params: Callable[[Tree], Tree], of_grads: Callable[[Tree], Tree] | None = None) -> Case:
+    """The run with what functions make of its params and gradients; one function for both where the other is None."""
+    return case._replace(params=of_params(case.params), grads=tuple(map(of_grads or of_params, case.grads)))
 
 
 def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int) -> Iterator[State]:
@@ -98,27 +90,25 @@ def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int)
         yield state
 
 
-class Work(TorchDispatchMode):  # type: ignore[no-untyped-call]
+def states_of(row: Row, case: Case) -> list[State]:
+    """The states of the algorithm of a row in a run."""
+    return list(updates(algorithm_of(row, case), case))
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the tensor operations that run under it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Tree], types: object, args: Tree = (), kwargs: Tree = None
-    ) -> Tree:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         self.operations.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
 def hold(
-    name: str,
-    law: Callable[[T], None],
-    examples: st.SearchStrategy[T],
-    tries: float,
-    seed: int | None = 0,
-    shrink: bool = True,
+    name: str, law: Callable[[T], None], examples: Examples[T], tries: float, seed: int | None = 0, shrink: bool = True
 ) -> None:
     """Try a law on drawn examples: the same ones for a name and a seed, new ones each time without a seed.
 

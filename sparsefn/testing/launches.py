@@ -60,9 +60,7 @@ class Launches(Onlooker):
         """How many operations ran on a device."""
         return self.operations.total()
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         name, given = func.overloadpacket.__name__, kwargs or {}
         inputs = _tensors((args, {key: value for key, value in given.items() if key != "out"}))
         self.waits += _waits(name, args, given, inputs)  # before the call: on a meta tensor it may fail

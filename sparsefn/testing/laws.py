@@ -13,7 +13,6 @@ from sparsefn.testing import laws_masks as masks
 from sparsefn.testing import laws_states as states
 from sparsefn.testing import laws_transforms as transforms
 from sparsefn.testing.meta import Meta, Row
-from sparsefn.testing.processes import processes_do_not_matter
 from sparsefn.testing.strategies import cases, large
 from sparsefn.testing.values import EVERY, EXACT, STEPS, Case
 from sparsefn.tree import Tree
@@ -109,51 +108,32 @@ def _elements(meta: Meta) -> bool:
     return meta.layout.reduce is None and meta.layout.fixed is None and meta.layout.ungrouped
 
 
-EXACT_COUNT = Law(
-    "exact_count",
-    (
+_CHECKS = {
+    "exact_count": (
         Check(masks.counts_are_exact, lambda meta: meta.exact_count, 'start="dense" or exact_count=False', share=1.0),
         Check(masks.units_are_whole, _whole_units),
         Check(masks.floors_are_respected, lambda meta: meta.joint),
     ),
-)
-SELECTION_OPTIMALITY = Law(
-    "selection_optimality",
-    (
+    "selection_optimality": (
         Check(masks.the_best_are_kept, lambda meta: meta.choose is not None or meta.start == "magnitude", share=1.0),
         Check(masks.the_worst_are_exchanged, lambda meta: meta.drop is not None, share=1.0),
     ),
-)
-MONOTONICITY = Law(
-    "monotonicity",
-    (Check(masks.masks_only_shrink, lambda meta: meta.monotone and meta.trains == "params", "monotone=False"),),
-)
-CONSERVATION = Law(
-    "conservation",
-    (Check(masks.exchanges_conserve, lambda meta: meta.conserves_count, "conserves_count=False"),),
-)
-PURITY = Law(
-    "purity",
-    (
+    "monotonicity": (
+        Check(masks.masks_only_shrink, lambda meta: meta.monotone and meta.trains == "params", "monotone=False"),
+    ),
+    "conservation": (Check(masks.exchanges_conserve, lambda meta: meta.conserves_count, "conserves_count=False"),),
+    "purity": (
         Check(states.states_keep_their_structure),
         Check(states.functions_are_pure),
         Check(states.inputs_may_change_later, share=0.08),
     ),
-)
-DETERMINISM = Law(
-    "determinism",
-    (
+    "determinism": (
         Check(states.runs_repeat, share=0.2),
         Check(states.threads_do_not_matter, examples=_one(40_000)),
         Check(states.memory_does_not_matter, share=0.08),
         Check(states.surroundings_do_not_matter, share=0.08),
-        Check(
-            dependence.order_of_sums_is_fixed,
-            lambda meta: meta.layout.reduce is not None,
-            examples=_one(300),
-            share=0.04,
-        ),
-        Check(processes_do_not_matter, examples=_one(150), share=0.04),
+        Check(dependence.order_of_sums_is_fixed, lambda meta: meta.layout.reduce is not None, "", _one(300), 0.04),
+        Check(states.processes_do_not_matter, examples=_one(150), share=0.04),
         Check(states.steps_may_be_tensors, hint="optimizer=True if it has an optimizer inside"),
         Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, "needs_grads=True"),
         Check(dependence.keys_matter_where_declared, lambda meta: not meta.stochastic, "stochastic=True"),
@@ -164,24 +144,15 @@ DETERMINISM = Law(
             _one(150),
         ),
     ),
-)
-VMAP = Law(
-    "vmap_is_a_loop",
-    (
+    "vmap_is_a_loop": (
         Check(transforms.vmap_is_a_loop, hint="tensor_sparsity=False if the sparsity cannot be a tensor", share=0.2),
         Check(transforms.nested_vmap_is_two_loops, share=0.08),
     ),
-)
-COMPILE = Law(
-    "compile_is_eager",
-    (
+    "compile_is_eager": (
         Check(transforms.compiling_changes_nothing, examples=_one(150), share=0.04),
         Check(transforms.one_compiled_update_serves_two_models, examples=_one(150), share=0.04),
     ),
-)
-EQUIVARIANCE = Law(
-    "equivariance",
-    (
+    "equivariance": (
         Check(dependence.leaves_are_independent, lambda meta: meta.independent, "independent=False"),
         Check(
             dependence.scale_does_not_matter,
@@ -197,10 +168,7 @@ EQUIVARIANCE = Law(
             lambda meta, like: drawn(meta, like, distinct=True),
         ),
     ),
-)
-BOUNDS = Law(
-    "bounds",
-    (
+    "bounds": (
         Check(dependence.levels_stay_in_bounds),
         Check(
             dependence.nothing_happens_between_triggers,
@@ -208,20 +176,14 @@ BOUNDS = Law(
             "idle=False if something is to be remembered at every step",
         ),
     ),
-)
-EDGES = Law(
-    "edges",
-    (
+    "edges": (
         Check(ends.sparsity_zero_is_dense, lambda meta: meta.baseline is not None, "baseline=None"),
         Check(ends.sparsity_one_is_empty, _ends, "baseline=None"),
         Check(ends.nothing_to_sparsify_is_dense, lambda meta: meta.where is default_where, share=0.08),
         Check(ends.pruned_weights_are_zero, hint='pruned="keep" or "train"'),
         Check(ends.nothing_moves_off_the_support, lambda meta: meta.support is not None, "support=None"),
     ),
-)
-RESUME = Law(
-    "resume",
-    (
+    "resume": (
         Check(states.runs_resume),
         Check(
             ends.outside_optimizers_cannot_revive,
@@ -229,21 +191,10 @@ RESUME = Law(
             'pruned="train"',
         ),
     ),
-)
-LAWS = (
-    EXACT_COUNT,
-    SELECTION_OPTIMALITY,
-    MONOTONICITY,
-    CONSERVATION,
-    PURITY,
-    DETERMINISM,
-    VMAP,
-    COMPILE,
-    EQUIVARIANCE,
-    BOUNDS,
-    EDGES,
-    RESUME,
-)
+}
+LAWS = tuple(Law(name, checks) for name, checks in _CHECKS.items())
+EXACT_COUNT, SELECTION_OPTIMALITY, MONOTONICITY, CONSERVATION, PURITY, DETERMINISM = LAWS[:6]
+VMAP, COMPILE, EQUIVARIANCE, BOUNDS, EDGES, RESUME = LAWS[6:]
 
 
 def bound(meta: Meta, laws: Sequence[Law] = LAWS) -> Iterator[tuple[Law, Check]]:

@@ -7,8 +7,11 @@ from collections.abc import Callable
 import optree
 import torch
 
+from sparsefn.checkpoint import tree_equal
+from sparsefn.masks import difference, intersect, n_kept
 from sparsefn.state import with_params
-from sparsefn.testing.harness import Work, algorithm_of, assert_same, leaves, turned, updates
+from sparsefn.testing.harness import Operations, algorithm_of, assert_same, mapped, states_of
+from sparsefn.testing.laws_states import threads, turned
 from sparsefn.testing.meta import Row
 from sparsefn.testing.oracle import groups
 from sparsefn.testing.values import Case
@@ -32,7 +35,7 @@ def nothing_happens_between_triggers(row: Row, case: Case) -> None:
     algorithm = algorithm_of(row, case)
     state = algorithm.init(case.params)
     for step, grads in enumerate(case.grads):
-        with Work() as work:
+        with Operations() as work:
             after = algorithm.update(state, grads, step)
         if not row.meta.when(step):
             assert_same(f"masks at step {step}", state.masks, after.masks)
@@ -43,7 +46,7 @@ def nothing_happens_between_triggers(row: Row, case: Case) -> None:
 
 
 def _final_masks(row: Row, case: Case) -> Tree:
-    return list(updates(algorithm_of(row, case), case))[-1].masks
+    return states_of(row, case)[-1].masks
 
 
 def gradients_matter_where_declared(row: Row, case: Case) -> None:
@@ -51,67 +54,53 @@ def gradients_matter_where_declared(row: Row, case: Case) -> None:
     other = case._replace(
         grads=tuple(optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, t) for t in case.grads[::-1])
     )
-    if not row.meta.needs_grads:
-        assert_same("masks", _final_masks(row, case), _final_masks(row, other))
+    assert_same("masks", _final_masks(row, case), _final_masks(row, other))
 
 
 def keys_matter_where_declared(row: Row, case: Case) -> None:
     """Another key gives the same masks, unless the row says that it draws."""
-    if not row.meta.stochastic:
-        assert_same("masks", _final_masks(row, case), _final_masks(row, case._replace(seed=case.seed + 1)))
-
-
-def _differ(a: Tree, b: Tree) -> bool:
-    left, right = leaves(a), leaves(b)
-    return any(not torch.equal(left[path], right[path]) for path in left)
+    assert_same("masks", _final_masks(row, case), _final_masks(row, case._replace(seed=case.seed + 1)))
 
 
 def declared_dependence_is_real(row: Row, case: Case) -> None:
     """On large leaves another key, other gradients and another step give other masks, where the row says so."""
     meta, masks = row.meta, _final_masks(row, case)
     if meta.stochastic:
-        assert _differ(masks, _final_masks(row, case._replace(seed=case.seed + 1))), "the key does not matter"
+        assert not tree_equal(masks, _final_masks(row, case._replace(seed=case.seed + 1))), "the key does not matter"
     if meta.needs_grads:
         other = case._replace(grads=tuple(optree.tree_map(lambda g: g.flip(0), t) for t in case.grads))
-        assert _differ(masks, _final_masks(row, other)), "the gradients do not matter"
+        assert not tree_equal(masks, _final_masks(row, other)), "the gradients do not matter"
     if meta.redraws:
         algorithm = algorithm_of(row, case)
         state = algorithm.init(case.params)
         fires = [*(step for step in range(100) if meta.when(step)), 0, 1][:2]
         first, second = (algorithm.update(state, case.grads[0], step).masks for step in fires)
-        fresh = [
-            {path: mask & ~leaves(state.masks)[path] for path, mask in leaves(masks).items() if mask.ndim}
-            for masks in (first, second)
-        ]
-        overlap = sum(int((fresh[0][path] & fresh[1][path]).sum()) for path in fresh[0])
-        grown = sum(int(mask.sum()) for mask in fresh[1].values())
+        fresh = [difference(masks, state.masks, state.params) for masks in (first, second)]
+        shared, grown = n_kept(intersect(*fresh)), n_kept(fresh[1])
         # Where nothing grows, as in pruning, draws show in the masks themselves.
-        assert overlap < grown if grown else _differ(first, second), "every step draws the same"
+        assert shared < grown if grown else not tree_equal(first, second), "every step draws the same"
 
 
 def leaves_are_independent(row: Row, case: Case) -> None:
     """Another leaf in front changes nothing for the others."""
-
-    def masks(extra: bool) -> Tree:
-        more = {"a": torch.ones((4, 4), device="cpu")} if extra else {}
-        run = Case({"t": case.params, **more}, tuple({"t": g, **more} for g in case.grads), case.sparsity, case.seed)
-        return _final_masks(row, run)["t"]
-
-    assert_same("masks", masks(False), masks(True))
+    alone = mapped(case, lambda tree: {"t": tree})
+    beside = mapped(case, lambda tree: {"t": tree, "a": torch.ones((4, 4), device="cpu")})
+    assert_same("masks", _final_masks(row, alone)["t"], _final_masks(row, beside)["t"])
 
 
 def scale_does_not_matter(row: Row, case: Case) -> None:
     """Weights and gradients times a power of two give the same masks."""
-    scaled = case._replace(
-        params=optree.tree_map(lambda p: 4 * p, case.params),
-        grads=tuple(optree.tree_map(lambda g: 0.5 * g, tree) for tree in case.grads),
-    )
+
+    def times(factor: float) -> Callable[[Tree], Tree]:
+        return lambda tree: optree.tree_map(lambda x: factor * x, tree)
+
+    scaled = mapped(case, times(4.0), times(0.5))
     assert_same("masks", _final_masks(row, case), _final_masks(row, scaled))
 
 
 def names_do_not_matter(row: Row, case: Case) -> None:
     """Where nothing is drawn, paths can be renamed."""
-    renamed = Case({"x": case.params}, tuple({"x": tree} for tree in case.grads), case.sparsity, case.seed)
+    renamed = mapped(case, lambda tree: {"x": tree})
     assert_same("masks", _final_masks(row, case), _final_masks(row, renamed)["x"])
 
 
@@ -133,16 +122,13 @@ def permutations_commute(row: Row, case: Case) -> None:
 
 def order_of_sums_is_fixed(row: Row, case: Case) -> None:
     """Units that hold the same numbers in other orders: threads, the layout of memory and a batch change no mask."""
-    near = case._replace(params=_permuted(row, case.params), grads=tuple(_permuted(row, tree) for tree in case.grads))
-    other = near._replace(params=turned(near.params), grads=tuple(map(turned, near.grads)))
-    before, want = torch.get_num_threads(), _final_masks(row, near)
-    try:
-        for threads in (1, 2, 3, 4):
-            torch.set_num_threads(threads)
-            assert_same(f"masks with {threads} threads", want, _final_masks(row, near))
-            assert_same(f"masks of turned leaves with {threads} threads", want, _final_masks(row, other))
-    finally:
-        torch.set_num_threads(before)
+    near = mapped(case, lambda tree: _permuted(row, tree))
+    other = mapped(near, turned)
+    want = _final_masks(row, near)
+    for n in (1, 2, 3, 4):
+        with threads(n):
+            assert_same(f"masks with {n} threads", want, _final_masks(row, near))
+            assert_same(f"masks of turned leaves with {n} threads", want, _final_masks(row, other))
 
     def masks(params: Tree, grads: Tree) -> Tree:
         return _final_masks(row, near._replace(params=params, grads=grads))

@@ -8,16 +8,13 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.compose.with_optimizer import with_optimizer
 from sparsefn.optimizers import adam
-from sparsefn.random import key
 from sparsefn.state import effective, with_params
-from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, updates
+from sparsefn.testing.harness import algorithm_of, assert_same, equal, leaves, sparse, states_of, trained_of, updates
 from sparsefn.testing.laws_masks import counts_of, goals_of
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
-from sparsefn.tree import Tree, flatten
-from sparsefn.triggers import never
+from sparsefn.tree import Tree, with_leaves
 
 
 def pruned_weights_are_zero(row: Row, case: Case) -> None:
@@ -27,8 +24,8 @@ def pruned_weights_are_zero(row: Row, case: Case) -> None:
         trees = [effective(state), *([state.params] if row.meta.pruned == "zero" else [])]
         for path, mask in sparse(state).items():
             for tree in trees:
-                leaf = leaves(tree)[path]
-                assert not bits(leaf)[~mask].any(), f"{path} is not zero off its mask"
+                off = leaves(tree)[path][~mask]
+                assert equal(off, torch.zeros_like(off)), f"{path} is not zero off its mask"
         if state.opt == ():
             continue
         for path, mask in leaves(algorithm.view.support(state)).items():
@@ -40,8 +37,7 @@ def pruned_weights_are_zero(row: Row, case: Case) -> None:
 def nothing_moves_off_the_support(row: Row, case: Case) -> None:
     """The support has a count of its own and holds the mask; off it no weight changes, whatever an optimizer does."""
     assert row.meta.support is not None
-    algorithm, level = algorithm_of(row, case), row.meta.support(case.sparsity)
-    trained = algorithm if row.meta.optimizer else with_optimizer(algorithm, adam(0.1), skip=never())
+    trained, level = trained_of(row, case, adam(0.1)), row.meta.support(case.sparsity)
     frozen: dict[str, Tensor] = {}
     old: dict[str, Tensor] = {}
     expected: list[int] = []
@@ -50,21 +46,15 @@ def nothing_moves_off_the_support(row: Row, case: Case) -> None:
         assert support.keys() == sparse(state).keys(), f"state {i}: {sorted(support)} have a support"
         for path, mask in sparse(state).items():
             assert not (mask & ~support[path]).any(), f"state {i}: {path} is kept where it does not train"
-        whole = state._replace(masks=_with(state.masks, support))
+        whole = state._replace(masks=with_leaves(state.masks, support))
         if not i or row.meta.when(i - 1):
             expected = goals_of(row.meta, whole, float(level(max(i - 1, 0))))
         counted = counts_of(row.meta, whole)
         assert counted == expected, f"state {i}: {counted} weights may move, expected {expected}"
         new = leaves(state.params)
         for path, mask in frozen.items():
-            same = torch.equal(bits(new[path])[mask], bits(old[path])[mask])
-            assert same, f"state {i}: {path} has changed where it does not train"
+            assert equal(new[path][mask], old[path][mask]), f"state {i}: {path} has changed where it does not train"
         frozen, old = {path: ~mask for path, mask in support.items()}, new
-
-
-def _with(masks: Tree, other: dict[str, Tensor]) -> Tree:
-    known, rebuild = flatten(masks)
-    return rebuild([other.get(path, mask) for path, mask in known.items()])
 
 
 def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:
@@ -78,24 +68,24 @@ def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:
         assert_same(f"with_params at step {step}", calm, stirred)
         for path, mask in sparse(state).items():
             old, new, on = leaves(state.params)[path], leaves(calm.params)[path], leaves(moved)[path]
-            assert torch.equal(bits(torch.where(mask, on, old)), bits(new)), f"{path}: not the weights that were put in"
+            assert equal(torch.where(mask, on, old), new), f"{path}: not the weights that were put in"
         state = algorithm.update(calm, grads, step)
 
 
 def sparsity_zero_is_dense(row: Row, case: Case) -> None:
     """At sparsity 0 a trained network has the bits of the dense one."""
     assert row.meta.baseline is not None
-    algorithms = [row.make(0.0, key(case.seed), case.params), row.meta.baseline()]
-    if not row.meta.optimizer:
-        algorithms = [with_optimizer(algorithm, adam(0.1), skip=never()) for algorithm in algorithms]
-    for step, (a, b) in enumerate(zip(*(updates(algorithm, case) for algorithm in algorithms), strict=True)):
+    baseline, case = row.meta.baseline(), case._replace(sparsity=0.0)
+    rows = (row, row._replace(make=lambda sparsity, key, params: baseline))
+    runs = (updates(trained_of(one, case, adam(0.1)), case) for one in rows)
+    for step, (a, b) in enumerate(zip(*runs, strict=True)):
         assert all(mask.all() for mask in sparse(a).values()), f"state {step}: something is pruned"
         assert_same(f"weights in state {step}", effective(b), effective(a))
 
 
 def sparsity_one_is_empty(row: Row, case: Case) -> None:
     """At sparsity 1 nothing is kept after the last update."""
-    last = list(updates(row.make(1.0, key(case.seed), case.params), case))[-1]
+    last = states_of(row, case._replace(sparsity=1.0))[-1]
     assert not any(mask.any() for mask in sparse(last).values()), "something is kept"
 
 
@@ -103,12 +93,10 @@ def nothing_to_sparsify_is_dense(row: Row, case: Case) -> None:
     """Where no leaf is sparsified, every mask is the 0-d True and weights keep their bits."""
     params: Tree = {"bias": torch.arange(3.0, device="cpu"), "norm": torch.ones(2, 2, device="cpu")}
     grads = optree.tree_map(torch.ones_like, params)
+    bare = case._replace(params=params, grads=(grads,) * len(case.grads))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the warning that nothing is selected is expected
-        algorithm = row.make(case.sparsity, key(case.seed), params)
-        state = algorithm.init(params)
-        for step in range(len(case.grads)):
-            state = algorithm.update(state, grads, step)
+        state = states_of(row, bare)[-1]
     assert not sparse(state), f"{sorted(sparse(state))} is sparsified"
     if not row.meta.optimizer:
         assert_same("weights", params, effective(state))

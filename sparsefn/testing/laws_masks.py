@@ -12,7 +12,7 @@ import torch
 from sparsefn.budgets import Global
 from sparsefn.state import Accumulated, Score, State
 from sparsefn.testing import oracle
-from sparsefn.testing.harness import algorithm_of, bits, leaves, sparse, updates
+from sparsefn.testing.harness import algorithm_of, bits_of, equal, leaves, sparse, states_of, updates
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
@@ -20,7 +20,7 @@ from sparsefn.tree import Tree
 Counts = list[int]
 
 
-class Competition(NamedTuple):
+class Rivals(NamedTuple):
     """Units that compete, whether each is active, and the scores of a tree for them."""
 
     units: list[oracle.Unit]
@@ -28,23 +28,24 @@ class Competition(NamedTuple):
 
     def active(self, state: State) -> list[bool]:
         kept = {path: mask.reshape(-1).tolist() for path, mask in leaves(state.masks).items()}
-        return [oracle.active(self.meta.layout, kept[path], unit) for path, unit in self.units]
+        return [oracle.is_active(self.meta.layout, kept[path], unit) for path, unit in self.units]
 
     def scores(self, tree: Tree) -> list[float]:
         values = {path: leaf.double().reshape(-1).tolist() for path, leaf in leaves(tree).items()}
         return [oracle.score(self.meta.layout, values, unit) for unit in self.units]
 
 
-def competitions(meta: Meta, state: State) -> list[Competition]:
-    shapes = {path: tuple(mask.shape) for path, mask in sparse(state).items()}
-    return [Competition(units, meta) for units in oracle.competitions(meta.layout, shapes, meta.joint)]
+def rivals_of(meta: Meta, state: State) -> list[Rivals]:
+    return [Rivals(units, meta) for units in oracle.competing_units(meta.layout, _shapes(state), meta.joint)]
 
 
-def transitions(row: Row, case: Case) -> Iterator[tuple[int, State, Tree, State]]:
+def _shapes(state: State) -> dict[str, tuple[int, ...]]:
+    return {path: tuple(mask.shape) for path, mask in sparse(state).items()}
+
+
+def _transitions(case: Case, states: list[State]) -> Iterator[tuple[int, State, Tree, State]]:
     """(step, state before, grads, state after) of every update."""
-    states = list(updates(algorithm_of(row, case), case))
-    for step, grads in enumerate(case.grads):
-        yield step, states[step], grads, states[step + 1]
+    return zip(range(len(case.grads)), states, case.grads, states[1:], strict=False)
 
 
 # ---- how many -------------------------------------------------------------------------------------
@@ -52,22 +53,22 @@ def transitions(row: Row, case: Case) -> Iterator[tuple[int, State, Tree, State]
 
 def goals_of(meta: Meta, state: State, sparsity: float) -> Counts:
     """The kept count of every competition at a sparsity; only the total if `Meta` promises no more."""
-    shapes = {path: tuple(mask.shape) for path, mask in sparse(state).items()}
+    shapes = _shapes(state)
     groups = {path: oracle.groups(meta.layout, shape) for path, shape in shapes.items()}
     sizes = {path: sum(map(len, found)) for path, found in groups.items()}
     if meta.layout.fixed is not None:
         return [oracle.fixed(meta.layout, shapes[path]) or 0 for path, found in groups.items() for _ in found]
     if meta.joint:
-        return [sum(sizes.values()) - oracle.rounded(sparsity, sum(sizes.values()))]
+        return [sum(sizes.values()) - oracle.half_to_even(sparsity, sum(sizes.values()))]
     counts = meta.distribution(
         {path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity
     )
-    goals = [n for path, found in groups.items() for n in oracle.spread(int(counts[path]), len(found))]
+    goals = [n for path, found in groups.items() for n in oracle.even_shares(int(counts[path]), len(found))]
     return [sum(goals)] if meta.global_budget else goals
 
 
 def counts_of(meta: Meta, state: State) -> Counts:
-    counts = [sum(field.active(state)) for field in competitions(meta, state)]
+    counts = [sum(rivals.active(state)) for rivals in rivals_of(meta, state)]
     return [sum(counts)] if meta.global_budget else counts
 
 
@@ -75,17 +76,16 @@ def counts_are_exact(row: Row, case: Case) -> None:
     """Kept units are as many as the sparsity says, to the unit, after init and after every trigger."""
     meta = row.meta
     level = meta.level(case.sparsity)
-    states = list(updates(algorithm_of(row, case), case))
-    first = states[0]
-    sizes = [len(field.units) for field in competitions(meta, first)]
+    first, *states = states_of(row, case)
+    sizes = [len(rivals.units) for rivals in rivals_of(meta, first)]
     if meta.start == "dense":
         expected = [sum(sizes)] if meta.global_budget else sizes
     else:
         expected = goals_of(meta, first, float(level(0)))
     assert counts_of(meta, first) == expected, f"after init: {counts_of(meta, first)} kept, expected {expected}"
-    for step, state in enumerate(states[1:]):
+    for step, state in enumerate(states):
         if meta.when(step) and meta.relative:
-            expected = [n - oracle.rounded(float(level(step)), n) for n in expected]
+            expected = [n - oracle.half_to_even(float(level(step)), n) for n in expected]
         elif meta.when(step):
             goals = goals_of(meta, state, float(level(step)))
             # Masks that only shrink cannot follow a budget whose rounding would have a leaf gain a unit.
@@ -99,20 +99,20 @@ def floors_are_respected(row: Row, case: Case) -> None:
     assert isinstance(row.meta.distribution, Global)
     floor, ceiling = row.meta.distribution.floor, row.meta.distribution.ceiling
     for state in updates(algorithm_of(row, case), case):
-        for path, mask in sparse(state).items():
-            units = [unit for group in oracle.groups(row.meta.layout, tuple(mask.shape)) for unit in group]
-            kept = mask.reshape(-1).tolist()
-            active = sum(oracle.active(row.meta.layout, kept, unit) for unit in units)
-            least, most = math.ceil(floor * len(units)), math.floor(ceiling * len(units))
-            assert least <= active <= most, f"{path} keeps {active} of {len(units)}, not {least} to {most}"
+        (rivals,) = rivals_of(row.meta, state)
+        active = rivals.active(state)
+        for path in sparse(state):
+            flags = [flag for (own, _), flag in zip(rivals.units, active, strict=True) if own == path]
+            least, most = math.ceil(floor * len(flags)), math.floor(ceiling * len(flags))
+            assert least <= sum(flags) <= most, f"{path} keeps {sum(flags)} of {len(flags)}, not {least} to {most}"
 
 
 def units_are_whole(row: Row, case: Case) -> None:
     """A unit of the pattern is kept or pruned as one."""
     for state in updates(algorithm_of(row, case), case):
         kept = {path: mask.reshape(-1).tolist() for path, mask in sparse(state).items()}
-        for field in competitions(row.meta, state):
-            for path, unit in field.units:
+        for rivals in rivals_of(row.meta, state):
+            for path, unit in rivals.units:
                 assert len({kept[path][i] for i in unit}) == 1, f"a unit of {path} is kept in part"
 
 
@@ -130,48 +130,47 @@ def _read(role: str, score: Score | None, before: State, after: State, grads: Tr
 def the_best_are_kept(row: Row, case: Case) -> None:
     """No kept unit loses to a pruned one that could have been kept: by score, NaN last, then the lower index."""
     meta = row.meta
-    states = list(updates(algorithm_of(row, case), case))
+    states = states_of(row, case)
     if meta.start == "magnitude":
         _check_best(meta, states[0], optree.tree_map(torch.abs, case.params), None)
-    for step, grads in enumerate(case.grads):
-        before, after = states[step], states[step + 1]
+    for step, before, grads, after in _transitions(case, states):
         if meta.choose is not None and meta.when(step):
             scores = _read("score", meta.choose, before, after, grads, step)
             _check_best(meta, after, scores, before if meta.monotone else None)
 
 
 def _check_best(meta: Meta, state: State, scores: Tree, among: State | None) -> None:
-    for field in competitions(meta, state):
-        active = field.active(state)
-        eligible = [True] * len(active) if among is None else field.active(among)
-        wanted = oracle.winners(field.scores(scores), eligible, sum(active))
+    for rivals in rivals_of(meta, state):
+        active = rivals.active(state)
+        eligible = [True] * len(active) if among is None else rivals.active(among)
+        wanted = oracle.best_of(rivals.scores(scores), eligible, sum(active))
         kept = {i for i, flag in enumerate(active) if flag}
-        assert kept == wanted, f"kept {sorted(kept)}, the best are {sorted(wanted)} by {field.scores(scores)}"
+        assert kept == wanted, f"kept {sorted(kept)}, the best are {sorted(wanted)} by {rivals.scores(scores)}"
 
 
 def the_worst_are_exchanged(row: Row, case: Case) -> None:
     """The worst kept units are dropped, as many as the fraction says, and the best of the free ones grow."""
     meta = row.meta
-    for step, before, grads, after in transitions(row, case):
+    for step, before, grads, after in _transitions(case, states_of(row, case)):
         if not meta.when(step):
             continue
         drops = _read("drop", meta.drop, before, after, grads, step)
         grows = None if meta.grow is None else _read("grow", meta.grow, before, after, grads, step)
-        for field in competitions(meta, before):
-            had, has = field.active(before), field.active(after)
+        for rivals in rivals_of(meta, before):
+            had, has = rivals.active(before), rivals.active(after)
             lost = _lost(meta, step, sum(had), sum(has), len(had))
-            stay = oracle.winners(field.scores(drops), had, sum(had) - lost)
+            stay = oracle.best_of(rivals.scores(drops), had, sum(had) - lost)
             kept = {i for i, flag in enumerate(has) if flag}
             assert stay <= kept, f"step {step}: {sorted(stay - kept)} had to stay"
             if grows is None:
                 continue
             free = [not (flag if meta.exclude else i in stay) for i, flag in enumerate(had)]
-            wanted = stay | oracle.winners(field.scores(grows), free, sum(has) - len(stay))
+            wanted = stay | oracle.best_of(rivals.scores(grows), free, sum(has) - len(stay))
             assert kept == wanted, f"step {step}: kept {sorted(kept)}, expected {sorted(wanted)}"
 
 
 def _lost(meta: Meta, step: int, had: int, goal: int, size: int) -> int:
-    lost = oracle.rounded(float(meta.fraction(step)), had)
+    lost = oracle.half_to_even(float(meta.fraction(step)), had)
     if meta.global_budget and not meta.joint:
         goal = had  # the leaf's count depends on its share of the regrowth
     if meta.exclude:
@@ -199,13 +198,13 @@ def masks_only_shrink(row: Row, case: Case) -> None:
 def exchanges_conserve(row: Row, case: Case) -> None:
     """As many weights grow as are dropped, at most the fraction; grown weights are zero, others keep their values."""
     meta = row.meta
-    for step, before, _, after in transitions(row, case):
+    for step, before, _, after in _transitions(case, states_of(row, case)):
         fraction = float(meta.fraction(step)) if meta.when(step) else 0.0
         balance = []
-        for field in competitions(meta, before):
-            pairs = list(zip(field.active(before), field.active(after), strict=True))
+        for rivals in rivals_of(meta, before):
+            pairs = list(zip(rivals.active(before), rivals.active(after), strict=True))
             gone, come = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
-            most = oracle.rounded(fraction, sum(a for a, _ in pairs))
+            most = oracle.half_to_even(fraction, sum(a for a, _ in pairs))
             assert gone <= most, f"step {step}: {gone} went, at most {most} may"
             balance.append(come - gone)
         balance = [sum(balance)] if meta.global_budget else balance
@@ -217,6 +216,5 @@ def _check_values(before: State, after: State) -> None:
     masks, old, new = leaves(before.masks), leaves(before.params), leaves(after.params)
     for path, mask in sparse(after).items():
         grown, stayed = mask & ~masks[path], mask & masks[path]
-        assert not bits(new[path])[grown].any(), f"{path}: a grown weight does not start at zero"
-        same = torch.equal(bits(new[path])[stayed], bits(old[path])[stayed])
-        assert same, f"{path}: a weight that stayed has changed"
+        assert not bits_of(new[path])[grown].any(), f"{path}: a grown weight does not start at zero"
+        assert equal(new[path][stayed], old[path][stayed]), f"{path}: a weight that stayed has changed"

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import operator
+import os
 import random
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn.checkpoint import load_state_dict, state_dict
 from sparsefn.state import apply_masks
-from sparsefn.testing.harness import algorithm_of, assert_same, bits, leaves, sparse, trained_of, turned, updates
-from sparsefn.testing.meta import Row
+from sparsefn.testing import harness
+from sparsefn.testing.harness import algorithm_of, assert_same, equal, leaves, mapped, states_of, updates
+from sparsefn.testing.meta import Row, row_of
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, same_structure
 from sparsefn.where import select_leaves
@@ -21,7 +31,7 @@ from sparsefn.where import select_leaves
 
 def states_keep_their_structure(row: Row, case: Case) -> None:
     """All leaves are plain tensors, masks are bool and fit, and no update changes a shape, a dtype or the tree."""
-    states = list(updates(algorithm_of(row, case), case))
+    states = states_of(row, case)
     first, chosen = leaves(states[0]), select_leaves(case.params, row.meta.where)
     for state in states:
         apply_masks(state.params, state.masks)
@@ -31,7 +41,7 @@ def states_keep_their_structure(row: Row, case: Case) -> None:
             assert (leaf.shape, leaf.dtype) == (first[path].shape, first[path].dtype), f"an update changes {path}"
             assert leaf.is_contiguous(), f"{path} is a view with other strides: {leaf.stride()}"
         for path, leaf in leaves(case.params).items():
-            assert path in chosen or path not in sparse(state), f"{path} is sparsified"
+            assert path in chosen or path not in harness.sparse(state), f"{path} is sparsified"
             assert leaves(state.params)[path].dtype == leaf.dtype, f"params have another dtype at {path}"
 
 
@@ -39,8 +49,7 @@ def states_keep_their_structure(row: Row, case: Case) -> None:
 
 
 def _generators() -> list[object]:
-    states: list[object] = [torch.get_rng_state().tolist(), random.getstate()]
-    return [*states, repr(sys.modules["numpy"].random.get_state())] if "numpy" in sys.modules else states
+    return [torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())]
 
 
 def _place(x: Tensor) -> tuple[object, ...]:
@@ -54,7 +63,7 @@ def _watched(what: str, call: Callable[..., Tree], *inputs: Tree) -> Tree:
     result = call(*inputs)
     assert _generators() == generators, f"{what} reads or advances a global generator"
     for path, x, copy, version in before:
-        assert torch.equal(bits(x), bits(copy)), f"{what} changes its input at {path}"
+        assert equal(x, copy), f"{what} changes its input at {path}"
         assert x._version == version, f"{what} writes to its input at {path}"
     storages = {x.untyped_storage().data_ptr() for _, x, _, _ in before if x.numel()}
     whole = {_place(x) for _, x, _, _ in before}
@@ -96,6 +105,27 @@ def inputs_may_change_later(row: Row, case: Case) -> None:
 # ---- the same bits ----------------------------------------------------------------------------------
 
 
+def turned(tree: Tree) -> Tree:
+    """The same leaves, their memory from the last dimension to the first."""
+
+    def turn(x: Tensor) -> Tensor:
+        back = tuple(range(x.ndim))[::-1]
+        return x.permute(back).contiguous().permute(back)
+
+    return optree.tree_map(turn, tree)
+
+
+@contextlib.contextmanager
+def threads(n: int) -> Iterator[None]:
+    """So many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _reordered(tree: Tree) -> Tree:
     """The same tree, its dicts filled in the opposite order."""
     if type(tree) is dict:
@@ -109,38 +139,31 @@ def _reordered(tree: Tree) -> Tree:
 def runs_repeat(row: Row, case: Case) -> None:
     """A run is the same again: with the same algorithm, a new one, other global seeds, dicts filled otherwise."""
     algorithm = algorithm_of(row, case)
-    reordered = case._replace(params=_reordered(case.params), grads=tuple(map(_reordered, case.grads)))
-    runs = [list(updates(algorithm, case)), list(updates(algorithm, case))]
+    reordered = mapped(case, _reordered)
+    first, *runs = (list(updates(algorithm, case)) for _ in range(2))
     with torch.random.fork_rng():
         torch.manual_seed(case.seed + 1)
-        runs += [list(updates(algorithm_of(row, case), case)), list(updates(algorithm_of(row, reordered), reordered))]
-    for i, run in enumerate(runs[1:]):
-        for step, (a, b) in enumerate(zip(runs[0], run, strict=True)):
+        runs += [states_of(row, case), states_of(row, reordered)]
+    for i, run in enumerate(runs):
+        for step, (a, b) in enumerate(zip(first, run, strict=True)):
             assert_same(f"run {i + 1}, state {step}", a, b)
 
 
 def threads_do_not_matter(row: Row, case: Case) -> None:
     """One thread to four: the same bits."""
-    runs, before = [], torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3, 4):
-            torch.set_num_threads(threads)
-            runs.append(list(updates(algorithm_of(row, case), case))[-1])
-    finally:
-        torch.set_num_threads(before)
-    for threads, run in enumerate(runs[1:], 2):
-        assert_same(f"state with {threads} threads", runs[0], run)
+    with threads(1):
+        alone = states_of(row, case)[-1]
+    for n in (2, 3, 4):
+        with threads(n):
+            assert_same(f"state with {n} threads", alone, states_of(row, case)[-1])
 
 
 def surroundings_do_not_matter(row: Row, case: Case) -> None:
     """Another default device, inference mode or no gradients at all: the same bits."""
     algorithm = algorithm_of(row, case)
     plain = list(updates(algorithm, case))[-1]
-    for name, around in (
-        ("the default device meta", torch.device("meta")),
-        ("inference mode", torch.inference_mode()),
-        ("no_grad", torch.no_grad()),
-    ):
+    meta, inference, without = torch.device("meta"), torch.inference_mode(), torch.no_grad()
+    for name, around in (("the default device meta", meta), ("inference mode", inference), ("no_grad", without)):
         with around:
             other = list(updates(algorithm, case))[-1]
         assert_same(f"state under {name}", plain, other)
@@ -148,15 +171,14 @@ def surroundings_do_not_matter(row: Row, case: Case) -> None:
 
 def memory_does_not_matter(row: Row, case: Case) -> None:
     """Leaves with their strides in another order: the same bits."""
-    other = case._replace(params=turned(case.params), grads=tuple(map(turned, case.grads)))
-    runs = (updates(algorithm_of(row, run), run) for run in (case, other))
-    for step, (a, b) in enumerate(zip(*runs, strict=True)):
+    other = mapped(case, turned)
+    for step, (a, b) in enumerate(zip(states_of(row, case), states_of(row, other), strict=True)):
         assert_same(f"state {step}", a, b)
 
 
 def steps_may_be_tensors(row: Row, case: Case) -> None:
     """An int step and a 0-d int64 tensor give the same bits, in what is trained, too."""
-    runs = (updates(trained_of(row, case), case, step) for step in (int, torch.tensor))
+    runs = (updates(harness.trained_of(row, case), case, step) for step in (int, torch.tensor))
     for i, (a, b) in enumerate(zip(*runs, strict=True)):
         assert_same(f"state {i}", a, b)
 
@@ -164,10 +186,34 @@ def steps_may_be_tensors(row: Row, case: Case) -> None:
 def runs_resume(row: Row, case: Case) -> None:
     """Saved, loaded into a fresh algorithm and continued at any step: as if never interrupted."""
     cut = 1 + case.seed % (len(case.grads) - 1)
-    states = list(updates(algorithm_of(row, case), case))
-    saved = {path: leaf.clone() for path, leaf in state_dict(states[cut]).items()}
-    algorithm = algorithm_of(row, case)
-    state = load_state_dict(algorithm.init(case.params), saved)
+    states, algorithm = states_of(row, case), algorithm_of(row, case)
+    state = load_state_dict(algorithm.init(case.params), state_dict(states[cut]))
     for step in range(cut, len(case.grads)):
         state = algorithm.update(state, case.grads[step], step)
     assert_same(f"resumed at {cut}", states[-1], state)
+
+
+# ---- another process --------------------------------------------------------------------------------
+
+_CHILD = "import sys; from sparsefn.testing.laws_states import answer; answer(*sys.argv[1:])"
+
+
+def answer(target: str, file: str) -> None:
+    """Run a saved case and print the digest of its last state."""
+    module, _, name = target.partition(":")
+    make: Any = operator.attrgetter(name)(importlib.import_module(module))
+    print(harness.hash_of(states_of(row_of(make), torch.load(file, weights_only=False))[-1]))
+
+
+def processes_do_not_matter(row: Row, case: Case) -> None:
+    """Another process, with another hash seed and one thread, gives the same bits (for functions it can import)."""
+    if row.reference is None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "case.pt"
+        torch.save(case, file)
+        env = {**os.environ, "PYTHONHASHSEED": "1234", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", _CHILD, row.reference, str(file)]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert not done.returncode, f"another process fails:\n{done.stderr}"
+    assert done.stdout.split()[-1] == harness.hash_of(states_of(row, case)[-1]), "another process gives other bits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import optree
@@ -12,7 +13,7 @@ from sparsefn.ensemble import stack, unstack
 from sparsefn.random import key as new_key
 from sparsefn.random import split
 from sparsefn.state import Level, State
-from sparsefn.testing.harness import algorithm_of, assert_same
+from sparsefn.testing.harness import algorithm_of, assert_same, mapped
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
@@ -26,19 +27,19 @@ def _run(row: Row, case: Case, key: Tensor, sparsity: Level, params: Tree, grads
     return state
 
 
-def _sparsities(row: Row, numbers: list[float]) -> tuple[float | Tensor, int | None]:
+def _sparsities(row: Row, *numbers: float) -> tuple[Sequence[float], float | Tensor, int | None]:
+    """A sparsity for each member, and what `vmap` gets of them: one for all where a row takes no tensor."""
     if row.meta.tensor_sparsity:
-        return torch.tensor(numbers, dtype=torch.float64, device="cpu"), 0
-    return numbers[0], None
+        return numbers, torch.tensor(numbers, dtype=torch.float64, device="cpu"), 0
+    return numbers[:1] * len(numbers), numbers[0], None
 
 
 def vmap_is_a_loop(row: Row, case: Case) -> None:
     """Members of a batch (keys, sparsities, weights, gradients, steps) have the bits of single runs."""
     keys = split(new_key(case.seed), 3)
-    numbers = [case.sparsity, 1.0 - case.sparsity, 0.5] if row.meta.tensor_sparsity else [case.sparsity] * 3
     params, starts = [case.params, *case.grads[-2:]], [0, 1, 0]
     grads = [case.grads, case.grads[::-1], case.grads[1:] + case.grads[:1]]
-    sparsity, axis = _sparsities(row, numbers)
+    numbers, sparsity, axis = _sparsities(row, case.sparsity, 1.0 - case.sparsity, 0.5)
     mapped = torch.vmap(partial(_run, row, case), in_dims=(0, axis, 0, 0, 0))
     stacked = mapped(keys, sparsity, stack(params), stack(grads), torch.tensor(starts, device="cpu"))
     for i, member in enumerate(unstack(stacked)):
@@ -49,9 +50,8 @@ def vmap_is_a_loop(row: Row, case: Case) -> None:
 def nested_vmap_is_two_loops(row: Row, case: Case) -> None:
     """Keys in one batch and sparsities, or weights, in another one inside."""
     keys = split(new_key(case.seed), 2)
-    numbers = [case.sparsity, 0.5] if row.meta.tensor_sparsity else [case.sparsity] * 2
     params = [case.params, case.grads[-1]]
-    sparsity, axis = _sparsities(row, numbers)
+    numbers, sparsity, axis = _sparsities(row, case.sparsity, 0.5)
     inner = torch.vmap(partial(_run, row, case), in_dims=(None, axis, 0, None, None))
     outer = torch.vmap(inner, in_dims=(0, None, None, None, None))
     grid = outer(keys, sparsity, stack(params), case.grads, 0)
@@ -81,7 +81,7 @@ def compiling_changes_nothing(row: Row, case: Case) -> None:
 
 def one_compiled_update_serves_two_models(row: Row, case: Case) -> None:
     """Compiled for one model, then called with the state of a larger one: the bits of eager updates."""
-    larger = case._replace(params=_doubled(case.params), grads=tuple(map(_doubled, case.grads)))
+    larger = mapped(case, _doubled)
     update = torch.compile(algorithm_of(row, case).update, backend="eager", fullgraph=True)
     for model in (case, larger, case):
         algorithm = algorithm_of(row, model)

@@ -1,7 +1,8 @@
-"""The promises of an algorithm, which decide the laws that bind it."""
+"""The promises of an algorithm, which decide the laws that bind it, and the row of an algorithm under test."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from sparsefn.budgets import Distribution, Global, uniform
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.schedules import constant
 from sparsefn.state import Algorithm, Level, Schedule, Score, Trigger, Where
-from sparsefn.testing.oracle import ELEMENTS, Layout, layout_of
+from sparsefn.testing.oracle import ELEMENTS, Layout, computed_layout
 from sparsefn.tree import Tree
 from sparsefn.triggers import always
 from sparsefn.where import default_where
@@ -92,7 +93,7 @@ class Meta(NamedTuple):
     @property
     def layout(self) -> Layout:
         """The pattern as the oracle reads it."""
-        return self.pattern if isinstance(self.pattern, Layout) else layout_of(self.pattern)
+        return self.pattern if isinstance(self.pattern, Layout) else computed_layout(self.pattern)
 
     @property
     def joint(self) -> bool:
@@ -112,3 +113,41 @@ class Row(NamedTuple):
     make: Callable[[Level, Tensor, Tree], Algorithm]
     meta: Meta
     reference: str | None = None
+
+
+def row_of(make_algorithm: Callable[..., Algorithm], meta: Meta = Meta()) -> Row:
+    """The row of an algorithm as `check_laws` takes it.
+
+    >>> row_of(lambda sparsity, key: sf.static(sparsity)).name
+    '<lambda>'
+    """
+    if not isinstance(meta, Meta):
+        raise TypeError(f"expected meta to be a sf.testing.Meta, got {type(meta).__name__}")
+    meta = meta._replace(pattern=meta.layout)  # computing a layout takes a while
+    return Row(_name(make_algorithm), _with_params(make_algorithm), meta, import_name(make_algorithm))
+
+
+def import_name(make: Callable[..., object]) -> str | None:
+    """`module:name` of a function that another process can import; None for a lambda or one made inside another.
+
+    >>> import_name(sf.static), import_name(lambda: None)
+    ('sparsefn.algorithms.static:static', None)
+    """
+    module, name = getattr(make, "__module__", "__main__"), getattr(make, "__qualname__", "<lambda>")
+    return None if module == "__main__" or "<" in name else f"{module}:{name}"
+
+
+def _name(make: object) -> str:
+    return str(getattr(make, "__name__", type(make).__name__))
+
+
+def _with_params(make: Callable[..., Algorithm]) -> Callable[[Level, Tensor, Tree], Algorithm]:
+    if not callable(make):
+        raise TypeError(f"expected make_algorithm(sparsity, key), got {type(make).__name__}")
+    signature = inspect.signature(make)
+    free = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in free if p.default is p.empty]
+    if len(needed) > 3 or len(free) < 2:
+        expected = "expected make_algorithm to take (sparsity, key) or (sparsity, key, params)"
+        raise TypeError(f"{expected}, got {_name(make)}{signature}")
+    return make if len(needed) == 3 else lambda sparsity, key, params: make(sparsity, key)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from sparsefn.patterns.kinds import Pattern, unstructured
@@ -44,19 +45,18 @@ class Layout(NamedTuple):
 ELEMENTS = Layout(unstructured())
 
 
-def layout_of(pattern: Pattern) -> Layout:
+def computed_layout(pattern: Pattern) -> Layout:
     """The layout computed from a pattern's own functions; leaf shapes are the first that it accepts.
 
-    >>> layout_of(sf.patterns.nm(2, 4)).form
+    >>> computed_layout(sf.patterns.nm(2, 4)).form
     Form(rows=1, columns=4, least=0, ndims=(2, 3, 4))
     """
-    reduce = pattern.reduce
+    reduce, band = pattern.reduce, pattern.allowed
 
     def one(values: list[float]) -> float:
         assert reduce is not None
         return float(reduce(torch.tensor([values], dtype=torch.float64, device="cpu"))[0])
 
-    band = pattern.allowed
     return Layout(
         pattern,
         pattern.unit,
@@ -90,19 +90,12 @@ def _positive(box: Box) -> Box:
     return tuple(max(size, 1) for size in box)
 
 
-def _boxes(shape: Box, box: Box) -> list[list[Box]]:
+def _boxes(shape: Box, box: Box) -> list[list[int]]:
+    """The indices of the places in each box, boxes and places in row-major order."""
+    places = np.arange(math.prod(shape)).reshape(shape)
     starts = product(*(range(0, size, step) if step else [0] for size, step in zip(shape, box, strict=True)))
-    return [
-        list(product(*(range(i, min(i + step, size)) for i, step, size in zip(start, box, shape, strict=True))))
-        for start in starts
-    ]
-
-
-def _flat(place: Box, shape: Box) -> int:
-    index = 0
-    for i, size in zip(place, shape, strict=True):
-        index = index * size + i
-    return index
+    slices = ([slice(i, i + step) for i, step in zip(start, box, strict=True)] for start in starts)
+    return [places[tuple(inside)].reshape(-1).tolist() for inside in slices]
 
 
 def grid(layout: Layout, shape: Box) -> Box:
@@ -121,14 +114,12 @@ def groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
 
     Units that the pattern never keeps are left out.
     """
-    units = [[_flat(place, shape) for place in box] for box in _boxes(shape, _positive(layout.unit(shape)))]
-    cells = grid(layout, shape)
+    units, cells = _boxes(shape, _positive(layout.unit(shape))), grid(layout, shape)
     free = [True] * len(units) if layout.allowed is None else layout.allowed(cells)
-    places = ([_flat(place, cells) for place in box] for box in _boxes(cells, layout.group(cells)))
-    return [[units[i] for i in group if free[i]] for group in places]
+    return [[units[i] for i in group if free[i]] for group in _boxes(cells, layout.group(cells))]
 
 
-def active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
+def is_active(layout: Layout, kept: Sequence[bool], unit: Sequence[int]) -> bool:
     """Whether a unit is kept: it keeps more entries than a pruned unit does."""
     left = 0 if layout.zeros is None else max(len(unit) - layout.zeros, 0)
     return sum(kept[i] for i in unit) > left
@@ -139,7 +130,7 @@ def fixed(layout: Layout, shape: Box) -> int | None:
     return layout.fixed(grid(layout, shape)) if callable(layout.fixed) else layout.fixed
 
 
-def competitions(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Unit]]:
+def competing_units(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Unit]]:
     """The units that compete with each other: a group of a leaf, or everything in one when `joint`."""
     found = [[(path, unit) for unit in group] for path, shape in shapes.items() for group in groups(layout, shape)]
     return [[unit for group in found for unit in group]] if joint else found
@@ -152,20 +143,18 @@ def score(layout: Layout, values: Mapping[str, Sequence[float]], unit: Unit) -> 
     return elements[0] if layout.reduce is None else layout.reduce(elements)
 
 
-def winners(scores: Sequence[float], eligible: Sequence[bool], count: int) -> set[int]:
+def best_of(scores: Sequence[float], eligible: Sequence[bool], count: int) -> set[int]:
     """The best `count` eligible units: larger scores first, NaN last, then the lower index."""
-    order = sorted(
-        (i for i in range(len(scores)) if eligible[i]),
-        key=lambda i: (math.isnan(scores[i]), 0.0 if math.isnan(scores[i]) else -scores[i], i),
-    )
+    free = [i for i, flag in enumerate(eligible) if flag]
+    order = sorted(free, key=lambda i: (math.isnan(scores[i]), -scores[i]))  # sorts ties by index, and NaN to the end
     return set(order[: max(count, 0)])
 
 
-def rounded(fraction: float, n: int) -> int:
+def half_to_even(fraction: float, n: int) -> int:
     """round_half_even, as Python rounds."""
     return round(fraction * n)
 
 
-def spread(count: int, parts: int) -> list[int]:
+def even_shares(count: int, parts: int) -> list[int]:
     """A count over competing groups: the first ones take the remainder."""
-    return [count // parts + (i < count % parts) for i in range(parts)] if parts else []
+    return [count // parts + (i < count % parts) for i in range(parts)]

@@ -22,7 +22,7 @@ from sparsefn.patterns import kinds as _patterns
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.state import Schedule, Trigger
 from sparsefn.testing import values
-from sparsefn.testing.values import EVERY, STEPS, Case, Form, Layer, Source
+from sparsefn.testing.values import EVERY, STEPS, Case, Form, Source, WeightAndBias
 from sparsefn.tree import Tree
 
 __all__ = [
@@ -102,7 +102,7 @@ def sparsities(size: int = 12) -> st.SearchStrategy[float]:
     >>> 0.0 <= find(sparsities(), lambda _: True) <= 1.0
     True
     """
-    return examples(lambda source: values.sparsity(source, [size]))
+    return examples(lambda source: values.drawn_sparsity(source, [size]))
 
 
 def schedules() -> st.SearchStrategy[Schedule]:
@@ -115,18 +115,17 @@ def schedules() -> st.SearchStrategy[Schedule]:
 
     def build(source: Source) -> Schedule:
         first, last, n = source.number() / 255, source.number() / 255, 1 + source.number() % 50
-        return source.pick(
-            [
-                _schedules.constant(first),
-                _schedules.polynomial(first, last, begin=n // 2, end=n),
-                _schedules.cosine_decay(first, n, final=last),
-                _schedules.linear_decay(first, n, final=last),
-                _schedules.cosine(first, n, minimum=first * last),
-                _schedules.exponential(first, -1 / n, final=last),
-                _schedules.piecewise({0: first, n: last}),
-                _schedules.cycling([first, last], _triggers.every(n)),
-            ]
-        )
+        kinds = [
+            _schedules.constant(first),
+            _schedules.polynomial(first, last, begin=n // 2, end=n),
+            _schedules.cosine_decay(first, n, final=last),
+            _schedules.linear_decay(first, n, final=last),
+            _schedules.cosine(first, n, minimum=first * last),
+            _schedules.exponential(first, -1 / n, final=last),
+            _schedules.piecewise({0: first, n: last}),
+            _schedules.cycling([first, last], _triggers.every(n)),
+        ]
+        return source.pick(kinds)
 
     return examples(build)
 
@@ -165,19 +164,18 @@ def patterns() -> st.SearchStrategy[Pattern]:
         m = 1 + source.number() % 4
         reductions: list[Reduce] = ["mean", "sum", "max", "min", "l2"]
         n, reduce = source.number() % (m + 1), source.pick(reductions)
-        return source.pick(
-            [
-                _patterns.unstructured(),
-                _patterns.nm(n, m),
-                _patterns.nm(n, m, axis=0),
-                _patterns.block((m, 2), reduce),
-                _patterns.channel(source.pick([0, 1, -1]), source.pick([1, 2, math.inf])),
-                _patterns.kernel(reduce),
-                _patterns.out_groups(m),
-                _patterns.in_groups(m),
-                _patterns.row_balanced(),
-            ]
-        )
+        kinds = [
+            _patterns.unstructured(),
+            _patterns.nm(n, m),
+            _patterns.nm(n, m, axis=0),
+            _patterns.block((m, 2), reduce),
+            _patterns.channel(source.pick([0, 1, -1]), source.pick([1, 2, math.inf])),
+            _patterns.kernel(reduce),
+            _patterns.out_groups(m),
+            _patterns.in_groups(m),
+            _patterns.row_balanced(),
+        ]
+        return source.pick(kinds)
 
     return examples(build)
 
@@ -211,7 +209,7 @@ def large(form: Form = Form(), elements: int = 150) -> Case:
 
     def tree() -> Tree:
         weight = leaf(size * form.rows, size * form.columns)
-        layer = Layer(leaf(4 * form.rows, 4 * form.columns), leaf(4))
+        layer = WeightAndBias(leaf(4 * form.rows, 4 * form.columns), leaf(4))
         wide = leaf(4 * form.rows, 4 * form.columns, drawn=of_wide, dtype=torch.float64)
         return {"a": weight, "b": layer, "c": wide, "norm": leaf(3, 3)}
 

@@ -7,6 +7,7 @@ part of an example over another.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -54,7 +55,7 @@ class Case(NamedTuple):
         return text if len(text) < 4000 else text[:4000] + "..."  # Hypothesis warns of longer texts
 
 
-class Layer(NamedTuple):
+class WeightAndBias(NamedTuple):
     weight: Tensor
     bias: Tensor
 
@@ -84,44 +85,33 @@ class Source:
 # ---- values ---------------------------------------------------------------------------------------
 
 
-def _ties(byte: int, dtype: torch.dtype) -> float:
-    return (0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)[byte % 8]
-
-
-def _exact(byte: int, dtype: torch.dtype) -> float:
-    return (byte + 128) % 256 / 8 - 16  # sums of these are exact in any order
-
-
-def _holes(byte: int, dtype: torch.dtype) -> float:
-    return (0.0, -0.0, 1.0, -1.5, math.nan, math.inf, -math.inf, 3.0)[byte % 8]
-
-
-def _rare(byte: int, dtype: torch.dtype) -> float:
-    return (1.0, -2.0, 3.0)[byte % 3] if byte % 8 == 7 else 0.0
-
-
-def _wild(byte: int, dtype: torch.dtype) -> float:
+@functools.cache
+def _palette(name: str, dtype: torch.dtype) -> Sequence[float]:
+    """The numbers of a palette, of which a byte picks one."""
     info = torch.finfo(dtype)
     tiny = info.smallest_normal * info.eps
-    extreme = (0.0, -0.0, 1.0, -1.0, tiny, -tiny, info.smallest_normal, info.max, -info.max, math.nan, math.inf)
-    return (*extreme, -math.inf, 0.1, -0.1, 1e-5, 3.0)[byte % 16]
+    extreme = (tiny, -tiny, info.smallest_normal, info.max, -info.max, math.nan, math.inf, -math.inf)
+    return {
+        "ties": [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5],
+        "exact": [(byte + 128) % 256 / 8 - 16 for byte in range(256)],  # sums of these are exact in any order
+        "holes": [0.0, -0.0, 1.0, -1.5, math.nan, math.inf, -math.inf, 3.0],
+        "wild": [0.0, -0.0, 1.0, -1.0, *extreme, 0.1, -0.1, 1e-5, 3.0],
+        "rare": [(1.0, -2.0, 3.0)[byte % 3] if byte % 8 == 7 else 0.0 for byte in range(256)],
+    }[name]
 
 
-PALETTES: dict[str, Callable[[int, torch.dtype], float]] = {
-    "ties": _ties,
-    "exact": _exact,
-    "holes": _holes,
-    "wild": _wild,
-    "rare": _rare,
-}
 EVERY = ("ties", "exact", "holes", "wild")
 EXACT = ("ties", "exact", "holes")  # sums do not round: for patterns that pool scores, and for rescaling
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float32, torch.float64, torch.float16)
 
 
-def _filled(source: Source, palette: str, leaf: Tensor) -> Tensor:
-    values = [PALETTES[palette](byte, leaf.dtype) for byte in source.values(leaf.numel())]
-    return torch.tensor(values, dtype=torch.float64, device="cpu").to(leaf.dtype).reshape(leaf.shape)
+def _made_of(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device="cpu").to(like.dtype).reshape(like.shape)
+
+
+def filled(source: Source, palette: str, like: Tensor) -> Tensor:
+    numbers = _palette(palette, like.dtype)
+    return _made_of([numbers[byte % len(numbers)] for byte in source.values(like.numel())], like)
 
 
 def _strided(source: Source, leaf: Tensor) -> Tensor:
@@ -140,10 +130,8 @@ def _strided(source: Source, leaf: Tensor) -> Tensor:
 def _distinct(source: Source, start: int, stride: int, leaf: Tensor) -> Tensor:
     """Distinct magnitudes over the whole tree, in an order that the bytes give."""
     data = source.values(leaf.numel())
-    values = [0.0] * len(data)
-    for rank, i in enumerate(sorted(range(len(data)), key=lambda i: (data[i], i))):
-        values[i] = (1 + start + stride * rank) * (1.0 if data[i] % 2 else -1.0)
-    return torch.tensor(values, dtype=torch.float64, device="cpu").to(leaf.dtype).reshape(leaf.shape)
+    ranks = {i: rank for rank, i in enumerate(sorted(range(len(data)), key=data.__getitem__))}
+    return _made_of([(1 + start + stride * ranks[i]) * (1 if byte % 2 else -1) for i, byte in enumerate(data)], leaf)
 
 
 # ---- shapes and trees -----------------------------------------------------------------------------
@@ -175,23 +163,11 @@ def shape(source: Source, form: Form = Form()) -> tuple[int, ...]:
     return source.pick(_with_sides(form, rows, columns))
 
 
-def tensor(source: Source, shape: tuple[int, ...], palettes: Sequence[str] = EVERY) -> Tensor:
-    like = torch.empty(shape, dtype=source.pick(DTYPES), device="meta")
-    return _filled(source, source.pick(palettes), like)
-
-
-def mask(source: Source, shape: tuple[int, ...]) -> Tensor:
-    flags = [byte % 2 == 1 for byte in source.values(math.prod(shape))]
-    return torch.tensor(flags, dtype=torch.bool, device="cpu").reshape(shape)
-
-
 def _layer(source: Source, form: Form) -> Tree:
     size, dtype = shape(source, form), source.pick(DTYPES)
-    weight = torch.empty(size, dtype=dtype, device="meta")
-    bias = torch.empty(size[:1], dtype=dtype, device="meta")
-    return source.pick(
-        [{"weight": weight}, {"weight": weight, "bias": bias}, Layer(weight, bias), (weight, bias), weight]
-    )
+    weight, bias = (torch.empty(sides, dtype=dtype, device="meta") for sides in (size, size[:1]))
+    named = {"weight": weight, "bias": bias}
+    return source.pick([{"weight": weight}, named, WeightAndBias(**named), (weight, bias), weight])
 
 
 def tree(source: Source, form: Form) -> Tree:
@@ -207,7 +183,7 @@ def tree(source: Source, form: Form) -> Tree:
     return source.pick([tree, {"tree": tree, "norm": norm}])
 
 
-def sparsity(source: Source, sizes: Sequence[int]) -> float:
+def drawn_sparsity(source: Source, sizes: Sequence[int]) -> float:
     """Ends, round numbers, and halves of a unit in one of the sizes, where rounding to even shows."""
     n = max(source.pick(sizes), 1)
     half = (2 * (source.number(16) % n) + 1) / (2 * n)
@@ -220,12 +196,12 @@ def case(source: Source, form: Form, palettes: Sequence[str], distinct: bool, li
     palette = source.pick(palettes)
     empty = source.pick((palette, palette, palette, "rare"))  # gradients that are nearly all zero
 
-    def filled(palette: str) -> Tree:
+    def build(palette: str) -> Tree:
         if distinct:
             return treedef.unflatten([_distinct(source, i, len(leaves), leaf) for i, leaf in enumerate(leaves)])
-        return treedef.unflatten([_strided(source, _filled(source, palette, leaf)) for leaf in leaves])
+        return treedef.unflatten([_strided(source, filled(source, palette, leaf)) for leaf in leaves])
 
     sizes = [leaf.numel() for leaf in leaves if leaf.ndim > 1]
-    level, seed = sparsity(source, [*sizes, sum(sizes)]), source.number(32)
-    params, *grads = (filled(palette if i == 0 else empty) for i in range(STEPS + 1))
+    level, seed = drawn_sparsity(source, [*sizes, sum(sizes)]), source.number(32)
+    params, *grads = (build(palette if i == 0 else empty) for i in range(STEPS + 1))
     return Case(params, tuple(grads), level, seed)

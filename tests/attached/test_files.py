@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.files import arguments, loaded, reads_step, saved
+from sparsefn.attached.files import arguments_by_path, loaded, reads_step, saved
 
 WEIGHTS = {"w": torch.tensor([[1.0, -2.0, 3.0, 4.0]])}
 
@@ -49,7 +49,7 @@ def test_other_files_are_refused():
 def test_a_state_of_other_parts_is_refused():
     like, weights = sf.rigl(0.5).init({"w": torch.ones(2, 2)}), {"w": torch.ones(2, 2)}
     mine, other = (sf.partition([("*", part)]) for part in (sf.rigl(0.5), sf.set(0.5)))
-    found = saved(mine, like, 3, ["w"], list)
+    found = saved(mine, like, 3, ["w"], own)
     with pytest.raises(
         ValueError, match=r"expected a state of partition\(.*set\(0.5\).*, got one of partition\(.*rigl"
     ):
@@ -74,7 +74,7 @@ def test_a_state_of_other_parts_is_refused():
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_arguments_are_compared_and_not_words(mine, other, path):
-    differ = [name for name, text in arguments(mine).items() if arguments(other).get(name) != text]
+    differ = [name for name, text in arguments_by_path(mine).items() if arguments_by_path(other).get(name) != text]
     assert differ == [path] or differ[0].startswith(path)
     state = sf.static(0.5).init(WEIGHTS)
     with pytest.raises(ValueError, match=rf"whose '{path}.*strict=False takes it"):
@@ -82,10 +82,10 @@ def test_arguments_are_compared_and_not_words(mine, other, path):
 
 
 def test_one_call_has_one_text_however_it_is_written():
-    one = arguments(sf.gmp(0.5, when=sf.every(2)))
-    assert one == arguments(sf.gmp(sparsity=0.5, when=sf.every(n=2, start=0), where=sf.default_where))
+    one = arguments_by_path(sf.gmp(0.5, when=sf.every(2)))
+    assert one == arguments_by_path(sf.gmp(sparsity=0.5, when=sf.every(n=2, start=0), where=sf.default_where))
     again = pickle.loads(pickle.dumps(sf.gmp(0.5, when=sf.every(2))))
-    assert arguments(again) == one and arguments(copy.deepcopy(again)) == one
+    assert arguments_by_path(again) == one and arguments_by_path(copy.deepcopy(again)) == one
 
 
 def test_what_is_saved_needs_no_code_to_be_read(tmp_path):

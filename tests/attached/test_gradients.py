@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.gradients import dense_gradients, give, gradient, seen_gradients, warn_of_zeros
+from sparsefn.attached.gradients import dense_gradient, dense_gradients, give, seen_gradients, warn_of_zeros
 from sparsefn.attached.records import Record
 from sparsefn.state import masked_view
 
@@ -16,8 +16,8 @@ def record(name="w", grad=None, **flags):
 def test_a_gradient_is_dense():
     embedding = torch.nn.Embedding(3, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
-    assert gradient(embedding.weight).tolist() == [[0, 0], [1, 1], [0, 0]]
-    assert gradient(record().parameter).tolist() == [0, 0]
+    assert dense_gradient(embedding.weight, embedding.weight).tolist() == [[0, 0], [1, 1], [0, 0]]
+    assert dense_gradient(record().parameter, torch.ones(2)).tolist() == [0, 0]
 
 
 def test_some_parameter_has_a_gradient():
@@ -30,8 +30,8 @@ def test_some_parameter_has_a_gradient():
 @pytest.mark.parametrize("algorithm", [sf.static(0.5, init="magnitude"), sf.ste(0.5)], ids=["masked", "whole"])
 def test_what_is_seen_is_what_the_view_says(algorithm):
     state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
-    supports = [algorithm.view.support(state)["w"]]
-    seen = seen_gradients(algorithm.view, state, supports, {"w": torch.ones(1, 2)}, 0)
+    own = record(trains=True, support=algorithm.view.support(state)["w"])
+    seen = seen_gradients(algorithm.view, state, [own], {"w": torch.ones(1, 2)}, 0)
     wanted = masked_view.grads(state, {"w": torch.ones(1, 2)}, 0)["w"]
     assert torch.equal(seen[0], wanted)
 
@@ -39,7 +39,7 @@ def test_what_is_seen_is_what_the_view_says(algorithm):
 def test_no_two_have_the_same_memory():
     one = record("w", torch.ones(2), trains=True)
     dense = {"w": one.parameter.grad}
-    first, second = (record(f"latent.{i}", trains=True, added=True) for i in range(2))
+    first, second = (record(f"latent.{i}", trains=True, beside=one) for i in range(2))
     give([one], [one, first, second], [dense["w"]] * 3, dense)
     grads = [dense["w"], one.parameter.grad, first.parameter.grad, second.parameter.grad]
     assert len({grad.data_ptr() for grad in grads}) == 4 and all(bool((grad == 1).all()) for grad in grads)
@@ -47,7 +47,7 @@ def test_no_two_have_the_same_memory():
 
 
 def test_results_that_share_memory_are_parted():
-    first, second = (record(f"latent.{i}", trains=True, added=True) for i in range(2))
+    first, second = (record(f"latent.{i}", trains=True, beside=record()) for i in range(2))
     grad = torch.ones(2)
     give([], [first, second], [grad, grad], {"w": torch.zeros(2)})
     assert first.parameter.grad.data_ptr() != second.parameter.grad.data_ptr()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.moments import clear_changed, clear_moments, restart, unwrapped, zeros_stay
+from sparsefn.attached.moments import clear_changed, clear_moments, restart, zeros_stay
 from sparsefn.attached.records import Record
 
 
@@ -118,8 +118,3 @@ def test_an_optimizer_starts_anew():
     assert not record.optimizer.state
     record.optimizer.step()
     assert record.optimizer.state[record.parameter]["step"] == 1
-
-
-def test_other_optimizers_are_as_they_are():
-    optimizer = one().optimizer
-    assert unwrapped(optimizer) is optimizer

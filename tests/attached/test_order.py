@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from sparsefn.attached.order import later, watch, watched
+from sparsefn.attached.records import Record
 
 
 class Notes:
@@ -28,7 +29,7 @@ def watching(keep=False):
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     notes = Notes()
-    return notes, weight, optimizer, watch(notes, [weight], [optimizer], keep)
+    return notes, weight, optimizer, watch(notes, [Record("w", weight, optimizer)], keep)
 
 
 def test_a_step_is_seen():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.records import Record, enter, leave, owned, trained_records
+from sparsefn.attached.records import Record, owned_parameters, put_in, take_out, trained_records
 from sparsefn.state import everywhere, masked_view
 
 
@@ -13,7 +13,7 @@ def net():
 def test_parameters_are_found_by_name_with_their_optimizers():
     model = net()
     first, second = (torch.optim.SGD(layer.parameters(), lr=0.1) for layer in model)
-    records = owned(model, [first, second])
+    records = owned_parameters(model, [first, second])
     assert list(records) == ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert [record.optimizer is first for record in records.values()] == [True, True, False, False]
     assert records["1.bias"].parameter is model[1].bias
@@ -21,7 +21,7 @@ def test_parameters_are_found_by_name_with_their_optimizers():
 
 def test_wrappers_do_not_change_names():
     model = torch.compile(torch.nn.DataParallel(net()), backend="eager")
-    assert next(iter(owned(model, [torch.optim.SGD(model.parameters(), lr=0.1)]))) == "0.weight"
+    assert next(iter(owned_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)]))) == "0.weight"
 
 
 def test_frozen_parameters_are_left_out_and_tied_ones_are_there_once():
@@ -30,7 +30,7 @@ def test_frozen_parameters_are_left_out_and_tied_ones_are_there_once():
     model[1].weight = model[0].weight
     model[0].bias.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert list(owned(model, [optimizer])) == ["0.weight", "1.bias"]
+    assert list(owned_parameters(model, [optimizer])) == ["0.weight", "1.bias"]
 
 
 def test_a_parameter_in_no_optimizer_or_in_two_is_refused():
@@ -39,10 +39,10 @@ def test_a_parameter_in_no_optimizer_or_in_two_is_refused():
     with pytest.raises(
         ValueError, match=r"expected one optimizer to have '1.weight', got 0: give it to one, or freeze"
     ):
-        owned(model, [first])
+        owned_parameters(model, [first])
     both = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"expected one optimizer to have '0.weight', got 2$"):
-        owned(model, [first, both])
+        owned_parameters(model, [first, both])
 
 
 def test_the_optimizer_of_another_model_is_refused():
@@ -50,13 +50,13 @@ def test_the_optimizer_of_another_model_is_refused():
     with pytest.raises(
         ValueError, match="expected an optimizer of this Sequential, got one that has none of its param"
     ):
-        owned(net(), [optimizer])
+        owned_parameters(net(), [optimizer])
 
 
 def test_a_model_without_parameters_that_require_a_gradient_is_refused():
     model = net().requires_grad_(False)
     with pytest.raises(ValueError, match="expected a model with parameters that require a gradient, got a Sequential"):
-        owned(model, [torch.optim.SGD(net().parameters(), lr=0.1)])
+        owned_parameters(model, [torch.optim.SGD(net().parameters(), lr=0.1)])
 
 
 def view_of(trained, support=None):
@@ -69,20 +69,20 @@ def test_leaves_that_are_no_params_get_parameters_beside_their_weights():
     optimizer = torch.optim.SGD(
         [{"params": model[0].parameters()}, {"params": model[1].parameters(), "lr": 1.0}], lr=0.1
     )
-    weights = owned(model, [optimizer])
+    weights = owned_parameters(model, [optimizer])
     params = {name: record.parameter.detach() for name, record in weights.items()}
     scores = {name: torch.rand_like(params[name]) for name in ("0.weight", "1.weight")}
     trained = {"latent": scores, "params": {"0.bias": params["0.bias"]}}
-    records, beside = trained_records(view_of(trained), sf.State(params, everywhere(params)), weights)
-    assert [record.added for record in records] == [True, True, False]  # optree's order: latent before params
+    records = trained_records(view_of(trained), sf.State(params, everywhere(params)), weights)
+    assert [bool(record.beside) for record in records] == [True, True, False]  # optree's order: latent before params
     assert records[2].parameter is model[0].bias and all(record.trains for record in records)
     assert torch.equal(records[1].parameter, scores["1.weight"]) and records[1].parameter is not scores["1.weight"]
-    assert [record.parameter for record in beside] == [model[0].weight, model[1].weight]
+    assert [record.beside.parameter for record in records[:2]] == [model[0].weight, model[1].weight]
     assert [name for name, record in weights.items() if record.latent] == ["0.weight", "1.weight"]
-    enter(records[:2], beside, None)
+    put_in(records[:2], None)
     assert [record.group["lr"] for record in records] == [0.1, 1.0, 0.1]
     assert [len(group["params"]) for group in optimizer.param_groups] == [3, 3]
-    leave(records[:2])
+    take_out(records[:2])
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
 
 
@@ -94,8 +94,8 @@ def one(optimizer=torch.optim.SGD):
 def test_a_leaf_of_no_weight_goes_to_the_first():
     weights = {"w": one()}
     state = sf.State({"w": torch.ones(2)}, {"w": torch.tensor(True)})
-    records, beside = trained_records(view_of({"temperature": torch.ones(())}), state, weights)
-    assert beside == [weights["w"]] and not weights["w"].latent and records[0].name == "temperature"
+    (record,) = trained_records(view_of({"temperature": torch.ones(())}), state, weights)
+    assert record.beside is weights["w"] and not weights["w"].latent and record.name == "temperature"
 
 
 def test_sparse_adam_is_refused_on_masked_leaves_alone():
@@ -135,9 +135,9 @@ def test_who_wrote_is_read_off_versions():
 def test_a_group_of_their_own_comes_and_goes():
     weight, score = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
     optimizer = torch.optim.Adam([weight], lr=0.1)
-    record = Record("s", score, optimizer)
-    enter([record], [Record("w", weight, optimizer)], {"lr": 2.0, "weight_decay": 0.5})
+    record = Record("s", score, optimizer, Record("w", weight, optimizer))
+    put_in([record], {"lr": 2.0, "weight_decay": 0.5})
     assert (record.group["lr"], record.group["weight_decay"], len(optimizer.param_groups)) == (2.0, 0.5, 2)
     optimizer.state[score]["exp_avg"] = torch.ones(2)
-    leave([record])
+    take_out([record])
     assert len(optimizer.param_groups) == 1 and score not in optimizer.state

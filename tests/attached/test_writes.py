@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.records import Record, owned
+from sparsefn.attached.records import Record, owned_parameters
 from sparsefn.attached.writes import check_links, check_order, hiding, in_module, links_of, stains, taken_over
 
 MASK = torch.tensor([True, True, False, False])
@@ -24,7 +24,7 @@ def test_places_are_found_through_wrappers_and_containers():
             self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
 
     model = torch.nn.DataParallel(Net())
-    links = links_of(model, reversed(owned(model, [torch.optim.SGD(model.parameters(), lr=0.1)]).values()))
+    links = links_of(model, reversed(owned_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)]).values()))
     check_links(links)
     assert len(links) == 8  # module, layers, two layers, four parameters
     model.module.layers[1] = torch.nn.Linear(2, 2)

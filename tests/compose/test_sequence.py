@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.testing.harness import Work
+from sparsefn.testing.harness import Operations
 
 
 def row(*values):
@@ -169,6 +169,6 @@ def test_between_triggers_a_sequence_inside_a_chain_does_no_work():
     algorithm = sf.chain(sf.gmp(0.25, when=when), sf.sequence(sf.gmp(0.5, when=when), sf.rigl("current", when=when)))
     state = algorithm.init({"w": torch.randn(4, 4)})
     state = algorithm.update(state, state.params, 0)
-    with Work() as work:
+    with Operations() as work:
         assert algorithm.update(state, state.params, 1).masks is state.masks
     assert not work.operations

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import metadata as dcp
 
 import sparsefn as sf
-from sparsefn.distributed.metadata import read
+from sparsefn.distributed.metadata import read_metadata
 from tests.distributed.harness import on_ranks
 
 PARAMS = {"w": torch.arange(12.0).reshape(4, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
@@ -40,7 +40,7 @@ def write(folder, what):
 
 
 def test_it_is_what_torch_reads(saved):
-    found, want = read(saved), torchs(saved)
+    found, want = read_metadata(saved), torchs(saved)
     assert found.state_dict_metadata == want.state_dict_metadata
     places = {
         index: (info.relative_path, info.offset, info.length, info.transform_descriptors or ())

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import sparsefn as sf
-from sparsefn.modules.pattern_axis import run_axes
+from sparsefn.modules.weights import run_axes
 
 nm, block = sf.patterns.nm, sf.patterns.block
 

@@ -9,7 +9,7 @@ import torch
 import sparsefn as sf
 from sparsefn.checkpoint import tree_equal
 from sparsefn.engine import blockwise, donation, leafwise, many, together, transforms
-from sparsefn.testing.harness import bits
+from sparsefn.testing.harness import bits_of
 
 ODD = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, math.inf, -math.inf, math.nan, 1.0])
 sgd, adam, adamw = sf.optimizers.sgd, sf.optimizers.adam, sf.optimizers.adamw
@@ -183,4 +183,4 @@ def test_without_momentum_weights_off_the_mask_keep_their_bits(lr, donate):
     own = p.clone()
     with donation.giving([own] if donate else []):
         moved, _ = optimizer.under_masks({"w": g}, optimizer.init({"w": p}), {"w": own}, {"w": mask})
-    assert torch.equal(bits(moved["w"]), bits(wanted))
+    assert torch.equal(bits_of(moved["w"]), bits_of(wanted))

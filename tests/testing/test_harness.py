@@ -24,13 +24,13 @@ def test_differences_are_named():
 
 def test_digests_are_of_bits_and_names():
     one = {"a": torch.tensor([0.0, 1.0])}
-    assert harness.digest(one) == harness.digest({"a": torch.tensor([0.0, 1.0])})
-    assert harness.digest(one) != harness.digest({"a": torch.tensor([-0.0, 1.0])})
-    assert harness.digest(one) != harness.digest({"b": torch.tensor([0.0, 1.0])})
+    assert harness.hash_of(one) == harness.hash_of({"a": torch.tensor([0.0, 1.0])})
+    assert harness.hash_of(one) != harness.hash_of({"a": torch.tensor([-0.0, 1.0])})
+    assert harness.hash_of(one) != harness.hash_of({"b": torch.tensor([0.0, 1.0])})
 
 
 def test_work_is_counted():
-    with harness.Work() as work:
+    with harness.Operations() as work:
         torch.ones(2) + 1
     assert [name.split(".")[1] for name in work.operations] == ["ones", "add"]
 

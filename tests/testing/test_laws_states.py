@@ -9,6 +9,8 @@ import torch
 import sparsefn as sf
 from sparsefn.testing import Case, Meta, Row
 from sparsefn.testing import laws_states as laws
+from sparsefn.testing.laws_states import processes_do_not_matter
+from sparsefn.testing.strategies import large
 
 W = torch.arange(1.0, 13.0).reshape(3, 4)
 CASE = Case({"w": W, "b": torch.ones(3)}, ({"w": W.flip(1), "b": torch.ones(3)},) * 3, 0.5, 0)
@@ -95,3 +97,27 @@ def test_threads_and_generators_are_left_as_they_were():
     laws.runs_repeat(row(), CASE)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
+
+
+LARGE = large()
+
+
+def static(sparsity, key, params):
+    return sf.static(sparsity, key=key)
+
+
+def importable(reference):
+    return Row("static", static, Meta(), reference)
+
+
+def test_what_cannot_be_imported_is_not_tried():
+    processes_do_not_matter(importable(None), LARGE)
+
+
+def test_a_function_that_can_be_imported_gives_the_same_bits():
+    processes_do_not_matter(importable(f"{__name__}:static"), LARGE)
+
+
+def test_an_error_there_is_shown_here():
+    with pytest.raises(AssertionError, match="another process fails:\n(.|\n)*No module named 'nowhere'"):
+        processes_do_not_matter(importable("nowhere:static"), LARGE)

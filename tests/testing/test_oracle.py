@@ -9,14 +9,14 @@ from sparsefn.testing import oracle
 
 
 def test_units_and_groups_of_partial_blocks():
-    layout = oracle.layout_of(sf.patterns.block((2, 2)))
+    layout = oracle.computed_layout(sf.patterns.block((2, 2)))
     assert oracle.groups(layout, (3, 3)) == [[[0, 1, 3, 4], [2, 5], [6, 7], [8]]]
     assert oracle.grid(layout, (3, 3)) == (2, 2)
-    assert not oracle.layout_of(sf.patterns.row_balanced()).ungrouped
+    assert not oracle.computed_layout(sf.patterns.row_balanced()).ungrouped
 
 
 def test_scores_of_units():
-    layout = oracle.layout_of(sf.patterns.channel(0, norm=2))
+    layout = oracle.computed_layout(sf.patterns.channel(0, norm=2))
     assert oracle.score(layout, {"w": [3.0, 4.0]}, ("w", [0, 1])) == 5.0
 
 
@@ -30,12 +30,12 @@ def test_scores_of_units():
     ],
 )
 def test_winners(scores, eligible, count, won):
-    assert oracle.winners(scores, eligible, count) == won
+    assert oracle.best_of(scores, eligible, count) == won
 
 
 def test_counts():
-    assert [oracle.rounded(0.5, n) for n in (1, 3, 5)] == [0, 2, 2]
-    assert oracle.spread(7, 3) == [3, 2, 2]
+    assert [oracle.half_to_even(0.5, n) for n in (1, 3, 5)] == [0, 2, 2]
+    assert oracle.even_shares(7, 3) == [3, 2, 2]
 
 
 def test_a_pattern_that_takes_no_shape_is_refused():
@@ -43,4 +43,4 @@ def test_a_pattern_that_takes_no_shape_is_refused():
     with pytest.raises(
         ValueError, match=r"no leaf shape was found that nm\(1, 997, axis=-1\) takes; give a Layout with its Form"
     ):
-        oracle.layout_of(impossible)
+        oracle.computed_layout(impossible)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import sparsefn as sf
 from sparsefn.testing import strategies
-from sparsefn.testing.oracle import layout_of
+from sparsefn.testing.oracle import computed_layout
 from sparsefn.testing.values import EVERY, Source, case
 
 FEW = settings(max_examples=15, deadline=None, database=None, derandomize=True)
@@ -94,7 +94,7 @@ def test_triggers_answer(trigger, step):
 @FEW
 @given(strategies.patterns())
 def test_a_layout_is_found_for_every_pattern(pattern):
-    layout = layout_of(pattern)
+    layout = computed_layout(pattern)
     run = case(Source(bytes(range(250)) * 4), layout.form, EVERY, False)
     for path, leaf in sf.tree.flatten(run.params)[0].items():
         if sf.default_where(path, leaf) and leaf.numel():
