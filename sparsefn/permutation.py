@@ -88,7 +88,8 @@ def channels(
         along = size.movedim(axis, 0).reshape(size.shape[axis], -1)
         most = along.amax() if along.numel() else along.new_ones(())
         whole = (along.double() / most.clamp(min=torch.finfo(size.dtype).tiny) * _LEVELS).round().to(torch.int32)
-        order = _search(whole, n, m, escapes, math.inf if rounds is None else rounds, key)
+        found = _search(whole, n, m, escapes, math.inf if rounds is None else rounds, key)
+        order = torch.from_numpy(found.reshape(-1)).to(weight.device)
         moved = size.index_select(axis, order)
         after = moved[topk_mask(moved, None, pattern=pattern)].double().sum().item()
     if after <= before:
@@ -96,11 +97,11 @@ def channels(
     return Permutation(order, before, after)
 
 
-def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Tensor | None) -> Tensor:
+def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Tensor | None) -> np.ndarray:
     groups = len(whole) // m
     order = np.arange(len(whole)).reshape(groups, m)
     if groups < 2 or not 0 < n < m or not whole.numel():
-        return torch.from_numpy(order.reshape(-1)).to(whole.device)
+        return order
     changed, seen = np.zeros(groups, np.int64), np.full((groups, groups), -1, np.int64)
     rounds = _settle(whole, order, n, m, changed, seen, rounds)
     draws = random.key(0) if key is None else key
@@ -117,7 +118,7 @@ def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Ten
         rounds = _settle(whole, trial, n, m, marks, met, rounds)
         if _value(whole, trial, n) > _value(whole, order, n):
             order, changed, seen = trial, marks, met
-    return torch.from_numpy(order.reshape(-1)).to(whole.device)
+    return order
 
 
 def _settle(
@@ -147,13 +148,9 @@ def _settle(
 
 
 def _meetings(size: int, number: int) -> np.ndarray:
-    # A round of a tournament in which each of an even number of groups meets another one.
-    ring = np.roll(np.arange(size - 1), number)
-    table = np.concatenate([ring, [size - 1]])
-    half = size // 2
-    one, other = table[:half], table[half:][::-1]
-    pairs: np.ndarray = np.stack([np.minimum(one, other), np.maximum(one, other)], 1)
-    return pairs
+    # A round of a tournament in which each of an even number of groups meets another one: all but the last move on.
+    table = np.append(np.roll(np.arange(size - 1), number), size - 1)
+    return np.sort(np.stack([table, table[::-1]], 1)[: size // 2], 1)
 
 
 def _ways(m: int) -> np.ndarray:
@@ -161,12 +158,10 @@ def _ways(m: int) -> np.ndarray:
     if m <= _WIDEST:
         firsts = [(0, *rest) for rest in itertools.combinations(range(1, 2 * m), m - 1)]
         return np.array([[*first, *(i for i in range(2 * m) if i not in first)] for first in firsts])
-    ways = [list(range(2 * m))]
-    for i, j in itertools.product(range(m), range(m, 2 * m)):
-        way = list(range(2 * m))
-        way[i], way[j] = j, i
-        ways.append(way)
-    return np.array(ways)
+    swaps = np.array([*itertools.product(range(m), range(m, 2 * m))])
+    ways = np.tile(np.arange(2 * m), (len(swaps) + 1, 1))
+    np.put_along_axis(ways[1:], swaps, swaps[:, ::-1], 1)
+    return ways
 
 
 def _best_way(whole: Tensor, both: np.ndarray, ways: np.ndarray, n: int, m: int) -> np.ndarray:
@@ -174,8 +169,7 @@ def _best_way(whole: Tensor, both: np.ndarray, ways: np.ndarray, n: int, m: int)
     found = np.zeros(len(both), np.int64)
     some = max(1, (1 << 16) // max(whole.shape[1], 1))
     for at in range(0, len(both), some):
-        rows = whole[torch.from_numpy(both[at : at + some]).to(whole.device)]
-        columns = [rows[:, i] for i in range(2 * m)]
+        columns = _columns(whole, both[at : at + some])
         parts = [[tuple(sorted(half)) for half in (way[:m], way[m:])] for way in ways.tolist()]
         kept = {
             part: _largest([columns[i] for i in part], n).sum(-1, dtype=torch.int64).cpu().numpy()
@@ -200,5 +194,8 @@ def _largest(columns: list[Tensor], n: int) -> Tensor:
 
 
 def _value(whole: Tensor, order: np.ndarray, n: int) -> int:
-    rows = whole[torch.from_numpy(order).to(whole.device)]
-    return int(_largest([rows[:, i] for i in range(rows.shape[1])], n).sum().item())
+    return int(_largest(_columns(whole, order), n).sum().item())
+
+
+def _columns(whole: Tensor, order: np.ndarray) -> list[Tensor]:
+    return [*whole[torch.from_numpy(order).to(whole.device)].unbind(1)]

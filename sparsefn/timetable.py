@@ -99,18 +99,14 @@ def _of_phases(parts: list[tuple[int, object]], run: _Run) -> Iterator[str]:
 
 def _of_trigger(made: Every | At, run: _Run) -> Iterator[str]:
     fires = _last(made, run.end)
-    if isinstance(made, At):
+    if fires is not None and fires < run.first and made != At(()):
+        yield f"{made!r} never fires in {run.words}"
+    elif isinstance(made, At):
         late = [step for step in map(read, made.steps) if step is not None and step >= run.end]
-        text = f"{made!r} fires at step {min(late)}, after {run.words}" if late else ""
-    else:
-        stop = read(made.stop)
-        more = stop is not None and stop > run.end and _last(made, stop) != fires
-        text = f"{made!r} fires until step {stop}, after {run.words}" if more else ""
-    never = isinstance(made, Every) or bool(made.steps)
-    if fires is not None and fires < run.first and never:
-        text = f"{made!r} never fires in {run.words}"
-    if text:
-        yield text
+        if late:
+            yield f"{made!r} fires at step {min(late)}, after {run.words}"
+    elif (stop := read(made.stop)) is not None and stop > run.end and _last(made, stop) != fires:
+        yield f"{made!r} fires until step {stop}, after {run.words}"
 
 
 def _last(when: object, end: int) -> int | None:
@@ -128,20 +124,16 @@ def _last(when: object, end: int) -> int | None:
 
 
 def _of_schedule(made: Any, given: Mapping[str, Any], run: _Run, when: Trigger | None) -> Iterator[str]:
-    if "end" in given:  # polynomial
-        end, final = read(given["end"]), read(given["final"])
-    elif vars(made)["_call"].make is schedules.piecewise:
+    if vars(made)["_call"].make is schedules.piecewise:
         end, final = _last_value(given["values"])
-    elif "steps" in given:  # a decay: at a run's end it may be a step short of its own
-        end, final = read(given["steps"]), read(given["final"])
-        end, when = None if end is None else end - 1, None
-    else:
-        return
-    fires = _last(when, run.end)
+    else:  # a polynomial, a decay or one without an end
+        end, final = read(given.get("end", given.get("steps"))), read(given.get("final"))
+    decays = "steps" in given  # at a run's end it may be a step short of its own
+    fires = None if decays else _last(when, run.end)
     last = run.end - 1 if fires is None or fires < run.first else fires
-    if end is None or end <= last:
+    if end is None or end - decays <= last:
         return
-    text, value = f"{made!r} ends at step {end + ('steps' in given):g}, ", read(made(last))
+    text, value = f"{made!r} ends at step {end:g}, ", read(made(last))
     if last == run.end - 1 or end >= run.end:
         text += f"after {run.words}"
     else:
