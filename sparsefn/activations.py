@@ -18,8 +18,7 @@ from sparsefn.tree import Tree
 __all__ = ["activation_sparsifier"]
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @replaceable

@@ -7,18 +7,18 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_positive, number
 from sparsefn.engine.elementary import sqrt
+from sparsefn.engine.floats import check_float
 from sparsefn.engine.numbers import Real, folded, like
 from sparsefn.engine.pooling import Pooling, pool
 from sparsefn.engine.shards import check_plain
 from sparsefn.optimizers.base import rounded
 from sparsefn.state import apply_masks
-from sparsefn.tree import Tree, flatten, opened, wide
+from sparsefn.tree import Tree, flatten, leaves_of, wide
 
 __all__ = ["clip_norm"]
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 _NORM = Pooling("norm", 2)
@@ -44,18 +44,15 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
     """
     limit = number("max_norm", max_norm)
     check_positive("max_norm", limit)
-    for path, leaf in flatten(grads)[0].items():
-        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-            got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise TypeError(f"expected floating-point grads, got {got} at {path!r}")
-        check_plain("clip_norm", path, leaf, "; torch.nn.utils.clip_grad_norm_ clips those")
-    leaves, rebuild = opened(grads)
+    leaves, rebuild = flatten(grads)
     if not leaves:
         return grads
-    counted = leaves if masks is None else opened(apply_masks(grads, masks))[0]
-    norm = _norm(counted)
+    for path, leaf in leaves.items():
+        check_float("grads", leaf, path)
+        check_plain("clip_norm", path, leaf, "; torch.nn.utils.clip_grad_norm_ clips those")
+    norm = _norm(leaves_of(grads if masks is None else apply_masks(grads, masks)))
     factor = (like(norm, limit) / (norm + 1e-6)).clamp(max=1.0)
-    return rebuild([(wide(g) * rounded(factor, wide(g))).to(g.dtype) for g in leaves])
+    return rebuild([(wide(g) * rounded(factor, wide(g))).to(g.dtype) for g in leaves.values()])
 
 
 def _norm(leaves: list[Tensor]) -> Tensor:

@@ -13,8 +13,7 @@ from sparsefn.select import Count, straight_through, topk_mask
 __all__ = ["gate", "sparsify"]
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 Mode = Literal["supermask", "joint", "ste"]

@@ -19,8 +19,7 @@ from sparsefn.select import topk_mask
 __all__ = ["channels"]
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 _LEVELS = 1 << 23  # sizes are whole numbers up to this, whose sums are exact in any order

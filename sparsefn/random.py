@@ -25,8 +25,7 @@ __all__ = ["bernoulli", "bits", "fold_in", "key", "leaf_key", "leaf_keys", "norm
 __all__ += ["split", "threefry2x32", "uniform", "uniform_like"]
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def key(seed: int) -> Tensor:

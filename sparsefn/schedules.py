@@ -24,8 +24,7 @@ __all__ = ["as_schedule", "constant", "cosine", "cosine_decay", "cycling", "expo
 __all__ += ["linear", "linear_decay", "min_max_end", "piecewise", "polynomial", "power"]
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def _step(step: Step) -> Step:

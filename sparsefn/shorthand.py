@@ -19,8 +19,7 @@ from sparsefn.patterns.kinds import Pattern, nm, unstructured
 __all__ = ["BTK8_2_FD", "BTK8_2_LD", "BTK8_4_FD", "BTK8_4_LD", "Shorthand"]
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 _GRAMMAR = (

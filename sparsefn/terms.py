@@ -24,8 +24,7 @@ from sparsefn.where import matching
 __all__ = ["l1", "l2", "noise", "on", "penalty", "pruned_decay"]
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @described

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
 from sparsefn.algorithms.frame import sparse_leaves
-from sparsefn.ensemble import check_single
+from sparsefn.ensemble import check_one_state
 from sparsefn.state import State, check_masks
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def plot_masks(state: State) -> Figure:
     """
     if not isinstance(state, State):
         raise TypeError(f"plot_masks: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")
-    check_single(state)
+    check_one_state(state)
     check_masks(state.masks, state.params)
     masks = {path: mask for path, mask in sparse_leaves(state)[1].items() if mask.numel()}
     if not masks:

@@ -14,7 +14,7 @@ from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.engine.table import aligned, natural
-from sparsefn.ensemble import check_single
+from sparsefn.ensemble import check_one_state
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in
 from sparsefn.state import Level, State, Step, check_masks
@@ -152,7 +152,7 @@ def summary(state: State | Attached, *, only: Literal["sparsified"] | None = Non
         raise ValueError(f"summary: expected only to be 'sparsified' or None, got {only!r}")
     if isinstance(state, Attached):
         state = state.in_module()
-    check_single(state)
+    check_one_state(state)
     check_masks(state.masks, state.params)
     leaves = flatten(state.params)[0]
     masks = dict(zip(leaves, leaves_like(state.masks, state.params), strict=True))
@@ -185,7 +185,7 @@ def observe(state: State, target: Level | None = None, step: Step = 0) -> dict[s
     clamped, as algorithms do, and without a target it is None. Nothing is registered: call it where you
     log. Raises ValueError where masks do not fit params.
     """
-    check_single(state)
+    check_one_state(state)
     check_masks(state.masks, state.params)
     level = as_fraction(target)
     aim = None if level is None else fraction_at(level, step)
@@ -207,7 +207,7 @@ def changed(old: State, new: State) -> Changes:
     where the two states differ in structure or shapes.
     """
     for state in (old, new):
-        check_single(state)
+        check_one_state(state)
         check_masks(state.masks, state.params)
     check_like("the new params", new.params, old.params, dtype=False)
     paths: list[str] = []

@@ -89,14 +89,14 @@ def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
     """
     holds = concrete(pred) if isinstance(pred, Tensor) else pred
     if isinstance(pred, Tensor) and holds is None:
-        return where(pred, new(old), old)
+        return where_leaves(pred, new(old), old)
     return new(old) if holds else old
 
 
-def where(pred: Tensor, new: Tree, old: Tree) -> Tree:
+def where_leaves(pred: Tensor, new: Tree, old: Tree) -> Tree:
     """Leafwise `torch.where`; leaves that are the same object are passed on, others go where the condition is.
 
-    >>> where(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
+    >>> where_leaves(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
     {'a': tensor(1)}
     """
 
