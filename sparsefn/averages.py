@@ -12,8 +12,6 @@ from sparsefn.state import State, effective, inside
 from sparsefn.tree import Tree, check_like, copied, wide, zipped
 
 __all__ = ["ema"]
-
-
 __dir__ = __all__.copy
 
 

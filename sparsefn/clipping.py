@@ -16,10 +16,7 @@ from sparsefn.state import apply_masks
 from sparsefn.tree import Tree, flatten, leaves_of, wide
 
 __all__ = ["clip_norm"]
-
-
 __dir__ = __all__.copy
-
 
 _NORM = Pooling("norm", 2)
 

@@ -34,10 +34,7 @@ from sparsefn.tree import Tree
 from sparsefn.where import default_where, select_leaves
 
 __all__ = ["from_config", "init_method", "level", "trigger"]
-
-
 __dir__ = __all__.copy
-
 
 _DYNAMIC = ("sparsity", "init_method", "update")
 _Factory = tuple[Callable[..., Algorithm], tuple[str, ...]]

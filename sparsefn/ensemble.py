@@ -16,8 +16,6 @@ from sparsefn.state import State
 from sparsefn.tree import Tree, check_like, flatten, leaves_like, leaves_of
 
 __all__ = ["freeze", "member", "size", "stack", "summary", "unstack"]
-
-
 __dir__ = __all__.copy
 
 

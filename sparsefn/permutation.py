@@ -17,10 +17,7 @@ from sparsefn.patterns.kinds import nm
 from sparsefn.select import topk_mask
 
 __all__ = ["channels"]
-
-
 __dir__ = __all__.copy
-
 
 _LEVELS = 1 << 23  # sizes are whole numbers up to this, whose sums are exact in any order
 _WIDEST = 4  # up to this m all ways to share out the channels of two groups are tried, beyond it single exchanges

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 __all__ = ["linear_pair"]
-
-
 __dir__ = __all__.copy
 
 

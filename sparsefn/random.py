@@ -23,8 +23,6 @@ from sparsefn.tree import Tree, map_with_path
 
 __all__ = ["bernoulli", "bits", "fold_in", "key", "leaf_key", "leaf_keys", "normal", "normal_like", "permutation"]
 __all__ += ["split", "threefry2x32", "uniform", "uniform_like"]
-
-
 __dir__ = __all__.copy
 
 

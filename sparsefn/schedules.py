@@ -22,8 +22,6 @@ from sparsefn.state import Level, Schedule, Step, Trigger
 
 __all__ = ["as_schedule", "constant", "cosine", "cosine_decay", "cycling", "exponential"]
 __all__ += ["linear", "linear_decay", "min_max_end", "piecewise", "polynomial", "power"]
-
-
 __dir__ = __all__.copy
 
 
@@ -54,8 +52,8 @@ def constant(value: Real) -> Schedule:
     >>> sf.schedules.constant(0.9)(100)
     0.9
     """
-    held = numbers(value=value)
-    return lambda step: _pick(held, [True], _step(step))
+    (number,) = numbers(value=value)
+    return lambda step: _pick([number], [True], _step(step))
 
 
 @described

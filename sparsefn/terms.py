@@ -22,8 +22,6 @@ from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.where import matching
 
 __all__ = ["l1", "l2", "noise", "on", "penalty", "pruned_decay"]
-
-
 __dir__ = __all__.copy
 
 

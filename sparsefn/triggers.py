@@ -15,8 +15,6 @@ from sparsefn.engine.memory import written
 from sparsefn.state import Step
 
 __all__ = ["always", "at", "check_step", "every", "never"]
-
-
 __dir__ = __all__.copy
 
 

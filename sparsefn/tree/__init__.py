@@ -24,6 +24,4 @@ from sparsefn.tree.values import where_leaves as where_leaves
 from sparsefn.tree.values import wide as wide
 
 __all__ = ["choose", "copied", "flatten", "leaves_of", "map_with_path", "opened"]
-
-
 __dir__ = __all__.copy

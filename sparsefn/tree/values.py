@@ -103,12 +103,7 @@ def where_leaves(pred: Tensor, new: Tree, old: Tree) -> Tree:
     def there(x: Tensor) -> Tensor:  # a key or a count on the CPU depends on the device from now on
         return brought(x, pred.device) if x.device.type == "cpu" else x
 
-    def either(a: Tensor, b: Tensor) -> Tensor:
-        if a is b:
-            return a
-        return torch.where(pred, a, b) if pred.device.type == "cpu" else torch.where(pred, there(a), there(b))
-
-    return optree.tree_map(either, new, old)
+    return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, there(a), there(b)), new, old)
 
 
 def all_finite(tree: Tree) -> Tensor:
