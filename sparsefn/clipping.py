@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from sparsefn.engine.checks import check_positive, number
 from sparsefn.engine.elementary import sqrt
@@ -47,13 +46,10 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
     for path, leaf in leaves.items():
         check_float("grads", leaf, path)
         check_plain("clip_norm", path, leaf, "; torch.nn.utils.clip_grad_norm_ clips those")
-    norm = _norm(leaves_of(grads if masks is None else apply_masks(grads, masks)))
+    # 0-d float64: leaf by leaf in the leaf's precision, float32 at least, and of the norms of leaves in float64.
+    counted = leaves_of(grads if masks is None else apply_masks(grads, masks))
+    own = [pool(g[None] if not g.ndim else g, tuple(g.shape) or (1,), _NORM).reshape(()) for g in counted]
+    norms = torch.stack([x.to(own[0].device, torch.float64) for x in own])
+    norm = sqrt(folded(norms * norms))
     factor = (like(norm, limit) / (norm + 1e-6)).clamp(max=1.0)
     return rebuild([(wide(g) * rounded(factor, wide(g))).to(g.dtype) for g in leaves.values()])
-
-
-def _norm(leaves: list[Tensor]) -> Tensor:
-    # 0-d float64: leaf by leaf in the leaf's precision, float32 at least, and of the norms of leaves in float64.
-    own = [pool(g[None] if not g.ndim else g, tuple(g.shape) or (1,), _NORM).reshape(()) for g in leaves]
-    norms = torch.stack([x.to(own[0].device, torch.float64) for x in own])
-    return sqrt(folded(norms * norms))

@@ -276,12 +276,9 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)
-    low = high = last = schedule(end)
-    chunk = 1 << 16  # bounds memory
-    for first in range(begin, end + 1, chunk):
-        values = _values(schedule, range(first, min(end + 1, first + chunk)), last)
-        least, most = values.min(), values.max()
-        low, high = where(least < low, least, low), where(most > high, most, high)
+    last, chunk = schedule(end), 1 << 16  # bounds memory
+    parts = [range(first, min(end + 1, first + chunk)) for first in range(begin, end + 1, chunk)]
+    low, high = torch.stack([torch.stack(_values(schedule, part, last).aminmax()) for part in parts]).aminmax()
     if isinstance(last, Tensor):
         return low, high, last
     return float(low), float(high), float(last)
