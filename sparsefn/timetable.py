@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sparsefn import schedules
 from sparsefn.engine.checks import check_int, is_int
-from sparsefn.engine.described import Call, FromCall, shown
+from sparsefn.engine.described import Call, call_of, shown
 from sparsefn.engine.transforms import read
 from sparsefn.state import Trigger
 from sparsefn.triggers import At, Every
@@ -65,16 +65,16 @@ def _found(made: Any, run: _Run, when: Trigger | None) -> Iterator[str]:
     elif type(made) in (list, tuple):
         for part in made:
             yield from _found(part, run, when)
-    elif isinstance(made, FromCall):
-        yield from _of_call(made, vars(made)["_call"], run, when)
+    elif call := call_of(made):
+        yield from _of_call(made, call, run, when)
 
 
-def _of_call(made: FromCall, call: Call, run: _Run, when: Trigger | None) -> Iterator[str]:
+def _of_call(made: object, call: Call, run: _Run, when: Trigger | None) -> Iterator[str]:
     bound = inspect.signature(call.make).bind(*call.args, **call.kwargs)
     bound.apply_defaults()
     given = bound.arguments
     if call.make.__module__ == schedules.__name__:
-        yield from _of_schedule(made, given, run, when)
+        yield from _of_schedule(made, call, given, run, when)
         yield from _found(given, run, None)
     elif call.make.__module__ == "sparsefn.compose.phases":
         yield from _of_phases(given["schedule"], run)
@@ -115,16 +115,15 @@ def _last(when: object, end: int) -> int | None:
         steps = [read(step) for step in when.steps]
         return None if None in steps else max([step for step in steps if step < end], default=-1)
     if isinstance(when, Every):
-        n, start, stop = read(when.n), read(when.start), read(when.stop)
-        if n is None or start is None or (stop is None and when.stop is not None):
+        n, start, fired = map(read, (when.n, when.start, when.count(end - 1)))
+        if None in (n, start, fired):
             return None
-        last = (end if stop is None else min(end, stop)) - 1
-        return -1 if last < start else start + (last - start) // n * n
+        return start + (fired - 1) * n if fired else -1
     return None
 
 
-def _of_schedule(made: Any, given: Mapping[str, Any], run: _Run, when: Trigger | None) -> Iterator[str]:
-    if vars(made)["_call"].make is schedules.piecewise:
+def _of_schedule(made: Any, call: Call, given: Mapping[str, Any], run: _Run, when: Trigger | None) -> Iterator[str]:
+    if call.make is schedules.piecewise:
         end, final = _last_value(given["values"])
     else:  # a polynomial, a decay or one without an end
         end, final = read(given.get("end", given.get("steps"))), read(given.get("final"))
