@@ -98,37 +98,32 @@ def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Ten
     order = np.arange(len(whole)).reshape(groups, m)
     if groups < 2 or not 0 < n < m or not whole.numel():
         return order
-    changed, seen = np.zeros(groups, np.int64), np.full((groups, groups), -1, np.int64)
-    rounds = _settle(whole, order, n, m, changed, seen, rounds)
+    settled = np.zeros((groups, groups), bool)
+    rounds = _settle(whole, order, n, m, settled, rounds)
     draws = random.key(0) if key is None else key
     for escape in range(escapes):
         if rounds <= 0:
             break
-        trial, marks, met = order.copy(), changed.copy(), seen.copy()
-        pairs = max(1, groups // 16)
+        trial, known = order.copy(), settled.copy()
         shuffled = random.permutation(random.fold_in(draws, escape), groups).cpu().numpy()
-        clock = int(met.max()) + 1
-        for a, b in shuffled[: 2 * pairs].reshape(-1, 2):
+        for a, b in shuffled[: 2 * max(1, groups // 16)].reshape(-1, 2):
             trial[a, 0], trial[b, m - 1] = trial[b, m - 1], trial[a, 0]
-            marks[[a, b]] = clock
-        rounds = _settle(whole, trial, n, m, marks, met, rounds)
+            known[[a, b]] = False
+        rounds = _settle(whole, trial, n, m, known, rounds)
         if _value(whole, trial, n) > _value(whole, order, n):
-            order, changed, seen = trial, marks, met
+            order, settled = trial, known
     return order
 
 
-def _settle(
-    whole: Tensor, order: np.ndarray, n: int, m: int, changed: np.ndarray, seen: np.ndarray, rounds: float
-) -> float:
-    # Improves the order in place until no pair of groups gains; returns the rounds that are left. A pair is compared
-    # again where one of its groups has changed since.
+def _settle(whole: Tensor, order: np.ndarray, n: int, m: int, settled: np.ndarray, rounds: float) -> float:
+    # Improves the order in place until no pair of groups gains; returns the rounds that are left. A pair is
+    # compared until both of its groups have marked it as settled; a group that changes has no marks.
     ways, groups = _ways(m), len(order)
-    size = groups + groups % 2
-    now, turn, idle = int(max(seen.max(), changed.max())) + 1, 0, 0
+    size, turn, idle = groups + groups % 2, 0, 0
     while rounds > 0 and idle < size - 1:
         pairs = _meetings(size, turn)
         pairs = pairs[pairs.max(1) < groups]
-        pairs = pairs[np.maximum(changed[pairs[:, 0]], changed[pairs[:, 1]]) > seen[pairs[:, 0], pairs[:, 1]]]
+        pairs = pairs[~settled[pairs, pairs[:, ::-1]].all(1)]
         turn, idle = (turn + 1) % (size - 1), idle + 1
         if not len(pairs):
             continue
@@ -136,10 +131,10 @@ def _settle(
         best = _best_way(whole, both, ways, n, m)
         gains = best > 0
         order[pairs] = np.take_along_axis(both, ways[best], 1).reshape(len(pairs), 2, m)
+        settled[pairs[gains]] = False
         # After the best of all ways a pair has no better one; after one exchange there may be another.
-        seen[pairs[:, 0], pairs[:, 1]] = now - (gains & (m > _WIDEST))
-        changed[pairs[gains].reshape(-1)] = now
-        now, rounds, idle = now + 1, rounds - 1, 0 if gains.any() else idle
+        settled[pairs, pairs[:, ::-1]] = (~gains | (m <= _WIDEST))[:, None]
+        rounds, idle = rounds - 1, 0 if gains.any() else idle
     return rounds
 
 
