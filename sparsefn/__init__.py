@@ -25,24 +25,13 @@ from sparsefn import (
 )
 
 # Algorithms: init(params) -> state, update(state, grads, step) -> state
-from sparsefn.algorithms import (
-    dense,
-    drop_grow,
-    from_masks,
-    gmp,
-    iterative,
-    one_shot,
-    reparametrised,
-    rescore,
-    rewrite,
-    rigl,
-    settled,
-    snfs,
-    static,
-    ste,
-    supermask,
-)
-from sparsefn.algorithms import set as set
+from sparsefn.algorithms.drop_grow import drop_grow, rigl, snfs
+from sparsefn.algorithms.drop_grow import set as set
+from sparsefn.algorithms.prune import gmp, iterative, one_shot, ste
+from sparsefn.algorithms.reparametrised import reparametrised, settled
+from sparsefn.algorithms.rewrite import rewrite
+from sparsefn.algorithms.static import dense, from_masks, static
+from sparsefn.algorithms.supermask import rescore, supermask
 
 # In a loop of torch.nn and torch.optim
 from sparsefn.attached import attach
@@ -52,18 +41,15 @@ from sparsefn.averages import ema
 from sparsefn.clipping import clip_norm
 
 # Composition
-from sparsefn.compose import (
-    chain,
-    donated,
-    nonstrict,
-    partition,
-    phases,
-    rewinding,
-    sequence,
-    with_dense_gradients,
-    with_optimizer,
-    with_terms,
-)
+from sparsefn.compose.chain import chain
+from sparsefn.compose.donated import donated
+from sparsefn.compose.nonstrict import nonstrict
+from sparsefn.compose.partition import partition
+from sparsefn.compose.phases import phases
+from sparsefn.compose.rewinding import rewinding
+from sparsefn.compose.sequence import sequence
+from sparsefn.compose.with_optimizer import with_dense_gradients, with_optimizer
+from sparsefn.compose.with_terms import with_terms
 
 # Primitives
 from sparsefn.gates import gate, sparsify
@@ -90,90 +76,16 @@ from sparsefn.where import default_where
 __version__ = "0.1.0"
 
 # The names of `from sparsefn import *`: all but `set`, which would hide the builtin, and `testing`.
-__all__ = [
-    "Accumulated",
-    "Algorithm",
-    "State",
-    "TrainView",
-    "activations",
-    "always",
-    "apply_masks",
-    "at",
-    "attach",
-    "bernoulli_mask",
-    "budgets",
-    "calibration",
-    "chain",
-    "checkpoint",
-    "clip_norm",
-    "config",
-    "counts",
-    "curvature",
-    "default_where",
-    "dense",
-    "distributed",
-    "donated",
-    "drop_grow",
-    "drop_lowest",
-    "effective",
-    "ema",
-    "ensemble",
-    "every",
-    "from_config",
-    "from_masks",
-    "from_shorthand",
-    "gate",
-    "gmp",
-    "grow_highest",
-    "iterative",
-    "linear_pair",
-    "masks",
-    "methods",
-    "modules",
-    "never",
-    "nonstrict",
-    "one_shot",
-    "optimizers",
-    "partition",
-    "patterns",
-    "permutation",
-    "phases",
-    "prune_biases",
-    "random",
-    "redistribute",
-    "reparam",
-    "reparametrised",
-    "report",
-    "rescore",
-    "rewinding",
-    "rewrite",
-    "rigl",
-    "schedules",
-    "scores",
-    "sequence",
-    "settled",
-    "shorthand",
-    "shrink",
-    "snfs",
-    "solve",
-    "sparsify",
-    "static",
-    "ste",
-    "straight_through",
-    "supermask",
-    "terms",
-    "threshold_mask",
-    "tied",
-    "to_shorthand",
-    "topk_mask",
-    "topk_masks",
-    "tree",
-    "triggers",
-    "with_dense_gradients",
-    "with_optimizer",
-    "with_params",
-    "with_terms",
-]
+__all__ = ["Accumulated", "Algorithm", "State", "TrainView", "activations", "always", "apply_masks", "at", "attach"]
+__all__ += ["bernoulli_mask", "budgets", "calibration", "chain", "checkpoint", "clip_norm", "config", "counts"]
+__all__ += ["curvature", "default_where", "dense", "distributed", "donated", "drop_grow", "drop_lowest", "effective"]
+__all__ += ["ema", "ensemble", "every", "from_config", "from_masks", "from_shorthand", "gate", "gmp", "grow_highest"]
+__all__ += ["iterative", "linear_pair", "masks", "methods", "modules", "never", "nonstrict", "one_shot", "optimizers"]
+__all__ += ["partition", "patterns", "permutation", "phases", "prune_biases", "random", "redistribute", "reparam"]
+__all__ += ["reparametrised", "report", "rescore", "rewinding", "rewrite", "rigl", "schedules", "scores", "sequence"]
+__all__ += ["settled", "shorthand", "shrink", "snfs", "solve", "sparsify", "static", "ste", "straight_through"]
+__all__ += ["supermask", "terms", "threshold_mask", "tied", "to_shorthand", "topk_mask", "topk_masks", "tree"]
+__all__ += ["triggers", "with_dense_gradients", "with_optimizer", "with_params", "with_terms"]
 
 if _TYPE_CHECKING:
     from sparsefn import activations, calibration, config, curvature, distributed, ensemble, methods, report, shorthand
@@ -183,27 +95,10 @@ if _TYPE_CHECKING:
 
 # Loaded on first use: these modules take as long to load as the ones for training, and `sf.testing` needs Hypothesis,
 # which users who only train do not have.
-_LATER = {
-    name: name
-    for name in (
-        "activations",
-        "calibration",
-        "config",
-        "curvature",
-        "distributed",
-        "ensemble",
-        "methods",
-        "report",
-        "shorthand",
-        "testing",
-    )
-} | {
-    "from_config": "config",
-    "from_shorthand": "shorthand",
-    "to_shorthand": "shorthand",
-    "prune_biases": "shrinking",
-    "shrink": "shrinking",
-}
+_LATER = {"from_config": "config", "from_shorthand": "shorthand", "to_shorthand": "shorthand"}
+_LATER |= {"prune_biases": "shrinking", "shrink": "shrinking"}
+_LATER |= {name: name for name in ("activations", "calibration", "config", "curvature", "distributed", "ensemble")}
+_LATER |= {name: name for name in ("methods", "report", "shorthand", "testing")}
 
 
 def __getattr__(name: str) -> object:

@@ -16,10 +16,7 @@ from sparsefn.state import everywhere
 from sparsefn.tree import Tree
 
 __all__ = ["activation_sparsifier"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @replaceable
@@ -95,13 +92,10 @@ def activation_sparsifier(
     for name, fn in (("aggregate", aggregate), ("reduce", reduce), ("mask", mask), ("start", start)):
         if not callable(fn):
             raise TypeError(f"activation_sparsifier: expected {name} to be a function, got {type(fn).__name__}")
-    chosen = _features(features, axis)
+    chosen, dim = _features(features, axis), axis or 0
 
     def parts(x: Tensor) -> Tree:
-        if chosen is None:
-            return x
-        at = _axis(x, chosen, axis)
-        return tuple(x.narrow(at, feature, 1) for feature in chosen)
+        return x if chosen is None else _slices(x, chosen, dim)
 
     def masked(part: Tensor) -> Tensor:
         found = _tensor(mask(reduce(part)), "the mask")
@@ -126,18 +120,17 @@ def activation_sparsifier(
         def renew(old: Tensor, part: Tensor) -> Tensor:
             return torch.where(state.seen > 0, _like("the mask", masked(part), old), old)
 
-        return state._replace(
-            mask=optree.tree_map(renew, state.mask, state.aggregate), seen=torch.zeros_like(state.seen)
-        )
+        masks = optree.tree_map(renew, state.mask, state.aggregate)
+        return state._replace(mask=masks, seen=torch.zeros_like(state.seen))
 
     def apply(state: ActivationState, x: Tensor) -> Tensor:
+        pieces = parts(_tensor(x))
         if chosen is None:
-            return torch.where(_fitting(state.mask, _tensor(x)), x, 0.0)
-        at = _axis(_tensor(x), chosen, axis)
-        place = torch.arange(x.shape[at], device=x.device).reshape(-1, *(1,) * (x.ndim - 1 - at))
+            return torch.where(_fitting(state.mask, x), x, 0.0)
+        place = torch.arange(x.shape[dim], device=x.device).reshape(-1, *(1,) * (x.ndim - 1 - dim % x.ndim))
         kept = everywhere(x)
-        for feature, part in zip(chosen, state.mask, strict=True):
-            kept = kept & (_fitting(part, x.narrow(at, feature, 1)) | (place != feature))
+        for feature, mask, piece in zip(chosen, state.mask, pieces, strict=True):
+            kept = kept & (_fitting(mask, piece) | (place != feature))
         return torch.where(kept, x, 0.0)
 
     return ActivationSparsifier(init, observe, update, apply)
@@ -160,15 +153,14 @@ def _features(features: Sequence[int] | None, axis: int | None) -> tuple[int, ..
     return tuple(chosen)
 
 
-def _axis(x: Tensor, features: Sequence[int], axis: int | None) -> int:
-    assert axis is not None
+def _slices(x: Tensor, features: Sequence[int], axis: int) -> tuple[Tensor, ...]:
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"activation_sparsifier: expected an activation with axis {axis}, got shape {tuple(x.shape)}")
     if max(features) >= x.shape[axis]:
         raise ValueError(
             f"activation_sparsifier: expected features below {x.shape[axis]} along axis {axis}, got {max(features)}"
         )
-    return axis % x.ndim
+    return tuple(x.narrow(axis, feature, 1) for feature in features)
 
 
 def _tensor(value: object, what: str = "an activation") -> Tensor:

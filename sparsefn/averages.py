@@ -12,10 +12,7 @@ from sparsefn.state import State, effective, inside
 from sparsefn.tree import Tree, check_like, copied, wide, zipped
 
 __all__ = ["ema"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def ema(state: State, decay: Real, average: Tree = None) -> Tree:

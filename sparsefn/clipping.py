@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from sparsefn.engine.checks import check_positive, number
 from sparsefn.engine.elementary import sqrt
+from sparsefn.engine.floats import check_float
 from sparsefn.engine.numbers import Real, folded, like
 from sparsefn.engine.pooling import Pooling, pool
 from sparsefn.engine.shards import check_plain
 from sparsefn.optimizers.base import rounded
 from sparsefn.state import apply_masks
-from sparsefn.tree import Tree, flatten, opened, wide
+from sparsefn.tree import Tree, flatten, leaves_of, wide
 
 __all__ = ["clip_norm"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 _NORM = Pooling("norm", 2)
 
@@ -44,22 +40,16 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
     """
     limit = number("max_norm", max_norm)
     check_positive("max_norm", limit)
-    for path, leaf in flatten(grads)[0].items():
-        if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-            got = leaf.dtype if isinstance(leaf, Tensor) else type(leaf).__name__
-            raise TypeError(f"expected floating-point grads, got {got} at {path!r}")
-        check_plain("clip_norm", path, leaf, "; torch.nn.utils.clip_grad_norm_ clips those")
-    leaves, rebuild = opened(grads)
+    leaves, rebuild = flatten(grads)
     if not leaves:
         return grads
-    counted = leaves if masks is None else opened(apply_masks(grads, masks))[0]
-    norm = _norm(counted)
-    factor = (like(norm, limit) / (norm + 1e-6)).clamp(max=1.0)
-    return rebuild([(wide(g) * rounded(factor, wide(g))).to(g.dtype) for g in leaves])
-
-
-def _norm(leaves: list[Tensor]) -> Tensor:
+    for path, leaf in leaves.items():
+        check_float("grads", leaf, path)
+        check_plain("clip_norm", path, leaf, "; torch.nn.utils.clip_grad_norm_ clips those")
     # 0-d float64: leaf by leaf in the leaf's precision, float32 at least, and of the norms of leaves in float64.
-    own = [pool(g[None] if not g.ndim else g, tuple(g.shape) or (1,), _NORM).reshape(()) for g in leaves]
+    counted = leaves_of(grads if masks is None else apply_masks(grads, masks))
+    own = [pool(g[None] if not g.ndim else g, tuple(g.shape) or (1,), _NORM).reshape(()) for g in counted]
     norms = torch.stack([x.to(own[0].device, torch.float64) for x in own])
-    return sqrt(folded(norms * norms))
+    norm = sqrt(folded(norms * norms))
+    factor = (like(norm, limit) / (norm + 1e-6)).clamp(max=1.0)
+    return rebuild([(wide(g) * rounded(factor, wide(g))).to(g.dtype) for g in leaves.values()])

@@ -22,7 +22,7 @@ from sparsefn.algorithms import dense, gmp, rigl, set, static
 from sparsefn.algorithms.start import Named
 from sparsefn.compose import partition
 from sparsefn.engine.checks import is_number
-from sparsefn.engine.described import Described
+from sparsefn.engine.described import call_of
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.plain import called, check_keys, listed, named
 from sparsefn.engine.rounding import fraction_at
@@ -34,11 +34,7 @@ from sparsefn.tree import Tree
 from sparsefn.where import default_where, select_leaves
 
 __all__ = ["from_config", "init_method", "level", "trigger"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 _DYNAMIC = ("sparsity", "init_method", "update")
 _Factory = tuple[Callable[..., Algorithm], tuple[str, ...]]
@@ -117,7 +113,7 @@ def trigger(value: object) -> Trigger:
     if callable(value):
         return value
     if isinstance(value, Mapping) and "steps" in value:
-        return called("update", lambda steps: triggers.at(steps), value)
+        return called("update", triggers.at, value)
     if not isinstance(value, Mapping) or "freq" not in value:
         raise ValueError(f"expected update to be null or to have the key 'freq' or 'steps', got {value!r}")
     return called("update", lambda freq, start=0, stop=None: triggers.every(freq, start, stop), value)
@@ -245,8 +241,13 @@ def _part(entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]) -> Pa
             raise ValueError(f"expected the sparsity of gmp to change, got {entry['sparsity']!r}; static is constant")
     if "drop_fraction" in entry:
         more["drop_fraction"] = _level(entry, "drop_fraction", when)
+    balanced = [name for name in _PATTERNS if entry.get(name) is not None]
+    if len(balanced) > 1:
+        raise ValueError("expected balance_in_groups or balance_out_groups, got both")
+    for name in balanced:
+        more["pattern"] = called(name, _PATTERNS[name], {"groups": entry[name]})
     grammar = {"algorithm", "param_filter", *_DYNAMIC, "drop_fraction", *_PATTERNS}
-    more |= _balance(entry) | {option: value for option, value in entry.items() if option not in grammar}
+    more |= {option: value for option, value in entry.items() if option not in grammar}
 
     def make(where: Where) -> Algorithm:
         def masks(params: Tree) -> Tree:
@@ -266,7 +267,8 @@ def _part(entry: Entry, key: Tensor | None, known: Mapping[str, _Factory]) -> Pa
 def _level(entry: Entry, name: str, when: Trigger | None) -> float | Schedule:
     # A number stays one, as it would be written by hand.
     found = level(entry[name], triggers.always() if when is None else when)
-    if when is None and isinstance(found, Described) and vars(found)["_call"].make is schedules.cycling:
+    call = call_of(found)
+    if when is None and call is not None and call.make is schedules.cycling:
         raise ValueError(f"expected an update, which says when the {name} moves on, got {name}={entry[name]!r} alone")
     return float(found(0)) if is_number(entry[name]) else found
 
@@ -274,14 +276,6 @@ def _level(entry: Entry, name: str, when: Trigger | None) -> float | Schedule:
 def _filter(globs: object) -> Where:
     if globs is None:
         return default_where
-    names = [globs] if isinstance(globs, str) else globs
-    if not isinstance(names, list | tuple) or not names or not all(isinstance(glob, str) for glob in names):
+    if not isinstance(globs, str | list | tuple) or globs in ([], ()) or not all(isinstance(x, str) for x in globs):
         raise TypeError(f"expected param_filter to be a glob or a list of globs, got {globs!r}")
-    return globs if isinstance(globs, str) else names
-
-
-def _balance(entry: Entry) -> dict[str, object]:
-    given = [name for name in _PATTERNS if entry.get(name) is not None]
-    if len(given) > 1:
-        raise ValueError("expected balance_in_groups or balance_out_groups, got both")
-    return {"pattern": called(given[0], _PATTERNS[given[0]], {"groups": entry[given[0]]})} if given else {}
+    return globs

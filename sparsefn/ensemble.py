@@ -13,13 +13,10 @@ from torch import Tensor
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.table import aligned
 from sparsefn.state import State
-from sparsefn.tree import Tree, check_like, flatten, leaves_like
+from sparsefn.tree import Tree, check_like, flatten, leaves_like, leaves_of
 
 __all__ = ["freeze", "member", "size", "stack", "summary", "unstack"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def stack(states: Sequence[Tree]) -> Tree:
@@ -56,20 +53,16 @@ def size(state: Tree) -> int:
     leaves = flatten(state)[0]
     if not leaves:
         raise ValueError("expected a stack of states, got a tree without leaves")
-    sizes = {path: _first_dimension(path, leaf) for path, leaf in leaves.items()}
-    first = next(iter(sizes))
-    for path, length in sizes.items():
-        if length != sizes[first]:
-            raise ValueError(f"expected {sizes[first]} members at {path!r} as at {first!r}, got {length}")
-    return sizes[first]
-
-
-def _first_dimension(path: str, leaf: Tensor) -> int:
-    if not isinstance(leaf, Tensor):
-        raise TypeError(f"expected a stack of tensors, got {type(leaf).__name__} at {path!r}")
-    if not leaf.ndim:
-        raise ValueError(f"expected a stack, but the leaf at {path!r} is 0-d")
-    return leaf.shape[0]
+    for path, leaf in leaves.items():
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"expected a stack of tensors, got {type(leaf).__name__} at {path!r}")
+        if not leaf.ndim:
+            raise ValueError(f"expected a stack, but the leaf at {path!r} is 0-d")
+    (first, model), *others = leaves.items()
+    for path, leaf in others:
+        if len(leaf) != len(model):
+            raise ValueError(f"expected {len(model)} members at {path!r} as at {first!r}, got {len(leaf)}")
+    return len(model)
 
 
 def member(state: Tree, i: int) -> Tree:
@@ -123,36 +116,32 @@ def freeze(old: Tree, new: Tree, frozen: Tensor) -> Tree:
     if not isinstance(frozen, Tensor) or frozen.dtype != torch.bool:
         got = frozen.dtype if isinstance(frozen, Tensor) else type(frozen).__name__
         raise TypeError(f"expected frozen to be a bool tensor, got {got}")
-    leading = tuple(frozen.shape)
     for path, leaf in flatten(old)[0].items():
-        if tuple(leaf.shape[: len(leading)]) != leading:
-            raise ValueError(f"expected a stack of shape {(*leading, ...)} at {path!r}, got {tuple(leaf.shape)}")
+        if leaf.shape[: frozen.ndim] != frozen.shape:
+            raise ValueError(f"expected a stack of shape {(*frozen.shape, ...)} at {path!r}, got {tuple(leaf.shape)}")
 
     def select(before: Tensor, after: Tensor) -> Tensor:
         if before is after:
             return after
-        return torch.where(frozen.reshape((*leading, *(1,) * (after.ndim - len(leading)))), before, after)
+        return torch.where(frozen.reshape((*frozen.shape, *(1,) * (after.ndim - frozen.ndim))), before, after)
 
     return optree.tree_map(select, old, new)
 
 
-def check_single(state: State) -> None:
+def check_one_state(state: State) -> None:
     """Raise ValueError for a stack of states where one state is wanted.
 
     A stack is recognized by masks that were 0-d and by keys; one without either passes.
     """
-    keys = state.key.shape[:-1] if isinstance(state.key, Tensor) else ()
-    leaves, masks = flatten(state.params)[0].values(), flatten(state.masks)[0].values()
-    rows = {
-        tuple(mask.shape)
-        for leaf, mask in zip(leaves, masks, strict=False)
-        if isinstance(mask, Tensor) and mask.ndim == 1 < leaf.ndim and len(mask) == len(leaf)
-    } | {tuple(keys)} - {()}
-    if len(rows) == 1:
-        ((members, *_),) = rows
+    batches = {state.key.shape[:-1]} if isinstance(state.key, Tensor) and state.key.ndim > 1 else set()
+    for leaf, mask in zip(leaves_of(state.params), leaves_of(state.masks), strict=False):
+        if isinstance(mask, Tensor) and mask.ndim == 1 < leaf.ndim and len(mask) == len(leaf):
+            batches.add(mask.shape)
+    if len(batches) == 1:
+        ((members, *_),) = batches
         raise ValueError(
-            f"expected one state, got a stack of {members}: sf.ensemble.summary counts the members of a stack, and "
-            "sf.ensemble.member(states, i) gives one"
+            f"expected one state, got a stack of {members}: sf.ensemble.summary counts the members of a stack, "
+            "and sf.ensemble.member(states, i) gives one"
         )
 
 

@@ -11,11 +11,7 @@ from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.select import Count, straight_through, topk_mask
 
 __all__ = ["gate", "sparsify"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 Mode = Literal["supermask", "joint", "ste"]
 

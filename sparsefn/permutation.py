@@ -17,11 +17,7 @@ from sparsefn.patterns.kinds import nm
 from sparsefn.select import topk_mask
 
 __all__ = ["channels"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 _LEVELS = 1 << 23  # sizes are whole numbers up to this, whose sums are exact in any order
 _WIDEST = 4  # up to this m all ways to share out the channels of two groups are tried, beyond it single exchanges
@@ -88,7 +84,8 @@ def channels(
         along = size.movedim(axis, 0).reshape(size.shape[axis], -1)
         most = along.amax() if along.numel() else along.new_ones(())
         whole = (along.double() / most.clamp(min=torch.finfo(size.dtype).tiny) * _LEVELS).round().to(torch.int32)
-        order = _search(whole, n, m, escapes, math.inf if rounds is None else rounds, key)
+        found = _search(whole, n, m, escapes, math.inf if rounds is None else rounds, key)
+        order = torch.from_numpy(found.reshape(-1)).to(weight.device)
         moved = size.index_select(axis, order)
         after = moved[topk_mask(moved, None, pattern=pattern)].double().sum().item()
     if after <= before:
@@ -96,42 +93,37 @@ def channels(
     return Permutation(order, before, after)
 
 
-def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Tensor | None) -> Tensor:
+def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Tensor | None) -> np.ndarray:
     groups = len(whole) // m
     order = np.arange(len(whole)).reshape(groups, m)
     if groups < 2 or not 0 < n < m or not whole.numel():
-        return torch.from_numpy(order.reshape(-1)).to(whole.device)
-    changed, seen = np.zeros(groups, np.int64), np.full((groups, groups), -1, np.int64)
-    rounds = _settle(whole, order, n, m, changed, seen, rounds)
+        return order
+    settled = np.zeros((groups, groups), bool)
+    rounds = _settle(whole, order, n, m, settled, rounds)
     draws = random.key(0) if key is None else key
     for escape in range(escapes):
         if rounds <= 0:
             break
-        trial, marks, met = order.copy(), changed.copy(), seen.copy()
-        pairs = max(1, groups // 16)
+        trial, known = order.copy(), settled.copy()
         shuffled = random.permutation(random.fold_in(draws, escape), groups).cpu().numpy()
-        clock = int(met.max()) + 1
-        for a, b in shuffled[: 2 * pairs].reshape(-1, 2):
+        for a, b in shuffled[: 2 * max(1, groups // 16)].reshape(-1, 2):
             trial[a, 0], trial[b, m - 1] = trial[b, m - 1], trial[a, 0]
-            marks[[a, b]] = clock
-        rounds = _settle(whole, trial, n, m, marks, met, rounds)
+            known[[a, b]] = False
+        rounds = _settle(whole, trial, n, m, known, rounds)
         if _value(whole, trial, n) > _value(whole, order, n):
-            order, changed, seen = trial, marks, met
-    return torch.from_numpy(order.reshape(-1)).to(whole.device)
+            order, settled = trial, known
+    return order
 
 
-def _settle(
-    whole: Tensor, order: np.ndarray, n: int, m: int, changed: np.ndarray, seen: np.ndarray, rounds: float
-) -> float:
-    # Improves the order in place until no pair of groups gains; returns the rounds that are left. A pair is compared
-    # again where one of its groups has changed since.
+def _settle(whole: Tensor, order: np.ndarray, n: int, m: int, settled: np.ndarray, rounds: float) -> float:
+    # Improves the order in place until no pair of groups gains; returns the rounds that are left. A pair is
+    # compared until both of its groups have marked it as settled; a group that changes has no marks.
     ways, groups = _ways(m), len(order)
-    size = groups + groups % 2
-    now, turn, idle = int(max(seen.max(), changed.max())) + 1, 0, 0
+    size, turn, idle = groups + groups % 2, 0, 0
     while rounds > 0 and idle < size - 1:
         pairs = _meetings(size, turn)
         pairs = pairs[pairs.max(1) < groups]
-        pairs = pairs[np.maximum(changed[pairs[:, 0]], changed[pairs[:, 1]]) > seen[pairs[:, 0], pairs[:, 1]]]
+        pairs = pairs[~settled[pairs, pairs[:, ::-1]].all(1)]
         turn, idle = (turn + 1) % (size - 1), idle + 1
         if not len(pairs):
             continue
@@ -139,21 +131,17 @@ def _settle(
         best = _best_way(whole, both, ways, n, m)
         gains = best > 0
         order[pairs] = np.take_along_axis(both, ways[best], 1).reshape(len(pairs), 2, m)
+        settled[pairs[gains]] = False
         # After the best of all ways a pair has no better one; after one exchange there may be another.
-        seen[pairs[:, 0], pairs[:, 1]] = now - (gains & (m > _WIDEST))
-        changed[pairs[gains].reshape(-1)] = now
-        now, rounds, idle = now + 1, rounds - 1, 0 if gains.any() else idle
+        settled[pairs, pairs[:, ::-1]] = (~gains | (m <= _WIDEST))[:, None]
+        rounds, idle = rounds - 1, 0 if gains.any() else idle
     return rounds
 
 
 def _meetings(size: int, number: int) -> np.ndarray:
-    # A round of a tournament in which each of an even number of groups meets another one.
-    ring = np.roll(np.arange(size - 1), number)
-    table = np.concatenate([ring, [size - 1]])
-    half = size // 2
-    one, other = table[:half], table[half:][::-1]
-    pairs: np.ndarray = np.stack([np.minimum(one, other), np.maximum(one, other)], 1)
-    return pairs
+    # A round of a tournament in which each of an even number of groups meets another one: all but the last move on.
+    table = np.append(np.roll(np.arange(size - 1), number), size - 1)
+    return np.sort(np.stack([table, table[::-1]], 1)[: size // 2], 1)
 
 
 def _ways(m: int) -> np.ndarray:
@@ -161,12 +149,10 @@ def _ways(m: int) -> np.ndarray:
     if m <= _WIDEST:
         firsts = [(0, *rest) for rest in itertools.combinations(range(1, 2 * m), m - 1)]
         return np.array([[*first, *(i for i in range(2 * m) if i not in first)] for first in firsts])
-    ways = [list(range(2 * m))]
-    for i, j in itertools.product(range(m), range(m, 2 * m)):
-        way = list(range(2 * m))
-        way[i], way[j] = j, i
-        ways.append(way)
-    return np.array(ways)
+    swaps = np.array([*itertools.product(range(m), range(m, 2 * m))])
+    ways = np.tile(np.arange(2 * m), (len(swaps) + 1, 1))
+    np.put_along_axis(ways[1:], swaps, swaps[:, ::-1], 1)
+    return ways
 
 
 def _best_way(whole: Tensor, both: np.ndarray, ways: np.ndarray, n: int, m: int) -> np.ndarray:
@@ -174,8 +160,7 @@ def _best_way(whole: Tensor, both: np.ndarray, ways: np.ndarray, n: int, m: int)
     found = np.zeros(len(both), np.int64)
     some = max(1, (1 << 16) // max(whole.shape[1], 1))
     for at in range(0, len(both), some):
-        rows = whole[torch.from_numpy(both[at : at + some]).to(whole.device)]
-        columns = [rows[:, i] for i in range(2 * m)]
+        columns = _columns(whole, both[at : at + some])
         parts = [[tuple(sorted(half)) for half in (way[:m], way[m:])] for way in ways.tolist()]
         kept = {
             part: _largest([columns[i] for i in part], n).sum(-1, dtype=torch.int64).cpu().numpy()
@@ -200,5 +185,8 @@ def _largest(columns: list[Tensor], n: int) -> Tensor:
 
 
 def _value(whole: Tensor, order: np.ndarray, n: int) -> int:
-    rows = whole[torch.from_numpy(order).to(whole.device)]
-    return int(_largest([rows[:, i] for i in range(rows.shape[1])], n).sum().item())
+    return int(_largest(_columns(whole, order), n).sum().item())
+
+
+def _columns(whole: Tensor, order: np.ndarray) -> list[Tensor]:
+    return [*whole[torch.from_numpy(order).to(whole.device)].unbind(1)]

@@ -9,10 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 __all__ = ["linear_pair"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def linear_pair(x: Tensor, w_forward: Tensor, w_backward: Tensor, bias: Tensor | None = None) -> Tensor:

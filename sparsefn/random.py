@@ -14,44 +14,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sparsefn.engine import draws
 from sparsefn.engine.checks import check_int, is_int, is_number
-from sparsefn.engine.draws import (
-    as_keys,
-    broadcasts,
-    check_float,
-    check_key,
-    checked,
-    digest,
-    drawn,
-    drawn_lie,
-    drawn_like,
-    flips,
-    folded,
-)
 from sparsefn.engine.shards import here, is_sharded, like
 from sparsefn.engine.threefry import draw
 from sparsefn.engine.words import MASK32
 from sparsefn.tree import Tree, map_with_path
 
-__all__ = [
-    "bernoulli",
-    "bits",
-    "fold_in",
-    "key",
-    "leaf_key",
-    "leaf_keys",
-    "normal",
-    "normal_like",
-    "permutation",
-    "split",
-    "threefry2x32",
-    "uniform",
-    "uniform_like",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = ["bernoulli", "bits", "fold_in", "key", "leaf_key", "leaf_keys", "normal", "normal_like", "permutation"]
+__all__ += ["split", "threefry2x32", "uniform", "uniform_like"]
+__dir__ = __all__.copy
 
 
 def key(seed: int) -> Tensor:
@@ -78,9 +50,9 @@ def split(key: Tensor, n: int) -> Tensor:
 
     Key i does not depend on `n`. Keys of shape (..., 2) give (..., n, 2).
     """
-    check_key(key)
+    draws.check_key(key)
     check_int("split(key, n)", "n", n, 0)
-    return as_keys(draw(key, None, n, "split", torch.int64))
+    return draws.as_keys(draw(key, None, n, "split", torch.int64))
 
 
 def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
@@ -94,20 +66,19 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
     its BLAKE2b digest). Numbers and names are told apart: `3` and `"3"` give unrelated keys. Keys of shape (..., 2)
     are each folded. Raises TypeError for other data, ValueError for an int out of range or a tensor that is not 0-d.
     """
-    check_key(key)
+    draws.check_key(key)
+    if isinstance(data, str):
+        return draws.folded(key, draws.digest(data), "fold str")
     if isinstance(data, Tensor):
         if data.dtype != torch.int64:
             raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got a tensor of {data.dtype}")
         if data.ndim:
             raise ValueError(f"expected data to be a 0-d tensor, got shape {tuple(data.shape)}")
-        return folded(key, data, "fold int")
-    if isinstance(data, str):
-        return folded(key, digest(data), "fold str")
-    if not is_int(data):
+    elif not is_int(data):
         raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got {type(data).__name__}")
-    if not -(1 << 63) <= data < 1 << 63:
+    elif not -(1 << 63) <= data < 1 << 63:
         raise ValueError(f"expected data in [-2**63, 2**63), got {data}")
-    return folded(key, data, "fold int")
+    return draws.folded(key, data, "fold int")
 
 
 def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor:
@@ -142,12 +113,12 @@ def threefry2x32(key: Tensor, counter: Tensor) -> Tensor:
     `key` and `counter` are int64 of shape (..., 2) that broadcast; words are in [0, 2^32), in the order of Random123
     (its known answers hold). Element i of a draw has the counter (i >> 32, i & 0xffffffff).
     """
-    check_key(key)
+    draws.check_key(key)
     if not isinstance(counter, Tensor) or counter.dtype != torch.int64 or counter.ndim == 0 or counter.shape[-1] != 2:
         got = f"{counter.dtype} {tuple(counter.shape)}" if isinstance(counter, Tensor) else type(counter).__name__
         raise ValueError(f"expected counter to be an int64 tensor of shape (..., 2), got {got}")
     index = ((counter[..., 0] << 32) | (counter[..., 1] & MASK32)).unsqueeze(-1)
-    return as_keys(draw(key, index, 1, "pairs", torch.int64)[..., 0])
+    return draws.as_keys(draw(key, index, 1, "pairs", torch.int64)[..., 0])
 
 
 def bits(key: Tensor, shape: Sequence[int], *, index: Tensor | None = None) -> Tensor:
@@ -160,7 +131,7 @@ def bits(key: Tensor, shape: Sequence[int], *, index: Tensor | None = None) -> T
     shape, draws those global elements instead. Keys of shape (..., 2) give (..., *shape). Raises
     TypeError or ValueError for a bad key, shape or index.
     """
-    return drawn(key, shape, index, "words", torch.int64)
+    return draws.drawn(key, shape, index, "words", torch.int64)
 
 
 def uniform(
@@ -175,8 +146,8 @@ def uniform(
     float16 has 11 bits, bfloat16 8, float64 53 (of both words). `key`, `shape` and `index` as in
     `bits`. Raises TypeError for another dtype.
     """
-    check_float(dtype)
-    return drawn(key, shape, index, "uniform", dtype)
+    draws.check_float(dtype)
+    return draws.drawn(key, shape, index, "uniform", dtype)
 
 
 def normal(
@@ -191,8 +162,8 @@ def normal(
     rounded to `dtype`. Magnitudes end at 6.67. `key`, `shape` and `index` as in `bits`. Raises
     TypeError for a dtype that `uniform` does not take.
     """
-    check_float(dtype)
-    return drawn(key, shape, index, "normal", dtype)
+    draws.check_float(dtype)
+    return draws.drawn(key, shape, index, "normal", dtype)
 
 
 def uniform_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -208,8 +179,8 @@ def uniform_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) 
     the errors of `uniform`, and ValueError for a DTensor that is partial or has parts that torch.chunk would not make,
     or with several keys.
     """
-    check_float(dtype)
-    return drawn_like(key, leaf, "uniform", dtype)
+    draws.check_float(dtype)
+    return draws.drawn_like(key, leaf, "uniform", dtype)
 
 
 def normal_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -221,8 +192,8 @@ def normal_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -
 
     To `normal` as `uniform_like` is to `uniform`.
     """
-    check_float(dtype)
-    return drawn_like(key, leaf, "normal", dtype)
+    draws.check_float(dtype)
+    return draws.drawn_like(key, leaf, "normal", dtype)
 
 
 def bernoulli(
@@ -243,21 +214,21 @@ def bernoulli(
         if not p.is_floating_point():
             raise TypeError(f"expected p to be a float tensor, got {p.dtype}")
         shape = tuple(p.shape) if shape is None else shape
-        if not broadcasts(p.shape, shape):
+        if not draws.broadcasts(p.shape, shape):
             raise ValueError(f"expected p to broadcast to shape {tuple(shape)}, got {tuple(p.shape)}")
-        shape, places = checked(key, shape, index)
+        shape, places = draws.checked(key, shape, index)
         if is_sharded(p):
             if index is not None or shape != tuple(p.shape):
                 raise ValueError("expected a DTensor of probabilities without an index and without another shape")
-            lie = drawn_lie(key, p)
-            return like(flips(key, here(p), lie, math.prod(lie.size)).reshape(lie.size), p)
-        return flips(key, p.expand(shape), places, math.prod(shape)).reshape((*key.shape[:-1], *shape))
+            lie = draws.drawn_lie(key, p)
+            return like(draws.flips(key, here(p), lie, math.prod(lie.size)).reshape(lie.size), p)
+        return draws.flips(key, p.expand(shape), places, math.prod(shape)).reshape((*key.shape[:-1], *shape))
     if not is_number(p):
         raise TypeError(f"expected p to be a number or a float tensor, got {type(p).__name__}")
     if not 0 <= p <= 1:
         raise ValueError(f"expected 0 <= p <= 1, got {p}")
-    shape, places = checked(key, () if shape is None else shape, index)
-    return flips(key, math.ceil(p * 2.0**32), places, math.prod(shape)).reshape((*key.shape[:-1], *shape))
+    shape, places = draws.checked(key, () if shape is None else shape, index)
+    return draws.flips(key, math.ceil(p * 2.0**32), places, math.prod(shape)).reshape((*key.shape[:-1], *shape))
 
 
 def permutation(key: Tensor, n: int) -> Tensor:
@@ -269,4 +240,4 @@ def permutation(key: Tensor, n: int) -> Tensor:
     Sorts n draws of 64 bits; the lower index goes first among equals. Raises ValueError for n < 0.
     """
     check_int("permutation(key, n)", "n", n, 0)
-    return drawn(key, (n,), None, "pairs", torch.int64).sort(dim=-1, stable=True).indices
+    return draws.drawn(key, (n,), None, "pairs", torch.int64).sort(dim=-1, stable=True).indices

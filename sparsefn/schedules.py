@@ -22,10 +22,7 @@ from sparsefn.state import Level, Schedule, Step, Trigger
 
 __all__ = ["as_schedule", "constant", "cosine", "cosine_decay", "cycling", "exponential"]
 __all__ += ["linear", "linear_decay", "min_max_end", "piecewise", "polynomial", "power"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def _step(step: Step) -> Step:
@@ -55,8 +52,8 @@ def constant(value: Real) -> Schedule:
     >>> sf.schedules.constant(0.9)(100)
     0.9
     """
-    held = numbers(value=value)
-    return lambda step: _pick(held, [True], _step(step))
+    (number,) = numbers(value=value)
+    return lambda step: _pick([number], [True], _step(step))
 
 
 @described
@@ -279,12 +276,9 @@ def min_max_end(schedule: Schedule, begin: int, end: int) -> tuple[Real, Real, R
     """
     check_int("min_max_end", "begin", begin, 0)
     check_int("min_max_end", "end", end, begin)
-    low = high = last = schedule(end)
-    chunk = 1 << 16  # bounds memory
-    for first in range(begin, end + 1, chunk):
-        values = _values(schedule, range(first, min(end + 1, first + chunk)), last)
-        least, most = values.min(), values.max()
-        low, high = where(least < low, least, low), where(most > high, most, high)
+    last, chunk = schedule(end), 1 << 16  # bounds memory
+    parts = [range(first, min(end + 1, first + chunk)) for first in range(begin, end + 1, chunk)]
+    low, high = torch.stack([torch.stack(_values(schedule, part, last).aminmax()) for part in parts]).aminmax()
     if isinstance(last, Tensor):
         return low, high, last
     return float(low), float(high), float(last)

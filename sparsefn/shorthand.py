@@ -17,11 +17,7 @@ from sparsefn.engine.checks import check_sparsity
 from sparsefn.patterns.kinds import Pattern, nm, unstructured
 
 __all__ = ["BTK8_2_FD", "BTK8_2_LD", "BTK8_4_FD", "BTK8_4_LD", "Shorthand"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 _GRAMMAR = (
     "DENSE, TOPK{density}(U), BTOPK{kept:run,axis}(U) or BERN, with (M) for (U) where the mask gates the gradient"

@@ -22,10 +22,7 @@ from sparsefn.tree import Tree, flatten, map_with_path, opened, wide
 from sparsefn.where import matching
 
 __all__ = ["l1", "l2", "noise", "on", "penalty", "pruned_decay"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @described

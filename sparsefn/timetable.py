@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from sparsefn import schedules
 from sparsefn.engine.checks import check_int, is_int
-from sparsefn.engine.described import Call, FromCall, shown
+from sparsefn.engine.described import Call, call_of, shown
 from sparsefn.engine.transforms import read
 from sparsefn.state import Trigger
 from sparsefn.triggers import At, Every
@@ -64,14 +64,14 @@ def _found(made: Any, run: _Run, when: Trigger | None) -> Iterator[str]:
     elif type(made) in (list, tuple):
         for part in made:
             yield from _found(part, run, when)
-    elif isinstance(made, FromCall):
-        yield from _of_call(made, vars(made)["_call"], run, when)
+    elif call := call_of(made):
+        yield from _of_call(made, call, run, when)
 
 
-def _of_call(made: FromCall, call: Call, run: _Run, when: Trigger | None) -> Iterator[str]:
+def _of_call(made: object, call: Call, run: _Run, when: Trigger | None) -> Iterator[str]:
     given = call.arguments()
     if call.make.__module__ == schedules.__name__:
-        yield from _of_schedule(made, given, run, when)
+        yield from _of_schedule(made, call, given, run, when)
         yield from _found(given, run, None)
     elif call.make.__module__ == "sparsefn.compose.phases":
         yield from _of_phases(given["schedule"], run)
@@ -96,18 +96,14 @@ def _of_phases(parts: list[tuple[int, object]], run: _Run) -> Iterator[str]:
 
 def _of_trigger(made: Every | At, run: _Run) -> Iterator[str]:
     fires = _last(made, run.end)
-    if isinstance(made, At):
+    if fires is not None and fires < run.first and made != At(()):
+        yield f"{made!r} never fires in {run.words}"
+    elif isinstance(made, At):
         late = [step for step in map(read, made.steps) if step is not None and step >= run.end]
-        text = f"{made!r} fires at step {min(late)}, after {run.words}" if late else ""
-    else:
-        stop = read(made.stop)
-        more = stop is not None and stop > run.end and _last(made, stop) != fires
-        text = f"{made!r} fires until step {stop}, after {run.words}" if more else ""
-    never = isinstance(made, Every) or bool(made.steps)
-    if fires is not None and fires < run.first and never:
-        text = f"{made!r} never fires in {run.words}"
-    if text:
-        yield text
+        if late:
+            yield f"{made!r} fires at step {min(late)}, after {run.words}"
+    elif (stop := read(made.stop)) is not None and stop > run.end and _last(made, stop) != fires:
+        yield f"{made!r} fires until step {stop}, after {run.words}"
 
 
 def _last(when: object, end: int) -> int | None:
@@ -116,29 +112,24 @@ def _last(when: object, end: int) -> int | None:
         steps = [read(step) for step in when.steps]
         return None if None in steps else max([step for step in steps if step < end], default=-1)
     if isinstance(when, Every):
-        n, start, stop = read(when.n), read(when.start), read(when.stop)
-        if n is None or start is None or (stop is None and when.stop is not None):
+        n, start, fired = map(read, (when.n, when.start, when.count(end - 1)))
+        if None in (n, start, fired):
             return None
-        last = (end if stop is None else min(end, stop)) - 1
-        return -1 if last < start else start + (last - start) // n * n
+        return start + (fired - 1) * n if fired else -1
     return None
 
 
-def _of_schedule(made: Any, given: Mapping[str, Any], run: _Run, when: Trigger | None) -> Iterator[str]:
-    if "end" in given:  # polynomial
-        end, final = read(given["end"]), read(given["final"])
-    elif vars(made)["_call"].make is schedules.piecewise:
+def _of_schedule(made: Any, call: Call, given: Mapping[str, Any], run: _Run, when: Trigger | None) -> Iterator[str]:
+    if call.make is schedules.piecewise:
         end, final = _last_value(given["values"])
-    elif "steps" in given:  # a decay: at a run's end it may be a step short of its own
-        end, final = read(given["steps"]), read(given["final"])
-        end, when = None if end is None else end - 1, None
-    else:
-        return
-    fires = _last(when, run.end)
+    else:  # a polynomial, a decay or one without an end
+        end, final = read(given.get("end", given.get("steps"))), read(given.get("final"))
+    decays = "steps" in given  # at a run's end it may be a step short of its own
+    fires = None if decays else _last(when, run.end)
     last = run.end - 1 if fires is None or fires < run.first else fires
-    if end is None or end <= last:
+    if end is None or end - decays <= last:
         return
-    text, value = f"{made!r} ends at step {end + ('steps' in given):g}, ", read(made(last))
+    text, value = f"{made!r} ends at step {end:g}, ", read(made(last))
     if last == run.end - 1 or end >= run.end:
         text += f"after {run.words}"
     else:

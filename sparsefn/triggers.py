@@ -15,10 +15,7 @@ from sparsefn.engine.memory import written
 from sparsefn.state import Step
 
 __all__ = ["always", "at", "check_step", "every", "never"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 def _most(value: Step, most: Step) -> Step:

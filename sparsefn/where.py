@@ -15,11 +15,7 @@ from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match
 
 __all__ = ["default_where"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+__dir__ = __all__.copy
 
 _ANYWHERE = ("embed", "norm", "lm_head", "pe_helper", "rel_pos")
 _WORDS = {"emb", "wte", "wpe", "ln", "bias"}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsefn.calibration.products import Watch
 from sparsefn.calibration.sums import Stats
-from sparsefn.ensemble import check_single
+from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import call_with_buffers, tensors_for
 from sparsefn.modules.params import buffers_of
 from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
@@ -106,7 +106,7 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
     if state is not None and not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, or None, got {type(state).__name__}")
     if state is not None:
-        check_single(state)
+        check_one_state(state)
     given = tensors_for(module, "parameters", {} if state is None else state, partial=state is None)
     weights, storages = {name: tensor.detach() for name, (_, tensor) in given.items()}, set[int]()
     for name, x in weights.items():

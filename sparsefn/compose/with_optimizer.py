@@ -29,7 +29,7 @@ from sparsefn.tree import (
     opened,
     same_structure,
     structure_error,
-    where,
+    where_leaves,
     zipped,
 )
 from sparsefn.triggers import never
@@ -209,7 +209,7 @@ def with_optimizer(
             return advance(state, grads, step)
         finite = all_finite(grads)
         if finite.device.type != "cpu":  # reading its value would wait for the device
-            return where(finite, advance(state, grads, step), state)  # type: ignore[no-any-return]
+            return where_leaves(finite, advance(state, grads, step), state)  # type: ignore[no-any-return]
         return choose(finite, lambda now: advance(now, grads, step), state)  # type: ignore[no-any-return]
 
     return algorithm._replace(init=init, update=update, within=None)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.table import aligned
-from sparsefn.ensemble import check_single
+from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import call_with_buffers
 from sparsefn.modules.params import buffers_of
 from sparsefn.state import State, effective
@@ -91,7 +91,7 @@ def flops(
     """
     if not isinstance(state, State):
         raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
-    check_single(state)
+    check_one_state(state)
     inputs = (args, buffers_of(module) if buffers is None else buffers, kwargs)
     try:
         return _count(module, state, torch.device("meta"), *inputs)

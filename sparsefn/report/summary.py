@@ -14,7 +14,7 @@ from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.rounding import as_fraction, fraction_at
 from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.engine.table import aligned, natural
-from sparsefn.ensemble import check_single
+from sparsefn.ensemble import check_one_state
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in
 from sparsefn.state import Level, State, Step, check_masks
@@ -174,7 +174,7 @@ def check_counted(state: State) -> None:
 
     >>> check_counted(sf.dense().init({"w": torch.ones(2)}))
     """
-    check_single(state)
+    check_one_state(state)
     check_masks(state.masks, state.params)
 
 

@@ -20,11 +20,8 @@ from sparsefn.tree.values import check_globs as check_globs
 from sparsefn.tree.values import choose, copied
 from sparsefn.tree.values import fix_sizes as fix_sizes
 from sparsefn.tree.values import glob_match as glob_match
-from sparsefn.tree.values import where as where
+from sparsefn.tree.values import where_leaves as where_leaves
 from sparsefn.tree.values import wide as wide
 
 __all__ = ["choose", "copied", "flatten", "leaves_of", "map_with_path", "opened"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

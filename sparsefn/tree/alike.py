@@ -60,12 +60,13 @@ def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") ->
     missing, unknown = [path for path in want if path not in got], [path for path in got if path not in want]
     head = f"expected {what} with the structure of {model}, but "
     if missing:
-        return f"{head}there is no leaf at {missing[0]!r} in {what}{_others(missing)}" + _why(
-            tree, missing[0], unknown, model
-        )
+        text = f"{head}there is no leaf at {missing[0]!r} in {what}{_others(missing)}"
+        return text + _why(tree, missing[0], unknown, model)
     if unknown:
         return f"{head}there is an unknown leaf at {unknown[0]!r} in {what}{_others(unknown)}, which {model} lack"
-    return head + "the containers differ" + _containers(tree, like)
+    compiling = torch.compiler.is_compiling()
+    which = "" if compiling else f": {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
+    return f"{head}the containers differ{which}"
 
 
 def _others(found: Sequence[str]) -> str:
@@ -82,12 +83,6 @@ def _why(tree: Tree, path: str, unknown: Sequence[str], model: str) -> str:
     if close:
         return f"; perhaps it is the one at {close[0]!r}, which {model} lack"
     return f"; {model} lack the one at {unknown[0]!r}" if unknown else ""
-
-
-def _containers(tree: Tree, like: Tree) -> str:
-    if torch.compiler.is_compiling():
-        return ""
-    return f": {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
 
 
 def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True, layout: bool = True) -> None:

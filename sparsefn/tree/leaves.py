@@ -66,7 +66,7 @@ def opened(tree: Tree) -> tuple[list[Tree], Callable[[Sequence[Tree]], Tree]]:
     {'b': 2, 'a': [3, {}]}
     """
     if torch.compiler.is_compiling():
-        return [leaf for _, leaf in _walk(tree)], _rebuilding(tree)
+        return [leaf for _, leaf in _walk(tree)], lambda values: _refilled(tree, iter(values))
     leaves, treedef = optree.tree_flatten(tree)
     return leaves, lambda values: optree.tree_unflatten(treedef, values)
 
@@ -119,30 +119,18 @@ def tops(tree: Tree) -> tuple[list[str], list[str]]:
     return names, [name for name, child in zip(names, children, strict=True) for _ in leaves_of(child)]
 
 
-def _walk(tree: Tree) -> list[tuple[str, Tree]]:
-    # (dotted path, leaf) of every leaf: optree's own, for compiled code.
+def _walk(node: Tree, path: tuple[str, ...] = ()) -> list[tuple[str, Tree]]:
+    # (dotted path, leaf) of every leaf: optree's own, for compiled code. Most children are tensors, and a call for each
+    # of them would double the time of a trace.
+    if _is_leaf(node):
+        return [(".".join(path), node)]
     found: list[tuple[str, Tree]] = []
-    if _is_leaf(tree):
-        found.append(("", tree))
-    else:
-        _collect(tree, (), found)
-    return found
-
-
-def _collect(node: Tree, path: tuple[str, ...], found: list[tuple[str, Tree]]) -> None:
-    # Most children are tensors, and a call for each of them would double the time of a trace.
     children, entries, _ = _children(node)
     fields = getattr(node, "_fields", None) if isinstance(node, tuple) else None
     for child, entry in zip(children, entries, strict=True):
         here = (*path, str(entry) if fields is None else fields[entry])
-        if isinstance(child, Tensor) or _is_leaf(child):
-            found.append((".".join(here), child))
-        else:
-            _collect(child, here, found)
-
-
-def _rebuilding(tree: Tree) -> Callable[[Sequence[Tree]], Tree]:
-    return lambda values: _refilled(tree, iter(values))
+        found += [(".".join(here), child)] if isinstance(child, Tensor) else _walk(child, here)
+    return found
 
 
 def _refilled(node: Tree, values: Iterator[Tree]) -> Tree:
@@ -171,7 +159,7 @@ def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], T
     Raises ValueError where two leaves share a dotted path.
     """
     if torch.compiler.is_compiling():  # one walk, as each is traced
-        rows, rebuild = _walk(tree), _rebuilding(tree)
+        rows, rebuild = _walk(tree), lambda values: _refilled(tree, iter(values))
     else:
         leaves, rebuild = opened(tree)
         rows = list(zip(paths(tree), leaves, strict=True))

@@ -89,26 +89,21 @@ def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
     """
     holds = concrete(pred) if isinstance(pred, Tensor) else pred
     if isinstance(pred, Tensor) and holds is None:
-        return where(pred, new(old), old)
+        return where_leaves(pred, new(old), old)
     return new(old) if holds else old
 
 
-def where(pred: Tensor, new: Tree, old: Tree) -> Tree:
+def where_leaves(pred: Tensor, new: Tree, old: Tree) -> Tree:
     """Leafwise `torch.where`; leaves that are the same object are passed on, others go where the condition is.
 
-    >>> where(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
+    >>> where_leaves(torch.tensor(True), {"a": torch.tensor(1)}, {"a": torch.tensor(2)})
     {'a': tensor(1)}
     """
 
     def there(x: Tensor) -> Tensor:  # a key or a count on the CPU depends on the device from now on
         return brought(x, pred.device) if x.device.type == "cpu" else x
 
-    def either(a: Tensor, b: Tensor) -> Tensor:
-        if a is b:
-            return a
-        return torch.where(pred, a, b) if pred.device.type == "cpu" else torch.where(pred, there(a), there(b))
-
-    return optree.tree_map(either, new, old)
+    return optree.tree_map(lambda a, b: a if a is b else torch.where(pred, there(a), there(b)), new, old)
 
 
 def all_finite(tree: Tree) -> Tensor:
