@@ -47,6 +47,7 @@ GROUPED = torch.ops.aten._grouped_mm  # consecutive rows times a matrix each, as
 ADD_EACH = torch._foreach_add_  # a number to each of some tensors: the numbers are arguments of the launch
 COPY_EACH = torch._foreach_copy_  # one launch for many tensors
 SUM_EACH, LESS_EACH, LARGER_EACH = torch._foreach_add, torch._foreach_sub, torch._foreach_maximum
+LARGEST_EACH = torch._foreach_max
 TIMES_EACH, OVER_EACH, ROOT_EACH = torch._foreach_mul, torch._foreach_div, torch._foreach_sqrt_
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 _VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")  # in 2.13
