@@ -71,7 +71,7 @@ def total(x: Tensor, mask: Tensor) -> Talk[float]:
     scale = math.ldexp(1.0, 1077 - 8 * int(counts.nonzero()[0][-1]))
     halves = np.zeros(2, np.int64)
     for block in blocks:
-        halves += [int(half.sum()) for half in _cut(block, scale)]
+        halves += [int(half.sum()) for half in _cut(block.double() * scale)]
     first, second = yield Sum(halves)
     return float((int(first) << _HALF) + int(second)) / scale
 
@@ -101,7 +101,7 @@ def _laid(values: Sequence[Tensor], masks: Sequence[Tensor]) -> Iterable[Tensor]
     largest = torch.maximum(-low, high)
     exponents = reinterpreted(largest.double().clamp(min=_LEAST), torch.int64) >> 55
     scale = reinterpreted(2100 - 8 * exponents << 52, torch.float64)
-    halves = _cut(row, torch.cat([one.expand(size) for one, size in zip(scale.unbind(), sizes, strict=True)]))
+    halves = _cut(row * torch.cat([one.expand(size) for one, size in zip(scale.unbind(), sizes, strict=True)]))
     if len(sizes) == 1:
         first, second = (half.sum(0, keepdim=True) for half in halves)
     else:  # differences of the sums up to each end
@@ -110,9 +110,9 @@ def _laid(values: Sequence[Tensor], masks: Sequence[Tensor]) -> Iterable[Tensor]
     return torch.where(largest.isfinite(), _rounded(first, second) / scale, (low + high).double()).unbind()
 
 
-def _cut(x: Tensor, scale: Tensor | float) -> tuple[Tensor, Tensor]:
+def _cut(x: Tensor) -> tuple[Tensor, Tensor]:
     # The digits of integers to the base 2^31, of which the first has the sign.
-    whole = (x.double() * scale).to(torch.int64)
+    whole = x.to(torch.int64)
     return whole >> _HALF, whole & _LOW
 
 
