@@ -26,7 +26,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode as seen_by_a_mode
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode as is_in_torch_dispatch_mode
 
 from sparsefn.engine.older import is_exporting
 
@@ -195,7 +195,9 @@ def in_mode() -> bool:
     >>> in_mode()
     False
     """
-    return seen_by_a_mode() and not all(isinstance(mode, Onlooker) for mode in _get_current_dispatch_mode_stack())
+    return is_in_torch_dispatch_mode() and not all(
+        isinstance(mode, Onlooker) for mode in _get_current_dispatch_mode_stack()
+    )
 
 
 def outside_modes() -> contextlib.AbstractContextManager[object]:
@@ -206,7 +208,7 @@ def outside_modes() -> contextlib.AbstractContextManager[object]:
     ...     torch.ones(1).item()
     1.0
     """
-    return _disable_current_modes() if seen_by_a_mode() else contextlib.nullcontext()
+    return _disable_current_modes() if is_in_torch_dispatch_mode() else contextlib.nullcontext()
 
 
 def differentiated(*tensors: Tensor) -> bool:

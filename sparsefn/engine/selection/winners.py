@@ -25,7 +25,7 @@ from sparsefn.engine.selection.entries import Entry as Entry
 from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.selection.tiles import tiles as tiles
 from sparsefn.engine.together import pays
-from sparsefn.engine.transforms import Array, See, seen_by_a_mode, transformed, visible, visible_inside
+from sparsefn.engine.transforms import Array, See, is_in_torch_dispatch_mode, transformed, visible, visible_inside
 
 Count: TypeAlias = int | Tensor
 Counts: TypeAlias = Sequence[Count] | Tensor
@@ -169,7 +169,7 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         check_device("scores and flags", scores.device, allow, deny)
         if joint:
             check_device("all scores of one competition", device, scores)
-    hidden = transformed() or seen_by_a_mode()  # which may count operations
+    hidden = transformed() or is_in_torch_dispatch_mode()  # which may count operations
     if device.type == "meta" and all(entry.scores.is_meta for entry in entries) and not hidden:
         return [torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries]  # torch's own shapes overflow
     kinds = [entry.scores.device.type for entry in entries]
