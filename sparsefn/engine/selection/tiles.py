@@ -6,6 +6,7 @@ import itertools
 import math
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,18 +34,9 @@ def patterns_of(n: int, m: int) -> tuple[tuple[int, ...], ...] | None:
 @cache
 def _listed(n: int, m: int) -> tuple[tuple[int, ...], ...]:
     rows = list(itertools.combinations(range(m), n))
-    found: list[tuple[int, ...]] = []
-
-    def extend(chosen: tuple[int, ...], columns: tuple[int, ...]) -> None:
-        if len(chosen) == m:
-            found.append(chosen)
-            return
-        for i, row in enumerate(rows):
-            if all(columns[j] < n for j in row):
-                extend((*chosen, i), tuple(c + (j in row) for j, c in enumerate(columns)))
-
-    extend((), (0,) * m)
-    return tuple(found)
+    flags = np.array([[j in row for j in range(m)] for row in rows])
+    chosen = np.array(list(itertools.product(range(len(rows)), repeat=m)))
+    return tuple(map(tuple, chosen[(flags[chosen].sum(1) == n).all(1)].tolist()))
 
 
 def _number(n: int, m: int) -> float:

@@ -29,6 +29,7 @@ from sparsefn.engine.transforms import Array, See, is_in_torch_dispatch_mode, tr
 
 Count: TypeAlias = int | Tensor
 Counts: TypeAlias = Sequence[Count] | Tensor
+end_to_end = fixed.counts_of_rows
 
 
 def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) -> list[Tensor]:
@@ -87,19 +88,6 @@ def totals(flags: Sequence[Tensor], lies: Sequence[Lie | None] | None = None) ->
         return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64, device="cpu")
     counts = [np.count_nonzero(row) for rows in seen for row in rows]
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
-
-
-def end_to_end(counts: Sequence[Count], rows: Sequence[int], device: torch.device) -> Tensor:
-    """The counts of all rows in one int64 tensor: each is an int or a tensor, 0-d or (rows,).
-
-    >>> from sparsefn.engine.selection import winners
-    >>> winners.end_to_end([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
-    tensor([3, 3, 1, 2])
-    """
-    if device.type == "cpu" and all(isinstance(count, int) for count in counts):
-        listed = [count for count, n in zip(counts, rows, strict=True) for _ in range(n)]
-        return torch.tensor(listed, dtype=torch.int64, device=device)
-    return fixed.spread(counts, rows, device)
 
 
 # ---- visible memory ------------------------------------------------------------------------------
