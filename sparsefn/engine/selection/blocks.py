@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sparsefn.engine.memory import BLOCK, each
-from sparsefn.engine.selection.entries import Arrays, eligible, flat
+from sparsefn.engine.selection.entries import Arrays, eligible, reshaped
 from sparsefn.engine.transforms import Array
 
 _THREADED = 1 << 22  # from this many scores on, one competition has several threads
@@ -128,7 +128,7 @@ def work_on(competitors: Sequence[Arrays]) -> Work:
     most = max(1, -(-size // (torch.get_num_threads() if size >= _THREADED else 1)))
     shares: list[list[Arrays]] = [[]]
     left = most
-    for at in map(flat, competitors):
+    for at in map(reshaped, competitors):
         first = 0
         while first < at.out.size:
             if not left:

@@ -76,13 +76,6 @@ def _classes(scores: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(scores.isfinite(), scores, 0.0), code
 
 
-def _first(flags: Tensor) -> Tensor:
-    # The first index along the last dimension at which a flag is set, or the last index.
-    size = flags.shape[-1]
-    index = torch.arange(size, device=flags.device)
-    return torch.where(flags, index, size - 1).amin(-1)
-
-
 # ---- all patterns --------------------------------------------------------------------------------
 
 
@@ -136,7 +129,8 @@ def _swapped(scores: Tensor, n: int, m: int) -> Tensor:
 def _one(flags: Tensor) -> Tensor:
     # The first flag of each row that is set, alone.
     index = torch.arange(flags.shape[-1], device=flags.device)
-    return flags & (index == _first(flags)[:, None])
+    first = torch.where(flags, index, len(index)).amin(-1, keepdim=True)
+    return flags & (index == first)
 
 
 def _greedy(worth: Tensor, n: int) -> Tensor:
