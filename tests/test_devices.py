@@ -62,7 +62,7 @@ def copied(source: str) -> list[str]:
 
 
 # Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in any case.
-COPIES = {"engine/memory.py", "engine/selection/winners.py", "engine/selection/tiles.py"}
+COPIES = {"engine/memory.py", "engine/selection/fixed.py", "engine/selection/tiles.py"}
 COPIES |= {"calibration/sums.py", "checkpoint/states.py", "checkpoint/compressed.py", "solve/greedy.py"}
 
 
