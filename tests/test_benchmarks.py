@@ -93,6 +93,9 @@ def test_launches_are_counted_and_nothing_waits(tmp_path: Path) -> None:
     most = {"gmp": 35, "rigl": 85, "set": 230, "snfs": 650, "rigl and adam, masks stay": 75, "adam under masks": 70}
     assert {name: rows[name]["launches"] for name in most if rows[name]["launches"] > most[name]} == {}
     assert rows["rigl"]["bytes_a_weight"] < 350 and rows["topk_mask"]["bytes_a_weight"] < 100
+    # Selection is counted, too, though on this device it knows its results without an operation.
+    counts = {"topk_mask": 18, "topk_mask, a count in a tensor": 24, "topk_mask, 2:4": 13, "topk_mask, 8:16": 13}
+    assert {name: rows[name]["launches"] for name in counts} == counts
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")

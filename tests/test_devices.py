@@ -61,8 +61,8 @@ def copied(source: str) -> list[str]:
     return found
 
 
-# Where numbers are copied: for the CPU alone, from files, in sums of DTensors and solvers, which wait in any case.
-COPIES = {"engine/memory.py", "engine/selection/winners.py", "engine/selection/tiles.py", "engine/exact_sums.py"}
+# Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in any case.
+COPIES = {"engine/memory.py", "engine/selection/fixed.py", "engine/selection/tiles.py"}
 COPIES |= {"calibration/sums.py", "checkpoint/states.py", "checkpoint/compressed.py", "solve/greedy.py"}
 
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers import Real, batch_first, floor, like, two_product, two_sum, where, whole_power
-from sparsefn.engine.slopes import EXP_MAX, EXP_MIN, SLOPES
 from sparsefn.engine.transforms import differentiated, reinterpreted
 
 # ln 2 in two parts; the first has 20 trailing zero bits, so k * LN2_HI is exact for every exponent k.
@@ -24,6 +23,7 @@ LN2_HI = 0.6931471803691238
 LN2_LO = 1.9082149292705877e-10
 _LOG2_E = 1.4426950408889634
 SQRT2 = 1.4142135623730951
+EXP_MIN, EXP_MAX = -708.0, 709.782712893384  # below: 0, no subnormals (compiled code may flush them); above: inf
 _EXP_TAIL = tuple(1.0 / math.factorial(n) for n in range(2, 15))
 ATANH_TAIL = tuple(2.0 / n for n in range(3, 25, 2))
 COS = (1.0, -4.934802200544679, 4.0587121264167685, -1.3352627688545895, 0.2353306303588932, -0.02580689139001406,
@@ -159,21 +159,29 @@ def _power(base: Real, exponent: Real) -> Real:
     return where(exponent == 0.0, 1.0, where(exponent == 1.0, base, value))
 
 
+def _slope_of_power(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
+    tame = (x > 0.0) & (value < 1e308)
+    power = torch.pow(torch.where(tame, x, 1.0), torch.where(tame, y, 1.0))
+    return torch.where(tame, power, torch.where((x == 0.0) & (y == 1.0), x, 0.0))
+
+
 _FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
     "cospi": lambda x, _: _cospi(x),
     "exp": _exp_sum,
     "log": lambda x, _: _log(x),
     "power": _power,
 }
+# Torch's own where they are finite and have a slope, and elsewhere constants: they serve for derivatives.
+_SLOPES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "cospi": lambda x, y, value: torch.cos(math.pi * (x - 2.0 * torch.floor(x * 0.5))),
+    "exp": lambda x, y, value: torch.exp(torch.where((x > EXP_MIN) & (x < EXP_MAX), x, 0.0)),
+    "log": lambda x, y, value: torch.log(torch.where((x > 0.0) & (x < math.inf), x, 1.0)),
+    "power": _slope_of_power,
+}
 
 
 def value_of(name: str, x: Real, y: Real = 0.0) -> Real:
-    """A function by name, without derivatives: for random draws, and for many numbers at a time.
-
-    >>> from sparsefn.engine import elementary
-    >>> elementary.value_of("cospi", 1.0)
-    -1.0
-    """
+    """A function by name, without derivatives: for random draws, and for many numbers at a time."""
     return _FUNCTIONS[name](x, y)
 
 
@@ -187,7 +195,7 @@ def _smooth(name: str, x: Real, y: Real) -> Real:
         return value
     # A zero that has the slopes: a backward of the operator's own would not reach forward mode. It is subtracted,
     # as -0.0 + 0.0 would be 0.0.
-    slope = SLOPES[name](a, b, value)
+    slope = _SLOPES[name](a, b, value)
     return value - (slope.detach() - slope)
 
 
@@ -242,26 +250,14 @@ def _corrected_sqrt(x: Tensor) -> Tensor:
 
 
 def raised(x: Tensor, order: float) -> Tensor:
-    """Numbers from 0 up to the power of an order, as a norm adds them: of order 0, whether they are not 0.
-
-    >>> from sparsefn.engine import elementary
-    >>> elementary.raised(torch.tensor([0.0, 2.0]), 3.0)
-    tensor([0., 8.])
-
-    Whole powers are products.
-    """
+    """Numbers from 0 up to the power of an order, as a norm adds them: of order 0, whether they are not 0."""
     if order == 0:
         return (x != 0).to(x.dtype)
     return whole_power(x, int(order)) if order >= 1 and order == int(order) else _wide_power(x, order)
 
 
 def root(total: Tensor, order: float) -> Tensor:
-    """The root of some order: of a sum of powers, the norm.
-
-    >>> from sparsefn.engine import elementary
-    >>> elementary.root(torch.tensor([8.0]), 3.0)
-    tensor([2.])
-    """
+    """The root of some order: of a sum of powers, the norm."""
     if order in (0, 1) or math.isinf(order):
         return total
     return sqrt(total) if order == 2 else _wide_power(total, 1 / order)

@@ -138,13 +138,11 @@ def _halved(x: Array, own: bool, join: np.ufunc) -> Array:
                 else:
                     sums[i] = x[i]
             x, in_line = sums, False
-        elif own:
-            join(x[:rest], x[half:], out=x[:rest])
-            x = x[:half]
         else:
-            sums = np.empty_like(x[:half])
+            sums = x[:half] if own else np.empty_like(x[:half])
             join(x[:rest], x[half:], out=sums[:rest])
-            sums[rest:] = x[rest:half]
+            if not own:
+                sums[rest:] = x[rest:half]
             x = sums
         own = True
     total: Array = x[0]

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from sparsefn.engine.backends import asked
 from sparsefn.engine.draws import as_keys, check_key, digest, drawn_like, folded
 from sparsefn.engine.memory import brought, written
 from sparsefn.engine.shards import any_sharded
-from sparsefn.engine.threefry import draw, draw_leaves, finished, halves
+from sparsefn.engine.threefry import draw, finished, halves, told
 from sparsefn.engine.together import MOST, apart, packs, pays
 from sparsefn.engine.words import rounds
 
@@ -67,7 +68,7 @@ def laid(
             continue
         sizes = [x.numel() for x in alike]
         keys = leaf_keys(key, [paths[i] for i in pack], step, device)
-        drawn = draw_leaves(keys, sizes, kind, dtype)
+        drawn: list[Tensor] | None = asked("draws_of_leaves", device.type, keys, sizes, *told(kind, dtype))
         if drawn is not None:
             made |= zip(pack, (x.view(leaf.shape) for x, leaf in zip(drawn, alike, strict=True)), strict=True)
             continue

@@ -7,7 +7,7 @@ the code that uses them; all other draws are one opaque operator. Every way give
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -227,27 +227,17 @@ def _traced(key: Tensor, n: int, kind: str, dtype: torch.dtype) -> Tensor:
 @torch.library.custom_op("sparsefn::threefry2x32", mutates_args=())
 def operator(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     """The operator behind `draw`, for keys that are not plain."""
-    made: Tensor | None = backends.asked("draws", key.device.type, key, index, n, *_told(kind, dtype))
+    made: Tensor | None = backends.asked("draws", key.device.type, key, index, n, *told(kind, dtype))
     if made is not None:
         return made
     plain = _plain(key, index, visible_inside)
     return _by_rounds(key, index, n, kind, dtype) if plain is None else _drawn(plain, n, kind, dtype)
 
 
-def _told(kind: str, dtype: torch.dtype) -> tuple[str, torch.dtype, tuple[int, int], int]:
-    # What a backend is told of a kind.
+def told(kind: str, dtype: torch.dtype) -> tuple[str, torch.dtype, tuple[int, int], int]:
+    """What a backend is told of a kind."""
     xor0, xor1, finish = _KINDS[kind]
     return "pairs" if finish is _pairs else kind, dtype, (xor0, xor1), DIGITS.get(dtype, 0)
-
-
-def draw_leaves(keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype) -> list[Tensor] | None:
-    """Draws of keys (leaves, 2), as many as the sizes say, by a backend; None where none serves.
-
-    >>> from sparsefn.engine import threefry
-    >>> threefry.draw_leaves(torch.zeros(1, 2).long(), [3], "uniform", torch.float32)
-    """
-    drawn: list[Tensor] | None = backends.asked("draws_of_leaves", keys.device.type, keys, sizes, *_told(kind, dtype))
-    return drawn
 
 
 def _by_rounds(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:

@@ -25,11 +25,8 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as 
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-    is_in_torch_dispatch_mode,
-)
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode as is_in_torch_dispatch_mode
 
 from sparsefn.engine.older import is_exporting
 
@@ -47,6 +44,7 @@ GROUPED = torch.ops.aten._grouped_mm  # consecutive rows times a matrix each, as
 ADD_EACH = torch._foreach_add_  # a number to each of some tensors: the numbers are arguments of the launch
 COPY_EACH = torch._foreach_copy_  # one launch for many tensors
 SUM_EACH, LESS_EACH, LARGER_EACH = torch._foreach_add, torch._foreach_sub, torch._foreach_maximum
+LARGEST_EACH = torch._foreach_max
 TIMES_EACH, OVER_EACH, ROOT_EACH = torch._foreach_mul, torch._foreach_div, torch._foreach_sqrt_
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
 _VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")  # in 2.13

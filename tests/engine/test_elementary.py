@@ -219,3 +219,10 @@ def test_roots_of_negative_numbers_are_nan_and_inputs_stay():
         x = torch.tensor([0.0, -1.0, 4.0, math.inf], dtype=dtype)
         assert torch.equal(elementary.sqrt(x).nan_to_num(7.0, posinf=9.0), torch.tensor([0, 7, 2, 9], dtype=dtype))
         assert torch.equal(x, torch.tensor([0.0, -1.0, 4.0, math.inf], dtype=dtype))
+
+
+def test_slopes_are_constants_where_functions_end():
+    x = torch.tensor([0.0, -1e3, 1e3], dtype=torch.float64)
+    for name, fn in elementary._SLOPES.items():
+        value = torch.ones_like(x)
+        assert fn(x, torch.full_like(x, 2.0), value).isfinite().all(), name

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sparsefn.engine.memory import BLOCK, each
-from sparsefn.engine.selection.entries import Arrays, eligible, flat
+from sparsefn.engine.selection.entries import Arrays, eligible, reshaped
 from sparsefn.engine.transforms import Array
 
 _THREADED = 1 << 22  # from this many scores on, one competition has several threads
@@ -128,7 +128,7 @@ def work_on(competitors: Sequence[Arrays]) -> Work:
     most = max(1, -(-size // (torch.get_num_threads() if size >= _THREADED else 1)))
     shares: list[list[Arrays]] = [[]]
     left = most
-    for at in map(flat, competitors):
+    for at in map(reshaped, competitors):
         first = 0
         while first < at.out.size:
             if not left:
@@ -164,30 +164,6 @@ def sample(work: Work, step: int | None = None) -> Array:
     return np.concatenate(drawn or [work.scratch([]).scores])
 
 
-def compare(work: Work, value: float) -> tuple[int, int]:
-    """How many scores are above a value and how many are equal to it; the mask becomes the units above.
-
-    >>> from sparsefn.engine.selection import blocks, entries
-    >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 2.0, 3.0, 2.0]))])
-    >>> blocks.compare(blocks.work_on([at]), 2.0), at.out.tolist()
-    ((1, 2), [False, False, True, False])
-    """
-
-    def step(at: Arrays, scratch: Scratch) -> tuple[int, int]:
-        above = equal = 0
-        for start, stop, scores, winners, flags in scratch.blocks(at):
-            np.greater(scores, value, out=winners)
-            np.equal(scores, value, out=flags)
-            bar(at, start, stop, winners)
-            bar(at, start, stop, flags)
-            above += int(np.count_nonzero(winners))
-            equal += int(np.count_nonzero(flags))
-        return above, equal
-
-    counts = work.run(step)
-    return sum(above for above, _ in counts), sum(equal for _, equal in counts)
-
-
 def write(work: Work, wins: np.ufunc, value: float) -> None:
     """Make each mask that of the units that compete and whose scores compare with a value in some way.
 
@@ -216,7 +192,7 @@ class Found(NamedTuple):
     values: Array
 
 
-def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool) -> Found:
+def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool, most: int | None = None) -> Found:
     """The scores inside a bracket, unless they are too many; the mask becomes the units above.
 
     >>> from sparsefn.engine.selection import blocks, entries
@@ -225,19 +201,23 @@ def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool
     >>> found.above, found.inside, found.places, at.out.tolist()
     (1, 2, [array([1, 3])], [False, False, True, False])
 
-    An open end does not belong to the bracket. There are places for each entry.
+    An open end does not belong to the bracket. There are places for each entry. More than `most` are counted alone.
     """
     reaches = np.greater if low_open else np.greater_equal
     exceeds = np.greater_equal if high_open else np.greater
+    one = low == high and not (low_open or high_open)
     # For all threads together: threads that read it at the same moment collect some more, which costs memory alone.
-    spare = [max(work.size // _CROWDED, _MOST)]
+    spare = [max(work.size // _CROWDED, _MOST) if most is None else most]
 
     def step(at: Arrays, scratch: Scratch) -> tuple[int, int, Array, Array]:
         above, inside, places, values = 0, 0, [np.empty(0, np.int64)], [scratch.scores[:0]]
         for start, stop, scores, winners, flags in scratch.blocks(at):
             exceeds(scores, high, out=winners)
-            reaches(scores, low, out=flags)
-            np.bitwise_xor(flags, winners, out=flags)
+            if one:
+                np.equal(scores, low, out=flags)
+            else:
+                reaches(scores, low, out=flags)
+                np.bitwise_xor(flags, winners, out=flags)
             bar(at, start, stop, winners)
             bar(at, start, stop, flags)
             above += int(np.count_nonzero(winners))

@@ -179,7 +179,8 @@ def narrowed(work: blocks.Work, sample: Array, share: float, k: int, closer: int
         bracket, section = _window(sample, share, reach, known)
         value = _heavy(sample, section)
         if value is not None:
-            above, equal = (yield Sum(blocks.compare(work, value))).tolist()
+            above, equal, *_ = blocks.collect(work, value, False, value, False, most=0)
+            above, equal = (yield Sum((above, equal))).tolist()
             if above <= k <= above + equal:
                 return Threshold(value, k - above, equal)
             if k < above:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsefn.engine.selection import fixed, reference
 from sparsefn.engine.selection.entries import Entry
-from sparsefn.engine.selection.fixed import Count, competitions, spread
+from sparsefn.engine.selection.fixed import Count, competitions, counts_of_rows
 from sparsefn.engine.together import MOST, apart, end_to_end, packs, pays
 
 
@@ -108,7 +108,7 @@ def _segments(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]
     keys = fixed.keys_of(entries)
     counter = torch.arange(max(sizes), dtype=torch.int32, device=keys.device)
     place = torch.cat([counter[:size] for size in sizes])
-    wanted = spread(counts, [1] * len(sizes), keys.device).clamp(0, max(sizes)).to(torch.int32).unbind()
+    wanted = counts_of_rows(counts, [1] * len(sizes), keys.device).clamp(0, max(sizes)).to(torch.int32).unbind()
     first = place < torch.cat([count.expand(size) for count, size in zip(wanted, sizes, strict=True)])
     won = torch.empty_like(first).scatter_(0, _by_row(keys, sizes), first)
     return apart(_open(won, keys, entries), [entry.scores for entry in entries])
@@ -131,7 +131,7 @@ def _matrix(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
     keys = fixed.keys_of(rows).reshape(-1, rows[0].scores.shape[1])
     count = counts[0]
     if any(isinstance(other, Tensor) or other != count for other in counts):
-        count = spread(counts, [len(entry.scores) for entry in rows], keys.device)
+        count = counts_of_rows(counts, [len(entry.scores) for entry in rows], keys.device)
     if fixed.is_narrow(keys.shape) and keys.dtype == torch.int32:
         won = _open(_by_table(keys, count), keys, entries)
     else:

@@ -90,18 +90,8 @@ def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
     return made
 
 
-def flat(at: Arrays) -> Arrays:
-    """The arrays with one dimension.
-
-    >>> from sparsefn.engine.selection import entries
-    >>> entries.flat(*entries.arrays([entries.Entry(torch.ones(2, 2))])).out.shape
-    (4,)
-    """
-    return reshaped(at, (-1,))
-
-
-def reshaped(at: Arrays, shape: tuple[int, ...]) -> Arrays:
-    """The arrays in another shape: their mask is written where that of the given ones is.
+def reshaped(at: Arrays, shape: tuple[int, ...] = (-1,)) -> Arrays:
+    """The arrays in another shape, or as one row: their mask is written where that of the given ones is.
 
     >>> from sparsefn.engine.selection import entries
     >>> entries.reshaped(*entries.arrays([entries.Entry(torch.ones(2, 2, 1))]), (2, 2)).out.shape

@@ -6,8 +6,7 @@ with nothing sorted and no layout changed.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -20,6 +19,8 @@ from sparsefn.engine.transforms import Array
 WIDEST = 32  # units of a row: there are as many passes, so that wider rows are better partitioned
 PAIRED = 4  # units of a row: of more, compiled code is slower than the passes over memory
 _BLOCK = 2 * BLOCK  # scores at a time: they are read in place, and all else is bytes
+
+_Block: TypeAlias = tuple[slice, slice, slice]
 
 
 def top_by_pairs(keys: Tensor, count: int | Tensor) -> Tensor:
@@ -38,24 +39,6 @@ def top_by_pairs(keys: Tensor, count: int | Tensor) -> Tensor:
             beaten = (units[j] > first).to(torch.int32)
             ranks[i], ranks[j] = ranks[i] + beaten, ranks[j] - beaten
     return torch.stack([rank < count for rank in ranks], 1)  # compared first: compiled code then stores bytes alone
-
-
-class _Rows(NamedTuple):
-    """Rows as arrays (rows, units, columns): scores as signed words, and which word is inf."""
-
-    words: Array
-    infinity: int
-    allow: Array | None
-    limit: int | Array
-    absolute: bool
-    out: Array
-
-
-class _Block(NamedTuple):
-    """Some rows; where one row has very many columns, some of its columns."""
-
-    rows: slice
-    columns: slice
 
 
 def top_of_groups(at: Arrays, count: Array) -> None:
@@ -80,10 +63,35 @@ def top_of_groups(at: Arrays, count: Array) -> None:
         own = count.clip(0, units).astype(np.uint8).reshape(height, 1, width)
         limit = np.broadcast_to(own, at.out.shape)
     words, infinity = _words(at)
-    rows = _Rows(words, infinity, eligible(at.allow, at.deny), limit, at.absolute, at.out)
+    allow = eligible(at.allow, at.deny)
+
+    def select(share: list[_Block]) -> None:
+        shape = at.out[share[0]].shape
+        buffers: Array = np.empty((2, max(at.out[block].size for block in share)), words.dtype)
+        flags: Array = np.empty(buffers.shape, np.uint8)
+        place, fits = _places(shape)
+        for block in share:
+            out, open_ = at.out[block], None if allow is None else allow[block]
+            if out.shape != shape:
+                shape = out.shape
+                place, fits = _places(shape)
+            keys = _keys(words[block], infinity, at.absolute, open_, buffers)
+            rank, beaten = flags[:, : keys.size]
+            rank[:] = place.reshape(-1)  # as if each unit lost to all before it
+            for lag, inside in enumerate(fits, 1):
+                end = keys.size - lag * out.shape[2]
+                worse = beaten[:end]
+                np.greater(keys[-end:], keys[:end], out=worse.view(np.bool_))
+                np.bitwise_and(worse, inside[:end], out=worse)  # the last units of a row meet those of the next
+                np.add(rank[:end], worse, out=rank[:end])
+                np.subtract(rank[-end:], worse, out=rank[-end:])
+            np.less(rank.reshape(out.shape), limit if isinstance(limit, int) else limit[block], out=out)
+            if open_ is not None:
+                np.bitwise_and(out, open_, out=out)
+
     blocks = _blocks(height, units, width)
-    share = -(-len(blocks) // torch.get_num_threads())
-    each(partial(_select, rows), [blocks[i : i + share] for i in range(0, len(blocks), share)], at.out.size)
+    step = -(-len(blocks) // torch.get_num_threads())
+    each(select, [blocks[i : i + step] for i in range(0, len(blocks), step)], at.out.size)
 
 
 def _words(at: Arrays) -> tuple[Array, int]:
@@ -96,34 +104,11 @@ def _words(at: Arrays) -> tuple[Array, int]:
 
 
 def _blocks(height: int, units: int, width: int) -> list[_Block]:
+    # Some rows; where one row has very many columns, some of its columns.
     wide = min(width, max(1, _BLOCK // units))
     high = max(1, _BLOCK // (units * wide)) if wide == width else 1
     starts = [(i, j) for i in range(0, height, high) for j in range(0, width, wide)]
-    return [_Block(slice(i, min(i + high, height)), slice(j, min(j + wide, width))) for i, j in starts]
-
-
-def _select(rows: _Rows, blocks: list[_Block]) -> None:
-    parts = [rows.out[at.rows, :, at.columns] for at in blocks]
-    buffers = np.empty((2, max(part.size for part in parts)), rows.words.dtype)
-    flags: Array = np.empty(buffers.shape, np.uint8)
-    place, fits = _places(parts[0].shape)
-    for at, out in zip(blocks, parts, strict=True):
-        if place.shape != out.shape:
-            place, fits = _places(out.shape)
-        keys = _keys(rows, at, out.shape, buffers)
-        rank, beaten = flags[:, : keys.size]
-        rank[:] = place.reshape(-1)  # as if each unit lost to all before it
-        for lag, inside in enumerate(fits, 1):
-            end = keys.size - lag * out.shape[2]
-            worse = beaten[:end]
-            np.greater(keys[-end:], keys[:end], out=worse.view(np.bool_))
-            np.bitwise_and(worse, inside[:end], out=worse)  # the last units of a row meet those of the next
-            np.add(rank[:end], worse, out=rank[:end])
-            np.subtract(rank[-end:], worse, out=rank[-end:])
-        limit = rows.limit if isinstance(rows.limit, int) else rows.limit[at.rows, :, at.columns]
-        np.less(rank.reshape(out.shape), limit, out=out)
-        if rows.allow is not None:
-            np.bitwise_and(out, rows.allow[at.rows, :, at.columns], out=out)
+    return [(slice(i, min(i + high, height)), slice(None), slice(j, min(j + wide, width))) for i, j in starts]
 
 
 def _places(shape: tuple[int, ...]) -> tuple[Array, list[Array]]:
@@ -134,32 +119,31 @@ def _places(shape: tuple[int, ...]) -> tuple[Array, list[Array]]:
     return place, [(flat < shape[1] - lag).view(np.uint8) for lag in range(1, shape[1])]
 
 
-def _keys(rows: _Rows, at: _Block, shape: tuple[int, ...], buffers: Array) -> Array:
+def _keys(words: Array, infinity: int, absolute: bool, allow: Array | None, buffers: Array) -> Array:
     # Integers in the order of `reference.rank_keys`. The words of floats above zero have that order already.
-    words = rows.words[at.rows, :, at.columns]
     bits = 8 * words.itemsize
     least = -1 << (bits - 1)
     keys: Array = buffers[0, : words.size]
     spare: Array = buffers[1, : words.size]
-    if rows.absolute:
-        np.bitwise_and(words, ~least, out=keys.reshape(shape))
+    if absolute:
+        np.bitwise_and(words, ~least, out=keys.reshape(words.shape))
     elif words.flags.c_contiguous:
         keys = words.reshape(-1)
     else:
-        keys.reshape(shape)[:] = words
+        keys.reshape(words.shape)[:] = words
     if keys.min() < 0:
         np.right_shift(keys, bits - 1, out=spare)
         sizes = np.bitwise_and(keys, ~least, out=buffers[0, : keys.size])
-        nan = sizes > rows.infinity if sizes.max() > rows.infinity else None
+        nan = sizes > infinity if sizes.max() > infinity else None
         np.bitwise_xor(sizes, spare, out=sizes)
         keys = np.subtract(sizes, spare, out=sizes)
     else:
-        nan = keys > rows.infinity if keys.max() > rows.infinity else None
+        nan = keys > infinity if keys.max() > infinity else None
     if nan is not None:
         keys = np.where(nan, least + 1, keys)
-    if rows.allow is not None:
+    if allow is not None:
         bound = spare  # the largest integer where a unit is eligible, the least where not
-        bound.reshape(shape)[:] = rows.allow[at.rows, :, at.columns]
+        bound.reshape(words.shape)[:] = allow
         np.subtract(bound, 1, out=bound)
         np.bitwise_xor(bound, ~least, out=bound)
         keys = np.minimum(keys, bound, out=buffers[0, : keys.size])

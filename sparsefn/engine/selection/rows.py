@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from sparsefn.engine.selection.entries import Arrays
 from sparsefn.engine.transforms import Array
 
 _LONG = 1 << 13  # longer rows are selected from one by one
-_SHORT = 1 << 12  # single rows of at most this length are stacked, where several have one length
-_MANY = 4  # fewer than this are not worth stacking
 
 _KINDS = {np.dtype(np.float32): np.int32, np.dtype(np.float64): np.int64}
 
@@ -63,7 +60,7 @@ def _in_blocks(rows: Arrays, counts: Array) -> None:
 
 
 def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
-    """`select_rows` for several tables, on the threads of torch; many single rows of one length are stacked first.
+    """`select_rows` for several tables, on the threads of torch.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import entries, rows
@@ -73,38 +70,7 @@ def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
     >>> [at.out.tolist() for at in tables]
     [[[False, True]], [[True, False, False]]]
     """
-    if len(tables) == 1:
-        return select_rows(*tables[0])
-    alike: dict[Any, list[int]] = {}
-    for i, (at, _) in enumerate(tables):
-        kind: Any = i
-        if at.wide is not None and at.out.shape[0] == 1 and 0 < at.out.size <= _SHORT:
-            kind = (at.out.size, at.wide.dtype, at.allow is None, at.deny is None, at.absolute)
-        alike.setdefault(kind, []).append(i)
-    jobs: list[list[int]] = []
-    for some in alike.values():
-        height = max(1, BLOCK // max(tables[some[0]][0].out.size, 1)) if len(some) >= _MANY else 1
-        jobs += [some[first : first + height] for first in range(0, len(some), height)]
-
-    def run(group: list[int]) -> None:
-        if len(group) == 1:
-            return select_rows(*tables[group[0]])
-        rows = _stacked([tables[i][0] for i in group])
-        select_rows(rows, np.concatenate([tables[i][1].reshape(1) for i in group]))
-        for i, won in zip(group, rows.out, strict=True):
-            tables[i][0].out[0] = won
-
-    each(run, jobs, sum(at.out.size for at, _ in tables))
-
-
-def _stacked(rows: Sequence[Arrays]) -> Arrays:
-    # Arrays of one dtype, all with flags or all without; none is narrow.
-    wide, allow, deny, out = (
-        None if row[0] is None else np.concatenate(row)
-        for row in zip(*((at.wide, at.allow, at.deny, at.out) for at in rows), strict=True)
-    )
-    assert out is not None
-    return Arrays(wide, None, allow, deny, out, rows[0].absolute)
+    each(lambda table: select_rows(*table), tables, sum(at.out.size for at, _ in tables))
 
 
 def _keys(scores: Array) -> Array:

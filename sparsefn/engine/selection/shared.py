@@ -25,7 +25,7 @@ from sparsefn.engine.lines import Groups, is_first
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.selection import blocks
 from sparsefn.engine.selection.bracket import Bracket, Threshold, all_win, best, narrowed
-from sparsefn.engine.selection.entries import TINY, Arrays, Entry, arrays, check, flat, open_count
+from sparsefn.engine.selection.entries import TINY, Arrays, Entry, arrays, check, open_count, reshaped
 from sparsefn.engine.talks import Gather, Sum, Talk
 from sparsefn.engine.transforms import Array, eagerly, unwrapped, visible_inside
 
@@ -244,7 +244,7 @@ def _arrays(entries: Sequence[Entry]) -> list[Arrays]:
 
 def _piece(entry: Entry, at: Arrays, start: int, groups: Groups) -> Piece:
     own = () if entry.lie is None else entry.lie.groups
-    return Piece(flat(at), entry.lie, start, is_first([name for name in groups if name not in own]))
+    return Piece(reshaped(at), entry.lie, start, is_first([name for name in groups if name not in own]))
 
 
 def _groups(lies: Sequence[Lie | None]) -> Groups:

@@ -6,6 +6,7 @@ import itertools
 import math
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,18 +34,9 @@ def patterns_of(n: int, m: int) -> tuple[tuple[int, ...], ...] | None:
 @cache
 def _listed(n: int, m: int) -> tuple[tuple[int, ...], ...]:
     rows = list(itertools.combinations(range(m), n))
-    found: list[tuple[int, ...]] = []
-
-    def extend(chosen: tuple[int, ...], columns: tuple[int, ...]) -> None:
-        if len(chosen) == m:
-            found.append(chosen)
-            return
-        for i, row in enumerate(rows):
-            if all(columns[j] < n for j in row):
-                extend((*chosen, i), tuple(c + (j in row) for j, c in enumerate(columns)))
-
-    extend((), (0,) * m)
-    return tuple(found)
+    flags = np.array([[j in row for j in range(m)] for row in rows])
+    chosen = np.array(list(itertools.product(range(len(rows)), repeat=m)))
+    return tuple(map(tuple, chosen[(flags[chosen].sum(1) == n).all(1)].tolist()))
 
 
 def _number(n: int, m: int) -> float:
@@ -82,13 +74,6 @@ def _classes(scores: Tensor) -> tuple[Tensor, Tensor]:
     code = torch.where(scores.isnan(), -none, torch.where(scores == torch.inf, high, 0.0))
     code = torch.where(scores == -torch.inf, -low, code)
     return torch.where(scores.isfinite(), scores, 0.0), code
-
-
-def _first(flags: Tensor) -> Tensor:
-    # The first index along the last dimension at which a flag is set, or the last index.
-    size = flags.shape[-1]
-    index = torch.arange(size, device=flags.device)
-    return torch.where(flags, index, size - 1).amin(-1)
 
 
 # ---- all patterns --------------------------------------------------------------------------------
@@ -144,7 +129,8 @@ def _swapped(scores: Tensor, n: int, m: int) -> Tensor:
 def _one(flags: Tensor) -> Tensor:
     # The first flag of each row that is set, alone.
     index = torch.arange(flags.shape[-1], device=flags.device)
-    return flags & (index == _first(flags)[:, None])
+    first = torch.where(flags, index, len(index)).amin(-1, keepdim=True)
+    return flags & (index == first)
 
 
 def _greedy(worth: Tensor, n: int) -> Tensor:

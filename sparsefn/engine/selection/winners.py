@@ -25,10 +25,11 @@ from sparsefn.engine.selection.entries import Entry as Entry
 from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.selection.tiles import tiles as tiles
 from sparsefn.engine.together import pays
-from sparsefn.engine.transforms import Array, See, transformed, visible, visible_inside
+from sparsefn.engine.transforms import Array, See, is_in_torch_dispatch_mode, transformed, visible, visible_inside
 
 Count: TypeAlias = int | Tensor
 Counts: TypeAlias = Sequence[Count] | Tensor
+end_to_end = fixed.counts_of_rows
 
 
 def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) -> list[Tensor]:
@@ -87,19 +88,6 @@ def totals(flags: Sequence[Tensor], lies: Sequence[Lie | None] | None = None) ->
         return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64, device="cpu")
     counts = [np.count_nonzero(row) for rows in seen for row in rows]
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
-
-
-def end_to_end(counts: Sequence[Count], rows: Sequence[int], device: torch.device) -> Tensor:
-    """The counts of all rows in one int64 tensor: each is an int or a tensor, 0-d or (rows,).
-
-    >>> from sparsefn.engine.selection import winners
-    >>> winners.end_to_end([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
-    tensor([3, 3, 1, 2])
-    """
-    if device.type == "cpu" and all(isinstance(count, int) for count in counts):
-        listed = [count for count, n in zip(counts, rows, strict=True) for _ in range(n)]
-        return torch.tensor(listed, dtype=torch.int64, device=device)
-    return fixed.spread(counts, rows, device)
 
 
 # ---- visible memory ------------------------------------------------------------------------------
@@ -169,7 +157,8 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
         check_device("scores and flags", scores.device, allow, deny)
         if joint:
             check_device("all scores of one competition", device, scores)
-    if device.type == "meta" and all(entry.scores.is_meta for entry in entries) and not transformed():
+    hidden = transformed() or is_in_torch_dispatch_mode()  # which may count operations
+    if device.type == "meta" and all(entry.scores.is_meta for entry in entries) and not hidden:
         return [torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries]  # torch's own shapes overflow
     kinds = [entry.scores.device.type for entry in entries]
     own_way = all(kind == "cpu" or backends.serves("winners", kind) for kind in kinds)

@@ -26,7 +26,7 @@ def test_narrow_scores_come_as_a_tensor():
 
 
 def test_flat_arrays_have_the_same_memory():
-    flat = entries.flat(at := arrays(torch.arange(6.0).reshape(2, 3), None, torch.eye(2, 3) > 0))
+    flat = entries.reshaped(at := arrays(torch.arange(6.0).reshape(2, 3), None, torch.eye(2, 3) > 0))
     assert flat.wide.tolist() == [0, 1, 2, 3, 4, 5] and flat.deny.tolist() == [True, False, False, False, True, False]
     assert flat.narrow is None and flat.allow is None and np.shares_memory(flat.out, at.out) and flat.out.shape == (6,)
 

@@ -82,7 +82,7 @@ def over_processes(leaves, k, order=None):
         for leaf, where in zip(leaves, lies, strict=True):
             fields = [x if where[rank] is None else cut_out(x, where[rank]) for x in leaf[:3]]
             (at,) = entries.arrays([Entry(*fields, leaf.absolute)])
-            own.append(shared.Piece(entries.flat(at), where[rank], start, where[rank] is not None or rank == 0))
+            own.append(shared.Piece(entries.reshaped(at), where[rank], start, where[rank] is not None or rank == 0))
             start += leaf.scores.numel()
         pieces.append(own)
         talks.append(shared.selected(own, k, size))
