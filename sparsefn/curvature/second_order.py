@@ -53,11 +53,11 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
         now = arguments_at(batch, step)
         size = batch_size(now)
         stride = size if chunk_size is None else chunk_size
-        weights, whole, scored = sparsified(state)
+        weights, of_weights, scored = sparsified(state, loss)
         total = {path: torch.zeros_like(wide(w)) for path, w in weights.items()}
         for start in range(0, size, stride):
             piece = [optree.tree_map(lambda x, i=start: x[i : i + stride], tree) for tree in now]
-            gradients = example_gradients(lambda w, *one: loss(whole(w), *one), weights, piece)
+            gradients = example_gradients(of_weights, weights, piece)
             total = {path: t + wide(gradients[path]).square().sum(0) for path, t in total.items()}
         return scored({path: t / size for path, t in total.items()})
 
@@ -80,18 +80,13 @@ def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk
     Bekas et al. 2007, doi 10.1016/j.apnum.2007.01.003.
     """
     check_loss(loss, batch)
-    if samples is not None:
-        check_int("", "samples", samples, 1)
-    if chunk_size is not None:
-        check_int("", "chunk_size", chunk_size, 1)
+    for name, value in (("samples", samples), ("chunk_size", chunk_size)):
+        if value is not None:
+            check_int("", name, value, 1)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         now = arguments_at(batch, step)
-        weights, whole, scored = sparsified(state)
-
-        def of_weights(chosen: Tree, *batch: Tree) -> Tensor:
-            return loss(whole(chosen), *batch)
-
+        weights, of_weights, scored = sparsified(state, loss)
         if samples is None:
             return scored(_exact_diagonal(of_weights, weights, now, chunk_size))
         return scored(_estimated_diagonal(of_weights, weights, state.key, now, step, samples))

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from sparsefn.engine.checks import is_number
 from sparsefn.engine.described import described
-from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.pooling import Pooling
-from sparsefn.engine.shards import check_plain
-from sparsefn.state import PlainScore, State, Step
-from sparsefn.tree import Tree, map_with_path, wide
+from sparsefn.scores.leaves import of_sparsified
+from sparsefn.state import PlainScore
+from sparsefn.tree import wide
 
 _PIECE = 2**22  # entries of differences at a time
 _SUM = Pooling("sum")
@@ -39,26 +38,23 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Pla
     if not callable(norm) and not is_number(norm):
         raise TypeError(f"expected norm to be a number or a function of the slices, got {norm!r}")
 
-    def of_leaf(path: str, mask: Tensor, leaf: Tensor) -> Tensor:
-        if not is_sparse(mask, leaf):
-            return torch.zeros_like(leaf)
-        check_plain("distance", path, leaf)
-        if not -leaf.ndim <= axis < leaf.ndim:
-            raise ValueError(f"distance: no axis {axis} in shape {tuple(leaf.shape)} at {path!r}")
-        slices = wide(leaf.detach()).movedim(axis, 0)
+    def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
+        if not -weight.ndim <= axis < weight.ndim:
+            raise ValueError(f"distance: no axis {axis} in shape {tuple(weight.shape)} at {path!r}")
+        slices = wide(weight.detach()).movedim(axis, 0)
         size, rest = slices.shape[0], slices.shape[1:]
         flat = slices.reshape(size, math.prod(rest)).contiguous()
         if callable(norm):
-            sums = _SUM(_checked_distances(norm(flat), size, path).abs())
+            apart = norm(flat)
+            if tuple(apart.shape) != (size, size):
+                got = tuple(apart.shape)
+                raise ValueError(f"distance: expected norm to give shape {(size, size)} at {path!r}, got {got}")
+            sums = _SUM(apart.abs())
         else:
             sums = _distance_sums(flat, norm)
         return sums.reshape(size, *(1 for _ in rest)).expand(size, *rest).movedim(0, axis)
 
-    def score(state: State, grads: Tree, step: Step) -> Tree:
-        del grads, step
-        return map_with_path(of_leaf, state.masks, state.params)
-
-    return score
+    return lambda state, grads, step: of_sparsified(of_leaf, state, reader="distance")
 
 
 def _distance_sums(flat: Tensor, norm: float) -> Tensor:
@@ -67,9 +63,3 @@ def _distance_sums(flat: Tensor, norm: float) -> Tensor:
     step, length = max(1, _PIECE // max(1, size * width)), Pooling("norm", norm)
     parts = [_SUM(length(flat[start : start + step, None] - flat)) for start in range(0, size, step)]
     return torch.cat(parts) if parts else _SUM(flat)
-
-
-def _checked_distances(matrix: Tensor, size: int, path: str) -> Tensor:
-    if tuple(matrix.shape) != (size, size):
-        raise ValueError(f"distance: expected norm to give shape {(size, size)} at {path!r}, got {tuple(matrix.shape)}")
-    return matrix

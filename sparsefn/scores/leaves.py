@@ -38,8 +38,6 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
 
     @functools.wraps(fn)
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        del step
-
         def of_leaf(path: str, weight: Tensor, mask: Tensor, *grad: Tensor) -> Tensor:
             scored: object = fn(weight, grad[0] if grad else cast(Tensor, None), mask)
             if not isinstance(scored, Tensor):
@@ -53,16 +51,22 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
     return with_call(score, leafwise, fn) if isinstance(fn, Described) else score
 
 
-def of_sparsified(fn: Callable[..., Tensor], state: State, *trees: Tree) -> Tree:
+def of_sparsified(fn: Callable[..., Tensor], state: State, *trees: Tree, reader: str = "", instead: str = "") -> Tree:
     """`fn(path, weight, mask, *leaves)` for each sparsified leaf of a state, and zeros for each other leaf.
 
     >>> state = sf.State({"w": torch.ones(2), "b": torch.ones(1)}, {"w": torch.ones(2) > 0, "b": torch.tensor(True)})
     >>> of_sparsified(lambda path, weight, mask: weight + 1, state)
     {'w': tensor([2., 2.]), 'b': tensor([0.])}
+
+    Where a `reader` is named, who reads leaves as a whole, DTensors are refused; `instead` says what else to do.
     """
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor, *leaves: Tensor) -> Tensor:
-        return fn(path, weight, mask, *leaves) if is_sparse(mask, weight) else torch.zeros_like(weight)
+        if not is_sparse(mask, weight):
+            return torch.zeros_like(weight)
+        if reader:
+            check_plain(reader, path, weight, instead)
+        return fn(path, weight, mask, *leaves)
 
     return map_with_path(of_leaf, state.params, state.masks, *trees)
 
@@ -79,15 +83,12 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
     equal weights the first is the larger one; weights of 0 score 0. In float64, with the same bits on every device.
     ValueError for a DTensor. Lee et al. 2021, arXiv 2010.07611.
     """
-    del grads, step
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
-        del mask
-        check_plain("lamp", path, weight)
         squares = widened(weight.detach()).double().square().flatten()
         order = falling(squares)
         sorted_squares = squares[order]
         ratios = torch.where(sorted_squares == 0, 0.0, sorted_squares / running_sums(sorted_squares))
         return back(ratios, order).reshape(weight.shape)
 
-    return of_sparsified(of_leaf, state)
+    return of_sparsified(of_leaf, state, reader="lamp")
