@@ -10,7 +10,7 @@ from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.numbers import Real, folded, like
 from sparsefn.engine.pooling import Pooling, pool
 from sparsefn.engine.shards import check_plain
-from sparsefn.optimizers.base import rounded
+from sparsefn.optimizers.base import scalar_like
 from sparsefn.state import apply_masks
 from sparsefn.tree import Tree, flatten, opened, wide
 
@@ -55,7 +55,7 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
     counted = leaves if masks is None else opened(apply_masks(grads, masks))[0]
     norm = _norm(counted)
     factor = (like(norm, limit) / (norm + 1e-6)).clamp(max=1.0)
-    return rebuild([(wide(g) * rounded(factor, wide(g))).to(g.dtype) for g in leaves])
+    return rebuild([(wide(g) * scalar_like(factor, wide(g))).to(g.dtype) for g in leaves])
 
 
 def _norm(leaves: list[Tensor]) -> Tensor:
