@@ -197,7 +197,6 @@ def proximal(
     size_of_step = as_schedule(rate)
 
     def step_towards_zero(path: str, weight: Tensor, mask: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        del path, mask
         units, limit, w = units_of(pattern, tuple(weight.shape)), size_of_step(step) * strength, wide(weight)
         length = w.abs() if units.single else from_rows(units, to_rows(units, w, _LENGTH))
         kept = length > limit
