@@ -105,7 +105,7 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
         return numbers, (state.count + 1, decay1, decay2)
 
     def ended(stepped: Sequence[Row], rebuild: Rebuild, after: Row) -> tuple[Tree, AdamState]:
-        first, mu, nu = base.columns(stepped, 3, rebuild)
+        first, mu, nu = base.trees_of(stepped, 3, rebuild)
         return first, AdamState(after[0], mu, nu, *after[1:])
 
     def update(grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, AdamState]:

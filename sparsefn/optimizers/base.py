@@ -132,10 +132,10 @@ def scalar_like(scalar: Tensor, leaf: Tensor) -> Tensor:
     return scalar.to(device=leaf.device, dtype=leaf.dtype)
 
 
-def columns(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
+def trees_of(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
     """The trees of the first n results of each leaf.
 
-    >>> columns([(torch.tensor(1), torch.tensor(2))], 2, tuple)
+    >>> trees_of([(torch.tensor(1), torch.tensor(2))], 2, tuple)
     [(tensor(1),), (tensor(2),)]
     """
     return [rebuild([row[i] for row in rows]) for i in range(n)]

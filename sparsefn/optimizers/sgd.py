@@ -73,7 +73,7 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
         return together.each(partial(leaf, rate), *zip(*rows, strict=True))
 
     def ended(stepped: Sequence[Row], rebuild: Rebuild, count: Tensor) -> tuple[Tree, SgdState]:
-        first, *buffers = base.columns(stepped, 2 if momentum else 1, rebuild)
+        first, *buffers = base.trees_of(stepped, 2 if momentum else 1, rebuild)
         return first, SgdState(count, *buffers)
 
     def update(grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, SgdState]:

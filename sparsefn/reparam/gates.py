@@ -69,7 +69,7 @@ def hard_concrete(
     def start(leaves: Leaves, key: Tensor) -> Tree:
         gates, draws = {}, random.fold_in(key, "init")
         for path, leaf in leaves.items():
-            units, own = units_at(pattern, path, leaf), random.leaf_key(draws, path)
+            units, own = units_of_leaf(pattern, path, leaf), random.leaf_key(draws, path)
             if not units.single:
                 check_plain(f"hard_concrete with {pattern}", path, leaf)
             like = leaf if units.single else leaf.new_empty(units.grid)
@@ -151,10 +151,10 @@ def _check_stretch(call: str, beta: float, gamma: float, zeta: float) -> None:
         raise ValueError(f"{call}: expected gamma < 0 and zeta > 1, got {gamma} and {zeta}")
 
 
-def units_at(pattern: Pattern, path: str, leaf: Tensor) -> Units:
+def units_of_leaf(pattern: Pattern, path: str, leaf: Tensor) -> Units:
     """The units of a leaf, with its path in the error of a shape that the pattern does not fit.
 
-    >>> units_at(sf.patterns.channel(0), "w", torch.ones(2, 3)).grid
+    >>> units_of_leaf(sf.patterns.channel(0), "w", torch.ones(2, 3)).grid
     (2, 1)
     """
     try:

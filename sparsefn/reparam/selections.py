@@ -14,7 +14,7 @@ from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.kinds import Pattern, nm
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.reparam.base import Reparametrisation
-from sparsefn.reparam.gates import sigmoid, units_at
+from sparsefn.reparam.gates import sigmoid, units_of_leaf
 from sparsefn.schedules import as_schedule
 from sparsefn.select import straight_through, topk_mask
 from sparsefn.state import Level, Schedule, Step, everywhere
@@ -196,7 +196,7 @@ def soft_nm(n: int, m: int, axis: int = -1, *, rescale: bool = True) -> Reparame
         latents: Tree = _latent(leaves, key)
         for path, leaf in leaves.items():
             check_plain("soft_nm", path, leaf)
-            units_at(pattern, path, leaf)
+            units_of_leaf(pattern, path, leaf)
         if rescale:
             latents["scale"] = {path: _scale(v, shrunk(v)[0]) for path, v in leaves.items()}
         return latents
