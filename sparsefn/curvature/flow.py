@@ -11,15 +11,8 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from sparsefn.curvature.derivatives import (
-    Batch,
-    Loss,
-    arguments_at,
-    check_loss,
-    gradient_at,
-    hessian_vector,
-    sparsified,
-)
+from sparsefn.curvature import derivatives
+from sparsefn.curvature.derivatives import Batch, Loss
 from sparsefn.engine.checks import check_call, check_positive, is_int, numbers
 from sparsefn.engine.described import described, shown
 from sparsefn.engine.numbers import Real
@@ -46,18 +39,18 @@ def sensitivity(objective: Loss, batch: Batch = (), at: Callable[[Tree], Tree] |
     are `state.params`, as in `sf.scores.saliency`. Leaves that are not sparsified score 0. Raises TypeError for an
     objective or a batch of another kind, ValueError for an objective that is not 0-d.
     """
-    check_loss(objective, batch)
+    derivatives.check_loss(objective, batch)
     if at is not None:
         check_call("at", at, "params")
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        now, point = arguments_at(batch, step), effective(state)
+        now, point = derivatives.arguments_at(batch, step), effective(state)
         if at is not None:
             made = at(point)
             check_like("what `at` gives", made, point, dtype=False)
             point = made
-        weights, of_weights, scored = sparsified(state, objective, point)
-        slopes, own = gradient_at(of_weights, weights, now), flatten(state.params)[0]
+        weights, of_weights, scored = derivatives.sparsified(state, objective, point)
+        slopes, own = derivatives.gradient_at(of_weights, weights, now), flatten(state.params)[0]
         return scored({path: (own[path] * slope).abs() for path, slope in slopes.items()})
 
     return score
@@ -94,13 +87,14 @@ def grasp(loss: Loss, batch: Batch, temperature: Real | None = 200.0) -> PlainSc
     without the keyword and a temperature that is no number, ValueError for one that is not positive.
     Wang et al. 2020, arXiv 2002.07376, alg. 1.
     """
-    check_loss(loss, batch)
+    derivatives.check_loss(loss, batch)
     scaled = loss if temperature is None else _at_temperature(loss, temperature)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        now = arguments_at(batch, step)
-        weights, of_weights, scored = sparsified(state, scaled)
-        product = hessian_vector(of_weights, weights, gradient_at(of_weights, weights, now), now)
+        now = derivatives.arguments_at(batch, step)
+        weights, of_weights, scored = derivatives.sparsified(state, scaled)
+        gradient = derivatives.gradient_at(of_weights, weights, now)
+        product = derivatives.hessian_vector(of_weights, weights, gradient, now)
         own = flatten(state.params)[0]
         return scored({path: own[path] * p for path, p in product.items()})
 
@@ -176,10 +170,10 @@ def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: 
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         absolute = optree.tree_map(lambda w: w.double().abs(), effective(state))
-        weights, of_weights, scored = sparsified(state, flow, absolute)
+        weights, of_weights, scored = derivatives.sparsified(state, flow, absolute)
         device = next((leaf.device for leaf in optree.tree_leaves(absolute)), None)
         ones = torch.ones((1, *input_shape), dtype=torch.float64, device=device)
-        gradient, own = gradient_at(of_weights, weights, (ones,)), flatten(state.params)[0]
+        gradient, own = derivatives.gradient_at(of_weights, weights, (ones,)), flatten(state.params)[0]
         return scored({path: own[path].double().abs() * g for path, g in gradient.items()})
 
     return score

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine import backends, blockwise, leafwise, together
+from sparsefn.engine import blockwise, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import computed_once, constants
 from sparsefn.optimizers import base
-from sparsefn.optimizers.base import Optimizer, Rebuild, Row
+from sparsefn.optimizers.base import Optimizer, Row
 from sparsefn.state import Level
 from sparsefn.tree import Tree, wide, zipped
 
@@ -97,42 +97,30 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
         rate, decay1, decay2 = base.rate_at(lr, state.count), state.decay1 * beta1, state.decay2 * beta2
         scale = sqrt(1 - decay2)
         size, least = computed_once(rate * scale / (1 - decay1)), computed_once(eps * scale)
-        numbers = AdamNumbers(size, least, beta1, beta2)
-        if weight_decay and decoupled:
-            numbers = numbers._replace(shrink=computed_once(rate * weight_decay))
-        elif weight_decay:
-            numbers = numbers._replace(decay=weight_decay)
+        shrink = computed_once(rate * weight_decay) if weight_decay and decoupled else None
+        numbers = AdamNumbers(size, least, beta1, beta2, 0.0 if decoupled else weight_decay, shrink)
         return numbers, (state.count + 1, decay1, decay2)
 
-    def ended(stepped: Sequence[Row], rebuild: Rebuild, after: Row) -> tuple[Tree, AdamState]:
-        first, mu, nu = base.trees_of(stepped, 3, rebuild)
-        return first, AdamState(after[0], mu, nu, *after[1:])
+    def ended(trees: list[Tree], after: Row) -> tuple[Tree, AdamState]:
+        return trees[0], AdamState(after[0], *trees[1:], *after[1:])
 
     def update(grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, AdamState]:
         base.check_fitting(grads, params, state.mu, weight_decay, inplace)
         numbers, after = begun(state)
         rows, rebuild = localized(*zipped(state.mu, state.nu, grads, params if weight_decay else grads))
-        return ended(_step(numbers, rows), rebuild, after)
+        return ended(base.trees_of(_step(numbers, rows), 3, rebuild), after)
 
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
-        base.check_fitting(grads, params, state.mu, weight_decay, False)
+        given = params, masks, grads, (state.mu, state.nu)
         if constants([state.count]) is None:
-            return by_backend(grads, state, params, masks)
+            old = state.count, state.decay1, state.decay2
+            made = base.by_backend("adam", lr, old, *given, betas, eps, weight_decay, decoupled)
+            return None if made is None else ended(*made)
         numbers, after = begun(state)
         if not _known(numbers):
             return None
-        rows, rebuild = localized(*zipped(params, masks, state.mu, state.nu, grads))
-        stepped = base.under_masks_in_blocks(rows, 2, partial(_in_masked_blocks, numbers), partial(_step, numbers))
-        return ended(stepped, rebuild, after)
-
-    def by_backend(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
-        device = state.count.device.type
-        if not backends.serves("adam", device):
-            return None
-        rows, rebuild = localized(*zipped(params, masks, grads, state.mu, state.nu))
-        numbers = state.count, state.decay1, state.decay2, base.rate_at(lr, state.count)
-        made = backends.asked("adam", device, rows, numbers, betas, eps, weight_decay, decoupled)
-        return None if made is None else ended(made[0], rebuild, made[1])
+        kernel, step = partial(_in_masked_blocks, numbers), partial(_step, numbers)
+        return ended(base.under_masks_in_blocks(*given, kernel, step), after)
 
     return Optimizer(init, update, under_masks)
 

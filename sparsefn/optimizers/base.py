@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import blockwise, leafwise
+from sparsefn.engine import backends, blockwise, leafwise
 from sparsefn.engine.checks import number
 from sparsefn.engine.described import uncalled
+from sparsefn.engine.local import localized
 from sparsefn.engine.numbers import like
 from sparsefn.engine.promises import forgetting
+from sparsefn.engine.transforms import constants
 from sparsefn.state import Level
-from sparsefn.tree import Tree, check_like, leaves_of
+from sparsefn.tree import Tree, check_like, leaves_of, zipped
 
 Row = tuple[Tensor, ...]  # of one leaf: what goes into its step, or what comes out
 Rebuild = Callable[[Sequence[Tensor]], Tree]
@@ -78,10 +80,22 @@ def rate_at(lr: Level, count: Tensor) -> Tensor:
     return like(count, lr(count) if callable(lr) else lr).double()
 
 
-def check_fitting(grads: Tree, params: Tree, moments: Tree, weight_decay: float, inplace: bool) -> None:
+def known_rate(lr: Level, count: Tensor) -> Tensor | None:
+    """The learning rate, if Python may know it and the count: no transform, mode or device hides them.
+
+    >>> known_rate(0.5, torch.tensor(1)), known_rate(torch.tensor(0.5, requires_grad=True), torch.tensor(1))
+    (tensor(0.5000, dtype=torch.float64), None)
+    """
+    if not count.is_cpu:
+        return None
+    rate = rate_at(lr, count)
+    return None if constants([count, rate]) is None else rate
+
+
+def check_fitting(grads: Tree, params: Tree, moments: Tree, weight_decay: float = 0.0, inplace: bool = False) -> None:
     """Raise for grads, params and moments that do not fit each other, and for an update in place.
 
-    >>> check_fitting({"w": torch.ones(2)}, None, None, weight_decay=0.1, inplace=False)
+    >>> check_fitting({"w": torch.ones(2)}, None, None, weight_decay=0.1)
     Traceback (most recent call last):
         ...
     ValueError: expected params in update for weight_decay=0.1, got None
@@ -161,28 +175,56 @@ def in_blocks(
 
 
 def under_masks_in_blocks(
-    rows: Sequence[Row],
-    moments: int,
+    params: Tree,
+    masks: Tree,
+    grads: Tree,
+    moments: Sequence[Tree],
     kernel: Callable[[Iterable[blockwise.Row]], object],
     step: Callable[[Sequence[Row]], Sequence[Row]],
-) -> list[Row]:
-    """New params and moments of (param, mask, *moments, gradient): by a kernel, else by `step`, which gives updates.
+) -> list[Tree]:
+    """New params and moments: by a kernel, or by `step`, which gives updates of rows of (*moments, gradient, param).
 
-    >>> row = torch.ones(2), torch.tensor([True, False]), torch.ones(2)
-    >>> under_masks_in_blocks([row], 0, list, lambda rows: [(-g,) for g, _ in rows])
-    [(tensor([0., 1.]),)]
+    >>> w = torch.ones(2)
+    >>> under_masks_in_blocks([w], [torch.tensor([True, False])], [w], [], list, lambda rows: [(-g,) for g, _ in rows])
+    [[tensor([0., 1.])]]
 
-    Gradients count as zero off the masks, and params move only on them. The kernel writes the first `moments`.
+    Gradients count as zero off the masks, and params move only on them.
     """
+    check_fitting(grads, params, moments[0] if moments else None)
+    rows, rebuild = localized(*zipped(params, masks, *moments, grads))
+    n = len(moments)
+    over = (n + 2, *range(1, n + 1))  # of the mask, the moments, the gradient and the param
 
     def add(blocks: list[blockwise.Row], p: Tensor, mask: Tensor, *given: Tensor) -> Sequence[Tensor] | None:
-        over = (len(given) + 1, *range(1, moments + 1))
-        return blockwise.add_masked_row(blocks, mask, *given, p, results=len(over), over=over)
+        return blockwise.add_masked_row(blocks, mask, *given, p, results=n + 1, over=over)
 
     def others(left: Sequence[Row]) -> Sequence[Row]:
-        params, masks, *momenta, grads = zip(*left, strict=True)
-        stepped = step(list(zip(*momenta, leafwise.zeroed(masks, grads), params, strict=True)))
-        moved = leafwise.moved(masks, params, [row[0] for row in stepped])
+        old, covers, *momenta, slopes = zip(*left, strict=True)
+        stepped = step(list(zip(*momenta, leafwise.zeroed(covers, slopes), old, strict=True)))
+        moved = leafwise.moved(covers, old, [row[0] for row in stepped])
         return [(new, *row[1:]) for new, row in zip(moved, stepped, strict=True)]
 
-    return in_blocks(rows, add, kernel, others)
+    return trees_of(in_blocks(rows, add, kernel, others), n + 1, rebuild)
+
+
+def by_backend(
+    name: str,
+    lr: Level,
+    numbers: Row,
+    params: Tree,
+    masks: Tree,
+    grads: Tree,
+    moments: Sequence[Tree],
+    *options: object,
+) -> tuple[list[Tree], Any] | None:
+    """What the backend of a device makes of a step: new params and moments, and new numbers, of which the count is first.
+
+    >>> by_backend("none", 0.1, (torch.tensor(0),), {}, {}, {}, [])
+    """
+    device = numbers[0].device.type
+    if not backends.serves(name, device):
+        return None
+    check_fitting(grads, params, moments[0] if moments else None)
+    rows, rebuild = localized(*zipped(params, masks, grads, *moments))
+    made = backends.asked(name, device, rows, (*numbers, rate_at(lr, numbers[0])), *options)
+    return None if made is None else (trees_of(made[0], len(moments) + 1, rebuild), made[1])

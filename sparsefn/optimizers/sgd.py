@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from sparsefn.engine import backends, blockwise, leafwise, together
+from sparsefn.engine import blockwise, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
-from sparsefn.engine.transforms import constants
 from sparsefn.optimizers import base
-from sparsefn.optimizers.base import Optimizer, Rebuild, Row
+from sparsefn.optimizers.base import Optimizer, Row
 from sparsefn.state import Level
-from sparsefn.tree import Tree, wide, zipped
+from sparsefn.tree import Tree, zipped
 
 
 class SgdState(NamedTuple):
@@ -60,49 +60,39 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
     def init(params: Tree) -> SgdState:
         return SgdState(base.start_count(params), base.zero_moments(params) if momentum else ())
 
-    def leaf(rate: Tensor, b: Tensor, g: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        dtype, g = g.dtype, wide(g)
+    def moments(state: SgdState) -> list[Tree]:
+        return [state.momentum] if momentum else []
+
+    def leaf(rate: Tensor, *row: Tensor) -> Row:
+        *buffers, g, p = row
+        dtype, kind = g.dtype, torch.promote_types(g.dtype, torch.float32)
+        g = g.to(kind)
         if weight_decay:
-            g = g + weight_decay * wide(p)
+            g = g + weight_decay * p.to(kind)
         if momentum:
-            b = momentum * wide(b) + g
+            b = momentum * buffers[0].to(kind) + g
+            buffers = [b.to(dtype)]
             g = g + momentum * b if nesterov else b
-        return (-base.scalar_like(rate, g) * g).to(dtype), b.to(dtype)
+        # Rounded explicitly: type promotion rounds a batched 0-d tensor at another place than a single one.
+        return (-rate.to(g.device, kind) * g).to(dtype), *buffers
 
-    def step(rate: Tensor, rows: Sequence[Row]) -> Sequence[Row]:
-        return together.each(partial(leaf, rate), *zip(*rows, strict=True))
-
-    def ended(stepped: Sequence[Row], rebuild: Rebuild, count: Tensor) -> tuple[Tree, SgdState]:
-        first, *buffers = base.trees_of(stepped, 2 if momentum else 1, rebuild)
-        return first, SgdState(count, *buffers)
+    def ended(trees: list[Tree], count: Tensor) -> tuple[Tree, SgdState]:
+        return trees[0], SgdState(count, *trees[1:])
 
     def update(grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, SgdState]:
         base.check_fitting(grads, params, state.momentum if momentum else None, weight_decay, inplace)
-        moments = state.momentum if momentum else grads
-        rows, rebuild = localized(*zipped(moments, grads, params if weight_decay else grads))
-        return ended(step(base.rate_at(lr, state.count), rows), rebuild, state.count + 1)
+        rows, rebuild = localized(*zipped(*moments(state), grads, params if weight_decay else grads))
+        stepped = together.each(partial(leaf, base.rate_at(lr, state.count)), *zip(*rows, strict=True))
+        return ended(base.trees_of(stepped, 2 if momentum else 1, rebuild), state.count + 1)
 
     def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
-        base.check_fitting(grads, params, state.momentum if momentum else None, weight_decay, False)
-        if constants([state.count]) is None:
-            return by_backend(grads, state, params, masks)
-        rate = base.rate_at(lr, state.count)
-        if constants([rate]) is None:
-            return None
-        rows, rebuild = localized(*zipped(params, masks, state.momentum if momentum else grads, grads))
+        given, rate = (params, masks, grads, moments(state)), base.known_rate(lr, state.count)
+        if rate is None:
+            made = base.by_backend("sgd", lr, (state.count,), *given, momentum, nesterov, weight_decay)
+            return None if made is None else ended(*made)
         kernel = partial(_in_blocks, rate, momentum, nesterov, weight_decay)
-        stepped = base.under_masks_in_blocks(rows, 1 if momentum else 0, kernel, partial(step, rate))
-        return ended(stepped, rebuild, state.count + 1)
-
-    def by_backend(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
-        device = state.count.device.type
-        if not backends.serves("sgd", device):
-            return None
-        moments = (state.momentum,) if momentum else ()
-        rows, rebuild = localized(*zipped(params, masks, grads, *moments))
-        numbers = state.count, base.rate_at(lr, state.count)
-        made = backends.asked("sgd", device, rows, numbers, momentum, nesterov, weight_decay)
-        return None if made is None else ended(made[0], rebuild, made[1])
+        trees = base.under_masks_in_blocks(*given, kernel, lambda rows: [leaf(rate, *row) for row in rows])
+        return ended(trees, state.count + 1)
 
     return Optimizer(init, update, under_masks)
 
@@ -117,7 +107,8 @@ def _in_blocks(
     f = np.float32
     size, keep, decay = f(rate.item()), f(momentum), f(weight_decay)
     buffers = [np.empty(BLOCK, f) for _ in range(3)]
-    for mask, b, gradient, p, new, *moved in blocks:
+    for mask, *row in blocks:
+        gradient, p, new = row[-4:-1] if momentum else row
         g, extra, wide = (x[: p.size] for x in buffers)
         if not (momentum or weight_decay):  # nothing remembers the gradient off the mask
             leafwise.widen_block(mask, wide)
@@ -127,8 +118,8 @@ def _in_blocks(
         if weight_decay:
             np.add(g, np.multiply(p, decay, out=extra), out=g)
         if momentum:
-            (buffer,) = moved
-            np.add(np.multiply(b, keep, out=buffer), g, out=buffer)
+            old, buffer = row[0], row[-1]
+            np.add(np.multiply(old, keep, out=buffer), g, out=buffer)
             if nesterov:
                 np.add(g, np.multiply(buffer, keep, out=extra), out=g)
             else:

@@ -134,9 +134,7 @@ def _sweep(at: _Columns, widths: Sequence[int], span: int, first: int, choose: C
     # The factor is 0 for the column itself and for those after it, whose changes are not known yet. Fused operations
     # would be a little faster, but vmap has none of them.
     before = at.changes.T
-    for due, factors, change, keeps in zip(
-        at.due.unbind(), at.factor.unbind(), at.changes.unbind(), at.keeps.unbind(), strict=True
-    ):
+    for due, factors, change, keeps in zip(at.due, at.factor, at.changes, at.keeps, strict=True):
         due.add_(before @ factors)
         change.add_(keeps * due)
 
