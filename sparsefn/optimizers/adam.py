@@ -114,13 +114,13 @@ def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float
         given = params, masks, grads, (state.mu, state.nu)
         if constants([state.count]) is None:
             old = state.count, state.decay1, state.decay2
-            made = base.by_backend("adam", lr, old, *given, betas, eps, weight_decay, decoupled)
+            made = base.by_backend("adam", lr, old, given, betas, eps, weight_decay, decoupled)
             return None if made is None else ended(*made)
         numbers, after = begun(state)
         if not _known(numbers):
             return None
         kernel, step = partial(_in_masked_blocks, numbers), partial(_step, numbers)
-        return ended(base.under_masks_in_blocks(*given, kernel, step), after)
+        return ended(base.under_masks_in_blocks(given, kernel, step), after)
 
     return Optimizer(init, update, under_masks)
 

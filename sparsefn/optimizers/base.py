@@ -22,6 +22,9 @@ from sparsefn.tree import Tree, check_like, leaves_of, zipped
 
 Row = tuple[Tensor, ...]  # of one leaf: what goes into its step, or what comes out
 Rebuild = Callable[[Sequence[Tensor]], Tree]
+Kernel = Callable[[Iterable[blockwise.Row]], object]
+Step = Callable[[Sequence[Row]], Sequence[Row]]
+Trees = tuple[Tree, Tree, Tree, Sequence[Tree]]  # params, masks, gradients and any moments
 _IN_BLOCKS = {torch.float32, torch.bool}
 
 
@@ -158,8 +161,8 @@ def trees_of(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
 def in_blocks(
     rows: Sequence[Row],
     add: Callable[..., Sequence[Tensor] | None],
-    kernel: Callable[[Iterable[blockwise.Row]], object],
-    others: Callable[[Sequence[Row]], Sequence[Row]],
+    kernel: Kernel,
+    others: Step,
 ) -> list[Row]:
     """The results of a kernel for each row that `add(blocks, *row)` takes, and of `others` for the rest, in order.
 
@@ -174,22 +177,17 @@ def in_blocks(
     return [next(rest) if done is None else tuple(done) for done in made]
 
 
-def under_masks_in_blocks(
-    params: Tree,
-    masks: Tree,
-    grads: Tree,
-    moments: Sequence[Tree],
-    kernel: Callable[[Iterable[blockwise.Row]], object],
-    step: Callable[[Sequence[Row]], Sequence[Row]],
-) -> list[Tree]:
+def under_masks_in_blocks(trees: Trees, kernel: Kernel, step: Step) -> list[Tree]:
     """New params and moments: by a kernel, or by `step`, which gives updates of rows of (*moments, gradient, param).
 
     >>> w = torch.ones(2)
-    >>> under_masks_in_blocks([w], [torch.tensor([True, False])], [w], [], list, lambda rows: [(-g,) for g, _ in rows])
+    >>> trees = [w], [torch.tensor([True, False])], [w], []
+    >>> under_masks_in_blocks(trees, list, lambda rows: [(-g,) for g, _ in rows])
     [[tensor([0., 1.])]]
 
     Gradients count as zero off the masks, and params move only on them.
     """
+    params, masks, grads, moments = trees
     check_fitting(grads, params, moments[0] if moments else None)
     rows, rebuild = localized(*zipped(params, masks, *moments, grads))
     n = len(moments)
@@ -207,23 +205,15 @@ def under_masks_in_blocks(
     return trees_of(in_blocks(rows, add, kernel, others), n + 1, rebuild)
 
 
-def by_backend(
-    name: str,
-    lr: Level,
-    numbers: Row,
-    params: Tree,
-    masks: Tree,
-    grads: Tree,
-    moments: Sequence[Tree],
-    *options: object,
-) -> tuple[list[Tree], Any] | None:
-    """What the backend of a device makes of a step: new params and moments, and new numbers, of which the count is first.
+def by_backend(name: str, lr: Level, numbers: Row, trees: Trees, *options: object) -> tuple[list[Tree], Any] | None:
+    """What the backend of a device makes of a step: new params and moments, and new numbers, the count before others.
 
-    >>> by_backend("none", 0.1, (torch.tensor(0),), {}, {}, {}, [])
+    >>> by_backend("none", 0.1, (torch.tensor(0),), ({}, {}, {}, []))
     """
     device = numbers[0].device.type
     if not backends.serves(name, device):
         return None
+    params, masks, grads, moments = trees
     check_fitting(grads, params, moments[0] if moments else None)
     rows, rebuild = localized(*zipped(params, masks, grads, *moments))
     made = backends.asked(name, device, rows, (*numbers, rate_at(lr, numbers[0])), *options)

@@ -88,10 +88,10 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
     def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
         given, rate = (params, masks, grads, moments(state)), base.known_rate(lr, state.count)
         if rate is None:
-            made = base.by_backend("sgd", lr, (state.count,), *given, momentum, nesterov, weight_decay)
+            made = base.by_backend("sgd", lr, (state.count,), given, momentum, nesterov, weight_decay)
             return None if made is None else ended(*made)
         kernel = partial(_in_blocks, rate, momentum, nesterov, weight_decay)
-        trees = base.under_masks_in_blocks(*given, kernel, lambda rows: [leaf(rate, *row) for row in rows])
+        trees = base.under_masks_in_blocks(given, kernel, lambda rows: [leaf(rate, *row) for row in rows])
         return ended(trees, state.count + 1)
 
     return Optimizer(init, update, under_masks)
