@@ -19,7 +19,7 @@ Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 class Handling(NamedTuple):
     """How to follow and cut a layer: `rule(plan, path, layer, kept, x)` and `cut(layer, inputs, outputs, removed)`.
 
-    >>> LAYERS[torch.nn.Linear] == Handling(affine, cut_affine)
+    >>> LAYERS[torch.nn.Linear] == Handling(of_linear, cut_affine)
     True
     """
 
@@ -55,12 +55,12 @@ def _affine(plan: Plan, weight: Tensor, kept: Tensor, bias: Tensor | None, x: Va
     return torch.where((used & ~fixed).any(1), torch.nan, total)
 
 
-def affine(plan: Plan, path: str, layer: nn.Linear, kept: Kept, x: Value) -> Value:
+def of_linear(plan: Plan, path: str, layer: nn.Linear, kept: Kept, x: Value) -> Value:
     """The value of a linear layer's output.
 
     >>> plan, layer = Plan(), torch.nn.Linear(2, 2)
     >>> rows = lambda name: torch.tensor([[True, True], [False, False]])
-    >>> linear(plan, "", layer, rows, UNKNOWN).const.isnan()
+    >>> of_linear(plan, "", layer, rows, UNKNOWN).const.isnan()
     tensor([ True, False])
     """
     rank, batch = x.rank if isinstance(x, Channels) else 2, batch_of(x)
@@ -239,7 +239,7 @@ def cut_recurrent(layer: Any, inputs: Value, outputs: Value, removed: Tensor) ->
 
 
 LAYERS: dict[type[nn.Module], Handling] = {
-    nn.Linear: Handling(affine, cut_affine),
+    nn.Linear: Handling(of_linear, cut_affine),
     **{kind: Handling(conv, cut_affine) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
     **{kind: Handling(norm, cut_norm) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
     **{kind: Handling(recurrent, cut_recurrent) for kind in GATES},
