@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import number
 from sparsefn.engine.numbers import Real, like
-from sparsefn.optimizers.base import rounded
+from sparsefn.optimizers.base import scalar_like
 from sparsefn.state import State, effective, inside
 from sparsefn.tree import Tree, check_like, copied, wide, zipped
 
@@ -46,4 +46,4 @@ def ema(state: State, decay: Real, average: Tree = None) -> Tree:
 def _mixed(old: Tensor, new: Tensor, share: Real) -> Tensor:
     old_part, kind = like(old, share), torch.promote_types(wide(old).dtype, wide(new).dtype)
     a, b = old.to(kind), new.to(kind)
-    return (rounded(old_part, a) * a + rounded(1 - old_part, b) * b).to(old.dtype)
+    return (scalar_like(old_part, a) * a + scalar_like(1 - old_part, b) * b).to(old.dtype)

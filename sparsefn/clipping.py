@@ -10,7 +10,7 @@ from sparsefn.engine.floats import check_float
 from sparsefn.engine.numbers import Real, folded, like
 from sparsefn.engine.pooling import Pooling, pool
 from sparsefn.engine.shards import check_plain
-from sparsefn.optimizers.base import rounded
+from sparsefn.optimizers.base import scalar_like
 from sparsefn.state import apply_masks
 from sparsefn.tree import Tree, flatten, leaves_of, wide
 
@@ -52,4 +52,4 @@ def clip_norm(grads: Tree, max_norm: Real, masks: Tree = None) -> Tree:
     norms = torch.stack([x.to(own[0].device, torch.float64) for x in own])
     norm = sqrt(folded(norms * norms))
     factor = (like(norm, limit) / (norm + 1e-6)).clamp(max=1.0)
-    return rebuild([(wide(g) * rounded(factor, wide(g))).to(g.dtype) for g in leaves.values()])
+    return rebuild([(wide(g) * scalar_like(factor, wide(g))).to(g.dtype) for g in leaves.values()])

@@ -120,12 +120,8 @@ def outlier_ratios(state: State, stats: Stats, blocks: Sequence[str], multiple: 
         if not chosen:
             raise ValueError(f"outlier_ratios: expected statistics of a leaf of the block {block!r}, got none")
         total = sum(leaves[path].numel() for path in chosen)
-        mean = sum(_wanda(stats, leaves, path).sum(dtype=torch.float64) for path in chosen) / total
-        above = sum((_wanda(stats, leaves, path) > multiple * mean).sum() for path in chosen)
+        # Computed twice, so that the scores of one leaf are in memory at a time.
+        mean = sum(wanda_of(path, stats[path], leaves[path]).sum(dtype=torch.float64) for path in chosen) / total
+        above = sum((wanda_of(path, stats[path], leaves[path]) > multiple * mean).sum() for path in chosen)
         ratios[block] = int(above) / total
     return ratios
-
-
-def _wanda(stats: Stats, leaves: dict[str, Tensor], path: str) -> Tensor:
-    # Computed twice, so that the scores of one leaf are in memory at a time.
-    return wanda_of(path, stats[path], leaves[path])

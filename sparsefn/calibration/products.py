@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sparsefn.calibration.sums import Stats, Sums, as_stats, of_patches, of_rows
+from sparsefn.calibration.sums import Stats, Sums, as_stats, patch_sums, row_sums
 from sparsefn.engine.transforms import CAST, GROUPED, TorchDispatchMode
 
 _aten = torch.ops.aten
@@ -110,10 +110,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def sums(self, x: Tensor) -> Sums:
         """The sums over the rows of x; those of the tensor before if it is the same one, as q, k and v read it."""
         if x.is_inference():
-            return of_rows(x, self.gram)
+            return row_sums(x, self.gram)
         if self.last is not None and self.last[1] == x._version and _same_memory(self.last[0], x):
             return self.last[2]
-        self.last = (x, x._version, of_rows(x, self.gram))
+        self.last = (x, x._version, row_sums(x, self.gram))
         return self.last[2]
 
     def convolution(self, x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int) -> None:
@@ -125,7 +125,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _same_memory(weight, leaf):
             raise ValueError(f"inputs: expected a convolution with the whole of {path!r}, got one with a part of it")
         size = len(leaf) // groups
-        for group, sums in enumerate(of_patches(x, leaf.shape[2:], sizes, groups, self.gram)):
+        for group, sums in enumerate(patch_sums(x, leaf.shape[2:], sizes, groups, self.gram)):
             self.keep(path, leaf, False, group * size, (group + 1) * size, sums)
 
     def keep(self, path: str, leaf: Tensor, transposed: bool, first: int, end: int, sums: Sums) -> None:

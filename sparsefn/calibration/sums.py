@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +18,8 @@ Stats = dict[str, dict[str, Tensor]]  # of leaves, by path
 class Sums(NamedTuple):
     """Statistics of the inputs of some outputs: `number`, `square` (inputs,) and, if asked for, `gram`.
 
-    >>> from sparsefn.calibration.sums import of_rows
-    >>> of_rows(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), gram=True)
+    >>> from sparsefn.calibration.sums import row_sums
+    >>> row_sums(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), gram=True)
     Sums(number=2, square=tensor([10.,  4.], dtype=torch.float64), gram=tensor([[10.,  2.],
             [ 2.,  4.]]))
     """
@@ -33,43 +34,36 @@ class Sums(NamedTuple):
         return Sums(self.number + other.number, self.square + other.square, gram)
 
 
-def of_rows(x: Tensor, gram: bool) -> Sums:
+def row_sums(x: Tensor, gram: bool) -> Sums:
     """The sums over the rows of a matrix.
 
-    >>> of_rows(torch.ones(3, 2), gram=False)
+    >>> row_sums(torch.ones(3, 2), gram=False)
     Sums(number=3, square=tensor([3., 3.], dtype=torch.float64), gram=None)
 
     Squares are rounded to float32, and added in float64. Products are added in float32, or in float64 if x is.
     """
     width = x.shape[1]
-    square = torch.zeros(width, dtype=torch.float64, device=x.device)
-    for part in _parts(x, width):
-        square += part.square().sum(0, dtype=torch.float64)
-    return Sums(len(x), square, _gram(_parts(x, width, 2**4), width, x) if gram else None)
+    return Sums(len(x), _squares(x), _gram(_parts(x, width, 2**4), width, x) if gram else None)
 
 
-def of_patches(x: Tensor, kernel: Sequence[int], sizes: Sequence[Sequence[int]], groups: int, gram: bool) -> list[Sums]:
+def patch_sums(x: Tensor, kernel: Sequence[int], sizes: Sequence[Sequence[int]], groups: int, gram: bool) -> list[Sums]:
     """The sums over the patches that a convolution multiplies by its kernel, for each of its groups.
 
-    >>> of_patches(torch.ones(1, 1, 3), (2,), ((1,), (0,), (1,)), 1, gram=True)
+    >>> patch_sums(torch.ones(1, 1, 3), (2,), ((1,), (0,), (1,)), 1, gram=True)
     [Sums(number=2, square=tensor([2., 2.], dtype=torch.float64), gram=tensor([[2., 2.],
             [2., 2.]]))]
 
     `x` is (examples, channels, ...), `sizes` are stride, padding and dilation of each dimension.
     """
-    channels = x.shape[1]
-    squares = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
-    for part in _parts(x, x[:1].numel()):
-        squares += part.square().sum(0, dtype=torch.float64)
     # A patch adds the squares of its entries, whichever example it is from.
-    seen = _patches(squares[None], kernel, *sizes)
+    seen = _patches(_squares(x)[None], kernel, *sizes)
     count = len(x) * math.prod(seen.shape[2 : 2 + len(kernel)])
     square = seen.flatten(2, 1 + len(kernel)).sum(2).reshape(groups, -1)
     if not gram:
         return [Sums(count, one, None) for one in square]
     width, times = square.shape[1], math.prod(kernel)
     grams = []
-    for own in torch.split(x, channels // groups, 1):
+    for own in torch.split(x, x.shape[1] // groups, 1):
         parts = (_patches(part, kernel, *sizes) for part in _parts(own, own[:1].numel() * times, 2**4))
         grams.append(_gram((p.movedim(1, 1 + len(kernel)).reshape(-1, width) for p in parts), width, x))
     return [Sums(count, one, product) for one, product in zip(square, grams, strict=True)]
@@ -80,6 +74,13 @@ def _parts(x: Tensor, width: int, times: int = 1) -> Iterator[Tensor]:
     size = times * (2**18 if x.device.type == "cpu" else 2**24)
     for part in torch.split(x, max(1, size // max(1, width))):
         yield part if part.dtype == torch.float64 else part.float()
+
+
+def _squares(x: Tensor) -> Tensor:
+    total = torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device)
+    for part in _parts(x, x[:1].numel()):
+        total += part.square().sum(0, dtype=torch.float64)
+    return total
 
 
 def _gram(parts: Iterator[Tensor], width: int, x: Tensor) -> Tensor:
@@ -103,9 +104,9 @@ def _patches(
 def as_stats(parts: dict[tuple[int, int], Sums], outputs: int, transposed: bool) -> dict[str, Tensor]:
     """The statistics of a leaf from those of parts of its outputs, `{(first, end): sums}`.
 
-    >>> {k: tuple(x.shape) for k, x in as_stats({(0, 4): of_rows(torch.ones(5, 3), True)}, 4, False).items()}
+    >>> {k: tuple(x.shape) for k, x in as_stats({(0, 4): row_sums(torch.ones(5, 3), True)}, 4, False).items()}
     {'count': (), 'square': (3,), 'gram': (3, 3)}
-    >>> halves = {(0, 2): of_rows(torch.ones(5, 3), True), (2, 4): of_rows(torch.zeros(6, 3), True)}
+    >>> halves = {(0, 2): row_sums(torch.ones(5, 3), True), (2, 4): row_sums(torch.zeros(6, 3), True)}
     >>> {k: tuple(x.shape) for k, x in as_stats(halves, 4, False).items()}
     {'count': (2,), 'square': (2, 3), 'gram': (2, 3, 3)}
     """
@@ -115,17 +116,10 @@ def as_stats(parts: dict[tuple[int, int], Sums], outputs: int, transposed: bool)
     for first in range(0, outputs, step):
         inside = [sums for (begin, end), sums in parts.items() if begin <= first < end]
         zero = Sums(0, torch.zeros_like(one.square), None if one.gram is None else torch.zeros_like(one.gram))
-        groups.append(_total(inside) if inside else zero)
+        groups.append(functools.reduce(Sums.plus, inside or [zero]))
     pick: Callable[[list[Tensor]], Tensor] = torch.stack if len(groups) > 1 else lambda values: values[0]
     count = pick([torch.tensor(sums.number, device=one.square.device) for sums in groups])
     stats = {"count": count, "square": pick([sums.square[:, None] if transposed else sums.square for sums in groups])}
     if one.gram is not None:
         stats["gram"] = pick([sums.gram for sums in groups if sums.gram is not None])
     return stats
-
-
-def _total(sums: list[Sums]) -> Sums:
-    total = sums[0]
-    for other in sums[1:]:
-        total = total.plus(other)
-    return total

@@ -7,8 +7,7 @@ papers. A leaf with a 0-d mask (a bias, a norm) is a constant and scores 0. The 
 """
 
 from sparsefn.curvature.derivatives import example_gradients, hessian_vector
-from sparsefn.curvature.first_order import sensitivity
-from sparsefn.curvature.flow import grasp, synflow
+from sparsefn.curvature.flow import grasp, sensitivity, synflow
 from sparsefn.curvature.second_order import fisher, hessian_diagonal, obd
 
 __all__ = [

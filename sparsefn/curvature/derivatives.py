@@ -62,7 +62,7 @@ def hessian_vector(loss: Loss, params: Tree, vector: Tree, batch: Sequence[Tree]
     """
     check_like("vector", vector, params)
     leaves, rebuild = unpacked(params)
-    arguments(batch)
+    checked_batch(batch)
     gradient = gradient_of(lambda weights: loss(rebuild(weights), *batch))
     if not leaves:
         return vector
@@ -80,33 +80,40 @@ def unpacked(params: Tree) -> tuple[tuple[Tensor, ...], Callable[[Sequence[Tree]
 
 
 def sparsified(
-    state: State, params: Tree | None = None
-) -> tuple[dict[str, Tensor], Callable[[Tree], Tree], Callable[[Tree], Tree]]:
-    """The sparsified leaves by path, and two functions that complete them to trees like params.
+    state: State, loss: Loss, params: Tree | None = None
+) -> tuple[dict[str, Tensor], Loss, Callable[[Tree], Tree]]:
+    """The sparsified leaves by path, a loss as a function of them, and the function that makes scores of values.
 
     >>> masks = {"w": torch.tensor([True]), "b": torch.tensor(True)}
     >>> state = sf.State({"w": torch.ones(1), "b": torch.zeros(1)}, masks)
-    >>> weights, whole, scored = sparsified(state)
-    >>> weights
-    {'w': tensor([1.])}
-    >>> whole({"w": torch.full((1,), 5.0)}), scored({"w": torch.full((1,), 5.0)})
-    ({'w': tensor([5.]), 'b': tensor([0.])}, {'w': tensor([5.]), 'b': tensor([0.])})
+    >>> weights, of_weights, scored = sparsified(state, lambda params, x: params["w"] * x + params["b"])
+    >>> weights, of_weights(weights, 3.0), scored({"w": torch.full((1,), 5.0)})
+    ({'w': tensor([1.])}, tensor([3.]), {'w': tensor([5.]), 'b': tensor([0.])})
 
-    The first function fills in the other leaves of `params` (the effective weights), for the loss. The second fills
-    in zeros and detaches, for the scores.
+    The other leaves are those of `params` (the effective weights) for the loss, and 0 among the scores.
     """
     params = effective(state) if params is None else params
     leaves, rebuild = float_leaves(params), flatten(params)[1]
     masks = leaves_like(state.masks, params)
     chosen = {path: leaf for (path, leaf), m in zip(leaves.items(), masks, strict=True) if is_sparse(m, leaf)}
 
-    def whole(weights: Tree) -> Tree:
-        return rebuild([weights.get(path, leaf) for path, leaf in leaves.items()])
+    def of_weights(weights: Tree, *batch: Tree) -> Tensor:
+        return loss(rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]), *batch)
 
     def scored(found: Tree) -> Tree:
         return rebuild([found[path].detach() if path in found else torch.zeros_like(x) for path, x in leaves.items()])
 
-    return chosen, whole, scored
+    return chosen, of_weights, scored
+
+
+def gradient_at(loss: Loss, params: Tree, batch: Sequence[Tree]) -> Tree:
+    """The gradient of a loss: a tree like params.
+
+    >>> gradient_at(lambda params: params["w"].square().sum(), {"w": torch.tensor([1.0, 2.0])}, ())
+    {'w': tensor([2., 4.])}
+    """
+    leaves, rebuild = unpacked(params)
+    return rebuild(gradient_of(lambda weights: loss(rebuild(weights), *batch))(leaves))
 
 
 def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
@@ -137,13 +144,13 @@ def check_loss(loss: object, batch: object) -> None:
     if not callable(loss):
         raise TypeError(f"expected loss to be a function (params, *batch) -> 0-d tensor, got {type(loss).__name__}")
     if not callable(batch):
-        arguments(batch)
+        checked_batch(batch)
 
 
-def arguments(batch: object, what: str = "batch to be") -> Sequence[Tree]:
+def checked_batch(batch: object, what: str = "batch to be") -> Sequence[Tree]:
     """The batch itself, checked to be a tuple or list of arguments.
 
-    >>> arguments((1, 2))
+    >>> checked_batch((1, 2))
     (1, 2)
     """
     if not isinstance(batch, tuple | list):
@@ -158,7 +165,7 @@ def arguments_at(batch: Batch, step: Step) -> Sequence[Tree]:
     >>> arguments_at(lambda step: (step + 1,), 2)
     (3,)
     """
-    return arguments(batch(step), "the function batch to give") if callable(batch) else arguments(batch)
+    return checked_batch(batch(step), "the function batch to give") if callable(batch) else checked_batch(batch)
 
 
 def batch_size(batch: Sequence[Tree]) -> int:
@@ -168,7 +175,7 @@ def batch_size(batch: Sequence[Tree]) -> int:
     5
     """
     size, first = 0, ""
-    for path, leaf in flatten(tuple(arguments(batch)))[0].items():
+    for path, leaf in flatten(tuple(checked_batch(batch)))[0].items():
         if not isinstance(leaf, Tensor):
             raise TypeError(f"expected a batch of tensors, got {type(leaf).__name__} at {path!r}")
         if not leaf.ndim:

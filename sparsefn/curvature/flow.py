@@ -1,4 +1,4 @@
-"""Scores of what flows through a network: GraSP of gradients, SynFlow of a signal."""
+"""Scores of what flows through a network: the slope of an objective, GraSP of gradients, SynFlow of a signal."""
 
 from __future__ import annotations
 
@@ -11,23 +11,49 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from sparsefn.curvature.derivatives import (
-    Batch,
-    Loss,
-    arguments_at,
-    check_loss,
-    gradient_of,
-    hessian_vector,
-    sparsified,
-    unpacked,
-)
-from sparsefn.engine.checks import check_positive, is_int, numbers
+from sparsefn.curvature import derivatives
+from sparsefn.curvature.derivatives import Batch, Loss
+from sparsefn.engine.checks import check_call, check_positive, is_int, numbers
 from sparsefn.engine.described import described, shown
 from sparsefn.engine.numbers import Real
 from sparsefn.modules.calls import call
 from sparsefn.modules.params import buffers_of
 from sparsefn.state import PlainScore, State, Step, effective
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Tree, check_like, flatten
+
+
+@described
+def sensitivity(objective: Loss, batch: Batch = (), at: Callable[[Tree], Tree] | None = None) -> PlainScore:
+    """|weight * derivative of an objective|: to first order, how much the objective changes without the weight.
+
+    >>> score = sf.curvature.sensitivity(lambda params, x: (x @ params["w"]).square().sum(), (torch.ones(1, 2),))
+    >>> score(sf.State({"w": torch.tensor([2.0, -1.0])}, {"w": torch.tensor([True, True])}), (), 0)
+    {'w': tensor([4., 2.])}
+
+    Of the loss on a batch of its own this is SNIP: Lee et al. 2019, arXiv 1810.02340, eq. 5. An objective that trains
+    for some steps before it computes the loss gives ProsPr (Alizadeh et al. 2022, arXiv 2202.08132), one that compares
+    outputs at perturbed weights NTK-SAP (Wang et al. 2023, arXiv 2304.02840).
+
+    The derivative is taken at the effective weights, or at what the function `at` makes of them: a tree like params.
+    With `at` the absolute values, and the summed output for an input of ones, this is the score of SynFlow. The weights
+    are `state.params`, as in `sf.scores.saliency`. Leaves that are not sparsified score 0. Raises TypeError for an
+    objective or a batch of another kind, ValueError for an objective that is not 0-d.
+    """
+    derivatives.check_loss(objective, batch)
+    if at is not None:
+        check_call("at", at, "params")
+
+    def score(state: State, grads: Tree, step: Step) -> Tree:
+        now, point = derivatives.arguments_at(batch, step), effective(state)
+        if at is not None:
+            made = at(point)
+            check_like("what `at` gives", made, point, dtype=False)
+            point = made
+        weights, of_weights, scored = derivatives.sparsified(state, objective, point)
+        slopes, own = derivatives.gradient_at(of_weights, weights, now), flatten(state.params)[0]
+        return scored({path: (own[path] * slope).abs() for path, slope in slopes.items()})
+
+    return score
 
 
 @described
@@ -61,19 +87,14 @@ def grasp(loss: Loss, batch: Batch, temperature: Real | None = 200.0) -> PlainSc
     without the keyword and a temperature that is no number, ValueError for one that is not positive.
     Wang et al. 2020, arXiv 2002.07376, alg. 1.
     """
-    check_loss(loss, batch)
+    derivatives.check_loss(loss, batch)
     scaled = loss if temperature is None else _at_temperature(loss, temperature)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        now = arguments_at(batch, step)
-        weights, whole, scored = sparsified(state)
-        leaves, rebuild = unpacked(weights)
-
-        def of_weights(chosen: Tree, *batch: Tree) -> Tensor:
-            return scaled(whole(chosen), *batch)
-
-        gradient = rebuild(gradient_of(lambda xs: of_weights(rebuild(xs), *now))(leaves))
-        product = hessian_vector(of_weights, weights, gradient, now)
+        now = derivatives.arguments_at(batch, step)
+        weights, of_weights, scored = derivatives.sparsified(state, scaled)
+        gradient = derivatives.gradient_at(of_weights, weights, now)
+        product = derivatives.hessian_vector(of_weights, weights, gradient, now)
         own = flatten(state.params)[0]
         return scored({path: own[path] * p for path, p in product.items()})
 
@@ -135,17 +156,24 @@ def synflow(forward: nn.Module | Callable[[Tree, Tensor], Tensor], input_shape: 
 
     Tanaka et al. 2020, arXiv 2006.05467, alg. 1.
     """
-    shape = _input_shape(input_shape)
+    if not isinstance(input_shape, tuple | list) or not all(is_int(n) and n >= 1 for n in input_shape):
+        raise TypeError(
+            f"expected input_shape to be positive ints without the batch axis, such as (3, 32, 32), got {input_shape!r}"
+        )
     run = _absolute(forward)
+
+    def flow(params: Tree, ones: Tensor) -> Tensor:
+        out: object = run(params, ones)
+        if not isinstance(out, Tensor):
+            raise TypeError(f"expected forward to give a tensor, got {type(out).__name__}")
+        return out.sum()
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         absolute = optree.tree_map(lambda w: w.double().abs(), effective(state))
-        weights, whole, scored = sparsified(state, absolute)
-        leaves, rebuild = unpacked(weights)
+        weights, of_weights, scored = derivatives.sparsified(state, flow, absolute)
         device = next((leaf.device for leaf in optree.tree_leaves(absolute)), None)
-        ones = torch.ones((1, *shape), dtype=torch.float64, device=device)
-        flow = gradient_of(lambda xs: _summed(run(whole(rebuild(xs)), ones)))
-        gradient, own = rebuild(flow(leaves)), flatten(state.params)[0]
+        ones = torch.ones((1, *input_shape), dtype=torch.float64, device=device)
+        gradient, own = derivatives.gradient_at(of_weights, weights, (ones,)), flatten(state.params)[0]
         return scored({path: own[path].double().abs() * g for path, g in gradient.items()})
 
     return score
@@ -162,17 +190,3 @@ def _absolute(forward: nn.Module | Callable[[Tree, Tensor], Tensor]) -> Callable
         for name, buffer in buffers_of(module).items()
     }
     return lambda params, x: call(module, params, x, buffers=buffers)
-
-
-def _summed(out: Tensor) -> Tensor:
-    if not isinstance(out, Tensor):
-        raise TypeError(f"expected forward to give a tensor, got {type(out).__name__}")
-    return out.sum()
-
-
-def _input_shape(shape: Sequence[int]) -> tuple[int, ...]:
-    if not isinstance(shape, tuple | list) or not all(is_int(n) and n >= 1 for n in shape):
-        raise TypeError(
-            f"expected input_shape to be positive ints without the batch axis, such as (3, 32, 32), got {shape!r}"
-        )
-    return tuple(shape)

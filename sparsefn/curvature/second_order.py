@@ -9,18 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.curvature.derivatives import (
-    Batch,
-    Loss,
-    arguments_at,
-    batch_size,
-    check_loss,
-    example_gradients,
-    gradient_of,
-    hessian_vector,
-    sparsified,
-    unpacked,
-)
+from sparsefn.curvature import derivatives
+from sparsefn.curvature.derivatives import Batch, Loss
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.described import described
 from sparsefn.engine.older import differentiating
@@ -43,21 +33,21 @@ def fisher(loss: Loss, batch: Batch, chunk_size: int | None = None) -> PlainScor
     or wider. Leaves that are not sparsified score 0. `sf.curvature.obd(fisher(loss, batch))` is the saliency of Theis
     et al. 2018, arXiv 1801.05787.
     """
-    check_loss(loss, batch)
+    derivatives.check_loss(loss, batch)
     if chunk_size is not None:
         check_int("", "chunk_size", chunk_size, 1)
     if not callable(batch):
-        batch_size(batch)
+        derivatives.batch_size(batch)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        now = arguments_at(batch, step)
-        size = batch_size(now)
+        now = derivatives.arguments_at(batch, step)
+        size = derivatives.batch_size(now)
         stride = size if chunk_size is None else chunk_size
-        weights, whole, scored = sparsified(state)
+        weights, of_weights, scored = derivatives.sparsified(state, loss)
         total = {path: torch.zeros_like(wide(w)) for path, w in weights.items()}
         for start in range(0, size, stride):
             piece = [optree.tree_map(lambda x, i=start: x[i : i + stride], tree) for tree in now]
-            gradients = example_gradients(lambda w, *one: loss(whole(w), *one), weights, piece)
+            gradients = derivatives.example_gradients(of_weights, weights, piece)
             total = {path: t + wide(gradients[path]).square().sum(0) for path, t in total.items()}
         return scored({path: t / size for path, t in total.items()})
 
@@ -79,19 +69,14 @@ def hessian_diagonal(loss: Loss, batch: Batch, samples: int | None = None, chunk
     ValueError for a state without a key. Leaves that are not sparsified score 0. Entries may be negative.
     Bekas et al. 2007, doi 10.1016/j.apnum.2007.01.003.
     """
-    check_loss(loss, batch)
-    if samples is not None:
-        check_int("", "samples", samples, 1)
-    if chunk_size is not None:
-        check_int("", "chunk_size", chunk_size, 1)
+    derivatives.check_loss(loss, batch)
+    for name, value in (("samples", samples), ("chunk_size", chunk_size)):
+        if value is not None:
+            check_int("", name, value, 1)
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        now = arguments_at(batch, step)
-        weights, whole, scored = sparsified(state)
-
-        def of_weights(chosen: Tree, *batch: Tree) -> Tensor:
-            return loss(whole(chosen), *batch)
-
+        now = derivatives.arguments_at(batch, step)
+        weights, of_weights, scored = derivatives.sparsified(state, loss)
         if samples is None:
             return scored(_exact_diagonal(of_weights, weights, now, chunk_size))
         return scored(_estimated_diagonal(of_weights, weights, state.key, now, step, samples))
@@ -128,7 +113,7 @@ def obd(diagonal: PlainScore) -> PlainScore:
 
 
 def _exact_diagonal(loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size: int) -> Tree:
-    leaves, rebuild = unpacked(weights)
+    leaves, rebuild = derivatives.unpacked(weights)
 
     def of_leaf(i: int, leaf: Tensor) -> Tensor:
         def moved(one: Sequence[Tensor]) -> Tensor:
@@ -136,7 +121,7 @@ def _exact_diagonal(loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size
 
         @differentiating
         def product(vector: Tensor) -> Tensor:
-            return torch.func.jvp(gradient_of(moved), ((leaf,),), ((vector,),))[1][0]  # type: ignore[no-any-return]
+            return torch.func.jvp(derivatives.gradient_of(moved), ((leaf,),), ((vector,),))[1][0]  # type: ignore[no-any-return]
 
         n, parts = leaf.numel(), [leaf.new_zeros(0)]
         for start in range(0, n, chunk_size):
@@ -163,6 +148,6 @@ def _estimated_diagonal(loss: Loss, weights: Tree, key: Tree, batch: Sequence[Tr
     total = optree.tree_map(lambda p: torch.zeros_like(wide(p)), weights)
     for sample in range(samples):
         vector = map_with_path(lambda path, leaf, i=sample: signs(path, leaf, i), weights)
-        product = hessian_vector(loss, weights, vector, batch)
+        product = derivatives.hessian_vector(loss, weights, vector, batch)
         total = optree.tree_map(lambda t, v, p: t + v * p, total, vector, product)
     return optree.tree_map(lambda t: t / samples, total)

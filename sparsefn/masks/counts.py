@@ -23,9 +23,10 @@ def _sizes(masks: Tree, params: Tree | None) -> list[tuple[Tensor, int]]:
     return [(mask, 1 if mask.ndim else 0 if params is None else leaf.numel()) for mask, leaf in rows]
 
 
-def _known(count: Tensor | int) -> int | Tensor:
-    known = read(count)
-    return count if known is None else int(known)
+def _sum(counts: Sequence[Tensor]) -> int | Tensor:
+    total = sum(counts[1:], counts[0]) if counts else 0
+    known = read(total)
+    return total if known is None else int(known)
 
 
 def n_total(masks: Tree, params: Tree | None = None) -> int:
@@ -56,8 +57,7 @@ def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
     """
     rows = _sizes(masks, params)  # a 0-d mask keeps its leaf whole, as its shape alone says
     counts = kept_in([mask if mask.ndim else torch.ones_like(mask) for mask, _ in rows])
-    counts = [count * size for count, (_, size) in zip(counts, rows, strict=True)]
-    return _known(sum(counts[1:], counts[0])) if counts else 0
+    return _sum([count * size for count, (_, size) in zip(counts, rows, strict=True)])
 
 
 def kept_in(masks: Sequence[Tensor]) -> list[Tensor]:
@@ -174,5 +174,4 @@ def hamming(a: Tree, b: Tree) -> int | Tensor:
 
     An int, or a 0-d int64 tensor where a transform hides values. Raises as `intersect` does.
     """
-    counts = kept_in(list(flatten(_pairwise(lambda path, x, y: x ^ y, a, b))[0].values()))
-    return _known(sum(counts[1:], counts[0])) if counts else 0
+    return _sum(kept_in(list(flatten(_pairwise(lambda path, x, y: x ^ y, a, b))[0].values())))

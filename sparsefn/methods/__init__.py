@@ -1,10 +1,10 @@
 """Published methods by name: short compositions of the library's parts, with the defaults of their papers."""
 
+from sparsefn.algorithms import gmp, rigl, set, snfs
 from sparsefn.methods.at_start import force, grasp, snip, synflow
-from sparsefn.methods.dynamic import granet, mest, rigl, set, snfs, top_kast
+from sparsefn.methods.dynamic import granet, mest, top_kast
 from sparsefn.methods.fan_in import srigl
-from sparsefn.methods.gradual import ac_dc, gmp
-from sparsefn.methods.imp import imp
+from sparsefn.methods.gradual import ac_dc, imp
 from sparsefn.methods.learned import (
     continuous_sparsification,
     edge_popup,
@@ -15,8 +15,7 @@ from sparsefn.methods.learned import (
     str_,
 )
 from sparsefn.methods.rewiring import chts, deep_rewiring, dsr
-from sparsefn.methods.semi_structured import asp, sr_ste
-from sparsefn.methods.structured import fpgm, proximal, slimming, taylor
+from sparsefn.methods.structured import asp, fpgm, proximal, slimming, sr_ste, taylor
 from sparsefn.methods.trained import obd, obs, ria, sparsegpt, wanda, woodfisher
 
 __all__ = [

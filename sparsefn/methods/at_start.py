@@ -6,18 +6,15 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from sparsefn import curvature, scores
 from sparsefn.algorithms import gmp, one_shot
 from sparsefn.budgets import global_
-from sparsefn.curvature import grasp as grasp_score
-from sparsefn.curvature import synflow as synflow_score
 from sparsefn.curvature.derivatives import Batch, Loss
 from sparsefn.engine.checks import check_int, check_sparsity, numbers
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import power
 from sparsefn.engine.numbers import Real, divide
 from sparsefn.engine.numbers import where as either
-from sparsefn.scores import absolute, movement, saliency
-from sparsefn.scores import sum as summed
 from sparsefn.state import Algorithm, Level, Schedule, Step, Where
 from sparsefn.tree import Tree
 from sparsefn.triggers import at, every
@@ -50,7 +47,7 @@ def snip(sparsity: float | Tensor, *, batches: int = 1, where: Where = default_w
     """
     check_int("snip", "batches", batches, 1)
     # The sum has a memory, as large as the params, that one batch does not need.
-    score = saliency if batches == 1 else absolute(summed(movement))
+    score = scores.saliency if batches == 1 else scores.absolute(scores.sum(scores.movement))
     return one_shot(sparsity, score, when=at([batches - 1]), where=where, distribution=global_())
 
 
@@ -85,7 +82,7 @@ def force(
     """
     return gmp(
         _in_rounds("force", sparsity, rounds),
-        score=saliency,
+        score=scores.saliency,
         when=every(1, stop=rounds),
         where=where,
         distribution=global_(),
@@ -131,7 +128,7 @@ def grasp(
 
     Wang, Zhang and Grosse 2020, arXiv 2002.07376.
     """
-    return one_shot(sparsity, grasp_score(loss, batch, temperature), where=where, distribution=global_())
+    return one_shot(sparsity, curvature.grasp(loss, batch, temperature), where=where, distribution=global_())
 
 
 @described
@@ -173,7 +170,7 @@ def synflow(
     """
     return gmp(
         _in_rounds("synflow", sparsity, rounds),
-        score=synflow_score(forward, input_shape),
+        score=curvature.synflow(forward, input_shape),
         when=every(1, stop=rounds),
         where=where,
         distribution=global_(),

@@ -5,10 +5,7 @@ from __future__ import annotations
 import optree
 from torch import Tensor
 
-from sparsefn.algorithms import gmp, static, ste
-from sparsefn.algorithms import rigl as rigl
-from sparsefn.algorithms import set as set
-from sparsefn.algorithms import snfs as snfs
+from sparsefn.algorithms import gmp, rigl, set, static, ste
 from sparsefn.algorithms.start import Init
 from sparsefn.budgets import erk, global_
 from sparsefn.compose import chain, sequence, with_terms

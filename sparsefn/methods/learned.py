@@ -15,10 +15,8 @@ from sparsefn.counts import Counted, Total, in_rows
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.described import described
 from sparsefn.engine.numbers import Real
-from sparsefn.patterns.boxes import spread
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.units import units_of
-from sparsefn.reparam.gates import sigmoid
+from sparsefn.reparam.gates import over_entries, sigmoid
 from sparsefn.state import Algorithm, Level, Schedule, Step, Where
 from sparsefn.tree import Tree, leaves_of, map_with_path
 from sparsefn.triggers import every
@@ -243,8 +241,7 @@ def hard_concrete(
         total = torch.zeros((), device="cpu")
         for path, v in trained["latent"].get("latent", {}).items():
             chance = reparam.chance_kept(trained["latent"]["gate"][path], beta, gamma, zeta)
-            units = units_of(pattern, tuple(v.shape))
-            chance = chance if units.single else spread(chance, units.unit, units.shape)
+            chance = over_entries(pattern, chance, v)
             total = total + (chance * (strength + 0.5 * weight_decay * v.square())).sum()
         return total
 

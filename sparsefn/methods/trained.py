@@ -136,27 +136,27 @@ def sparsegpt(
 
     Frantar and Alistarh 2023, arXiv 2301.00774.
     """
-    keep = _keep(sparsity, pattern)
+    counts = _counts(sparsity, pattern)
 
     def solved(weight: Tensor, gram: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        del mask
-        return solve.obs(weight, gram, keep=keep(weight), pattern=pattern, block=block, damp=damp)
+        return solve.obs(weight, gram, keep=counts(weight)[0], pattern=pattern, block=block, damp=damp)
 
     return rewrite(solve.layerwise(stats, solved), when=when, where=where)
 
 
-def _keep(sparsity: float | None, pattern: Pattern | None) -> Callable[[Tensor], int | None]:
-    # How many of a matrix, or of each group of a pattern, are kept; None where the pattern says it.
+def _counts(sparsity: float | None, pattern: Pattern | None) -> Callable[[Tensor], tuple[int, int] | tuple[None, None]]:
+    # How many of a matrix, or of each group of a pattern, are kept and pruned; None where the pattern says it.
     if sparsity is not None:
         check_sparsity(sparsity)
 
-    def keep(weight: Tensor) -> int | None:
+    def counts(weight: Tensor) -> tuple[int, int] | tuple[None, None]:
         if sparsity is None:
-            return None
-        shape = tuple(weight.shape)
-        return int(n_kept(weight.numel() if pattern is None else units_of(pattern, shape).rows[1], sparsity))
+            return None, None
+        size = weight.numel() if pattern is None else units_of(pattern, tuple(weight.shape)).rows[1]
+        kept = int(n_kept(size, sparsity))
+        return kept, size - kept
 
-    return keep
+    return counts
 
 
 @described
@@ -197,12 +197,10 @@ def obs(
 
     Frantar, Singh and Alistarh 2022, arXiv 2208.11580.
     """
-    keep = _keep(sparsity, pattern)
+    counts = _counts(sparsity, pattern)
 
     def solved(weight: Tensor, gram: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        del mask
-        size, kept = weight.numel() if pattern is None else units_of(pattern, tuple(weight.shape)).rows[1], keep(weight)
-        return solve.obs_exact(weight, gram, None if kept is None else size - kept, pattern, damp=damp)
+        return solve.obs_exact(weight, gram, counts(weight)[1], pattern, damp=damp)
 
     return rewrite(solve.layerwise(stats, solved), when=when, where=where)
 
@@ -246,7 +244,6 @@ def woodfisher(
     found = flatten(gradients)[0]
 
     def pruned(path: str, weight: Tensor, mask: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        del step
         if path not in found:
             raise ValueError(f"woodfisher: no gradients for the leaf {path!r}, but for {len(found)} others")
         kept = int(n_kept(weight.numel(), sparsity))

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import backends, blockwise, leafwise, together
+from sparsefn.engine import blockwise, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
 from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.transforms import computed_once, constants
-from sparsefn.optimizers.base import (
-    Optimizer,
-    check_given,
-    check_rate,
-    check_within,
-    rate_at,
-    rounded,
-    start_count,
-    zeros,
-)
+from sparsefn.optimizers import base
+from sparsefn.optimizers.base import Optimizer, Row
 from sparsefn.state import Level
 from sparsefn.tree import Tree, wide, zipped
 
@@ -87,64 +78,49 @@ def adamw(
 
 
 def _adam(lr: Level, betas: tuple[float, float], eps: float, weight_decay: float, *, decoupled: bool) -> Optimizer:
-    check_rate(lr)
-    check_within("eps", eps)
-    check_within("weight_decay", weight_decay)
+    base.check_rate(lr)
+    base.check_within("eps", eps)
+    base.check_within("weight_decay", weight_decay)
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise ValueError(f"expected two betas, got {betas!r}")
     for i, beta in enumerate(betas):
-        check_within(f"betas[{i}]", beta, below=1.0)
+        base.check_within(f"betas[{i}]", beta, below=1.0)
     beta1, beta2 = betas
 
     def init(params: Tree) -> AdamState:
-        count = start_count(params)
+        count = base.start_count(params)
         one = torch.ones_like(count, dtype=torch.float64)
-        return AdamState(count, optree.tree_map(zeros, params), optree.tree_map(zeros, params), one, one.clone())
+        return AdamState(count, base.zero_moments(params), base.zero_moments(params), one, one.clone())
 
-    def begun(state: AdamState) -> tuple[AdamNumbers, Tensor, Tensor]:
-        # The numbers of the next step, and the powers of the betas after it.
-        rate, decay1, decay2 = rate_at(lr, state.count), state.decay1 * beta1, state.decay2 * beta2
+    def begun(state: AdamState) -> tuple[AdamNumbers, Row]:
+        # The numbers of the next step, and the count and the powers of the betas after it.
+        rate, decay1, decay2 = base.rate_at(lr, state.count), state.decay1 * beta1, state.decay2 * beta2
         scale = sqrt(1 - decay2)
         size, least = computed_once(rate * scale / (1 - decay1)), computed_once(eps * scale)
-        numbers = AdamNumbers(size, least, beta1, beta2)
-        if weight_decay and decoupled:
-            numbers = numbers._replace(shrink=computed_once(rate * weight_decay))
-        elif weight_decay:
-            numbers = numbers._replace(decay=weight_decay)
-        return numbers, decay1, decay2
+        shrink = computed_once(rate * weight_decay) if weight_decay and decoupled else None
+        numbers = AdamNumbers(size, least, beta1, beta2, 0.0 if decoupled else weight_decay, shrink)
+        return numbers, (state.count + 1, decay1, decay2)
 
-    def ended(stepped: list[Moved], rebuild: Rebuild, count: Tensor, *decays: Tensor) -> tuple[Tree, AdamState]:
-        first, mu, nu = (rebuild([row[i] for row in stepped]) for i in range(3))
-        return first, AdamState(count + 1, mu, nu, *decays)
+    def ended(trees: list[Tree], after: Row) -> tuple[Tree, AdamState]:
+        return trees[0], AdamState(after[0], *trees[1:], *after[1:])
 
     def update(grads: Tree, state: AdamState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, AdamState]:
-        check_given(grads, params, state.mu, weight_decay, inplace)
-        numbers, *decays = begun(state)
+        base.check_fitting(grads, params, state.mu, weight_decay, inplace)
+        numbers, after = begun(state)
         rows, rebuild = localized(*zipped(state.mu, state.nu, grads, params if weight_decay else grads))
-        return ended(_step(numbers, rows), rebuild, state.count, *decays)
+        return ended(base.trees_of(_step(numbers, rows), 3, rebuild), after)
 
     def under_masks(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
-        check_given(grads, params, state.mu, weight_decay, False)
+        given = params, masks, grads, (state.mu, state.nu)
         if constants([state.count]) is None:
-            return by_backend(grads, state, params, masks)
-        numbers, *decays = begun(state)
+            old = state.count, state.decay1, state.decay2
+            made = base.by_backend("adam", lr, old, given, betas, eps, weight_decay, decoupled)
+            return None if made is None else ended(*made)
+        numbers, after = begun(state)
         if not _known(numbers):
             return None
-        rows, rebuild = localized(*zipped(params, masks, state.mu, state.nu, grads))
-        return ended(_step_under_masks(numbers, rows), rebuild, state.count, *decays)
-
-    def by_backend(grads: Tree, state: AdamState, params: Tree, masks: Tree) -> tuple[Tree, AdamState] | None:
-        device = state.count.device.type
-        if not backends.serves("adam", device):
-            return None
-        rows, rebuild = localized(*zipped(params, masks, grads, state.mu, state.nu))
-        numbers = state.count, state.decay1, state.decay2, rate_at(lr, state.count)
-        made = backends.asked("adam", device, rows, numbers, betas, eps, weight_decay, decoupled)
-        if made is None:
-            return None
-        moved, new = made
-        first, mu, nu = (rebuild([row[i] for row in moved]) for i in range(3))
-        return first, AdamState(new[0], mu, nu, *new[1:])
+        kernel, step = partial(_in_masked_blocks, numbers), partial(_step, numbers)
+        return ended(base.under_masks_in_blocks(given, kernel, step), after)
 
     return Optimizer(init, update, under_masks)
 
@@ -167,67 +143,35 @@ class AdamNumbers(NamedTuple):
     shrink: Tensor | None = None
 
 
-Rebuild = Callable[[Sequence[Tensor]], Tree]
-Moved = tuple[Tensor, Tensor, Tensor]  # an update or a new param, and the new moments
-
-
-def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[Moved]:
+def _step(numbers: AdamNumbers, rows: Sequence[Row]) -> list[Row]:
     """The update of each leaf: a row is its two moments, its gradient and its param.
 
     Half-precision leaves are computed in float32 and rounded once.
     """
-    blocks: list[blockwise.Row] = []
-    results: dict[int, Moved] = {}
     plain = _known(numbers)
-    for i, row in enumerate(rows):
-        single = plain and all(x.dtype == torch.float32 for x in row)
-        made = blockwise.add_row(blocks, *row, results=3, least=1, over=(0, 1)) if single else None
-        if made is not None:
-            results[i] = made[0], made[1], made[2]
-    blockwise.run(lambda blocks: _in_blocks(numbers, -1, blocks), blocks)
-    if left := [i for i in range(len(rows)) if i not in results]:
-        stepped = together.each(partial(_in_torch, numbers), *zip(*(rows[i] for i in left), strict=True))
-        results |= zip(left, stepped, strict=True)
-    return [results[i] for i in range(len(rows))]
 
+    def add(blocks: list[blockwise.Row], *row: Tensor) -> list[Tensor] | None:
+        return blockwise.add_row(blocks, *row, results=3, least=1, over=(0, 1)) if plain else None
 
-def _step_under_masks(
-    numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
-) -> list[Moved]:
-    """The new params: gradients count as zero off the masks, and params move only on them.
+    def others(left: Sequence[Row]) -> list[Row]:
+        return together.each(partial(_in_torch, numbers), *zip(*left, strict=True))
 
-    A row is a param, its mask, its two moments and its gradient.
-    """
-    blocks: list[blockwise.Row] = []
-    results: dict[int, Moved] = {}
-    for i, (p, mask, m, v, g) in enumerate(rows):
-        single = all(x.dtype == torch.float32 for x in (p, m, v, g))
-        made = blockwise.add_masked_row(blocks, mask, m, v, g, p, results=3, over=(4, 1, 2)) if single else None
-        if made is not None:
-            results[i] = made[0], made[1], made[2]
-    blockwise.run(lambda blocks: _in_masked_blocks(numbers, blocks), blocks)
-    if len(results) < len(rows):
-        rest = [i for i in range(len(rows)) if i not in results]
-        params, masks, mus, nus, grads = zip(*(rows[i] for i in rest), strict=True)
-        stepped = _step(numbers, list(zip(mus, nus, leafwise.zeroed(masks, grads), params, strict=True)))
-        new_params = leafwise.moved(masks, params, [update for update, _, _ in stepped])
-        results |= {i: (new, mu, nu) for i, new, (_, mu, nu) in zip(rest, new_params, stepped, strict=True)}
-    return [results[i] for i in range(len(rows))]
+    return base.in_blocks(rows, add, partial(_in_blocks, numbers, -1), others)
 
 
 def _known(numbers: AdamNumbers) -> bool:
     return constants([x for x in (numbers.size, numbers.least, numbers.shrink) if x is not None]) is not None
 
 
-def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) -> Moved:
+def _in_torch(numbers: AdamNumbers, m: Tensor, v: Tensor, g: Tensor, p: Tensor) -> Row:
     dtype, (m, v, g) = g.dtype, (wide(x) for x in (m, v, g))
     if numbers.decay:
         g = g + numbers.decay * wide(p)
     m = m + (g - m) * (1 - numbers.beta1)
     v = v * numbers.beta2 + g * g * (1 - numbers.beta2)
-    update = -rounded(numbers.size, m) * (m / (sqrt(v) + rounded(numbers.least, v)))
+    update = -base.scalar_like(numbers.size, m) * (m / (sqrt(v) + base.scalar_like(numbers.least, v)))
     if numbers.shrink is not None:
-        update = update - rounded(numbers.shrink, update) * wide(p)
+        update = update - base.scalar_like(numbers.shrink, update) * wide(p)
     return update.to(dtype), m.to(dtype), v.to(dtype)
 
 

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
+import optree
 import torch
 from torch import Tensor
 
+from sparsefn.engine import backends, blockwise, leafwise
 from sparsefn.engine.checks import number
 from sparsefn.engine.described import uncalled
+from sparsefn.engine.local import localized
 from sparsefn.engine.numbers import like
 from sparsefn.engine.promises import forgetting
+from sparsefn.engine.transforms import constants
 from sparsefn.state import Level
-from sparsefn.tree import Tree, check_like, leaves_of
+from sparsefn.tree import Tree, check_like, leaves_of, zipped
+
+Row = tuple[Tensor, ...]  # of one leaf: what goes into its step, or what comes out
+Rebuild = Callable[[Sequence[Tensor]], Tree]
+Kernel = Callable[[Iterable[blockwise.Row]], object]
+Step = Callable[[Sequence[Row]], Sequence[Row]]
+Trees = tuple[Tree, Tree, Tree, Sequence[Tree]]  # params, masks, gradients and any moments
+_IN_BLOCKS = {torch.float32, torch.bool}
 
 
 @forgetting("under_masks", "update")
@@ -54,13 +65,13 @@ def start_count(params: Tree) -> Tensor:
     return torch.zeros((), dtype=torch.int64, device=leaves[0].device if leaves else torch.device("cpu"))
 
 
-def zeros(leaf: Tensor) -> Tensor:
-    """Zeros like a leaf: the initial moments.
+def zero_moments(params: Tree) -> Tree:
+    """Zeros like the params: the moments before any update.
 
-    >>> zeros(torch.ones(2, requires_grad=True))
-    tensor([0., 0.])
+    >>> zero_moments({"w": torch.ones(2, requires_grad=True)})
+    {'w': tensor([0., 0.])}
     """
-    return torch.zeros_like(leaf.detach())
+    return optree.tree_map(lambda leaf: torch.zeros_like(leaf.detach()), params)
 
 
 def rate_at(lr: Level, count: Tensor) -> Tensor:
@@ -72,10 +83,22 @@ def rate_at(lr: Level, count: Tensor) -> Tensor:
     return like(count, lr(count) if callable(lr) else lr).double()
 
 
-def check_given(grads: Tree, params: Tree, moments: Tree, weight_decay: float, inplace: bool) -> None:
+def known_rate(lr: Level, count: Tensor) -> Tensor | None:
+    """The learning rate, if Python may know it and the count: no transform, mode or device hides them.
+
+    >>> known_rate(0.5, torch.tensor(1)), known_rate(torch.tensor(0.5, requires_grad=True), torch.tensor(1))
+    (tensor(0.5000, dtype=torch.float64), None)
+    """
+    if not count.is_cpu:
+        return None
+    rate = rate_at(lr, count)
+    return None if constants([count, rate]) is None else rate
+
+
+def check_fitting(grads: Tree, params: Tree, moments: Tree, weight_decay: float = 0.0, inplace: bool = False) -> None:
     """Raise for grads, params and moments that do not fit each other, and for an update in place.
 
-    >>> check_given({"w": torch.ones(2)}, None, None, weight_decay=0.1, inplace=False)
+    >>> check_fitting({"w": torch.ones(2)}, None, None, weight_decay=0.1)
     Traceback (most recent call last):
         ...
     ValueError: expected params in update for weight_decay=0.1, got None
@@ -116,11 +139,82 @@ def check_within(name: str, value: object, below: float = math.inf) -> None:
         raise ValueError(f"expected {name} in [0, {below}), got {value}")
 
 
-def rounded(scalar: Tensor, leaf: Tensor) -> Tensor:
+def scalar_like(scalar: Tensor, leaf: Tensor) -> Tensor:
     """A 0-d tensor in the dtype of a leaf.
 
-    >>> rounded(torch.tensor(0.1, dtype=torch.float64), torch.ones(1))
+    >>> scalar_like(torch.tensor(0.1, dtype=torch.float64), torch.ones(1))
     tensor(0.1000)
     """
     # Rounded explicitly: type promotion rounds a batched 0-d tensor at another place than a single one.
     return scalar.to(device=leaf.device, dtype=leaf.dtype)
+
+
+def trees_of(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
+    """The trees of the first n results of each leaf.
+
+    >>> trees_of([(torch.tensor(1), torch.tensor(2))], 2, tuple)
+    [(tensor(1),), (tensor(2),)]
+    """
+    return [rebuild([row[i] for row in rows]) for i in range(n)]
+
+
+def in_blocks(
+    rows: Sequence[Row],
+    add: Callable[..., Sequence[Tensor] | None],
+    kernel: Kernel,
+    others: Step,
+) -> list[Row]:
+    """The results of a kernel for each row that `add(blocks, *row)` takes, and of `others` for the rest, in order.
+
+    >>> in_blocks([(torch.ones(2).double(),)], lambda blocks, x: None, list, lambda rows: [(x + 1,) for x, in rows])
+    [(tensor([2., 2.], dtype=torch.float64),)]
+    """
+    blocks: list[blockwise.Row] = []
+    made = [add(blocks, *row) if all(x.dtype in _IN_BLOCKS for x in row) else None for row in rows]
+    blockwise.run(kernel, blocks)
+    left = [row for row, done in zip(rows, made, strict=True) if done is None]
+    rest = iter(others(left) if left else ())
+    return [next(rest) if done is None else tuple(done) for done in made]
+
+
+def under_masks_in_blocks(trees: Trees, kernel: Kernel, step: Step) -> list[Tree]:
+    """New params and moments: by a kernel, or by `step`, which gives updates of rows of (*moments, gradient, param).
+
+    >>> w = torch.ones(2)
+    >>> trees = [w], [torch.tensor([True, False])], [w], []
+    >>> under_masks_in_blocks(trees, list, lambda rows: [(-g,) for g, _ in rows])
+    [[tensor([0., 1.])]]
+
+    Gradients count as zero off the masks, and params move only on them.
+    """
+    params, masks, grads, moments = trees
+    check_fitting(grads, params, moments[0] if moments else None)
+    rows, rebuild = localized(*zipped(params, masks, *moments, grads))
+    n = len(moments)
+    over = (n + 2, *range(1, n + 1))  # of the mask, the moments, the gradient and the param
+
+    def add(blocks: list[blockwise.Row], p: Tensor, mask: Tensor, *given: Tensor) -> Sequence[Tensor] | None:
+        return blockwise.add_masked_row(blocks, mask, *given, p, results=n + 1, over=over)
+
+    def others(left: Sequence[Row]) -> Sequence[Row]:
+        old, covers, *momenta, slopes = zip(*left, strict=True)
+        stepped = step(list(zip(*momenta, leafwise.zeroed(covers, slopes), old, strict=True)))
+        moved = leafwise.moved(covers, old, [row[0] for row in stepped])
+        return [(new, *row[1:]) for new, row in zip(moved, stepped, strict=True)]
+
+    return trees_of(in_blocks(rows, add, kernel, others), n + 1, rebuild)
+
+
+def by_backend(name: str, lr: Level, numbers: Row, trees: Trees, *options: object) -> tuple[list[Tree], Any] | None:
+    """What the backend of a device makes of a step: new params and moments, and new numbers, the count before others.
+
+    >>> by_backend("none", 0.1, (torch.tensor(0),), ({}, {}, {}, []))
+    """
+    device = numbers[0].device.type
+    if not backends.serves(name, device):
+        return None
+    params, masks, grads, moments = trees
+    check_fitting(grads, params, moments[0] if moments else None)
+    rows, rebuild = localized(*zipped(params, masks, grads, *moments))
+    made = backends.asked(name, device, rows, (*numbers, rate_at(lr, numbers[0])), *options)
+    return None if made is None else (trees_of(made[0], len(moments) + 1, rebuild), made[1])

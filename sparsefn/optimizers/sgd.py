@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import backends, blockwise, leafwise, together
+from sparsefn.engine import blockwise, leafwise, together
 from sparsefn.engine.described import described
 from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
-from sparsefn.engine.transforms import constants
-from sparsefn.optimizers.base import (
-    Optimizer,
-    check_given,
-    check_rate,
-    check_within,
-    rate_at,
-    start_count,
-    zeros,
-)
+from sparsefn.optimizers import base
+from sparsefn.optimizers.base import Optimizer, Row
 from sparsefn.state import Level
 from sparsefn.tree import Tree, zipped
 
@@ -60,61 +51,48 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
 
     Sutskever et al., "On the importance of initialization and momentum in deep learning", 2013.
     """
-    check_rate(lr)
-    check_within("momentum", momentum)
-    check_within("weight_decay", weight_decay)
+    base.check_rate(lr)
+    base.check_within("momentum", momentum)
+    base.check_within("weight_decay", weight_decay)
     if nesterov and not momentum:
         raise ValueError("expected a momentum above 0 for nesterov=True, got 0")
 
     def init(params: Tree) -> SgdState:
-        return SgdState(start_count(params), optree.tree_map(zeros, params) if momentum else ())
+        return SgdState(base.start_count(params), base.zero_moments(params) if momentum else ())
 
-    def leaf(rate: Tensor, g: Tensor, b: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(state: SgdState) -> list[Tree]:
+        return [state.momentum] if momentum else []
+
+    def leaf(rate: Tensor, *row: Tensor) -> Row:
+        *buffers, g, p = row
         dtype, kind = g.dtype, torch.promote_types(g.dtype, torch.float32)
         g = g.to(kind)
         if weight_decay:
             g = g + weight_decay * p.to(kind)
         if momentum:
-            b = momentum * b.to(kind) + g
+            b = momentum * buffers[0].to(kind) + g
+            buffers = [b.to(dtype)]
             g = g + momentum * b if nesterov else b
         # Rounded explicitly: type promotion rounds a batched 0-d tensor at another place than a single one.
-        return (-rate.to(g.device, kind) * g).to(dtype), b.to(dtype)
+        return (-rate.to(g.device, kind) * g).to(dtype), *buffers
+
+    def ended(trees: list[Tree], count: Tensor) -> tuple[Tree, SgdState]:
+        return trees[0], SgdState(count, *trees[1:])
 
     def update(grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, SgdState]:
-        check_given(grads, params, state.momentum if momentum else None, weight_decay, inplace)
-        rate = rate_at(lr, state.count)
-        moments = state.momentum if momentum else grads
-        rows, rebuild = localized(*zipped(moments, grads, params if weight_decay else grads))
-        stepped = together.each(lambda b, g, p: leaf(rate, g, b, p), *zip(*rows, strict=True))
-        updates, buffers = (rebuild([pair[i] for pair in stepped]) for i in range(2))
-        return updates, SgdState(state.count + 1, buffers if momentum else ())
+        base.check_fitting(grads, params, state.momentum if momentum else None, weight_decay, inplace)
+        rows, rebuild = localized(*zipped(*moments(state), grads, params if weight_decay else grads))
+        stepped = together.each(partial(leaf, base.rate_at(lr, state.count)), *zip(*rows, strict=True))
+        return ended(base.trees_of(stepped, 2 if momentum else 1, rebuild), state.count + 1)
 
     def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
-        check_given(grads, params, state.momentum if momentum else None, weight_decay, False)
-        if constants([state.count]) is None:
-            return by_backend(grads, state, params, masks)
-        rate = rate_at(lr, state.count)
-        numbers = SgdNumbers(rate, momentum, nesterov, weight_decay)
-        rows, rebuild = localized(*zipped(params, masks, grads, state.momentum if momentum else grads))
-        stepped = _step_under_masks(numbers, functools.partial(leaf, rate), rows)
-        if stepped is None:
-            return None
-        moved, buffers = (rebuild([pair[i] for pair in stepped]) for i in range(2))
-        return moved, SgdState(state.count + 1, buffers if momentum else ())
-
-    def by_backend(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:
-        device = state.count.device.type
-        if not backends.serves("sgd", device):
-            return None
-        moments = (state.momentum,) if momentum else ()
-        rows, rebuild = localized(*zipped(params, masks, grads, *moments))
-        numbers = state.count, rate_at(lr, state.count)
-        made = backends.asked("sgd", device, rows, numbers, momentum, nesterov, weight_decay)
-        if made is None:
-            return None
-        stepped, count = made
-        new, *buffers = (rebuild([row[i] for row in stepped]) for i in range(len(stepped[0])))
-        return new, SgdState(count, *buffers)
+        given, rate = (params, masks, grads, moments(state)), base.known_rate(lr, state.count)
+        if rate is None:
+            made = base.by_backend("sgd", lr, (state.count,), given, momentum, nesterov, weight_decay)
+            return None if made is None else ended(*made)
+        kernel = partial(_in_blocks, rate, momentum, nesterov, weight_decay)
+        trees = base.under_masks_in_blocks(given, kernel, lambda rows: [leaf(rate, *row) for row in rows])
+        return ended(trees, state.count + 1)
 
     return Optimizer(init, update, under_masks)
 
@@ -122,66 +100,28 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
 # ---- one pass over memory ---------------------------------------------------------------------------
 
 
-class SgdNumbers(NamedTuple):
-    """The numbers of one step of SGD; the rate is 0-d float64."""
-
-    rate: Tensor
-    momentum: float = 0.0
-    nesterov: bool = False
-    decay: float = 0.0
-
-
-Leaf = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def _step_under_masks(
-    numbers: SgdNumbers, leaf: Leaf, rows: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]
-) -> list[tuple[Tensor, Tensor]] | None:
-    """New params and momenta: gradients count as zero off the masks, and params move only on them.
-
-    A row is a param, its mask, gradient and momentum. `leaf(grad, momentum, param)` gives the update and the momentum
-    of a leaf in torch, for leaves whose memory is not read. Without momentum the buffers are handed on. Returns None
-    where a transform hides the rate or its gradient is wanted.
-    """
-    if constants([numbers.rate]) is None:
-        return None
-    blocks: list[blockwise.Row] = []
-    results: dict[int, tuple[Tensor, Tensor]] = {}
-    for i, (p, mask, g, b) in enumerate(rows):
-        single = all(x.dtype == torch.float32 for x in (g, b, p))
-        over = (3, 2) if numbers.momentum else (3,)
-        made = blockwise.add_masked_row(blocks, mask, g, b, p, results=len(over), over=over) if single else None
-        if made is not None:
-            results[i] = made[0], made[1] if numbers.momentum else b
-    blockwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
-    if len(results) < len(rows):
-        rest = [i for i in range(len(rows)) if i not in results]
-        params, masks, grads, buffers = zip(*(rows[i] for i in rest), strict=True)
-        stepped = [leaf(*row) for row in zip(leafwise.zeroed(masks, grads), buffers, params, strict=True)]
-        new_params = leafwise.moved(masks, params, [update for update, _ in stepped])
-        results |= {i: (new, b) for i, new, (_, b) in zip(rest, new_params, stepped, strict=True)}
-    return [results[i] for i in range(len(rows))]
-
-
-def _in_blocks(numbers: SgdNumbers, blocks: Iterable[blockwise.Row]) -> None:
+def _in_blocks(
+    rate: Tensor, momentum: float, nesterov: bool, weight_decay: float, blocks: Iterable[blockwise.Row]
+) -> None:
     # The operations of `leaf` one by one: numpy rounds each as torch does. Results may be written over their inputs.
     f = np.float32
-    rate, momentum, decay = f(numbers.rate.item()), f(numbers.momentum), f(numbers.decay)
+    size, keep, decay = f(rate.item()), f(momentum), f(weight_decay)
     buffers = [np.empty(BLOCK, f) for _ in range(3)]
-    for mask, gradient, b, p, new, *moved in blocks:
+    for mask, *row in blocks:
+        gradient, p, new = row[-4:-1] if momentum else row
         g, extra, wide = (x[: p.size] for x in buffers)
-        if not (numbers.momentum or numbers.decay):  # nothing remembers the gradient off the mask
+        if not (momentum or weight_decay):  # nothing remembers the gradient off the mask
             leafwise.widen_block(mask, wide)
-            leafwise.descend_block(wide, p, np.multiply(gradient, rate, out=extra), new)
+            leafwise.descend_block(wide, p, np.multiply(gradient, size, out=extra), new)
             continue
         leafwise.zero_block(mask, gradient, g, wide)
-        if numbers.decay:
+        if weight_decay:
             np.add(g, np.multiply(p, decay, out=extra), out=g)
-        if numbers.momentum:
-            (buffer,) = moved
-            np.add(np.multiply(b, momentum, out=buffer), g, out=buffer)
-            if numbers.nesterov:
-                np.add(g, np.multiply(buffer, momentum, out=extra), out=g)
+        if momentum:
+            old, buffer = row[0], row[-1]
+            np.add(np.multiply(old, keep, out=buffer), g, out=buffer)
+            if nesterov:
+                np.add(g, np.multiply(buffer, keep, out=extra), out=g)
             else:
                 g = buffer
-        leafwise.descend_block(wide, p, np.multiply(g, rate, out=extra), new)
+        leafwise.descend_block(wide, p, np.multiply(g, size, out=extra), new)

@@ -69,7 +69,9 @@ def hard_concrete(
     def start(leaves: Leaves, key: Tensor) -> Tree:
         gates, draws = {}, random.fold_in(key, "init")
         for path, leaf in leaves.items():
-            units, own = _units(pattern, path, leaf), random.leaf_key(draws, path)
+            units, own = units_of_leaf(pattern, path, leaf), random.leaf_key(draws, path)
+            if not units.single:
+                check_plain(f"hard_concrete with {pattern}", path, leaf)
             like = leaf if units.single else leaf.new_empty(units.grid)
             gates[path] = (start_at + 0.01 * random.normal_like(own, like)).to(leaf.dtype)
         return {"latent": dict(leaves), "gate": gates}
@@ -77,8 +79,7 @@ def hard_concrete(
     def gated(latents: Tree, gates: Leaves) -> tuple[Leaves, Leaves]:
         weights, masks = {}, {}
         for path, v in latents["latent"].items():
-            units = units_of(pattern, tuple(v.shape))
-            z = gates[path] if units.single else spread(gates[path], units.unit, units.shape)
+            z = over_entries(pattern, gates[path], v)
             weights[path], masks[path] = (v * z).to(v.dtype), (z > 0).detach()
         return weights, masks
 
@@ -90,12 +91,10 @@ def hard_concrete(
         return gated(latents, gates)
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
-        del step
         gates = {path: _stretched(a.double(), gamma, zeta).to(wide(a).dtype) for path, a in latents["gate"].items()}
         return gated(latents, gates)
 
     def project(latents: Tree, step: Step) -> Tree:
-        del step
         return {**latents, "gate": {path: a.clamp(-_FAR, _FAR) for path, a in latents["gate"].items()}}
 
     return Reparametrisation(start, apply, settled, project)
@@ -152,14 +151,27 @@ def _check_stretch(call: str, beta: float, gamma: float, zeta: float) -> None:
         raise ValueError(f"{call}: expected gamma < 0 and zeta > 1, got {gamma} and {zeta}")
 
 
-def _units(pattern: Pattern, path: str, leaf: Tensor) -> Units:
+def units_of_leaf(pattern: Pattern, path: str, leaf: Tensor) -> Units:
+    """The units of a leaf, with its path in the error of a shape that the pattern does not fit.
+
+    >>> units_of_leaf(sf.patterns.channel(0), "w", torch.ones(2, 3)).grid
+    (2, 1)
+    """
     try:
-        units = units_of(pattern, tuple(leaf.shape))
+        return units_of(pattern, tuple(leaf.shape))
     except ValueError as error:
         raise ValueError(f"{error} at {path!r}") from None
-    if not units.single:
-        check_plain(f"hard_concrete with {pattern}", path, leaf)
-    return units
+
+
+def over_entries(pattern: Pattern, gates: Tensor, leaf: Tensor) -> Tensor:
+    """The gates of the units of a leaf, one for each of its entries.
+
+    >>> over_entries(sf.patterns.channel(0), torch.tensor([[1.0], [0.0]]), torch.ones(2, 3))
+    tensor([[1., 1., 1.],
+            [0., 0., 0.]])
+    """
+    units = units_of(pattern, tuple(leaf.shape))
+    return gates if units.single else spread(gates, units.unit, units.shape)
 
 
 @described
@@ -189,17 +201,14 @@ def sigmoid_gate(temperature: Level, init: float = 0.0, *, round_end: Trigger = 
     first = 1.0 / (1.0 + math.exp(-init))
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
-        del key
         return {"latent": dict(leaves), "gate": {path: torch.full_like(x, init) for path, x in leaves.items()}}
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        del key
         rows = latents["latent"].items()
         gates = {path: sigmoid(beta(step) * s.double()) / first for path, s in latents["gate"].items()}
         return {path: v * gates[path].to(v.dtype) for path, v in rows}, everywhere(latents["latent"])
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
-        del step
         masks = {path: (s > 0).detach() for path, s in latents["gate"].items()}
         return {path: torch.where(masks[path], v / first, 0.0) for path, v in latents["latent"].items()}, masks
 

@@ -8,12 +8,13 @@ from torch import Tensor
 from sparsefn.budgets import spread
 from sparsefn.engine.described import described
 from sparsefn.engine.local import outside
+from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import as_fraction, fraction_at, n_kept
 from sparsefn.engine.shards import check_plain
 from sparsefn.patterns.kinds import Pattern, nm
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.reparam.base import Reparametrisation
-from sparsefn.reparam.gates import sigmoid
+from sparsefn.reparam.gates import sigmoid, units_of_leaf
 from sparsefn.schedules import as_schedule
 from sparsefn.select import straight_through, topk_mask
 from sparsefn.state import Level, Schedule, Step, everywhere
@@ -53,16 +54,16 @@ def faded(
     def mask_of(v: Tensor, step: Step) -> Tensor:
         return outside(lambda x: topk_mask(x.detach().abs(), _count(pattern, x, level, step), pattern=pattern), v)
 
+    def dimmed(v: Tensor, mask: Tensor, part: Real) -> Tensor:
+        return torch.where(mask, v, (part * wide(v)).to(v.dtype))
+
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        del key
         weights, masks, part = {}, {}, rest(step)
         for path, v in latents["latent"].items():
             mask = mask_of(v, step)
-            weights[path] = torch.where(mask, v, (part * wide(v)).to(v.dtype))
+            weights[path] = dimmed(v, mask, part)
             if back is not None:
-                weights[path] = straight_through(
-                    weights[path], torch.where(mask, v, (back(step) * wide(v)).to(v.dtype))
-                )
+                weights[path] = straight_through(weights[path], dimmed(v, mask, back(step)))
             masks[path] = mask | (part != 0)
         return weights, masks
 
@@ -74,7 +75,6 @@ def faded(
 
 
 def _latent(leaves: Leaves, key: Tensor) -> Tree:
-    del key
     return {"latent": dict(leaves)}
 
 
@@ -109,21 +109,18 @@ def soft_topk(sparsity: Level, sharpness: Level) -> Reparametrisation:
             check_plain("soft_topk", path, leaf)
         return _latent(leaves, key)
 
+    def count(v: Tensor, step: Step) -> int | Tensor:
+        return n_kept(v.numel(), fraction_at(level, step))
+
     def weighed(latents: Tree, step: Step) -> Leaves:
-        return {
-            path: (v * soft_mask(v.abs(), n_kept(v.numel(), fraction_at(level, step)), sharp(step))).to(v.dtype)
-            for path, v in latents["latent"].items()
-        }
+        rows = latents["latent"].items()
+        return {path: (v * soft_mask(v.abs(), count(v, step), sharp(step))).to(v.dtype) for path, v in rows}
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        del key
         return weighed(latents, step), everywhere(latents["latent"])
 
     def settled(latents: Tree, step: Step) -> tuple[Leaves, Leaves]:
-        masks = {
-            path: topk_mask(v.detach().abs(), n_kept(v.numel(), fraction_at(level, step)))
-            for path, v in latents["latent"].items()
-        }
+        masks = {path: topk_mask(v.detach().abs(), count(v, step)) for path, v in latents["latent"].items()}
         return {path: torch.where(masks[path], w, 0.0) for path, w in weighed(latents, step).items()}, masks
 
     return Reparametrisation(start, apply, settled)
@@ -199,16 +196,12 @@ def soft_nm(n: int, m: int, axis: int = -1, *, rescale: bool = True) -> Reparame
         latents: Tree = _latent(leaves, key)
         for path, leaf in leaves.items():
             check_plain("soft_nm", path, leaf)
-            try:
-                units_of(pattern, tuple(leaf.shape))
-            except ValueError as error:
-                raise ValueError(f"{error} at {path!r}") from None
-        return (
-            {**latents, "scale": {path: _scale(v, shrunk(v)[0]) for path, v in leaves.items()}} if rescale else latents
-        )
+            units_of_leaf(pattern, path, leaf)
+        if rescale:
+            latents["scale"] = {path: _scale(v, shrunk(v)[0]) for path, v in leaves.items()}
+        return latents
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        del step, key
         weights, masks = {}, {}
         for path, v in latents["latent"].items():
             small, masks[path] = shrunk(v)

@@ -41,16 +41,10 @@ def soft_threshold(
     hard = slope == 0.0 if isinstance(slope, float) else False
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
-        del key
-        return {
-            "latent": dict(leaves),
-            "threshold": {
-                path: torch.full((), init, dtype=leaf.dtype, device=leaf.device) for path, leaf in leaves.items()
-            },
-        }
+        thresholds = {path: torch.full((), init, dtype=x.dtype, device=x.device) for path, x in leaves.items()}
+        return {"latent": dict(leaves), "threshold": thresholds}
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        del key
         weights, masks = {}, {}
         for path, v in latents["latent"].items():
             threshold = f(latents["threshold"][path])
@@ -84,11 +78,9 @@ def power(alpha: float) -> Reparametrisation:
         raise ValueError(f"power: expected alpha >= 1, got {alpha}")
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
-        del key
         return {"latent": {path: torch.sign(u) * u.abs() ** (1 / alpha) for path, u in leaves.items()}}
 
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
-        del step, key
         values = latents["latent"]
         return {path: _signed_power(v, alpha) for path, v in values.items()}, everywhere(values)
 

@@ -2,11 +2,9 @@
 
 from sparsefn.scores.changed import by_unit, ranked, sampled
 from sparsefn.scores.data import ria, wanda
-from sparsefn.scores.distances import distance
-from sparsefn.scores.leaves import lamp, leafwise
+from sparsefn.scores.leaves import distance, lamp, leafwise, topology
 from sparsefn.scores.memory import ema, first_sign, mean, momentum, steered, sum
 from sparsefn.scores.plain import absolute, gradient, magnitude, movement, random, saliency
-from sparsefn.scores.topology import topology
 
 __all__ = [
     "absolute",

@@ -15,7 +15,7 @@ from sparsefn.engine.memory import placed
 from sparsefn.engine.numbers import widened
 from sparsefn.engine.ranks import ranks_within
 from sparsefn.engine.rounding import as_number
-from sparsefn.engine.shards import check_plain, here, like
+from sparsefn.engine.shards import here, like
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.scores.leaves import of_sparsified
@@ -61,7 +61,6 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
         key = _random.fold_in(state.key, "sampled")
 
         def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-            del weight, mask
             drawn = _random.uniform_like(_random.leaf_key(key, path, step), value, torch.float64)
             exponent, x = power_at(step), widened(here(value.detach())).double()
             if isinstance(exponent, Tensor):
@@ -95,20 +94,16 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
     check_call("by", by, "weight")
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-        check_plain("ranked", path, weight)
         kind = by(weight.detach())
         if not isinstance(kind, Tensor) or kind.shape != weight.shape:
             got = f"shape {tuple(kind.shape)}" if isinstance(kind, Tensor) else type(kind).__name__
             raise ValueError(f"ranked: expected by to give shape {tuple(weight.shape)} at {path!r}, got {got}")
+        kind = kind.to(torch.uint8) if kind.dtype == torch.bool else kind  # which can be sorted
         flat = value.detach().reshape(-1)
-        ranks = ranks_within(flat, mask.reshape(-1).to(torch.uint8), _sortable(kind.reshape(-1))).double()
+        ranks = ranks_within(flat, mask.reshape(-1).to(torch.uint8), kind.reshape(-1)).double()
         return torch.where(flat.isnan(), torch.nan, ranks).reshape(weight.shape)
 
-    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values))
-
-
-def _sortable(kind: Tensor) -> Tensor:
-    return kind.to(torch.uint8) if kind.dtype == torch.bool else kind
+    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values, reader="ranked"))
 
 
 @described
@@ -136,9 +131,6 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
     check_call("fn", fn, "scores")
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-        del mask
-        check_plain("by_unit", path, weight)
-
         def checked(rows: Tensor) -> Tensor:
             made: object = fn(rows)
             if not isinstance(made, Tensor) or made.shape != rows.shape[:-1]:
@@ -156,4 +148,4 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
             raise ValueError(f"{error} at {path!r}") from None
         return from_rows(units, to_rows(units, value, checked))
 
-    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values))
+    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values, reader="by_unit"))

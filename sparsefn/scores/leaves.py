@@ -1,22 +1,27 @@
-"""Scores of one leaf at a time: a decorator that makes them, and LAMP."""
+"""Scores of one leaf at a time: a decorator that makes them, LAMP, distances of slices, and missing connections."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_call
-from sparsefn.engine.described import Described, with_call
+from sparsefn.engine.checks import check_call, is_number
+from sparsefn.engine.described import Described, described, with_call
 from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.numbers import widened
+from sparsefn.engine.pooling import Pooling
 from sparsefn.engine.ranks import back, falling, running_sums
 from sparsefn.engine.shards import check_plain
 from sparsefn.state import PlainScore, State, Step
-from sparsefn.tree import Tree, map_with_path
+from sparsefn.tree import Tree, map_with_path, wide
+
+_PIECE = 2**22  # entries of differences at a time
+_SUM = Pooling("sum")
 
 
 def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
@@ -38,8 +43,6 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
 
     @functools.wraps(fn)
     def score(state: State, grads: Tree, step: Step) -> Tree:
-        del step
-
         def of_leaf(path: str, weight: Tensor, mask: Tensor, *grad: Tensor) -> Tensor:
             scored: object = fn(weight, grad[0] if grad else cast(Tensor, None), mask)
             if not isinstance(scored, Tensor):
@@ -53,16 +56,22 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
     return with_call(score, leafwise, fn) if isinstance(fn, Described) else score
 
 
-def of_sparsified(fn: Callable[..., Tensor], state: State, *trees: Tree) -> Tree:
+def of_sparsified(fn: Callable[..., Tensor], state: State, *trees: Tree, reader: str = "", instead: str = "") -> Tree:
     """`fn(path, weight, mask, *leaves)` for each sparsified leaf of a state, and zeros for each other leaf.
 
     >>> state = sf.State({"w": torch.ones(2), "b": torch.ones(1)}, {"w": torch.ones(2) > 0, "b": torch.tensor(True)})
     >>> of_sparsified(lambda path, weight, mask: weight + 1, state)
     {'w': tensor([2., 2.]), 'b': tensor([0.])}
+
+    Where a `reader` is named, who reads leaves as a whole, DTensors are refused; `instead` says what else to do.
     """
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor, *leaves: Tensor) -> Tensor:
-        return fn(path, weight, mask, *leaves) if is_sparse(mask, weight) else torch.zeros_like(weight)
+        if not is_sparse(mask, weight):
+            return torch.zeros_like(weight)
+        if reader:
+            check_plain(reader, path, weight, instead)
+        return fn(path, weight, mask, *leaves)
 
     return map_with_path(of_leaf, state.params, state.masks, *trees)
 
@@ -79,15 +88,98 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
     equal weights the first is the larger one; weights of 0 score 0. In float64, with the same bits on every device.
     ValueError for a DTensor. Lee et al. 2021, arXiv 2010.07611.
     """
-    del grads, step
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
-        del mask
-        check_plain("lamp", path, weight)
         squares = widened(weight.detach()).double().square().flatten()
         order = falling(squares)
         sorted_squares = squares[order]
         ratios = torch.where(sorted_squares == 0, 0.0, sorted_squares / running_sums(sorted_squares))
         return back(ratios, order).reshape(weight.shape)
 
-    return of_sparsified(of_leaf, state)
+    return of_sparsified(of_leaf, state, reader="lamp")
+
+
+@described
+def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> PlainScore:
+    """Sum of the distances of a slice of the weights to the other slices along an axis.
+
+    >>> state = sf.State({"w": torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])}, {"w": torch.ones(3, 2) > 0})
+    >>> sf.scores.distance(norm=1)(state, (), 0)["w"]
+    tensor([[ 8.,  8.],
+            [13., 13.],
+            [ 7.,  7.]])
+
+    Each entry of a slice has its slice's sum, so that `patterns.channel(axis, norm=float("inf"))` prunes the
+    slices nearest to the geometric median: `sf.one_shot(0.5, score=distance(), pattern=channel(0, norm=inf))`.
+    `norm` is the order of the vector norm of the difference, or a function of the slices, (n, elements), that
+    gives their distances, (n, n). Leaves that are not sparsified score 0. float16 and bfloat16 are summed
+    in float32. ValueError for a DTensor. He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
+    """
+    if not callable(norm) and not is_number(norm):
+        raise TypeError(f"expected norm to be a number or a function of the slices, got {norm!r}")
+
+    def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
+        if not -weight.ndim <= axis < weight.ndim:
+            raise ValueError(f"distance: no axis {axis} in shape {tuple(weight.shape)} at {path!r}")
+        slices = wide(weight.detach()).movedim(axis, 0)
+        size, rest = slices.shape[0], slices.shape[1:]
+        flat = slices.reshape(size, math.prod(rest)).contiguous()
+        if callable(norm):
+            apart = norm(flat)
+            if tuple(apart.shape) != (size, size):
+                got = tuple(apart.shape)
+                raise ValueError(f"distance: expected norm to give shape {(size, size)} at {path!r}, got {got}")
+            sums = _SUM(apart.abs())
+        else:
+            sums = _distance_sums(flat, norm)
+        return sums.reshape(size, *(1 for _ in rest)).expand(size, *rest).movedim(0, axis)
+
+    return lambda state, grads, step: of_sparsified(of_leaf, state, reader="distance")
+
+
+def _distance_sums(flat: Tensor, norm: float) -> Tensor:
+    # A few slices at a time against all; a product of matrices would be faster, but sums in another order.
+    size, width = flat.shape
+    step, length = max(1, _PIECE // max(1, size * width)), Pooling("norm", norm)
+    parts = [_SUM(length(flat[start : start + step, None] - flat)) for start in range(0, size, step)]
+    return torch.cat(parts) if parts else _SUM(flat)
+
+
+@described
+def topology(rule: Literal["CH2", "CH3"] = "CH2", least: float = 0.0) -> PlainScore:
+    """How well a missing connection would close short paths: the Cannistraci-Hebb score of a pruned entry.
+
+    >>> mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 1, 1]], dtype=torch.bool)
+    >>> sf.scores.topology("CH3")(sf.State({"w": torch.ones(3, 4)}, {"w": mask}), (), 0)["w"]
+    tensor([[0.0000, 0.0000, 0.0000, 1.5000],
+            [2.5000, 0.0000, 0.0000, 1.5000],
+            [1.0000, 2.5000, 0.0000, 0.0000]], dtype=torch.float64)
+
+    A leaf is the matrix M of its first dimension by all others, 1 where a connection is kept. With C = MM', the common
+    neighbours of two rows i and j, and E = max(degree of j - C, 1), "CH3" gives a = [C > 0] / E and "CH2"
+    a = [C > 0] (1 + C) / E. The score is aM, and the same of the columns added to it: the paths of length three, by
+    their first and by their last unit. Kept entries score 0, others at least `least`. Float64, from terms that are
+    rounded so that no sum rounds: the bits are the same on every device. Leaves that are not sparsified score 0.
+    Raises ValueError for another rule and for a DTensor.
+
+    Zhang et al. 2025, arXiv 2501.19107 (the node-based form, L3n).
+    """
+    if rule not in ("CH2", "CH3"):
+        raise ValueError(f"expected rule to be 'CH2' or 'CH3', got {rule!r}")
+
+    def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
+        m = mask.reshape(mask.shape[0], math.prod(mask.shape[1:])).double()
+        found = _half(m, rule) + _half(m.T, rule).T
+        return torch.where(mask, 0.0, found.reshape(mask.shape).clamp(min=least))
+
+    return lambda state, grads, step: of_sparsified(of_leaf, state, reader="topology")
+
+
+def _half(m: Tensor, rule: str) -> Tensor:
+    # Paths of length three from each row to each column, by how much each row has in common with the row before last.
+    common = m @ m.T
+    others = (m.sum(1) - common).clamp(min=1.0)
+    terms = torch.where(common > 0, (1.0 + common if rule == "CH2" else 1.0) / others, 0.0)
+    most = m.shape[0] * (m.shape[1] + 1 if rule == "CH2" else 1)  # no sum is larger
+    unit = 2.0 ** (most.bit_length() - 51)
+    return ((terms / unit).round() * unit) @ m

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
-def arguments(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def as_call(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call, by position and by name: a tensor is the only argument, a mapping has names.
 
-    >>> arguments((1, 2)), arguments({"x": 1})
+    >>> as_call((1, 2)), as_call({"x": 1})
     (((1, 2), {}), ((), {'x': 1}))
 
     Raises TypeError for anything else.
@@ -95,7 +95,7 @@ def _outputs(module: nn.Module, example: Example) -> dict[str, Tensor]:
     def own(x: Any) -> Any:
         return x.detach().clone() if isinstance(x, Tensor) else copy.deepcopy(x)
 
-    called: Any = arguments(example)
+    called: Any = as_call(example)
     args, kwargs = optree.tree_map(own, called)
     with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
         made = dict(_tensors("", module.eval()(*args, **kwargs)))

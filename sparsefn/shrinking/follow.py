@@ -32,11 +32,11 @@ _POOLS = {f"{kind}_pool{n}d": n for kind in ("max", "avg", "adaptive_max", "adap
 _DROPOUTS = [functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d]
 _RULES: dict[str, Callable[..., Value]] = {
     "cat": operations.cat,
-    "flatten": operations.flatten,
+    "flatten": operations.flattened,
     "view": operations.view,
     "reshape": operations.view,
-    "mean": operations.mean,
-    "size": operations.size,
+    "mean": operations.averaged,
+    "size": operations.size_of,
     "getattr": operations.attribute,
     "getitem": operations.getitem,
 }
@@ -173,7 +173,7 @@ def _of_module(
         return operations.elementwise(plan, layer, args[0])
     if kind in _POOL_MODULES:
         return _pool(plan, _POOL_MODULES[kind], args[0], **{k: v for k, v in vars(layer).items() if k[0] != "_"})
-    return operations.flatten(plan, args[0], layer.start_dim, layer.end_dim) if kind is nn.Flatten else UNKNOWN
+    return operations.flattened(plan, args[0], layer.start_dim, layer.end_dim) if kind is nn.Flatten else UNKNOWN
 
 
 def _of_function(plan: Plan, node: fx.Node, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
@@ -202,7 +202,7 @@ def _pool(plan: Plan, name: str, x: Value, **settings: Value) -> Value:
     padding = settings.get("padding", 0)
     padded = any(padding) if isinstance(padding, tuple | list) else padding != 0
     even = not (padded and settings.get("count_include_pad", True)) and settings.get("divisor_override") is None
-    return operations.pool(plan, x, _POOLS[name], even or not name.startswith("avg"))
+    return operations.pooled(plan, x, _POOLS[name], even or not name.startswith("avg"))
 
 
 def _mode_error(path: str, kind: str) -> ValueError:

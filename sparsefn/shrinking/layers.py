@@ -16,10 +16,10 @@ Conv = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 
 
-class Layer(NamedTuple):
+class Handling(NamedTuple):
     """How to follow and cut a layer: `rule(plan, path, layer, kept, x)` and `cut(layer, inputs, outputs, removed)`.
 
-    >>> LAYERS[torch.nn.Linear] == Layer(linear, cut_affine)
+    >>> LAYERS[torch.nn.Linear] == Handling(of_linear, cut_affine)
     True
     """
 
@@ -55,12 +55,12 @@ def _affine(plan: Plan, weight: Tensor, kept: Tensor, bias: Tensor | None, x: Va
     return torch.where((used & ~fixed).any(1), torch.nan, total)
 
 
-def linear(plan: Plan, path: str, layer: nn.Linear, kept: Kept, x: Value) -> Value:
+def of_linear(plan: Plan, path: str, layer: nn.Linear, kept: Kept, x: Value) -> Value:
     """The value of a linear layer's output.
 
     >>> plan, layer = Plan(), torch.nn.Linear(2, 2)
     >>> rows = lambda name: torch.tensor([[True, True], [False, False]])
-    >>> linear(plan, "", layer, rows, UNKNOWN).const.isnan()
+    >>> of_linear(plan, "", layer, rows, UNKNOWN).const.isnan()
     tensor([ True, False])
     """
     rank, batch = x.rank if isinstance(x, Channels) else 2, batch_of(x)
@@ -159,11 +159,11 @@ def _stays(side: Value, removed: Tensor, width: int) -> Tensor:
     return ~removed[side.ids] if isinstance(side, Channels) else torch.ones(width, dtype=torch.bool, device="cpu")
 
 
-def take(layer: nn.Module, name: str, keep: Tensor, dim: int = 0) -> None:
+def keep_entries(layer: nn.Module, name: str, keep: Tensor, dim: int = 0) -> None:
     """Keep some indices along a dimension of a tensor of a layer, in place; nothing where the layer has none.
 
     >>> layer = torch.nn.Linear(2, 1)
-    >>> take(layer, "weight", torch.tensor([True, False]), 1)
+    >>> keep_entries(layer, "weight", torch.tensor([True, False]), 1)
     >>> layer.weight.shape
     torch.Size([1, 1])
     """
@@ -194,9 +194,9 @@ def cut_affine(layer: nn.Linear | Conv, inputs: Value, outputs: Value, removed: 
     keep = _stays(outputs, removed, len(layer.weight))
     if not depthwise:
         _fold(layer, "weight", "bias", inputs, removed)
-        take(layer, "weight", _stays(inputs, removed, layer.weight.shape[1]), 1)
-    take(layer, "weight", keep)
-    take(layer, "bias", keep)
+        keep_entries(layer, "weight", _stays(inputs, removed, layer.weight.shape[1]), 1)
+    keep_entries(layer, "weight", keep)
+    keep_entries(layer, "bias", keep)
     if isinstance(layer, nn.Linear):
         layer.out_features, layer.in_features = layer.weight.shape
     else:
@@ -215,7 +215,7 @@ def cut_norm(layer: Norm, inputs: Value, outputs: Value, removed: Tensor) -> Non
     """
     keep = _stays(outputs, removed, layer.num_features)
     for name in ("weight", "bias", "running_mean", "running_var"):
-        take(layer, name, keep)
+        keep_entries(layer, name, keep)
     layer.num_features = int(keep.sum())
 
 
@@ -230,17 +230,17 @@ def cut_recurrent(layer: Any, inputs: Value, outputs: Value, removed: Tensor) ->
     keep = _stays(outputs, removed, layer.hidden_size)
     rows = keep.repeat(GATES[type(layer)][0])
     _fold(layer, "weight_ih_l0", "bias_ih_l0", inputs, removed)
-    take(layer, "weight_ih_l0", _stays(inputs, removed, layer.input_size), 1)
-    take(layer, "weight_hh_l0", keep, 1)
+    keep_entries(layer, "weight_ih_l0", _stays(inputs, removed, layer.input_size), 1)
+    keep_entries(layer, "weight_hh_l0", keep, 1)
     for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
-        take(layer, name, rows)
+        keep_entries(layer, name, rows)
     layer.input_size, layer.hidden_size = layer.weight_ih_l0.shape[1], int(keep.sum())
     layer.flatten_parameters()
 
 
-LAYERS: dict[type[nn.Module], Layer] = {
-    nn.Linear: Layer(linear, cut_affine),
-    **{kind: Layer(conv, cut_affine) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
-    **{kind: Layer(norm, cut_norm) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
-    **{kind: Layer(recurrent, cut_recurrent) for kind in GATES},
+LAYERS: dict[type[nn.Module], Handling] = {
+    nn.Linear: Handling(of_linear, cut_affine),
+    **{kind: Handling(conv, cut_affine) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)},
+    **{kind: Handling(norm, cut_norm) for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)},
+    **{kind: Handling(recurrent, cut_recurrent) for kind in GATES},
 }

@@ -70,10 +70,10 @@ def cat(plan: Plan, tensors: Value, dim: int = 0) -> Value:
     return first._replace(ids=torch.cat([x.ids for x in tensors]), const=torch.cat([x.const for x in tensors]))
 
 
-def flatten(plan: Plan, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+def flattened(plan: Plan, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
     """The value of a flattened tensor, if flattening starts at the channels or after them.
 
-    >>> flatten(Plan(), Channels(torch.tensor([0]), torch.zeros(1), axis=-3, rank=4), 1)[2:5]
+    >>> flattened(Plan(), Channels(torch.tensor([0]), torch.zeros(1), axis=-3, rank=4), 1)[2:5]
     (-1, 2, True)
     """
     if not isinstance(x, Channels) or not all(d in range(-x.rank, x.rank) for d in (start_dim, end_dim)):
@@ -95,14 +95,14 @@ def view(plan: Plan, x: Value, *sizes: Value) -> Value:
     if len(sizes) == 1 and type(sizes[0]) is not Batch and isinstance(sizes[0], tuple | list):
         sizes = tuple(sizes[0])
     if isinstance(x, Channels) and len(sizes) == 2 and sizes[0] == Batch(x.batch) and sizes[1] == -1:
-        return flatten(plan, x, 1)
+        return flattened(plan, x, 1)
     return UNKNOWN
 
 
-def mean(plan: Plan, x: Value, dim: Value = None, keepdim: bool = False) -> Value:
+def averaged(plan: Plan, x: Value, dim: Value = None, keepdim: bool = False) -> Value:
     """The value of a mean over dimensions that are not the channels.
 
-    >>> mean(Plan(), Channels(torch.tensor([0]), torch.ones(1), axis=-3, rank=4), (2, 3))[2:4]
+    >>> averaged(Plan(), Channels(torch.tensor([0]), torch.ones(1), axis=-3, rank=4), (2, 3))[2:4]
     (-1, 2)
     """
     dims = list(dim) if isinstance(dim, tuple | list) else [dim]
@@ -117,11 +117,11 @@ def _without(x: Channels, gone: set[int]) -> Channels:
     return x._replace(axis=axis, rank=x.rank - len(gone), batch=object() if 0 in gone else x.batch)
 
 
-def pool(plan: Plan, x: Value, dims: int, even: bool = True) -> Value:
+def pooled(plan: Plan, x: Value, dims: int, even: bool = True) -> Value:
     """The value of a pooled image; a constant stays what it is, unless borders count (`even=False`) and it is not 0.
 
     >>> x = Channels(torch.tensor([0, 1]), torch.tensor([0.0, 2.0]), axis=-3, rank=4)
-    >>> pool(Plan(), x, 2).const, pool(Plan(), x, 2, even=False).const
+    >>> pooled(Plan(), x, 2).const, pooled(Plan(), x, 2, even=False).const
     (tensor([0., 2.]), tensor([0., nan]))
     """
     if not isinstance(x, Channels) or x.axis != -dims - 1:
@@ -133,10 +133,10 @@ def pool(plan: Plan, x: Value, dims: int, even: bool = True) -> Value:
     return x._replace(const=const)
 
 
-def size(plan: Plan, x: Value, dim: Value = None) -> Value:
+def size_of(plan: Plan, x: Value, dim: Value = None) -> Value:
     """The value of a tensor's shape, or of one entry of it.
 
-    >>> size(Plan(), Input("x"))
+    >>> size_of(Plan(), Input("x"))
     Shape(of=Input(batch='x'))
     """
     return Shape(x) if dim is None else getitem(plan, Shape(x), dim)

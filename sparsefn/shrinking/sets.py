@@ -12,7 +12,7 @@ from sparsefn.modules.wrappers import own_tensors
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.tied import checked_sets, joined, tied_sets
 from sparsefn.patterns.units import Place, Units
-from sparsefn.shrinking.layers import take
+from sparsefn.shrinking.layers import keep_entries
 
 
 def cut_sets(module: nn.Module, masks: dict[str, Tensor], patterns: Sequence[Pattern]) -> list[str]:
@@ -110,7 +110,7 @@ def _cut(
     for place, keep in cuts:
         path = named[place.path][0]
         layer, name = _layer(module, path)
-        take(layer, name, keep, place.dim)
+        keep_entries(layer, name, keep, place.dim)
         _take_mask(masks, place.path, keep, place.dim)
         if name != "weight":
             continue
@@ -121,7 +121,7 @@ def _cut(
         setattr(layer, outputs, int(keep.sum()))
         bias = place.path[: -len("weight")] + "bias"
         if bias not in members:
-            take(layer, "bias", keep)
+            keep_entries(layer, "bias", keep)
             _take_mask(masks, bias, keep, 0)
         # GPT-2 splits the fused outputs into equal parts of a size that the attention holds.
         around = module.get_submodule(path.rpartition(".")[0].rpartition(".")[0])

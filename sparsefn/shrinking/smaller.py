@@ -15,7 +15,7 @@ from sparsefn.modules.params import bake
 from sparsefn.modules.weights import CONVOLUTIONS, TRANSPOSED, is_conv1d
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.shrinking.channels import Channels, Plan
-from sparsefn.shrinking.example import Example, arguments, check_example
+from sparsefn.shrinking.example import Example, as_call, check_example
 from sparsefn.shrinking.follow import follow, trace
 from sparsefn.shrinking.layers import GATES, LAYERS
 from sparsefn.shrinking.sets import cut_sets
@@ -121,7 +121,7 @@ def shrink(
 def _parts(only: str | Pattern | Sequence[str | Pattern] | None, example: Example | None) -> list[str | Pattern]:
     # The parts in only=, checked.
     if example is not None:
-        arguments(example)
+        as_call(example)
     given = [only] if isinstance(only, str | Pattern) else () if only is None else only
     chosen = list(given) if isinstance(given, Sequence) else [given]
     for one in chosen:

@@ -16,7 +16,7 @@ from sparsefn.engine.transforms import concrete
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import units_of
 from sparsefn.select import topk_mask
-from sparsefn.solve.inputs import USUAL, check_damp, check_mask, checked, damp_in_place, factor_in_place
+from sparsefn.solve.inputs import USUAL, check_damp, check_kept, damp_in_place, factor_in_place, in_one_dtype
 
 # How many columns are swept together: changes of others reach them by products of matrices.
 WIDTHS = (256, 64, 16)
@@ -64,7 +64,7 @@ def obs(
     """
     check_int("obs", "block", block, 1)
     share = check_damp("obs", damp)
-    w, h = checked("obs", weight, hessian)
+    w, h = in_one_dtype("obs", weight, hessian)
     span, choose = _choice(w, mask, keep, pattern, block)
     if not w.numel():
         return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(w, dtype=torch.bool)
@@ -134,9 +134,7 @@ def _sweep(at: _Columns, widths: Sequence[int], span: int, first: int, choose: C
     # The factor is 0 for the column itself and for those after it, whose changes are not known yet. Fused operations
     # would be a little faster, but vmap has none of them.
     before = at.changes.T
-    for due, factors, change, keeps in zip(
-        at.due.unbind(), at.factor.unbind(), at.changes.unbind(), at.keeps.unbind(), strict=True
-    ):
+    for due, factors, change, keeps in zip(at.due, at.factor, at.changes, at.keeps, strict=True):
         due.add_(before @ factors)
         change.add_(keeps * due)
 
@@ -158,8 +156,7 @@ def _choice(
     if mask is not None:
         if keep is not None or pattern is not None:
             raise TypeError("obs: expected a mask, or keep or a pattern that make one, got both")
-        given = check_mask("obs", mask, w)
-        wide = WIDTHS[0]
+        given, wide = check_kept("obs", mask, w), WIDTHS[0]
         return wide, lambda scores, i: given[:, i * wide : (i + 1) * wide]
     if pattern is None:
         if keep is None:

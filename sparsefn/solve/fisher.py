@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_int, number
 from sparsefn.select import topk_mask
-from sparsefn.solve.inputs import check_finite, check_mask
+from sparsefn.solve.inputs import check_finite, check_floating, check_kept
 
 
 def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tensor:
@@ -29,9 +29,7 @@ def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tens
     Raises TypeError for gradients that are not floats, ValueError for values that are not finite, and unless damp > 0.
     Singh & Alistarh 2020, arXiv 2004.14340, section 3.
     """
-    if not isinstance(grads, Tensor) or not grads.is_floating_point():
-        got = grads.dtype if isinstance(grads, Tensor) else type(grads).__name__
-        raise TypeError(f"fisher_inverse: expected grads to be a floating-point tensor, got {got}")
+    check_floating("fisher_inverse", "grads", grads)
     if not grads.ndim or not len(grads):
         raise ValueError(f"fisher_inverse: expected grads of at least one example, got shape {tuple(grads.shape)}")
     value = number("damp", damp)
@@ -39,7 +37,7 @@ def fisher_inverse(grads: Tensor, damp: float, block: int | None = None) -> Tens
         raise ValueError(f"fisher_inverse: expected damp to be a number > 0, got {damp}")
     if block is not None:
         check_int("fisher_inverse", "block", block, 1)
-    check_finite("fisher_inverse", "grads", grads)
+    check_finite("fisher_inverse", grads=grads)
     g = grads.detach().flatten(1) if grads.ndim > 1 else grads.detach()[:, None]
     g = g.to(torch.promote_types(g.dtype, torch.float32)) / len(g) ** 0.5
     if block is None:
@@ -87,17 +85,13 @@ def obs_fisher(
     the weight. Memory is block * size. Raises TypeError and ValueError as `fisher_inverse`, ValueError for gradients
     of another shape and for counts that cannot be met. Singh & Alistarh 2020, arXiv 2004.14340, sections 3 and 4.
     """
-    if not isinstance(weight, Tensor) or not weight.is_floating_point():
-        got = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
-        raise TypeError(f"obs_fisher: expected weight to be a floating-point tensor, got {got}")
+    check_floating("obs_fisher", "weight", weight)
     if isinstance(grads, Tensor) and grads.shape[1:] != weight.shape:
-        shape = ("examples", *weight.shape)
-        raise ValueError(
-            f"obs_fisher: expected grads of shape ({', '.join(map(str, shape))}), got {tuple(grads.shape)}"
-        )
+        shape = ", ".join(map(str, ("examples", *weight.shape)))
+        raise ValueError(f"obs_fisher: expected grads of shape ({shape}), got {tuple(grads.shape)}")
     check_int("obs_fisher", "block", block, 1)
     if mask is not None:
-        grads = torch.where(check_mask("obs_fisher", mask, weight), grads, 0.0)
+        grads = torch.where(check_kept("obs_fisher", mask, weight), grads, 0.0)
     size = weight.numel()
     inverse = fisher_inverse(grads, damp, min(block, max(size, 1)))
     diagonal = inverse.diagonal(dim1=1, dim2=2)

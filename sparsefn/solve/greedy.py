@@ -13,7 +13,7 @@ from sparsefn.engine.selection.winners import Entry, winners
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import units_of
 from sparsefn.select import topk_mask
-from sparsefn.solve.inputs import check_damp, check_finite, checked, damp_in_place, factor_in_place
+from sparsefn.solve.inputs import check_damp, check_finite, damp_in_place, factor_in_place, in_one_dtype
 from sparsefn.solve.least_squares import solved
 
 AT_ONCE = 2**25  # entries of the inverses that are held at one time
@@ -53,18 +53,17 @@ def obs_exact(
     that are not finite, a hessian that is singular at this `damp`, counts that cannot be met and other patterns;
     TypeError for other dtypes. Frantar, Singh & Alistarh 2022, arXiv 2208.11580, algorithm 1.
     """
-    w, h = checked("obs_exact", weight, hessian)
+    w, h = in_one_dtype("obs_exact", weight, hessian)
     rows, columns = w.shape
     counts: list[int] = []
-    width: int | None
     if isinstance(n_prune, Sequence):
         counts = _of_rows(list(n_prune), pattern, rows, columns)
-        width, count = None, max(counts, default=0)
+        width, count = 0, max(counts, default=0)
     else:
         width, count = _groups(w, n_prune, pattern)
     share = check_damp("obs_exact", damp)
-    trace = _traced if hidden(w, h) else pruned
-    new, kept = trace(w, h, counts, width or 0, count, share)
+    prune = _pruned if hidden(w, h) else pruned
+    new, kept = prune(w, h, counts, width, count, share)
     return new.to(weight.dtype), kept
 
 
@@ -74,8 +73,7 @@ def pruned(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, 
     >>> pruned(torch.tensor([[1.0, 2.0]]), torch.eye(2), [], 0, 1, 0.0)
     (tensor([[0., 2.]]), tensor([[False,  True]]))
     """
-    for name, x in (("weight", w), ("hessian", h)):
-        check_finite("obs_exact", name, x)  # hidden until now by a transform
+    check_finite("obs_exact", weight=w, hessian=h)  # hidden until now by a transform
     rows, columns = w.shape
     hessian, h = h, h.clone()
     dead = damp_in_place(h, damp)
@@ -95,18 +93,14 @@ def pruned(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, 
     return solved(w, hessian, kept, damp), kept
 
 
-@torch.library.custom_op("sparsefn::obs_exact", mutates_args=())
-def _traced(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, damp: float) -> tuple[Tensor, Tensor]:
-    return pruned(w, h, counts, width, count, damp)
-
-
-@_traced.register_fake
-def _(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, damp: float) -> tuple[Tensor, Tensor]:
+def _like_pruned(w: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     new = torch.empty_like(w, memory_format=torch.contiguous_format)
     return new, torch.empty_like(new, dtype=torch.bool)
 
 
-one_by_one(_traced)
+_pruned = torch.library.custom_op("sparsefn::obs_exact", pruned, mutates_args=())
+_pruned.register_fake(_like_pruned)
+one_by_one(_pruned)
 
 
 def _of_rows(counts: list[int], pattern: Pattern | None, rows: int, columns: int) -> list[int]:
@@ -122,8 +116,8 @@ def _of_rows(counts: list[int], pattern: Pattern | None, rows: int, columns: int
     return counts
 
 
-def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[int | None, int]:
-    # The width of a group, None for all of the weight, and how many weights each group loses.
+def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[int, int]:
+    # The width of a group, 0 for all of the weight, and how many weights each group loses.
     whole = pattern is None or pattern == unstructured()
     units = units_of(unstructured() if pattern is None else pattern, tuple(w.shape))
     size, fixed = units.rows[1], units.fixed
@@ -142,7 +136,7 @@ def _groups(w: Tensor, n_prune: int | None, pattern: Pattern | None) -> tuple[in
     if n_prune > size:
         what = "the weight" if whole else "a group"
         raise ValueError(f"obs_exact: expected n_prune <= {size}, the size of {what}, got {n_prune}")
-    return None if whole else max(units.group[1], 1), n_prune
+    return 0 if whole else max(units.group[1], 1), n_prune
 
 
 def _trace(w: Tensor, inverse: Tensor, steps: int, width: int, count: int) -> tuple[Tensor, Tensor]:

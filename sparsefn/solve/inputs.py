@@ -17,10 +17,10 @@ BLOCK = 256  # columns of a Cholesky factor that are made together
 USUAL = 0.01  # the damping of SparseGPT's authors, a share of the mean of the diagonal
 
 
-def checked(call: str, weight: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
+def in_one_dtype(call: str, weight: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
     """Both tensors in the dtype to compute in: the wider of the two, float32 at least.
 
-    >>> weight, hessian = checked("obs", torch.ones(2, 3, dtype=torch.bfloat16), torch.eye(3))
+    >>> weight, hessian = in_one_dtype("obs", torch.ones(2, 3, dtype=torch.bfloat16), torch.eye(3))
     >>> weight.dtype
     torch.float32
 
@@ -28,9 +28,7 @@ def checked(call: str, weight: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]
     values that are not finite, where they are known.
     """
     for name, x in (("weight", weight), ("hessian", hessian)):
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"{call}: expected {name} to be a floating-point tensor, got {got}")
+        check_floating(call, name, x)
         check_plain(call, name, x)
     if weight.ndim != 2:
         raise ValueError(
@@ -44,34 +42,45 @@ def checked(call: str, weight: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]
             f"got {tuple(hessian.shape)}"
         )
     check_device("weight and hessian", weight.device, hessian)
-    for name, x in (("weight", weight), ("hessian", hessian)):
-        check_finite(call, name, x)
+    check_finite(call, weight=weight, hessian=hessian)
     dtype = torch.promote_types(torch.promote_types(weight.dtype, hessian.dtype), torch.float32)
     return weight.detach().to(dtype), hessian.detach().to(dtype)
 
 
-def check_finite(call: str, name: str, x: Tensor) -> None:
+def check_floating(call: str, name: str, x: object) -> None:
+    """Raise TypeError for what is not a floating-point tensor.
+
+    >>> check_floating("obs", "weight", torch.tensor(1))
+    Traceback (most recent call last):
+        ...
+    TypeError: obs: expected weight to be a floating-point tensor, got torch.int64
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{call}: expected {name} to be a floating-point tensor, got {got}")
+
+
+def check_finite(call: str, **tensors: Tensor) -> None:
     """Raise ValueError for a tensor with NaN or an infinity, where its values are known.
 
-    >>> check_finite("obs", "hessian", torch.tensor([1.0, float("nan")]))
+    >>> check_finite("obs", hessian=torch.tensor([1.0, float("nan")]))
     Traceback (most recent call last):
         ...
     ValueError: obs: expected a finite hessian, got 1 of 2 entries that are NaN or infinite
     """
-    total = read(x.detach().sum())  # one pass; a sum of finite numbers may be infinite, too
-    if total is None or math.isfinite(total):
-        return
-    broken = int((~x.detach().isfinite()).sum())
-    if broken:
-        raise ValueError(
-            f"{call}: expected a finite {name}, got {broken} of {x.numel()} entries that are NaN or infinite"
-        )
+    for name, x in tensors.items():
+        total = read(x.detach().sum())  # one pass; a sum of finite numbers may be infinite, too
+        broken = 0 if total is None or math.isfinite(total) else int((~x.detach().isfinite()).sum())
+        if broken:
+            raise ValueError(
+                f"{call}: expected a finite {name}, got {broken} of {x.numel()} entries that are NaN or infinite"
+            )
 
 
-def check_mask(call: str, mask: Tensor, weight: Tensor) -> Tensor:
+def check_kept(call: str, mask: Tensor, weight: Tensor) -> Tensor:
     """The mask itself, if it is a bool tensor of the weight's shape.
 
-    >>> check_mask("refit", torch.ones(2), torch.ones(2, 3))
+    >>> check_kept("refit", torch.ones(2), torch.ones(2, 3))
     Traceback (most recent call last):
         ...
     ValueError: refit: expected a bool mask of shape (2, 3), got torch.float32 of shape (2,)

@@ -42,7 +42,6 @@ def layerwise(
     unreached = {path for path, of in stats.items() if "count" in of and not bool((of["count"] > 0).all())}
 
     def rewritten(path: str, weight: Tensor, mask: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        del step
         if path not in stats:
             raise ValueError(f"layerwise: no data for the leaf {path!r}, but for {len(stats)} others")
         if "gram" not in stats[path]:

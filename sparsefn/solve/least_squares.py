@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.members import hidden, one_by_one
-from sparsefn.solve.inputs import check_damp, check_finite, check_mask, checked, damp_in_place, factor_in_place
+from sparsefn.solve.inputs import check_damp, check_finite, check_kept, damp_in_place, factor_in_place, in_one_dtype
 
 
 def refit(weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0) -> Tensor:
@@ -28,8 +28,8 @@ def refit(weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0) -
     a hessian that is singular on the kept columns of a row; TypeError for other dtypes. Under `vmap` the members are
     solved one after another; compiled code calls it. Both give the same bits.
     """
-    w, h = checked("refit", weight, hessian)
-    kept = check_mask("refit", mask, weight)
+    w, h = in_one_dtype("refit", weight, hessian)
+    kept = check_kept("refit", mask, weight)
     share = check_damp("refit", damp)
     solve = _refitted if hidden(w, h, kept) else solved
     return solve(w, h, kept, share).to(weight.dtype)
@@ -41,8 +41,7 @@ def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
     >>> solved(torch.tensor([[1.0, 2.0]]), torch.eye(2), torch.tensor([[False, True]]), 0.0)
     tensor([[0., 2.]])
     """
-    for name, x in (("weight", w), ("hessian", h)):
-        check_finite("refit", name, x)  # hidden until now by a transform
+    check_finite("refit", weight=w, hessian=h)  # hidden until now by a transform
     h = h.clone()
     dead = damp_in_place(h, share)
     old = w.masked_fill(dead, 0.0)
@@ -57,14 +56,6 @@ def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
     return new
 
 
-@torch.library.custom_op("sparsefn::refit", mutates_args=())
-def _refitted(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
-    return solved(w, h, kept, share)
-
-
-@_refitted.register_fake
-def _(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
-    return torch.empty_like(w, memory_format=torch.contiguous_format)
-
-
+_refitted = torch.library.custom_op("sparsefn::refit", solved, mutates_args=())
+_refitted.register_fake(lambda w, *_: torch.empty_like(w, memory_format=torch.contiguous_format))
 one_by_one(_refitted)

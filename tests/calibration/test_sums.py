@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from sparsefn.calibration.sums import Sums, as_stats, of_patches, of_rows
+from sparsefn.calibration.sums import Sums, as_stats, patch_sums, row_sums
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_squares_are_float64_and_products_float32_at_least(dtype):
     x = torch.randn(50, 3).to(dtype)
-    sums = of_rows(x, gram=True)
+    sums = row_sums(x, gram=True)
     assert sums.number == 50 and sums.square.dtype == torch.float64
     assert sums.gram.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert torch.allclose(sums.square, x.double().square().sum(0), rtol=1e-6)
@@ -18,26 +18,26 @@ def test_squares_are_float64_and_products_float32_at_least(dtype):
 
 
 def test_half_precision_does_not_overflow():
-    sums = of_rows(torch.full((4, 1), 60000.0, dtype=torch.float16), gram=True)
+    sums = row_sums(torch.full((4, 1), 60000.0, dtype=torch.float16), gram=True)
     expected = 4 * float(torch.tensor(60000.0, dtype=torch.float16)) ** 2
     assert sums.square.item() == sums.gram.item() == expected
 
 
 def test_another_split_changes_squares_by_float64_rounding_alone():
     x = torch.randn(3000, 5) * torch.logspace(-3, 3, 5)
-    whole = of_rows(x, gram=False).square
+    whole = row_sums(x, gram=False).square
     for size in (1, 7, 1000):
         parts = torch.zeros(5, dtype=torch.float64)
         for part in x.split(size):
-            parts += of_rows(part, gram=False).square
+            parts += row_sums(part, gram=False).square
         assert ((parts - whole).abs() <= 3000 * torch.finfo(torch.float64).eps * whole).all()
     powers = torch.tensor([[2.0**k] for k in range(-10, 11)])  # sums that need no rounding are equal
-    assert torch.equal(sum(of_rows(row[None], False).square for row in powers), of_rows(powers, False).square)
+    assert torch.equal(sum(row_sums(row[None], False).square for row in powers), row_sums(powers, False).square)
 
 
 def test_few_inputs_are_in_memory_as_wide_copies():
     x = torch.ones(2**12, 2**8, dtype=torch.bfloat16)  # four pieces
-    sums = of_rows(x, gram=True)
+    sums = row_sums(x, gram=True)
     assert (sums.square == 2**12).all() and (sums.gram == 2**12).all()
 
 
@@ -51,7 +51,7 @@ def test_patches_are_what_a_convolution_multiplies(ndim, sizes, groups):
     width = channels * torch.Size(kernel).numel()
     unit = torch.eye(width).reshape(width, channels, *kernel)  # each output is one entry of the patch
     convolution = (functional.conv1d, functional.conv2d, functional.conv3d)[ndim - 1]
-    found = of_patches(x, kernel, [(size,) * ndim for size in sizes], groups, gram=True)
+    found = patch_sums(x, kernel, [(size,) * ndim for size in sizes], groups, gram=True)
     for part, sums in zip(x.split(channels, 1), found, strict=True):
         patches = convolution(part, unit, None, *sizes).movedim(1, -1).reshape(-1, width).double()
         assert sums.number == len(patches)
@@ -60,7 +60,7 @@ def test_patches_are_what_a_convolution_multiplies(ndim, sizes, groups):
 
 
 def test_parts_of_outputs_become_equal_groups():
-    one, two = of_rows(torch.ones(5, 3), True), of_rows(2 * torch.ones(6, 3), True)
+    one, two = row_sums(torch.ones(5, 3), True), row_sums(2 * torch.ones(6, 3), True)
     stats = as_stats({(0, 2): one, (2, 6): two}, 6, transposed=False)
     assert stats["count"].tolist() == [5, 6, 6] and stats["square"].shape == (3, 3) and stats["gram"].shape == (3, 3, 3)
     assert stats["square"][:, 0].tolist() == [5, 24, 24]

@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from sparsefn.shrinking.channels import LENGTH, UNKNOWN, Batch, Channels, Input, Plan, Shape
-from sparsefn.shrinking.operations import attribute, binary, cat, elementwise, flatten, getitem, mean, pool, size, view
+from sparsefn.shrinking.operations import (
+    attribute,
+    averaged,
+    binary,
+    cat,
+    elementwise,
+    flattened,
+    getitem,
+    pooled,
+    size_of,
+    view,
+)
 
 NAN = torch.nan
 
@@ -70,19 +81,19 @@ def test_cat():
     [(1, -1, -1, 2, True), (1, 2, -2, 3, True), (2, 3, -2, 3, False), (-1, -1, -3, 4, False), (1, 1, -3, 4, False)],
 )
 def test_flatten(start, end, axis, rank, spread):
-    flat = flatten(Plan(), image(1.0, 2.0), start, end)
+    flat = flattened(Plan(), image(1.0, 2.0), start, end)
     assert flat[2:] == (axis, rank, spread, "x")
 
 
 def test_flatten_in_front_of_the_channels():
-    flat = flatten(Plan(), features(1.0, rank=4), 0, 2)
+    flat = flattened(Plan(), features(1.0, rank=4), 0, 2)
     assert flat[2:5] == (-1, 2, False) and flat.batch != "x"
-    assert flatten(Plan(), image(1.0)) is UNKNOWN
-    assert flatten(Plan(), features(1.0, rank=3), 1) is UNKNOWN
-    assert flatten(Plan(), features(1.0), 2) is UNKNOWN
-    assert flatten(Plan(), image(1.0), Batch("x")) is UNKNOWN
-    assert flatten(Plan(), UNKNOWN, 1) is UNKNOWN
-    twice = flatten(Plan(), flatten(Plan(), image(1.0), 1, 2), 1)
+    assert flattened(Plan(), image(1.0)) is UNKNOWN
+    assert flattened(Plan(), features(1.0, rank=3), 1) is UNKNOWN
+    assert flattened(Plan(), features(1.0), 2) is UNKNOWN
+    assert flattened(Plan(), image(1.0), Batch("x")) is UNKNOWN
+    assert flattened(Plan(), UNKNOWN, 1) is UNKNOWN
+    twice = flattened(Plan(), flattened(Plan(), image(1.0), 1, 2), 1)
     assert twice is UNKNOWN  # runs in runs: right, but not followed
 
 
@@ -95,28 +106,28 @@ def test_view():
 
 def test_mean():
     for dim in ((2, 3), [-1, -2]):
-        assert mean(Plan(), image(1.0), dim)[2:4] == (-1, 2)
-        assert mean(Plan(), image(1.0), dim, keepdim=True)[2:4] == (-3, 4)
-    assert mean(Plan(), image(1.0), 3)[2:4] == (-2, 3)
-    assert mean(Plan(), features(1.0, rank=3), 1)[2:4] == (-1, 2)
+        assert averaged(Plan(), image(1.0), dim)[2:4] == (-1, 2)
+        assert averaged(Plan(), image(1.0), dim, keepdim=True)[2:4] == (-3, 4)
+    assert averaged(Plan(), image(1.0), 3)[2:4] == (-2, 3)
+    assert averaged(Plan(), features(1.0, rank=3), 1)[2:4] == (-1, 2)
     for dim in (1, -3, (1, 2), None, (), 4, Batch("x")):
-        assert mean(Plan(), image(1.0), dim) is UNKNOWN
-    assert mean(Plan(), features(1.0, spread=True), 0) is UNKNOWN
+        assert averaged(Plan(), image(1.0), dim) is UNKNOWN
+    assert averaged(Plan(), features(1.0, spread=True), 0) is UNKNOWN
 
 
 def test_pool():
-    same(pool(Plan(), image(0.0, 1.0, NAN), 2), [0.0, 1.0, NAN])
-    same(pool(Plan(), image(0.0, 1.0, NAN), 2, even=False), [0.0, NAN, NAN])
+    same(pooled(Plan(), image(0.0, 1.0, NAN), 2), [0.0, 1.0, NAN])
+    same(pooled(Plan(), image(0.0, 1.0, NAN), 2, even=False), [0.0, NAN, NAN])
     double = image(0.0)._replace(const=torch.zeros(1, dtype=torch.float64))
-    assert pool(Plan(), double, 2, even=False).const.dtype == torch.float64
-    assert pool(Plan(), image(1.0), 1) is UNKNOWN and pool(Plan(), Input("x"), 2) is UNKNOWN
+    assert pooled(Plan(), double, 2, even=False).const.dtype == torch.float64
+    assert pooled(Plan(), image(1.0), 1) is UNKNOWN and pooled(Plan(), Input("x"), 2) is UNKNOWN
 
 
 def test_shapes():
     x = image(1.0)
-    assert size(Plan(), x) == attribute(Plan(), x, "shape") == Shape(x)
+    assert size_of(Plan(), x) == attribute(Plan(), x, "shape") == Shape(x)
     assert attribute(Plan(), x, "T") is UNKNOWN
-    assert [size(Plan(), x, d) for d in (0, 1, 2, 3, -1, -3, 4)] == [
+    assert [size_of(Plan(), x, d) for d in (0, 1, 2, 3, -1, -3, 4)] == [
         Batch("x"),
         UNKNOWN,
         LENGTH,

@@ -75,7 +75,7 @@ def test_damping_is_checked(name):
 
 
 def test_large_numbers_whose_sum_overflows_are_finite():
-    inputs.check_finite("obs", "weight", torch.full((4,), 3e38))
+    inputs.check_finite("obs", weight=torch.full((4,), 3e38))
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 20])
