@@ -31,7 +31,7 @@ def tree(root: Path) -> Iterator[Path]:
             and not name.endswith(".egg-info")
             and not (Path(folder, name) / "pyvenv.cfg").exists()
         ]
-        yield from (Path(folder, name) for name in sorted(files))
+        yield from (Path(folder, name) for name in sorted(files) if name != ".git")  # a file in a worktree
 
 
 def faults(root: Path) -> list[str]:

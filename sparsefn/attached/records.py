@@ -16,7 +16,7 @@ from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, TrainView
 from sparsefn.tree import flatten, leaves_of
 
-_ALL = torch.tensor(True)
+_ALL = torch.tensor(True, device="cpu")
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -11,7 +11,8 @@ import sparsefn as sf
 from sparsefn.engine import folds
 from sparsefn.engine.pooling import Pooling, _operator, pool, reference
 from sparsefn.patterns.units import active_rows, to_rows, units_of
-from sparsefn.scores import distance, distances
+from sparsefn.scores import distance
+from sparsefn.scores import leaves as leaf_scores
 from sparsefn.testing.laws_dependence import order_of_sums_is_fixed
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.strategies import large
@@ -332,7 +333,7 @@ def test_the_scores_of_a_channels_last_model_choose_the_same_kernels():
 
 @pytest.mark.parametrize("norm", [1, 2, 3, lambda rows: (rows[:, None] - rows).abs().amax(-1)])
 def test_distances_do_not_depend_on_threads_layout_or_batch(norm, threads, monkeypatch):
-    monkeypatch.setattr(distances, "_PIECE", 700)
+    monkeypatch.setattr(leaf_scores, "_PIECE", 700)
     x = permuted(20, 30)
 
     def found(w):
@@ -342,7 +343,7 @@ def test_distances_do_not_depend_on_threads_layout_or_batch(norm, threads, monke
     for n in (1, 2, 3):
         threads(n)
         assert same(found(x.t().contiguous().t()), want)
-        monkeypatch.setattr(distances, "_PIECE", 700 * 4**n)
+        monkeypatch.setattr(leaf_scores, "_PIECE", 700 * 4**n)
     assert same(torch.vmap(found)(torch.stack([x, -x]))[0], want)
 
 

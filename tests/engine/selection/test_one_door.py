@@ -13,11 +13,11 @@ OUTSIDE = [file for file in sorted(PACKAGE.rglob("*.py")) if HOUSE not in file.p
 
 DOOR = "sparsefn.engine.selection.winners"
 ORDERS = {"sort", "argsort", "msort", "lexsort", "topk", "kthvalue", "partition", "argpartition", "searchsorted"}
-# Orders that select no units: of steps in a trigger, of shares that fill up, of draws that shuffle, of scores that
-# other scores and counts are made of.
+# Orders that select no units: of steps in a trigger, of shares that fill up, of draws that shuffle, of pairs in a
+# tournament, of scores that other scores and counts are made of.
 OTHER_ORDERS = {
     *(("triggers.py", "sort"), ("engine/apportion.py", "argsort"), ("random.py", "sort")),
-    *(("engine/ranks.py", "sort"), ("masks/making.py", "sort")),
+    *(("engine/ranks.py", "sort"), ("masks/making.py", "sort"), ("permutation.py", "sort")),
 }
 
 
