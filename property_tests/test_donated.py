@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from _pytest.outcomes import Failed
 
 from property_tests.laws_donated import OPTIMIZERS, check
 from property_tests.registry import ROWS
-from sparsefn.algorithms import cycle
+from sparsefn.algorithms import frame
+from sparsefn.algorithms.frame import update_of
 from sparsefn.engine import blockwise, together
 from sparsefn.testing import Row
 from sparsefn.tree import leaves_of
@@ -39,7 +41,7 @@ def test_so_has_an_algorithm_with_an_optimizer_of_its_own(row: Row) -> None:
     check(row, "sgd")
 
 
-IN_BLOCKS, ZEROED = adam._in_blocks, cycle._zeroed
+IN_BLOCKS, ZEROED = adam._in_blocks, frame._zeroed
 
 
 def _written_early(block: blockwise.Row) -> blockwise.Row:
@@ -58,16 +60,20 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "memory that others share is given away": (donated, "alone", lambda tensors, others: tensors),
     "no memory is given away": (donated, "alone", lambda tensors, others: []),
     "a tensor that the update hands on is emptied": (donated, "opened", lambda tree: (leaves_of(tree), lambda _: tree)),
-    "weights that are read again are offered": (with_optimizer, "spends", lambda algorithm: True),
+    "weights that are read again are offered": (
+        with_optimizer,
+        "update_of",
+        lambda algorithm: replace(update_of(algorithm), spends=True),
+    ),
     "weights that start anew are written over": (
-        cycle,
+        frame,
         "_zeroed",
         lambda masks, leaves, spent: ZEROED(masks, leaves, True),
     ),
 }
 ROW_OF = {
     "alone": "one_shot saliency keep",
-    "spends": "sequence",
+    "update_of": "sequence",
     "_zeroed": "rigl by momentum with rates",
 }  # or "rigl"
 

@@ -59,6 +59,11 @@ class Redistribute(NamedTuple):
     most: float = 1.0
     rate: Rate | None = None
 
+    def shares(self, scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
+        """What `share` gives, as numbers that are complete on every process."""
+        given = self.share(scores, before, after)
+        return dict(zip(given, whole(list(given.values())), strict=True))
+
     def __repr__(self) -> str:
         usual = self._field_defaults
         given = {name: x for name, x in self._asdict().items() if name not in usual or x != usual[name]}

@@ -19,11 +19,11 @@ from sparsefn.engine.talks import Gather, Talk, together
 from sparsefn.state import State, Step
 from sparsefn.tree import Tree, check_like, flatten, leaves_of, none_paths, same_structure, zipped
 
-Init = Callable[[Tree], State]
-Update = Callable[[State, Tree, Step], State]
+Start = Callable[[Tree], State]
+Stepping = Callable[[State, Tree, Step], State]
 
 
-def begun(init: Init) -> Init:
+def begun(init: Start) -> Start:
     """An init that all processes of DTensors begin with the same leaves; an error of one is raised on all."""
 
     def beginning(params: Tree) -> State:
@@ -38,7 +38,7 @@ def begun(init: Init) -> Init:
     return beginning
 
 
-def shared(update: Update, state: State, grads: Tree, step: Step) -> State:
+def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
     """An update of DTensors, after its checks: where masks change, an error of one process is raised on all.
 
     A process whose gradients do not fit makes the step with zeros for them, up to the first agreement, which tells the

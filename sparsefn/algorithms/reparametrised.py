@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.frame import checked, own_params, unchecked
-from sparsefn.algorithms.processes import begun
+from sparsefn.algorithms.frame import framed, own_params, update_of
 from sparsefn.algorithms.static import dense
 from sparsefn.engine.described import described, uncalled
 from sparsefn.engine.leafwise import is_sparse
@@ -82,7 +81,6 @@ def reparametrised(
     def inner_of(state: State) -> State:
         return State(state.params, key=state.key, **state.scores["inner"])
 
-    @begun
     def init(params: Tree) -> State:
         params = own_params(params)
         chosen = select_leaves(params, where)
@@ -94,7 +92,6 @@ def reparametrised(
             raise ValueError("reparametrised: the inner algorithm has an optimizer; put with_optimizer outermost")
         return finish(part, masks, latents, step)
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
         latents = state.scores["latent"]
         if reparam.project is not None:
@@ -103,7 +100,7 @@ def reparametrised(
         weights, masks = made(latents, state.params, following)
         # Off its support `inner` keeps what it has: zeros, or the weights that it holds still.
         part = inside.view.put(inner_of(state), weights)
-        return finish(unchecked(inside)(part, grads, step), masks, latents, following)
+        return finish(update_of(inside).inner(part, grads, step), masks, latents, following)
 
     def rest(state: State, leaves: dict[str, Tensor]) -> Tree:
         # Nothing is (), as in a state: compiled code cannot flatten an empty dict inside another.
@@ -175,7 +172,7 @@ def reparametrised(
         return state._replace(params=apply_masks(part.params, tree), masks=both)
 
     view = TrainView(get, put, grads_of, support)
-    return Algorithm(init, update, view, settled=None if reparam.settled is None else at_rest)
+    return framed(init, update, view, settled=None if reparam.settled is None else at_rest)
 
 
 def _latent_paths(state: State) -> set[str]:

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, full
-from sparsefn.algorithms.frame import checked, own_params, sparse_leaves, with_masks
-from sparsefn.algorithms.processes import begun
+from sparsefn.algorithms.competition import Competition
+from sparsefn.algorithms.frame import fired, framed, own_params, sparse_leaves, with_masks
+from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.start import Given
-from sparsefn.algorithms.wanted import as_goal, best_at
+from sparsefn.algorithms.units import field, full
 from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
 from sparsefn.engine.memory import brought
 from sparsefn.engine.older import differentiating
-from sparsefn.engine.shards import agreed
 from sparsefn.engine.threefry import lifted
 from sparsefn.gates import Mode, check_mode, gate
 from sparsefn.patterns.kinds import Pattern, unstructured
@@ -29,11 +28,9 @@ from sparsefn.state import Algorithm, Level, State, Step, TrainView, Trigger, Wh
 from sparsefn.tree import (
     Leaves,
     Tree,
-    choose,
     flatten,
     leaves_at,
     leaves_like,
-    leaves_of,
     same_structure,
     structure_error,
 )
@@ -94,7 +91,7 @@ def supermask(
     if drawn and sparsity != "bernoulli":
         raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
     rule = Competition(pattern, distribution).check()
-    goal = None if isinstance(sparsity, str) else as_goal(rule, sparsity)
+    goal = None if isinstance(sparsity, str) else rule.goal(sparsity)
     if drawn and (pattern != unstructured() or not is_uniform(distribution)):
         raise ValueError("supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution")
     if not drawn and goal is None and pattern.fixed is None:
@@ -112,27 +109,22 @@ def supermask(
         for path, value in values.items():
             _check_score("link to give scores", path, value, leaves[path])
         if not drawn:
-            return with_masks(state, best_at(rule, values, leaves, goal, None, step), "keep")
+            return with_masks(state, field(rule, leaves).aiming(goal, step).best_masks(Scores(values)), "keep")
         keys = {path: random.leaf_key(state.key, path, draw) for path in values}
         return with_masks(state, {p: bernoulli_mask(v, brought(keys[p], v.device)) for p, v in values.items()}, "keep")
 
-    @begun
     def start(params: Tree) -> State:
         params = own_params(params)
         leaves = rule.select(params, where)
-        rule.pools(leaves)
-        whole = full({}, leaves, list(leaves))
+        rule.grids(leaves)
+        whole = full({}, leaves)
         scores = {role: _scores(params, _start(params, leaves, init, seed))}
         support = everywhere(params) if "params" in trains else ()
         state = State(params, masks_tree(params, whole), scores, lifted(seed).clone(), support=support)
         return masked(state, 0, 0)
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        def changed(now: State) -> State:
-            return agreed(leaves_of(now.params), lambda: masked(now, step, step + 1))
-
-        return choose(when(step), changed, state)  # type: ignore[no-any-return]
+        return fired(when, lambda now: masked(now, step, step + 1), state, step)
 
     def view_of(params: Leaves, scores: Leaves) -> Tree:
         # Leaves that are not sparsified train in every mode. An empty part is (), as in a state: compiled
@@ -170,7 +162,7 @@ def supermask(
     def support(state: State) -> Tree:
         return everywhere(get(state))  # masks flip, and pruned weights train on
 
-    return Algorithm(start, update, TrainView(get, put, grads_of, support))
+    return framed(start, update, TrainView(get, put, grads_of, support))
 
 
 def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsefn.algorithms.frame import unchecked
+from sparsefn.algorithms.frame import update_of
 from sparsefn.attached import files, order
 from sparsefn.attached.gradients import dense_gradients, give, seen_gradients, warn_of_zeros
 from sparsefn.attached.moments import clear_changed, restart
@@ -118,7 +118,7 @@ class Attached:
         self._dense, self._last = None, step
         placed.forget("given")
         try:
-            new = unchecked(placed.algorithm)(stepped, dense, step)
+            new = update_of(placed.algorithm).inner(stepped, dense, step)
             if new is not stepped and not (identical(new, stepped) or bool(all_finite(dense))):
                 new = stepped
         except BaseException:

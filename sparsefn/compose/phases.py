@@ -8,8 +8,7 @@ from functools import partial
 
 import torch
 
-from sparsefn.algorithms.frame import checked, unchecked
-from sparsefn.algorithms.processes import begun
+from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_plain, join_states, kept, no_optimizer, owned, part_of
 from sparsefn.engine.checks import check_pairs, is_int
 from sparsefn.engine.described import described
@@ -62,7 +61,6 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         support = _expanded(support_of(part), state.params, sparse) if has_own_support(state) else ()
         return State(part.params, masks, scores, {**state.key, str(i): part.key}, state.opt, support)
 
-    @begun
     def init(params: Tree) -> State:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("phases", parts)
@@ -74,10 +72,9 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         # A phase that begins starts over from the effective weights.
         begun = step == begins[i]
         part = choose(begun, lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt), old) if i else old
-        part = unchecked(algorithms[i])(part, grads, step)
+        part = update_of(algorithms[i]).inner(part, grads, step)
         return state if part is old else join(state, part, i)
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
         now = concrete(step)
         for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
@@ -89,4 +86,4 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
             state = choose(inside, partial(run, grads=grads, step=step, i=i), state)
         return state
 
-    return Algorithm(init, update)
+    return framed(init, update)

@@ -46,7 +46,7 @@ def localized(rows: Sequence[tuple[Any, ...]], rebuild: Rebuild[Out]) -> tuple[S
     >>> rebuild([x + 1 for (x,) in rows])
     [tensor([2., 2.])]
     """
-    if not any_sharded(row[0] for row in rows):
+    if not any_sharded([row[0] for row in rows]):
         return rows, rebuild
     firsts = [row[0] for row in rows]
     parts = [tuple(map(here, row)) for row in rows]

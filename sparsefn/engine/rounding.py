@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import overload
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import Level, Schedule, Step, check_call, check_sparsity, number
+from sparsefn.engine.memory import on
 from sparsefn.engine.numbers import Real
+from sparsefn.engine.selection.winners import end_to_end
 from sparsefn.engine.transforms import known
 
 # (fraction, number of units) -> how many units that is
@@ -59,6 +61,25 @@ def _whole(
         fraction = torch.full((), fraction, dtype=torch.float64, device=n.device)
     part = torch.nan_to_num(fraction.double() * n, nan=0.0)  # what NaN casts to depends on the processor
     return tensor(part).to(torch.int64)
+
+
+def of_groups(count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequence[int]) -> Tensor:
+    """The counts of all groups at the rates of their leaves: `count(rate, n)`, which may give an int.
+
+    >>> from sparsefn.engine.rounding import of_groups, rounded
+    >>> of_groups(rounded, [0.5, 0.25], torch.tensor([2, 4, 8]), [2, 1])
+    tensor([1, 2, 2])
+
+    The library's own rules take the groups of all leaves at once, others those of a leaf.
+    """
+    if count in (rounded, rounded_up, rounded_down):
+        if all(rate is rates[0] for rate in rates):
+            return on(count(rates[0], n), n.device)
+        there = [rate.double() for rate in rates if isinstance(rate, Tensor) and rate.device == n.device]
+        if len(there) == len(n) and not any(rate.ndim for rate in there):
+            return on(count(torch.stack(there), n), n.device)
+    given = [count(rate, own) for rate, own in zip(rates, torch.split(n, list(groups)), strict=True)]
+    return end_to_end(given, groups, n.device)
 
 
 def n_kept(n: int, sparsity: Real) -> int | Tensor:

@@ -285,6 +285,16 @@ def part(full: Tensor, x: Tensor) -> Tensor:
     return like(full[box].contiguous(), x)
 
 
+def placed(x: Tensor, like_: Tensor) -> Tensor:
+    """A tensor on the device of another one and laid out as it, of which processes hold parts or all have the whole.
+
+    >>> from sparsefn.engine.shards import placed
+    >>> placed(torch.tensor([1, 2]), torch.ones(2))
+    tensor([1, 2])
+    """
+    return (part if x.ndim and not is_sharded(x) else laid_out)(x.to(like_.device), like_)
+
+
 def words_of(x: Tensor) -> str:
     """How a tensor is laid out, in words.
 

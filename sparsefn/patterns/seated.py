@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,10 +13,12 @@ from torch import Tensor
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.seats import Seat, moved, seat_of
 from sparsefn.engine.selection.winners import Count
-from sparsefn.engine.shards import here, is_sharded, like
+from sparsefn.engine.shards import agreed, here, is_sharded, laid_out, like
+from sparsefn.engine.talks import Sum, Talk, together
+from sparsefn.engine.transforms import Array, eagerly
 from sparsefn.patterns.boxes import in_line
-from sparsefn.patterns.kinds import Box
-from sparsefn.patterns.units import Units
+from sparsefn.patterns.kinds import Box, Pattern
+from sparsefn.patterns.units import Units, units_of
 from sparsefn.tree import Leaves
 
 
@@ -32,7 +34,11 @@ def seated(units: Units, leaf: Tensor) -> Units:
     `whole` of the result has the units of the leaf, `seat` says where the box lies, and `lie` where its units lie in
     the grid, if processes share the one group of the leaf. A leaf with several groups has each on one process.
     """
-    return units_at(units, seat_of(leaf, cell_of(units))) if is_sharded(leaf) else units
+    if not is_sharded(leaf):
+        return units
+    if units.pattern.pick is not None:
+        raise ValueError(f"{units.pattern}: expected plain tensors, got a DTensor")
+    return units_at(units, seat_of(leaf, cell_of(units)))
 
 
 def cell_of(units: Units) -> Box:
@@ -128,8 +134,10 @@ def to_seats(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
     {'w': tensor([1., 1.])}
     """
     seats = {path: one.seat for path, one in units.items() if one.seat and path in leaves}
+    if not seats:
+        return leaves
     boxes = moved([here(leaves[path]) for path in seats], list(seats.values()))
-    return leaves | dict(zip(seats, boxes, strict=True)) if seats else leaves
+    return leaves | dict(zip(seats, boxes, strict=True))
 
 
 def from_seats(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Leaves:
@@ -141,5 +149,58 @@ def from_seats(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Lea
     {'w': tensor([1., 1.])}
     """
     seats = {path: one.seat for path, one in units.items() if one.seat}
+    if not seats:
+        return boxes
     parts = moved([boxes[path] for path in seats], list(seats.values()), back=True)
     return boxes | {path: like(x, leaves[path]) for path, x in zip(seats, parts, strict=True)}
+
+
+def check_whole(what: str, units: Mapping[str, Units], shared: bool = False) -> None:
+    """Raise ValueError for DTensors where a function reads whole rows; with `shared`, only for rows of several parts.
+
+    >>> from sparsefn.patterns.seated import check_whole
+    >>> from sparsefn.patterns.units import units_of
+    >>> check_whole("grow_count", {"w": units_of(sf.patterns.unstructured(), (2,))})
+    """
+    for path, one in units.items():
+        if (one.lie if shared else one.seat) is not None:
+            why = "it reads whole rows of scores"
+            raise ValueError(f"{what}: expected plain tensors, got a DTensor at {path!r}: {why}")
+
+
+@eagerly
+def of_all_groups(units: Sequence[Units], counts: Sequence[Tensor]) -> list[Tensor]:
+    """The counts of the groups of whole leaves, from those that are here.
+
+    >>> from sparsefn.patterns.seated import of_all_groups
+    >>> from sparsefn.patterns.units import units_of
+    >>> of_all_groups([units_of(sf.patterns.row_balanced(), (2, 8))], [torch.tensor([3, 4])])
+    [tensor([3, 4])]
+    """
+
+    def told(vector: Array) -> Talk[Array]:
+        return (yield Sum(vector))
+
+    made, talks = list(counts), []
+    seats = [(i, one, one.seat) for i, one in enumerate(units) if one.seat is not None]
+    for i, one, seat in seats:
+        vector = np.zeros(one.of_all.rows[0], np.int64)
+        vector[group_places(one).numpy()] = counts[i].cpu().numpy()
+        talks.append((seat.box.groups, told(vector)))
+    for (i, *_), vector in zip(seats, together(talks) if talks else [], strict=True):
+        made[i] = torch.from_numpy(vector).to(counts[i].device)
+    return made
+
+
+def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> Tensor:
+    """A function of the units and tensors of one shape, or of the units that are here and the parts of DTensors."""
+    units = units_of(pattern, tuple(tensors[0].shape))
+    if not is_sharded(tensors[0]):
+        return fn(units, *tensors)
+
+    def run() -> Tensor:
+        own = seated(units, tensors[0])
+        parts = [to_seats({"": own}, {"": laid_out(x, tensors[0])})[""] for x in tensors]
+        return from_seats({"": own}, {"": fn(own, *parts)}, {"": tensors[0]})[""]
+
+    return agreed(tensors, run)

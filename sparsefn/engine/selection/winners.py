@@ -89,6 +89,11 @@ def totals(flags: Sequence[Tensor], lies: Sequence[Lie | None] | None = None) ->
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
 
+def totals_of(entries: Sequence[Entry], flags: Sequence[Tensor]) -> Tensor:
+    """The totals of flags of the units of some entries."""
+    return totals(flags, [entry.lie for entry in entries])
+
+
 def end_to_end(counts: Sequence[Count], rows: Sequence[int], device: torch.device) -> Tensor:
     """The counts of all rows in one int64 tensor: each is an int or a tensor, 0-d or (rows,).
 

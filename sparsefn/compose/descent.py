@@ -1,0 +1,136 @@
+"""An optimizer inside an algorithm: its step on the trained tree, and the moments that are kept once masks are new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import optree
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from sparsefn.compose import foreign
+from sparsefn.compose.moments import live_leaves
+from sparsefn.engine import leafwise, together
+from sparsefn.engine.donation import offer, saves
+from sparsefn.engine.leafwise import sparse_among
+from sparsefn.engine.mask_bytes import from_bytes
+from sparsefn.engine.transforms import fused
+from sparsefn.state import State, Step, TrainView, masked_view, moved, support_of
+from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error, zipped
+
+Stepping = Callable[[State, Tree, Step], State]
+
+
+class Stepped(NamedTuple):
+    """The state after the optimizer's step; `moments` are right wherever they are kept, () for those of the state."""
+
+    state: State
+    moments: Tree
+
+
+class Descent:
+    """An optimizer for the tree of a view, and what becomes of its moments: see `with_optimizer`."""
+
+    def __init__(self, optimizer: foreign.Optimizer, view: TrainView, mask_moments: bool, reset_grown: bool) -> None:
+        self.optimizer, self.view = optimizer, view
+        self.mask_moments, self.reset_grown = mask_moments, reset_grown
+        self.owners, self.prime = foreign.finder(optimizer), foreign.primer(optimizer)
+        # Only an `sf.optimizers.Optimizer` has a step on the masks.
+        own = view.put is masked_view.put and view.grads is masked_view.grads
+        self.under_masks = getattr(optimizer, "under_masks", None) if own else None
+
+    def begun(self, state: State) -> State:
+        """The state with the optimizer's first state, whose moments are found."""
+        state, trained = self.restarted(state), self.view.get(state)
+        sparse = sparse_among(leaves_of(self.view.support(state)), leaves_of(trained))
+        if (self.mask_moments or self.reset_grown) and any(sparse):
+            self.owners(state.opt, trained, sparse)
+        self.prime(trained, self.optimizer.init(trained))
+        return state
+
+    def restarted(self, state: State) -> State:
+        """The state with the optimizer's first state."""
+        trained = self.view.get(state)
+        return state._replace(opt=foreign.unshared(self.optimizer, self.optimizer.init(trained), trained))
+
+    def stepped(self, state: State, grads: Tree, step: Step, skipped: bool | Tensor) -> Stepped:
+        """The state after a step that is not skipped."""
+        goes, compiled = ~skipped if isinstance(skipped, Tensor) else not skipped, fused()
+
+        def run(now: Stepped) -> Stepped:
+            new, moments = self._step(now.state, grads, step)
+            return Stepped(new, moments if compiled else ())
+
+        return choose(goes, run, Stepped(state, state.opt if compiled else ()))  # type: ignore[no-any-return]
+
+    def _step(self, state: State, grads: Tree, step: Step) -> tuple[State, Tree]:
+        if grads is None:
+            raise ValueError("with_optimizer: the optimizer reads gradients, got grads=None")
+        optimizer, view = self.optimizer, self.view
+        trained = view.get(state)
+        self.prime(trained, state.opt)
+        done = None if self.under_masks is None else self.under_masks(grads, state.opt, trained, support_of(state))
+        if done is not None:
+            return state._replace(params=done[0], opt=done[1]), done[1]
+        # No name here refers to the masked gradient: its memory is free for the new weights.
+        updates, opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)
+        if self.under_masks is not None and fused():
+            # On the masks the whole gradient has the same step: roots and quotients need not wait for the mask.
+            moving, whole = optimizer.update(grads, state.opt, params=trained, inplace=False)
+            if fused(*leaves_of((moving, whole))):
+                return moved(state, moving)._replace(opt=opt), whole if self.mask_moments and self.reset_grown else opt
+        check_like(f"the updates of {foreign.name_of(optimizer)}", updates, trained, dtype=False)
+        if not same_structure(opt, state.opt):
+            name = f"the new state of {foreign.name_of(optimizer)}"
+            raise ValueError(f"with_optimizer: {structure_error(name, opt, state.opt, 'the old one')}")
+        opt = foreign.unshared(optimizer, opt, grads, trained)
+        if view.put is masked_view.put:
+            return moved(state, updates)._replace(opt=opt), opt
+        new = optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates)
+        return view.put(state, new)._replace(opt=opt), opt
+
+    def tidied(self, state: State, stepped: Stepped, grads: Tree) -> State:
+        """The state with moments on its support alone, and zero where a weight has been set since the step."""
+        if not (self.mask_moments or self.reset_grown):
+            return state
+        view, before = self.view, stepped.state
+        opt = before.opt if isinstance(stepped.moments, tuple) and not stepped.moments else stepped.moments
+        trained = view.get(state)
+        rows, _ = zipped(view.support(state), view.support(before), trained, view.get(before))
+        sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
+        if not any(sparse):
+            return state
+        leaves, rebuild = opened(opt)
+        owned: dict[int, list[int]] = {}  # the places of its moments, by leaf
+        for place, owner in enumerate(self.owners(state.opt, trained, sparse)):
+            if owner >= 0 and sparse[owner]:
+                owned.setdefault(owner, []).append(place)
+        owning, places = [rows[owner] for owner in owned], list(owned.values())
+        if saves():
+            offer([leaves[i] for own in places for i in own], leaves_of((grads, state._replace(opt=()))))
+        for some in together.parts([row[0] for row in owning], [row[0].numel() for row in owning]):
+            kept = live_leaves([owning[i] for i in some], mask_moments=self.mask_moments, reset_grown=self.reset_grown)
+            lives = zip(kept, [places[i] for i in some], strict=True)
+            masks = {i: live for live, own in lives if live is not None for i in own}
+            cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
+            for i, leaf in zip(masks, cleaned, strict=True):
+                leaves[i] = leaf
+        return state._replace(opt=rebuild(leaves))
+
+
+def reading_bytes(update: Stepping) -> Stepping:
+    """The update; compiled, it reads the bytes of masks and support, and returns masks that it leaves as given."""
+
+    def reading(state: State, grads: Tree, step: Step) -> State:
+        if not is_compiling():
+            return update(state, grads, step)
+        old, rebuild = opened((state.masks, state.support))
+        seen = from_bytes(old)
+        masks, support = rebuild(seen)
+        new = update(state._replace(masks=masks, support=support), grads, step)
+        leaves, rebuild = opened((new.masks, new.support))
+        masks, support = rebuild([x if y is z else y for x, y, z in zip(old, leaves, seen, strict=True)])
+        return new._replace(masks=masks, support=support)
+
+    return reading
