@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from property_tests.laws_donated import OPTIMIZERS, check
 from property_tests.registry import ROWS
 from sparsefn.algorithms import frame
 from sparsefn.algorithms.frame import update_of
-from sparsefn.engine import blockwise, together
+from sparsefn.engine import blockwise, lists
 from sparsefn.testing import Row
 from sparsefn.tree import leaves_of
 
@@ -25,9 +24,8 @@ BY_NAME = {row.name: row for row in ROWS}
 @pytest.fixture(autouse=True)
 def small_leaves_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small leaves are otherwise left to torch, which writes nothing in place.
-    for fn in (blockwise.add_row, blockwise.flat_memory):
-        monkeypatch.setitem(fn.__kwdefaults__, "least", 1)
-    monkeypatch.setattr(together, "_MOST_ON_CPU", 100)  # a part is a leaf
+    monkeypatch.setattr(blockwise, "SMALL", 1)
+    monkeypatch.setattr(lists, "_MOST_ON_CPU", 100)  # a part is a leaf
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -63,7 +61,7 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "weights that are read again are offered": (
         with_optimizer,
         "update_of",
-        lambda algorithm: replace(update_of(algorithm), spends=True),
+        lambda algorithm: update_of(algorithm)._replace(spends=True),
     ),
     "weights that start anew are written over": (
         frame,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from sparsefn.engine.apportion import Counts
@@ -46,6 +48,7 @@ def __dir__() -> list[str]:
 
 
 Distribution = Callable[[Shapes, Real], Counts]
+Density = Callable[[tuple[int, ...]], float]  # of a shape
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:
@@ -110,7 +113,19 @@ def is_uniform(distribution: Distribution) -> bool:
     return distribution is per_leaf or (isinstance(distribution, Described) and distribution.__wrapped__ is per_leaf)
 
 
-def _by_share(shapes: Shapes, sparsity: Real, density: Callable[[tuple[int, ...]], float]) -> Counts:
+def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
+    # Worked out once for a float: an update asks again and again.
+    if type(sparsity) is not float or torch.compiler.is_compiling():
+        return _shared(shapes, sparsity, density)
+    return dict(_known(tuple((path, tuple(shape)) for path, shape in shapes.items()), sparsity, density))  # type: ignore[return-value]
+
+
+@functools.lru_cache(maxsize=64)
+def _known(shapes: tuple[tuple[str, tuple[int, ...]], ...], sparsity: float, density: Density) -> Counts:
+    return _shared(dict(shapes), sparsity, density)
+
+
+def _shared(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
     for path, shape in shapes.items():
         if len(shape) < 2:
@@ -132,7 +147,11 @@ def erdos_renyi() -> Distribution:
     dimensions are a ValueError.
     Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
     """
-    return lambda shapes, sparsity: _by_share(shapes, sparsity, lambda s: (s[0] + s[1]) / (s[0] * s[1]))
+    return lambda shapes, sparsity: _by_share(shapes, sparsity, _of_sides)
+
+
+def _of_sides(shape: tuple[int, ...]) -> float:
+    return (shape[0] + shape[1]) / (shape[0] * shape[1])
 
 
 @described

@@ -15,7 +15,7 @@ from sparsefn.engine.checks import Schedule as Schedule
 from sparsefn.engine.checks import Step as Step
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.older import replaceable
-from sparsefn.engine.promises import forgetting
+from sparsefn.engine.records import forgetting
 from sparsefn.tree import (
     Leaves,
     Tree,

@@ -33,11 +33,11 @@ def run(cycle: Cycle, units: Field, scores: Read, step: Step) -> Change:
     drop, grow = scores("drop"), scores("grow")
     active = units.active
     had = units.totals(active)
-    target = had if cycle.current else units.counts(units.wanted(grow, units.free))
+    target = had if cycle.current else units.target(grow, units.free)
     share = scores("share") if cycle.plan is not None and cycle.plan.score is not None else grow
     lost = _lost(cycle, units, active, had, target, drop, share, step)
     stay = units.best(drop, had - lost, among=active)
-    left = units.totals(stay) if units.rule.joint else had - lost
+    left = units.totals(stay) if units.joint else had - lost
     if cycle.plan is not None:
         target = _moved(cycle.plan, units, share, stay, left, had if cycle.exclude_dropped else left, target)
     taken = active if cycle.exclude_dropped else stay
@@ -57,7 +57,7 @@ def _lost(
     else:
         rate = fraction_at(fraction, step)
         own = {} if plan is None or plan.rate is None else plan.rate(rate, share.values, units.masks)
-        lost = of_groups(cycle.rounding, [own.get(path, rate) for path in units.names], had, units.groups)
+        lost = of_groups(cycle.rounding, [own.get(path, rate) for path in units.grids], had, units.groups)
     # Where regrowth moves between leaves, their own counts bind only if there are too many in all.
     wanted = target if plan is None else torch.where(had.sum() > target.sum(), target, had)
     lost = lost.clamp(min=0)
@@ -80,7 +80,7 @@ def _moved(
     plan: Redistribute, units: Field, share: Scores, stay: Flags, left: Tensor, barred: Tensor, target: Tensor
 ) -> Tensor:
     # The total regrowth is what all leaves lost; each leaf's part follows its share, up to its capacity.
-    parts = plan.shares({path: share.values[path] for path in units.paths}, units.masks, units.masks_of(stay))
-    caps = dict(zip(units.paths, (units.capacity - barred).unbind(), strict=True))
+    parts = plan.shares({path: share.values[path] for path in units.leaves}, units.masks, units.masks_of(stay))
+    caps = dict(zip(units.leaves, (units.capacity - barred).unbind(), strict=True))
     regrown = allocate(parts, (target.sum() - left.sum()).clamp(min=0), caps, plan.most)
-    return left + units.counts([regrown[path] for path in units.paths])
+    return left + units.counts([regrown[path] for path in units.leaves])

@@ -111,7 +111,8 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     check_grads(grads, state.params, layout=not sharded)
     if sharded:
         grads = moved(grads, state.params)
-    fix_sizes((state, grads))
+    if is_compiling():
+        fix_sizes((state, grads))
     return grads, check_step(step)
 
 
@@ -232,13 +233,13 @@ class Masked(NamedTuple):
         leaves, masks = sparse_leaves(state)
         if not leaves:
             return state
-        units = field(self.rule, leaves, masks, allowed).aiming(self.goal, step)
+        units = field(self.rule, leaves, masks, allowed, self.goal, step)
         scores, grown = Reader(self.memory, leaves, state, grads, step), self.grown
         zero = self.memory.pruned == "zero" and (grown is None or grown is zeros)  # one pass sets pruned and grown ones
         new: Leaves = {}
         held: Leaves = {}
         for part in units.parts(self.apart):
-            made, stay = self.method(part, scores.of(part.paths), step)
+            made, stay = self.method(part, scores.of(part.leaves), step)
             kept = made if grown is None else both(made, masks)
             if stay is not None:
                 kept = both(kept, stay)

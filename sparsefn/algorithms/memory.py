@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -67,11 +67,11 @@ class Reader:
         self.memory, self.leaves, self.given = memory, list(leaves), (state, grads, step)
         self.known: dict[str, Scores] = {}
 
-    def of(self, paths: Sequence[str]) -> Read:
+    def of(self, paths: Iterable[str]) -> Read:
         """The function of a role that gives the scores of some leaves."""
         return lambda role: self._drawn(role, paths) or self._known(role)
 
-    def _drawn(self, role: str, paths: Sequence[str]) -> Scores | None:
+    def _drawn(self, role: str, paths: Iterable[str]) -> Scores | None:
         score, (state, _, step) = self.memory.scores[role], self.given
         if not isinstance(score, Drawn):
             return None
@@ -85,10 +85,11 @@ class Reader:
             absolute = isinstance(value, Absolute)
             own = state if isinstance(value, Absolute) and not value.keyed else self._state(role)
             values = (value.signed if isinstance(value, Absolute) else value)(*given, own, grads, step)
-            if values is not state.params and values is not grads:  # which are checked
+            checked = values is state.params or values is grads
+            if not checked:
                 check_like("scores", values, state.params, dtype=False)
             chosen = leaves_at(values, self.leaves)
-            for path, leaf in chosen.items():
+            for path, leaf in () if checked else chosen.items():
                 check_float("scores", leaf, path)
             self.known[role] = Scores(chosen, absolute)
         return self.known[role]

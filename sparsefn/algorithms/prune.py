@@ -37,7 +37,7 @@ def _run(counts: Counts, regrow: bool, units: Field, scores: Read, step: Step) -
     score, among = scores("score"), units.free if regrow else units.active
     kept = units.best(score, counts(units, score, among, step), among=among)
     masks = units.masks_of(kept, score, units.allowed if regrow else units.masks)
-    return Change(masks if regrow or units.rule.elementwise else both(masks, units.masks))
+    return Change(masks if regrow or units.elementwise else both(masks, units.masks))
 
 
 def _wanted(units: Field, scores: Scores, among: Open, step: Step) -> Sequence[Count]:
@@ -202,7 +202,7 @@ def iterative(
     def counts(units: Field, scores: Scores, among: Open, step: Step) -> list[Count]:
         remain = units.totals(units.active)
         kept: list[Count] = []
-        names = [", ".join(map(repr, units.names))] if rule.joint else map(repr, units.names)
+        names = [", ".join(map(repr, units.grids))] if rule.joint else map(repr, units.grids)
         for name, n in zip(names, torch.split(remain, units.groups), strict=True):
             try:
                 kept.append(n - checked_count("count", lost(n, step), n))

@@ -57,10 +57,8 @@ def start_masks(
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
     leaves = rule.select(params, where)
-    units = field(rule, leaves, allowed=allowed)
+    units = field(rule, leaves, None, allowed, goal)  # which refuses a budget that cannot be met
     level = None if isinstance(goal, Counted) else goal
-    if level is not None:
-        units.targets(fraction_at(level, 0))  # a budget that cannot be met is refused here
     if isinstance(init, Algorithm):
         init = init.init(params).masks
     elif callable(init):
@@ -92,7 +90,7 @@ def start_masks(
             scores = {path: leaf.detach().abs() for path, leaf in leaves.items()}
         else:
             scores = drawn_leaves(random.fold_in(key, "init"), leaves, None, "uniform", torch.float32)
-        return masks_tree(params, units.aiming(goal, 0).best_masks(Scores(scores)))
+        return masks_tree(params, units.best_masks(Scores(scores)))
     else:
         known = (
             "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', an algorithm, a function of "

@@ -109,7 +109,7 @@ def supermask(
         for path, value in values.items():
             _check_score("link to give scores", path, value, leaves[path])
         if not drawn:
-            return with_masks(state, field(rule, leaves).aiming(goal, step).best_masks(Scores(values)), "keep")
+            return with_masks(state, field(rule, leaves, goal=goal, step=step).best_masks(Scores(values)), "keep")
         keys = {path: random.leaf_key(state.key, path, draw) for path in values}
         return with_masks(state, {p: bernoulli_mask(v, brought(keys[p], v.device)) for p, v in values.items()}, "keep")
 

@@ -19,7 +19,7 @@ from sparsefn.algorithms.competition import Competition, Goal, Grids, fixed_coun
 from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets import Global, spread
 from sparsefn.counts import Counted
-from sparsefn.engine import many, together
+from sparsefn.engine import lists
 from sparsefn.engine.described import shown
 from sparsefn.engine.memory import brought, on
 from sparsefn.engine.numbers import Real
@@ -50,6 +50,8 @@ class Field(NamedTuple):
     masks: Leaves
     allowed: Leaves | None
     free: Open
+    joint: bool
+    elementwise: bool
     sharded: bool
     goal: Goal = None
     step: Step = 0
@@ -70,16 +72,6 @@ class Field(NamedTuple):
         """Those that may be kept, but for some units."""
         return self.within([~rows for rows in flags])
 
-    @property
-    def names(self) -> list[str]:
-        """The paths of its grids."""
-        return list(self.grids)
-
-    @property
-    def paths(self) -> list[str]:
-        """The paths of its leaves, those of tied sets included."""
-        return paths_of(self.grids)
-
     def _each(self, leaves: Leaves) -> Iterator[tuple[Units, Tensor]]:
         # The grids with what is here of their leaves; a tied set as one matrix, made when its turn comes.
         leaves = to_seats(self.grids, leaves) if self.sharded else leaves
@@ -91,12 +83,12 @@ class Field(NamedTuple):
     @property
     def groups(self) -> list[int]:
         """How many competing groups each entry of a list of counts is for."""
-        return [1] if self.rule.joint else [units.rows[0] for units in self.grids.values()]
+        return [1] if self.joint else [units.rows[0] for units in self.grids.values()]
 
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
         counts = totals([in_rows(rows) for rows in flags], [units.lie for units in self.grids.values()])
-        return counts.sum(0, keepdim=True) if self.rule.joint else counts
+        return counts.sum(0, keepdim=True) if self.joint else counts
 
     def counts(self, given: Sequence[Count]) -> Tensor:
         """Counts as one tensor."""
@@ -108,14 +100,7 @@ class Field(NamedTuple):
         if any(open_ is not None for open_ in self.free):  # then none of them is None
             return self.totals([open_ for open_ in self.free if open_ is not None])
         widths = [units.of_all.rows[1] for units in self.grids.values()]
-        return self.counts([sum(widths)] if self.rule.joint else widths)
-
-    def aiming(self, goal: Goal, step: Step) -> Field:
-        """The field with its counts at a step."""
-        known = None
-        if not isinstance(goal, Counted) and (goal is not None or self.rule.pattern.fixed is not None):
-            known = self.targets(None if goal is None else fraction_at(goal, step))
-        return self._replace(goal=goal, step=step, known=known)
+        return self.counts([sum(widths)] if self.joint else widths)
 
     def targets(self, sparsity: Real | None) -> list[Count]:
         """Kept counts at a sparsity, one a grid or for all of them; without one, the pattern's.
@@ -123,7 +108,7 @@ class Field(NamedTuple):
         A group that may keep fewer units than its part of the leaf's count leaves the rest to the other groups.
         """
         given = self._of_whole(sparsity, self._room())
-        if self.rule.joint or not self.sharded:
+        if self.joint or not self.sharded:
             return given
         return [own_counts(*pair) for pair in zip(self.grids.values(), given, strict=True)]
 
@@ -159,6 +144,10 @@ class Field(NamedTuple):
             counts = of_all_groups([units for units, _ in several.values()], counts)
         return dict(zip(several, counts, strict=True))
 
+    def target(self, scores: Scores, among: Open) -> Tensor:
+        """What is `wanted` as one tensor."""
+        return self.counts(self.wanted(scores, among))
+
     def wanted(self, scores: Scores, among: Open) -> Sequence[Count]:
         """Kept counts at the step; where scores decide them, by these, among some units."""
         if self.known is not None:
@@ -169,7 +158,7 @@ class Field(NamedTuple):
         """Kept counts that scores decide, among some units."""
         if goal.whole:
             check_whole(shown(goal), self.grids, shared=True)
-        fields = [self] if self.rule.joint and self.grids else [self.part([i]) for i in range(len(self.grids))]
+        fields = [self] if self.joint and self.grids else [self.part([i]) for i in range(len(self.grids))]
         rows = zip(fields, self.rows(scores), self.rows_of(among), strict=True)
         return [field._counted(goal, row, flags) for field, row, flags in rows]
 
@@ -177,7 +166,7 @@ class Field(NamedTuple):
         # Kept counts of the groups of one competition.
         def total(flags: Tensor) -> Tensor:
             widths = [math.prod(units.rows) for units in self.grids.values()]
-            return self.totals(list(torch.split(flags, widths, -1)) if self.rule.joint else [flags])
+            return self.totals(list(torch.split(flags, widths, -1)) if self.joint else [flags])
 
         count = goal.at(row, flags, self.step, total, ", ".join(map(repr, self.grids)))
         return count if goal.of == "kept" else (total(flags) - count).clamp(min=0)
@@ -201,7 +190,7 @@ class Field(NamedTuple):
         return self._in_groups(rows)
 
     def _in_groups(self, rows: list[Tensor]) -> list[Tensor]:
-        return [torch.cat([x.reshape(1, -1) for x in rows], -1)] if self.rule.joint and len(rows) > 1 else rows
+        return [torch.cat([x.reshape(1, -1) for x in rows], -1)] if self.joint and len(rows) > 1 else rows
 
     # ---- winners and masks ----
 
@@ -218,7 +207,7 @@ class Field(NamedTuple):
         `held` are units that are kept already, which count for the bounds of a leaf.
         """
         none = [None] * len(self.grids)
-        values, absolute = (scores.signed, scores.absolute) if self.rule.elementwise else (scores.values, False)
+        values, absolute = (scores.signed, scores.absolute) if self.elementwise else (scores.values, False)
         entries = [
             Entry(competing(units, x), allow, deny, absolute, units.lie)
             for (units, x), allow, deny in zip(self._each(values), among or none, but or none, strict=True)
@@ -235,7 +224,7 @@ class Field(NamedTuple):
     def coins(self, sparsity: Real, key: Tensor) -> Flags:
         """Units that are kept by chance: each with the share of its competition that a sparsity keeps."""
         flags = []
-        joint = self.rule.joint
+        joint = self.joint
         sizes = {path: math.prod(units.of_all.rows) for path, units in self.grids.items()}
         counts = self._of_whole(sparsity, {})
         for i, (path, units) in enumerate(self.grids.items()):
@@ -263,7 +252,7 @@ class Field(NamedTuple):
             else:
                 made[path] = unit_mask(units, kept, values.get(path), open_.get(path))
         made = from_seats(self.grids, made, self.leaves) if self.sharded else made
-        return made if self.allowed is None or self.rule.elementwise else both(made, self.allowed)
+        return made if self.allowed is None or self.elementwise else both(made, self.allowed)
 
     def best_masks(self, scores: Scores) -> Leaves:
         """Masks of the best units of those that may be kept, as many as are wanted."""
@@ -275,8 +264,8 @@ class Field(NamedTuple):
     def parts(self, apart: bool) -> Iterator[Field]:
         """The field in parts of a few leaves where an update saves memory and leaves stand `apart`, else as it is."""
         firsts = [self.leaves[path] for path in self.grids]
-        parts = together.parts(firsts, [math.prod(units.shape) for units in self.grids.values()]) if firsts else []
-        if len(parts) < 2 or self.rule.joint or not apart:
+        parts = lists.parts(firsts, [math.prod(units.shape) for units in self.grids.values()]) if firsts else []
+        if len(parts) < 2 or self.joint or not apart:
             yield self
             return
         for at in parts:
@@ -284,7 +273,7 @@ class Field(NamedTuple):
 
     def part(self, at: Sequence[int]) -> Field:
         """The field of the grids at some places."""
-        names = self.names
+        names = list(self.grids)
         grids = {names[i]: self.grids[names[i]] for i in at}
         leaves, masks = (
             {path: tree[path] for path in paths_of(grids) if path in tree} for tree in (self.leaves, self.masks)
@@ -293,28 +282,39 @@ class Field(NamedTuple):
         return self._replace(grids=grids, leaves=leaves, masks=masks, free=[self.free[i] for i in at], known=known)
 
 
-def field(rule: Competition, leaves: Leaves, masks: Leaves | None = None, allowed: Leaves | None = None) -> Field:
+def field(
+    rule: Competition,
+    leaves: Leaves,
+    masks: Leaves | None = None,
+    allowed: Leaves | None = None,
+    goal: Goal = None,
+    step: Step = 0,
+) -> Field:
     """The units of some leaves, of which those compete that are allowed; a path that is missing is allowed whole."""
     grids = rule.grids(leaves)
     sharded = any(units.seat is not None for units in grids.values())
     if allowed is not None:
         allowed = full(allowed, leaves)
         masks = None if masks is None else both(masks, allowed)
-    made = Field(rule, grids, leaves, masks or {}, allowed, [None] * len(grids), sharded)
-    if allowed is None and rule.pattern.allowed is None:
+    free: Open = [None] * len(grids)
+    made = Field(rule, grids, leaves, masks or {}, allowed, free, rule.joint, rule.elementwise, sharded, goal, step)
+    if allowed is not None or rule.pattern.allowed is not None:
+        pairs = made._each(full({}, leaves) if allowed is None else allowed)
+        free = [allowed_rows(units, mask, active_rows(units, mask)) for units, mask in pairs]
+        made = made._replace(free=free)
+    if isinstance(goal, Counted) or (goal is None and rule.pattern.fixed is None):
         return made
-    pairs = made._each(full({}, leaves) if allowed is None else allowed)
-    return made._replace(free=[allowed_rows(units, mask, active_rows(units, mask)) for units, mask in pairs])
+    return made._replace(known=made.targets(None if goal is None else fraction_at(goal, step)))
 
 
 def either(flags: Flags, others: Flags) -> Flags:
     """The units in one of two fields of flags, or in both."""
-    return together.each(many.one_of, flags, others)
+    return lists.each(lists.one_of, flags, others)
 
 
 def both(masks: Leaves, others: Mapping[str, Tensor]) -> Leaves:
     """The entries that two masks of each leaf keep."""
-    return dict(zip(masks, together.each(many.both, list(masks.values()), [others[p] for p in masks]), strict=True))
+    return dict(zip(masks, lists.each(lists.both, list(masks.values()), [others[p] for p in masks]), strict=True))
 
 
 def full(masks: Leaves, like: Leaves) -> Leaves:

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from sparsefn.compose import foreign
 from sparsefn.compose.moments import live_leaves
-from sparsefn.engine import leafwise, together
+from sparsefn.engine import leafwise, lists
 from sparsefn.engine.donation import offer, saves
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.mask_bytes import from_bytes
@@ -40,9 +40,12 @@ class Descent:
         own = view.put is masked_view.put and view.grads is masked_view.grads
         self.under_masks = getattr(optimizer, "under_masks", None) if own else None
 
+    def _trained(self, state: State) -> Tree:
+        return state.params if self.view.get is masked_view.get else self.view.get(state)
+
     def begun(self, state: State) -> State:
         """The state with the optimizer's first state, whose moments are found."""
-        state, trained = self.restarted(state), self.view.get(state)
+        state, trained = self.restarted(state), self._trained(state)
         sparse = sparse_among(leaves_of(self.view.support(state)), leaves_of(trained))
         if (self.mask_moments or self.reset_grown) and any(sparse):
             self.owners(state.opt, trained, sparse)
@@ -51,7 +54,7 @@ class Descent:
 
     def restarted(self, state: State) -> State:
         """The state with the optimizer's first state."""
-        trained = self.view.get(state)
+        trained = self._trained(state)
         return state._replace(opt=foreign.unshared(self.optimizer, self.optimizer.init(trained), trained))
 
     def stepped(self, state: State, grads: Tree, step: Step, skipped: bool | Tensor) -> Stepped:
@@ -68,7 +71,7 @@ class Descent:
         if grads is None:
             raise ValueError("with_optimizer: the optimizer reads gradients, got grads=None")
         optimizer, view = self.optimizer, self.view
-        trained = view.get(state)
+        trained = self._trained(state)
         self.prime(trained, state.opt)
         done = None if self.under_masks is None else self.under_masks(grads, state.opt, trained, support_of(state))
         if done is not None:
@@ -96,8 +99,8 @@ class Descent:
             return state
         view, before = self.view, stepped.state
         opt = before.opt if isinstance(stepped.moments, tuple) and not stepped.moments else stepped.moments
-        trained = view.get(state)
-        rows, _ = zipped(view.support(state), view.support(before), trained, view.get(before))
+        trained = self._trained(state)
+        rows, _ = zipped(view.support(state), view.support(before), trained, self._trained(before))
         sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
         if not any(sparse):
             return state
@@ -109,7 +112,7 @@ class Descent:
         owning, places = [rows[owner] for owner in owned], list(owned.values())
         if saves():
             offer([leaves[i] for own in places for i in own], leaves_of((grads, state._replace(opt=()))))
-        for some in together.parts([row[0] for row in owning], [row[0].numel() for row in owning]):
+        for some in lists.parts([row[0] for row in owning], [row[0].numel() for row in owning]):
             kept = live_leaves([owning[i] for i in some], mask_moments=self.mask_moments, reset_grown=self.reset_grown)
             lives = zip(kept, [places[i] for i in some], strict=True)
             masks = {i: live for live, own in lives if live is not None for i in own}

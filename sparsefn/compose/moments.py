@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from sparsefn.engine import many, together
+from sparsefn.engine import lists
 from sparsefn.engine.donation import Emptied
 
 Row: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -48,7 +48,7 @@ def live_leaves(rows: Sequence[Row], *, mask_moments: bool = True, reset_grown: 
     >>> live_leaves([(mask, mask, x, x)])
     [tensor([ True, False])]
     """
-    if len(rows) < 2 or not together.pays([x for row in rows for x in row]):
+    if len(rows) < 2 or not lists.pays([x for row in rows for x in row]):
         return [live_entries(*row, mask_moments=mask_moments, reset_grown=reset_grown) for row in rows]
     made: dict[int, Tensor] = {}
     kinds = [(reset_grown and row[1] is not row[0], reset_grown and _is_moved(row[2], row[3])) for row in rows]
@@ -58,7 +58,7 @@ def live_leaves(rows: Sequence[Row], *, mask_moments: bool = True, reset_grown: 
             used = [rows[i][:1] + rows[i][1:2] * changed + rows[i][2:] * moved for i in alike]
             run = functools.partial(_live, mask_moments, changed, moved)
             formula = mask_moments and not moved
-            live = together.laid(run, used, formula) if changed or moved else [support for (support,) in used]
+            live = lists.laid(run, used, formula) if changed or moved else [support for (support,) in used]
             made |= zip(alike, live, strict=True)
     return [made.get(i) for i in range(len(rows))]
 
@@ -78,4 +78,4 @@ def _live(masked: bool, changed: bool, moved: bool, support: Tensor, *others: Te
         # Weights that the update itself set start with zero moments, such as weights pruned and regrown.
         same = (weight == stepped) | (weight.isnan() & stepped.isnan())
         parts.append(same if masked else same | ~support)
-    return functools.reduce(many.both, parts)
+    return functools.reduce(lists.both, parts)

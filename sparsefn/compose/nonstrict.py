@@ -11,7 +11,6 @@ from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.described import described
 from sparsefn.engine.older import HIDES_COMPILING, is_exporting
-from sparsefn.engine.promises import own_code
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
 
@@ -54,7 +53,8 @@ def nonstrict(algorithm: Algorithm) -> Algorithm:
                 f"outside: {error}"
             ) from error
 
-    own_code(traced)  # Dynamo tells such functions apart by their code alone, and would take one algorithm for another
+    # Dynamo tells such functions apart by their code alone, and would take one algorithm for another.
+    traced.__code__ = traced.__code__.replace()
     in_graph: Callable[..., tuple[Tensor, ...]] = torch.compiler.allow_in_graph(traced)  # type: ignore[no-untyped-call]
 
     def update(state: State, grads: Tree, step: Step) -> State:

@@ -82,9 +82,9 @@ def with_optimizer(
     """
     check_algorithm("with_optimizer", algorithm)
     check_paired("with_optimizer", algorithm, skip)
-    skip = never() if skip is None else skip
     for name, trigger in (("skip", skip), ("reset", reset)):
-        check_trigger(name, trigger)
+        if trigger is not None:
+            check_trigger(name, trigger)
     for name in ("init", "update"):
         if not callable(getattr(optimizer, name, None)):
             raise TypeError(
@@ -101,12 +101,12 @@ def with_optimizer(
             raise ValueError("with_optimizer: the algorithm has an optimizer already")
         return inside.begun(state)
 
-    @reading_bytes
     def advance(state: State, grads: Tree, step: Step) -> State:
-        stepped = inside.stepped(state, grads, step, skip(step))
+        stepped = inside.stepped(state, grads, step, skip is not None and skip(step))
         state = masks.lent(stepped.state, grads, step)._replace(opt=stepped.state.opt)
         return choose(reset(step), inside.restarted, inside.tidied(state, stepped, grads))  # type: ignore[no-any-return]
 
+    @reading_bytes
     def update(state: State, grads: Tree, step: Step) -> State:
         if not skip_nonfinite or grads is None:
             return advance(state, grads, step)

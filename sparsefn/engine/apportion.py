@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -62,13 +61,6 @@ def _numbers(
     shares: Sequence[float | Tensor], total: int | Tensor, caps: Sequence[int | Tensor]
 ) -> Sequence[int | Tensor]:
     # Under compile this is computed while tracing, on real tensors: a budget of Python numbers is not in the graph.
-    return _worked_out(shares, total, caps)
-
-
-@functools.lru_cache(maxsize=256)
-def _worked_out(
-    shares: Sequence[float | Tensor], total: int | Tensor, caps: Sequence[int | Tensor]
-) -> Sequence[int | Tensor]:
     with outside_modes():
         return tuple(int(n) for n in _fill(shares, caps, total))
 

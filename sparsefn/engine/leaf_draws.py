@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.draws import as_keys, check_key, digest, drawn_like, folded
+from sparsefn.engine.lists import MOST, apart, packs, pays
 from sparsefn.engine.memory import brought, written
 from sparsefn.engine.shards import any_sharded
 from sparsefn.engine.threefry import draw, draw_leaves, finished, halves
-from sparsefn.engine.together import MOST, apart, packs, pays
 from sparsefn.engine.words import rounds
 
 Step = int | Tensor

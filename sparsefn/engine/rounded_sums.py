@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sparsefn.engine.together import end_to_end, packs
+from sparsefn.engine.lists import end_to_end, packs
 
 BITS = 26  # of a digit: four of them hold 53 bits, one to round by, and more
 _MASK = (1 << BITS) - 1
@@ -45,7 +45,7 @@ def rounded_sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tens
     >>> rounded_sums([torch.tensor([1e30, 1.0, -1e30, 5.0])], [torch.tensor([True, True, True, False])])
     [tensor(1., dtype=torch.float64)]
 
-    Tensors of a device and dtype are laid end to end, `together.MOST` entries at most. A tensor has fewer than 2^36.
+    Tensors of a device and dtype are laid end to end, `lists.MOST` entries at most. A tensor has fewer than 2^36.
     """
     made: dict[int, Tensor] = {}
     for pack in packs([(x.device, x.dtype) for x in values], [x.numel() + _ROW for x in values]):

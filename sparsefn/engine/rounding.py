@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import Level, Schedule, Step, check_call, check_sparsity, number
-from sparsefn.engine.memory import on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection.winners import end_to_end
 from sparsefn.engine.transforms import known
@@ -73,11 +72,12 @@ def of_groups(count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequen
     The library's own rules take the groups of all leaves at once, others those of a leaf.
     """
     if count in (rounded, rounded_up, rounded_down):
-        if all(rate is rates[0] for rate in rates):
-            return on(count(rates[0], n), n.device)
-        there = [rate.double() for rate in rates if isinstance(rate, Tensor) and rate.device == n.device]
-        if len(there) == len(n) and not any(rate.ndim for rate in there):
-            return on(count(torch.stack(there), n), n.device)
+        there = [x.double() for x in rates if isinstance(x, Tensor) and x.device == n.device and not x.ndim]
+        alike = all(rate is rates[0] for rate in rates)
+        if alike or len(there) == len(n):
+            made = count(rates[0] if alike else torch.stack(there), n)
+            assert isinstance(made, Tensor)
+            return made
     given = [count(rate, own) for rate, own in zip(rates, torch.split(n, list(groups)), strict=True)]
     return end_to_end(given, groups, n.device)
 

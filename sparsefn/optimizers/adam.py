@@ -11,11 +11,11 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import backends, blockwise, leafwise, together
+from sparsefn.engine import backends, blockwise, leafwise, lists
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
-from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
+from sparsefn.engine.shards import localized
 from sparsefn.engine.transforms import computed_once, constants
 from sparsefn.optimizers.base import (
     Optimizer,
@@ -186,7 +186,7 @@ def _step(numbers: AdamNumbers, rows: Sequence[tuple[Tensor, Tensor, Tensor, Ten
             results[i] = made[0], made[1], made[2]
     blockwise.run(lambda blocks: _in_blocks(numbers, -1, blocks), blocks)
     if left := [i for i in range(len(rows)) if i not in results]:
-        stepped = together.each(partial(_in_torch, numbers), *zip(*(rows[i] for i in left), strict=True))
+        stepped = lists.each(partial(_in_torch, numbers), *zip(*(rows[i] for i in left), strict=True))
         results |= zip(left, stepped, strict=True)
     return [results[i] for i in range(len(rows))]
 
@@ -201,7 +201,7 @@ def _step_under_masks(
     blocks: list[blockwise.Row] = []
     results: dict[int, Moved] = {}
     for i, (p, mask, m, v, g) in enumerate(rows):
-        single = all(x.dtype == torch.float32 for x in (p, m, v, g))
+        single = p.numel() >= blockwise.SMALL and all(x.dtype == torch.float32 for x in (p, m, v, g))
         made = blockwise.add_masked_row(blocks, mask, m, v, g, p, results=3, over=(4, 1, 2)) if single else None
         if made is not None:
             results[i] = made[0], made[1], made[2]

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsefn.engine.checks import number
 from sparsefn.engine.described import uncalled
 from sparsefn.engine.numbers import like
-from sparsefn.engine.promises import forgetting
+from sparsefn.engine.records import forgetting
 from sparsefn.state import Level
 from sparsefn.tree import Tree, check_like, leaves_of
 

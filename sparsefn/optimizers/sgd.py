@@ -11,10 +11,10 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import backends, blockwise, leafwise, together
+from sparsefn.engine import backends, blockwise, leafwise, lists
 from sparsefn.engine.described import described
-from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
+from sparsefn.engine.shards import localized
 from sparsefn.engine.transforms import constants
 from sparsefn.optimizers.base import (
     Optimizer,
@@ -85,7 +85,7 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
         rate = rate_at(lr, state.count)
         moments = state.momentum if momentum else grads
         rows, rebuild = localized(*zipped(moments, grads, params if weight_decay else grads))
-        stepped = together.each(lambda b, g, p: leaf(rate, g, b, p), *zip(*rows, strict=True))
+        stepped = lists.each(lambda b, g, p: leaf(rate, g, b, p), *zip(*rows, strict=True))
         updates, buffers = (rebuild([pair[i] for pair in stepped]) for i in range(2))
         return updates, SgdState(state.count + 1, buffers if momentum else ())
 
@@ -148,12 +148,13 @@ def _step_under_masks(
     blocks: list[blockwise.Row] = []
     results: dict[int, tuple[Tensor, Tensor]] = {}
     for i, (p, mask, g, b) in enumerate(rows):
-        single = all(x.dtype == torch.float32 for x in (g, b, p))
+        single = p.numel() >= blockwise.SMALL and all(x.dtype == torch.float32 for x in (g, b, p))
         over = (3, 2) if numbers.momentum else (3,)
         made = blockwise.add_masked_row(blocks, mask, g, b, p, results=len(over), over=over) if single else None
         if made is not None:
             results[i] = made[0], made[1] if numbers.momentum else b
-    blockwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
+    if blocks:
+        blockwise.run(lambda blocks: _in_blocks(numbers, blocks), blocks)
     if len(results) < len(rows):
         rest = [i for i in range(len(rows)) if i not in results]
         params, masks, grads, buffers = zip(*(rows[i] for i in rest), strict=True)

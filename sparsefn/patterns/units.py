@@ -17,7 +17,6 @@ from sparsefn.patterns.boxes import (
     boxes_of,
     grid_of,
     in_line,
-    is_single,
     over_boxes,
     over_parts,
     spread,
@@ -98,7 +97,7 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
     ((1, 3), (8, 4))
     """
     unit = pattern.unit(shape)
-    single = is_single(unit)
+    single = _is_single(unit)
     grid = shape if single else grid_of(shape, unit)
     group = pattern.group(grid)
     flat = group == grid or in_line(group, grid)
@@ -108,6 +107,13 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
         budgeted = tuple(n for n, b, size in pairs if not b == size != 1)
     groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]  # a list: compilers take no generator
     return Units(pattern, shape, unit, grid, group, (math.prod(groups), math.prod(group)), single, flat, budgeted)
+
+
+def _is_single(box: Box) -> bool:
+    # Whether a box is one element.
+    if box == (1,) * len(box):
+        return True
+    return not any(n > 1 for n in box) and any(n == 1 for n in box)  # a dimension may be empty
 
 
 def to_columns(units: Units, x: Tensor) -> Tensor | None:

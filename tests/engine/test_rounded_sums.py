@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sparsefn.engine import lists
 from sparsefn.engine import rounded_sums as engine
-from sparsefn.engine import together
 from sparsefn.engine.exact_sums import limbs, sums, value
 from sparsefn.engine.rounded_sums import digits_of, rounded_sums
 from sparsefn.testing.launches import counted
@@ -120,7 +120,7 @@ def test_tensors_of_many_dtypes_and_shapes(monkeypatch):
     check(values, masks)
     assert rounded_sums([], []) == []
     small = [torch.empty(1, device="meta")] * 5
-    monkeypatch.setattr(together, "MOST", 40_000)  # digits take memory, too: two small ones in a pack
+    monkeypatch.setattr(lists, "MOST", 40_000)  # digits take memory, too: two small ones in a pack
     check(values, masks)
     assert [x.device.type for x in rounded_sums([torch.ones(2), small[0]], [ANY, ANY.to("meta")])] == ["cpu", "meta"]
     assert counted(lambda: rounded_sums(small, [ANY.to("meta")] * 5)).operations["index_add_"] == 3
