@@ -117,7 +117,7 @@ def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
     # Worked out once for a float: an update asks again and again.
     if type(sparsity) is not float or torch.compiler.is_compiling():
         return _shared(shapes, sparsity, density)
-    return dict(_known(tuple((path, tuple(shape)) for path, shape in shapes.items()), sparsity, density))  # type: ignore[return-value]
+    return dict(_known(tuple((path, tuple(shape)) for path, shape in shapes.items()), sparsity, density))
 
 
 @functools.lru_cache(maxsize=64)

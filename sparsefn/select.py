@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.engine.checks import is_int
+from sparsefn.engine.checks import Step, is_int
 from sparsefn.engine.floats import check_float
+from sparsefn.engine.memory import brought
 from sparsefn.engine.selection.winners import Entry, totals, winners
 from sparsefn.engine.shards import here, is_sharded, lie_of, like
 from sparsefn.engine.transforms import concrete
+from sparsefn.patterns.grids import of_tensor, own_counts
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.seated import of_tensor, own_counts
 from sparsefn.patterns.units import (
     Units,
     active_rows,
@@ -29,7 +30,7 @@ from sparsefn.patterns.units import (
     in_rows,
     unit_mask,
 )
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Leaves, Tree, flatten
 
 __all__ = [
     "bernoulli_mask",
@@ -215,6 +216,12 @@ def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:
     tensor([False,  True])
     """
     return random.bernoulli(key, probs)
+
+
+def bernoulli_masks(probs: Leaves, key: Tensor, step: Step) -> Leaves:
+    """`bernoulli_mask` of some leaves, drawn from (key, path, step)."""
+    keys = {path: random.leaf_key(key, path, step) for path in probs}
+    return {path: bernoulli_mask(x, brought(keys[path], x.device)) for path, x in probs.items()}
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:

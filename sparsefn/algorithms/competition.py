@@ -15,15 +15,14 @@ from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import as_fraction
 from sparsefn.engine.seats import check_grid
 from sparsefn.engine.selection.winners import Count
+from sparsefn.patterns.grids import Grids
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.seated import seated
-from sparsefn.patterns.tied import checked_sets, tied_sets
-from sparsefn.patterns.units import Units, units_of
+from sparsefn.patterns.tied import checked_sets
+from sparsefn.patterns.units import Units
 from sparsefn.state import Level, Schedule, Where
 from sparsefn.tree import Leaves, Tree
 from sparsefn.where import float_leaves, select_leaves
 
-Grids = dict[str, Units]  # of a tied set under the path of its first leaf
 # What an algorithm was told about its counts: a sparsity at each step, a count by scores, or nothing.
 Goal = Schedule | Counted | None
 
@@ -70,32 +69,13 @@ class Competition(NamedTuple):
         chosen = {path for name in hit for path in members[name]}
         return {path: leaf for path, leaf in leaves.items() if path in chosen}
 
-    def grids(self, leaves: Leaves) -> Grids:
-        """Where the units of the leaves lie; errors name the leaf."""
-        if self.pattern.members:
-            made = tied_sets(self.pattern, leaves)
-            known = paths_of(made)
-            if others := [path for path in leaves if path not in known]:
-                raise ValueError(
-                    f"{self.pattern}: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "
-                    f"{others[0]!r} is not"
-                )
-        else:
-            made = {path: self._grid(path, leaf) for path, leaf in leaves.items()}
-        if isinstance(self.distribution, Global) and made:
-            if any(units.of_all.rows[0] > 1 for units in made.values()):
-                raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
-            check_grid(leaves)
-            if self.pattern.fixed is not None:
-                raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
-        return made
-
-    def _grid(self, path: str, leaf: Tensor) -> Units:
-        try:
-            units = units_of(self.pattern, tuple(leaf.shape))
-            return units if type(leaf) is Tensor else seated(units, leaf)
-        except ValueError as error:
-            raise ValueError(f"{error} at {path!r}") from None
+    def check_grids(self, grids: Grids, leaves: Leaves) -> None:
+        """Raise for leaves that cannot meet in one competition."""
+        if any(units.of_all.rows[0] > 1 for units in grids.values()):
+            raise ValueError(f"global_ needs a pattern with one competing group a leaf, got {self.pattern}")
+        check_grid(leaves)
+        if grids and self.pattern.fixed is not None:
+            raise ValueError(f"global_ needs a pattern that leaves the count open, got {self.pattern}")
 
     def goal(self, sparsity: Level | Counted | None, what: str = "sparsity") -> Goal:
         """A sparsity as a Schedule, or the count that was given in its place, checked to fit the competition."""
@@ -123,8 +103,3 @@ def fixed_count(path: str, units: Units, sparsity: Real | None) -> Count:
     except ValueError as error:
         raise ValueError(f"{error} at {path!r}") from None
     return count
-
-
-def paths_of(grids: Grids) -> list[str]:
-    """The paths of the leaves, those of tied sets included."""
-    return [at for path, units in grids.items() for at in ([place.path for place in units.places] or [path])]

@@ -70,9 +70,8 @@ def _more(cycle: Cycle, units: Field, grow: Scores, taken: Flags, more: Tensor) 
     # How many units of each group grow: all that are wanted, or as many of them as a function says.
     if cycle.grow_count is None:
         return more
-    rows = zip(
-        units.rows(grow, "grow_count"), units.rows_of(units.others(taken)), torch.split(more, units.groups), strict=True
-    )
+    others = units.within([~rows for rows in taken])
+    rows = zip(units.rows(grow, "grow_count"), units.rows_of(others), torch.split(more, units.groups), strict=True)
     return torch.cat([cycle.grow_count(*row) for row in rows])
 
 

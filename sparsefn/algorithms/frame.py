@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Reader
-from sparsefn.algorithms.processes import Start, Stepping, begun, check_grads, moved, shared
+from sparsefn.algorithms.processes import Start, Stepping, begun, moved, shared
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both, field
 from sparsefn.engine.checks import check_step, check_trigger
@@ -24,6 +24,7 @@ from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards
 from sparsefn.engine.threefry import lifted
 from sparsefn.engine.transforms import transformed
 from sparsefn.state import (
+    Accumulated,
     Algorithm,
     State,
     Step,
@@ -31,6 +32,7 @@ from sparsefn.state import (
     Trigger,
     Where,
     apply_masks,
+    check_grads,
     everywhere,
     inside,
     masked_view,
@@ -135,6 +137,11 @@ def own_params(params: Tree) -> Tree:
     return copied(params)
 
 
+def own_key(key: Tensor) -> Tensor:
+    """A copy of a PRNG key for a state, which a transform may hold."""
+    return lifted(key).clone()
+
+
 def check_pruned(pruned: str) -> None:
     """Raise for a value of `pruned` that does not exist."""
     if pruned not in ("zero", "keep", "train"):
@@ -214,6 +221,7 @@ class Masked(NamedTuple):
         check_pruned(self.memory.pruned)
         check_trigger("when", self.when)
         rule, memory, seed = self.rule, self.memory, random.key(0) if self.key is None else self.key
+        remembers = any(isinstance(score, Accumulated) for score in memory.scores.values())
         own = self._replace(key=seed)  # made once: a step that changes nothing does no tensor work
 
         def start(params: Tree) -> State:
@@ -221,10 +229,10 @@ class Masked(NamedTuple):
             masks = start_masks(params, rule, self.where, self.init, self.goal, seed, allowed)
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
-            return State(kept, masks, memory.init(params), lifted(seed).clone(), support=support)
+            return State(kept, masks, memory.init(params), own_key(seed), support=support)
 
         def update(state: State, grads: Tree, step: Step) -> State:
-            state = memory.accumulate(state, grads, step)
+            state = memory.accumulate(state, grads, step) if remembers else state
             return fired(self.when, lambda now: self._changed(allowed, now, grads, step), state, step)
 
         return framed(start, Update(update, True), within=lambda masks: own.build(allowed_within(allowed, masks)))

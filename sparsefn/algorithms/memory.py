@@ -75,7 +75,7 @@ class Reader:
         score, (state, _, step) = self.memory.scores[role], self.given
         if not isinstance(score, Drawn):
             return None
-        return Scores(score.of_leaves(leaves_at(state.params, paths), self._state(role), step))
+        return Scores(score.draw(leaves_at(state.params, paths), self._state(role), step))
 
     def _known(self, role: str) -> Scores:
         if role not in self.known:

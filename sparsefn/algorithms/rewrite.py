@@ -7,11 +7,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.frame import check_pruned, fired, framed, own_params, sparse_leaves, with_masks
+from sparsefn.algorithms.frame import (
+    check_pruned,
+    fired,
+    framed,
+    own_params,
+    sparse_leaves,
+    with_masks,
+)
 from sparsefn.algorithms.memory import Pruned
+from sparsefn.algorithms.processes import refuse_shards
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
-from sparsefn.engine.shards import check_plain
 from sparsefn.state import Algorithm, State, Step, Trigger, Where, everywhere, masks_tree
 from sparsefn.tree import Tree, with_leaves
 from sparsefn.triggers import always
@@ -54,8 +61,7 @@ def rewrite(
     def init(params: Tree) -> State:
         params = own_params(params)
         leaves = select_leaves(params, where)
-        for path, leaf in leaves.items():
-            check_plain("rewrite", path, leaf, "; gather the leaf, rewrite it, and shard it again")
+        refuse_shards("rewrite", leaves, "; gather the leaf, rewrite it, and shard it again")
         masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
         return State(params, masks_tree(params, masks), support=everywhere(params) if pruned == "train" else ())
 

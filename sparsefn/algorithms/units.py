@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.algorithms.bounds import within_bounds
-from sparsefn.algorithms.competition import Competition, Goal, Grids, fixed_count, paths_of
+from sparsefn.algorithms.competition import Competition, Goal, fixed_count
 from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets import Global, spread
 from sparsefn.counts import Counted
@@ -25,7 +25,17 @@ from sparsefn.engine.memory import brought, on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at, n_kept
 from sparsefn.engine.selection.winners import Count, Entry, end_to_end, totals, winners
-from sparsefn.patterns.seated import check_whole, from_seats, of_all_groups, own_counts, to_seats, unit_places
+from sparsefn.patterns.grids import (
+    Grids,
+    check_whole,
+    from_seats,
+    grids,
+    of_all_groups,
+    own_counts,
+    paths_of,
+    to_seats,
+    unit_places,
+)
 from sparsefn.patterns.tied import joined, parted
 from sparsefn.patterns.units import Units, active_rows, allowed_rows, competing, in_rows, unit_mask
 from sparsefn.state import Step
@@ -57,8 +67,6 @@ class Field(NamedTuple):
     step: Step = 0
     known: Sequence[Count] | None = None
 
-    # ---- which units ----
-
     @property
     def active(self) -> Flags:
         """The units that are kept now, of those that may be."""
@@ -68,17 +76,11 @@ class Field(NamedTuple):
         """Those that may be kept, of some units."""
         return [rows if open_ is None else rows & open_ for rows, open_ in zip(flags, self.free, strict=True)]
 
-    def others(self, flags: Flags) -> Flags:
-        """Those that may be kept, but for some units."""
-        return self.within([~rows for rows in flags])
-
     def _each(self, leaves: Leaves) -> Iterator[tuple[Units, Tensor]]:
         # The grids with what is here of their leaves; a tied set as one matrix, made when its turn comes.
         leaves = to_seats(self.grids, leaves) if self.sharded else leaves
         for path, units in self.grids.items():
             yield units, joined(units, leaves) if units.places else leaves[path]
-
-    # ---- how many ----
 
     @property
     def groups(self) -> list[int]:
@@ -171,8 +173,6 @@ class Field(NamedTuple):
         count = goal.at(row, flags, self.step, total, ", ".join(map(repr, self.grids)))
         return count if goal.of == "kept" else (total(flags) - count).clamp(min=0)
 
-    # ---- rows, for functions that read them ----
-
     def rows(self, scores: Scores, what: str | None = None) -> list[Tensor]:
         """The scores of each competition, (groups, units of a group).
 
@@ -191,8 +191,6 @@ class Field(NamedTuple):
 
     def _in_groups(self, rows: list[Tensor]) -> list[Tensor]:
         return [torch.cat([x.reshape(1, -1) for x in rows], -1)] if self.joint and len(rows) > 1 else rows
-
-    # ---- winners and masks ----
 
     def best(
         self,
@@ -259,17 +257,14 @@ class Field(NamedTuple):
         kept = self.best(scores, self.wanted(scores, self.free), among=self.free)
         return self.masks_of(kept, scores, self.allowed)
 
-    # ---- a few leaves at a time ----
-
     def parts(self, apart: bool) -> Iterator[Field]:
         """The field in parts of a few leaves where an update saves memory and leaves stand `apart`, else as it is."""
-        firsts = [self.leaves[path] for path in self.grids]
-        parts = lists.parts(firsts, [math.prod(units.shape) for units in self.grids.values()]) if firsts else []
-        if len(parts) < 2 or self.joint or not apart:
+        if len(self.grids) < 2 or self.joint or not apart:
             yield self
             return
-        for at in parts:
-            yield self.part(at)
+        firsts = [self.leaves[path] for path in self.grids]
+        parts = lists.parts(firsts, [math.prod(units.shape) for units in self.grids.values()])
+        yield from map(self.part, parts) if len(parts) > 1 else [self]
 
     def part(self, at: Sequence[int]) -> Field:
         """The field of the grids at some places."""
@@ -291,13 +286,16 @@ def field(
     step: Step = 0,
 ) -> Field:
     """The units of some leaves, of which those compete that are allowed; a path that is missing is allowed whole."""
-    grids = rule.grids(leaves)
-    sharded = any(units.seat is not None for units in grids.values())
+    found = grids(rule.pattern, leaves)
+    joint = rule.joint
+    if joint:
+        rule.check_grids(found, leaves)
+    sharded = any(units.seat is not None for units in found.values())
     if allowed is not None:
         allowed = full(allowed, leaves)
         masks = None if masks is None else both(masks, allowed)
-    free: Open = [None] * len(grids)
-    made = Field(rule, grids, leaves, masks or {}, allowed, free, rule.joint, rule.elementwise, sharded, goal, step)
+    free: Open = [None] * len(found)
+    made = Field(rule, found, leaves, masks or {}, allowed, free, joint, rule.elementwise, sharded, goal, step)
     if allowed is not None or rule.pattern.allowed is not None:
         pairs = made._each(full({}, leaves) if allowed is None else allowed)
         free = [allowed_rows(units, mask, active_rows(units, mask)) for units, mask in pairs]

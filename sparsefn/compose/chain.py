@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from sparsefn.algorithms.frame import framed, update_of
-from sparsefn.compose.states import check_plain, join_states, no_optimizer
+from sparsefn.compose.states import check_trained, join_states, no_optimizer
 from sparsefn.engine.described import described
 from sparsefn.masks import intersect
 from sparsefn.state import Algorithm, State, Step, has_own_support
@@ -29,7 +29,7 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     are left than a part asks for, all of them are kept. Only the last part may let pruned weights train on, else
     ValueError. Not `sequence`, where the state passes through and a later part may regrow.
     """
-    check_plain("chain", algorithms)
+    check_trained("chain", algorithms)
 
     def allowed(i: int, done: list[State]) -> Algorithm:
         within = algorithms[i].within

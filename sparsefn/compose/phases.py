@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from sparsefn.algorithms.frame import framed, update_of
-from sparsefn.compose.states import check_plain, join_states, kept, no_optimizer, owned, part_of
+from sparsefn.compose.states import check_trained, join_states, kept, no_optimizer, owned, part_of
 from sparsefn.engine.checks import check_pairs, is_int
 from sparsefn.engine.described import described
 from sparsefn.engine.transforms import concrete
@@ -46,7 +46,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     """
     check_pairs("phases", schedule)
     begins, algorithms = [begin for begin, _ in schedule], [algorithm for _, algorithm in schedule]
-    check_plain("phases", algorithms)
+    check_trained("phases", algorithms)
     for begin in begins:
         if not is_int(begin):
             raise TypeError(f"phases: expected begins to be ints, got {begin!r}")

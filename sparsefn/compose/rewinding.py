@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparsefn.algorithms.frame import framed, update_of
-from sparsefn.compose.states import check_plain
+from sparsefn.compose.states import check_trained
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step, Trigger
@@ -34,7 +34,7 @@ def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
     without `rewinding`. The state has one more tree of weights. ValueError for an algorithm that trains something else
     than params.
     """
-    check_plain("rewinding", [algorithm])
+    check_trained("rewinding", [algorithm])
     for name, trigger in (("to", to), ("when", when)):
         check_trigger(name, trigger)
 

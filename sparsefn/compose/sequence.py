@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import optree
 
 from sparsefn.algorithms.frame import framed, update_of
-from sparsefn.compose.states import check_plain, join_states, no_optimizer, owned, part_of
+from sparsefn.compose.states import check_trained, join_states, no_optimizer, owned, part_of
 from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, identical
@@ -29,7 +29,7 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     algorithm of the sequence chooses among what the parts before it kept: SRigL with ablation (Lasby et al. 2024,
     arXiv 2305.02299) is a chain of a choice of rows and a sequence that prunes and regrows.
     """
-    check_plain("sequence", algorithms)
+    check_trained("sequence", algorithms)
     return _sequence(algorithms)
 
 

@@ -20,12 +20,15 @@ from sparsefn.engine.blockwise import Row, append_row, flat_memory, run
 from sparsefn.engine.donation import offered
 from sparsefn.engine.memory import BLOCK
 from sparsefn.engine.shards import any_sharded, here, like
-from sparsefn.engine.transforms import Array, differentiated, reinterpreted
+from sparsefn.engine.transforms import VMAP_REINTERPRETS, Array, differentiated, reinterpreted
 
 _FEW = 1 << 15  # fewer elements are masked by torch in less time than it takes to look at their memory
 OnLists = TypeVar("OnLists", bound=Callable[..., list[Tensor]])
 
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
+
+
+_bits = Tensor.view if VMAP_REINTERPRETS else reinterpreted
 
 
 def each_local(fn: OnLists) -> OnLists:
@@ -105,7 +108,7 @@ def _masked(mask: Any, leaf: Any) -> Any:
         return lists.where(mask, leaf)
     if not leaf.is_floating_point() or mask.dtype != torch.bool:
         return lists.where(mask, leaf)
-    return reinterpreted(reinterpreted(leaf, lists.WORDS[leaf.dtype.itemsize]) * mask, leaf.dtype)
+    return _bits(_bits(leaf, lists.WORDS[leaf.dtype.itemsize]) * mask, leaf.dtype)
 
 
 @each_local

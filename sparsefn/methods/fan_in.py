@@ -19,7 +19,6 @@ from sparsefn.engine.described import described
 from sparsefn.engine.memory import on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import as_fraction, fraction_at
-from sparsefn.engine.shards import check_plain
 from sparsefn.patterns import channel, row_balanced
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import by_unit
@@ -103,12 +102,12 @@ def srigl(
 
     def salient(state: State, grads: Tree, step: Step) -> Tree:
         def of_leaf(path: str, weight: Tensor, mask: Tensor, grad: Tensor) -> Tensor:
-            check_plain("srigl", path, weight, "; the entries of a whole leaf are ranked")
             n = (weight.abs() > 0).sum()
             largest = _staying(n, fraction_at(share, step))
             return (topk_mask(weight.abs(), largest) | topk_mask(grad.abs(), n - largest)).float()
 
-        return of_sparsified(of_leaf, state, grads)
+        why = "; the entries of a whole leaf are ranked"
+        return of_sparsified(of_leaf, state, grads, whole="srigl", why=why)
 
     def worth(flags: Tensor) -> Tensor:  # the salient entries of a row, in units of what it needs
         needed = rounded_down(ablation, n_kept(flags.shape[-1], sparsity))

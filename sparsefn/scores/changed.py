@@ -15,7 +15,7 @@ from sparsefn.engine.memory import placed
 from sparsefn.engine.numbers import widened
 from sparsefn.engine.ranks import ranks_within
 from sparsefn.engine.rounding import as_number
-from sparsefn.engine.shards import check_plain, here, like
+from sparsefn.engine.shards import here, like
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.scores.leaves import of_sparsified
@@ -95,7 +95,6 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
     check_call("by", by, "weight")
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-        check_plain("ranked", path, weight)
         kind = by(weight.detach())
         if not isinstance(kind, Tensor) or kind.shape != weight.shape:
             got = f"shape {tuple(kind.shape)}" if isinstance(kind, Tensor) else type(kind).__name__
@@ -104,7 +103,7 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
         ranks = ranks_within(flat, mask.reshape(-1).to(torch.uint8), _sortable(kind.reshape(-1))).double()
         return torch.where(flat.isnan(), torch.nan, ranks).reshape(weight.shape)
 
-    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values))
+    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values, whole="ranked"))
 
 
 def _sortable(kind: Tensor) -> Tensor:
@@ -136,8 +135,7 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
     check_call("fn", fn, "scores")
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-        del mask
-        check_plain("by_unit", path, weight)
+        del weight, mask
 
         def checked(rows: Tensor) -> Tensor:
             made: object = fn(rows)
@@ -156,4 +154,4 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
             raise ValueError(f"{error} at {path!r}") from None
         return from_rows(units, to_rows(units, value, checked))
 
-    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values))
+    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values, whole="by_unit"))

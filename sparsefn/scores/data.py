@@ -10,11 +10,10 @@ from torch import Tensor
 from sparsefn.engine.as_matrix import as_matrix
 from sparsefn.engine.checks import number
 from sparsefn.engine.described import described
-from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.shards import check_plain
+from sparsefn.scores.leaves import of_sparsified
 from sparsefn.state import PlainScore, State, Step
-from sparsefn.tree import Tree, map_with_path, wide
+from sparsefn.tree import Tree, wide
 
 Stats = Mapping[str, Mapping[str, Tensor]]  # of leaves, by path, as sf.calibration.inputs gives them
 
@@ -66,10 +65,8 @@ def ria(stats: Stats, power: Real = 0.5) -> PlainScore:
 def _scored(name: str, stats: Stats, score: Callable[[Tensor, Tensor], Tensor]) -> PlainScore:
     faults = _faults(name, stats)
 
-    def of_leaf(path: str, mask: Tensor, leaf: Tensor) -> Tensor:
-        if not is_sparse(mask, leaf):
-            return torch.zeros_like(leaf)
-        check_plain(name, path, leaf)
+    def of_leaf(path: str, leaf: Tensor, mask: Tensor) -> Tensor:
+        del mask
         if path not in stats or path in faults:
             missing = f"{name}: no data for the leaf {path!r}, but for {len(stats)} others"
             raise ValueError(faults.get(path, missing))
@@ -77,7 +74,7 @@ def _scored(name: str, stats: Stats, score: Callable[[Tensor, Tensor], Tensor]) 
 
     def scores(state: State, grads: Tree, step: Step) -> Tree:
         del grads, step
-        return map_with_path(of_leaf, state.masks, state.params)
+        return of_sparsified(of_leaf, state, whole=name)
 
     return scores
 

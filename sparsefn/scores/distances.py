@@ -10,11 +10,10 @@ from torch import Tensor
 
 from sparsefn.engine.checks import is_number
 from sparsefn.engine.described import described
-from sparsefn.engine.leafwise import is_sparse
 from sparsefn.engine.pooling import Pooling
-from sparsefn.engine.shards import check_plain
+from sparsefn.scores.leaves import of_sparsified
 from sparsefn.state import PlainScore, State, Step
-from sparsefn.tree import Tree, map_with_path, wide
+from sparsefn.tree import Tree, wide
 
 _PIECE = 2**22  # entries of differences at a time
 _SUM = Pooling("sum")
@@ -39,10 +38,8 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Pla
     if not callable(norm) and not is_number(norm):
         raise TypeError(f"expected norm to be a number or a function of the slices, got {norm!r}")
 
-    def of_leaf(path: str, mask: Tensor, leaf: Tensor) -> Tensor:
-        if not is_sparse(mask, leaf):
-            return torch.zeros_like(leaf)
-        check_plain("distance", path, leaf)
+    def of_leaf(path: str, leaf: Tensor, mask: Tensor) -> Tensor:
+        del mask
         if not -leaf.ndim <= axis < leaf.ndim:
             raise ValueError(f"distance: no axis {axis} in shape {tuple(leaf.shape)} at {path!r}")
         slices = wide(leaf.detach()).movedim(axis, 0)
@@ -56,7 +53,7 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Pla
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         del grads, step
-        return map_with_path(of_leaf, state.masks, state.params)
+        return of_sparsified(of_leaf, state, whole="distance")
 
     return score
 

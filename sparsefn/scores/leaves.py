@@ -53,16 +53,22 @@ def leafwise(fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> PlainScore:
     return with_call(score, leafwise, fn) if isinstance(fn, Described) else score
 
 
-def of_sparsified(fn: Callable[..., Tensor], state: State, *trees: Tree) -> Tree:
+def of_sparsified(fn: Callable[..., Tensor], state: State, *trees: Tree, whole: str = "", why: str = "") -> Tree:
     """`fn(path, weight, mask, *leaves)` for each sparsified leaf of a state, and zeros for each other leaf.
 
     >>> state = sf.State({"w": torch.ones(2), "b": torch.ones(1)}, {"w": torch.ones(2) > 0, "b": torch.tensor(True)})
     >>> of_sparsified(lambda path, weight, mask: weight + 1, state)
     {'w': tensor([2., 2.]), 'b': tensor([0.])}
+
+    For a function of `whole` leaves, which has this name in errors, ValueError for a DTensor.
     """
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor, *leaves: Tensor) -> Tensor:
-        return fn(path, weight, mask, *leaves) if is_sparse(mask, weight) else torch.zeros_like(weight)
+        if not is_sparse(mask, weight):
+            return torch.zeros_like(weight)
+        if whole:
+            check_plain(whole, path, weight, why)
+        return fn(path, weight, mask, *leaves)
 
     return map_with_path(of_leaf, state.params, state.masks, *trees)
 
@@ -83,11 +89,10 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
         del mask
-        check_plain("lamp", path, weight)
         squares = widened(weight.detach()).double().square().flatten()
         order = falling(squares)
         sorted_squares = squares[order]
         ratios = torch.where(sorted_squares == 0, 0.0, sorted_squares / running_sums(sorted_squares))
         return back(ratios, order).reshape(weight.shape)
 
-    return of_sparsified(of_leaf, state)
+    return of_sparsified(of_leaf, state, whole="lamp")

@@ -10,7 +10,6 @@ from sparsefn.counts import below
 from sparsefn.engine.checks import check_int, check_positive, check_trigger
 from sparsefn.engine.described import described
 from sparsefn.engine.donation import take
-from sparsefn.engine.shards import check_plain
 from sparsefn.engine.transforms import concrete
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import absolute, given, magnitude, plain
@@ -159,10 +158,9 @@ def steered(
 
     def over(tau: Tensor, state: State, grads: Tree, step: Step) -> Tree:
         def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-            check_plain("steered", path, weight)
             return wide(value) / tau.to(value.device, wide(value).dtype)
 
-        return of_sparsified(of_leaf, state, fn(state, grads, step))
+        return of_sparsified(of_leaf, state, fn(state, grads, step), whole="steered")
 
     def accumulate(memory: Tree, state: State, grads: Tree, step: Step) -> Tree:
         def adapted(old: Tree) -> Tree:

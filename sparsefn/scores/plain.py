@@ -54,16 +54,16 @@ class Absolute(Function):
 
 
 class Drawn(Function):
-    """A score that is drawn leaf by leaf: `of_leaves(leaves, state, step)` are those of some leaves."""
+    """A score that is drawn leaf by leaf: `draw(leaves, state, step)` are those of some leaves."""
 
-    def __init__(self, of_leaves: Callable[[Leaves, State, Step], Leaves], fn: Callable[..., Tree]) -> None:
+    def __init__(self, draw: Callable[[Leaves, State, Step], Leaves], fn: Callable[..., Tree]) -> None:
         super().__init__(fn)
-        self.of_leaves = of_leaves
+        self.draw = draw
 
     def __call__(self, state: State, grads: Tree, step: Step) -> Tree:
         """The scores of all leaves."""
         leaves, rebuild = flatten(state.params)
-        return rebuild(list(self.of_leaves(leaves, state, step).values()))
+        return rebuild(list(self.draw(leaves, state, step).values()))
 
 
 def absolute(signed: Signed) -> Signed:

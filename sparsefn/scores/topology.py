@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.described import described
-from sparsefn.engine.shards import check_plain
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.state import PlainScore, State, Step
 from sparsefn.tree import Tree
@@ -38,14 +37,13 @@ def topology(rule: Literal["CH2", "CH3"] = "CH2", least: float = 0.0) -> PlainSc
         raise ValueError(f"expected rule to be 'CH2' or 'CH3', got {rule!r}")
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
-        check_plain("topology", path, weight)
         m = mask.reshape(mask.shape[0], math.prod(mask.shape[1:])).double()
         found = _half(m, rule) + _half(m.T, rule).T
         return torch.where(mask, 0.0, found.reshape(mask.shape).clamp(min=least))
 
     def score(state: State, grads: Tree, step: Step) -> Tree:
         del grads, step
-        return of_sparsified(of_leaf, state)
+        return of_sparsified(of_leaf, state, whole="topology")
 
     return score
 

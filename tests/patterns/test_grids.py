@@ -9,7 +9,7 @@ import sparsefn as sf
 from sparsefn.engine import seats
 from sparsefn.engine.seats import Seat
 from sparsefn.engine.shards import Layout
-from sparsefn.patterns.seated import cell_of, group_places, own_counts, seated, unit_places, units_at
+from sparsefn.patterns.grids import cell_of, group_places, own_counts, seated, unit_places, units_at
 from sparsefn.patterns.units import active_rows, allowed_rows, from_rows, in_rows, to_rows, units_of
 
 P = sf.patterns

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sparsefn.compose.moments import live_entries, live_leaves
+from sparsefn.compose.descent import live_entries, live_leaves
 from sparsefn.engine import donation, lists
 
 BEFORE = torch.tensor([True, True, False, True])

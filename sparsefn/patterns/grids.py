@@ -1,4 +1,4 @@
-"""The units of a DTensor: those of the box that this process gets once no unit crosses a border."""
+"""Where the units of leaves lie: of a DTensor those of the box that this process gets once no unit crosses a border."""
 
 from __future__ import annotations
 
@@ -18,14 +18,43 @@ from sparsefn.engine.talks import Sum, Talk, together
 from sparsefn.engine.transforms import Array, eagerly
 from sparsefn.patterns.boxes import in_line
 from sparsefn.patterns.kinds import Box, Pattern
+from sparsefn.patterns.tied import tied_sets
 from sparsefn.patterns.units import Units, units_of
 from sparsefn.tree import Leaves
+
+Grids = dict[str, Units]  # by path; of a tied set under the path of its first leaf
+
+
+def grids(pattern: Pattern, leaves: Leaves) -> Grids:
+    """The units of some leaves; errors name the leaf."""
+    if pattern.members:
+        made = tied_sets(pattern, leaves)
+        known = paths_of(made)
+        if others := [path for path in leaves if path not in known]:
+            raise ValueError(
+                f"{pattern}: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "
+                f"{others[0]!r} is not"
+            )
+        return made
+    made = {}
+    for path, leaf in leaves.items():
+        try:
+            units = units_of(pattern, tuple(leaf.shape))
+            made[path] = units if type(leaf) is Tensor else seated(units, leaf)
+        except ValueError as error:
+            raise ValueError(f"{error} at {path!r}") from None
+    return made
+
+
+def paths_of(grids: Grids) -> list[str]:
+    """The paths of the leaves, those of tied sets included."""
+    return [at for path, units in grids.items() for at in ([place.path for place in units.places] or [path])]
 
 
 def seated(units: Units, leaf: Tensor) -> Units:
     """The units of this process's part of a leaf; those of the whole where the leaf is no DTensor.
 
-    >>> from sparsefn.patterns.seated import seated
+    >>> from sparsefn.patterns.grids import seated
     >>> from sparsefn.patterns.units import units_of
     >>> units = units_of(sf.patterns.nm(2, 4), (3, 8))
     >>> seated(units, torch.ones(3, 8)) is units
@@ -44,7 +73,7 @@ def seated(units: Units, leaf: Tensor) -> Units:
 def cell_of(units: Units) -> Box:
     """The box of elements that must be whole on one process: a unit, or a group where there are several.
 
-    >>> from sparsefn.patterns.seated import cell_of
+    >>> from sparsefn.patterns.grids import cell_of
     >>> from sparsefn.patterns.units import units_of
     >>> cell_of(units_of(sf.patterns.nm(2, 4), (3, 8))), cell_of(units_of(sf.patterns.channel(0), (3, 8)))
     ((1, 4), (1, 8))
@@ -84,7 +113,7 @@ def _in_groups(grid: Box, group: Box) -> Box:
 def group_places(units: Units) -> Tensor:
     """Which groups of the whole are here, by index: int64 of shape (groups,).
 
-    >>> from sparsefn.patterns.seated import group_places
+    >>> from sparsefn.patterns.grids import group_places
     >>> from sparsefn.patterns.units import units_of
     >>> group_places(units_of(sf.patterns.nm(2, 4), (3, 8)))
     tensor([0, 1, 2, 3, 4, 5])
@@ -100,7 +129,7 @@ def group_places(units: Units) -> Tensor:
 def unit_places(units: Units) -> Tensor:
     """Which units of the whole are here, by index in its rows: int64 of shape (groups, units of a group).
 
-    >>> from sparsefn.patterns.seated import unit_places
+    >>> from sparsefn.patterns.grids import unit_places
     >>> from sparsefn.patterns.units import units_of
     >>> unit_places(units_of(sf.patterns.nm(1, 2), (1, 4)))
     tensor([[0, 1],
@@ -115,7 +144,7 @@ def unit_places(units: Units) -> Tensor:
 def own_counts(units: Units, counts: Count) -> Count:
     """The counts of the groups that are here, of counts for all groups of the whole.
 
-    >>> from sparsefn.patterns.seated import own_counts
+    >>> from sparsefn.patterns.grids import own_counts
     >>> from sparsefn.patterns.units import units_of
     >>> own_counts(units_of(sf.patterns.row_balanced(), (2, 8)), torch.tensor([3, 4]))
     tensor([3, 4])
@@ -128,7 +157,7 @@ def own_counts(units: Units, counts: Count) -> Count:
 def to_seats(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
     """The leaves, with those that are DTensors as the boxes that this process gets of them.
 
-    >>> from sparsefn.patterns.seated import to_seats
+    >>> from sparsefn.patterns.grids import to_seats
     >>> from sparsefn.patterns.units import units_of
     >>> to_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)})
     {'w': tensor([1., 1.])}
@@ -143,7 +172,7 @@ def to_seats(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
 def from_seats(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Leaves:
     """The inverse of `to_seats`: boxes of this process as DTensors that are laid out as the leaves.
 
-    >>> from sparsefn.patterns.seated import from_seats
+    >>> from sparsefn.patterns.grids import from_seats
     >>> from sparsefn.patterns.units import units_of
     >>> from_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)}, {"w": torch.zeros(2)})
     {'w': tensor([1., 1.])}
@@ -158,7 +187,7 @@ def from_seats(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Lea
 def check_whole(what: str, units: Mapping[str, Units], shared: bool = False) -> None:
     """Raise ValueError for DTensors where a function reads whole rows; with `shared`, only for rows of several parts.
 
-    >>> from sparsefn.patterns.seated import check_whole
+    >>> from sparsefn.patterns.grids import check_whole
     >>> from sparsefn.patterns.units import units_of
     >>> check_whole("grow_count", {"w": units_of(sf.patterns.unstructured(), (2,))})
     """
@@ -172,7 +201,7 @@ def check_whole(what: str, units: Mapping[str, Units], shared: bool = False) -> 
 def of_all_groups(units: Sequence[Units], counts: Sequence[Tensor]) -> list[Tensor]:
     """The counts of the groups of whole leaves, from those that are here.
 
-    >>> from sparsefn.patterns.seated import of_all_groups
+    >>> from sparsefn.patterns.grids import of_all_groups
     >>> from sparsefn.patterns.units import units_of
     >>> of_all_groups([units_of(sf.patterns.row_balanced(), (2, 8))], [torch.tensor([3, 4])])
     [tensor([3, 4])]
