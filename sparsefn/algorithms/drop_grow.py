@@ -23,7 +23,7 @@ from sparsefn.redistribute import GrowCount, Redistribute, Share, check_redistri
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import gradient, magnitude, momentum, ranked
 from sparsefn.scores import random as random_score
-from sparsefn.state import Algorithm, Level, Score, Trigger, Where, check_score
+from sparsefn.state import Algorithm, Level, Score, Trigger, Where
 from sparsefn.timetable import pace
 from sparsefn.triggers import every
 from sparsefn.where import default_where
@@ -107,8 +107,6 @@ def drop_grow(
     The drop reads the weights as they are, the growth the gradient of the same step; inside
     `with_optimizer` both see the optimizer's state in `state.opt`.
     """
-    for name, score in (("drop", drop), ("grow", grow)):
-        check_score(name, score)
     check_call("count", count, "fraction", "active")
     check_call("grown", grown, "state", "grown", "step")
     if grow_count is not None:

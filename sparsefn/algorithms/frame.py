@@ -33,6 +33,7 @@ from sparsefn.state import (
     Where,
     apply_masks,
     check_grads,
+    check_score,
     everywhere,
     inside,
     masked_view,
@@ -219,6 +220,8 @@ class Masked(NamedTuple):
     def build(self, allowed: Leaves | None = None) -> Algorithm:
         """The algorithm, choosing among what is allowed."""
         check_pruned(self.memory.pruned)
+        for name, score in self.memory.scores.items():
+            check_score(name, score)
         check_trigger("when", self.when)
         rule, memory, seed = self.rule, self.memory, random.key(0) if self.key is None else self.key
         remembers = any(isinstance(score, Accumulated) for score in memory.scores.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -15,15 +16,15 @@ from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.units import Field, Open, both
 from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.counts import Counted
-from sparsefn.engine.checks import check_call, check_sparsity, is_int
-from sparsefn.engine.described import described, shown
+from sparsefn.engine.checks import check_call, check_keywords, check_sparsity, is_int
+from sparsefn.engine.described import described, shown, takes_keywords_of
 from sparsefn.engine.rounding import CountRule, as_fraction, fraction_at, rounded
 from sparsefn.engine.selection.winners import Count
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.schedules import polynomial
 from sparsefn.scores import magnitude
 from sparsefn.select import checked_count
-from sparsefn.state import Algorithm, Level, Score, Step, Trigger, Where, check_score
+from sparsefn.state import Algorithm, Level, Score, Step, Trigger, Where
 from sparsefn.timetable import pace
 from sparsefn.triggers import always, at, every
 from sparsefn.where import default_where
@@ -99,7 +100,6 @@ def gmp(
     if isinstance(goal, Counted) and isinstance(init, str) and init == "magnitude" and score is not magnitude:
         init = "dense"
 
-    check_score("score", score)
     memory, method = Memory({"score": score}, pruned), partial(_run, _wanted, regrow)
     return Masked(rule, memory, method, goal, init, where, key, always() if when is None else when).build()
 
@@ -118,18 +118,34 @@ def _rise(when: Trigger | None, sparsity: Level | Counted | None, steps: int) ->
     return every(n, stop=stop) if when is None else when, level
 
 
+class PruneOptions(TypedDict, total=False):
+    """The keywords of `gmp` that `one_shot` and `ste` take, too."""
+
+    when: Trigger
+    where: Where
+    pattern: Pattern
+    distribution: Distribution
+    key: Tensor | None
+
+
+class OneShotOptions(PruneOptions, total=False):
+    """The keywords of `gmp` that `one_shot` hands on."""
+
+    pruned: Pruned
+    regrow: bool
+
+
+class SteOptions(PruneOptions, total=False):
+    """The keywords of `gmp` that `ste` hands on."""
+
+    score: Score
+    init: Init
+
+
 @described
+@takes_keywords_of(gmp, [*OneShotOptions.__annotations__], when=at([0]))
 def one_shot(
-    sparsity: Level | Counted | None,
-    score: Score = magnitude,
-    *,
-    when: Trigger = at([0]),
-    where: Where = default_where,
-    pattern: Pattern = unstructured(),
-    distribution: Distribution = uniform(),
-    key: Tensor | None = None,
-    pruned: Pruned = "zero",
-    regrow: bool = False,
+    sparsity: Level | Counted | None, score: Score = magnitude, **options: Unpack[OneShotOptions]
 ) -> Algorithm:
     """Dense until its trigger, then pruned by any score; the score may use gradients.
 
@@ -142,18 +158,9 @@ def one_shot(
     the optimizer's step, and such a score would multiply stepped weights by the gradient of those before: leave
     that one step out, `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
     """
-    return gmp(
-        sparsity,
-        score=score,
-        when=when,
-        where=where,
-        pattern=pattern,
-        distribution=distribution,
-        key=key,
-        init="dense",
-        pruned=pruned,
-        regrow=regrow,
-    )
+    check_keywords("one_shot", options, OneShotOptions.__annotations__)
+    own: OneShotOptions = {"when": at([0])}
+    return gmp(sparsity, score=score, init="dense", **(own | options))
 
 
 @described
@@ -210,7 +217,6 @@ def iterative(
                 raise ValueError(f"iterative: {error} at {name}") from None
         return kept
 
-    check_score("score", score)
     memory, method = Memory({"score": score}, pruned), partial(_run, counts, False)
     return Masked(rule, memory, method, None, init, where, key, when).build()
 
@@ -233,17 +239,8 @@ def _removal(fraction: Level | None, count: Count | CountRule) -> Callable[[Tens
 
 
 @described
-def ste(
-    sparsity: Level | Counted | None,
-    *,
-    score: Score = magnitude,
-    when: Trigger = always(),
-    where: Where = default_where,
-    pattern: Pattern = unstructured(),
-    distribution: Distribution = uniform(),
-    key: Tensor | None = None,
-    init: Init = "magnitude",
-) -> Algorithm:
+@takes_keywords_of(gmp, [*SteOptions.__annotations__], when=always())
+def ste(sparsity: Level | Counted | None, **options: Unpack[SteOptions]) -> Algorithm:
     """Straight-through magnitude masks: dense weights train on, the forward pass sees the best of them.
 
     >>> algorithm = sf.with_optimizer(sf.ste(0.5), sf.optimizers.sgd(0.2))
@@ -255,15 +252,5 @@ def ste(
     The same as `gmp(sparsity, pruned="train", regrow=True, when=always())`: every weight gets the dense
     gradient. Wortsman et al. 2019, arXiv 1906.00586; with pattern=nm(n, m), Zhou et al. 2021, arXiv 2102.04010.
     """
-    return gmp(
-        sparsity,
-        score=score,
-        when=when,
-        where=where,
-        pattern=pattern,
-        distribution=distribution,
-        key=key,
-        init=init,
-        pruned="train",
-        regrow=True,
-    )
+    check_keywords("ste", options, SteOptions.__annotations__)
+    return gmp(sparsity, pruned="train", regrow=True, **options)

@@ -124,7 +124,9 @@ def uncalled(value: object) -> str:
     return f"{name} itself; call it: {name}({', '.join(needed)})"
 
 
-def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
+def takes_keywords_of(
+    base: Callable[..., Any], known: Iterable[str] | None = None, **defaults: Any
+) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
     """A function that hands its keywords on gets a signature which shows them, as `help` does.
 
     >>> def draw(shape, *, color, width=1): ...
@@ -135,7 +137,8 @@ def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Ca
     >>> print(inspect.signature(circle))
     (radius, *, color='red', width=1)
 
-    The parameters by name are those of `base`, where they are not the function's own, with these defaults.
+    The parameters by name are those of `base` that are `known`, where they are not the function's own, with these
+    defaults.
     """
 
     def signed(make: Callable[P, Made]) -> Callable[P, Made]:
@@ -143,7 +146,8 @@ def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Ca
         own = [p for p in here.parameters.values() if p.kind is not p.VAR_KEYWORD]
         names = {p.name for p in own}
         theirs = [p for p in inspect.signature(base).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        more = [p.replace(default=defaults.get(p.name, p.default)) for p in theirs if p.name not in names]
+        rest = [p for p in theirs if p.name not in names and (known is None or p.name in known)]
+        more = [p.replace(default=defaults.get(p.name, p.default)) for p in rest]
         make.__signature__ = here.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         return make
 
