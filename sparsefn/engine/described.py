@@ -213,11 +213,14 @@ def has_name(fn: object) -> bool:
 
 
 def _knowing(made: Made, call: Call) -> Made:
-    new: Any = made  # a pattern, which is new and has a place for the call
+    new: Any
     if isinstance(made, FunctionType):
         new = Described(made)
     elif isinstance(made, tuple):
         new = tuple.__new__(_kind(type(made)), made)
+    else:  # a pattern or a score, which has a place for the call
+        new = object.__new__(type(made))
+        vars(new).update(vars(made))
     inner = call_of(made)
     vars(new)["_call"] = call
     if inner is not None:

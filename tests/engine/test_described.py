@@ -276,7 +276,7 @@ def test_a_changed_copy_does_not_claim_to_be_what_the_factory_made() -> None:
     assert type(other) is sf.Algorithm and repr(other).startswith("Algorithm(init=<function")
     assert repr(algorithm) == "rigl(0.9)" and isinstance(algorithm, sf.Algorithm) and isinstance(algorithm, FromCall)
     assert other[:2] == algorithm[:2] and type(algorithm).__name__ == "Algorithm"
-    with pytest.raises((AttributeError, pickle.PicklingError), match="Masked.build"):
+    with pytest.raises((AttributeError, pickle.PicklingError), match="begun"):
         pickle.dumps(other)
     # One that shares functions with another does not take its name from it.
     assert repr(sf.with_dense_gradients(algorithm)) == "with_dense_gradients(rigl(0.9))"
