@@ -20,6 +20,7 @@ from sparsefn.state import Accumulated, State, Step
 from sparsefn.tree import Leaves, Tree, flatten
 
 Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
+Plain = TypeVar("Plain", bound=Callable[..., Tree])
 
 
 def plain(score: object) -> Callable[..., Tree]:
@@ -85,7 +86,12 @@ def absolute(signed: Signed) -> Signed:
     return with_call(made, absolute, signed) if has_name(signed) else made
 
 
-@functools.partial(Absolute, keyed=False)
+def _unkeyed(signed: Plain) -> Plain:
+    # The absolute value of a score that draws nothing.
+    return cast(Plain, Absolute(signed, keyed=False))
+
+
+@_unkeyed
 def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     """Absolute value of the weights.
 
@@ -96,7 +102,7 @@ def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     return state.params
 
 
-@functools.partial(Absolute, keyed=False)
+@_unkeyed
 def gradient(state: State, grads: Tree, step: Step) -> Tree:
     """Absolute value of the gradient.
 
@@ -147,7 +153,11 @@ def _drawn(leaves: Leaves, state: State, step: Step) -> Leaves:
     return drawn_leaves(state.key, leaves, check_kind(step), "uniform", torch.float32)
 
 
-@functools.partial(Drawn, _drawn)
+def _by_leaf(fn: Plain) -> Plain:
+    return cast(Plain, Drawn(_drawn, fn))
+
+
+@_by_leaf
 def random(state: State, grads: Tree, step: Step) -> Tree:
     """Uniform draws in [0, 1) of the state's key, the leaf's path, the step and the element's index.
 
