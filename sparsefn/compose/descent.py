@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import optree
+import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
@@ -15,7 +16,7 @@ from sparsefn.engine import leafwise, lists
 from sparsefn.engine.donation import Emptied, offer, saves
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.mask_bytes import from_bytes
-from sparsefn.engine.transforms import fused
+from sparsefn.engine.transforms import fused, unwrapped
 from sparsefn.state import State, Step, TrainView, masked_view, moved, support_of
 from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error, zipped
 
@@ -35,7 +36,7 @@ class Descent:
     def __init__(self, optimizer: foreign.Optimizer, view: TrainView, mask_moments: bool, reset_grown: bool) -> None:
         self.optimizer, self.view = optimizer, view
         self.mask_moments, self.reset_grown = mask_moments, reset_grown
-        self.owners, self.prime = foreign.finder(optimizer), foreign.primer(optimizer)
+        self._primed, self._known = False, dict[object, foreign.Found]()
         # Only an `sf.optimizers.Optimizer` has a step on the masks.
         own = view.put is masked_view.put and view.grads is masked_view.grads
         self.under_masks = getattr(optimizer, "under_masks", None) if own else None
@@ -43,19 +44,37 @@ class Descent:
     def _trained(self, state: State) -> Tree:
         return state.params if self.view.get is masked_view.get else self.view.get(state)
 
+    def _prime(self, trained: Tree, opt: Tree) -> None:
+        # TorchOpt's sgd treats the first call of its update differently from later ones. With that call spent, a run
+        # that is resumed in a new process equals an uninterrupted one.
+        if not self._primed and not is_compiling():
+            zeros = optree.tree_map(torch.zeros_like, trained)
+            self.optimizer.update(zeros, opt, params=trained, inplace=False)
+            self._primed = True
+
+    def _owners(self, opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:
+        # Of each leaf of the optimizer's state, which is asked once for each structure with its shapes and dtypes.
+        leaves = leaves_of(trained)
+        if is_compiling():
+            return foreign.owners_in(opt, foreign.find(self.optimizer, trained, sparse), self.optimizer, leaves)
+        key = optree.tree_structure(trained), *((x.shape, x.dtype, one) for x, one in zip(leaves, sparse, strict=True))
+        if key not in self._known:
+            self._known[key] = foreign.find(self.optimizer, trained, sparse)
+        return foreign.owners_in(opt, self._known[key], self.optimizer, leaves)
+
     def begun(self, state: State) -> State:
         """The state with the optimizer's first state, whose moments are found."""
         state, trained = self.restarted(state), self._trained(state)
         sparse = sparse_among(leaves_of(self.view.support(state)), leaves_of(trained))
         if (self.mask_moments or self.reset_grown) and any(sparse):
-            self.owners(state.opt, trained, sparse)
-        self.prime(trained, self.optimizer.init(trained))
+            self._owners(state.opt, trained, sparse)
+        self._prime(trained, self.optimizer.init(trained))
         return state
 
     def restarted(self, state: State) -> State:
         """The state with the optimizer's first state."""
         trained = self._trained(state)
-        return state._replace(opt=foreign.unshared(self.optimizer, self.optimizer.init(trained), trained))
+        return state._replace(opt=_unshared(self.optimizer, self.optimizer.init(trained), trained))
 
     def stepped(self, state: State, grads: Tree, step: Step, skipped: bool | Tensor) -> Stepped:
         """The state after a step that is not skipped."""
@@ -72,7 +91,7 @@ class Descent:
             raise ValueError("with_optimizer: the optimizer reads gradients, got grads=None")
         optimizer, view = self.optimizer, self.view
         trained = self._trained(state)
-        self.prime(trained, state.opt)
+        self._prime(trained, state.opt)
         done = None if self.under_masks is None else self.under_masks(grads, state.opt, trained, support_of(state))
         if done is not None:
             return state._replace(params=done[0], opt=done[1]), done[1]
@@ -87,7 +106,7 @@ class Descent:
         if not same_structure(opt, state.opt):
             name = f"the new state of {foreign.name_of(optimizer)}"
             raise ValueError(f"with_optimizer: {structure_error(name, opt, state.opt, 'the old one')}")
-        opt = foreign.unshared(optimizer, opt, grads, trained)
+        opt = _unshared(optimizer, opt, grads, trained)
         if view.put is masked_view.put:
             return moved(state, updates)._replace(opt=opt), opt
         new = optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates)
@@ -106,7 +125,7 @@ class Descent:
             return state
         leaves, rebuild = opened(opt)
         owned: dict[int, list[int]] = {}  # the places of its moments, by leaf
-        for place, owner in enumerate(self.owners(state.opt, trained, sparse)):
+        for place, owner in enumerate(self._owners(state.opt, trained, sparse)):
             if owner >= 0 and sparse[owner]:
                 owned.setdefault(owner, []).append(place)
         owning, places = [rows[owner] for owner in owned], list(owned.values())
@@ -120,6 +139,29 @@ class Descent:
             for i, leaf in zip(masks, cleaned, strict=True):
                 leaves[i] = leaf
         return state._replace(opt=rebuild(leaves))
+
+
+def _unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:
+    # The optimizer's state, with copies of tensors that share memory with the optimizer's inputs.
+    taken = {_memory(leaf) for tree in given for leaf in leaves_of(tree)}
+    leaves, rebuild = opened(opt)
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            raise TypeError(foreign.no_tensor(optimizer, opt, i))
+        memory = _memory(leaf)
+        if memory is None or memory in taken:
+            leaves[i] = leaf.clone()
+    return rebuild(leaves)
+
+
+def _memory(leaf: Tensor) -> int | None:
+    # None where a transform hides it.
+    if is_compiling():
+        return None
+    try:
+        return int(unwrapped(leaf).untyped_storage()._cdata)
+    except RuntimeError:
+        return None
 
 
 # ---- moments ------------------------------------------------------------------------------------
@@ -197,7 +239,7 @@ def _live(masked: bool, changed: bool, is_set: bool, support: Tensor, *others: T
 # ---- compiled code ------------------------------------------------------------------------------
 
 
-def reading_bytes(update: Stepping) -> Stepping:
+def compiled_well(update: Stepping) -> Stepping:
     """The update; compiled, it reads the bytes of masks and support, and returns masks that it leaves as given."""
 
     def reading(state: State, grads: Tree, step: Step) -> State:

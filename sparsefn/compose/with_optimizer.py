@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose import foreign
-from sparsefn.compose.descent import Descent, reading_bytes
+from sparsefn.compose.descent import Descent, compiled_well
 from sparsefn.compose.paired import check_paired
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.checks import check_trigger
@@ -106,7 +106,7 @@ def with_optimizer(
         state = masks.lent(stepped.state, grads, step)._replace(opt=stepped.state.opt)
         return choose(reset(step), inside.restarted, inside.tidied(state, stepped, grads))  # type: ignore[no-any-return]
 
-    @reading_bytes
+    @compiled_well
     def update(state: State, grads: Tree, step: Step) -> State:
         if not skip_nonfinite or grads is None:
             return advance(state, grads, step)
