@@ -114,24 +114,19 @@ def is_uniform(distribution: Distribution) -> bool:
 
 
 def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
-    # Worked out once for a float: an update asks again and again.
+    given = tuple([(path, tuple(shape)) for path, shape in shapes.items()])
     if type(sparsity) is not float or torch.compiler.is_compiling():
-        return _shared(shapes, sparsity, density)
-    return dict(_known(tuple((path, tuple(shape)) for path, shape in shapes.items()), sparsity, density))
+        return _shared.__wrapped__(given, sparsity, density)
+    return dict(_shared(given, sparsity, density))
 
 
-@functools.lru_cache(maxsize=64)
-def _known(shapes: tuple[tuple[str, tuple[int, ...]], ...], sparsity: float, density: Density) -> Counts:
-    return _shared(dict(shapes), sparsity, density)
-
-
-def _shared(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
+@functools.lru_cache(maxsize=64)  # an update asks again and again
+def _shared(given: tuple[tuple[str, tuple[int, ...]], ...], sparsity: Real, density: Density) -> Counts:
+    shapes = dict(given)
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
     for path, shape in shapes.items():
         if len(shape) < 2:
-            raise ValueError(
-                f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {tuple(shape)} at {path!r}"
-            )
+            raise ValueError(f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {shape} at {path!r}")
     shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
     return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
 
@@ -144,14 +139,13 @@ def erdos_renyi() -> Distribution:
     {'a': 710, 'b': 390}
 
     A leaf whose share exceeds its size is dense, and the other leaves share the rest. Leaves of fewer than 2
-    dimensions are a ValueError.
-    Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
+    dimensions are a ValueError. Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
     """
-    return lambda shapes, sparsity: _by_share(shapes, sparsity, _of_sides)
 
+    def density(shape: tuple[int, ...]) -> float:
+        return (shape[0] + shape[1]) / (shape[0] * shape[1])
 
-def _of_sides(shape: tuple[int, ...]) -> float:
-    return (shape[0] + shape[1]) / (shape[0] * shape[1])
+    return lambda shapes, sparsity: _by_share(shapes, sparsity, density)
 
 
 @described

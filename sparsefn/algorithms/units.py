@@ -1,7 +1,6 @@
 """What competes: the units of the sparse leaves, as rows of groups, and the doors through which masks are chosen.
 
-A method asks here for flags, counts, winners and masks. Where the units lie is known here alone: on which process, on
-which device, how many leaves at a time, in one leaf or in several.
+On which process they lie, on which device, how many leaves at a time and in how many leaves is known here alone.
 """
 
 from __future__ import annotations
@@ -25,17 +24,8 @@ from sparsefn.engine.memory import brought, on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at, n_kept
 from sparsefn.engine.selection.winners import Count, Entry, end_to_end, totals, winners
-from sparsefn.patterns.grids import (
-    Grids,
-    check_whole,
-    from_seats,
-    grids,
-    of_all_groups,
-    own_counts,
-    paths_of,
-    to_seats,
-    unit_places,
-)
+from sparsefn.patterns import grids as layout
+from sparsefn.patterns.grids import Grids
 from sparsefn.patterns.tied import joined, parted
 from sparsefn.patterns.units import Units, active_rows, allowed_rows, competing, in_rows, unit_mask
 from sparsefn.state import Step
@@ -78,7 +68,7 @@ class Field(NamedTuple):
 
     def _each(self, leaves: Leaves) -> Iterator[tuple[Units, Tensor]]:
         # The grids with what is here of their leaves; a tied set as one matrix, made when its turn comes.
-        leaves = to_seats(self.grids, leaves) if self.sharded else leaves
+        leaves = layout.to_seats(self.grids, leaves) if self.sharded else leaves
         for path, units in self.grids.items():
             yield units, joined(units, leaves) if units.places else leaves[path]
 
@@ -105,14 +95,11 @@ class Field(NamedTuple):
         return self.counts([sum(widths)] if self.joint else widths)
 
     def targets(self, sparsity: Real | None) -> list[Count]:
-        """Kept counts at a sparsity, one a grid or for all of them; without one, the pattern's.
-
-        A group that may keep fewer units than its part of the leaf's count leaves the rest to the other groups.
-        """
+        """Kept counts at a sparsity, or the pattern's; what a group has no room for goes to the others of its leaf."""
         given = self._of_whole(sparsity, self._room())
         if self.joint or not self.sharded:
             return given
-        return [own_counts(*pair) for pair in zip(self.grids.values(), given, strict=True)]
+        return [layout.own_counts(*pair) for pair in zip(self.grids.values(), given, strict=True)]
 
     def _of_whole(self, sparsity: Real | None, room: Leaves) -> list[Count]:
         # The counts of all groups of the whole leaves.
@@ -143,7 +130,7 @@ class Field(NamedTuple):
         several = {p: (units, open_) for (p, units), open_ in pairs if units.of_all.rows[0] > 1 and open_ is not None}
         counts = [in_rows(open_).sum(-1) for _, open_ in several.values()]
         if self.sharded:
-            counts = of_all_groups([units for units, _ in several.values()], counts)
+            counts = layout.of_all_groups([units for units, _ in several.values()], counts)
         return dict(zip(several, counts, strict=True))
 
     def target(self, scores: Scores, among: Open) -> Tensor:
@@ -159,7 +146,7 @@ class Field(NamedTuple):
     def counted(self, goal: Counted, scores: Scores, among: Open) -> list[Count]:
         """Kept counts that scores decide, among some units."""
         if goal.whole:
-            check_whole(shown(goal), self.grids, shared=True)
+            layout.check_whole(shown(goal), self.grids, shared=True)
         fields = [self] if self.joint and self.grids else [self.part([i]) for i in range(len(self.grids))]
         rows = zip(fields, self.rows(scores), self.rows_of(among), strict=True)
         return [field._counted(goal, row, flags) for field, row, flags in rows]
@@ -174,12 +161,9 @@ class Field(NamedTuple):
         return count if goal.of == "kept" else (total(flags) - count).clamp(min=0)
 
     def rows(self, scores: Scores, what: str | None = None) -> list[Tensor]:
-        """The scores of each competition, (groups, units of a group).
-
-        With a name for the function, raise for leaves of which processes have parts.
-        """
+        """The scores of each competition, (groups, units of a group), for a function of whole leaves if it is named."""
         if what is not None:
-            check_whole(what, self.grids)
+            layout.check_whole(what, self.grids)
         return self._in_groups([in_rows(competing(*pair)) for pair in self._each(scores.values)])
 
     def rows_of(self, flags: Open) -> list[Tensor]:
@@ -230,26 +214,23 @@ class Field(NamedTuple):
             total = on(counts[0 if joint else i], device)
             total = total.sum() if total.ndim else total * (1 if joint else units.of_all.rows[0])
             chance = total.double() / max(sum(sizes.values()) if joint else sizes[path], 1)
-            places = None if units.seat is None else unit_places(units).to(device)
+            places = None if units.seat is None else layout.unit_places(units).to(device)
             own = brought(random.leaf_key(key, path), device)
             flags.append(random.bernoulli(own, chance, units.rows, index=places))
         return flags
 
     def masks_of(self, flags: Flags, scores: Scores | None = None, among: Leaves | None = None) -> Leaves:
-        """Masks of the leaves from kept units, within what is allowed.
-
-        Where a pattern leaves other units their best elements, these are the best by their scores `among` some.
-        """
+        """Masks of the leaves from kept units, and the best elements `among` some of others by the pattern."""
         made: Leaves = {}
         spared = scores is not None and self.rule.pattern.zeros is not None
-        values = to_seats(self.grids, scores.values) if spared and scores is not None else {}
-        open_ = to_seats(self.grids, among) if spared and among is not None else {}
+        values = layout.to_seats(self.grids, scores.values) if spared and scores is not None else {}
+        open_ = layout.to_seats(self.grids, among) if spared and among is not None else {}
         for (path, units), kept in zip(self.grids.items(), flags, strict=True):
             if units.places:
                 made |= parted(units, kept, self.leaves)
             else:
                 made[path] = unit_mask(units, kept, values.get(path), open_.get(path))
-        made = from_seats(self.grids, made, self.leaves) if self.sharded else made
+        made = layout.from_seats(self.grids, made, self.leaves) if self.sharded else made
         return made if self.allowed is None or self.elementwise else both(made, self.allowed)
 
     def best_masks(self, scores: Scores) -> Leaves:
@@ -271,7 +252,7 @@ class Field(NamedTuple):
         names = list(self.grids)
         grids = {names[i]: self.grids[names[i]] for i in at}
         leaves, masks = (
-            {path: tree[path] for path in paths_of(grids) if path in tree} for tree in (self.leaves, self.masks)
+            {path: tree[path] for path in layout.paths_of(grids) if path in tree} for tree in (self.leaves, self.masks)
         )
         known = None if self.known is None else [self.known[i] for i in at]
         return self._replace(grids=grids, leaves=leaves, masks=masks, free=[self.free[i] for i in at], known=known)
@@ -286,9 +267,8 @@ def field(
     step: Step = 0,
 ) -> Field:
     """The units of some leaves, of which those compete that are allowed; a path that is missing is allowed whole."""
-    found = grids(rule.pattern, leaves)
-    joint = rule.joint
-    if joint:
+    found = layout.grids(rule.pattern, leaves)
+    if joint := rule.joint:
         rule.check_grids(found, leaves)
     sharded = any(units.seat is not None for units in found.values())
     if allowed is not None:

@@ -213,13 +213,13 @@ def has_name(fn: object) -> bool:
 
 
 def _knowing(made: Made, call: Call) -> Made:
-    new: Any
+    new: Any = type(made)
     if isinstance(made, FunctionType):
         new = Described(made)
     elif isinstance(made, tuple):
         new = tuple.__new__(_kind(type(made)), made)
     else:  # a pattern or a score, which has a place for the call
-        new = object.__new__(type(made))
+        new = object.__new__(_kind(new))
         vars(new).update(vars(made))
     inner = call_of(made)
     vars(new)["_call"] = call
@@ -230,10 +230,11 @@ def _knowing(made: Made, call: Call) -> Made:
 
 @functools.cache
 def _kind(kind: type[Any]) -> type[Any]:
-    # A named tuple that knows its call. `_replace` goes through `_make`, which makes one that does not.
+    # Of objects that know their call. `_replace` of a named tuple goes through `_make`, which makes one that does not.
     if issubclass(kind, FromCall):
         return kind
-    same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__", "_make")}
+    names = ("__module__", "__qualname__", "__doc__", "_make")
+    same = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
     return type(kind.__name__, (FromCall, kind), same)
 
 

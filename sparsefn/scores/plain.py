@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_kind
-from sparsefn.engine.described import FromCall, has_name, with_call
+from sparsefn.engine.described import has_name, with_call
 from sparsefn.engine.leaf_draws import drawn_leaves
 from sparsefn.state import Accumulated, State, Step
 from sparsefn.tree import Leaves, Tree, flatten
@@ -29,14 +29,14 @@ def plain(score: object) -> Callable[..., Tree]:
     return score
 
 
-class Function(FromCall):
+class Function:
     """A score that is a function, and has another way to be read besides."""
 
     def __init__(self, fn: Callable[..., Tree]) -> None:
         functools.update_wrapper(self, fn)  # type: ignore[arg-type]
 
     def __repr__(self) -> str:
-        return super().__repr__() if "_call" in vars(self) else self.__qualname__  # type: ignore[attr-defined]
+        return self.__qualname__  # type: ignore[attr-defined, no-any-return]
 
     def __reduce__(self) -> Any:
         return self.__qualname__  # type: ignore[attr-defined]
