@@ -103,7 +103,7 @@ class Field(NamedTuple):
 
     def _of_whole(self, sparsity: Real | None, room: Leaves) -> list[Count]:
         # The counts of all groups of the whole leaves.
-        pattern, distribution, grids = *self.rule, self.grids
+        (pattern, distribution), grids = self.rule, self.grids
         if not grids:
             return []
         if pattern.fixed is not None:

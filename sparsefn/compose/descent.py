@@ -17,6 +17,7 @@ from sparsefn.engine.donation import Emptied, offer, saves
 from sparsefn.engine.leafwise import sparse_among
 from sparsefn.engine.mask_bytes import from_bytes
 from sparsefn.engine.transforms import fused, unwrapped
+from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import State, Step, TrainView, masked_view, moved, support_of
 from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error, zipped
 
@@ -37,9 +38,8 @@ class Descent:
         self.optimizer, self.view = optimizer, view
         self.mask_moments, self.reset_grown = mask_moments, reset_grown
         self._primed, self._known = False, dict[object, foreign.Found]()
-        # Only an `sf.optimizers.Optimizer` has a step on the masks.
         own = view.put is masked_view.put and view.grads is masked_view.grads
-        self.under_masks = getattr(optimizer, "under_masks", None) if own else None
+        self.under_masks = optimizer.under_masks if own and isinstance(optimizer, Optimizer) else None
 
     def _trained(self, state: State) -> Tree:
         return state.params if self.view.get is masked_view.get else self.view.get(state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Sequence
-from typing import overload
+from typing import cast, overload
 
 import torch
 from torch import Tensor
@@ -75,9 +75,7 @@ def of_groups(count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequen
         there = [x.double() for x in rates if isinstance(x, Tensor) and x.device == n.device and not x.ndim]
         alike = all(rate is rates[0] for rate in rates)
         if alike or len(there) == len(n):
-            made = count(rates[0] if alike else torch.stack(there), n)
-            assert isinstance(made, Tensor)
-            return made
+            return cast(Tensor, count(rates[0] if alike else torch.stack(there), n))
     given = [count(rate, own) for rate, own in zip(rates, torch.split(n, list(groups)), strict=True)]
     return end_to_end(given, groups, n.device)
 
