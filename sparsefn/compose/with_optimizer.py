@@ -82,9 +82,9 @@ def with_optimizer(
     """
     check_algorithm("with_optimizer", algorithm)
     check_paired("with_optimizer", algorithm, skip)
-    for name, trigger in (("skip", skip), ("reset", reset)):
-        if trigger is not None:
-            check_trigger(name, trigger)
+    if skip is not None:
+        check_trigger("skip", skip)
+    check_trigger("reset", reset)
     for name in ("init", "update"):
         if not callable(getattr(optimizer, name, None)):
             raise TypeError(
