@@ -27,7 +27,7 @@ from sparsefn.patterns.units import (
     check_single,
     competing,
     from_rows,
-    in_rows,
+    grouped,
     unit_mask,
 )
 from sparsefn.tree import Leaves, Tree, flatten
@@ -148,7 +148,7 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
 
     def keep(units: Units, scores: Tensor, mask: Tensor) -> Tensor:
         active = active_rows(units, mask)
-        had = totals([in_rows(active)], [units.lie])
+        had = totals([grouped(active)], [units.lie])
         left = had - own_counts(units, checked_count("n_drop", n_drop, had))
         rows = Entry(competing(units, scores), allowed_rows(units, scores, active), lie=units.lie)
         (kept,) = winners([rows], [left])
@@ -180,7 +180,7 @@ def grow_highest(
         for flags in excluded:
             barred = barred | competing(units, flags, lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
         open_ = allowed_rows(units, scores, None)
-        free = totals([in_rows(~barred if open_ is None else open_ & ~barred)], [units.lie])
+        free = totals([grouped(~barred if open_ is None else open_ & ~barred)], [units.lie])
         count = own_counts(units, checked_count("n_grow", n_grow, free))
         (grown,) = winners([Entry(competing(units, scores), open_, barred, lie=units.lie)], [count])
         return mask | from_rows(units, grown)

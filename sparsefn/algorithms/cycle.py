@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.frame import Change
+from sparsefn.algorithms.frame import Decision
 from sparsefn.algorithms.memory import Read, Scores
-from sparsefn.algorithms.units import Field, Flags, either
+from sparsefn.algorithms.units import Field, Flags, either_of
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import Schedule, Step
 from sparsefn.engine.rounding import CountRule, fraction_at, of_groups
@@ -28,7 +28,7 @@ class Cycle(NamedTuple):
     plan: Redistribute | None
 
 
-def run(cycle: Cycle, units: Field, scores: Read, step: Step) -> Change:
+def run(cycle: Cycle, units: Field, scores: Read, step: Step) -> Decision:
     """Drop the worst of the active units of each group, then grow the best of the others, up to the target."""
     drop, grow = scores("drop"), scores("grow")
     active = units.active
@@ -43,8 +43,8 @@ def run(cycle: Cycle, units: Field, scores: Read, step: Step) -> Change:
     taken = active if cycle.exclude_dropped else stay
     more = _more(cycle, units, grow, taken, (target - left).clamp(min=0))
     grew = units.best(grow, more, among=units.free, but=taken, held=stay)
-    new = units.masks_of(either(stay, grew), drop, units.masks)
-    return Change(new, units.masks_of(stay, drop, units.masks) if cycle.restart_dropped else None)
+    new = units.masks_of(either_of(stay, grew), drop, units.masks)
+    return Decision(new, units.masks_of(stay, drop, units.masks) if cycle.restart_dropped else None)
 
 
 def _lost(

@@ -16,7 +16,7 @@ from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Reader
 from sparsefn.algorithms.processes import Start, Stepping, begun, moved, shared
 from sparsefn.algorithms.start import Init, start_masks
-from sparsefn.algorithms.units import Field, both, field
+from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
 from sparsefn.engine.donation import offer, saves
 from sparsefn.engine.leafwise import sparse_among, zeroed
@@ -176,7 +176,7 @@ def with_masks(state: State, masks: Leaves, pruned: Pruned) -> State:
 # ---- algorithms that start from masks ------------------------------------------------------------
 
 
-class Change(NamedTuple):
+class Decision(NamedTuple):
     """What a method decides about some leaves: their new masks, and of those that were kept, which stay (None: all)."""
 
     masks: Leaves
@@ -184,7 +184,7 @@ class Change(NamedTuple):
 
 
 # (units, scores by role, step) -> what changes
-Method = Callable[[Field, Read, Step], Change]
+Method = Callable[[Field, Read, Step], Decision]
 # (state, newly grown masks, step) -> values of the grown weights
 Grown = Callable[[State, Tree, Step], Tree]
 
@@ -251,9 +251,9 @@ class Masked(NamedTuple):
         held: Leaves = {}
         for part in units.parts(self.apart):
             made, stay = self.method(part, scores.of(part.leaves), step)
-            kept = made if grown is None else both(made, masks)
+            kept = made if grown is None else both_of(made, masks)
             if stay is not None:
-                kept = both(kept, stay)
+                kept = both_of(kept, stay)
             new |= made
             held |= _zeroed(kept, leaves, spent=stay is None) if zero else kept
         if zero:

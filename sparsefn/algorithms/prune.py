@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.frame import Change, Masked
+from sparsefn.algorithms.frame import Decision, Masked
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
-from sparsefn.algorithms.units import Field, Open, both
+from sparsefn.algorithms.units import Field, Open, both_of
 from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, check_keywords, check_sparsity, is_int
@@ -33,12 +33,12 @@ from sparsefn.where import default_where
 Counts = Callable[[Field, Scores, Open, Step], Sequence[Count]]
 
 
-def _run(counts: Counts, regrow: bool, units: Field, scores: Read, step: Step) -> Change:
+def _run(counts: Counts, regrow: bool, units: Field, scores: Read, step: Step) -> Decision:
     # Keep the best units of each group by score.
     score, among = scores("score"), units.free if regrow else units.active
     kept = units.best(score, counts(units, score, among, step), among=among)
     masks = units.masks_of(kept, score, units.allowed if regrow else units.masks)
-    return Change(masks if regrow or units.elementwise else both(masks, units.masks))
+    return Decision(masks if regrow or units.elementwise else both_of(masks, units.masks))
 
 
 def _wanted(units: Field, scores: Scores, among: Open, step: Step) -> Sequence[Count]:

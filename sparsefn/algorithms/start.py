@@ -17,7 +17,7 @@ from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.leaf_draws import drawn_leaves
 from sparsefn.engine.rounding import fraction_at
-from sparsefn.engine.shards import placed
+from sparsefn.engine.shards import laid_like
 from sparsefn.engine.transforms import concrete
 from sparsefn.masks import checkerboard, from_zeros
 from sparsefn.patterns.tied import check_whole
@@ -42,7 +42,7 @@ def own_masks(masks: Tree, params: Tree) -> Tree:
     check_given(masks)
     check_masks(masks, params)
 
-    made: Tree = optree.tree_map(lambda mask, param: placed(mask, param).clone(), masks, params)
+    made: Tree = optree.tree_map(lambda mask, param: laid_like(mask, param).clone(), masks, params)
     return made
 
 
@@ -107,4 +107,5 @@ def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     sparsity = fraction_at(level, 0)
     if isinstance(sparsity, Tensor):
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
-    return {path: placed(checkerboard(leaf.shape, sparsity, device=leaf.device), leaf) for path, leaf in leaves.items()}
+    made = {path: checkerboard(leaf.shape, sparsity, device=leaf.device) for path, leaf in leaves.items()}
+    return {path: laid_like(mask, leaves[path]) for path, mask in made.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.frame import Change, Masked, framed, own_params
+from sparsefn.algorithms.frame import Decision, Masked, framed, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init, check_given, own_masks
 from sparsefn.algorithms.units import Field
@@ -66,8 +66,8 @@ def static(
     return Masked(rule, kept, _stay, rule.goal(sparsity), init, where, key, never()).build()
 
 
-def _stay(units: Field, *_: object) -> Change:
-    return Change(units.masks)
+def _stay(units: Field, *_: object) -> Decision:
+    return Decision(units.masks)
 
 
 @described

@@ -27,7 +27,7 @@ from sparsefn.engine.selection.winners import Count, Entry, end_to_end, totals, 
 from sparsefn.patterns import grids as layout
 from sparsefn.patterns.grids import Grids
 from sparsefn.patterns.tied import joined, parted
-from sparsefn.patterns.units import Units, active_rows, allowed_rows, competing, in_rows, unit_mask
+from sparsefn.patterns.units import Units, active_rows, allowed_rows, competing, grouped, unit_mask
 from sparsefn.state import Step
 from sparsefn.tree import Leaves
 
@@ -79,7 +79,7 @@ class Field(NamedTuple):
 
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
-        counts = totals([in_rows(rows) for rows in flags], [units.lie for units in self.grids.values()])
+        counts = totals([grouped(rows) for rows in flags], [units.lie for units in self.grids.values()])
         return counts.sum(0, keepdim=True) if self.joint else counts
 
     def counts(self, given: Sequence[Count]) -> Tensor:
@@ -128,7 +128,7 @@ class Field(NamedTuple):
             return {}
         pairs = zip(self.grids.items(), self.free, strict=True)
         several = {p: (units, open_) for (p, units), open_ in pairs if units.of_all.rows[0] > 1 and open_ is not None}
-        counts = [in_rows(open_).sum(-1) for _, open_ in several.values()]
+        counts = [grouped(open_).sum(-1) for _, open_ in several.values()]
         if self.sharded:
             counts = layout.of_all_groups([units for units, _ in several.values()], counts)
         return dict(zip(several, counts, strict=True))
@@ -146,7 +146,7 @@ class Field(NamedTuple):
     def counted(self, goal: Counted, scores: Scores, among: Open) -> list[Count]:
         """Kept counts that scores decide, among some units."""
         if goal.whole:
-            layout.check_whole(shown(goal), self.grids, shared=True)
+            layout.refuse_parts(shown(goal), self.grids, shared=True)
         fields = [self] if self.joint and self.grids else [self.part([i]) for i in range(len(self.grids))]
         rows = zip(fields, self.rows(scores), self.rows_of(among), strict=True)
         return [field._counted(goal, row, flags) for field, row, flags in rows]
@@ -163,14 +163,14 @@ class Field(NamedTuple):
     def rows(self, scores: Scores, what: str | None = None) -> list[Tensor]:
         """The scores of each competition, (groups, units of a group), for a function of whole leaves if it is named."""
         if what is not None:
-            layout.check_whole(what, self.grids)
-        return self._in_groups([in_rows(competing(*pair)) for pair in self._each(scores.values)])
+            layout.refuse_parts(what, self.grids)
+        return self._in_groups([grouped(competing(*pair)) for pair in self._each(scores.values)])
 
     def rows_of(self, flags: Open) -> list[Tensor]:
         """Flags of each competition, (groups, units of a group)."""
         pairs = zip(flags, self.grids.values(), strict=True)
         device = next((leaf.device for leaf in self.leaves.values()), None)
-        rows = [in_rows(torch.ones(u.rows, dtype=torch.bool, device=device) if x is None else x) for x, u in pairs]
+        rows = [grouped(torch.ones(u.rows, dtype=torch.bool, device=device) if x is None else x) for x, u in pairs]
         return self._in_groups(rows)
 
     def _in_groups(self, rows: list[Tensor]) -> list[Tensor]:
@@ -231,7 +231,7 @@ class Field(NamedTuple):
             else:
                 made[path] = unit_mask(units, kept, values.get(path), open_.get(path))
         made = layout.from_seats(self.grids, made, self.leaves) if self.sharded else made
-        return made if self.allowed is None or self.elementwise else both(made, self.allowed)
+        return made if self.allowed is None or self.elementwise else both_of(made, self.allowed)
 
     def best_masks(self, scores: Scores) -> Leaves:
         """Masks of the best units of those that may be kept, as many as are wanted."""
@@ -273,7 +273,7 @@ def field(
     sharded = any(units.seat is not None for units in found.values())
     if allowed is not None:
         allowed = full(allowed, leaves)
-        masks = None if masks is None else both(masks, allowed)
+        masks = None if masks is None else both_of(masks, allowed)
     free: Open = [None] * len(found)
     made = Field(rule, found, leaves, masks or {}, allowed, free, joint, rule.elementwise, sharded, goal, step)
     if allowed is not None or rule.pattern.allowed is not None:
@@ -285,12 +285,12 @@ def field(
     return made._replace(known=made.targets(None if goal is None else fraction_at(goal, step)))
 
 
-def either(flags: Flags, others: Flags) -> Flags:
+def either_of(flags: Flags, others: Flags) -> Flags:
     """The units in one of two fields of flags, or in both."""
     return lists.each(lists.one_of, flags, others)
 
 
-def both(masks: Leaves, others: Mapping[str, Tensor]) -> Leaves:
+def both_of(masks: Leaves, others: Mapping[str, Tensor]) -> Leaves:
     """The entries that two masks of each leaf keep."""
     return dict(zip(masks, lists.each(lists.both, list(masks.values()), [others[p] for p in masks]), strict=True))
 

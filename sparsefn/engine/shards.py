@@ -232,7 +232,7 @@ def part(full: Tensor, x: Tensor) -> Tensor:
     return like(full[box].contiguous(), x)
 
 
-def placed(x: Tensor, like_: Tensor) -> Tensor:
+def laid_like(x: Tensor, like_: Tensor) -> Tensor:
     """A tensor on the device of another one and laid out as it, of which processes hold parts or all have the whole."""
     return (part if x.ndim and not is_sharded(x) else laid_out)(x.to(like_.device), like_)
 

@@ -184,12 +184,12 @@ def from_seats(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Lea
     return boxes | {path: like(x, leaves[path]) for path, x in zip(seats, parts, strict=True)}
 
 
-def check_whole(what: str, units: Mapping[str, Units], shared: bool = False) -> None:
+def refuse_parts(what: str, units: Mapping[str, Units], shared: bool = False) -> None:
     """Raise ValueError for DTensors where a function reads whole rows; with `shared`, only for rows of several parts.
 
-    >>> from sparsefn.patterns.grids import check_whole
+    >>> from sparsefn.patterns.grids import refuse_parts
     >>> from sparsefn.patterns.units import units_of
-    >>> check_whole("grow_count", {"w": units_of(sf.patterns.unstructured(), (2,))})
+    >>> refuse_parts("grow_count", {"w": units_of(sf.patterns.unstructured(), (2,))})
     """
     for path, one in units.items():
         if (one.lie if shared else one.seat) is not None:

@@ -198,10 +198,10 @@ def competing(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tenso
     return to_rows(units, x, reduce) if columns is None else columns
 
 
-def in_rows(x: Tensor) -> Tensor:
+def grouped(x: Tensor) -> Tensor:
     """What `competing` gives, as (groups, units of a group).
 
-    >>> in_rows(torch.ones(2, 4, 3)).shape
+    >>> grouped(torch.ones(2, 4, 3)).shape
     torch.Size([6, 4])
     """
     return x if x.ndim == 2 else x.transpose(1, 2).reshape(-1, x.shape[1])

@@ -15,16 +15,16 @@ W = {"w": torch.arange(12.0).reshape(3, 4)}
 def test_a_sparsity_is_a_goal_and_so_is_a_count():
     above = sf.counts.above(3.0)
     assert WHOLE.goal(None) is None and WHOLE.goal(above) is above
-    units = field(WHOLE, W)
-    assert units.wanted(WHOLE.goal(0.5), 0) == [6] and units.wanted(above, 0) is None
-    assert [n.tolist() for n in units.counted(above, Scores(W), units.free, 0)] == [[8]]
+    known, told = field(WHOLE, W, goal=WHOLE.goal(0.5)), field(WHOLE, W, goal=above)
+    assert known.wanted(Scores(W), known.free) == known.known == [6] and told.known is None
+    assert [n.tolist() for n in told.wanted(Scores(W), told.free)] == [[8]]
 
 
 def test_counts_of_active_units():
     units = field(ROWS, W)
     active = [torch.tensor([[True] * 4, [False] * 4, [True, False, True, False]])]
     for goal in (sf.counts.above(1.5), sf.counts.below(1.5)):
-        assert [n.tolist() for n in units.counted(goal, Scores(W), active, 0)] == [[2, 0, 2]]
+        assert [n.tolist() for n in units.counted(goal, Scores(W), active)] == [[2, 0, 2]]
 
 
 def test_a_group_without_room_leaves_its_part_to_the_others():
