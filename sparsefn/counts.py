@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsefn.engine import rounding
 from sparsefn.engine.checks import check_int, check_sparsity
-from sparsefn.engine.described import described, shown
+from sparsefn.engine.described import described
 from sparsefn.engine.memory import placed
 from sparsefn.engine.numbers import Real, widened
 from sparsefn.engine.ranks import falling, running_sums
@@ -50,19 +50,6 @@ class Counted(NamedTuple):
     count: Callable[..., Tensor]  # type: ignore[assignment]  # a tuple has a method of that name
     of: Literal["kept", "dropped"] = "kept"
     whole: bool = True
-
-    def at(self, scores: Tensor, active: Tensor, step: Step, total: Total, paths: str) -> Tensor:
-        """What `count` gives, checked: errors name the leaves."""
-        count: object = self.count(scores, active, step, *(() if self.whole else (total,)))
-        if not isinstance(count, Tensor) or count.is_floating_point() or count.dtype == torch.bool:
-            got = count.dtype if isinstance(count, Tensor) else type(count).__name__
-            raise TypeError(f"expected {shown(self)} to give an integer tensor, got {got} at {paths}")
-        if count.shape != scores.shape[:1]:
-            name, groups, shape = shown(self), scores.shape[0], tuple(count.shape)
-            raise ValueError(
-                f"expected {name} to give a count for each of {groups} groups, got shape {shape} at {paths}"
-            )
-        return count
 
 
 def in_rows(flags: Tensor) -> Tensor:

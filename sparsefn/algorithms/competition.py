@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from sparsefn.budgets import Distribution, Global, check_fixed, is_uniform
-from sparsefn.counts import Counted
+from sparsefn.counts import Counted, Total
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import shown, uncalled
 from sparsefn.engine.numbers import Real
@@ -19,7 +20,7 @@ from sparsefn.patterns.grids import Grids
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.tied import checked_sets
 from sparsefn.patterns.units import Units
-from sparsefn.state import Level, Schedule, Where
+from sparsefn.state import Level, Schedule, Step, Where
 from sparsefn.tree import Leaves, Tree
 from sparsefn.where import float_leaves, select_leaves
 
@@ -102,4 +103,16 @@ def fixed_count(path: str, units: Units, sparsity: Real | None) -> Count:
             check_fixed(sparsity, count / width if width else 1.0, str(units.pattern))
     except ValueError as error:
         raise ValueError(f"{error} at {path!r}") from None
+    return count
+
+
+def count_of(goal: Counted, scores: Tensor, active: Tensor, step: Step, total: Total, paths: str) -> Tensor:
+    """The count that scores decide in each group, checked: errors name the leaves."""
+    count: object = goal.count(scores, active, step, *(() if goal.whole else (total,)))
+    if not isinstance(count, Tensor) or count.is_floating_point() or count.dtype == torch.bool:
+        got = count.dtype if isinstance(count, Tensor) else type(count).__name__
+        raise TypeError(f"expected {shown(goal)} to give an integer tensor, got {got} at {paths}")
+    if count.shape != scores.shape[:1]:
+        name, groups, shape = shown(goal), scores.shape[0], tuple(count.shape)
+        raise ValueError(f"expected {name} to give a count for each of {groups} groups, got shape {shape} at {paths}")
     return count

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.algorithms.bounds import within_bounds
-from sparsefn.algorithms.competition import Competition, Goal, fixed_count
+from sparsefn.algorithms.competition import Competition, Goal, count_of, fixed_count
 from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets import Global, spread
 from sparsefn.counts import Counted
@@ -157,7 +157,7 @@ class Field(NamedTuple):
             widths = [math.prod(units.rows) for units in self.grids.values()]
             return self.totals(list(torch.split(flags, widths, -1)) if self.joint else [flags])
 
-        count = goal.at(row, flags, self.step, total, ", ".join(map(repr, self.grids)))
+        count = count_of(goal, row, flags, self.step, total, ", ".join(map(repr, self.grids)))
         return count if goal.of == "kept" else (total(flags) - count).clamp(min=0)
 
     def rows(self, scores: Scores, what: str | None = None) -> list[Tensor]:
