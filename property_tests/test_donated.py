@@ -9,8 +9,9 @@ from _pytest.outcomes import Failed
 
 from property_tests.laws_donated import OPTIMIZERS, check
 from property_tests.registry import ROWS
-from sparsefn.algorithms import cycle
-from sparsefn.engine import blockwise, together
+from sparsefn.algorithms import frame
+from sparsefn.algorithms.frame import update_of
+from sparsefn.engine import blockwise, lists
 from sparsefn.testing import Row
 from sparsefn.tree import leaves_of
 
@@ -23,9 +24,8 @@ BY_NAME = {row.name: row for row in ROWS}
 @pytest.fixture(autouse=True)
 def small_leaves_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     # Small leaves are otherwise left to torch, which writes nothing in place.
-    for fn in (blockwise.add_row, blockwise.flat_memory):
-        monkeypatch.setitem(fn.__kwdefaults__, "least", 1)
-    monkeypatch.setattr(together, "_MOST_ON_CPU", 100)  # a part is a leaf
+    monkeypatch.setattr(blockwise, "SMALL", 1)
+    monkeypatch.setattr(lists, "_MOST_ON_CPU", 100)  # a part is a leaf
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -39,7 +39,7 @@ def test_so_has_an_algorithm_with_an_optimizer_of_its_own(row: Row) -> None:
     check(row, "sgd")
 
 
-IN_BLOCKS, ZEROED = adam._in_blocks, cycle._zeroed
+IN_BLOCKS, ZEROED = adam._in_blocks, frame._zeroed
 
 
 def _written_early(block: blockwise.Row) -> blockwise.Row:
@@ -58,16 +58,20 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "memory that others share is given away": (donated, "alone", lambda tensors, others: tensors),
     "no memory is given away": (donated, "alone", lambda tensors, others: []),
     "a tensor that the update hands on is emptied": (donated, "opened", lambda tree: (leaves_of(tree), lambda _: tree)),
-    "weights that are read again are offered": (with_optimizer, "spends", lambda algorithm: True),
+    "weights that are read again are offered": (
+        with_optimizer,
+        "update_of",
+        lambda algorithm: update_of(algorithm)._replace(spends=True),
+    ),
     "weights that start anew are written over": (
-        cycle,
+        frame,
         "_zeroed",
         lambda masks, leaves, spent: ZEROED(masks, leaves, True),
     ),
 }
 ROW_OF = {
     "alone": "one_shot saliency keep",
-    "spends": "sequence",
+    "update_of": "sequence",
     "_zeroed": "rigl by momentum with rates",
 }  # or "rigl"
 

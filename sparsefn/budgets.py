@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from sparsefn.engine.apportion import Counts
@@ -46,6 +48,7 @@ def __dir__() -> list[str]:
 
 
 Distribution = Callable[[Shapes, Real], Counts]
+Density = Callable[[tuple[int, ...]], float]  # of a shape
 
 
 def compensated(sparsity: float, total: int, dense: int) -> float:
@@ -110,13 +113,20 @@ def is_uniform(distribution: Distribution) -> bool:
     return distribution is per_leaf or (isinstance(distribution, Described) and distribution.__wrapped__ is per_leaf)
 
 
-def _by_share(shapes: Shapes, sparsity: Real, density: Callable[[tuple[int, ...]], float]) -> Counts:
+def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
+    given = tuple([(path, tuple(shape)) for path, shape in shapes.items()])
+    if type(sparsity) is not float or torch.compiler.is_compiling():
+        return _shared.__wrapped__(given, sparsity, density)
+    return dict(_shared(given, sparsity, density))
+
+
+@functools.lru_cache(maxsize=64)  # an update asks again and again
+def _shared(given: tuple[tuple[str, tuple[int, ...]], ...], sparsity: Real, density: Density) -> Counts:
+    shapes = dict(given)
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
     for path, shape in shapes.items():
         if len(shape) < 2:
-            raise ValueError(
-                f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {tuple(shape)} at {path!r}"
-            )
+            raise ValueError(f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {shape} at {path!r}")
     shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
     return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
 
@@ -129,10 +139,13 @@ def erdos_renyi() -> Distribution:
     {'a': 710, 'b': 390}
 
     A leaf whose share exceeds its size is dense, and the other leaves share the rest. Leaves of fewer than 2
-    dimensions are a ValueError.
-    Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
+    dimensions are a ValueError. Mocanu et al. 2018, arXiv 1707.04780, eq. 3.
     """
-    return lambda shapes, sparsity: _by_share(shapes, sparsity, lambda s: (s[0] + s[1]) / (s[0] * s[1]))
+
+    def density(shape: tuple[int, ...]) -> float:
+        return (shape[0] + shape[1]) / (shape[0] * shape[1])
+
+    return lambda shapes, sparsity: _by_share(shapes, sparsity, density)
 
 
 @described

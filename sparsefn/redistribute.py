@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.engine import together
+from sparsefn.engine import lists
 from sparsefn.engine.apportion import Counts, apportion, vector
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import Call, described
@@ -58,6 +58,11 @@ class Redistribute(NamedTuple):
     score: Score | None = None
     most: float = 1.0
     rate: Rate | None = None
+
+    def shares(self, scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
+        """What `share` gives, as numbers that are complete on every process."""
+        given = self.share(scores, before, after)
+        return dict(zip(given, whole(list(given.values())), strict=True))
 
     def __repr__(self) -> str:
         usual = self._field_defaults
@@ -227,4 +232,4 @@ def _counts(masks: Leaves) -> list[Tensor]:
 
 
 def _each(fn: Callable[[Any, Any], Any], paths: Leaves, a: list[Tensor], b: list[Tensor]) -> Leaves:
-    return dict(zip(paths, together.each(fn, a, b), strict=True))
+    return dict(zip(paths, lists.each(fn, a, b), strict=True))

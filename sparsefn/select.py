@@ -7,32 +7,30 @@ Patterns turn tensors into rows of units here; `sparsefn.engine.selection.winner
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.engine.checks import is_int
+from sparsefn.engine.checks import Step, is_int
 from sparsefn.engine.floats import check_float
+from sparsefn.engine.memory import brought
 from sparsefn.engine.selection.winners import Entry, totals, winners
-from sparsefn.engine.shards import agreed, here, is_sharded, laid_out, lie_of, like
+from sparsefn.engine.shards import here, is_sharded, lie_of, like
 from sparsefn.engine.transforms import concrete
+from sparsefn.patterns.grids import of_tensor, own_counts
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.seated import from_seats, own_counts, seated, to_seats
 from sparsefn.patterns.units import (
     Units,
     active_rows,
     allowed_rows,
-    best_rows,
     check_single,
-    entry_of,
+    competing,
     from_rows,
-    to_rows,
+    grouped,
     unit_mask,
-    units_of,
 )
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Leaves, Tree, flatten
 
 __all__ = [
     "bernoulli_mask",
@@ -79,23 +77,6 @@ def _settled(units: Units, name: str, count: Count) -> int | Tensor:
     return _check_count(name, fixed, *units.rows)
 
 
-def _on_parts(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> Tensor:
-    # A function of the units and tensors, or of the units that are here and the parts of DTensors.
-    check_float("scores", tensors[0])
-    units = units_of(pattern, tuple(tensors[0].shape))
-    if not is_sharded(tensors[0]):
-        return fn(units, *tensors)
-    if pattern.pick is not None:
-        raise ValueError(f"{pattern}: expected plain tensors, got a DTensor")
-
-    def run() -> Tensor:
-        units_here = seated(units, tensors[0])
-        parts = [to_seats({"": units_here}, {"": laid_out(x, tensors[0])})[""] for x in tensors]
-        return from_seats({"": units_here}, {"": fn(units_here, *parts)}, {"": tensors[0]})[""]
-
-    return agreed(tensors, run)
-
-
 def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured()) -> Tensor:
     """Keep exactly the n_keep best units of each competing group.
 
@@ -110,10 +91,11 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
 
     def keep(units: Units, here: Tensor) -> Tensor:
         count = own_counts(units, _settled(units.of_all, "n_keep", n_keep))
-        (kept,) = best_rows([units], [entry_of(units, here)], [count])
+        entry = Entry(competing(units, here), allowed_rows(units, here, None), lie=units.lie)
+        (kept,) = [pattern.pick(entry)] if pattern.pick is not None else winners([entry], [count])
         return unit_mask(units, kept, here)
 
-    return _on_parts(keep, pattern, scores)
+    return of_tensor(keep, pattern, scores)
 
 
 def threshold_mask(scores: Tensor, tau: float | Tensor, *, min_keep: int = 0) -> Tensor:
@@ -166,13 +148,13 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
 
     def keep(units: Units, scores: Tensor, mask: Tensor) -> Tensor:
         active = active_rows(units, mask)
-        had = totals([active], [units.lie])
+        had = totals([grouped(active)], [units.lie])
         left = had - own_counts(units, checked_count("n_drop", n_drop, had))
-        rows = Entry(to_rows(units, scores), allowed_rows(units, scores, active), lie=units.lie)
+        rows = Entry(competing(units, scores), allowed_rows(units, scores, active), lie=units.lie)
         (kept,) = winners([rows], [left])
         return mask & unit_mask(units, kept, scores, mask)
 
-    return _on_parts(keep, pattern, scores, _checked(mask, scores))
+    return of_tensor(keep, pattern, scores, _checked(mask, scores))
 
 
 def grow_highest(
@@ -196,15 +178,15 @@ def grow_highest(
     def grow(units: Units, scores: Tensor, mask: Tensor, *excluded: Tensor) -> Tensor:
         barred = active_rows(units, mask)
         for flags in excluded:
-            barred = barred | to_rows(units, flags, lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
+            barred = barred | competing(units, flags, lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
         open_ = allowed_rows(units, scores, None)
-        free = totals([~barred if open_ is None else open_ & ~barred], [units.lie])
+        free = totals([grouped(~barred if open_ is None else open_ & ~barred)], [units.lie])
         count = own_counts(units, checked_count("n_grow", n_grow, free))
-        (grown,) = winners([Entry(to_rows(units, scores), open_, barred, lie=units.lie)], [count])
+        (grown,) = winners([Entry(competing(units, scores), open_, barred, lie=units.lie)], [count])
         return mask | from_rows(units, grown)
 
     excluded = () if exclude is None else (_checked(exclude, scores),)
-    return _on_parts(grow, pattern, scores, _checked(mask, scores), *excluded)
+    return of_tensor(grow, pattern, scores, _checked(mask, scores), *excluded)
 
 
 def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
@@ -234,6 +216,12 @@ def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:
     tensor([False,  True])
     """
     return random.bernoulli(key, probs)
+
+
+def bernoulli_masks(probs: Leaves, key: Tensor, step: Step) -> Leaves:
+    """`bernoulli_mask` of some leaves, drawn from (key, path, step)."""
+    keys = {path: random.leaf_key(key, path, step) for path in probs}
+    return {path: bernoulli_mask(x, brought(keys[path], x.device)) for path, x in probs.items()}
 
 
 def straight_through(hard: Tensor, soft: Tensor) -> Tensor:

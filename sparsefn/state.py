@@ -15,7 +15,7 @@ from sparsefn.engine.checks import Schedule as Schedule
 from sparsefn.engine.checks import Step as Step
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.older import replaceable
-from sparsefn.engine.promises import forgetting
+from sparsefn.engine.records import forgetting
 from sparsefn.tree import (
     Leaves,
     Tree,
@@ -23,6 +23,7 @@ from sparsefn.tree import (
     flatten,
     leaves_like,
     leaves_of,
+    none_paths,
     opened,
     paths,
     same_structure,
@@ -107,11 +108,7 @@ Score = PlainScore | Accumulated
 
 
 def support_of(state: State) -> Tree:
-    """The entries at which weights of a state move: its support if it has one, else the masks.
-
-    >>> support_of(State({"w": torch.ones(1)}, {"w": torch.tensor([True])}))
-    {'w': tensor([True])}
-    """
+    """The entries at which weights of a state move: its support if it has one, else the masks."""
     return state.support if has_own_support(state) else state.masks
 
 
@@ -159,13 +156,7 @@ def apply_masks(tree: Tree, masks: Tree) -> Tree:
 
 
 def check_masks(masks: Tree, params: Tree) -> None:
-    """Raise unless `masks` fits `params`: the same structure, bool, each of its leaf's shape or 0-d.
-
-    >>> check_masks({"w": torch.tensor([True])}, {"w": torch.zeros(2)})
-    Traceback (most recent call last):
-        ...
-    ValueError: expected a mask of shape (2,) or () at 'w', got (1,)
-    """
+    """Raise unless `masks` fits `params`: the same structure, bool, each of its leaf's shape or 0-d."""
     if not same_structure(masks, params):
         raise ValueError(structure_error("masks", masks, params))
     leaves, wanted = leaves_of(masks), leaves_of(params)
@@ -176,6 +167,21 @@ def check_masks(masks: Tree, params: Tree) -> None:
         if mask.ndim and mask.shape != leaf.shape:
             at = paths(params)[i]
             raise ValueError(f"expected a mask of shape {tuple(leaf.shape)} or () at {at!r}, got {tuple(mask.shape)}")
+
+
+def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
+    """Raise for gradients that do not fit the params; without `layout`, DTensors may be laid out otherwise."""
+    if grads is None:
+        return
+    try:
+        check_like("grads", grads, params, layout=layout)
+    except ValueError:
+        for path in () if same_structure(grads, params) else none_paths(grads):
+            raise ValueError(
+                f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
+                "not use, has none; give zeros, or leave it out of params"
+            ) from None
+        raise
 
 
 def effective(state: State) -> Tree:
@@ -278,13 +284,7 @@ class Algorithm(NamedTuple):
 
 
 def check_score(name: str, score: object) -> None:
-    """Raise TypeError unless it is a score: a function of (state, grads, step), or one with memory.
-
-    >>> check_score("drop", "magnitude")
-    Traceback (most recent call last):
-        ...
-    TypeError: expected drop to be a score such as sf.scores.magnitude, got 'magnitude'
-    """
+    """Raise TypeError unless it is a score: a function of (state, grads, step), or one with memory."""
     if isinstance(score, Accumulated):
         return
     if not callable(score):

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn.engine.many import alike
+from sparsefn.engine.lists import alike
 from sparsefn.engine.transforms import differentiated, transformed
 from sparsefn_kernels.source import step as source
 from sparsefn_kernels.tables import Stepped, address, steps

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.budgets import Global
-from sparsefn.engine.selection.winners import Count, Entry, totals, winners
+from sparsefn.engine.selection.winners import Count, Entry, totals_of, winners
 
 
 def within_bounds(
@@ -37,10 +37,11 @@ def within_bounds(
     left = [least - n for (least, _), n in zip(limits, _had(held, entries), strict=True)]
     first = winners(entries, left)
     alike = [torch.zeros_like(x.scores[:1, :1]).expand(x.scores.shape) for x in entries]
-    again = [Entry(score, allow, lie=x.lie) for score, allow, x in zip(alike, first, entries, strict=True)]
+    pairs = zip(entries, alike, first, strict=True)
+    again = [x._replace(scores=score, allow=allow, deny=None, absolute=False) for x, score, allow in pairs]
     first = winners(again, [count], joint=True)
     rest = [x._replace(deny=won if x.deny is None else x.deny | won) for x, won in zip(entries, first, strict=True)]
-    others = winners(rest, [count - totals(first, [x.lie for x in entries]).sum()], joint=True)
+    others = winners(rest, [count - totals_of(entries, first).sum()], joint=True)
     return [a | b for a, b in zip(first, others, strict=True)]
 
 
@@ -49,4 +50,4 @@ def _had(held: list[Tensor | None], entries: list[Entry]) -> list[Count]:
     if all(flags is None for flags in held):
         return [0] * len(held)
     flags = [x.reshape(1, -1) for x in held if x is not None]
-    return list(totals(flags, [x.lie for x in entries]).unbind())
+    return list(totals_of(entries, flags).unbind())

@@ -8,11 +8,10 @@ from typing import Literal, TypedDict, Unpack
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.cycle import Cycle, Grown, run, zeros
-from sparsefn.algorithms.frame import build_masked
+from sparsefn.algorithms.cycle import Cycle, run
+from sparsefn.algorithms.frame import Grown, Masked, zeros
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init
-from sparsefn.algorithms.wanted import as_goal
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, check_keywords
@@ -24,7 +23,7 @@ from sparsefn.redistribute import GrowCount, Redistribute, Share, check_redistri
 from sparsefn.schedules import cosine_decay
 from sparsefn.scores import gradient, magnitude, momentum, ranked
 from sparsefn.scores import random as random_score
-from sparsefn.state import Algorithm, Level, Score, Trigger, Where, check_score
+from sparsefn.state import Algorithm, Level, Score, Trigger, Where
 from sparsefn.timetable import pace
 from sparsefn.triggers import every
 from sparsefn.where import default_where
@@ -108,8 +107,6 @@ def drop_grow(
     The drop reads the weights as they are, the growth the gradient of the same step; inside
     `with_optimizer` both see the optimizer's state in `state.opt`.
     """
-    for name, score in (("drop", drop), ("grow", grow)):
-        check_score(name, score)
     check_call("count", count, "fraction", "active")
     check_call("grown", grown, "state", "grown", "step")
     if grow_count is not None:
@@ -119,14 +116,14 @@ def drop_grow(
     if (sparsity is None and pattern.fixed is None) or (current and sparsity != "current"):
         wrong = ValueError if current else TypeError
         raise wrong(f"expected sparsity to be a float, a schedule, a 0-d tensor or 'current', got {sparsity!r}")
-    level = None if isinstance(sparsity, str) else as_goal(rule, sparsity)
+    level = None if isinstance(sparsity, str) else rule.goal(sparsity)
     plan = None if redistribute is None else check_redistribute(redistribute)
     if plan is not None and (rule.joint or pattern != unstructured()):
         raise ValueError(
             "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()"
         )
     when, drop_fraction = _timetable(when, drop_fraction, steps)
-    fraction = as_goal(rule, drop_fraction, "drop_fraction")
+    fraction = rule.goal(drop_fraction, "drop_fraction")
     assert fraction is not None
     if isinstance(fraction, Counted) and (count is not rounded or (plan is not None and plan.rate is not None)):
         other = "count" if count is not rounded else "the rate of redistribute"
@@ -136,24 +133,8 @@ def drop_grow(
     shared = {} if plan is None or plan.score is None else {"share": plan.score}
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
-    cycle = Cycle(
-        rule,
-        memory,
-        level,
-        current,
-        fraction,
-        rounding=count,
-        grow_count=grow_count,
-        grown=grown,
-        exclude_dropped=exclude_dropped,
-        restart_dropped=restart_dropped,
-        plan=plan,
-        signed={
-            "drop": rule.elementwise and not isinstance(fraction, Counted),
-            "grow": rule.elementwise and plan is None and grow_count is None and not isinstance(level, Counted),
-        },
-    )
-    return build_masked(rule, memory, partial(run, cycle), goal=level, init=init, where=where, key=key, when=when)
+    cycle = Cycle(current, fraction, count, grow_count, exclude_dropped, restart_dropped, plan)
+    return Masked(rule, memory, partial(run, cycle), level, init, where, key, when, grown, apart=plan is None).build()
 
 
 def _timetable(

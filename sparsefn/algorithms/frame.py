@@ -1,54 +1,106 @@
-"""Shared by every mask algorithm: set-up, checks, scores with memory, and new masks in a state."""
+"""The frame of every algorithm: what is checked, agreed, remembered and planted around what a method decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import NamedTuple
 
+import optree
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.memory import Memory, Pruned
-from sparsefn.algorithms.processes import Update, begun, check_grads, moved, shared
+from sparsefn.algorithms.competition import Competition, Goal
+from sparsefn.algorithms.memory import Memory, Pruned, Read, Reader
+from sparsefn.algorithms.processes import Start, Stepping, begun, moved, shared
 from sparsefn.algorithms.start import Init, start_masks
-from sparsefn.algorithms.wanted import Goal
+from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
-from sparsefn.engine.leafwise import sparse_among
-from sparsefn.engine.mask_bytes import from_bytes
-from sparsefn.engine.promises import own_code, promised, promising
+from sparsefn.engine.donation import offer, saves
+from sparsefn.engine.leafwise import sparse_among, zeroed
 from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards
 from sparsefn.engine.threefry import lifted
 from sparsefn.engine.transforms import transformed
-from sparsefn.state import Algorithm, State, Step, Trigger, Where, apply_masks, everywhere, inside
+from sparsefn.state import (
+    Accumulated,
+    Algorithm,
+    State,
+    Step,
+    TrainView,
+    Trigger,
+    Where,
+    apply_masks,
+    check_grads,
+    check_score,
+    everywhere,
+    inside,
+    masked_view,
+    masks_tree,
+)
 from sparsefn.tree import (
     Leaves,
     Tree,
+    check_like,
     choose,
     copied,
     fix_sizes,
     flatten,
+    leaves_at,
     leaves_of,
-    opened,
     with_leaves,
 )
 from sparsefn.where import float_leaves
 
-# ---- states -------------------------------------------------------------------------------------
+# ---- updates ------------------------------------------------------------------------------------
 
 
-def own_params(params: Tree) -> Tree:
-    """Copies of params, checked."""
-    leaves = float_leaves(params)
-    for path, leaf in leaves.items():
-        check_shards(path, leaf)
-    return copied(params)
+class Update(NamedTuple):
+    """The update of an algorithm: `algorithm.update` is its method `called`, which checks the arguments first.
+
+    An algorithm around it has checked them, and calls `inner`. With `spends`, `inner` sets the weights last, and those
+    on the new support stay: it may write over weights that are lent. What users call goes to `around` where there is
+    one, but for DTensors.
+    """
+
+    inner: Stepping
+    spends: bool = False
+    around: Stepping | None = None
+
+    def called(self, state: State, grads: Tree, step: Step) -> State:
+        """What users call: the new state, for arguments that are checked first."""
+        if isinstance(state, State) and not is_compiling() and any_sharded(leaves_of(state.params)):
+            return shared(self.inner, state, grads, step)
+        return (self.around or self.inner)(state, *check_update(state, grads, step))
+
+    def lent(self, state: State, grads: Tree, step: Step) -> State:
+        """The new state, from one that the caller has made for it and whose weights nobody else needs."""
+        if self.spends and saves():
+            offer(leaves_of(state.params), leaves_of((grads, state._replace(params=()))))
+        return self.inner(state, grads, step)
 
 
-def check_pruned(pruned: str) -> None:
-    """Raise for a value of `pruned` that does not exist."""
-    if pruned not in ("zero", "keep", "train"):
-        raise ValueError(f"expected pruned to be 'zero', 'keep' or 'train', got {pruned!r}")
+def framed(
+    init: Start,
+    update: Stepping | Update,
+    view: TrainView = masked_view,
+    within: Callable[[Tree], Algorithm] | None = None,
+    settled: Callable[[State], State] | None = None,
+) -> Algorithm:
+    """An algorithm that checks what it is given, and fails on all processes of DTensors together."""
+    record = update if isinstance(update, Update) else Update(update)
+    called = record.called
+    if not is_compiling():  # the compiler makes 8 graphs of one code at most
+        called = MethodType(FunctionType(called.__code__.replace(), globals(), "update"), record)
+    return Algorithm(begun(init), called, view, within, settled)
+
+
+def update_of(algorithm: Algorithm) -> Update:
+    """The update of an algorithm, for an algorithm around it; a function of a user checks for itself."""
+    update = algorithm.update
+    own = update.__self__ if isinstance(update, MethodType) else None
+    return own if isinstance(own, Update) else Update(update)
 
 
 def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
@@ -58,50 +110,43 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     if transformed():
         for path, leaf in flatten(state.params)[0].items():
             check_bare(path, leaf)
-    sharded = torch.compiler.is_compiling() and any_sharded(leaves_of(state.params))  # else `shared` checks
+    sharded = is_compiling() and any_sharded(leaves_of(state.params))  # else `shared` checks
     check_grads(grads, state.params, layout=not sharded)
     if sharded:
         grads = moved(grads, state.params)
-    fix_sizes((state, grads))
+    if is_compiling():
+        fix_sizes((state, grads))
     return grads, check_step(step)
 
 
-def checked(update: Update) -> Update:
-    """An update that checks its arguments first, and hands them on as `check_update` gives them."""
+def fired(when: Trigger, change: Callable[[State], State], state: State, step: Step) -> State:
+    """The changed state where the trigger fires; processes that share the state fail together."""
 
-    def checking(state: State, grads: Tree, step: Step) -> State:
-        if isinstance(state, State) and not torch.compiler.is_compiling() and any_sharded(leaves_of(state.params)):
-            return shared(update, state, grads, step)
-        return update(state, *check_update(state, grads, step))
+    def changed(now: State) -> State:
+        return agreed(leaves_of(now.params), lambda: change(now))
 
-    return promising(own_code(checking), unchecked=update)
+    return choose(when(step), changed, state)  # type: ignore[no-any-return]
 
 
-def unchecked(algorithm: Algorithm) -> Update:
-    """The update of an algorithm for arguments that an algorithm around it has checked."""
-    return promised(algorithm.update, "unchecked") or algorithm.update
+# ---- states -------------------------------------------------------------------------------------
 
 
-def spends(algorithm: Algorithm) -> bool:
-    """Whether weights may be offered to the update: it sets them last, and those on the new support stay."""
-    return promised(algorithm.update, "spends") is True
+def own_params(params: Tree) -> Tree:
+    """Copies of params, checked."""
+    for path, leaf in float_leaves(params).items():
+        check_shards(path, leaf)
+    return copied(params)
 
 
-def reading_bytes(update: Update) -> Update:
-    """The update; compiled, it reads the bytes of masks and support, and returns masks that it leaves as given."""
+def own_key(key: Tensor) -> Tensor:
+    """A copy of a PRNG key for a state, which a transform may hold."""
+    return lifted(key).clone()
 
-    def reading(state: State, grads: Tree, step: Step) -> State:
-        old, rebuild = opened((state.masks, state.support))
-        seen = from_bytes(old)
-        if all(x is y for x, y in zip(seen, old, strict=True)):
-            return update(state, grads, step)
-        masks, support = rebuild(seen)
-        new = update(state._replace(masks=masks, support=support), grads, step)
-        leaves, rebuild = opened((new.masks, new.support))
-        masks, support = rebuild([x if y is z else y for x, y, z in zip(old, leaves, seen, strict=True)])
-        return new._replace(masks=masks, support=support)
 
-    return reading
+def check_pruned(pruned: str) -> None:
+    """Raise for a value of `pruned` that does not exist."""
+    if pruned not in ("zero", "keep", "train"):
+        raise ValueError(f"expected pruned to be 'zero', 'keep' or 'train', got {pruned!r}")
 
 
 def sparse_leaves(state: State) -> tuple[Leaves, Leaves]:
@@ -122,56 +167,116 @@ def allowed_within(allowed: Leaves | None, masks: Tree) -> Leaves:
     return new if allowed is None else new | {p: m & new[p] if p in new else m for p, m in allowed.items()}
 
 
-def with_masks(state: State, masks: Leaves, pruned: Pruned, spent: bool = False) -> State:
-    """The state with other masks of some leaves; weights off them are zeroed unless they are kept or trained.
-
-    With `spent`, weights that were offered are zeroed in their own memory.
-    """
+def with_masks(state: State, masks: Leaves, pruned: Pruned) -> State:
+    """The state with other masks of some leaves; weights off them are zeroed unless they are kept or trained."""
     tree = with_leaves(state.masks, masks)
-    return state._replace(
-        params=inside(tree, state.params, spent=spent) if pruned == "zero" else state.params, masks=tree
-    )
+    return state._replace(params=inside(tree, state.params) if pruned == "zero" else state.params, masks=tree)
 
 
-# ---- the frame of every algorithm that starts from masks ----------------------------------------
-
-# (what may be kept, state, grads, step) -> state: what is done when the trigger fires
-Rewrite = Callable[[Leaves | None, State, Tree, Step], State]
+# ---- algorithms that start from masks ------------------------------------------------------------
 
 
-def build_masked(
-    rule: Competition,
-    memory: Memory,
-    rewrite: Rewrite,
-    *,
-    goal: Goal,
-    init: Init,
-    where: Where,
-    key: Tensor | None,
-    when: Trigger,
-) -> Algorithm:
-    """The algorithm that makes masks in `init`, remembers at every step and rewrites masks at a trigger."""
-    check_pruned(memory.pruned)
-    check_trigger("when", when)
-    seed = random.key(0) if key is None else key
+class Decision(NamedTuple):
+    """What a method decides about some leaves: their new masks, and of those that were kept, which stay (None: all)."""
 
-    def build(allowed: Leaves | None) -> Algorithm:
-        @begun
+    masks: Leaves
+    stay: Leaves | None = None
+
+
+# (units, scores by role, step) -> what changes
+Method = Callable[[Field, Read, Step], Decision]
+# (state, newly grown masks, step) -> values of the grown weights
+Grown = Callable[[State, Tree, Step], Tree]
+
+
+def zeros(state: State, grown: Tree, step: Step) -> Tree:
+    """Grown weights start at zero.
+
+    >>> zeros(sf.State({"w": torch.ones(2)}, ()), (), 0)
+    {'w': tensor([0., 0.])}
+    """
+    del grown, step
+    return optree.tree_map(torch.zeros_like, state.params)
+
+
+class Masked(NamedTuple):
+    """An algorithm that makes masks in `init`, remembers at every step and changes masks where `when` fires.
+
+    `apart` says that what happens to a leaf does not depend on the others, given its counts. Grown weights start at
+    `grown`; None leaves them as they are.
+    """
+
+    rule: Competition
+    memory: Memory
+    method: Method
+    goal: Goal
+    init: Init
+    where: Where
+    key: Tensor | None
+    when: Trigger
+    grown: Grown | None = None
+    apart: bool = True
+
+    def build(self, allowed: Leaves | None = None) -> Algorithm:
+        """The algorithm, choosing among what is allowed."""
+        check_pruned(self.memory.pruned)
+        for name, score in self.memory.scores.items():
+            check_score(name, score)
+        check_trigger("when", self.when)
+        rule, memory, seed = self.rule, self.memory, random.key(0) if self.key is None else self.key
+        remembers = any(isinstance(score, Accumulated) for score in memory.scores.values())
+        own = self._replace(key=seed)  # made once: a step that changes nothing does no tensor work
+
         def start(params: Tree) -> State:
             params = own_params(params)
-            masks = start_masks(params, rule, where, init, goal, seed, allowed)
+            masks = start_masks(params, rule, self.where, self.init, self.goal, seed, allowed)
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
-            return State(kept, masks, memory.init(params), lifted(seed).clone(), support=support)
+            return State(kept, masks, memory.init(params), own_key(seed), support=support)
 
-        @checked
         def update(state: State, grads: Tree, step: Step) -> State:
-            def changed(now: State) -> State:
-                return agreed(leaves_of(now.params), lambda: rewrite(allowed, now, grads, step))
+            state = memory.accumulate(state, grads, step) if remembers else state
+            return fired(self.when, lambda now: self._changed(allowed, now, grads, step), state, step)
 
-            return choose(when(step), changed, memory.accumulate(state, grads, step))  # type: ignore[no-any-return]
+        return framed(start, Update(update, True), within=lambda masks: own.build(allowed_within(allowed, masks)))
 
-        promising(update, spends=True)
-        return Algorithm(start, update, within=lambda masks: build(allowed_within(allowed, masks)))
+    def _changed(self, allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
+        leaves, masks = sparse_leaves(state)
+        if not leaves:
+            return state
+        units = field(self.rule, leaves, masks, allowed, self.goal, step)
+        scores, grown = Reader(self.memory, leaves, state, grads, step), self.grown
+        zero = self.memory.pruned == "zero" and (grown is None or grown is zeros)  # one pass sets pruned and grown ones
+        new: Leaves = {}
+        held: Leaves = {}
+        for part in units.parts(self.apart):
+            made, stay = self.method(part, scores.of(part.leaves), step)
+            kept = made if grown is None else both_of(made, masks)
+            if stay is not None:
+                kept = both_of(kept, stay)
+            new |= made
+            held |= _zeroed(kept, leaves, spent=stay is None) if zero else kept
+        if zero:
+            return state._replace(params=with_leaves(state.params, held), masks=with_leaves(state.masks, new))
+        state = with_masks(state, new, self.memory.pruned)
+        return state if grown is None else _planted(state, new, held, grown, step)
 
-    return build(None)
+
+def _zeroed(masks: Leaves, leaves: Leaves, spent: bool) -> Leaves:
+    return dict(zip(masks, zeroed(list(masks.values()), [leaves[path] for path in masks], spent=spent), strict=True))
+
+
+def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, step: Step) -> State:
+    # Weights in `held` keep their values, grown ones start at `grown`.
+    fresh = {path: mask & ~held[path] for path, mask in new.items()}
+    leaves = leaves_at(state.params, fresh)
+    values: Leaves = {}
+    if grown is not zeros:
+        tree = grown(state, masks_tree(state.params, fresh), step)
+        check_like("grown values", tree, state.params)
+        values = leaves_at(tree, fresh)
+    planted = {
+        path: torch.where(mask, values.get(path, torch.zeros_like(leaves[path])), leaves[path])
+        for path, mask in fresh.items()
+    }
+    return state._replace(params=with_leaves(state.params, planted))

@@ -9,12 +9,33 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.floats import check_float
-from sparsefn.engine.promises import promised
+from sparsefn.scores.plain import Absolute, Drawn
 from sparsefn.state import Accumulated, Score, State, Step
 from sparsefn.tree import Leaves, Tree, check_like, leaves_at
 
 # What happens to weights off the mask: set to zero, kept as they are, or trained on.
 Pruned = Literal["zero", "keep", "train"]
+
+
+class Scores:
+    """The scores of some leaves by path: `values`, which are the absolute values of `signed` where it says so.
+
+    They are taken when they are read: selection compares without them.
+    """
+
+    def __init__(self, signed: Leaves, absolute: bool = False) -> None:
+        self.signed, self.absolute = signed, absolute
+        self._values: Leaves | None = None if absolute else signed
+
+    @property
+    def values(self) -> Leaves:
+        """The scores themselves."""
+        if self._values is None:
+            self._values = {path: leaf.abs() for path, leaf in self.signed.items()}
+        return self._values
+
+
+Read = Callable[[str], Scores]  # by role
 
 
 class Memory(NamedTuple):
@@ -35,33 +56,44 @@ class Memory(NamedTuple):
     def _kept(self) -> list[tuple[str, Accumulated]]:
         return [(role, score) for role, score in self.scores.items() if isinstance(score, Accumulated)]
 
-    def by_leaf(self, role: str) -> bool:
-        """Whether the scores of some leaves are to be had without those of the others."""
-        return self._of_leaves(role) is not None
 
-    def _of_leaves(self, role: str) -> Callable[..., Leaves] | None:
-        score = self.scores[role]
-        return None if isinstance(score, Accumulated) else promised(score, "of_leaves")
+class Reader:
+    """Reads scores by role for one change of masks; each role draws its own random numbers.
 
-    def read(
-        self, role: str, state: State, grads: Tree, step: Step, paths: Iterable[str], signed: bool = False
-    ) -> tuple[Leaves, bool]:
-        """The scores of a role for some leaves; each role draws its own random numbers.
+    The scores of all `leaves` are read once. Those that are drawn are made anew for the leaves that are asked for.
+    """
 
-        With `signed`, a score that is an absolute value comes without it taken, and True.
-        """
-        score = self.scores[role]
-        if isinstance(state.key, Tensor):
-            state = state._replace(key=random.fold_in(state.key, role))
-        of_leaves = self._of_leaves(role)
-        if of_leaves is not None:
-            return of_leaves(leaves_at(state.params, paths), state, step), False
-        value: Callable[..., Tree] = score.value if isinstance(score, Accumulated) else score
-        inner = promised(value, "signed") if signed else None
-        given = (state.scores[role],) if isinstance(score, Accumulated) else ()
-        values = (inner or value)(*given, state, grads, step)
-        check_like("scores", values, state.params, dtype=False)
-        chosen = leaves_at(values, paths)
-        for path, leaf in chosen.items():
-            check_float("scores", leaf, path)
-        return chosen, inner is not None
+    def __init__(self, memory: Memory, leaves: Iterable[str], state: State, grads: Tree, step: Step) -> None:
+        self.memory, self.leaves, self.given = memory, list(leaves), (state, grads, step)
+        self.known: dict[str, Scores] = {}
+
+    def of(self, paths: Iterable[str]) -> Read:
+        """The function of a role that gives the scores of some leaves."""
+        return lambda role: self._drawn(role, paths) or self._known(role)
+
+    def _drawn(self, role: str, paths: Iterable[str]) -> Scores | None:
+        score, (state, _, step) = self.memory.scores[role], self.given
+        if not isinstance(score, Drawn):
+            return None
+        return Scores(score.draw(leaves_at(state.params, paths), self._state(role), step))
+
+    def _known(self, role: str) -> Scores:
+        if role not in self.known:
+            score, (state, grads, step) = self.memory.scores[role], self.given
+            given = (state.scores[role],) if isinstance(score, Accumulated) else ()
+            value: Callable[..., Tree] = score.value if isinstance(score, Accumulated) else score
+            absolute = isinstance(value, Absolute)
+            own = state if isinstance(value, Absolute) and not value.keyed else self._state(role)
+            values = (value.signed if isinstance(value, Absolute) else value)(*given, own, grads, step)
+            checked = values is state.params or values is grads
+            if not checked:
+                check_like("scores", values, state.params, dtype=False)
+            chosen = leaves_at(values, self.leaves)
+            for path, leaf in () if checked else chosen.items():
+                check_float("scores", leaf, path)
+            self.known[role] = Scores(chosen, absolute)
+        return self.known[role]
+
+    def _state(self, role: str) -> State:
+        state = self.given[0]
+        return state._replace(key=random.fold_in(state.key, role)) if isinstance(state.key, Tensor) else state

@@ -14,16 +14,17 @@ from sparsefn.engine.agreement import agree, agreement, inside, scope, tell
 from sparsefn.engine.checks import check_step
 from sparsefn.engine.draws import digest
 from sparsefn.engine.lines import group_of
-from sparsefn.engine.shards import any_sharded, groups_of, is_sharded, is_spread, laid_out
+from sparsefn.engine.older import differentiating
+from sparsefn.engine.shards import any_sharded, check_plain, groups_of, is_sharded, is_spread, laid_out, whole
 from sparsefn.engine.talks import Gather, Talk, together
-from sparsefn.state import State, Step
-from sparsefn.tree import Tree, check_like, flatten, leaves_of, none_paths, same_structure, zipped
+from sparsefn.state import State, Step, TrainView, check_grads
+from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
 
-Init = Callable[[Tree], State]
-Update = Callable[[State, Tree, Step], State]
+Start = Callable[[Tree], State]
+Stepping = Callable[[State, Tree, Step], State]
 
 
-def begun(init: Init) -> Init:
+def begun(init: Start) -> Start:
     """An init that all processes of DTensors begin with the same leaves; an error of one is raised on all."""
 
     def beginning(params: Tree) -> State:
@@ -38,7 +39,7 @@ def begun(init: Init) -> Init:
     return beginning
 
 
-def shared(update: Update, state: State, grads: Tree, step: Step) -> State:
+def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
     """An update of DTensors, after its checks: where masks change, an error of one process is raised on all.
 
     A process whose gradients do not fit makes the step with zeros for them, up to the first agreement, which tells the
@@ -61,21 +62,6 @@ def shared(update: Update, state: State, grads: Tree, step: Step) -> State:
     raise fault
 
 
-def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
-    """Raise for gradients that do not fit the params; without `layout`, DTensors may be laid out otherwise."""
-    if grads is None:
-        return
-    try:
-        check_like("grads", grads, params, layout=layout)
-    except ValueError:
-        for path in () if same_structure(grads, params) else none_paths(grads):
-            raise ValueError(
-                f"expected a gradient for every param, got None at {path!r}: a frozen param, or one that the loss does "
-                "not use, has none; give zeros, or leave it out of params"
-            ) from None
-        raise
-
-
 def moved(grads: Tree, params: Tree) -> Tree:
     """Gradients laid out as params: they may be laid out otherwise, or be sums yet to be added."""
     if grads is None:
@@ -87,6 +73,34 @@ def moved(grads: Tree, params: Tree) -> Tree:
             grads = rebuild([laid_out(g, p) for g, p in rows])
             check_grads(grads, params)
     return grads
+
+
+def derived_view(
+    get: Callable[[State], Tree],
+    put: Callable[[State, Tree], State],
+    grads: Callable[[State, Tree, Step], Tree],
+    support: Callable[[State], Tree],
+) -> TrainView:
+    """The view of a tree that params are made of, with gradients by derivatives."""
+
+    def summed(state: State, given: Tree, step: Step) -> Tree:
+        # The slope of a number that all parts of a DTensor share is their sum.
+        slopes, rebuild = opened(pull(state, given, step))
+        if not any_sharded(slopes):
+            return rebuild(slopes)
+        shared = [i for i, x in enumerate(leaves_of(get(state))) if is_sharded(slopes[i]) and not is_sharded(x)]
+        for i, slope in zip(shared, whole([slopes[i] for i in shared]), strict=True):
+            slopes[i] = slope
+        return rebuild(slopes)
+
+    pull = differentiating(grads)
+    return TrainView(get, put, summed, support)
+
+
+def refuse_shards(what: str, leaves: Leaves, instead: str) -> None:
+    """Raise ValueError for DTensors where a function reads whole leaves."""
+    for path, leaf in leaves.items():
+        check_plain(what, path, leaf, instead)
 
 
 def _fault(grads: Tree, params: Tree) -> Exception | None:

@@ -2,73 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypedDict, Unpack
 
+import torch
 from torch import Tensor
 
-from sparsefn.algorithms.competition import Competition, Pools, full
-from sparsefn.algorithms.frame import build_masked, sparse_leaves, with_masks
-from sparsefn.algorithms.memory import Memory, Pruned
+from sparsefn.algorithms.competition import Competition
+from sparsefn.algorithms.frame import Decision, Masked
+from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
-from sparsefn.algorithms.wanted import Goal, as_goal, rooms, wanted
+from sparsefn.algorithms.units import Field, Open, both_of
 from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.counts import Counted
-from sparsefn.engine.checks import check_call, check_sparsity, is_int
-from sparsefn.engine.described import described, shown
+from sparsefn.engine.checks import check_call, check_keywords, check_sparsity, is_int
+from sparsefn.engine.described import described, shown, takes_keywords_of
 from sparsefn.engine.rounding import CountRule, as_fraction, fraction_at, rounded
 from sparsefn.engine.selection.winners import Count
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.schedules import polynomial
 from sparsefn.scores import magnitude
 from sparsefn.select import checked_count
-from sparsefn.state import Algorithm, Level, Score, State, Step, Trigger, Where, check_score
+from sparsefn.state import Algorithm, Level, Score, Step, Trigger, Where
 from sparsefn.timetable import pace
-from sparsefn.tree import Leaves, Tree
 from sparsefn.triggers import always, at, every
 from sparsefn.where import default_where
 
-
-class Open(NamedTuple):
-    """What competes: scores, masks now, masks of the entries that may be kept (None is all), and room in groups."""
-
-    scores: Leaves
-    masks: Leaves
-    among: Leaves | None
-    room: Leaves
+# (units, scores, which units compete, step) -> kept counts
+Counts = Callable[[Field, Scores, Open, Step], Sequence[Count]]
 
 
-# (pools, what competes, step) -> kept count of each pool
-Counts = Callable[[Pools, Open, Step], list[Count]]
+def _run(counts: Counts, regrow: bool, units: Field, scores: Read, step: Step) -> Decision:
+    # Keep the best units of each group by score.
+    score, among = scores("score"), units.free if regrow else units.active
+    kept = units.best(score, counts(units, score, among, step), among=among)
+    masks = units.masks_of(kept, score, units.allowed if regrow else units.masks)
+    return Decision(masks if regrow or units.elementwise else both_of(masks, units.masks))
 
 
-def _pruner(
-    rule: Competition,
-    counts: Counts,
-    goal: Goal,
-    score: Score,
-    when: Trigger,
-    where: Where,
-    key: Tensor | None,
-    init: Init,
-    pruned: Pruned,
-    regrow: bool,
-) -> Algorithm:
-    check_score("score", score)
-    memory = Memory({"score": score}, pruned)
-
-    def prune(allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
-        leaves, masks = sparse_leaves(state)
-        signed = rule.elementwise and not isinstance(goal, Counted)
-        scores, absolute = memory.read("score", state, grads, step, leaves, signed)
-        if allowed is not None:
-            masks = {path: mask & full(allowed, leaves, [path])[path] for path, mask in masks.items()}
-        open_ = allowed if regrow else masks
-        pools = rule.pools(leaves)
-        kept = counts(pools, Open(scores, masks, open_, rooms(rule, pools, leaves, allowed)), step)
-        return with_masks(state, rule.best(pools, scores, kept, open_, absolute), pruned, spent=True)
-
-    return build_masked(rule, memory, prune, goal=goal, init=init, where=where, key=key, when=when)
+def _wanted(units: Field, scores: Scores, among: Open, step: Step) -> Sequence[Count]:
+    return units.wanted(scores, among)
 
 
 @described
@@ -120,16 +94,14 @@ def gmp(
     rule = Competition(pattern, distribution).check()
     if steps is not None:
         when, sparsity = _rise(when, sparsity, steps)
-    goal = as_goal(rule, sparsity)
+    goal = rule.goal(sparsity)
     if goal is None and pattern.fixed is None:
         raise TypeError("expected sparsity to be a float in [0, 1], a schedule or a 0-d tensor, got None")
     if isinstance(goal, Counted) and isinstance(init, str) and init == "magnitude" and score is not magnitude:
         init = "dense"
 
-    def counts(pools: Pools, given: Open, step: Step) -> list[Count]:
-        return wanted(rule, pools, goal, given.scores, given.among, given.room, step)
-
-    return _pruner(rule, counts, goal, score, always() if when is None else when, where, key, init, pruned, regrow)
+    memory, method = Memory({"score": score}, pruned), partial(_run, _wanted, regrow)
+    return Masked(rule, memory, method, goal, init, where, key, always() if when is None else when).build()
 
 
 def _rise(when: Trigger | None, sparsity: Level | Counted | None, steps: int) -> tuple[Trigger, Level]:
@@ -146,18 +118,34 @@ def _rise(when: Trigger | None, sparsity: Level | Counted | None, steps: int) ->
     return every(n, stop=stop) if when is None else when, level
 
 
+class PruneOptions(TypedDict, total=False):
+    """The keywords of `gmp` that `one_shot` and `ste` take, too."""
+
+    when: Trigger
+    where: Where
+    pattern: Pattern
+    distribution: Distribution
+    key: Tensor | None
+
+
+class OneShotOptions(PruneOptions, total=False):
+    """The keywords of `gmp` that `one_shot` hands on."""
+
+    pruned: Pruned
+    regrow: bool
+
+
+class SteOptions(PruneOptions, total=False):
+    """The keywords of `gmp` that `ste` hands on."""
+
+    score: Score
+    init: Init
+
+
 @described
+@takes_keywords_of(gmp, [*OneShotOptions.__annotations__], when=at([0]))
 def one_shot(
-    sparsity: Level | Counted | None,
-    score: Score = magnitude,
-    *,
-    when: Trigger = at([0]),
-    where: Where = default_where,
-    pattern: Pattern = unstructured(),
-    distribution: Distribution = uniform(),
-    key: Tensor | None = None,
-    pruned: Pruned = "zero",
-    regrow: bool = False,
+    sparsity: Level | Counted | None, score: Score = magnitude, **options: Unpack[OneShotOptions]
 ) -> Algorithm:
     """Dense until its trigger, then pruned by any score; the score may use gradients.
 
@@ -170,18 +158,9 @@ def one_shot(
     the optimizer's step, and such a score would multiply stepped weights by the gradient of those before: leave
     that one step out, `with_optimizer(sf.one_shot(0.9, sf.scores.saliency), optimizer, skip=sf.at([0]))`.
     """
-    return gmp(
-        sparsity,
-        score=score,
-        when=when,
-        where=where,
-        pattern=pattern,
-        distribution=distribution,
-        key=key,
-        init="dense",
-        pruned=pruned,
-        regrow=regrow,
-    )
+    check_keywords("one_shot", options, OneShotOptions.__annotations__)
+    own: OneShotOptions = {"when": at([0])}
+    return gmp(sparsity, score=score, init="dense", **(own | options))
 
 
 @described
@@ -227,17 +206,19 @@ def iterative(
             "iterative: expected distribution to be uniform() or global_(), whose totals follow what remains"
         )
 
-    def counts(pools: Pools, given: Open, step: Step) -> list[Count]:
+    def counts(units: Field, scores: Scores, among: Open, step: Step) -> list[Count]:
+        remain = units.totals(units.active)
         kept: list[Count] = []
-        for pool, active in zip(pools, rule.active(pools, given.masks), strict=True):
-            remain = rule.totals([pool], [active])
+        names = [", ".join(map(repr, units.grids))] if rule.joint else map(repr, units.grids)
+        for name, n in zip(names, torch.split(remain, units.groups), strict=True):
             try:
-                kept.append(remain - checked_count("count", lost(remain, step), remain))
+                kept.append(n - checked_count("count", lost(n, step), n))
             except ValueError as error:
-                raise ValueError(f"iterative: {error} at {', '.join(map(repr, pool))}") from None
+                raise ValueError(f"iterative: {error} at {name}") from None
         return kept
 
-    return _pruner(rule, counts, None, score, when, where, key, init, pruned, regrow=False)
+    memory, method = Memory({"score": score}, pruned), partial(_run, counts, False)
+    return Masked(rule, memory, method, None, init, where, key, when).build()
 
 
 def _removal(fraction: Level | None, count: Count | CountRule) -> Callable[[Tensor, Step], Count]:
@@ -258,17 +239,8 @@ def _removal(fraction: Level | None, count: Count | CountRule) -> Callable[[Tens
 
 
 @described
-def ste(
-    sparsity: Level | Counted | None,
-    *,
-    score: Score = magnitude,
-    when: Trigger = always(),
-    where: Where = default_where,
-    pattern: Pattern = unstructured(),
-    distribution: Distribution = uniform(),
-    key: Tensor | None = None,
-    init: Init = "magnitude",
-) -> Algorithm:
+@takes_keywords_of(gmp, [*SteOptions.__annotations__], when=always())
+def ste(sparsity: Level | Counted | None, **options: Unpack[SteOptions]) -> Algorithm:
     """Straight-through magnitude masks: dense weights train on, the forward pass sees the best of them.
 
     >>> algorithm = sf.with_optimizer(sf.ste(0.5), sf.optimizers.sgd(0.2))
@@ -280,15 +252,5 @@ def ste(
     The same as `gmp(sparsity, pruned="train", regrow=True, when=always())`: every weight gets the dense
     gradient. Wortsman et al. 2019, arXiv 1906.00586; with pattern=nm(n, m), Zhou et al. 2021, arXiv 2102.04010.
     """
-    return gmp(
-        sparsity,
-        score=score,
-        when=when,
-        where=where,
-        pattern=pattern,
-        distribution=distribution,
-        key=key,
-        init=init,
-        pruned="train",
-        regrow=True,
-    )
+    check_keywords("ste", options, SteOptions.__annotations__)
+    return gmp(sparsity, pruned="train", regrow=True, **options)

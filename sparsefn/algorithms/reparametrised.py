@@ -7,20 +7,17 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.frame import checked, own_params, unchecked
-from sparsefn.algorithms.processes import begun
+from sparsefn.algorithms.frame import framed, own_params, update_of
+from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.static import dense
 from sparsefn.engine.described import described, uncalled
 from sparsefn.engine.leafwise import is_sparse
-from sparsefn.engine.older import differentiating
-from sparsefn.engine.shards import is_sharded, whole
 from sparsefn.masks import intersect
 from sparsefn.reparam import Reparametrisation
 from sparsefn.state import (
     Algorithm,
     State,
     Step,
-    TrainView,
     Where,
     apply_masks,
     everywhere,
@@ -28,7 +25,7 @@ from sparsefn.state import (
     masks_tree,
     support_of,
 )
-from sparsefn.tree import Tree, flatten, zipped
+from sparsefn.tree import Leaves, Tree, flatten, with_leaves
 from sparsefn.where import default_where, select_leaves
 
 
@@ -70,8 +67,7 @@ def reparametrised(
 
     def made(latents: Tree, params: Tree, step: Step) -> tuple[Tree, Tree]:
         weights, masks = reparam.apply(latents, step, seed)
-        leaves, rebuild = flatten(params)
-        return rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]), masks_tree(params, masks)
+        return with_leaves(params, weights), masks_tree(params, masks)
 
     def finish(part: State, masks: Tree, latents: Tree, step: Tensor) -> State:
         both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, masks)
@@ -82,7 +78,6 @@ def reparametrised(
     def inner_of(state: State) -> State:
         return State(state.params, key=state.key, **state.scores["inner"])
 
-    @begun
     def init(params: Tree) -> State:
         params = own_params(params)
         chosen = select_leaves(params, where)
@@ -94,7 +89,6 @@ def reparametrised(
             raise ValueError("reparametrised: the inner algorithm has an optimizer; put with_optimizer outermost")
         return finish(part, masks, latents, step)
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
         latents = state.scores["latent"]
         if reparam.project is not None:
@@ -103,24 +97,21 @@ def reparametrised(
         weights, masks = made(latents, state.params, following)
         # Off its support `inner` keeps what it has: zeros, or the weights that it holds still.
         part = inside.view.put(inner_of(state), weights)
-        return finish(unchecked(inside)(part, grads, step), masks, latents, following)
+        return finish(update_of(inside).inner(part, grads, step), masks, latents, following)
 
-    def rest(state: State, leaves: dict[str, Tensor]) -> Tree:
-        # Nothing is (), as in a state: compiled code cannot flatten an empty dict inside another.
+    def view_of(state: State, latents: Tree, leaves: Leaves) -> Tree:
+        # No rest is (), as in a state: compiled code cannot flatten an empty dict inside another.
         chosen = _latent_paths(state)
-        return {path: leaf for path, leaf in leaves.items() if path not in chosen} or ()
+        return {"latent": latents, "rest": {path: leaf for path, leaf in leaves.items() if path not in chosen} or ()}
 
     def trained(state: State) -> Tree:
         return {name: tree for name, tree in state.scores["latent"].items() if name not in reparam.held}
 
     def get(state: State) -> Tree:
-        return {"latent": trained(state), "rest": rest(state, flatten(state.params)[0])}
+        return view_of(state, trained(state), flatten(state.params)[0])
 
     def put(state: State, tree: Tree) -> State:
-        leaves, rebuild = flatten(state.params)
-        others = dict(tree["rest"])
-        params = rebuild([others.get(path, leaf) for path, leaf in leaves.items()])
-        params = inside.view.put(inner_of(state), params).params
+        params = inside.view.put(inner_of(state), with_leaves(state.params, dict(tree["rest"]))).params
         latents = optree.tree_map(
             lambda moves, new, old: torch.where(moves, new, old) if is_sparse(moves, new) else new,
             support(state)["latent"],
@@ -129,53 +120,43 @@ def reparametrised(
         )
         return state._replace(params=params, scores={**state.scores, "latent": {**state.scores["latent"], **latents}})
 
-    @differentiating
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         del step  # the stored step is the one that the weights were drawn at
         leaves = flatten(inside.view.grads(inner_of(state), grads, 0))[0]
         every, latents = state.scores["latent"], trained(state)
         if not _latent_paths(state):  # no leaf is selected: vjp refuses functions of nothing
-            return {"latent": latents, "rest": rest(state, leaves)}
+            return view_of(state, latents, leaves)
 
         def weights_of(tree: Tree) -> Tree:
             return reparam.apply({**every, **tree}, state.scores["step"], seed)[0]
 
         weights, pull = torch.func.vjp(weights_of, latents)[:2]
-        (pulled,) = pull({path: leaves[path] for path in weights})
-        rows, rebuild = zipped(pulled, latents)  # the slope of a number that all parts of a DTensor share is their sum
-        shared = [i for i, (slope, latent) in enumerate(rows) if is_sharded(slope) and not is_sharded(latent)]
-        slopes = [slope for slope, _ in rows]
-        for i, slope in zip(shared, whole([slopes[i] for i in shared]), strict=True):
-            slopes[i] = slope
-        pulled = rebuild(slopes)
-        return {"latent": pulled, "rest": rest(state, leaves)}
+        return view_of(state, pull({path: leaves[path] for path in weights})[0], leaves)
 
     def support(state: State) -> Tree:
-        moves = support_of(inner_of(state))
-        masks, shapes = flatten(moves)[0], flatten(state.params)[0]
+        moves, leaves = flatten(support_of(inner_of(state)))[0], flatten(state.params)[0]
 
         def where_moves(path: str, latent: Tensor) -> Tensor:
-            fits = latent.shape == shapes[path].shape and is_sparse(masks[path], shapes[path])
-            return masks[path] if fits else everywhere(latent)
+            fits = latent.shape == leaves[path].shape and is_sparse(moves[path], leaves[path])
+            return moves[path] if fits else everywhere(latent)
 
         latents = {
             name: {path: where_moves(path, leaf) for path, leaf in tree.items()}
             for name, tree in trained(state).items()
         }
-        return {"latent": latents, "rest": rest(state, flatten(moves)[0])}
+        return view_of(state, latents, moves)
 
     def at_rest(state: State) -> State:
         assert reparam.settled is not None
         weights, masks = reparam.settled(state.scores["latent"], state.scores["step"])
-        leaves, rebuild = flatten(state.params)
         part = inner_of(state)
-        part = inside.view.put(part, rebuild([weights.get(path, leaf) for path, leaf in leaves.items()]))
+        part = inside.view.put(part, with_leaves(state.params, weights))
         tree = masks_tree(state.params, masks)
         both = optree.tree_map(lambda a, b: intersect(a, b), part.masks, tree)
         return state._replace(params=apply_masks(part.params, tree), masks=both)
 
-    view = TrainView(get, put, grads_of, support)
-    return Algorithm(init, update, view, settled=None if reparam.settled is None else at_rest)
+    view = derived_view(get, put, grads_of, support)
+    return framed(init, update, view, settled=None if reparam.settled is None else at_rest)
 
 
 def _latent_paths(state: State) -> set[str]:

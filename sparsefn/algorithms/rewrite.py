@@ -7,14 +7,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.frame import check_pruned, checked, own_params, sparse_leaves, with_masks
+from sparsefn.algorithms.frame import (
+    check_pruned,
+    fired,
+    framed,
+    own_params,
+    sparse_leaves,
+    with_masks,
+)
 from sparsefn.algorithms.memory import Pruned
-from sparsefn.algorithms.processes import begun
+from sparsefn.algorithms.processes import refuse_shards
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
-from sparsefn.engine.shards import check_plain
 from sparsefn.state import Algorithm, State, Step, Trigger, Where, everywhere, masks_tree
-from sparsefn.tree import Tree, choose, with_leaves
+from sparsefn.tree import Tree, with_leaves
 from sparsefn.triggers import always
 from sparsefn.where import default_where, select_leaves
 
@@ -52,16 +58,13 @@ def rewrite(
     check_trigger("when", when)
     check_pruned(pruned)
 
-    @begun
     def init(params: Tree) -> State:
         params = own_params(params)
         leaves = select_leaves(params, where)
-        for path, leaf in leaves.items():
-            check_plain("rewrite", path, leaf, "; gather the leaf, rewrite it, and shard it again")
+        refuse_shards("rewrite", leaves, "; gather the leaf, rewrite it, and shard it again")
         masks = {path: torch.ones_like(leaf, dtype=torch.bool) for path, leaf in leaves.items()}
         return State(params, masks_tree(params, masks), support=everywhere(params) if pruned == "train" else ())
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
         def run(now: State) -> State:
             weights, masks = sparse_leaves(now)
@@ -69,9 +72,9 @@ def rewrite(
             params = with_leaves(now.params, {path: weight for path, (weight, _) in new.items()})
             return with_masks(now._replace(params=params), {path: mask for path, (_, mask) in new.items()}, pruned)
 
-        return choose(when(step), run, state)  # type: ignore[no-any-return]
+        return fired(when, run, state, step)
 
-    return Algorithm(init, update)
+    return framed(init, update)
 
 
 def _result(path: str, result: object, leaf: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -11,18 +10,16 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, full, paths_of
-from sparsefn.algorithms.wanted import Goal, best_at
+from sparsefn.algorithms.competition import Competition, Goal
+from sparsefn.algorithms.memory import Scores
+from sparsefn.algorithms.units import field, full
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.leaf_draws import drawn_leaves
-from sparsefn.engine.memory import brought, on
-from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at
-from sparsefn.engine.shards import is_sharded, laid_out, part
+from sparsefn.engine.shards import laid_like
 from sparsefn.engine.transforms import concrete
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.patterns.seated import unit_places
 from sparsefn.patterns.tied import check_whole
 from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.tree import Leaves, Tree, flatten, leaves_at
@@ -45,12 +42,7 @@ def own_masks(masks: Tree, params: Tree) -> Tree:
     check_given(masks)
     check_masks(masks, params)
 
-    def own(mask: Tensor, param: Tensor) -> Tensor:
-        whole = mask.ndim and not is_sharded(mask)
-        mask = mask.to(param.device)
-        return (part(mask, param) if whole else laid_out(mask, param)).clone()
-
-    made: Tree = optree.tree_map(own, masks, params)
+    made: Tree = optree.tree_map(lambda mask, param: laid_like(mask, param).clone(), masks, params)
     return made
 
 
@@ -65,10 +57,8 @@ def start_masks(
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
     leaves = rule.select(params, where)
-    pools = rule.pools(leaves)
+    units = field(rule, leaves, None, allowed, goal)  # which refuses a budget that cannot be met
     level = None if isinstance(goal, Counted) else goal
-    if level is not None:
-        rule.targets(pools, fraction_at(level, 0))  # a budget that cannot be met is refused here
     if isinstance(init, Algorithm):
         init = init.init(params).masks
     elif callable(init):
@@ -85,19 +75,22 @@ def start_masks(
     if init in ("bernoulli", "checkerboard", *best_of) and level is None and not (goal and init == "magnitude"):
         raise ValueError(f"init={init!r} needs a sparsity, got {goal!r}; init may be an algorithm that has one")
     if init == "dense":
-        masks = full({}, leaves, list(leaves))
+        masks = full({}, leaves)
     elif init == "from_zeros":
         masks = leaves_at(from_zeros(params, where=lambda path, leaf: path in leaves), leaves)
     elif init == "checkerboard":
         masks = _checkerboards(leaves, level)
     elif init == "bernoulli":
-        masks = _drawn(leaves, rule, fraction_at(level, 0), random.fold_in(key, "init"))  # type: ignore[arg-type]
+        if rule.pattern.fixed is not None:
+            raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
+        flags = units.coins(fraction_at(level, 0), random.fold_in(key, "init"))  # type: ignore[arg-type]
+        masks = units.masks_of(flags, Scores(leaves, absolute=True))
     elif init in ("random", "magnitude"):
         if init == "magnitude":
             scores = {path: leaf.detach().abs() for path, leaf in leaves.items()}
         else:
             scores = drawn_leaves(random.fold_in(key, "init"), leaves, None, "uniform", torch.float32)
-        return masks_tree(params, best_at(rule, scores, leaves, goal, allowed, 0))
+        return masks_tree(params, units.best_masks(Scores(scores)))
     else:
         known = (
             "'dense', 'random', 'bernoulli', 'magnitude', 'from_zeros', 'checkerboard', an algorithm, a function of "
@@ -114,25 +107,5 @@ def _checkerboards(leaves: Leaves, level: Schedule | None) -> Leaves:
     sparsity = fraction_at(level, 0)
     if isinstance(sparsity, Tensor):
         raise TypeError("init='checkerboard' needs a float sparsity, got a tensor")
-    return {path: part(checkerboard(leaf.shape, sparsity, device=leaf.device), leaf) for path, leaf in leaves.items()}
-
-
-def _drawn(leaves: Leaves, rule: Competition, sparsity: Real, key: Tensor) -> Leaves:
-    # Each unit is kept with a chance of its own: the share of its competition that the budget keeps.
-    if rule.pattern.fixed is not None:
-        raise ValueError(f"init='bernoulli' needs a pattern that leaves the count open, got {rule.pattern}")
-    masks: Leaves = {}
-    pools = rule.pools(leaves)
-    whole = [{path: units.of_all for path, units in pool.items()} for pool in pools]
-    for pool, count in zip(pools, rule.targets(whole, sparsity), strict=True):
-        size = sum(math.prod(units.of_all.rows) for units in pool.values())
-        for path, units in pool.items():
-            leaf = leaves[path]
-            total = on(count, leaf.device)
-            total = total.sum() if total.ndim else total * (1 if rule.joint else units.of_all.rows[0])
-            chance, own = total.double() / max(size, 1), brought(random.leaf_key(key, path), leaf.device)
-            scores = {at: leaves[at].detach().abs() for at in paths_of({path: units})}
-            places = None if units.seat is None else unit_places(units).to(leaf.device)
-            rows = random.bernoulli(own, chance, units.rows, index=places)
-            masks |= rule.masks([{path: units}], [rows], scores)
-    return masks
+    made = {path: checkerboard(leaf.shape, sparsity, device=leaf.device) for path, leaf in leaves.items()}
+    return {path: laid_like(mask, leaves[path]) for path, mask in made.items()}

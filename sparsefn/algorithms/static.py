@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.frame import build_masked, checked, own_params
+from sparsefn.algorithms.frame import Decision, Masked, framed, own_params
 from sparsefn.algorithms.memory import Memory, Pruned
-from sparsefn.algorithms.processes import begun
 from sparsefn.algorithms.start import Init, check_given, own_masks
-from sparsefn.algorithms.wanted import as_goal
+from sparsefn.algorithms.units import Field
 from sparsefn.budgets import Distribution, uniform
 from sparsefn.counts import Counted
 from sparsefn.engine.described import described
@@ -20,7 +19,6 @@ from sparsefn.triggers import never
 from sparsefn.where import default_where
 
 
-@checked
 def _frozen(state: State, grads: Tree, step: Step) -> State:
     del grads, step
     return state
@@ -34,12 +32,11 @@ def dense() -> Algorithm:
     {'w': tensor(True)}
     """
 
-    @begun
     def init(params: Tree) -> State:
         params = own_params(params)
         return State(params, everywhere(params))
 
-    return Algorithm(init, _frozen)
+    return framed(init, _frozen)
 
 
 @described
@@ -66,10 +63,11 @@ def static(
     `params`, frozen; "train" lets an optimizer move them.
     """
     rule, kept = Competition(pattern, distribution).check(), Memory({}, pruned)
-    goal = as_goal(rule, sparsity)
-    return build_masked(
-        rule, kept, lambda _, state, *__: state, goal=goal, init=init, where=where, key=key, when=never()
-    )
+    return Masked(rule, kept, _stay, rule.goal(sparsity), init, where, key, never()).build()
+
+
+def _stay(units: Field, *_: object) -> Decision:
+    return Decision(units.masks)
 
 
 @described
@@ -83,10 +81,9 @@ def from_masks(masks: Tree) -> Algorithm:
     """
     check_given(masks)
 
-    @begun
     def init(params: Tree) -> State:
         params = own_params(params)
         own = own_masks(masks, params)
         return State(apply_masks(params, own), own)
 
-    return Algorithm(init, _frozen)
+    return framed(init, _frozen)

@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.competition import Competition, full
-from sparsefn.algorithms.frame import checked, own_params, sparse_leaves, with_masks
-from sparsefn.algorithms.processes import begun
+from sparsefn.algorithms.competition import Competition, Goal
+from sparsefn.algorithms.frame import fired, framed, own_key, own_params, sparse_leaves, with_masks
+from sparsefn.algorithms.memory import Scores
+from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.start import Given
-from sparsefn.algorithms.wanted import as_goal, best_at
+from sparsefn.algorithms.units import field, full
 from sparsefn.budgets import Distribution, is_uniform, uniform
 from sparsefn.counts import Counted
 from sparsefn.engine.checks import check_call, check_trigger
 from sparsefn.engine.described import described
-from sparsefn.engine.memory import brought
-from sparsefn.engine.older import differentiating
-from sparsefn.engine.shards import agreed
-from sparsefn.engine.threefry import lifted
 from sparsefn.gates import Mode, check_mode, gate
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.select import bernoulli_mask
-from sparsefn.state import Algorithm, Level, State, Step, TrainView, Trigger, Where, everywhere, masks_tree
+from sparsefn.select import bernoulli_masks
+from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where, everywhere, masks_tree
 from sparsefn.tree import (
     Leaves,
     Tree,
-    choose,
     flatten,
     leaves_at,
     leaves_like,
-    leaves_of,
     same_structure,
     structure_error,
+    with_leaves,
 )
 from sparsefn.triggers import always
 from sparsefn.where import default_where
@@ -90,87 +87,108 @@ def supermask(
     check_trigger("when", when)
     if link is not None:
         check_call("link", link, "score")
-    drawn = isinstance(sparsity, str)
-    if drawn and sparsity != "bernoulli":
-        raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
     rule = Competition(pattern, distribution).check()
-    goal = None if isinstance(sparsity, str) else as_goal(rule, sparsity)
-    if drawn and (pattern != unstructured() or not is_uniform(distribution)):
-        raise ValueError("supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution")
-    if not drawn and goal is None and pattern.fixed is None:
-        raise TypeError("expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or 'bernoulli', got None")
-    seed = random.key(0) if key is None else key
-    role = "score" if mode == "ste" else "learned"
-    trains = {"supermask": ("scores",), "joint": ("scores", "params"), "ste": ("params",)}[mode]
+    choose: Choose
+    if isinstance(sparsity, str):
+        if sparsity != "bernoulli":
+            raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
+        if pattern != unstructured() or not is_uniform(distribution):
+            raise ValueError(
+                "supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution"
+            )
+        choose = _drawn
+    else:
+        goal = rule.goal(sparsity)
+        if goal is None and pattern.fixed is None:
+            raise TypeError(
+                "expected sparsity to be a float in [0, 1], a schedule, a 0-d tensor or 'bernoulli', got None"
+            )
+        choose = partial(_best, rule, goal)
+    learned = _Learned(
+        rule, where, init, random.key(0) if key is None else key, choose, mode, mask_gradient, link, when
+    )
+    return framed(learned.start, learned.update, derived_view(learned.get, learned.put, learned.grads, learned.support))
 
-    def linked(score: Tensor) -> Tensor:
-        return score if link is None else link(score)
 
-    def masked(state: State, step: Step, draw: Step) -> State:
+# (sparse leaves, their scores, key, step, step of the draw) -> masks
+Choose = Callable[[Leaves, Leaves, Tensor, Step, Step], Leaves]
+
+
+def _best(rule: Competition, goal: Goal, leaves: Leaves, scores: Leaves, key: Tensor, step: Step, draw: Step) -> Leaves:
+    return field(rule, leaves, goal=goal, step=step).best_masks(Scores(scores))
+
+
+def _drawn(leaves: Leaves, scores: Leaves, key: Tensor, step: Step, draw: Step) -> Leaves:
+    return bernoulli_masks(scores, key, draw)
+
+
+class _Learned(NamedTuple):
+    # Scores that are learned, and masks that follow them: see `supermask`.
+    rule: Competition
+    where: Where
+    init: Start
+    seed: Tensor
+    choose: Choose
+    mode: Mode
+    mask_gradient: bool
+    link: Link | None
+    when: Trigger
+
+    @property
+    def role(self) -> str:
+        return "score" if self.mode == "ste" else "learned"
+
+    def linked(self, score: Tensor) -> Tensor:
+        return score if self.link is None else self.link(score)
+
+    def start(self, params: Tree) -> State:
+        params = own_params(params)
+        leaves = self.rule.select(params, self.where)
+        field(self.rule, leaves)  # which refuses leaves that the pattern does not fit
+        scores = {self.role: _scores(params, _start(params, leaves, self.init, self.seed))}
+        support = () if self.mode == "supermask" else everywhere(params)
+        state = State(params, masks_tree(params, full({}, leaves)), scores, own_key(self.seed), support=support)
+        return self.masked(state, 0, 0)
+
+    def masked(self, state: State, step: Step, draw: Step) -> State:
         leaves = sparse_leaves(state)[0]
-        values = {path: linked(score) for path, score in leaves_at(state.scores[role], leaves).items()}
+        values = {path: self.linked(score) for path, score in leaves_at(state.scores[self.role], leaves).items()}
         for path, value in values.items():
             _check_score("link to give scores", path, value, leaves[path])
-        if not drawn:
-            return with_masks(state, best_at(rule, values, leaves, goal, None, step), "keep")
-        keys = {path: random.leaf_key(state.key, path, draw) for path in values}
-        return with_masks(state, {p: bernoulli_mask(v, brought(keys[p], v.device)) for p, v in values.items()}, "keep")
+        return with_masks(state, self.choose(leaves, values, state.key, step, draw), "keep")
 
-    @begun
-    def start(params: Tree) -> State:
-        params = own_params(params)
-        leaves = rule.select(params, where)
-        rule.pools(leaves)
-        whole = full({}, leaves, list(leaves))
-        scores = {role: _scores(params, _start(params, leaves, init, seed))}
-        support = everywhere(params) if "params" in trains else ()
-        state = State(params, masks_tree(params, whole), scores, lifted(seed).clone(), support=support)
-        return masked(state, 0, 0)
+    def update(self, state: State, grads: Tree, step: Step) -> State:
+        return fired(self.when, lambda now: self.masked(now, step, step + 1), state, step)
 
-    @checked
-    def update(state: State, grads: Tree, step: Step) -> State:
-        def changed(now: State) -> State:
-            return agreed(leaves_of(now.params), lambda: masked(now, step, step + 1))
-
-        return choose(when(step), changed, state)  # type: ignore[no-any-return]
-
-    def view_of(params: Leaves, scores: Leaves) -> Tree:
+    def view_of(self, params: Leaves, scores: Leaves) -> Tree:
         # Leaves that are not sparsified train in every mode. An empty part is (), as in a state: compiled
         # code cannot flatten an empty dict inside another.
-        return {
-            "scores": scores if "scores" in trains and scores else (),
-            "params": {path: x for path, x in params.items() if "params" in trains or path not in scores} or (),
-        }
+        if self.mode == "supermask":
+            params = {path: x for path, x in params.items() if path not in scores}
+        return {"scores": () if self.mode == "ste" or not scores else scores, "params": params or ()}
 
-    def get(state: State) -> Tree:
-        return view_of(flatten(state.params)[0], leaves_at(state.scores[role], sparse_leaves(state)[0]))
+    def get(self, state: State) -> Tree:
+        return self.view_of(flatten(state.params)[0], leaves_at(state.scores[self.role], sparse_leaves(state)[0]))
 
-    def put(state: State, tree: Tree) -> State:
-        def merged(old: Tree, new: Leaves) -> Tree:
-            leaves, rebuild = flatten(old)
-            return rebuild([new.get(path, leaf) for path, leaf in leaves.items()])
+    def put(self, state: State, tree: Tree) -> State:
+        scores = with_leaves(state.scores[self.role], dict(tree["scores"]))
+        return state._replace(params=with_leaves(state.params, dict(tree["params"])), scores={self.role: scores})
 
-        scores = merged(state.scores[role], dict(tree["scores"]))
-        return state._replace(params=merged(state.params, dict(tree["params"])), scores={role: scores})
-
-    @differentiating
-    def grads_of(state: State, grads: Tree, step: Step) -> Tree:
+    def grads(self, state: State, grads: Tree, step: Step) -> Tree:
         del step
         leaves, masks = sparse_leaves(state)
-        scores, slopes, dense = leaves_at(state.scores[role], leaves), {}, flatten(grads)[0]
+        scores, slopes, dense = leaves_at(state.scores[self.role], leaves), {}, flatten(grads)[0]
         for path, mask in masks.items():
 
             def run(s: Tensor, w: Tensor, mask: Tensor = mask) -> Tensor:
-                return gate(w, linked(s), mask, mode=mode, mask_gradient=mask_gradient)
+                return gate(w, self.linked(s), mask, mode=self.mode, mask_gradient=self.mask_gradient)
 
             pull = torch.func.vjp(run, scores[path], leaves[path])[1]
             slopes[path], dense[path] = pull(dense[path])
-        return view_of(dense, slopes)
+        return self.view_of(dense, slopes)
 
-    def support(state: State) -> Tree:
-        return everywhere(get(state))  # masks flip, and pruned weights train on
-
-    return Algorithm(start, update, TrainView(get, put, grads_of, support))
+    def support(self, state: State) -> Tree:
+        return everywhere(self.get(state))  # masks flip, and pruned weights train on
 
 
 def rescore(state: State, fn: Callable[[Tensor, Tensor], Tensor]) -> State:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsefn.algorithms.frame import unchecked
+from sparsefn.algorithms.frame import update_of
 from sparsefn.attached import files, gradients, moments, order, writes
 from sparsefn.attached.placed import Placed
 from sparsefn.attached.records import take_out
@@ -97,7 +97,7 @@ class Attached:
         for record in placed.trained:
             record.given = None
         try:
-            new = unchecked(placed.algorithm)(stepped, dense, step)
+            new = update_of(placed.algorithm).inner(stepped, dense, step)
             if new is not stepped and not (identical(new, stepped) or bool(all_finite(dense))):
                 new = stepped
         except BaseException:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from sparsefn.algorithms.frame import checked, unchecked
-from sparsefn.algorithms.processes import begun
-from sparsefn.compose.states import check_plain, join_states, no_optimizer
+from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.compose.states import check_trained, join_states, no_optimizer
 from sparsefn.engine.described import described
 from sparsefn.masks import intersect
 from sparsefn.state import Algorithm, State, Step, has_own_support
@@ -30,7 +29,7 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     are left than a part asks for, all of them are kept. Only the last part may let pruned weights train on, else
     ValueError. Not `sequence`, where the state passes through and a later part may regrow.
     """
-    check_plain("chain", algorithms)
+    check_trained("chain", algorithms)
 
     def allowed(i: int, done: list[State]) -> Algorithm:
         within = algorithms[i].within
@@ -39,7 +38,6 @@ def chain(*algorithms: Algorithm) -> Algorithm:
     def join(parts: list[State], masks: Tree) -> State:
         return join_states(parts, parts[-1].params, masks, [{"masks": part.masks} for part in parts])
 
-    @begun
     def init(params: Tree) -> State:
         parts: list[State] = []
         for i in range(len(algorithms)):
@@ -51,18 +49,17 @@ def chain(*algorithms: Algorithm) -> Algorithm:
                 raise ValueError(f"chain: pruned weights of the algorithm at position {i} train on; put it last")
         return join(parts, _common(parts))
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
         parts: list[State] = []
         params, still = state.params, True
         for i in range(len(algorithms)):
             own = state.scores[str(i)]
             old = State(params, key=state.key[str(i)], opt=state.opt, **own)
-            parts.append(unchecked(allowed(i, parts))(old, grads, step))
+            parts.append(update_of(allowed(i, parts)).inner(old, grads, step))
             params, still = parts[-1].params, still and identical(parts[-1].masks, old.masks)
         return join(parts, state.masks if still else _common(parts))
 
-    return Algorithm(init, update)
+    return framed(init, update)
 
 
 def _common(parts: Sequence[State]) -> Tree:

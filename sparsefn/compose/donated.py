@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sparsefn.algorithms.frame import check_update, unchecked
+from sparsefn.algorithms.frame import Update, framed, update_of
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.described import described
 from sparsefn.engine.donation import alone, empty, giving
-from sparsefn.engine.promises import promising
-from sparsefn.engine.shards import any_sharded
 from sparsefn.engine.transforms import differentiated, in_mode, transformed
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
@@ -47,21 +45,18 @@ def donated(algorithm: Algorithm) -> Algorithm:
     Algorithm.
     """
     check_algorithm("donated", algorithm)
-    pure = unchecked(algorithm)
+    pure = update_of(algorithm).inner
 
     def update(state: State, grads: Tree, step: Step) -> State:
-        if isinstance(state, State) and any_sharded(leaves_of(state.params)):
-            return algorithm.update(state, grads, step)
-        grads, step = check_update(state, grads, step)
         old, given = ([x for x in leaves_of(tree) if isinstance(x, Tensor)] for tree in (state, grads))
         if transformed() or in_mode() or differentiated(*old, *given):
             return pure(state, grads, step)
-        own = alone(old, given)
-        with giving(own) as left:
+        spare = alone(old, given)
+        with giving(spare) as left:
             try:
                 new = pure(state, grads, step)
             except BaseException:
-                if any(id(x) not in left for x in own):  # some weights have moved, and others have not
+                if any(id(x) not in left for x in spare):  # some weights have moved, and others have not
                     empty(old)
                 raise
         passed = {id(x) for x in old}
@@ -70,4 +65,4 @@ def donated(algorithm: Algorithm) -> Algorithm:
         empty(old)
         return kept
 
-    return algorithm._replace(update=promising(update, unchecked=pure), within=None)
+    return framed(algorithm.init, Update(pure, around=update), algorithm.view, settled=algorithm.settled)

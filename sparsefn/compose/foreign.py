@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.transforms import unwrapped
 from sparsefn.tree import Tree, leaves_of, opened, paths, same_structure
 
 _MARK = 1 << 25  # a tensor may have one dimension of this size or more, and not two
@@ -101,8 +100,6 @@ def find(optimizer: Optimizer, trained: Tree, sparse: Sequence[bool]) -> Found:
 
 
 def _init_on_meta(optimizer: Optimizer, probes: Tree) -> Tree:
-    if torch.compiler.is_compiling():
-        return optimizer.init(probes)
     try:
         return optimizer.init(probes)
     except Exception as error:
@@ -131,87 +128,11 @@ def owners_in(opt: Tree, found: Found, optimizer: object, leaves: Sequence[Tenso
     )
 
 
-def finder(optimizer: Optimizer) -> Callable[[Tree, Tree, Sequence[bool]], list[int]]:
-    """A function of (the optimizer's state, the trained tree, which of its leaves are sparse) that gives the owners.
-
-    >>> from sparsefn.compose import foreign
-    >>> params, optimizer = {"w": torch.ones(2, 2)}, sf.optimizers.sgd(0.1, momentum=0.9)
-    >>> foreign.finder(optimizer)(optimizer.init(params), params, [True])
-    [-1, 0]
-
-    It asks the optimizer once for each structure with its shapes and dtypes.
-    """
-    known: dict[tuple[object, ...], Found] = {}
-
-    def owners(opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:
-        if torch.compiler.is_compiling():
-            return owners_in(opt, find(optimizer, trained, sparse), optimizer, leaves_of(trained))
-        leaves, treedef = optree.tree_flatten(trained)
-        key = treedef, *((leaf.shape, leaf.dtype, one) for leaf, one in zip(leaves, sparse, strict=True))
-        if key not in known:
-            known[key] = find(optimizer, trained, sparse)
-        return owners_in(opt, known[key], optimizer, leaves)
-
-    return owners
-
-
-def primer(optimizer: Optimizer) -> Callable[[Tree, Tree], None]:
-    """A function of (a trained tree, a state for it) that spends the optimizer's first update on zeros.
-
-    >>> from sparsefn.compose import foreign
-    >>> params, optimizer = {"w": torch.ones(2)}, sf.optimizers.sgd(0.1)
-    >>> foreign.primer(optimizer)(params, optimizer.init(params))
-
-    TorchOpt's sgd treats the first call of its update differently from later ones. With that call spent, a run that
-    is resumed in a new process equals an uninterrupted one. It does nothing the second time, and nothing in compiled
-    code.
-    """
-    primed = False
-
-    def prime(trained: Tree, opt: Tree) -> None:
-        nonlocal primed
-        if not primed and not torch.compiler.is_compiling():
-            optimizer.update(optree.tree_map(torch.zeros_like, trained), opt, params=trained, inplace=False)
-            primed = True
-
-    return prime
-
-
-def unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:
-    """The optimizer's state, with copies of tensors that share memory with the optimizer's inputs.
-
-    >>> from sparsefn.compose import foreign
-    >>> x = torch.ones(2)
-    >>> foreign.unshared(None, {"last": x}, {"w": x})["last"] is x
-    False
-
-    TypeError for a leaf that is not a tensor.
-    """
-    taken = {_memory(leaf) for tree in given for leaf in leaves_of(tree)}
-    leaves, rebuild = opened(opt)
-    for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
-            raise TypeError(_no_tensor(optimizer, opt, i))
-        memory = _memory(leaf)
-        if memory is None or memory in taken:
-            leaves[i] = leaf.clone()
-    return rebuild(leaves)
-
-
-def _no_tensor(optimizer: object, opt: Tree, i: int) -> str:
+def no_tensor(optimizer: object, opt: Tree, i: int) -> str:
+    """The error for a state that holds anything but tensors."""
     accessors, leaves, _ = optree.tree_flatten_with_accessor(opt)
     holder = type(accessors[i][:-1](opt)).__name__
     return (
         f"with_optimizer: expected the state of {name_of(optimizer)} to hold tensors, as vmap, checkpoints and "
         f"compiled code carry nothing else, got {type(leaves[i]).__name__} at {paths(opt)[i]!r} of {holder}"
     )
-
-
-def _memory(leaf: Tensor) -> int | None:
-    # None where a transform hides it.
-    if torch.compiler.is_compiling():
-        return None
-    try:
-        return int(unwrapped(leaf).untyped_storage()._cdata)
-    except RuntimeError:
-        return None

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.frame import check_update, unchecked
+from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.described import described
 from sparsefn.engine.older import HIDES_COMPILING, is_exporting
-from sparsefn.engine.promises import own_code, promising
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
 
@@ -41,11 +40,11 @@ def nonstrict(algorithm: Algorithm) -> Algorithm:
     Algorithm and, in compiled code, for a tree of other containers.
     """
     check_algorithm("nonstrict", algorithm)
-    pure = unchecked(algorithm)
+    own = update_of(algorithm)
 
     def traced(state: State, grads: Tree, step: Tensor) -> tuple[Tensor, ...]:
         try:
-            return tuple(leaves_of(pure(_thawed(state), _thawed(grads), step)))
+            return tuple(leaves_of(own.inner(_thawed(state), _thawed(grads), step)))
         except AssertionError as error:
             if "FakeTensor" not in str(error):
                 raise
@@ -54,19 +53,18 @@ def nonstrict(algorithm: Algorithm) -> Algorithm:
                 f"outside: {error}"
             ) from error
 
-    own_code(traced)  # Dynamo tells such functions apart by their code alone, and would take one algorithm for another
+    # Dynamo tells such functions apart by their code alone, and would take one algorithm for another.
+    traced.__code__ = traced.__code__.replace()
     in_graph: Callable[..., tuple[Tensor, ...]] = torch.compiler.allow_in_graph(traced)  # type: ignore[no-untyped-call]
 
     def update(state: State, grads: Tree, step: Step) -> State:
         if HIDES_COMPILING or not torch.compiler.is_compiling() or is_exporting():
-            return algorithm.update(state, grads, step)
-        grads, step = check_update(state, grads, step)
+            return (own.around or own.inner)(state, grads, step)
         for name, tree in (("state", state), ("grads", grads)):
             _check_containers(name, tree)
         return opened(state)[1](list(in_graph(state, grads, step)))  # type: ignore[no-any-return]
 
-    own_code(update)
-    return algorithm._replace(update=promising(update, unchecked=pure), within=None)
+    return framed(algorithm.init, own._replace(around=update), algorithm.view, settled=algorithm.settled)
 
 
 def _check_containers(name: str, node: Tree) -> None:

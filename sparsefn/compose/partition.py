@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
-from sparsefn.algorithms.frame import checked, unchecked
-from sparsefn.algorithms.processes import begun
+from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.algorithms.static import dense
 from sparsefn.compose.states import check_algorithm, kept
 from sparsefn.engine.checks import check_pairs
@@ -70,16 +69,14 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         opt = opts if any(opt != () for opt in opts.values()) else ()
         return State(params, masks, scores, keys, opt, support)
 
-    @begun
     def init(params: Tree) -> State:
         rows = shares(params, params)
         return join([algorithm.init(row) for algorithm, row in zip(algorithms, rows, strict=True)], params)
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
         given = [None for _ in names] if grads is None else shares(grads, state.params)
         rows = zip(algorithms, split(state), given, strict=True)
-        return join([unchecked(algorithm)(part, row, step) for algorithm, part, row in rows], state.params)
+        return join([update_of(algorithm).inner(part, row, step) for algorithm, part, row in rows], state.params)
 
     def each(fn: Callable[[TrainView, State], Tree]) -> Callable[[State], Tree]:
         return lambda state: {
@@ -104,4 +101,4 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     ends = settle if any(algorithm.settled is not None for algorithm in algorithms) else None
     plain = all(algorithm.view is masked_view for algorithm in algorithms)
     view = TrainView(each(lambda v, s: v.get(s)), put, grads_of, each(lambda v, s: v.support(s)))
-    return Algorithm(init, update, masked_view if plain else view, settled=ends)
+    return framed(init, update, masked_view if plain else view, settled=ends)

@@ -8,9 +8,8 @@ from functools import partial
 
 import torch
 
-from sparsefn.algorithms.frame import checked, unchecked
-from sparsefn.algorithms.processes import begun
-from sparsefn.compose.states import check_plain, join_states, kept, no_optimizer, owned, part_of
+from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.compose.states import check_trained, join_states, kept, no_optimizer, owned, part_of
 from sparsefn.engine.checks import check_pairs, is_int
 from sparsefn.engine.described import described
 from sparsefn.engine.transforms import concrete
@@ -47,7 +46,7 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
     """
     check_pairs("phases", schedule)
     begins, algorithms = [begin for begin, _ in schedule], [algorithm for _, algorithm in schedule]
-    check_plain("phases", algorithms)
+    check_trained("phases", algorithms)
     for begin in begins:
         if not is_int(begin):
             raise TypeError(f"phases: expected begins to be ints, got {begin!r}")
@@ -62,7 +61,6 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         support = _expanded(support_of(part), state.params, sparse) if has_own_support(state) else ()
         return State(part.params, masks, scores, {**state.key, str(i): part.key}, state.opt, support)
 
-    @begun
     def init(params: Tree) -> State:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("phases", parts)
@@ -74,10 +72,9 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         # A phase that begins starts over from the effective weights.
         begun = step == begins[i]
         part = choose(begun, lambda _: algorithms[i].init(effective(state))._replace(opt=state.opt), old) if i else old
-        part = unchecked(algorithms[i])(part, grads, step)
+        part = update_of(algorithms[i]).inner(part, grads, step)
         return state if part is old else join(state, part, i)
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
         now = concrete(step)
         for i, (begin, end) in enumerate(zip(begins, ends, strict=True)):
@@ -89,4 +86,4 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
             state = choose(inside, partial(run, grads=grads, step=step, i=i), state)
         return state
 
-    return Algorithm(init, update)
+    return framed(init, update)

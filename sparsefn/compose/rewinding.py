@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from sparsefn.algorithms.frame import checked, unchecked
-from sparsefn.algorithms.processes import begun
-from sparsefn.compose.states import check_plain
+from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.compose.states import check_trained
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step, Trigger
@@ -35,23 +34,21 @@ def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
     without `rewinding`. The state has one more tree of weights. ValueError for an algorithm that trains something else
     than params.
     """
-    check_plain("rewinding", [algorithm])
+    check_trained("rewinding", [algorithm])
     for name, trigger in (("to", to), ("when", when)):
         check_trigger(name, trigger)
 
     def joined(part: State, kept: Tree) -> State:
         return part._replace(scores={"inner": part.scores, "rewind": kept})
 
-    @begun
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         if state.opt != ():
             raise ValueError("rewinding: the algorithm has an optimizer; put with_optimizer outermost")
         return joined(state, copied(state.params))
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
-        part = unchecked(algorithm)(state._replace(scores=state.scores["inner"]), grads, step)
+        part = update_of(algorithm).inner(state._replace(scores=state.scores["inner"]), grads, step)
         kept = choose(to(step), lambda _: copied(part.params), state.scores["rewind"])
         # A copy: leaves of a state share no memory.
         part = choose(when(step), lambda now: algorithm.view.put(now, copied(kept)), part)
@@ -59,4 +56,4 @@ def rewinding(algorithm: Algorithm, *, to: Trigger, when: Trigger) -> Algorithm:
 
     within = algorithm.within
     narrowed = None if within is None else lambda masks: rewinding(within(masks), to=to, when=when)
-    return Algorithm(init, update, within=narrowed)
+    return framed(init, update, within=narrowed)

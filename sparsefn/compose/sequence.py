@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import optree
 
-from sparsefn.algorithms.frame import checked, unchecked
-from sparsefn.algorithms.processes import begun
-from sparsefn.compose.states import check_plain, join_states, no_optimizer, owned, part_of
+from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.compose.states import check_trained, join_states, no_optimizer, owned, part_of
 from sparsefn.engine.described import described
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, identical
@@ -30,7 +29,7 @@ def sequence(*algorithms: Algorithm) -> Algorithm:
     algorithm of the sequence chooses among what the parts before it kept: SRigL with ablation (Lasby et al. 2024,
     arXiv 2305.02299) is a chain of a choice of rows and a sequence that prunes and regrows.
     """
-    check_plain("sequence", algorithms)
+    check_trained("sequence", algorithms)
     return _sequence(algorithms)
 
 
@@ -42,7 +41,6 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
     def join(parts: Sequence[State], masks: Tree, owns: Sequence[Tree]) -> State:
         return join_states(parts, parts[-1].params, masks, [{"owns": own} for own in owns])
 
-    @begun
     def init(params: Tree) -> State:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("sequence", parts)
@@ -56,12 +54,11 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
         owns = [owned(part) for part in parts]
         return join([*parts[:-1], parts[-1]._replace(params=first)], masks, owns)
 
-    @checked
     def update(state: State, grads: Tree, step: Step) -> State:
         params, masks, parts, owns = state.params, state.masks, [], []
         for i, algorithm in enumerate(algorithms):
             seen = part_of(state, params, masks, i)
-            part = unchecked(algorithm)(seen, grads, step)
+            part = update_of(algorithm).inner(seen, grads, step)
             params = part.params
             if not identical(part.masks, seen.masks):  # else a chain around this would take them for new ones
                 masks = optree.tree_map(lambda old, new: new if new.ndim else old, masks, part.masks)
@@ -69,4 +66,4 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
             owns.append(state.scores[str(i)]["owns"])
         return join(parts, masks, owns)
 
-    return Algorithm(init, update, within=within)
+    return framed(init, update, within=within)

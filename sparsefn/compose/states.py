@@ -44,10 +44,10 @@ def check_algorithm(name: str, algorithm: object, at: str = "") -> None:
         raise TypeError(f"{name}: expected an Algorithm{at}, got {uncalled(algorithm) or type(algorithm).__name__}")
 
 
-def check_plain(name: str, algorithms: Sequence[Algorithm]) -> None:
+def check_trained(name: str, algorithms: Sequence[Algorithm]) -> None:
     """Raise unless every algorithm trains params: one that trains latents goes outermost.
 
-    >>> check_plain("chain", [sf.dense()])
+    >>> check_trained("chain", [sf.dense()])
     """
     if not algorithms:
         raise ValueError(f"{name}: expected at least one algorithm, got none")

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import optree
-from torch import Tensor
-
-from sparsefn.algorithms.frame import checked, reading_bytes, spends, unchecked
-from sparsefn.algorithms.processes import begun
+from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose import foreign
-from sparsefn.compose.moments import live_leaves
+from sparsefn.compose.descent import Descent, compiled_well
 from sparsefn.compose.paired import check_paired
 from sparsefn.compose.states import check_algorithm
-from sparsefn.engine import leafwise, together
 from sparsefn.engine.checks import check_trigger
 from sparsefn.engine.described import described, uncalled
-from sparsefn.engine.donation import offer, saves
-from sparsefn.engine.leafwise import sparse_among
-from sparsefn.engine.transforms import fused
-from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view, moved, support_of
-from sparsefn.tree import (
-    Tree,
-    all_finite,
-    check_like,
-    choose,
-    leaves_of,
-    opened,
-    same_structure,
-    structure_error,
-    where_leaves,
-    zipped,
-)
+from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view
+from sparsefn.tree import Tree, all_finite, choose, where_leaves
 from sparsefn.triggers import never
 
 # The view of an optimizer that keeps moments of pruned weights, too.
@@ -103,9 +82,9 @@ def with_optimizer(
     """
     check_algorithm("with_optimizer", algorithm)
     check_paired("with_optimizer", algorithm, skip)
-    skip = never() if skip is None else skip
-    for name, trigger in (("skip", skip), ("reset", reset)):
-        check_trigger(name, trigger)
+    if skip is not None:
+        check_trigger("skip", skip)
+    check_trigger("reset", reset)
     for name in ("init", "update"):
         if not callable(getattr(optimizer, name, None)):
             raise TypeError(
@@ -113,97 +92,21 @@ def with_optimizer(
                 "such as sf.optimizers.sgd(0.1), adam(1e-3) or adamw(1e-3), "
                 f"got {uncalled(optimizer) or f'{foreign.name_of(optimizer)} without {name}'}"
             )
-    view, inner = algorithm.view, unchecked(algorithm)
-    one_pass = getattr(optimizer, "under_masks", None)  # only an `sf.optimizers.Optimizer` has one
-    owners, prime = foreign.finder(optimizer), foreign.primer(optimizer)
-    tidies, lends = mask_moments or reset_grown, spends(algorithm)
-    kept = partial(live_leaves, mask_moments=mask_moments, reset_grown=reset_grown)
+    masks = update_of(algorithm)
+    inside = Descent(optimizer, algorithm.view, mask_moments, reset_grown)
 
-    def start(trained: Tree) -> Tree:
-        return foreign.unshared(optimizer, optimizer.init(trained), trained)
-
-    @begun
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         if state.opt != ():
             raise ValueError("with_optimizer: the algorithm has an optimizer already")
-        trained = view.get(state)
-        state = state._replace(opt=start(trained))
-        sparse = sparse_among(leaves_of(view.support(state)), leaves_of(trained))
-        if tidies and any(sparse):
-            owners(state.opt, trained, sparse)
-        prime(trained, optimizer.init(trained))
-        return state
+        return inside.begun(state)
 
-    def descend(state: State, grads: Tree, step: Step) -> tuple[State, Tree]:
-        # The stepped state, and an optimizer's state whose moments are right wherever `tidy` keeps them.
-        if grads is None:
-            raise ValueError("with_optimizer: the optimizer reads gradients, got grads=None")
-        trained = view.get(state)
-        prime(trained, state.opt)
-        plain = view.put is masked_view.put
-        entrywise = one_pass if plain and view.grads is masked_view.grads else None
-        done = None if entrywise is None else entrywise(grads, state.opt, trained, support_of(state))
-        if done is not None:
-            return state._replace(params=done[0], opt=done[1]), done[1]
-        # No name here refers to the masked gradient: its memory is free for the new weights.
-        updates, opt = optimizer.update(view.grads(state, grads, step), state.opt, params=trained, inplace=False)
-        if entrywise is not None and fused():
-            # On the masks the whole gradient has the same step: roots and quotients need not wait for the mask.
-            moving, whole = optimizer.update(grads, state.opt, params=trained, inplace=False)
-            if fused(*leaves_of((moving, whole))):
-                return moved(state, moving)._replace(opt=opt), whole if mask_moments and reset_grown else opt
-        check_like(f"the updates of {foreign.name_of(optimizer)}", updates, trained, dtype=False)
-        if not same_structure(opt, state.opt):
-            name = f"the new state of {foreign.name_of(optimizer)}"
-            raise ValueError(f"with_optimizer: {structure_error(name, opt, state.opt, 'the old one')}")
-        opt = foreign.unshared(optimizer, opt, grads, trained)
-        if plain:
-            return moved(state, updates)._replace(opt=opt), opt
-        new = optree.tree_map(lambda p, u: (p + u).to(p.dtype), trained, updates)
-        return view.put(state, new)._replace(opt=opt), opt
-
-    def tidy(state: State, before: State, grads: Tree, opt: Tree) -> State:
-        if not tidies:
-            return state
-        trained = view.get(state)
-        rows, _ = zipped(view.support(state), view.support(before), trained, view.get(before))
-        sparse = sparse_among([row[0] for row in rows], [row[2] for row in rows])
-        if not any(sparse):
-            return state
-        leaves, rebuild = opened(opt)
-        owned: dict[int, list[int]] = {}  # the places of its moments, by leaf
-        for place, owner in enumerate(owners(state.opt, trained, sparse)):
-            if owner >= 0 and sparse[owner]:
-                owned.setdefault(owner, []).append(place)
-        owning, places = [rows[owner] for owner in owned], list(owned.values())
-        if saves():
-            offer([leaves[i] for own in places for i in own], leaves_of((grads, state._replace(opt=()))))
-        for some in together.parts([row[0] for row in owning], [row[0].numel() for row in owning]):
-            lives = zip(kept([owning[i] for i in some]), [places[i] for i in some], strict=True)
-            masks = {i: live for live, own in lives if live is not None for i in own}
-            cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
-            for i, leaf in zip(masks, cleaned, strict=True):
-                leaves[i] = leaf
-        return state._replace(opt=rebuild(leaves))
-
-    @reading_bytes
     def advance(state: State, grads: Tree, step: Step) -> State:
-        skipped = skip(step)
-        goes = ~skipped if isinstance(skipped, Tensor) else not skipped
+        stepped = inside.stepped(state, grads, step, skip is not None and skip(step))
+        state = masks.lent(stepped.state, grads, step)._replace(opt=stepped.state.opt)
+        return choose(reset(step), inside.restarted, inside.tidied(state, stepped, grads))  # type: ignore[no-any-return]
 
-        def stepping(now: tuple[State, Tree]) -> tuple[State, Tree]:
-            new, opt = descend(now[0], grads, step)
-            return new, opt if fused() else ()
-
-        stepped, opt = choose(goes, stepping, (state, state.opt if fused() else ()))
-        if lends and saves():
-            offer(leaves_of(stepped.params), leaves_of((grads, stepped._replace(params=()))))
-        state = inner(stepped, grads, step)._replace(opt=stepped.opt)
-        state = tidy(state, stepped, grads, opt if fused() else stepped.opt)
-        return choose(reset(step), lambda now: now._replace(opt=start(view.get(now))), state)  # type: ignore[no-any-return]
-
-    @checked
+    @compiled_well
     def update(state: State, grads: Tree, step: Step) -> State:
         if not skip_nonfinite or grads is None:
             return advance(state, grads, step)
@@ -212,4 +115,4 @@ def with_optimizer(
             return where_leaves(finite, advance(state, grads, step), state)  # type: ignore[no-any-return]
         return choose(finite, lambda now: advance(now, grads, step), state)  # type: ignore[no-any-return]
 
-    return algorithm._replace(init=init, update=update, within=None)
+    return framed(init, update, algorithm.view, settled=algorithm.settled)

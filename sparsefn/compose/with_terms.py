@@ -5,7 +5,7 @@ from __future__ import annotations
 import optree
 import torch
 
-from sparsefn.algorithms.processes import begun
+from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_algorithm, no_optimizer
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import described
@@ -53,12 +53,10 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
         assert algorithm.within is not None
         return with_terms(algorithm.within(masks), *terms)
 
-    @begun
     def init(params: Tree) -> State:
         state = algorithm.init(params)
         no_optimizer("with_terms", [state])  # its gradients would never pass through the terms
         return state
 
-    return algorithm._replace(
-        init=init, view=view._replace(grads=grads_of), within=within if algorithm.within is not None else None
-    )
+    narrowed = None if algorithm.within is None else within
+    return framed(init, update_of(algorithm), view._replace(grads=grads_of), narrowed, algorithm.settled)

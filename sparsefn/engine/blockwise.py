@@ -16,30 +16,32 @@ from sparsefn.engine.donation import take
 from sparsefn.engine.memory import BLOCK, each
 from sparsefn.engine.transforms import Array, constants
 
-_SMALL = 1 << 12  # fewer elements are not worth leaving torch for
+SMALL = 1 << 12  # fewer elements are not worth leaving torch for
 
 Row = tuple[Array, ...]
 
 
-def flat_memory(*tensors: Tensor, least: int = _SMALL) -> Row | None:
+def flat_memory(*tensors: Tensor, least: int | None = None) -> Row | None:
     """The flat memory of contiguous tensors of one shape; None unless all of it may be read past torch.
 
     >>> from sparsefn.engine import blockwise
     >>> blockwise.flat_memory(torch.zeros(64, 64), torch.ones(64, 64))[1].shape
     (4096,)
 
-    None for tensors of fewer than `least` elements, those whose gradient is wanted, and where a transform, a trace or
-    a device hides them. bfloat16 comes as int16 words.
+    None for tensors of fewer than `least` elements (`SMALL` by default), those whose gradient is wanted, and where a
+    transform, a trace or a device hides them. bfloat16 comes as int16 words.
     """
     shape = tensors[0].shape
-    if shape.numel() < least or not all(x.shape == shape and x.is_contiguous() for x in tensors):
+    if shape.numel() < (SMALL if least is None else least):
+        return None
+    if not all(x.shape == shape and x.is_contiguous() for x in tensors):
         return None
     found = constants(tensors)
     return None if found is None else tuple(x.reshape(-1) for x in found)
 
 
 def add_row(
-    rows: list[Row], *tensors: Tensor, results: int, least: int = _SMALL, over: Sequence[int] = ()
+    rows: list[Row], *tensors: Tensor, results: int, least: int | None = None, over: Sequence[int] = ()
 ) -> list[Tensor] | None:
     """Append the flat memory of tensors and of new ones, which are returned; None, and no row, as in `flat_memory`.
 

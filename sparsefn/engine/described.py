@@ -130,7 +130,9 @@ def uncalled(value: object) -> str:
     return f"{name} itself; call it: {name}({', '.join(needed)})"
 
 
-def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
+def takes_keywords_of(
+    base: Callable[..., Any], known: Iterable[str] | None = None, **defaults: Any
+) -> Callable[[Callable[P, Made]], Callable[P, Made]]:
     """A function that hands its keywords on gets a signature which shows them, as `help` does.
 
     >>> def draw(shape, *, color, width=1): ...
@@ -141,7 +143,8 @@ def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Ca
     >>> print(inspect.signature(circle))
     (radius, *, color='red', width=1)
 
-    The parameters by name are those of `base`, where they are not the function's own, with these defaults.
+    The parameters by name are those of `base` that are `known`, where they are not the function's own, with these
+    defaults.
     """
 
     def signed(make: Callable[P, Made]) -> Callable[P, Made]:
@@ -149,7 +152,8 @@ def takes_keywords_of(base: Callable[..., Any], **defaults: Any) -> Callable[[Ca
         own = [p for p in here.parameters.values() if p.kind is not p.VAR_KEYWORD]
         names = {p.name for p in own}
         theirs = [p for p in inspect.signature(base).parameters.values() if p.kind is p.KEYWORD_ONLY]
-        more = [p.replace(default=defaults.get(p.name, p.default)) for p in theirs if p.name not in names]
+        rest = [p for p in theirs if p.name not in names and (known is None or p.name in known)]
+        more = [p.replace(default=defaults.get(p.name, p.default)) for p in rest]
         make.__signature__ = here.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         return make
 
@@ -213,11 +217,14 @@ def has_name(fn: object) -> bool:
 
 
 def _knowing(made: Made, call: Call) -> Made:
-    new: Any = made  # a pattern, which is new and has a place for the call
+    new: Any = type(made)
     if isinstance(made, FunctionType):
         new = Described(made)
     elif isinstance(made, tuple):
         new = tuple.__new__(_kind(type(made)), made)
+    else:  # a pattern or a score, which has a place for the call
+        new = object.__new__(_kind(new))
+        vars(new).update(vars(made))
     inner = call_of(made)
     vars(new)["_call"] = call
     if inner is not None:
@@ -227,10 +234,11 @@ def _knowing(made: Made, call: Call) -> Made:
 
 @functools.cache
 def _kind(kind: type[Any]) -> type[Any]:
-    # A named tuple that knows its call. `_replace` goes through `_make`, which makes one that does not.
+    # Of objects that know their call. `_replace` of a named tuple goes through `_make`, which makes one that does not.
     if issubclass(kind, FromCall):
         return kind
-    same = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__", "_make")}
+    names = ("__module__", "__qualname__", "__doc__", "_make")
+    same = {name: getattr(kind, name) for name in names if hasattr(kind, name)}
     return type(kind.__name__, (FromCall, kind), same)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsefn.engine.lists import end_to_end, packs
 from sparsefn.engine.memory import each, written
 from sparsefn.engine.shards import here, is_sharded, lie_of
 from sparsefn.engine.talks import Sum, Talk, alone, together
-from sparsefn.engine.together import end_to_end, packs
 from sparsefn.engine.transforms import LARGEST_EACH, reinterpreted, transformed, visible
 
 _BLOCK = 1 << 17  # entries: what is kept of them stays in the second cache of a core

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from sparsefn.engine.backends import asked
 from sparsefn.engine.draws import as_keys, check_key, digest, drawn_like, folded
+from sparsefn.engine.lists import MOST, apart, packs, pays
 from sparsefn.engine.memory import brought, written
 from sparsefn.engine.shards import any_sharded
 from sparsefn.engine.threefry import draw, finished, halves, told
-from sparsefn.engine.together import MOST, apart, packs, pays
 from sparsefn.engine.words import rounds
 
 Step = int | Tensor

@@ -7,22 +7,45 @@ that are reused; a fresh tensor of the size of a leaf costs more than the arithm
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine import many, together
+from sparsefn.engine import blockwise, lists
 from sparsefn.engine.blockwise import Row, append_row, flat_memory, run
 from sparsefn.engine.donation import offered
-from sparsefn.engine.local import each_local
 from sparsefn.engine.memory import BLOCK
-from sparsefn.engine.transforms import Array, differentiated, reinterpreted
+from sparsefn.engine.shards import any_sharded, here, like
+from sparsefn.engine.transforms import VMAP_REINTERPRETS, Array, differentiated, reinterpreted
 
 _FEW = 1 << 15  # fewer elements are masked by torch in less time than it takes to look at their memory
+OnLists = TypeVar("OnLists", bound=Callable[..., list[Tensor]])
+
 _WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
+
+
+_bits = Tensor.view if VMAP_REINTERPRETS else reinterpreted
+
+
+def each_local(fn: OnLists) -> OnLists:
+    """Let an elementwise function of lists of tensors see the local tensors of DTensors; results are laid out alike.
+
+    A result is laid out as the last of its arguments, which are laid out alike or 0-d. Keywords are handed on.
+    """
+
+    @functools.wraps(fn)
+    def run(*lists: Sequence[Tensor], **options: bool) -> list[Tensor]:
+        if not any_sharded(lists[-1]):
+            return fn(*lists, **options)
+        parts = [[here(x) for x in tensors] for tensors in lists]
+        rows = zip(fn(*parts, **options), parts[-1], lists[-1], strict=True)
+        return [x if new is old else like(new, x) for new, old, x in rows]
+
+    return run  # type: ignore[return-value]
 
 
 @each_local
@@ -46,7 +69,7 @@ def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]
     >>> leafwise.either([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -0.0])])
     [tensor([1., -0.])]
     """
-    return _chosen(_select, many.where, masks, new, old)
+    return _chosen(_select, lists.where, masks, new, old)
 
 
 def _chosen(
@@ -63,7 +86,7 @@ def _chosen(
     for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
         if not is_sparse(mask, leaves[0]):
             results.append(leaves[0])
-        elif mask.is_cpu and mask.numel() < _FEW and not over:
+        elif mask.is_cpu and mask.numel() < (blockwise.SMALL if over else _FEW):
             results.append(formula(mask, *leaves))
         elif (flat := _words(mask, *leaves)) is None:
             left.append(i)
@@ -73,19 +96,19 @@ def _chosen(
     if rows:
         run(kernel, rows)
     if left:
-        made = together.each(formula, *([tensors[i] for i in left] for tensors in (masks, *trees)))
+        made = lists.each(formula, *([tensors[i] for i in left] for tensors in (masks, *trees)))
         for i, leaf in zip(left, made, strict=True):
             results[i] = leaf
     return results
 
 
 def _masked(mask: Any, leaf: Any) -> Any:
-    # `many.where`, in less time for the few elements of a plain CPU tensor: a product of words.
+    # `lists.where`, in less time for the few elements of a plain CPU tensor: a product of words.
     if type(leaf) is not Tensor or not leaf.is_cpu or differentiated(leaf) or leaf.is_neg():
-        return many.where(mask, leaf)
+        return lists.where(mask, leaf)
     if not leaf.is_floating_point() or mask.dtype != torch.bool:
-        return many.where(mask, leaf)
-    return reinterpreted(reinterpreted(leaf, many.WORDS[leaf.dtype.itemsize]) * mask, leaf.dtype)
+        return lists.where(mask, leaf)
+    return _bits(_bits(leaf, lists.WORDS[leaf.dtype.itemsize]) * mask, leaf.dtype)
 
 
 @each_local
@@ -107,11 +130,12 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
             results.append(leaf)
         else:
             results += append_row(rows, flat, (mask, leaf, update), 1)
-    run(_move, rows)
+    if rows:
+        run(_move, rows)
     if left:
         own = [old[i] for i in left]
-        sums = together.each(_summed, own, [updates[i] for i in left])
-        for i, leaf in zip(left, either([masks[i] for i in left], sums, own), strict=True):
+        sums = lists.each(_summed, own, [updates[i] for i in left])
+        for i, leaf in zip(left, _chosen(_select, lists.where, [masks[i] for i in left], sums, own), strict=True):
             results[i] = leaf
     return results
 
@@ -154,10 +178,12 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
             if _differ(mask, bits, 0, spare):
                 stains.append(True)
 
-    run(look, rows)
+    if rows:
+        run(look, rows)
     if stains:
         left += looked
-    for i, leaf in zip(left, zeroed([masks[i] for i in left], [leaves[i] for i in left], spent=True), strict=True):
+    clean = _chosen(_zero, _masked, [masks[i] for i in left], [leaves[i] for i in left], over=(1,))
+    for i, leaf in zip(left, clean, strict=True):
         results[i] = leaf
     return results
 
@@ -165,7 +191,9 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
 def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
     # The mask as bytes and floats of one dtype as integers.
     dtype = leaves[0].dtype
-    if not dtype.is_floating_point or any(leaf.dtype != dtype for leaf in leaves) or mask.dtype != torch.bool:
+    if mask.numel() < blockwise.SMALL or not dtype.is_floating_point or mask.dtype != torch.bool:
+        return None
+    if any(leaf.dtype != dtype for leaf in leaves):
         return None
     flat = flat_memory(mask, *leaves)
     word = _WORDS.get(dtype.itemsize)
@@ -213,15 +241,7 @@ def zero_block(mask: Array, floats: Array, out: Array, wide: Array) -> None:
 
 
 def widen_block(mask: Array, wide: Array) -> None:
-    """The mask as integers of a float's width, in memory of float32.
-
-    >>> import numpy as np
-    >>> from sparsefn.engine import leafwise
-    >>> wide = np.empty(2, np.float32)
-    >>> leafwise.widen_block(np.array([True, False]), wide)
-    >>> wide.view(np.int32)
-    array([1, 0], dtype=int32)
-    """
+    """The mask as integers of a float's width, in memory of float32."""
     np.copyto(wide.view(np.int32), mask.view(np.int8))
 
 
@@ -269,10 +289,5 @@ def is_sparse(mask: Tensor, leaf: Tensor) -> bool:
 
 
 def sparse_among(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool]:
-    """Which of some leaves are sparsified.
-
-    >>> from sparsefn.engine import leafwise
-    >>> leafwise.sparse_among([torch.tensor(True), torch.tensor([True])], [torch.ones(1), torch.ones(1)])
-    [False, True]
-    """
+    """Which of some leaves are sparsified."""
     return [is_sparse(mask, leaf) for mask, leaf in zip(masks, leaves, strict=True)]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable
-from typing import overload
+from collections.abc import Callable, Sequence
+from typing import cast, overload
 
 import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import Level, Schedule, Step, check_call, check_sparsity, number
 from sparsefn.engine.numbers import Real
+from sparsefn.engine.selection.winners import end_to_end
 from sparsefn.engine.transforms import known
 
 # (fraction, number of units) -> how many units that is
@@ -59,6 +60,24 @@ def _whole(
         fraction = torch.full((), fraction, dtype=torch.float64, device=n.device)
     part = torch.nan_to_num(fraction.double() * n, nan=0.0)  # what NaN casts to depends on the processor
     return tensor(part).to(torch.int64)
+
+
+def of_groups(count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequence[int]) -> Tensor:
+    """The counts of all groups at the rates of their leaves: `count(rate, n)`, which may give an int.
+
+    >>> from sparsefn.engine.rounding import of_groups, rounded
+    >>> of_groups(rounded, [0.5, 0.25], torch.tensor([2, 4, 8]), [2, 1])
+    tensor([1, 2, 2])
+
+    The library's own rules take the groups of all leaves at once, others those of a leaf.
+    """
+    if count in (rounded, rounded_up, rounded_down):
+        there = [x.double() for x in rates if isinstance(x, Tensor) and x.device == n.device and not x.ndim]
+        alike = all(rate is rates[0] for rate in rates)
+        if alike or len(there) == len(n):
+            return cast(Tensor, count(rates[0] if alike else torch.stack(there), n))
+    given = [count(rate, own) for rate, own in zip(rates, torch.split(n, list(groups)), strict=True)]
+    return end_to_end(given, groups, n.device)
 
 
 def n_kept(n: int, sparsity: Real) -> int | Tensor:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from sparsefn.engine.agreement import agreement
 from sparsefn.engine.lie import Lie
-from sparsefn.engine.transforms import unwrapped
+from sparsefn.engine.transforms import temporarily_clear_interpreter_stack, unwrapped
 
 Out = TypeVar("Out")
+Rebuild = Callable[[Sequence[Tensor]], Out]
 Box = tuple[tuple[int, int], ...]  # first and end along each dimension
 
 
@@ -55,24 +56,14 @@ class Layout(NamedTuple):
 
 
 def is_sharded(x: Tensor) -> bool:
-    """Whether a tensor is a DTensor.
-
-    >>> from sparsefn.engine.shards import is_sharded
-    >>> is_sharded(torch.ones(2))
-    False
-    """
+    """Whether a tensor is a DTensor."""
     # Importing the module takes a second; without it there is no DTensor.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
 
 def any_sharded(tensors: Iterable[Tensor]) -> bool:
-    """Whether one of some tensors is a DTensor.
-
-    >>> from sparsefn.engine.shards import any_sharded
-    >>> any_sharded([torch.ones(2)])
-    False
-    """
+    """Whether one of some tensors is a DTensor."""
     others = [x for x in tensors if type(x) is not Tensor]  # quick, as every step asks
     return bool(others) and any(map(is_sharded, others))
 
@@ -158,22 +149,12 @@ def lie_of(x: Tensor) -> Lie:
 
 
 def here(x: Tensor) -> Tensor:
-    """The part of a DTensor that this process holds, as a plain tensor; a plain tensor as it is.
-
-    >>> from sparsefn.engine.shards import here
-    >>> here(torch.tensor([1, 2]))
-    tensor([1, 2])
-    """
+    """The part of a DTensor that this process holds, as a plain tensor; a plain tensor as it is."""
     return x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
 
 
 def like(local: Tensor, x: Tensor) -> Tensor:
-    """A DTensor that is laid out as x from the part of this process; the part itself where x is plain.
-
-    >>> from sparsefn.engine.shards import like
-    >>> like(torch.tensor([1, 2]), torch.ones(2))
-    tensor([1, 2])
-    """
+    """A DTensor that is laid out as x from the part of this process; the part itself where x is plain."""
     if not is_sharded(x):
         return local
     # Without the shape every process would work out another one from shards of different sizes.
@@ -186,21 +167,13 @@ def like(local: Tensor, x: Tensor) -> Tensor:
 
 
 def check_plain(what: str, path: str, x: Tensor, instead: str = "") -> None:
-    """Raise ValueError for a DTensor where something reads whole tensors; `instead` says what else to do.
-
-    >>> from sparsefn.engine.shards import check_plain
-    >>> check_plain("shuffle", "w", torch.ones(2))
-    """
+    """Raise ValueError for a DTensor where something reads whole tensors; `instead` says what else to do."""
     if is_sharded(x):
         raise ValueError(f"{what}: expected plain tensors, got a DTensor at {path!r}{instead}")
 
 
 def check_bare(path: str, x: Tensor) -> None:
-    """Raise ValueError for a DTensor inside a transform of torch.func, which hides whose part is whose.
-
-    >>> from sparsefn.engine.shards import check_bare
-    >>> check_bare("w", torch.ones(2))
-    """
+    """Raise ValueError for a DTensor inside a transform of torch.func, which hides whose part is whose."""
     inner = x if torch.compiler.is_compiling() else unwrapped(x)
     if inner is not x and is_sharded(inner):
         raise ValueError(
@@ -210,11 +183,7 @@ def check_bare(path: str, x: Tensor) -> None:
 
 
 def check_shards(path: str, x: Tensor) -> None:
-    """Raise ValueError for a DTensor that an algorithm cannot hold: see `lie_of`; or inside a transform.
-
-    >>> from sparsefn.engine.shards import check_shards
-    >>> check_shards("w", torch.ones(2))
-    """
+    """Raise ValueError for a DTensor that an algorithm cannot hold: see `lie_of`; or inside a transform."""
     check_bare(path, x)
     if is_sharded(x):
         try:
@@ -224,22 +193,13 @@ def check_shards(path: str, x: Tensor) -> None:
 
 
 def groups_of(tensors: Iterable[Tensor]) -> tuple[str, ...]:
-    """The names of the process groups of the meshes of some DTensors, by first appearance; () for plain tensors.
-
-    >>> from sparsefn.engine.shards import groups_of
-    >>> groups_of([torch.ones(2)])
-    ()
-    """
+    """The names of the process groups of the meshes of some DTensors, by first appearance; () for plain tensors."""
     meshes = {x.device_mesh: None for x in tensors if is_sharded(x)}  # type: ignore[attr-defined]
     return tuple({mesh.get_group(i).group_name: None for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1})
 
 
 def agreed(tensors: Iterable[Tensor], fn: Callable[[], Out]) -> Out:
     """The result of a function that may call code of a user: an error on one process is raised on all of them.
-
-    >>> from sparsefn.engine.shards import agreed
-    >>> agreed([torch.ones(2)], lambda: 3)
-    3
 
     The processes are those of the meshes of some DTensors.
     """
@@ -251,20 +211,12 @@ def agreed(tensors: Iterable[Tensor], fn: Callable[[], Out]) -> Out:
 
 
 def is_spread(x: Tensor, like_: Tensor) -> bool:
-    """Whether both are DTensors, with different placements.
-
-    >>> is_spread(torch.ones(2), torch.zeros(2))
-    False
-    """
+    """Whether both are DTensors, with different placements."""
     return is_sharded(x) and is_sharded(like_) and x.placements != like_.placements  # type: ignore[attr-defined]
 
 
 def laid_out(x: Tensor, like_: Tensor) -> Tensor:
-    """A DTensor with the placements of another one, over whose mesh it may be spread in another way.
-
-    >>> laid_out(torch.ones(2), torch.zeros(2))
-    tensor([1., 1.])
-    """
+    """A DTensor with the placements of another one, over whose mesh it may be spread in another way."""
     if not is_spread(x, like_):
         return x
     moved: Tensor = x.redistribute(like_.device_mesh, like_.placements)  # type: ignore[attr-defined]
@@ -272,12 +224,7 @@ def laid_out(x: Tensor, like_: Tensor) -> Tensor:
 
 
 def part(full: Tensor, x: Tensor) -> Tensor:
-    """A plain tensor, the same on every process, laid out as x.
-
-    >>> from sparsefn.engine.shards import part
-    >>> part(torch.tensor([1, 2]), torch.ones(2))
-    tensor([1, 2])
-    """
+    """A plain tensor, the same on every process, laid out as x."""
     if not is_sharded(x):
         return full
     lie = lie_of(x)
@@ -285,15 +232,36 @@ def part(full: Tensor, x: Tensor) -> Tensor:
     return like(full[box].contiguous(), x)
 
 
-def words_of(x: Tensor) -> str:
-    """How a tensor is laid out, in words.
+def laid_like(x: Tensor, like_: Tensor) -> Tensor:
+    """A tensor on the device of another one and laid out as it, of which processes hold parts or all have the whole."""
+    return (part if x.ndim and not is_sharded(x) else laid_out)(x.to(like_.device), like_)
 
-    >>> from sparsefn.engine.shards import words_of
-    >>> words_of(torch.ones(2))
-    'plain'
-    """
+
+def words_of(x: Tensor) -> str:
+    """How a tensor is laid out, in words."""
     return f"laid out as {list(x.placements)} over {x.device_mesh}" if is_sharded(x) else "plain"  # type: ignore[attr-defined]
 
 
 def _named(x: Tensor) -> str:
     return f"one of shape {tuple(x.shape)} with placements {x.placements}"  # type: ignore[attr-defined]
+
+
+def localized(rows: Sequence[tuple[Any, ...]], rebuild: Rebuild[Out]) -> tuple[Sequence[tuple[Any, ...]], Rebuild[Out]]:
+    """Rows of tensors as local ones, and a function that rebuilds a tree of results laid out as their first tensors."""
+    if not any_sharded([row[0] for row in rows]):
+        return rows, rebuild
+    firsts = [row[0] for row in rows]
+    parts = [tuple(map(here, row)) for row in rows]
+    return parts, lambda results: rebuild([like(*pair) for pair in zip(results, firsts, strict=True)])
+
+
+def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:
+    """What a function makes of a tensor, for constants: of a DTensor inside `torch.func.vjp`, as if it were outside.
+
+    Inside, nobody sees that it is one, and what is drawn or selected for it would be a plain tensor.
+    """
+    inner = x if torch.compiler.is_compiling() else unwrapped(x)
+    if inner is x or not is_sharded(inner):
+        return fn(x)
+    with temporarily_clear_interpreter_stack():
+        return fn(inner)

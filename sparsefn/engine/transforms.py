@@ -47,7 +47,7 @@ SUM_EACH, LESS_EACH, LARGER_EACH = torch._foreach_add, torch._foreach_sub, torch
 LARGEST_EACH = torch._foreach_max
 TIMES_EACH, OVER_EACH, ROOT_EACH = torch._foreach_mul, torch._foreach_div, torch._foreach_sqrt_
 _GRADIENTS = (TransformType.Grad, TransformType.Jvp)
-_VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")  # in 2.13
+VMAP_REINTERPRETS = torch._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")  # in 2.13
 
 
 def concrete(value: Any) -> Any:
@@ -96,7 +96,7 @@ def reinterpreted(x: Tensor, dtype: torch.dtype) -> Tensor:
     >>> reinterpreted(torch.tensor([1.0]), torch.int32)
     tensor([1065353216], dtype=torch.int32)
     """
-    direct = _VMAP_REINTERPRETS or not transformed() or is_exporting()
+    direct = VMAP_REINTERPRETS or not transformed() or is_exporting()
     return x.view(dtype) if direct else _reinterpreted(x, dtype)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine import blockwise, leafwise, together
+from sparsefn.engine import blockwise, leafwise, lists
 from sparsefn.engine.described import described
 from sparsefn.engine.elementary import sqrt
-from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
+from sparsefn.engine.shards import localized
 from sparsefn.engine.transforms import computed_once, constants
 from sparsefn.optimizers import base
 from sparsefn.optimizers.base import Optimizer, Row
@@ -154,7 +154,7 @@ def _step(numbers: AdamNumbers, rows: Sequence[Row]) -> list[Row]:
         return blockwise.add_row(blocks, *row, results=3, least=1, over=(0, 1)) if plain else None
 
     def others(left: Sequence[Row]) -> list[Row]:
-        return together.each(partial(_in_torch, numbers), *zip(*left, strict=True))
+        return lists.each(partial(_in_torch, numbers), *zip(*left, strict=True))
 
     return base.in_blocks(rows, add, partial(_in_blocks, numbers, -1), others)
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from sparsefn.engine import backends, blockwise, leafwise
 from sparsefn.engine.checks import number
 from sparsefn.engine.described import uncalled
-from sparsefn.engine.local import localized
 from sparsefn.engine.numbers import like
-from sparsefn.engine.promises import forgetting
+from sparsefn.engine.records import forgetting
+from sparsefn.engine.shards import localized
 from sparsefn.engine.transforms import constants
 from sparsefn.state import Level
 from sparsefn.tree import Tree, check_like, leaves_of, zipped
@@ -171,7 +171,8 @@ def in_blocks(
     """
     blocks: list[blockwise.Row] = []
     made = [add(blocks, *row) if all(x.dtype in _IN_BLOCKS for x in row) else None for row in rows]
-    blockwise.run(kernel, blocks)
+    if blocks:
+        blockwise.run(kernel, blocks)
     left = [row for row, done in zip(rows, made, strict=True) if done is None]
     rest = iter(others(left) if left else ())
     return [next(rest) if done is None else tuple(done) for done in made]
@@ -194,7 +195,8 @@ def under_masks_in_blocks(trees: Trees, kernel: Kernel, step: Step) -> list[Tree
     over = (n + 2, *range(1, n + 1))  # of the mask, the moments, the gradient and the param
 
     def add(blocks: list[blockwise.Row], p: Tensor, mask: Tensor, *given: Tensor) -> Sequence[Tensor] | None:
-        return blockwise.add_masked_row(blocks, mask, *given, p, results=n + 1, over=over)
+        large = p.numel() >= blockwise.SMALL
+        return blockwise.add_masked_row(blocks, mask, *given, p, results=n + 1, over=over) if large else None
 
     def others(left: Sequence[Row]) -> Sequence[Row]:
         old, covers, *momenta, slopes = zip(*left, strict=True)

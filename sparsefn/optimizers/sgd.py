@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine import blockwise, leafwise, together
+from sparsefn.engine import blockwise, leafwise, lists
 from sparsefn.engine.described import described
-from sparsefn.engine.local import localized
 from sparsefn.engine.memory import BLOCK
+from sparsefn.engine.shards import localized
 from sparsefn.optimizers import base
 from sparsefn.optimizers.base import Optimizer, Row
 from sparsefn.state import Level
@@ -82,7 +82,7 @@ def sgd(lr: Level, momentum: float = 0.0, nesterov: bool = False, weight_decay: 
     def update(grads: Tree, state: SgdState, *, params: Tree = None, inplace: bool = False) -> tuple[Tree, SgdState]:
         base.check_fitting(grads, params, state.momentum if momentum else None, weight_decay, inplace)
         rows, rebuild = localized(*zipped(*moments(state), grads, params if weight_decay else grads))
-        stepped = together.each(partial(leaf, base.rate_at(lr, state.count)), *zip(*rows, strict=True))
+        stepped = lists.each(partial(leaf, base.rate_at(lr, state.count)), *zip(*rows, strict=True))
         return ended(base.trees_of(stepped, 2 if momentum else 1, rebuild), state.count + 1)
 
     def under_masks(grads: Tree, state: SgdState, params: Tree, masks: Tree) -> tuple[Tree, SgdState] | None:

@@ -136,17 +136,6 @@ def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
     return result
 
 
-def is_single(box: Box) -> bool:
-    """Whether a box is one element.
-
-    >>> is_single((1, 1)), is_single((1, 2)), is_single(())
-    (True, False, True)
-    """
-    if box == (1,) * len(box):
-        return True
-    return not any(n > 1 for n in box) and any(n == 1 for n in box)  # a dimension may be empty
-
-
 def spread(x: Tensor, box: Box, shape: Box) -> Tensor:
     """Each entry of a grid at every element of its box, in a tensor of this shape.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.described import described, shown
+from sparsefn.engine.shards import check_plain
 from sparsefn.engine.transforms import at_compile_time, concrete
 from sparsefn.patterns.kinds import Box, Pattern, Reduce, reduction
 from sparsefn.patterns.units import Place, Units, units_of
@@ -105,7 +106,7 @@ def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
     {'0.a': (1, 4)}
     """
     made: dict[str, Units] = {}
-    seen: set[str] = set()
+    seen: dict[str, None] = {}
     for paths in sets_of(tuple(glob for glob, *_ in pattern.members), tuple(leaves)):
         places = [
             _place(path, tuple(leaves[path].shape), *m[1:]) for path, m in zip(paths, pattern.members, strict=True)
@@ -117,10 +118,12 @@ def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
             if place.units != first.units:
                 a, b = (f"{p.path!r} of shape {p.shape} has {p.units} along dimension {p.dim}" for p in (first, place))
                 raise ValueError(f"tied: expected members with the same number of units, but {a}, and {b}")
-            seen.add(place.path)
+            seen[place.path] = None
         elements = sum(math.prod(place.shape) // max(place.units, 1) for place in places)
         of_rows = dataclasses.replace(pattern, unit=lambda shape: (1, max(shape[1], 1)), members=())
         made[first.path] = units_of(of_rows, (first.units, elements))._replace(places=tuple(places))
+    for path in seen:
+        check_plain(str(pattern), path, leaves[path])
     return made
 
 

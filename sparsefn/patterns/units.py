@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -12,13 +11,12 @@ from torch import Tensor
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.pooling import Pooling, Reduction, pool
 from sparsefn.engine.seats import Seat
-from sparsefn.engine.selection.winners import Count, Entry, winners
+from sparsefn.engine.selection.winners import Entry, winners
 from sparsefn.patterns.boxes import (
     Tensors,
     boxes_of,
     grid_of,
     in_line,
-    is_single,
     over_boxes,
     over_parts,
     spread,
@@ -26,7 +24,6 @@ from sparsefn.patterns.boxes import (
 )
 from sparsefn.patterns.kinds import Box, Pattern
 
-Flags = Sequence[Tensor | None]
 SomeFlags = TypeVar("SomeFlags", Tensor, Tensor | None)
 
 
@@ -100,7 +97,7 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
     ((1, 3), (8, 4))
     """
     unit = pattern.unit(shape)
-    single = is_single(unit)
+    single = _is_single(unit)
     grid = shape if single else grid_of(shape, unit)
     group = pattern.group(grid)
     flat = group == grid or in_line(group, grid)
@@ -110,6 +107,13 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
         budgeted = tuple(n for n, b, size in pairs if not b == size != 1)
     groups = [size // b if b else 1 for size, b in zip(grid, group, strict=True)]  # a list: compilers take no generator
     return Units(pattern, shape, unit, grid, group, (math.prod(groups), math.prod(group)), single, flat, budgeted)
+
+
+def _is_single(box: Box) -> bool:
+    # Whether a box is one element.
+    if box == (1,) * len(box):
+        return True
+    return not any(n > 1 for n in box) and any(n == 1 for n in box)  # a dimension may be empty
 
 
 def to_columns(units: Units, x: Tensor) -> Tensor | None:
@@ -152,7 +156,7 @@ def to_rows(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tensor:
 
 
 def active_rows(units: Units, mask: Tensor) -> Tensor:
-    """Which units are kept, as (groups, units of a group): a kept unit has more elements than a pruned one keeps.
+    """Which units are kept, as selection reads them: a kept unit has more elements than a pruned one keeps.
 
     >>> mask = torch.tensor([True, True, True, False])
     >>> for pattern in (sf.patterns.block((2,)), sf.patterns.block((2,), zeros=1)):
@@ -162,7 +166,7 @@ def active_rows(units: Units, mask: Tensor) -> Tensor:
     """
     lost = units.pattern.zeros
     if units.pattern.reduce is None or not mask.numel():
-        return to_rows(units, mask)
+        return competing(units, mask)
 
     def is_active(parts: Tensors, box: Box) -> Tensor:
         if lost is None:
@@ -184,32 +188,23 @@ def allowed_rows(units: Units, like: Tensor, eligible: SomeFlags) -> SomeFlags:
     return allowed if eligible is None else eligible & allowed
 
 
-def entry_of(units: Units, scores: Tensor, among: Tensor | None = None, absolute: bool = False) -> Entry:
-    """The units as an entry of a competition; with `among`, only units that this mask keeps compete.
+def competing(units: Units, x: Tensor, reduce: Reduction | None = None) -> Tensor:
+    """The units of x as selection reads them: columns where the groups lie so, else rows.
 
-    >>> entry_of(units_of(sf.patterns.channel(0), (2, 3)), torch.ones(2, 3)).scores
+    >>> competing(units_of(sf.patterns.channel(0), (2, 3)), torch.ones(2, 3))
     tensor([[3., 3.]])
-
-    With `absolute` the scores are absolute values, which are not stored.
     """
-    columns = None if units.pattern.allowed else to_columns(units, scores)
-    if columns is not None:
-        return Entry(columns, None if among is None else to_columns(units, among), None, absolute)
-    open_ = None if among is None else active_rows(units, among)
-    return Entry(to_rows(units, scores), allowed_rows(units, scores, open_), None, absolute, units.lie)
+    columns = None if units.pattern.allowed else to_columns(units, x)
+    return to_rows(units, x, reduce) if columns is None else columns
 
 
-def best_rows(units: Sequence[Units], entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
-    """The best units of each entry, or those that its pattern picks together.
+def grouped(x: Tensor) -> Tensor:
+    """What `competing` gives, as (groups, units of a group).
 
-    >>> units = units_of(sf.patterns.transposable(1, 2), (2, 2))
-    >>> best_rows([units], [entry_of(units, torch.tensor([[9.0, 8.0], [7.0, 1.0]]))], [2])
-    [tensor([[False,  True,  True, False]])]
+    >>> grouped(torch.ones(2, 4, 3)).shape
+    torch.Size([6, 4])
     """
-    if not any(one.pattern.pick for one in units):
-        return winners(entries, counts)
-    rows = zip(units, entries, counts, strict=True)
-    return [winners([x], [n])[0] if one.pattern.pick is None else one.pattern.pick(x) for one, x, n in rows]
+    return x if x.ndim == 2 else x.transpose(1, 2).reshape(-1, x.shape[1])
 
 
 def check_single(name: str, pattern: Pattern) -> None:
@@ -219,21 +214,6 @@ def check_single(name: str, pattern: Pattern) -> None:
     """
     if pattern.pick is not None:
         raise ValueError(f"{name}: expected a pattern whose units are kept or pruned one by one, got {pattern}")
-
-
-def row_entries(
-    units: Sequence[Units], scores: Sequence[Tensor], allow: Flags, deny: Flags, absolute: bool
-) -> list[Entry]:
-    """The units of several tensors as entries, of which those compete that rows of flags allow and do not deny.
-
-    >>> units = units_of(sf.patterns.channel(0), (2, 3))
-    >>> row_entries([units], [torch.ones(2, 3)], [torch.tensor([[True, False]])], [None], False)[0].allow
-    tensor([[ True, False]])
-    """
-    return [
-        Entry(to_rows(one, x), allowed_rows(one, x, open_), barred, absolute, one.lie)
-        for one, x, open_, barred in zip(units, scores, allow, deny, strict=True)
-    ]
 
 
 def from_rows(units: Units, rows: Tensor) -> Tensor:
@@ -250,7 +230,7 @@ def from_rows(units: Units, rows: Tensor) -> Tensor:
     return x.contiguous()  # not a view of the rows: the strides of a state's masks are what compiled code sees
 
 
-def unit_mask(units: Units, kept: Tensor, scores: Tensor, among: Tensor | None = None) -> Tensor:
+def unit_mask(units: Units, kept: Tensor, scores: Tensor | None = None, among: Tensor | None = None) -> Tensor:
     """The elements of the kept units, and of each other unit the best elements, as many as the pattern leaves it.
 
     >>> units = units_of(sf.patterns.block((2,), zeros=1), (4,))
@@ -260,7 +240,7 @@ def unit_mask(units: Units, kept: Tensor, scores: Tensor, among: Tensor | None =
     With `among`, only elements that this mask keeps are left.
     """
     mask, lost = from_rows(units, kept), units.pattern.zeros
-    if lost is None:
+    if lost is None or scores is None:
         return mask
 
     def spared(elements: Tensor, allow: Tensor | None = None) -> Tensor:

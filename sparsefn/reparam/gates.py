@@ -11,8 +11,7 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.engine.checks import check_trigger, is_number
 from sparsefn.engine.described import described
-from sparsefn.engine.local import outside
-from sparsefn.engine.shards import check_plain
+from sparsefn.engine.shards import check_plain, outside
 from sparsefn.patterns.boxes import spread
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import Units, units_of

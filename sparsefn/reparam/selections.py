@@ -7,10 +7,9 @@ from torch import Tensor
 
 from sparsefn.budgets import spread
 from sparsefn.engine.described import described
-from sparsefn.engine.local import outside
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import as_fraction, fraction_at, n_kept
-from sparsefn.engine.shards import check_plain
+from sparsefn.engine.shards import check_plain, outside
 from sparsefn.patterns.kinds import Pattern, nm
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.reparam.base import Reparametrisation

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.described import described
-from sparsefn.engine.local import outside
-from sparsefn.engine.shards import is_sharded
+from sparsefn.engine.shards import is_sharded, outside
 from sparsefn.reparam.base import Reparametrisation
 from sparsefn.schedules import as_schedule
 from sparsefn.select import straight_through

@@ -16,17 +16,55 @@ from torch import Tensor
 from sparsefn.engine.checks import check_kind
 from sparsefn.engine.described import has_name, with_call
 from sparsefn.engine.leaf_draws import drawn_leaves
-from sparsefn.engine.promises import promising
 from sparsefn.state import Accumulated, State, Step
 from sparsefn.tree import Leaves, Tree, flatten
 
 Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
+Plain = TypeVar("Plain", bound=Callable[..., Tree])
 
 
 def plain(score: object) -> Callable[..., Tree]:
     if isinstance(score, Accumulated) or not callable(score):
         raise TypeError(f"expected a score function of (state, grads, step), got {type(score).__name__}")
     return score
+
+
+class Function:
+    """A score that is a function, and has another way to be read besides."""
+
+    def __init__(self, fn: Callable[..., Tree]) -> None:
+        functools.update_wrapper(self, fn)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        return self.__qualname__  # type: ignore[attr-defined, no-any-return]
+
+    def __reduce__(self) -> Any:
+        return self.__qualname__  # type: ignore[attr-defined]
+
+
+class Absolute(Function):
+    """The absolute value of a score, `signed`, which selection compares without taking it; `keyed` if it may draw."""
+
+    def __init__(self, signed: Callable[..., Tree], keyed: bool = True) -> None:
+        super().__init__(signed)
+        self.signed, self.keyed = signed, keyed
+
+    def __call__(self, *args: Tree) -> Tree:
+        """The absolute values."""
+        return optree.tree_map(torch.abs, self.signed(*args))
+
+
+class Drawn(Function):
+    """A score that is drawn leaf by leaf: `draw(leaves, state, step)` are those of some leaves."""
+
+    def __init__(self, draw: Callable[[Leaves, State, Step], Leaves], fn: Callable[..., Tree]) -> None:
+        super().__init__(fn)
+        self.draw = draw
+
+    def __call__(self, state: State, grads: Tree, step: Step) -> Tree:
+        """The scores of all leaves."""
+        leaves, rebuild = flatten(state.params)
+        return rebuild(list(self.draw(leaves, state, step).values()))
 
 
 def absolute(signed: Signed) -> Signed:
@@ -44,17 +82,16 @@ def absolute(signed: Signed) -> Signed:
     if isinstance(signed, Accumulated):
         remembered: Any = signed._replace(value=absolute(signed.value))
         return cast(Signed, with_call(remembered, absolute, signed))
-    plain(signed)
-
-    @functools.wraps(signed)
-    def score(*args: Tree) -> Tree:
-        return optree.tree_map(torch.abs, signed(*args))
-
-    made = cast(Signed, promising(score, signed=signed))
+    made = cast(Signed, Absolute(plain(signed)))
     return with_call(made, absolute, signed) if has_name(signed) else made
 
 
-@absolute
+def _unkeyed(signed: Plain) -> Plain:
+    # The absolute value of a score that draws nothing.
+    return cast(Plain, Absolute(signed, keyed=False))
+
+
+@_unkeyed
 def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     """Absolute value of the weights.
 
@@ -65,7 +102,7 @@ def magnitude(state: State, grads: Tree, step: Step) -> Tree:
     return state.params
 
 
-@absolute
+@_unkeyed
 def gradient(state: State, grads: Tree, step: Step) -> Tree:
     """Absolute value of the gradient.
 
@@ -110,6 +147,17 @@ def given(name: str, grads: Tree) -> Tree:
     return grads
 
 
+def _drawn(leaves: Leaves, state: State, step: Step) -> Leaves:
+    if not isinstance(state.key, Tensor):
+        raise ValueError("expected a state with a PRNG key for random scores, got none; pass key=sf.random.key(seed)")
+    return drawn_leaves(state.key, leaves, check_kind(step), "uniform", torch.float32)
+
+
+def _by_leaf(fn: Plain) -> Plain:
+    return cast(Plain, Drawn(_drawn, fn))
+
+
+@_by_leaf
 def random(state: State, grads: Tree, step: Step) -> Tree:
     """Uniform draws in [0, 1) of the state's key, the leaf's path, the step and the element's index.
 
@@ -120,15 +168,3 @@ def random(state: State, grads: Tree, step: Step) -> Tree:
 
     ValueError for a state without a key.
     """
-    del grads
-    leaves, rebuild = flatten(state.params)
-    return rebuild(list(_drawn(leaves, state, step).values()))
-
-
-def _drawn(leaves: Leaves, state: State, step: Step) -> Leaves:
-    if not isinstance(state.key, Tensor):
-        raise ValueError("expected a state with a PRNG key for random scores, got none; pass key=sf.random.key(seed)")
-    return drawn_leaves(state.key, leaves, check_kind(step), "uniform", torch.float32)
-
-
-promising(random, of_leaves=_drawn)

@@ -6,7 +6,7 @@ import torch
 from single_rows import count, kept, row
 
 import sparsefn as sf
-from sparsefn.engine import leaf_draws, leafwise, together
+from sparsefn.engine import leaf_draws, leafwise, lists
 from sparsefn.engine.selection import contests, winners
 
 
@@ -439,7 +439,7 @@ def test_leaves_at_once_have_the_states_of_each_by_itself(make, monkeypatch):
     seen = []
     monkeypatch.setattr(winners, "_in_memory", lambda *given: seen.append(1))
     monkeypatch.setattr(contests, "serves", lambda entries: True)
-    monkeypatch.setattr(together, "pays", lambda tensors: True)
+    monkeypatch.setattr(lists, "pays", lambda tensors: True)
     monkeypatch.setattr(leafwise, "_words", lambda *tensors: None)
     monkeypatch.setattr(leaf_draws, "pays", lambda tensors: True)
     assert sf.checkpoint.tree_equal(run(), want) and seen

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.algorithms.memory import Memory
+from sparsefn.algorithms.memory import Memory, Reader
 from sparsefn.scores import plain
 
 draw = plain.drawn_leaves
@@ -32,16 +32,18 @@ def test_memories_lie_by_role_and_others_nowhere():
 def test_a_role_is_read_signed_where_that_is_asked_for():
     memory = Memory({"drop": sf.scores.magnitude, "grow": sf.scores.momentum(0.5), "share": sf.scores.saliency}, "zero")
     state = memory.accumulate(state_of(memory), GRADS, 0)
-    read = {role: memory.read(role, state, GRADS, 0, ["w"], signed=True) for role in memory.scores}
-    assert [absolute for _, absolute in read.values()] == [True, True, False]
-    assert torch.equal(read["drop"][0]["w"], PARAMS["w"]) and torch.equal(read["grow"][0]["w"], 0.5 * GRADS["w"])
-    assert torch.equal(memory.read("drop", state, GRADS, 0, ["w"])[0]["w"], PARAMS["w"].abs())
+    reader = Reader(memory, ["w"], state, GRADS, 0)
+    read = {role: reader.of(["w"])(role) for role in memory.scores}
+    assert [scores.absolute for scores in read.values()] == [True, True, False]
+    assert torch.equal(read["drop"].signed["w"], PARAMS["w"])
+    assert torch.equal(read["grow"].signed["w"], 0.5 * GRADS["w"])
+    assert torch.equal(read["drop"].values["w"], PARAMS["w"].abs())
 
 
 def test_each_role_draws_its_own_numbers():
     memory = Memory({"drop": sf.scores.random, "grow": sf.scores.random}, "zero")
     state = state_of(memory, sf.random.key(0))
-    drop, grow = (memory.read(role, state, GRADS, 0, ["w"])[0]["w"] for role in ("drop", "grow"))
+    drop, grow = (Reader(memory, ["w"], state, GRADS, 0).of(["w"])(role).values["w"] for role in ("drop", "grow"))
     assert not torch.equal(drop, grow)
 
 
@@ -61,12 +63,11 @@ def test_scores_are_checked():
     ):
         memory = Memory({"score": score}, "zero")
         with pytest.raises(error, match=text):
-            memory.read("score", state_of(memory), GRADS, 0, ["w"])
+            Reader(memory, ["w"], state_of(memory), GRADS, 0).of(["w"])("score")
 
 
 def test_draws_of_some_leaves_are_made_without_those_of_the_others(monkeypatch):
     memory = Memory({"drop": sf.scores.magnitude, "grow": sf.scores.random}, "zero")
-    assert memory.by_leaf("grow") and not memory.by_leaf("drop")
     params = {"a": torch.zeros(40), "b": torch.zeros(30), "c": torch.zeros(5)}
     state = sf.State(params, {}, key=sf.random.key(0))
     whole = sf.scores.random(state._replace(key=sf.random.fold_in(state.key, "grow")), (), 3)
@@ -75,6 +76,7 @@ def test_draws_of_some_leaves_are_made_without_those_of_the_others(monkeypatch):
         plain, "drawn_leaves", lambda key, leaves, *rest: drawn.append([*leaves]) or draw(key, leaves, *rest)
     )
     for some in (["c", "a"], ["b"]):
-        read, absolute = memory.read("grow", state, (), 3, some, signed=True)
-        assert not absolute and list(read) == some and all(torch.equal(read[path], whole[path]) for path in some)
+        scores = Reader(memory, params, state, (), 3).of(some)("grow")
+        read = scores.signed
+        assert not scores.absolute and list(read) == some and all(torch.equal(read[path], whole[path]) for path in some)
     assert drawn == [["c", "a"], ["b"]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.engine import together
+from sparsefn.engine import lists
 
 
 def params_of(n=80):
@@ -96,7 +96,7 @@ def peak_of(update, *args):
 
 @pytest.mark.parametrize("name", ["rigl", "set", "gmp", "global", "2:4"])
 def test_a_change_takes_new_masks_and_little_more(name, monkeypatch):
-    monkeypatch.setattr(together, "_MOST_ON_CPU", 1 << 18)
+    monkeypatch.setattr(lists, "_MOST_ON_CPU", 1 << 18)
     params = {f"{i}.w": torch.randn(512, 512) for i in range(16)}
     grads = {path: torch.randn(512, 512) for path in params}
     entries = 16 * 512 * 512

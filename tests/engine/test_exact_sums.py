@@ -10,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparsefn.engine import exact_sums, together
+from sparsefn.engine import exact_sums, lists
 from sparsefn.engine.exact_sums import sums, total
 from sparsefn.testing.launches import counted
 
@@ -208,7 +208,7 @@ def test_tensors_of_many_dtypes_and_shapes(monkeypatch):
     assert [float(x) for x in sums(values, masks)] == wanted
     assert sums([], []) == []
     monkeypatch.setattr(exact_sums, "visible", lambda tensors: None)  # as on a device
-    monkeypatch.setattr(together, "MOST", 40)
+    monkeypatch.setattr(lists, "MOST", 40)
     assert [float(x) for x in sums(values, masks)] == wanted
     small = [torch.empty(20, device="meta")] * 5
     assert [x.device.type for x in sums([torch.ones(2), small[0]], [ANY, ANY.to("meta")])] == ["cpu", "meta"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.engine import together
+from sparsefn.engine import lists
 from sparsefn.engine.draws import as_keys, digest
 from sparsefn.engine.leaf_draws import drawn_leaves, laid, leaf_key, leaf_keys
 from sparsefn.engine.threefry import draw
@@ -19,7 +19,7 @@ LEAVES = {"a": torch.zeros(3, 7), "b.weight": torch.zeros(0, 4), "c": torch.zero
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 @pytest.mark.parametrize("most", [5, 25, 1000])
 def test_leaves_that_are_laid_end_to_end_have_the_same_draws(kind, dtype, step, most, monkeypatch):
-    monkeypatch.setattr(together, "MOST", most)
+    monkeypatch.setattr(lists, "MOST", most)
     draw = {"uniform": sf.random.uniform_like, "normal": sf.random.normal_like}[kind]
     want = [draw(sf.random.leaf_key(KEY, path, step), leaf, dtype) for path, leaf in LEAVES.items()]
     made = laid(KEY, list(LEAVES), list(LEAVES.values()), step, kind, dtype)

@@ -5,7 +5,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn import state as state_module
-from sparsefn.engine import blockwise, donation, leafwise, together
+from sparsefn.engine import blockwise, donation, leafwise, lists
 from sparsefn.engine.memory import BLOCK
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -217,7 +217,7 @@ def test_sparse_is_read_off_shapes():
 def laid_end_to_end(monkeypatch):
     # What a device does, on the CPU: nothing is read as memory, and leaves are laid end to end.
     monkeypatch.setattr(leafwise, "_words", lambda *tensors: None)
-    monkeypatch.setattr(together, "pays", lambda tensors: True)
+    monkeypatch.setattr(lists, "pays", lambda tensors: True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -278,3 +278,17 @@ def test_spent_leaves_are_zeroed_in_their_own_memory_if_they_were_offered():
             (zeroed,) = leafwise.zeroed([mask], [leaf], spent=spent)
         identical(zeroed, want)
         assert (zeroed.data_ptr() == at) is kept is (type(leaf) is donation.Emptied)
+
+
+def test_plain_lists_are_handed_on():
+    given = [torch.ones(2)], [torch.zeros(2)]
+    seen = []
+
+    @leafwise.each_local
+    def fn(*lists):
+        seen.append(lists)
+        return list(lists[-1])
+
+    assert fn(*given)[0] is given[1][0]
+    assert all(a is b for a, b in zip(seen[0], given, strict=True))
+    assert fn([], []) == []

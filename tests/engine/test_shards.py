@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 import sparsefn as sf
 from sparsefn.engine.exact_sums import sums
 from sparsefn.engine.seats import moved, seat_of
-from sparsefn.engine.shards import here, is_sharded, lie_of, like, whole
+from sparsefn.engine.shards import here, is_sharded, lie_of, like, localized, whole
 from tests.distributed.harness import Cases, on_ranks
 
 
@@ -211,3 +211,9 @@ def test_plain_tensors_are_handed_on():
 def test_counts_under_transforms(transform):
     masks = torch.rand(2, 4, 4, generator=torch.Generator().manual_seed(0)) < 0.5
     assert torch.equal(transform(lambda mask: whole([mask.sum()])[0])(masks).sum(), masks.sum())
+
+
+def test_plain_rows_are_handed_on():
+    rows = [(torch.ones(2), torch.zeros(2))]
+    found, rebuild = localized(rows, tuple)
+    assert found is rows and rebuild is tuple

@@ -59,9 +59,9 @@ def test_fixed_sizes_and_known_floats_are_numbers_in_compiled_code():
 
 @pytest.mark.parametrize("rule", [True, False])
 def test_bits_are_read_as_another_dtype_where_torch_has_no_rule_for_vmap_too(rule, monkeypatch):
-    if rule and not transforms._VMAP_REINTERPRETS:
+    if rule and not transforms.VMAP_REINTERPRETS:
         pytest.skip("torch has no rule")
-    monkeypatch.setattr(transforms, "_VMAP_REINTERPRETS", rule)
+    monkeypatch.setattr(transforms, "VMAP_REINTERPRETS", rule)
     x = torch.tensor([[1.0, -0.0, float("nan")], [2.0, 0.0, -float("inf")]])
     want = x.view(torch.int32)
 

@@ -8,7 +8,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn.checkpoint import tree_equal
-from sparsefn.engine import blockwise, donation, leafwise, many, together, transforms
+from sparsefn.engine import blockwise, donation, leafwise, lists, transforms
 from sparsefn.testing.harness import bits_of
 
 ODD = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, math.inf, -math.inf, math.nan, 1.0])
@@ -100,8 +100,8 @@ def test_the_way_of_a_device_has_the_same_bits(name, monkeypatch):
 
     want, seen = run(), []
     sums = transforms.SUM_EACH
-    monkeypatch.setattr(many, "SUM_EACH", lambda *lists: seen.append(1) or sums(*lists))
-    monkeypatch.setattr(together, "pays", lambda tensors: True)
+    monkeypatch.setattr(lists, "SUM_EACH", lambda *lists: seen.append(1) or sums(*lists))
+    monkeypatch.setattr(lists, "pays", lambda tensors: True)
     for module, what in ((leafwise, "_words"), (blockwise, "flat_memory")):
         monkeypatch.setattr(module, what, lambda *tensors, **least: None)
     for got, expected in zip(run(), want, strict=True):

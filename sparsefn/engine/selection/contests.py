@@ -14,10 +14,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from sparsefn.engine.lists import MOST, apart, end_to_end, packs, pays
 from sparsefn.engine.selection import fixed, reference
 from sparsefn.engine.selection.entries import Entry
 from sparsefn.engine.selection.fixed import Count, competitions, counts_of_rows
-from sparsefn.engine.together import MOST, apart, end_to_end, packs, pays
 
 
 def serves(entries: Sequence[Entry]) -> bool:
@@ -37,7 +37,7 @@ def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
     >>> contests.winners([Entry(torch.tensor([[1.0, 3.0, 2.0]])), Entry(torch.tensor([[5.0, 4.0]]))], [2, 1])
     [tensor([[False,  True,  True]]), tensor([[ True, False]])]
 
-    A contest has `together.MOST` units at most, or those of one entry. Its temporaries take 60 bytes a unit or so.
+    A contest has `lists.MOST` units at most, or those of one entry. Its temporaries take 60 bytes a unit or so.
     """
     masks: dict[int, Tensor] = {}
     ways = [_way(entry) for entry in entries]

@@ -8,10 +8,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from sparsefn.engine.lists import end_to_end
 from sparsefn.engine.memory import placed, written
 from sparsefn.engine.selection import groups, reference
 from sparsefn.engine.selection.entries import Entry, eligible
-from sparsefn.engine.together import end_to_end
 
 Count: TypeAlias = int | Tensor
 

@@ -6,6 +6,7 @@ tells which way serves when.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ from torch import Tensor
 from sparsefn.engine import backends
 from sparsefn.engine.floats import FLOATS
 from sparsefn.engine.lie import Lie
+from sparsefn.engine.lists import pays
 from sparsefn.engine.memory import check_device, placed
 from sparsefn.engine.older import is_exporting
 from sparsefn.engine.selection import bracket, contests, fixed, groups, shared
@@ -24,7 +26,6 @@ from sparsefn.engine.selection.entries import TINY, arrays, check, reshaped
 from sparsefn.engine.selection.entries import Entry as Entry
 from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.selection.tiles import tiles as tiles
-from sparsefn.engine.together import pays
 from sparsefn.engine.transforms import Array, See, is_in_torch_dispatch_mode, transformed, visible, visible_inside
 
 Count: TypeAlias = int | Tensor
@@ -90,6 +91,11 @@ def totals(flags: Sequence[Tensor], lies: Sequence[Lie | None] | None = None) ->
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
 
+def totals_of(entries: Sequence[Entry], flags: Sequence[Tensor]) -> Tensor:
+    """The totals of flags of the units of some entries."""
+    return totals(flags, [entry.lie for entry in entries])
+
+
 # ---- visible memory ------------------------------------------------------------------------------
 
 
@@ -136,7 +142,7 @@ def _numbers(
 
 
 def _spans(entries: Sequence[Entry], joint: bool) -> list[int]:
-    return [1] if joint else [fixed.competitions(entry.scores.shape) for entry in entries]
+    return [1] if joint else [math.prod(entry.scores.shape[::2]) for entry in entries]  # rows and columns
 
 
 def _by_entry(entries: Sequence[Entry], counts: Counts, joint: bool) -> Sequence[Count]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsefn.engine import together
+from sparsefn.engine import lists
 from sparsefn.engine.selection import contests, fixed, reference
 from sparsefn.engine.selection.entries import Entry, eligible
 from sparsefn.testing.launches import counted
@@ -108,7 +108,7 @@ def test_a_joint_contest_has_the_winners_of_one_row(data):
 def test_contests_of_some_size_have_the_same_winners(most, monkeypatch):
     drawn = [Entry(filled(shape, torch.float32, "ties", i)) for i, shape in enumerate([(1, 20), (1, 9), (3, 12)] * 3)]
     want = contests.winners(drawn, [4] * 9)
-    monkeypatch.setattr(together, "MOST", most)
+    monkeypatch.setattr(lists, "MOST", most)
     assert all(map(torch.equal, contests.winners(drawn, [4] * 9), want))
     assert contests.totals(want).tolist() == ([4, 4] + [4] * 3) * 3
 

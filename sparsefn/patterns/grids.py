@@ -1,10 +1,10 @@
-"""The units of a DTensor: those of the box that this process gets once no unit crosses a border."""
+"""Where the units of leaves lie: of a DTensor those of the box that this process gets once no unit crosses a border."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,17 +13,48 @@ from torch import Tensor
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.seats import Seat, moved, seat_of
 from sparsefn.engine.selection.winners import Count
-from sparsefn.engine.shards import here, is_sharded, like
+from sparsefn.engine.shards import agreed, here, is_sharded, laid_out, like
+from sparsefn.engine.talks import Sum, Talk, together
+from sparsefn.engine.transforms import Array, eagerly
 from sparsefn.patterns.boxes import in_line
-from sparsefn.patterns.kinds import Box
-from sparsefn.patterns.units import Units
+from sparsefn.patterns.kinds import Box, Pattern
+from sparsefn.patterns.tied import tied_sets
+from sparsefn.patterns.units import Units, units_of
 from sparsefn.tree import Leaves
+
+Grids = dict[str, Units]  # by path; of a tied set under the path of its first leaf
+
+
+def grids(pattern: Pattern, leaves: Leaves) -> Grids:
+    """The units of some leaves; errors name the leaf."""
+    if pattern.members:
+        made = tied_sets(pattern, leaves)
+        known = paths_of(made)
+        if others := [path for path in leaves if path not in known]:
+            raise ValueError(
+                f"{pattern}: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "
+                f"{others[0]!r} is not"
+            )
+        return made
+    made = {}
+    for path, leaf in leaves.items():
+        try:
+            units = units_of(pattern, tuple(leaf.shape))
+            made[path] = units if type(leaf) is Tensor else seated(units, leaf)
+        except ValueError as error:
+            raise ValueError(f"{error} at {path!r}") from None
+    return made
+
+
+def paths_of(grids: Grids) -> list[str]:
+    """The paths of the leaves, those of tied sets included."""
+    return [at for path, units in grids.items() for at in ([place.path for place in units.places] or [path])]
 
 
 def seated(units: Units, leaf: Tensor) -> Units:
     """The units of this process's part of a leaf; those of the whole where the leaf is no DTensor.
 
-    >>> from sparsefn.patterns.seated import seated
+    >>> from sparsefn.patterns.grids import seated
     >>> from sparsefn.patterns.units import units_of
     >>> units = units_of(sf.patterns.nm(2, 4), (3, 8))
     >>> seated(units, torch.ones(3, 8)) is units
@@ -32,13 +63,17 @@ def seated(units: Units, leaf: Tensor) -> Units:
     `whole` of the result has the units of the leaf, `seat` says where the box lies, and `lie` where its units lie in
     the grid, if processes share the one group of the leaf. A leaf with several groups has each on one process.
     """
-    return units_at(units, seat_of(leaf, cell_of(units))) if is_sharded(leaf) else units
+    if not is_sharded(leaf):
+        return units
+    if units.pattern.pick is not None:
+        raise ValueError(f"{units.pattern}: expected plain tensors, got a DTensor")
+    return units_at(units, seat_of(leaf, cell_of(units)))
 
 
 def cell_of(units: Units) -> Box:
     """The box of elements that must be whole on one process: a unit, or a group where there are several.
 
-    >>> from sparsefn.patterns.seated import cell_of
+    >>> from sparsefn.patterns.grids import cell_of
     >>> from sparsefn.patterns.units import units_of
     >>> cell_of(units_of(sf.patterns.nm(2, 4), (3, 8))), cell_of(units_of(sf.patterns.channel(0), (3, 8)))
     ((1, 4), (1, 8))
@@ -78,7 +113,7 @@ def _in_groups(grid: Box, group: Box) -> Box:
 def group_places(units: Units) -> Tensor:
     """Which groups of the whole are here, by index: int64 of shape (groups,).
 
-    >>> from sparsefn.patterns.seated import group_places
+    >>> from sparsefn.patterns.grids import group_places
     >>> from sparsefn.patterns.units import units_of
     >>> group_places(units_of(sf.patterns.nm(2, 4), (3, 8)))
     tensor([0, 1, 2, 3, 4, 5])
@@ -94,7 +129,7 @@ def group_places(units: Units) -> Tensor:
 def unit_places(units: Units) -> Tensor:
     """Which units of the whole are here, by index in its rows: int64 of shape (groups, units of a group).
 
-    >>> from sparsefn.patterns.seated import unit_places
+    >>> from sparsefn.patterns.grids import unit_places
     >>> from sparsefn.patterns.units import units_of
     >>> unit_places(units_of(sf.patterns.nm(1, 2), (1, 4)))
     tensor([[0, 1],
@@ -109,7 +144,7 @@ def unit_places(units: Units) -> Tensor:
 def own_counts(units: Units, counts: Count) -> Count:
     """The counts of the groups that are here, of counts for all groups of the whole.
 
-    >>> from sparsefn.patterns.seated import own_counts
+    >>> from sparsefn.patterns.grids import own_counts
     >>> from sparsefn.patterns.units import units_of
     >>> own_counts(units_of(sf.patterns.row_balanced(), (2, 8)), torch.tensor([3, 4]))
     tensor([3, 4])
@@ -122,24 +157,79 @@ def own_counts(units: Units, counts: Count) -> Count:
 def to_seats(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
     """The leaves, with those that are DTensors as the boxes that this process gets of them.
 
-    >>> from sparsefn.patterns.seated import to_seats
+    >>> from sparsefn.patterns.grids import to_seats
     >>> from sparsefn.patterns.units import units_of
     >>> to_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)})
     {'w': tensor([1., 1.])}
     """
     seats = {path: one.seat for path, one in units.items() if one.seat and path in leaves}
+    if not seats:
+        return leaves
     boxes = moved([here(leaves[path]) for path in seats], list(seats.values()))
-    return leaves | dict(zip(seats, boxes, strict=True)) if seats else leaves
+    return leaves | dict(zip(seats, boxes, strict=True))
 
 
 def from_seats(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Leaves:
     """The inverse of `to_seats`: boxes of this process as DTensors that are laid out as the leaves.
 
-    >>> from sparsefn.patterns.seated import from_seats
+    >>> from sparsefn.patterns.grids import from_seats
     >>> from sparsefn.patterns.units import units_of
     >>> from_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)}, {"w": torch.zeros(2)})
     {'w': tensor([1., 1.])}
     """
     seats = {path: one.seat for path, one in units.items() if one.seat}
+    if not seats:
+        return boxes
     parts = moved([boxes[path] for path in seats], list(seats.values()), back=True)
     return boxes | {path: like(x, leaves[path]) for path, x in zip(seats, parts, strict=True)}
+
+
+def refuse_parts(what: str, units: Mapping[str, Units], shared: bool = False) -> None:
+    """Raise ValueError for DTensors where a function reads whole rows; with `shared`, only for rows of several parts.
+
+    >>> from sparsefn.patterns.grids import refuse_parts
+    >>> from sparsefn.patterns.units import units_of
+    >>> refuse_parts("grow_count", {"w": units_of(sf.patterns.unstructured(), (2,))})
+    """
+    for path, one in units.items():
+        if (one.lie if shared else one.seat) is not None:
+            why = "it reads whole rows of scores"
+            raise ValueError(f"{what}: expected plain tensors, got a DTensor at {path!r}: {why}")
+
+
+@eagerly
+def of_all_groups(units: Sequence[Units], counts: Sequence[Tensor]) -> list[Tensor]:
+    """The counts of the groups of whole leaves, from those that are here.
+
+    >>> from sparsefn.patterns.grids import of_all_groups
+    >>> from sparsefn.patterns.units import units_of
+    >>> of_all_groups([units_of(sf.patterns.row_balanced(), (2, 8))], [torch.tensor([3, 4])])
+    [tensor([3, 4])]
+    """
+
+    def told(vector: Array) -> Talk[Array]:
+        return (yield Sum(vector))
+
+    made, talks = list(counts), []
+    seats = [(i, one, one.seat) for i, one in enumerate(units) if one.seat is not None]
+    for i, one, seat in seats:
+        vector = np.zeros(one.of_all.rows[0], np.int64)
+        vector[group_places(one).numpy()] = counts[i].cpu().numpy()
+        talks.append((seat.box.groups, told(vector)))
+    for (i, *_), vector in zip(seats, together(talks) if talks else [], strict=True):
+        made[i] = torch.from_numpy(vector).to(counts[i].device)
+    return made
+
+
+def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> Tensor:
+    """A function of the units and tensors of one shape, or of the units that are here and the parts of DTensors."""
+    units = units_of(pattern, tuple(tensors[0].shape))
+    if not is_sharded(tensors[0]):
+        return fn(units, *tensors)
+
+    def run() -> Tensor:
+        own = seated(units, tensors[0])
+        parts = [to_seats({"": own}, {"": laid_out(x, tensors[0])})[""] for x in tensors]
+        return from_seats({"": own}, {"": fn(own, *parts)}, {"": tensors[0]})[""]
+
+    return agreed(tensors, run)

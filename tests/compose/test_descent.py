@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from sparsefn.compose.moments import live_entries, live_leaves
-from sparsefn.engine import donation, together
+from sparsefn.compose.descent import live_entries, live_leaves
+from sparsefn.engine import donation, lists
 
 BEFORE = torch.tensor([True, True, False, True])
 AFTER = torch.tensor([True, False, True, True])
@@ -27,7 +27,7 @@ def test_none_is_all():
 
 @pytest.mark.parametrize("options", [{}, {"mask_moments": False}, {"reset_grown": False}], ids=str)
 def test_leaves_at_once_have_the_entries_of_each(options, monkeypatch):
-    monkeypatch.setattr(together, "pays", lambda tensors: True)
+    monkeypatch.setattr(lists, "pays", lambda tensors: True)
     new = torch.tensor([0.0, 2.0, 5.0, torch.nan])
     rows = [
         (AFTER, BEFORE, STEPPED, STEPPED),

@@ -1,4 +1,4 @@
-"""What functions promise beside what they return: `functools.wraps` copies no such promise to another function."""
+"""What there is to a function beside what it returns is a record: `functools.wraps` copies none to another function."""
 
 import functools
 import pickle
@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.algorithms.frame import spends, unchecked
+from sparsefn.algorithms.frame import update_of
 from sparsefn.engine.described import described
-from sparsefn.engine.promises import forgetting, promised, promising
+from sparsefn.engine.records import forgetting
+from sparsefn.scores.plain import Absolute, Drawn
 
 P = {"a": torch.tensor([[4.0, 3.0, 2.0, 1.0]]), "b": torch.tensor([[0.5, 8.0, 7.0, 6.0]])}
 
@@ -25,19 +26,22 @@ def wrapping(fn, called):
     return mine
 
 
-def test_a_promise_is_that_of_one_function():
-    own = promising(lambda x: abs(x), signed=float)
-    assert promised(own, "signed") is float and promised(own, "spends") is None
-    assert promised(described(lambda: own)(), "signed") is float  # known by its call, and the same function
-    once = wrapping(own, [])
-    for copy in (once, wrapping(once, []), functools.partial(own), wrapping(described(lambda: own)(), [])):
-        assert promised(copy, "signed") is None
-    bare = wrapping(own, [])
-    del bare.__wrapped__
-    assert bare.signed is float and promised(bare, "signed") is None
-    assert promised(promising(wrapping(own, []), signed=int), "signed") is int
-    for other in (len, functools.partial(len), sf.every(2), object()):
-        assert promised(other, "signed") is None
+@described
+def known(score):
+    return score
+
+
+def test_a_record_is_that_of_one_function():
+    for score in (sf.scores.magnitude, sf.scores.absolute(sf.scores.saliency), sf.scores.random):
+        assert isinstance(score, Absolute | Drawn)
+        once = wrapping(score, [])
+        for copy in (once, wrapping(once, []), functools.partial(score), wrapping(known(score), [])):
+            assert not isinstance(copy, Absolute | Drawn)
+    update = sf.gmp(0.5).update
+    for copy in (wrapping(update, []), functools.partial(update)):
+        mine = sf.gmp(0.5)._replace(update=copy)
+        assert update_of(mine) == (copy, False, None)
+    assert update_of(sf.gmp(0.5)).spends and not update_of(sf.dense()).spends
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ COMPOSED = {
 def test_a_wrapped_update_is_called(name, inner):
     algorithm, called = inner(), []
     mine = algorithm._replace(update=wrapping(algorithm.update, called))
-    assert unchecked(mine) is mine.update and not spends(mine)
+    assert update_of(mine).inner is mine.update and not update_of(mine).spends
     whole = COMPOSED[name](mine)
     state = whole.init(P)
     new = whole.update(state, P, 0)

@@ -3,7 +3,8 @@ import torch
 
 import sparsefn as sf
 from sparsefn.algorithms.competition import Competition
-from sparsefn.algorithms.wanted import as_goal, counted, rooms, wanted
+from sparsefn.algorithms.memory import Scores
+from sparsefn.algorithms.units import field
 from sparsefn.budgets import spread
 
 ROWS = Competition(sf.patterns.row_balanced(), sf.budgets.uniform())
@@ -13,25 +14,25 @@ W = {"w": torch.arange(12.0).reshape(3, 4)}
 
 def test_a_sparsity_is_a_goal_and_so_is_a_count():
     above = sf.counts.above(3.0)
-    assert as_goal(WHOLE, None) is None and as_goal(WHOLE, above) is above
-    pools = WHOLE.pools(W)
-    assert wanted(WHOLE, pools, as_goal(WHOLE, 0.5), W, None, {}, 0) == [6]
-    assert [n.tolist() for n in wanted(WHOLE, pools, above, W, None, {}, 0)] == [[8]]
+    assert WHOLE.goal(None) is None and WHOLE.goal(above) is above
+    known, told = field(WHOLE, W, goal=WHOLE.goal(0.5)), field(WHOLE, W, goal=above)
+    assert known.wanted(Scores(W), known.free) == known.known == [6] and told.known is None
+    assert [n.tolist() for n in told.wanted(Scores(W), told.free)] == [[8]]
 
 
 def test_counts_of_active_units():
-    pools = ROWS.pools(W)
+    units = field(ROWS, W)
     active = [torch.tensor([[True] * 4, [False] * 4, [True, False, True, False]])]
     for goal in (sf.counts.above(1.5), sf.counts.below(1.5)):
-        assert [n.tolist() for n in counted(ROWS, pools, goal, W, active, 0)] == [[2, 0, 2]]
+        assert [n.tolist() for n in units.counted(goal, Scores(W), active)] == [[2, 0, 2]]
 
 
-def test_room_is_counted_where_there_are_several_groups():
+def test_a_group_without_room_leaves_its_part_to_the_others():
     allowed = {"w": torch.tensor([[True] * 4, [False] * 4, [True, False, True, False]])}
-    assert rooms(ROWS, ROWS.pools(W), W, allowed)["w"].tolist() == [4, 0, 2]
-    assert rooms(ROWS, ROWS.pools(W), W, None) == {} == rooms(WHOLE, WHOLE.pools(W), W, allowed)
+    assert field(ROWS, W, allowed=allowed).targets(0.5)[0].tolist() == [4, 0, 2]
+    assert field(ROWS, W).targets(0.5) == [2] and field(WHOLE, W, allowed=allowed).targets(0.5) == [6]
     nm = Competition(sf.patterns.nm(2, 4), sf.budgets.uniform())
-    assert rooms(nm, nm.pools(W), W, allowed) == {}
+    assert field(nm, W, allowed=allowed).targets(None) == [2]
 
 
 @pytest.mark.parametrize("count", range(16))

@@ -9,8 +9,8 @@ import sparsefn as sf
 from sparsefn.engine import seats
 from sparsefn.engine.seats import Seat
 from sparsefn.engine.shards import Layout
-from sparsefn.patterns.seated import cell_of, group_places, own_counts, seated, unit_places, units_at
-from sparsefn.patterns.units import active_rows, allowed_rows, from_rows, to_rows, units_of
+from sparsefn.patterns.grids import cell_of, group_places, own_counts, seated, unit_places, units_at
+from sparsefn.patterns.units import active_rows, allowed_rows, from_rows, grouped, to_rows, units_of
 
 P = sf.patterns
 PATTERNS = {
@@ -55,7 +55,7 @@ def test_the_units_of_boxes_are_those_of_the_whole(case, rng):
     torch.manual_seed(rng.randrange(1 << 30))
     scores = torch.randn(units.shape)
     mask = from_rows(units, torch.rand(units.rows) < 0.5)
-    wanted, kept = to_rows(units, scores).reshape(-1), active_rows(units, mask).reshape(-1)
+    wanted, kept = to_rows(units, scores).reshape(-1), grouped(active_rows(units, mask)).reshape(-1)
     open_ = allowed_rows(units, scores, torch.ones(units.rows, dtype=torch.bool)).reshape(-1)
     counts = torch.arange(units.rows[0])
     seen, groups = [], []
@@ -63,7 +63,7 @@ def test_the_units_of_boxes_are_those_of_the_whole(case, rng):
         places = unit_places(part)
         assert part.of_all is units and places.shape == part.rows
         assert torch.equal(to_rows(part, scores[box]), wanted[places])
-        assert torch.equal(active_rows(part, mask[box]), kept[places])
+        assert torch.equal(grouped(active_rows(part, mask[box])), kept[places])
         assert torch.equal(allowed_rows(part, scores[box], torch.ones(part.rows) > 0), open_[places])
         assert torch.equal(from_rows(part, kept[places]), mask[box])
         assert part.fixed == units.fixed
