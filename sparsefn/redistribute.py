@@ -14,10 +14,10 @@ from sparsefn.engine.apportion import Counts, apportion, vector
 from sparsefn.engine.checks import check_call
 from sparsefn.engine.described import Call, described
 from sparsefn.engine.exact_sums import sums
-from sparsefn.engine.memory import on, written
+from sparsefn.engine.memory import counts_of_rows, on, written
 from sparsefn.engine.numbers import Real, like
 from sparsefn.engine.rounding import rounded_down
-from sparsefn.engine.selection.winners import end_to_end, totals
+from sparsefn.engine.selection.winners import totals
 from sparsefn.engine.shards import any_sharded, whole
 from sparsefn.state import Score, check_score
 from sparsefn.tree import Leaves
@@ -201,13 +201,13 @@ def allocate(
         rest = apportion(shares, total - first, {path: n - filled[path] for path, n in room.items()})
         return {path: filled[path] + rest[path] for path in shares}
     ones = [1] * len(room)
-    places = end_to_end(list(room.values()), ones, device)
+    places = counts_of_rows(list(room.values()), ones, device)
     reach = on(rounded_down(most, places), device)
     first = torch.minimum(on(total, device), reach.sum())
     some = apportion(shares, first, dict(zip(room, reach.unbind(), strict=True)))
-    parts = end_to_end([some[path] for path in room], ones, device)
+    parts = counts_of_rows([some[path] for path in room], ones, device)
     more = apportion(shares, total - first, dict(zip(room, (places - parts).unbind(), strict=True)))
-    made = dict(zip(room, (parts + end_to_end([more[path] for path in room], ones, device)).unbind(), strict=True))
+    made = dict(zip(room, (parts + counts_of_rows([more[path] for path in room], ones, device)).unbind(), strict=True))
     return {path: made[path] for path in shares}
 
 

@@ -20,10 +20,10 @@ from sparsefn.budgets import Global, spread
 from sparsefn.counts import Counted
 from sparsefn.engine import lists
 from sparsefn.engine.described import shown
-from sparsefn.engine.memory import brought, on
+from sparsefn.engine.memory import brought, counts_of_rows, on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.rounding import fraction_at, n_kept
-from sparsefn.engine.selection.winners import Count, Entry, end_to_end, totals, winners
+from sparsefn.engine.selection.winners import Count, Entry, totals, winners
 from sparsefn.patterns import grids as layout
 from sparsefn.patterns.grids import Grids
 from sparsefn.patterns.tied import joined, parted
@@ -84,7 +84,7 @@ class Field(NamedTuple):
 
     def counts(self, given: Sequence[Count]) -> Tensor:
         """Counts as one tensor."""
-        return end_to_end(given, self.groups, next(iter(self.leaves.values())).device)
+        return counts_of_rows(given, self.groups, next(iter(self.leaves.values())).device)
 
     @property
     def capacity(self) -> Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import Level, Schedule, Step, check_call, check_sparsity, number
+from sparsefn.engine.memory import counts_of_rows
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.selection.winners import end_to_end
 from sparsefn.engine.transforms import known
 
 # (fraction, number of units) -> how many units that is
@@ -77,7 +77,7 @@ def of_groups(count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequen
         if alike or len(there) == len(n):
             return cast(Tensor, count(rates[0] if alike else torch.stack(there), n))
     given = [count(rate, own) for rate, own in zip(rates, torch.split(n, list(groups)), strict=True)]
-    return end_to_end(given, groups, n.device)
+    return counts_of_rows(given, groups, n.device)
 
 
 def n_kept(n: int, sparsity: Real) -> int | Tensor:

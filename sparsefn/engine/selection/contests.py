@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.lists import MOST, apart, end_to_end, packs, pays
+from sparsefn.engine.memory import counts_of_rows
 from sparsefn.engine.selection import fixed, reference
 from sparsefn.engine.selection.entries import Entry
-from sparsefn.engine.selection.fixed import Count, competitions, counts_of_rows
+from sparsefn.engine.selection.fixed import Count, competitions
 
 
 def serves(entries: Sequence[Entry]) -> bool:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.lists import end_to_end
-from sparsefn.engine.memory import placed, written
 from sparsefn.engine.selection import groups, reference
 from sparsefn.engine.selection.entries import Entry, eligible
 
@@ -78,21 +77,6 @@ def laid_back(mask: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 # ---- counts --------------------------------------------------------------------------------------
-
-
-def counts_of_rows(counts: Sequence[Count], rows: Sequence[int], device: torch.device) -> Tensor:
-    """The counts of all rows in one int64 tensor: each is an int, or a tensor, 0-d or (rows,).
-
-    >>> from sparsefn.engine.selection import fixed
-    >>> fixed.counts_of_rows([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
-    tensor([3, 3, 1, 2])
-    """
-    if device.type == "cpu" and all(isinstance(count, int) for count in counts):
-        listed = [count for count, n in zip(counts, rows, strict=True) for _ in range(n)]
-        return torch.tensor(listed, dtype=torch.int64, device=device)
-    known = iter(written([count for count in counts if not isinstance(count, Tensor)], device).unbind())
-    cells = [placed(count, device).to(torch.int64) if isinstance(count, Tensor) else next(known) for count in counts]
-    return torch.cat([cell.reshape(-1).expand(n) for cell, n in zip(cells, rows, strict=True)])
 
 
 # ---- winners -------------------------------------------------------------------------------------

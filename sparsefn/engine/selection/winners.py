@@ -19,7 +19,7 @@ from sparsefn.engine import backends
 from sparsefn.engine.floats import FLOATS
 from sparsefn.engine.lie import Lie
 from sparsefn.engine.lists import pays
-from sparsefn.engine.memory import check_device, placed
+from sparsefn.engine.memory import check_device, counts_of_rows, placed
 from sparsefn.engine.older import is_exporting
 from sparsefn.engine.selection import bracket, contests, fixed, groups, shared
 from sparsefn.engine.selection.entries import TINY, arrays, check, reshaped
@@ -30,7 +30,6 @@ from sparsefn.engine.transforms import Array, See, is_in_torch_dispatch_mode, tr
 
 Count: TypeAlias = int | Tensor
 Counts: TypeAlias = Sequence[Count] | Tensor
-end_to_end = fixed.counts_of_rows
 
 
 def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) -> list[Tensor]:
@@ -187,7 +186,7 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
     if left:
         some = own if joint else [own[i] for i in left]
         spans = [n.numel() if isinstance(n, Tensor) else 1 for n in some]
-        masks = _by_operator([entries[i] for i in left], end_to_end(some, spans, device), spans, joint)
+        masks = _by_operator([entries[i] for i in left], counts_of_rows(some, spans, device), spans, joint)
         won |= dict(zip(left, masks, strict=True))
     return [won[i] if i in won else torch.zeros_like(x.scores, dtype=torch.bool) for i, x in enumerate(entries)]
 

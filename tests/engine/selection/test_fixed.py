@@ -25,13 +25,6 @@ def test_narrow_rows(shape, narrow, few):
     assert fixed.is_narrow(shape) == narrow and fixed.is_few(shape) == bool(few)
 
 
-def test_counts_of_rows_come_from_ints_and_tensors():
-    counts = [2, torch.tensor(7), torch.tensor([4, 5], dtype=torch.int32), -1]
-    made = fixed.counts_of_rows(counts, [2, 1, 2, 1], torch.device("cpu"))
-    assert made.tolist() == [2, 2, 7, 4, 5, -1] and made.dtype == torch.int64
-    assert fixed.counts_of_rows(counts[::3], [2, 1], torch.device("meta")).shape == (3,)
-
-
 @pytest.mark.parametrize("absolute", [False, True])
 @pytest.mark.parametrize("flags", [(None, None), (FLAGS, None), (None, FLAGS), (FLAGS, ~FLAGS)], ids=str)
 def test_one_entry_has_the_winners_of_the_reference(flags, absolute):

@@ -262,16 +262,6 @@ def test_one_tensor_may_have_the_counts_of_all_rows():
             assert all(torch.equal(a, b) for a, b in zip(won, want[some], strict=True))
 
 
-def test_end_to_end():
-    counts = [2, torch.tensor(3), torch.tensor([4, 5])]
-    assert winners.end_to_end(counts, [1, 2, 2], torch.device("cpu")).tolist() == [2, 3, 3, 4, 5]
-    assert winners.end_to_end([2, 1], [1, 2], torch.device("cpu")).tolist() == [2, 1, 1]
-    none = winners.end_to_end([2], [0], torch.device("meta"))
-    assert none.shape == (0,) and none.dtype == torch.int64 and none.device.type == "meta"
-    short = winners.end_to_end([torch.tensor([1], dtype=torch.int32)], [2], torch.device("cpu"))
-    assert short.tolist() == [1, 1] and short.dtype == torch.int64
-
-
 def signalling(x):
     """The tensor with one NaN that a processor reports."""
     word, bits = {
