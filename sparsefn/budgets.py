@@ -41,10 +41,7 @@ __all__ = [
     "rounded_up",
     "uniform",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 Distribution = Callable[[Shapes, Real], Counts]

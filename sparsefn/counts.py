@@ -21,10 +21,7 @@ from sparsefn.engine.ranks import falling, running_sums
 from sparsefn.state import Level, Step
 
 __all__ = ["Counted", "above", "below", "in_rows", "mass"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 # Flags of units, a row for each group -> how many are set in each group

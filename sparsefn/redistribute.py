@@ -23,10 +23,7 @@ from sparsefn.state import Score, check_score
 from sparsefn.tree import Leaves
 
 __all__ = ["Redistribute", "active", "allocate", "careful", "independently", "lost", "mean_active", "survivors"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 # (scores, masks before, masks after the drop), by path -> share of the regrowth, by path

@@ -41,10 +41,7 @@ __all__ = [
     "topk_mask",
     "topk_masks",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 Count = int | Tensor | None

@@ -31,10 +31,7 @@ from sparsefn.tree import (
 )
 
 __all__ = ["Accumulated", "Algorithm", "State", "TrainView", "apply_masks", "effective", "masked_view", "with_params"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 Trigger = Callable[[Step], bool | Tensor]

@@ -4,7 +4,4 @@ from sparsefn.attached.attach import attach
 from sparsefn.attached.attached import Attached
 
 __all__ = ["Attached", "attach"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

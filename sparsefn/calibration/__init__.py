@@ -10,7 +10,4 @@ from sparsefn.calibration.inputs import inputs
 from sparsefn.engine.as_matrix import as_matrix
 
 __all__ = ["as_matrix", "in_order", "inputs", "outlier_ratios"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

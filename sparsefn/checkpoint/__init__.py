@@ -4,7 +4,4 @@ from sparsefn.checkpoint.compressed import compress, decompress
 from sparsefn.checkpoint.states import load_state_dict, state_dict, tree_equal
 
 __all__ = ["compress", "decompress", "load_state_dict", "state_dict", "tree_equal"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -22,7 +22,4 @@ __all__ = [
     "with_optimizer",
     "with_terms",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -6,7 +6,4 @@ from sparsefn.distributed.replicas import check_replicas
 from sparsefn.distributed.weights import commit, grads_of
 
 __all__ = ["check_replicas", "commit", "grads_of", "leave", "load", "save"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -20,7 +20,4 @@ __all__ = [
     "union",
     "unpack",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -8,7 +8,4 @@ from sparsefn.optimizers.sgd import SgdState as SgdState
 from sparsefn.optimizers.sgd import sgd
 
 __all__ = ["Optimizer", "adam", "adamw", "by_path", "parts", "sgd"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

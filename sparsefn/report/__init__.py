@@ -15,7 +15,4 @@ from sparsefn.report.summary import Summary as Summary
 from sparsefn.report.summary import changed, observe, summary
 
 __all__ = ["braille", "changed", "flops", "itop", "observe", "plan", "plot", "plot_masks", "scalars", "summary"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

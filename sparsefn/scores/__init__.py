@@ -29,7 +29,4 @@ __all__ = [
     "topology",
     "wanda",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -3,7 +3,4 @@
 from sparsefn.shrinking.smaller import prune_biases, shrink
 
 __all__ = ["prune_biases", "shrink"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

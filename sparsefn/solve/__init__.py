@@ -13,7 +13,4 @@ from sparsefn.solve.layers import layerwise
 from sparsefn.solve.least_squares import refit
 
 __all__ = ["fisher_inverse", "layerwise", "obs", "obs_exact", "obs_fisher", "refit"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -37,10 +37,7 @@ __all__ = [
     "steps",
     "triggers",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 T = TypeVar("T")
