@@ -2,8 +2,8 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 OLDEST ?= .venv-oldest
-COMPAT := $(addprefix tests/,algorithms attached checkpoint compose curvature distributed engine masks modules optimizers)
-COMPAT += $(addprefix tests/,patterns reparam scores solve tree test_ensemble.py test_terms.py test_triggers.py)
+COMPAT := $(addprefix tests/,algorithms attached budgets checkpoint compose curvature distributed engine masks modules optimizers)
+COMPAT += $(addprefix tests/,patterns reparam scores solve timing tree test_ensemble.py)
 COMPAT += property_tests
 
 py := $(VENV)/bin/python

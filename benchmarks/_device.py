@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sparsefn.engine.backends import BACKENDS, serves
+from sparsefn.engine.surroundings.backends import BACKENDS, serves
 
 OFF, ON = "torch alone", "kernels"
 

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from _timing import options_of, write
 
-from sparsefn.engine.lie import Lie
+from sparsefn.engine.processes.collectives import Gather, Sum, Talk
+from sparsefn.engine.processes.extent import Lie
 from sparsefn.engine.selection.blocks import cut
 from sparsefn.engine.selection.bracket import write_best
 from sparsefn.engine.selection.entries import Arrays
 from sparsefn.engine.selection.shared import Piece, selected
-from sparsefn.engine.talks import Gather, Sum, Talk
 
 KEPT = 0.1
 PIECE = 10**7  # weights that are drawn at a time
@@ -111,7 +111,7 @@ def step(talk: Talk[None], answer: Any) -> Sum | Gather | None:
 
 
 def run(processes: Sequence[Sequence[Talk[None]]]) -> tuple[int, int]:
-    """Run the searches of all processes in step; the collectives and bytes of `sparsefn.engine.talks.together`."""
+    """Run the searches of all processes in step, as `collectives.together`; its collectives and bytes."""
     ranks = len(processes)
     collectives, taken = 1, 8  # one number first: has a process failed?
     told: dict[int, Any] = dict.fromkeys(range(len(processes[0])))

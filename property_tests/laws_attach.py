@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import sparsefn as sf
-from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.leaves.leafwise import is_sparse
 from sparsefn.state import has_own_support
 from sparsefn.testing.harness import leaves
 from sparsefn.tree import Tree

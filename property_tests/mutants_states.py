@@ -26,7 +26,7 @@ from property_tests.planting import (
     rigl,
 )
 from property_tests.registry import EVEN, ramp, sgd, swap
-from sparsefn.engine.transforms import concrete
+from sparsefn.engine.surroundings.transforms import concrete
 from sparsefn.tree import Tree
 
 

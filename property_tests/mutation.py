@@ -1,10 +1,10 @@
 """Mutation testing: change a module in one place at a time, and see which changes no test notices.
 
-`python -m property_tests.mutation sparsefn/select.py tests/test_select.py ...` prints the surviving mutants of one
-module. The mutants are those of mutmut's operators, less those of texts and those that put None for a value. No file
-is changed: a mutant exists in a forked process only. It is tried twice. First its code is put into the functions of
-a session that has collected the tests already, which is quick, but what was made while importing stays unmutated; so
-who survives that is imported anew.
+`python -m property_tests.mutation sparsefn/masks/select.py tests/masks/test_select.py ...` prints the mutants that
+survive of one module. The mutants are those of mutmut's operators, less those of texts and those that put None for a
+value. No file is changed: a mutant exists in a forked process only. It is tried twice. First its code is put into the
+functions of a session that has collected the tests already, which is quick, but what was made while importing stays
+unmutated; so who survives that is imported anew.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from property_tests.layouts import (
     ROW_BALANCED,
     TILES,
 )
-from sparsefn.engine.described import described
+from sparsefn.engine.checks.factories import described
 from sparsefn.state import Schedule
 from sparsefn.testing import Meta, Row
 from sparsefn.testing.harness import leaves

@@ -11,7 +11,7 @@ from property_tests.laws_donated import OPTIMIZERS, check
 from property_tests.registry import ROWS
 from sparsefn.algorithms import frame
 from sparsefn.algorithms.frame import update_of
-from sparsefn.engine import blockwise, lists
+from sparsefn.engine.leaves import blockwise, lists
 from sparsefn.testing import Row
 from sparsefn.tree import leaves_of
 

@@ -7,21 +7,15 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from sparsefn import (
     budgets,
     checkpoint,
-    counts,
     masks,
     modules,
     optimizers,
     patterns,
-    permutation,
     random,
-    redistribute,
     reparam,
-    schedules,
     scores,
     solve,
-    terms,
     tree,
-    triggers,
 )
 
 # Algorithms: init(params) -> state, update(state, grads, step) -> state
@@ -35,10 +29,7 @@ from sparsefn.algorithms.supermask import rescore, supermask
 
 # In a loop of torch.nn and torch.optim
 from sparsefn.attached import attach
-
-# Around the step
-from sparsefn.averages import ema
-from sparsefn.clipping import clip_norm
+from sparsefn.budgets import counts, redistribute
 
 # Composition
 from sparsefn.compose.chain import chain
@@ -50,14 +41,13 @@ from sparsefn.compose.rewinding import rewinding
 from sparsefn.compose.sequence import sequence
 from sparsefn.compose.with_optimizer import with_dense_gradients, with_optimizer
 from sparsefn.compose.with_terms import with_terms
+from sparsefn.engine.surroundings import find_moved as _find_moved
 
 # Primitives
-from sparsefn.gates import gate, sparsify
-
-# Units that lie in several leaves
-from sparsefn.patterns.tied import tied
-from sparsefn.products import linear_pair
-from sparsefn.select import (
+from sparsefn.masks import permutation
+from sparsefn.masks.gates import gate, sparsify
+from sparsefn.masks.products import linear_pair
+from sparsefn.masks.select import (
     bernoulli_mask,
     drop_lowest,
     grow_highest,
@@ -67,13 +57,39 @@ from sparsefn.select import (
     topk_masks,
 )
 
+# Around the step
+from sparsefn.optimizers import terms
+from sparsefn.optimizers.averages import ema
+from sparsefn.optimizers.clipping import clip_norm
+
+# Units that lie in several leaves
+from sparsefn.patterns.tied import tied
+
 # Vocabulary
 from sparsefn.state import Accumulated, Algorithm, State, TrainView, apply_masks, effective, with_params
 from sparsefn.state import masked_view as masked_view
-from sparsefn.triggers import always, at, every, never
-from sparsefn.where import default_where
+from sparsefn.timing import schedules, triggers
+from sparsefn.timing.triggers import always, at, every, never
+from sparsefn.tree.chosen import default_where
 
 __version__ = "0.1.0"
+
+# Paths of modules that had others before.
+_find_moved(
+    {
+        f"sparsefn.{name}": f"sparsefn.{folder}.{name}"
+        for folder, names in {
+            "budgets": ("counts", "redistribute"),
+            "config": ("shorthand",),
+            "masks": ("activations", "gates", "permutation", "products", "select"),
+            "optimizers": ("averages", "clipping", "terms"),
+            "timing": ("schedules", "timetable", "triggers"),
+        }.items()
+        for name in names
+    }
+    | {"sparsefn.where": "sparsefn.tree.chosen"}
+)
+
 
 # The names of `from sparsefn import *`: all but `set`, which would hide the builtin, and `testing`.
 __all__ = ["Accumulated", "Algorithm", "State", "TrainView", "activations", "always", "apply_masks", "at", "attach"]
@@ -88,9 +104,10 @@ __all__ += ["supermask", "terms", "threshold_mask", "tied", "to_shorthand", "top
 __all__ += ["triggers", "with_dense_gradients", "with_optimizer", "with_params", "with_terms"]
 
 if _TYPE_CHECKING:
-    from sparsefn import activations, calibration, config, curvature, distributed, ensemble, methods, report, shorthand
-    from sparsefn.config import from_config
-    from sparsefn.shorthand import from_shorthand, to_shorthand
+    from sparsefn import calibration, config, curvature, distributed, ensemble, methods, report
+    from sparsefn.config import from_config, shorthand
+    from sparsefn.config.shorthand import from_shorthand, to_shorthand
+    from sparsefn.masks import activations
     from sparsefn.shrinking import prune_biases, shrink
 
 # Loaded on first use: these modules take as long to load as the ones for training, and `sf.testing` needs Hypothesis,
@@ -105,7 +122,7 @@ def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module 'sparsefn' has no attribute {name!r}")
     module = _import_module(f"sparsefn.{_LATER[name]}")
-    value = module if name == _LATER[name] else getattr(module, name)
+    value = module if name == _LATER[name].split(".")[-1] else getattr(module, name)
     globals()[name] = value
     return value
 

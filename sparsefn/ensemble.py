@@ -10,8 +10,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.table import aligned
+from sparsefn.engine.checks import aligned, check_int
 from sparsefn.state import State
 from sparsefn.tree import Tree, check_like, flatten, leaves_like, leaves_of
 

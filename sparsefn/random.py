@@ -14,11 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.engine import draws
 from sparsefn.engine.checks import check_int, is_int, is_number
-from sparsefn.engine.shards import here, is_sharded, like
-from sparsefn.engine.threefry import draw
-from sparsefn.engine.words import MASK32
+from sparsefn.engine.draws import MASK32, draw, draws
+from sparsefn.engine.processes import here, is_sharded, like
 from sparsefn.tree import Tree, map_with_path
 
 __all__ = ["bernoulli", "bits", "fold_in", "key", "leaf_key", "leaf_keys", "normal", "normal_like", "permutation"]

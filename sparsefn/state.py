@@ -9,13 +9,12 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import leafwise
 from sparsefn.engine.checks import Level as Level
 from sparsefn.engine.checks import Schedule as Schedule
 from sparsefn.engine.checks import Step as Step
-from sparsefn.engine.checks import check_call
-from sparsefn.engine.older import replaceable
-from sparsefn.engine.records import forgetting
+from sparsefn.engine.checks import check_call, forgetting
+from sparsefn.engine.leaves import leafwise
+from sparsefn.engine.surroundings import replaceable
 from sparsefn.tree import (
     Leaves,
     Tree,

@@ -1,6 +1,6 @@
 """Every public name on one page: `python tests/api_page.py` writes docs/api.md."""
 
-import sys
+import operator
 import textwrap
 from pathlib import Path
 
@@ -27,6 +27,8 @@ def page() -> str:
     """The text of docs/api.md, from the docstrings as they are now."""
     from test_public import PUBLIC, words  # loads Hypothesis and the whole library
 
+    import sparsefn as sf
+
     first = {id(value): name for name, value in PUBLIC.items() if "." not in name}
 
     def headline(name: str, value: object) -> str:
@@ -39,7 +41,7 @@ def page() -> str:
         groups.setdefault(name.rpartition(".")[0], []).append(name)
     text = HEAD
     for group in sorted(groups):
-        module = sys.modules["sparsefn" + ("." + group if group else "")]
+        module = operator.attrgetter(group)(sf) if group else sf
         lines = [wrapped(f"- `sf.{name}`: {headline(name, PUBLIC[name])}") for name in groups[group]]
         if group == "methods":
             lines = ["Each has a row in the [table of methods](methods.md#by-name).\n"]

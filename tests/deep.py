@@ -91,11 +91,11 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/engine/selection/test_groups.py": {
         "test_compiled_winners": ("True-shape2",),
     },
-    "tests/engine/test_pooling.py": {
+    "tests/engine/sums/test_pooling.py": {
         "test_memory_operator_and_reference_have_the_same_bits": ("*-torch.float32",),
         "test_near_ties_end_alike_in_compiled_and_exported_code": (),
     },
-    "tests/engine/test_threefry.py": {
+    "tests/engine/draws/test_threefry.py": {
         "test_traced_draws_have_the_same_bits": ("uniform",),
     },
     "tests/modules/test_params.py": {
@@ -121,7 +121,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/test_coming_from.py": {
         "test_the_code_of_every_row_runs": (),
     },
-    "tests/test_counts.py": {
+    "tests/budgets/test_counts.py": {
         "test_compiled_code_counts_scores_that_are_rounded": (),
     },
     "tests/test_docs.py": {

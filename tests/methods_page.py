@@ -131,7 +131,7 @@ def public_name(name: str, value: Any) -> str:
     if not callable(value) or not own.startswith("sparsefn."):
         return name
     called, modules = getattr(value, "__name__", name), own.split(".")[1:]
-    for path in ([], modules[:1]):
+    for path in ([], modules[:1], modules[-1:]):
         place: Any = sparsefn
         for part in path:
             place = getattr(place, part, None)

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from sparsefn.engine.backends import BACKENDS, serves
+from sparsefn.engine.surroundings.backends import BACKENDS, serves
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TARGETS = tomllib.loads((BENCHMARKS / "targets.toml").read_text(encoding="utf-8"))["target"]

@@ -9,9 +9,10 @@ import torch
 from torch.utils._device import _device_constructors
 
 import sparsefn as sf
-from sparsefn.engine.selection import winners
-from sparsefn.engine.selection.winners import Entry
-from sparsefn.engine.transforms import concrete, read
+from sparsefn.engine.selection import dispatch as winners
+from sparsefn.engine.selection import spread
+from sparsefn.engine.selection.dispatch import Entry
+from sparsefn.engine.surroundings.transforms import concrete, read
 from sparsefn.testing import Launches
 from sparsefn.tree import choose
 
@@ -62,7 +63,7 @@ def copied(source: str) -> list[str]:
 
 
 # Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in any case.
-COPIES = {"engine/memory.py", "engine/selection/fixed.py", "engine/selection/tiles.py"}
+COPIES = {"engine/leaves/memory.py", "engine/selection/tiling.py"}
 COPIES |= {"calibration/sums.py", "checkpoint/states.py", "checkpoint/compressed.py", "solve/greedy.py"}
 
 
@@ -116,7 +117,7 @@ def test_counts_on_the_cpu_go_where_the_scores_are():
 
 def test_what_is_made_from_numbers_alone_lies_on_the_cpu():
     with torch.device("meta"):
-        made = [sf.random.key(1), sf.masks.checkerboard((2, 8), 0.5), sf.budgets.spread(7, 3), winners.totals([])]
+        made = [sf.random.key(1), sf.masks.checkerboard((2, 8), 0.5), spread(7, 3), winners.totals([])]
         assert sf.budgets.erk()({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9) == {"a": 1267, "b": 640}
     assert {x.device.type for x in made} == {"cpu"}
     assert sf.masks.checkerboard((2, 8), 0.5, device="meta").is_meta

@@ -17,16 +17,14 @@ ROOT = Path(__file__).parents[1]
 WINGS = (
     ("engine",),
     (
-        *("state", "tree", "where", "triggers", "schedules", "random", "scores", "counts", "patterns", "budgets"),
-        *("redistribute", "masks", "select", "solve", "permutation", "gates", "terms", "products", "reparam"),
-        *("activations", "optimizers"),
-        *("averages", "clipping", "timetable"),
+        *("state", "tree", "timing", "random", "scores", "patterns", "budgets", "masks", "solve", "reparam"),
+        "optimizers",
     ),
     ("algorithms",),
     ("compose",),
     (
         *("modules", "curvature", "shrinking", "report", "checkpoint", "distributed"),
-        *("calibration", "ensemble", "config", "shorthand", "attached", "methods"),
+        *("calibration", "ensemble", "config", "attached", "methods"),
     ),
     ("testing",),
 )
@@ -170,15 +168,15 @@ def test_a_fresh_process_does_not_load_them() -> None:
     assert loaded & {*NOT_ON_IMPORT - {"tqdm"}, *SLOW} == set()
 
 
-KNOWN = ("tree", "select", "masks", "compose", "algorithms", "algorithms.frame", "algorithms.prune", "testing.laws")
+KNOWN = ("tree", "scores", "masks", "compose", "algorithms", "algorithms.frame", "algorithms.prune", "testing.laws")
 ABOVE = "sparsefn.masks imports sparsefn.compose, which is in a wing above it"
 
 
 @pytest.mark.parametrize(
     ("name", "source", "expected"),
     [
-        ("masks", "from sparsefn.select import topk_mask", []),
-        ("masks", "from sparsefn import select", []),
+        ("masks", "from sparsefn.scores import magnitude", []),
+        ("masks", "from sparsefn import scores", []),
         ("masks", "import sparsefn.compose", [ABOVE]),
         ("masks", "from .compose import chain", [ABOVE]),
         ("masks", "def f():\n    from . import compose", [ABOVE]),

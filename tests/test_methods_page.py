@@ -7,8 +7,9 @@ from methods_page import PAGE, expression, method, named, page, shown, without_b
 from test_docs import split
 
 import sparsefn as sf
-from sparsefn import budgets, counts
 from sparsefn.algorithms import one_shot, set
+from sparsefn.budgets import counts
+from sparsefn.budgets import distributions as budgets
 from sparsefn.scores import saliency, wanda
 
 RECIPES = 30  # headings with code, at least

@@ -17,7 +17,7 @@ import torchopt
 from torch.func import functional_call, grad, jvp, vmap
 
 import sparsefn as sf
-from sparsefn.engine import elementary
+from sparsefn.engine.numbers import elementary
 
 compiled = partial(torch.compile, fullgraph=True, backend="eager")
 X = torch.tensor([1.0, -1.0])

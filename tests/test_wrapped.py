@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_map
 
 import sparsefn as sf
-from sparsefn.engine.transforms import visible
+from sparsefn.engine.surroundings.transforms import visible
 
 X = torch.randn(40, 200, generator=torch.Generator().manual_seed(0))
 

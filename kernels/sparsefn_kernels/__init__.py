@@ -4,7 +4,7 @@ With `TRITON_INTERPRET=1` in the environment they take CPU tensors instead: Trit
 tests.
 """
 
-from sparsefn.engine.backends import BACKENDS as _BACKENDS
+from sparsefn.engine.surroundings.backends import BACKENDS as _BACKENDS
 from sparsefn_kernels.seams import DEVICE as _DEVICE
 from sparsefn_kernels.seams import backends_for as backends_for
 

@@ -1,4 +1,4 @@
-"""Draws on a GPU in one launch, with the bits of `engine/threefry.py`."""
+"""Draws on a GPU in one launch, with the bits of `engine/draws/threefry.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from sparsefn.engine.lie import Lie
-from sparsefn.engine.numbers import batch_first
+from sparsefn.engine.numbers.numbers import batch_first
+from sparsefn.engine.processes.extent import Lie
 from sparsefn_kernels.source import threefry as source
 from sparsefn_kernels.tables import Drawn, steps
 from sparsefn_kernels.written import on, write

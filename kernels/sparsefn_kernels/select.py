@@ -30,7 +30,7 @@ _DEFAULT = Tuning()
 def winners(
     entries: Sequence[Entry], counts: Tensor, spans: Sequence[int], joint: bool, tuning: Tuning = _DEFAULT
 ) -> list[Tensor] | None:
-    """The masks that the operator of `selection/winners.py` returns for these entries; None where no kernel serves.
+    """The masks that the operator of `selection/dispatch.py` returns for these entries; None where no kernel serves.
 
     They serve no more than `MOST` units a call.
     """

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn.engine.lists import alike
-from sparsefn.engine.transforms import differentiated, transformed
+from sparsefn.engine.leaves.lists import alike
+from sparsefn.engine.surroundings.transforms import differentiated, transformed
 from sparsefn_kernels.source import step as source
 from sparsefn_kernels.tables import Stepped, address, steps
 from sparsefn_kernels.written import on, write

@@ -16,7 +16,7 @@ import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from sparsefn.engine.backends import BACKENDS
+from sparsefn.engine.surroundings.backends import BACKENDS
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 by_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs with TRITON_INTERPRET=1")

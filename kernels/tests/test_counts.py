@@ -10,8 +10,8 @@ import torch
 
 import sparsefn as sf
 from benchmarks._models import resnet50_shapes
-from sparsefn.engine.backends import BACKENDS
-from sparsefn.engine.leaf_draws import drawn_leaves
+from sparsefn.engine.draws.leaf_draws import drawn_leaves
+from sparsefn.engine.surroundings.backends import BACKENDS
 from sparsefn.testing.launches import Launches
 from sparsefn_kernels import backends_for
 

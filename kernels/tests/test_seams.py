@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import sparsefn_kernels
-from sparsefn.engine.backends import BACKENDS
+from sparsefn.engine.surroundings.backends import BACKENDS
 from sparsefn_kernels import seams
 
 NAMES = {"winners", "draws", "draws_of_leaves", "coins", "adam", "sgd"}

@@ -9,9 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_runs import by_interpreter
 
-from sparsefn.engine.backends import BACKENDS
-from sparsefn.engine.selection import reference, winners
-from sparsefn.engine.selection.winners import Entry
+from sparsefn.engine.selection import dispatch as winners
+from sparsefn.engine.selection import reference
+from sparsefn.engine.selection.dispatch import Entry
+from sparsefn.engine.surroundings.backends import BACKENDS
 from sparsefn_kernels import select as kernels
 from sparsefn_kernels.tables import Tuning
 

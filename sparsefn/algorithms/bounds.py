@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sparsefn.budgets import Global
-from sparsefn.engine.selection.winners import Count, Entry, totals_of, winners
+from sparsefn.budgets.distributions import Global
+from sparsefn.engine.selection import Count, Entry, totals_of, winners
 
 
 def within_bounds(

@@ -8,21 +8,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.budgets import Distribution, Global, check_fixed, is_uniform
-from sparsefn.counts import Counted, Total
-from sparsefn.engine.checks import check_call
-from sparsefn.engine.described import shown, uncalled
+from sparsefn.budgets.counts import Counted, Total
+from sparsefn.budgets.distributions import Distribution, Global, check_fixed, is_uniform
+from sparsefn.engine.checks import as_fraction, check_call, shown, uncalled
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.rounding import as_fraction
-from sparsefn.engine.seats import check_grid
-from sparsefn.engine.selection.winners import Count
+from sparsefn.engine.processes import check_grid
+from sparsefn.engine.selection import Count
 from sparsefn.patterns.grids import Grids
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.tied import checked_sets
 from sparsefn.patterns.units import Units
 from sparsefn.state import Level, Schedule, Step, Where
 from sparsefn.tree import Leaves, Tree
-from sparsefn.where import float_leaves, select_leaves
+from sparsefn.tree.chosen import float_leaves, select_leaves
 
 # What an algorithm was told about its counts: a sparsity at each step, a count by scores, or nothing.
 Goal = Schedule | Counted | None

@@ -10,10 +10,9 @@ from torch import Tensor
 from sparsefn.algorithms.frame import Decision
 from sparsefn.algorithms.memory import Read, Scores
 from sparsefn.algorithms.units import Field, Flags, either_of
-from sparsefn.counts import Counted
-from sparsefn.engine.checks import Schedule, Step
-from sparsefn.engine.rounding import CountRule, fraction_at, of_groups
-from sparsefn.redistribute import GrowCount, Redistribute, allocate
+from sparsefn.budgets.counts import Counted
+from sparsefn.budgets.redistribute import GrowCount, Redistribute, allocate
+from sparsefn.engine.checks import CountRule, Schedule, Step, fraction_at, of_groups
 
 
 class Cycle(NamedTuple):

@@ -12,21 +12,19 @@ from sparsefn.algorithms.cycle import Cycle, run
 from sparsefn.algorithms.frame import Grown, Masked, zeros
 from sparsefn.algorithms.memory import Memory, Pruned
 from sparsefn.algorithms.start import Init
-from sparsefn.budgets import Distribution, uniform
-from sparsefn.counts import Counted
-from sparsefn.engine.checks import check_call, check_keywords
-from sparsefn.engine.described import described, takes_keywords_of
-from sparsefn.engine.rounding import CountRule, rounded
+from sparsefn.budgets.counts import Counted
+from sparsefn.budgets.distributions import Distribution, uniform
+from sparsefn.budgets.redistribute import GrowCount, Redistribute, Share, check_redistribute, mean_active
+from sparsefn.engine.checks import CountRule, check_call, check_keywords, described, rounded, takes_keywords_of
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import check_single
-from sparsefn.redistribute import GrowCount, Redistribute, Share, check_redistribute, mean_active
-from sparsefn.schedules import cosine_decay
 from sparsefn.scores import gradient, magnitude, momentum, ranked
 from sparsefn.scores import random as random_score
 from sparsefn.state import Algorithm, Level, Score, Trigger, Where
-from sparsefn.timetable import pace
-from sparsefn.triggers import every
-from sparsefn.where import default_where
+from sparsefn.timing.schedules import cosine_decay
+from sparsefn.timing.timetable import pace
+from sparsefn.timing.triggers import every
+from sparsefn.tree.chosen import default_where
 
 # A fraction, perhaps another one at every step; a count by scores; None where the pattern fixes it; or as many as are
 # active.

@@ -18,11 +18,10 @@ from sparsefn.algorithms.processes import Start, Stepping, begun, moved, shared
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
-from sparsefn.engine.donation import offer, saves
-from sparsefn.engine.leafwise import sparse_among, zeroed
-from sparsefn.engine.shards import agreed, any_sharded, check_bare, check_shards
-from sparsefn.engine.threefry import lifted
-from sparsefn.engine.transforms import transformed
+from sparsefn.engine.draws import lifted
+from sparsefn.engine.leaves import offer, saves, sparse_among, zeroed
+from sparsefn.engine.processes import agreed, any_sharded, check_bare, check_shards
+from sparsefn.engine.surroundings import transformed
 from sparsefn.state import (
     Accumulated,
     Algorithm,
@@ -51,7 +50,7 @@ from sparsefn.tree import (
     leaves_of,
     with_leaves,
 )
-from sparsefn.where import float_leaves
+from sparsefn.tree.chosen import float_leaves
 
 # ---- updates ------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.engine.floats import check_float
+from sparsefn.engine.numbers import check_float
 from sparsefn.scores.plain import Absolute, Drawn
 from sparsefn.state import Accumulated, Score, State, Step
 from sparsefn.tree import Leaves, Tree, check_like, leaves_at

@@ -10,13 +10,27 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.agreement import agree, agreement, inside, scope, tell
 from sparsefn.engine.checks import check_step
 from sparsefn.engine.draws import digest
-from sparsefn.engine.lines import group_of
-from sparsefn.engine.older import differentiating
-from sparsefn.engine.shards import any_sharded, check_plain, groups_of, is_sharded, is_spread, laid_out, whole
-from sparsefn.engine.talks import Gather, Talk, together
+from sparsefn.engine.processes import (
+    Gather,
+    Talk,
+    agree,
+    agreement,
+    any_sharded,
+    check_plain,
+    group_of,
+    groups_of,
+    inside,
+    is_sharded,
+    is_spread,
+    laid_out,
+    scope,
+    tell,
+    together,
+    whole,
+)
+from sparsefn.engine.surroundings import differentiating
 from sparsefn.state import State, Step, TrainView, check_grads
 from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
 

@@ -14,20 +14,30 @@ from sparsefn.algorithms.frame import Decision, Masked
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Scores
 from sparsefn.algorithms.start import Init
 from sparsefn.algorithms.units import Field, Open, both_of
-from sparsefn.budgets import Distribution, is_uniform, uniform
-from sparsefn.counts import Counted
-from sparsefn.engine.checks import check_call, check_keywords, check_sparsity, is_int
-from sparsefn.engine.described import described, shown, takes_keywords_of
-from sparsefn.engine.rounding import CountRule, as_fraction, fraction_at, rounded
-from sparsefn.engine.selection.winners import Count
+from sparsefn.budgets.counts import Counted
+from sparsefn.budgets.distributions import Distribution, is_uniform, uniform
+from sparsefn.engine.checks import (
+    CountRule,
+    as_fraction,
+    check_call,
+    check_keywords,
+    check_sparsity,
+    described,
+    fraction_at,
+    is_int,
+    rounded,
+    shown,
+    takes_keywords_of,
+)
+from sparsefn.engine.selection import Count
+from sparsefn.masks.select import checked_count
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.schedules import polynomial
 from sparsefn.scores import magnitude
-from sparsefn.select import checked_count
 from sparsefn.state import Algorithm, Level, Score, Step, Trigger, Where
-from sparsefn.timetable import pace
-from sparsefn.triggers import always, at, every
-from sparsefn.where import default_where
+from sparsefn.timing.schedules import polynomial
+from sparsefn.timing.timetable import pace
+from sparsefn.timing.triggers import always, at, every
+from sparsefn.tree.chosen import default_where
 
 # (units, scores, which units compete, step) -> kept counts
 Counts = Callable[[Field, Scores, Open, Step], Sequence[Count]]

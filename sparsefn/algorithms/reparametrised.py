@@ -10,8 +10,8 @@ from sparsefn import random
 from sparsefn.algorithms.frame import framed, own_params, update_of
 from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.static import dense
-from sparsefn.engine.described import described, uncalled
-from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.checks import described, uncalled
+from sparsefn.engine.leaves import is_sparse
 from sparsefn.masks import intersect
 from sparsefn.reparam import Reparametrisation
 from sparsefn.state import (
@@ -26,7 +26,7 @@ from sparsefn.state import (
     support_of,
 )
 from sparsefn.tree import Leaves, Tree, flatten, with_leaves
-from sparsefn.where import default_where, select_leaves
+from sparsefn.tree.chosen import default_where, select_leaves
 
 
 @described

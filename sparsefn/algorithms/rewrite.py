@@ -17,12 +17,11 @@ from sparsefn.algorithms.frame import (
 )
 from sparsefn.algorithms.memory import Pruned
 from sparsefn.algorithms.processes import refuse_shards
-from sparsefn.engine.checks import check_call, check_trigger
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_call, check_trigger, described
 from sparsefn.state import Algorithm, State, Step, Trigger, Where, everywhere, masks_tree
+from sparsefn.timing.triggers import always
 from sparsefn.tree import Tree, with_leaves
-from sparsefn.triggers import always
-from sparsefn.where import default_where, select_leaves
+from sparsefn.tree.chosen import default_where, select_leaves
 
 Rewriting = Callable[[str, Tensor, Tensor, Step], tuple[Tensor, Tensor]]
 

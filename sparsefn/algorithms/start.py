@@ -13,12 +13,11 @@ from sparsefn import random
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.units import field, full
-from sparsefn.counts import Counted
-from sparsefn.engine.checks import check_call
-from sparsefn.engine.leaf_draws import drawn_leaves
-from sparsefn.engine.rounding import fraction_at
-from sparsefn.engine.shards import laid_like
-from sparsefn.engine.transforms import concrete
+from sparsefn.budgets.counts import Counted
+from sparsefn.engine.checks import check_call, fraction_at
+from sparsefn.engine.draws import drawn_leaves
+from sparsefn.engine.processes import laid_like
+from sparsefn.engine.surroundings import concrete
 from sparsefn.masks import checkerboard, from_zeros
 from sparsefn.patterns.tied import check_whole
 from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree

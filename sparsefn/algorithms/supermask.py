@@ -16,14 +16,14 @@ from sparsefn.algorithms.memory import Scores
 from sparsefn.algorithms.processes import derived_view
 from sparsefn.algorithms.start import Given
 from sparsefn.algorithms.units import field, full
-from sparsefn.budgets import Distribution, is_uniform, uniform
-from sparsefn.counts import Counted
-from sparsefn.engine.checks import check_call, check_trigger
-from sparsefn.engine.described import described
-from sparsefn.gates import Mode, check_mode, gate
+from sparsefn.budgets.counts import Counted
+from sparsefn.budgets.distributions import Distribution, is_uniform, uniform
+from sparsefn.engine.checks import check_call, check_trigger, described
+from sparsefn.masks.gates import Mode, check_mode, gate
+from sparsefn.masks.select import bernoulli_masks
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.select import bernoulli_masks
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where, everywhere, masks_tree
+from sparsefn.timing.triggers import always
 from sparsefn.tree import (
     Leaves,
     Tree,
@@ -34,8 +34,7 @@ from sparsefn.tree import (
     structure_error,
     with_leaves,
 )
-from sparsefn.triggers import always
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 Start = Literal["random", "zeros", "magnitude"] | Callable[[Tree], Tree] | Given
 Link = Callable[[Tensor], Tensor]

@@ -16,14 +16,12 @@ from sparsefn import random
 from sparsefn.algorithms.bounds import within_bounds
 from sparsefn.algorithms.competition import Competition, Goal, count_of, fixed_count
 from sparsefn.algorithms.memory import Scores
-from sparsefn.budgets import Global, spread
-from sparsefn.counts import Counted
-from sparsefn.engine import lists
-from sparsefn.engine.described import shown
-from sparsefn.engine.memory import brought, counts_of_rows, on
+from sparsefn.budgets.counts import Counted
+from sparsefn.budgets.distributions import Global, spread
+from sparsefn.engine.checks import fraction_at, n_kept, shown
+from sparsefn.engine.leaves import brought, counts_of_rows, lists, on
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.rounding import fraction_at, n_kept
-from sparsefn.engine.selection.winners import Count, Entry, totals, winners
+from sparsefn.engine.selection import Count, Entry, totals, winners
 from sparsefn.patterns import grids as layout
 from sparsefn.patterns.grids import Grids
 from sparsefn.patterns.tied import joined, parted

@@ -15,14 +15,13 @@ from sparsefn.attached.attached import Attached
 from sparsefn.attached.placed import Placed
 from sparsefn.attached.records import owned_parameters, put_in
 from sparsefn.compose.paired import check_paired
-from sparsefn.engine.checks import check_trigger
-from sparsefn.engine.described import uncalled
-from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.checks import check_trigger, uncalled
+from sparsefn.engine.leaves import is_sparse
 from sparsefn.masks.counts import kept_in
 from sparsefn.state import Algorithm, State, Trigger
-from sparsefn.timetable import unfinished
-from sparsefn.triggers import never
-from sparsefn.where import default_where
+from sparsefn.timing.timetable import unfinished
+from sparsefn.timing.triggers import never
+from sparsefn.tree.chosen import default_where
 
 _WRAPPER = "AcceleratedOptimizer"  # told by name; others may move the weights after the optimizer inside them
 _ADAPTERS = 10  # times as many frozen weights as masked ones: adapters train, the model does not

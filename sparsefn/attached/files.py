@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from sparsefn import algorithms, checkpoint, compose
-from sparsefn.engine.checks import is_int
-from sparsefn.engine.described import call_of, shown
-from sparsefn.engine.shards import is_sharded
+from sparsefn.engine.checks import call_of, is_int, shown
+from sparsefn.engine.processes import is_sharded
 from sparsefn.state import Algorithm, State, effective, masked_view
 from sparsefn.tree import Tree, leaves_at, with_leaves
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.attached.records import Record, address
-from sparsefn.engine.leafwise import zeroed
-from sparsefn.engine.shards import laid_out, whole
+from sparsefn.engine.leaves import zeroed
+from sparsefn.engine.processes import laid_out, whole
 from sparsefn.state import State, Step, TrainView, masked_view
 from sparsefn.tree import leaves_of
 

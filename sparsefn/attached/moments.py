@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from sparsefn.attached.records import Record
 from sparsefn.compose.descent import live_entries
-from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.leaves import is_sparse
 from sparsefn.state import State, TrainView
 from sparsefn.tree import zipped
 

@@ -12,7 +12,7 @@ from sparsefn.attached.gradients import dense_gradient
 from sparsefn.attached.moments import clear_moments, zeros_stay
 from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
-from sparsefn.engine.leafwise import is_sparse, zeroed
+from sparsefn.engine.leaves import is_sparse, zeroed
 from sparsefn.state import Algorithm, State
 from sparsefn.tree import Tree, flatten, opened, zipped
 

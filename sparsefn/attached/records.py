@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsefn.engine.shards import here, is_sharded, whole
+from sparsefn.engine.processes import here, is_sharded, whole
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, TrainView
 from sparsefn.tree import flatten, leaves_of

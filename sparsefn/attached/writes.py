@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.attached.records import Record, differ, optimizers_of, same_or_nan
-from sparsefn.engine.leafwise import is_sparse, zeroed
-from sparsefn.engine.shards import is_sharded, whole
+from sparsefn.engine.leaves import is_sparse, zeroed
+from sparsefn.engine.processes import is_sharded, whole
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, has_own_support
 from sparsefn.tree import all_finite

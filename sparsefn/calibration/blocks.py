@@ -16,7 +16,7 @@ from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import Algorithm, State, Where, effective
 from sparsefn.tree import Tree, flatten, leaves_at, opened, with_leaves
-from sparsefn.where import matching
+from sparsefn.tree.chosen import matching
 
 
 def in_order(

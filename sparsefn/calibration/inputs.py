@@ -18,7 +18,7 @@ from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, Where
 from sparsefn.tree import Tree
-from sparsefn.where import as_globs, matching
+from sparsefn.tree.chosen import as_globs, matching
 
 _ALL = ("count", "square", "gram")
 _SEEN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)  # and Conv1D of transformers

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sparsefn.calibration.sums import Stats, Sums, as_stats, patch_sums, row_sums
-from sparsefn.engine.transforms import CAST, GROUPED, TorchDispatchMode
+from sparsefn.engine.surroundings import CAST, GROUPED, TorchDispatchMode
 
 _aten = torch.ops.aten
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from sparsefn.checkpoint.states import INTEGERS, as_dense, check_values, refuse_false
 from sparsefn.engine.checks import check_pairs
-from sparsefn.engine.transforms import concrete
+from sparsefn.engine.surroundings import concrete
 from sparsefn.masks.packing import check_unused, pack, unpack
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.state import State, Where, check_masks
 from sparsefn.tree import flatten
-from sparsefn.where import shares
+from sparsefn.tree.chosen import shares
 
 _PARTS = ("values", "bitmask", "shape", "nm")
 

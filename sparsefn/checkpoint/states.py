@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import masks
-from sparsefn.engine.transforms import read
+from sparsefn.engine.surroundings import read
 from sparsefn.masks.packing import check_unused
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten, leaves_of, same_structure

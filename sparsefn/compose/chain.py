@@ -7,7 +7,7 @@ from functools import reduce
 
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_trained, join_states, no_optimizer
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import described
 from sparsefn.masks import intersect
 from sparsefn.state import Algorithm, State, Step, has_own_support
 from sparsefn.tree import Tree, identical

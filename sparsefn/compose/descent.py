@@ -12,11 +12,8 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from sparsefn.compose import foreign
-from sparsefn.engine import leafwise, lists
-from sparsefn.engine.donation import Emptied, offer, saves
-from sparsefn.engine.leafwise import sparse_among
-from sparsefn.engine.mask_bytes import from_bytes
-from sparsefn.engine.transforms import fused, unwrapped
+from sparsefn.engine.leaves import Emptied, from_bytes, leafwise, lists, offer, saves, sparse_among
+from sparsefn.engine.surroundings import fused, unwrapped
 from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import State, Step, TrainView, masked_view, moved, support_of
 from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error, zipped
@@ -37,7 +34,8 @@ class Descent:
     def __init__(self, optimizer: foreign.Optimizer, view: TrainView, mask_moments: bool, reset_grown: bool) -> None:
         self.optimizer, self.view = optimizer, view
         self.mask_moments, self.reset_grown = mask_moments, reset_grown
-        self._primed, self._known = False, dict[object, foreign.Found]()
+        self._primed = False
+        self._known: dict[object, foreign.Found] = {}
         own = view.put is masked_view.put and view.grads is masked_view.grads
         self.under_masks = optimizer.under_masks if own and isinstance(optimizer, Optimizer) else None
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from sparsefn.algorithms.frame import Update, framed, update_of
 from sparsefn.compose.states import check_algorithm
-from sparsefn.engine.described import described
-from sparsefn.engine.donation import alone, empty, giving
-from sparsefn.engine.transforms import differentiated, in_mode, transformed
+from sparsefn.engine.checks import described
+from sparsefn.engine.leaves import alone, empty, giving
+from sparsefn.engine.surroundings import differentiated, in_mode, transformed
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
 

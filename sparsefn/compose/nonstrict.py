@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_algorithm
-from sparsefn.engine.described import described
-from sparsefn.engine.older import HIDES_COMPILING, is_exporting
+from sparsefn.engine.checks import described
+from sparsefn.engine.surroundings import HIDES_COMPILING, is_exporting
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsefn.engine.described import parts_of
+from sparsefn.engine.checks import parts_of
 from sparsefn.scores import movement, saliency
 from sparsefn.state import Algorithm, Trigger
 

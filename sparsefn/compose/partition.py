@@ -8,11 +8,10 @@ from operator import attrgetter
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.algorithms.static import dense
 from sparsefn.compose.states import check_algorithm, kept
-from sparsefn.engine.checks import check_pairs
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_pairs, described
 from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
 from sparsefn.tree import Leaves, Tree, flatten
-from sparsefn.where import shares as of_each
+from sparsefn.tree.chosen import shares as of_each
 
 
 @described

@@ -10,9 +10,8 @@ import torch
 
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_trained, join_states, kept, no_optimizer, owned, part_of
-from sparsefn.engine.checks import check_pairs, is_int
-from sparsefn.engine.described import described
-from sparsefn.engine.transforms import concrete
+from sparsefn.engine.checks import check_pairs, described, is_int
+from sparsefn.engine.surroundings import concrete
 from sparsefn.state import Algorithm, State, Step, effective, has_own_support, support_of
 from sparsefn.tree import Tree, choose, flatten
 

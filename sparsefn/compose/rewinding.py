@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_trained
-from sparsefn.engine.checks import check_trigger
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_trigger, described
 from sparsefn.state import Algorithm, State, Step, Trigger
 from sparsefn.tree import Tree, choose, copied
 

@@ -8,7 +8,7 @@ import optree
 
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_trained, join_states, no_optimizer, owned, part_of
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import described
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, identical
 

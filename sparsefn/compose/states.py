@@ -7,7 +7,7 @@ from functools import reduce
 
 import torch
 
-from sparsefn.engine.described import uncalled
+from sparsefn.engine.checks import uncalled
 from sparsefn.masks import intersect
 from sparsefn.state import Algorithm, State, has_own_support, masked_view, support_of
 from sparsefn.tree import Tree, flatten

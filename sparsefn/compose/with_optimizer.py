@@ -7,11 +7,10 @@ from sparsefn.compose import foreign
 from sparsefn.compose.descent import Descent, compiled_well
 from sparsefn.compose.paired import check_paired
 from sparsefn.compose.states import check_algorithm
-from sparsefn.engine.checks import check_trigger
-from sparsefn.engine.described import described, uncalled
+from sparsefn.engine.checks import check_trigger, described, uncalled
 from sparsefn.state import Algorithm, State, Step, Trigger, everywhere, masked_view
+from sparsefn.timing.triggers import never
 from sparsefn.tree import Tree, all_finite, choose, where_leaves
-from sparsefn.triggers import never
 
 # The view of an optimizer that keeps moments of pruned weights, too.
 dense_view = masked_view._replace(

@@ -7,9 +7,8 @@ import torch
 
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_algorithm, no_optimizer
-from sparsefn.engine.checks import check_call
-from sparsefn.engine.described import described
-from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.checks import check_call, described
+from sparsefn.engine.leaves import is_sparse
 from sparsefn.state import Algorithm, State, Step, Term
 from sparsefn.tree import Tree, check_like, wide
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leafwise import is_sparse
-from sparsefn.engine.older import differentiating
+from sparsefn.engine.leaves import is_sparse
+from sparsefn.engine.surroundings import differentiating
 from sparsefn.state import State, Step, effective
 from sparsefn.tree import Tree, check_like, flatten, leaves_like
-from sparsefn.where import float_leaves
+from sparsefn.tree.chosen import float_leaves
 
 Loss = Callable[..., Tensor]
 Batch = Sequence[Tree] | Callable[[Step], Sequence[Tree]]

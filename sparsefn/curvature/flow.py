@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from sparsefn.curvature import derivatives
 from sparsefn.curvature.derivatives import Batch, Loss
-from sparsefn.engine.checks import check_call, check_positive, is_int, numbers
-from sparsefn.engine.described import described, shown
+from sparsefn.engine.checks import check_call, check_positive, described, is_int, numbers, shown
 from sparsefn.engine.numbers import Real
 from sparsefn.modules.calls import call
 from sparsefn.modules.params import buffers_of

@@ -11,9 +11,8 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.curvature import derivatives
 from sparsefn.curvature.derivatives import Batch, Loss
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.described import described
-from sparsefn.engine.older import differentiating
+from sparsefn.engine.checks import check_int, described
+from sparsefn.engine.surroundings import differentiating
 from sparsefn.state import Accumulated, PlainScore, State, Step
 from sparsefn.tree import Tree, check_like, map_with_path, wide
 

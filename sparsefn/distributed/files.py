@@ -13,7 +13,7 @@ import torch
 from sparsefn.checkpoint.states import as_dense, check_fits, check_paths, check_values, refuse_false_masks, state_dict
 from sparsefn.distributed.ends import everyone
 from sparsefn.distributed.metadata import read_metadata
-from sparsefn.engine.agreement import agreement
+from sparsefn.engine.processes import agreement
 from sparsefn.tree import Tree, flatten
 
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.distributed.ends import everyone
-from sparsefn.engine import talks
-from sparsefn.engine.agreement import agreement
-from sparsefn.engine.shards import here, is_sharded, lie_of
-from sparsefn.engine.transforms import Array
+from sparsefn.engine.processes import agreement, here, is_sharded, lie_of
+from sparsefn.engine.processes import collectives as talks
+from sparsefn.engine.surroundings import Array
 from sparsefn.tree import Tree, flatten
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.attached.gradients import dense_gradient
-from sparsefn.engine.shards import words_of
+from sparsefn.engine.processes import words_of
 from sparsefn.modules.calls import check_shape, check_state, tensors_for
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State

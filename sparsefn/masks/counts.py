@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers import divide
-from sparsefn.engine.shards import whole
-from sparsefn.engine.transforms import read
+from sparsefn.engine.processes import whole
+from sparsefn.engine.surroundings import read
 from sparsefn.state import State, check_masks
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
 

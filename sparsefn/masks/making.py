@@ -11,12 +11,12 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.engine.checks import check_int, check_sparsity
 from sparsefn.engine.draws import drawn
-from sparsefn.engine.memory import brought
+from sparsefn.engine.leaves import brought
 from sparsefn.engine.numbers import like
-from sparsefn.engine.shards import check_plain
+from sparsefn.engine.processes import check_plain
 from sparsefn.state import Where, check_masks, masks_tree
 from sparsefn.tree import Tree, flatten, map_with_path
-from sparsefn.where import default_where, select_leaves
+from sparsefn.tree.chosen import default_where, select_leaves
 
 
 def from_zeros(params: Tree, where: Where = default_where) -> Tree:

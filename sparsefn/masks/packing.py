@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from sparsefn.engine.shards import check_plain
-from sparsefn.engine.transforms import read, visible
+from sparsefn.engine.processes import check_plain
+from sparsefn.engine.surroundings import read, visible
 from sparsefn.state import check_masks
 from sparsefn.tree import Tree, map_with_path
 

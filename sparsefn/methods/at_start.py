@@ -8,17 +8,15 @@ from torch import Tensor, nn
 
 from sparsefn import curvature, scores
 from sparsefn.algorithms import gmp, one_shot
-from sparsefn.budgets import global_
+from sparsefn.budgets.distributions import global_
 from sparsefn.curvature.derivatives import Batch, Loss
-from sparsefn.engine.checks import check_int, check_sparsity, numbers
-from sparsefn.engine.described import described
-from sparsefn.engine.elementary import power
-from sparsefn.engine.numbers import Real, divide
+from sparsefn.engine.checks import check_int, check_sparsity, described, numbers
+from sparsefn.engine.numbers import Real, divide, power
 from sparsefn.engine.numbers import where as either
 from sparsefn.state import Algorithm, Level, Schedule, Step, Where
+from sparsefn.timing.triggers import at, every
 from sparsefn.tree import Tree
-from sparsefn.triggers import at, every
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 
 @described

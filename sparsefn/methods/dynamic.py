@@ -7,18 +7,16 @@ from torch import Tensor
 
 from sparsefn.algorithms import gmp, rigl, set, static, ste
 from sparsefn.algorithms.start import Init
-from sparsefn.budgets import erk, global_
+from sparsefn.budgets.distributions import erk, global_
 from sparsefn.compose import chain, sequence, with_terms
-from sparsefn.engine.checks import check_sparsity
-from sparsefn.engine.described import described
-from sparsefn.engine.rounding import as_fraction, fraction_at
-from sparsefn.schedules import cosine_decay, polynomial
+from sparsefn.engine.checks import as_fraction, check_sparsity, described, fraction_at
+from sparsefn.optimizers.terms import l2, pruned_decay
 from sparsefn.scores import magnitude
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
-from sparsefn.terms import l2, pruned_decay
+from sparsefn.timing.schedules import cosine_decay, polynomial
+from sparsefn.timing.triggers import always, every
 from sparsefn.tree import Tree
-from sparsefn.triggers import always, every
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 
 @described

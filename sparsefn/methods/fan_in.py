@@ -10,24 +10,22 @@ from torch import Tensor
 
 from sparsefn.algorithms import gmp, rigl, static
 from sparsefn.algorithms.start import Init
-from sparsefn.budgets import n_kept, rounded, rounded_down
+from sparsefn.budgets.counts import Counted
+from sparsefn.budgets.distributions import n_kept, rounded, rounded_down
 from sparsefn.compose import chain, sequence
-from sparsefn.counts import Counted
-from sparsefn.engine.apportion import Counts
-from sparsefn.engine.checks import check_int, check_sparsity
-from sparsefn.engine.described import described
-from sparsefn.engine.memory import on
+from sparsefn.engine.checks import as_fraction, check_int, check_sparsity, described, fraction_at
+from sparsefn.engine.leaves import on
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.rounding import as_fraction, fraction_at
+from sparsefn.engine.selection import Counts
+from sparsefn.masks.select import topk_mask
 from sparsefn.patterns import channel, row_balanced
-from sparsefn.schedules import cosine_decay
 from sparsefn.scores import by_unit
 from sparsefn.scores.leaves import of_sparsified
-from sparsefn.select import topk_mask
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
+from sparsefn.timing.schedules import cosine_decay
+from sparsefn.timing.triggers import every
 from sparsefn.tree import Tree
-from sparsefn.triggers import every
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 
 @described

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from sparsefn.algorithms import gmp, iterative
-from sparsefn.budgets import global_
+from sparsefn.budgets.distributions import global_
 from sparsefn.compose import rewinding
-from sparsefn.engine.checks import check_trigger
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import as_fraction, check_trigger, described
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.rounding import as_fraction
 from sparsefn.state import Algorithm, Level, Step, Trigger, Where
-from sparsefn.triggers import never
-from sparsefn.where import default_where
+from sparsefn.timing.triggers import never
+from sparsefn.tree.chosen import default_where
 
 
 @described

@@ -7,20 +7,22 @@ import math
 import torch
 from torch import Tensor
 
-from sparsefn import counts, random, reparam, schedules, terms
+from sparsefn import random, reparam
 from sparsefn.algorithms.reparametrised import reparametrised
 from sparsefn.algorithms.supermask import supermask
+from sparsefn.budgets import counts
+from sparsefn.budgets.counts import Counted, Total, in_rows
 from sparsefn.compose.with_terms import with_terms
-from sparsefn.counts import Counted, Total, in_rows
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_int, described
 from sparsefn.engine.numbers import Real
+from sparsefn.optimizers import terms
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.reparam.gates import over_entries, sigmoid
 from sparsefn.state import Algorithm, Level, Schedule, Step, Where
+from sparsefn.timing import schedules
+from sparsefn.timing.triggers import every
 from sparsefn.tree import Tree, leaves_of, map_with_path
-from sparsefn.triggers import every
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 
 @described

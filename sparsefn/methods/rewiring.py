@@ -11,18 +11,17 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.algorithms import drop_grow, iterative, static
 from sparsefn.algorithms import set as plain_set
+from sparsefn.budgets.counts import below
+from sparsefn.budgets.redistribute import survivors
 from sparsefn.compose import sequence, with_terms
-from sparsefn.counts import below
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.described import described
-from sparsefn.redistribute import survivors
-from sparsefn.schedules import linear
+from sparsefn.engine.checks import check_int, described
+from sparsefn.optimizers.terms import l1, noise, on
 from sparsefn.scores import first_sign, magnitude, sampled, steered, topology
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
-from sparsefn.terms import l1, noise, on
+from sparsefn.timing.schedules import linear
+from sparsefn.timing.triggers import always, every
 from sparsefn.tree import Tree
-from sparsefn.triggers import always, every
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 
 @described

@@ -8,22 +8,22 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn import patterns, scores, terms
+from sparsefn import patterns, scores
 from sparsefn.algorithms.prune import gmp, iterative, one_shot, ste
 from sparsefn.algorithms.rewrite import rewrite
-from sparsefn.budgets import global_
+from sparsefn.budgets.distributions import global_
 from sparsefn.compose.sequence import sequence
 from sparsefn.compose.with_terms import with_terms
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.described import described
-from sparsefn.engine.pooling import Pooling
+from sparsefn.engine.checks import check_int, described
+from sparsefn.engine.sums import Pooling
+from sparsefn.optimizers import terms
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import from_rows, to_rows, units_of
-from sparsefn.schedules import as_schedule
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
+from sparsefn.timing.schedules import as_schedule
+from sparsefn.timing.triggers import always, at, every
 from sparsefn.tree import Tree, wide
-from sparsefn.triggers import always, at, every
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 _LENGTH, _SUM = Pooling("norm", 2), Pooling("sum")
 

@@ -9,18 +9,17 @@ from torch import Tensor
 from sparsefn import curvature, scores, solve
 from sparsefn.algorithms.prune import one_shot
 from sparsefn.algorithms.rewrite import rewrite
-from sparsefn.budgets import Distribution, global_, n_kept
+from sparsefn.budgets.distributions import Distribution, global_, n_kept
 from sparsefn.curvature.derivatives import Batch, Loss
-from sparsefn.engine.checks import check_sparsity
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_sparsity, described
 from sparsefn.engine.numbers import Real
 from sparsefn.patterns.kinds import Pattern, row_balanced, unstructured
 from sparsefn.patterns.units import units_of
 from sparsefn.scores.data import Stats
 from sparsefn.state import Algorithm, Level, Step, Trigger, Where
+from sparsefn.timing.triggers import at
 from sparsefn.tree import Tree, flatten
-from sparsefn.triggers import at
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 
 @described

@@ -8,10 +8,9 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.older import differentiating
-from sparsefn.engine.transforms import transformed
+from sparsefn.engine.surroundings import differentiating, transformed
 from sparsefn.tree import Tree, flatten
-from sparsefn.where import float_leaves
+from sparsefn.tree.chosen import float_leaves
 
 Differentiated = tuple[Sequence[Tensor], tuple[Tensor, Tree]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparsefn.engine.leafwise import is_sparse
+from sparsefn.engine.leaves import is_sparse
 from sparsefn.modules.calls import check_shape, check_state
 from sparsefn.modules.weights import TRANSPOSED, channel_axis, is_weight, layer_of
 from sparsefn.modules.wrappers import own_tensors

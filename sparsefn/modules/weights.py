@@ -11,7 +11,7 @@ from sparsefn.modules.wrappers import own_tensors
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.state import Where
 from sparsefn.tree import check_globs, glob_match
-from sparsefn.where import as_globs, is_magnitude
+from sparsefn.tree.chosen import as_globs, is_magnitude
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)

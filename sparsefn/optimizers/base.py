@@ -10,13 +10,11 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine import backends, blockwise, leafwise
-from sparsefn.engine.checks import number
-from sparsefn.engine.described import uncalled
+from sparsefn.engine.checks import forgetting, number, uncalled
+from sparsefn.engine.leaves import blockwise, leafwise
 from sparsefn.engine.numbers import like
-from sparsefn.engine.records import forgetting
-from sparsefn.engine.shards import localized
-from sparsefn.engine.transforms import constants
+from sparsefn.engine.processes import localized
+from sparsefn.engine.surroundings import backends, constants
 from sparsefn.state import Level
 from sparsefn.tree import Tree, check_like, leaves_of, zipped
 

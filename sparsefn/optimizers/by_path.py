@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparsefn.engine.checks import check_pairs
-from sparsefn.engine.described import described, shown
+from sparsefn.engine.checks import check_pairs, described, shown
 from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_like, flatten, tops
-from sparsefn.where import shares
+from sparsefn.tree.chosen import shares
 
 # tree, a tree like it whose leaves are chosen from -> the leaves of each optimizer by path, in order
 Split = Callable[[Tree, Tree], list[Leaves]]

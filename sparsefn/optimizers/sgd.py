@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine import blockwise, leafwise, lists
-from sparsefn.engine.described import described
-from sparsefn.engine.memory import BLOCK
-from sparsefn.engine.shards import localized
+from sparsefn.engine.checks import described
+from sparsefn.engine.leaves import BLOCK, blockwise, leafwise, lists
+from sparsefn.engine.processes import localized
 from sparsefn.optimizers import base
 from sparsefn.optimizers.base import Optimizer, Row
 from sparsefn.state import Level

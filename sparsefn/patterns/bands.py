@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_int, described
 from sparsefn.patterns.kinds import Box, Pattern
 
 

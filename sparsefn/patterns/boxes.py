@@ -10,9 +10,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn.engine.folds import slabs
-from sparsefn.engine.pooling import Pooling, pool, split
-from sparsefn.engine.transforms import visible
+from sparsefn.engine.sums import Pooling, pool, slabs, split
+from sparsefn.engine.surroundings import visible
 from sparsefn.patterns.kinds import Box
 
 Tensors: TypeAlias = tuple[Tensor, ...]

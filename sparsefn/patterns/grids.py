@@ -10,12 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.lie import Lie
-from sparsefn.engine.seats import Seat, moved, seat_of
-from sparsefn.engine.selection.winners import Count
-from sparsefn.engine.shards import agreed, here, is_sharded, laid_out, like
-from sparsefn.engine.talks import Sum, Talk, together
-from sparsefn.engine.transforms import Array, eagerly
+from sparsefn.engine.numbers import check_float
+from sparsefn.engine.processes import (
+    Lie,
+    Seat,
+    Sum,
+    Talk,
+    agreed,
+    here,
+    is_sharded,
+    laid_out,
+    like,
+    moved,
+    seat_of,
+    together,
+)
+from sparsefn.engine.selection import Count
+from sparsefn.engine.surroundings import Array, eagerly
 from sparsefn.patterns.boxes import in_line
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.patterns.tied import tied_sets
@@ -222,7 +233,8 @@ def of_all_groups(units: Sequence[Units], counts: Sequence[Tensor]) -> list[Tens
 
 
 def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> Tensor:
-    """A function of the units and tensors of one shape, or of the units that are here and the parts of DTensors."""
+    """A function of the units, scores and tensors of their shape; of the units that are here and parts of DTensors."""
+    check_float("scores", tensors[0])
     units = units_of(pattern, tuple(tensors[0].shape))
     if not is_sharded(tensors[0]):
         return fn(units, *tensors)

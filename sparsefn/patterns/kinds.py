@@ -10,12 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.described import FromCall, described
-from sparsefn.engine.pooling import Box as Box
-from sparsefn.engine.pooling import Pooling, Reduction
-from sparsefn.engine.selection.winners import Entry
-from sparsefn.engine.transforms import concrete
+from sparsefn.engine.checks import FromCall, check_int, described
+from sparsefn.engine.selection import Entry
+from sparsefn.engine.sums import Box as Box
+from sparsefn.engine.sums import Pooling, Reduction
+from sparsefn.engine.surroundings import concrete
 
 Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]
 

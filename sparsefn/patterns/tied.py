@@ -13,10 +13,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.described import described, shown
-from sparsefn.engine.shards import check_plain
-from sparsefn.engine.transforms import at_compile_time, concrete
+from sparsefn.engine.checks import check_int, described, shown
+from sparsefn.engine.processes import check_plain
+from sparsefn.engine.surroundings import at_compile_time, concrete
 from sparsefn.patterns.kinds import Box, Pattern, Reduce, reduction
 from sparsefn.patterns.units import Place, Units, units_of
 from sparsefn.tree import Leaves

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.described import described
-from sparsefn.engine.selection.winners import tiles
+from sparsefn.engine.checks import check_int, described
+from sparsefn.engine.selection import tiles
 from sparsefn.patterns.kinds import Box, Pattern
 
 

@@ -8,10 +8,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sparsefn.engine.lie import Lie
-from sparsefn.engine.pooling import Pooling, Reduction, pool
-from sparsefn.engine.seats import Seat
-from sparsefn.engine.selection.winners import Entry, winners
+from sparsefn.engine.processes import Lie, Seat
+from sparsefn.engine.selection import Entry, winners
+from sparsefn.engine.sums import Pooling, Reduction, pool
 from sparsefn.patterns.boxes import (
     Tensors,
     boxes_of,

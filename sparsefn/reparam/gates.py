@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.engine.checks import check_trigger, is_number
-from sparsefn.engine.described import described
-from sparsefn.engine.shards import check_plain, outside
+from sparsefn.engine.checks import check_trigger, described, is_number
+from sparsefn.engine.processes import check_plain, outside
 from sparsefn.patterns.boxes import spread
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import Units, units_of
 from sparsefn.reparam.base import Reparametrisation
-from sparsefn.schedules import as_schedule
 from sparsefn.state import Level, Step, Trigger, everywhere
+from sparsefn.timing.schedules import as_schedule
+from sparsefn.timing.triggers import never
 from sparsefn.tree import Leaves, Tree, choose, wide
-from sparsefn.triggers import never
 
 _EDGE = 1e-6  # draws and chances stay this far from 0 and 1
 _FAR = math.log(100.0)  # where log alpha is clamped

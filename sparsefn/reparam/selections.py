@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn.budgets import spread
-from sparsefn.engine.described import described
+from sparsefn.budgets.distributions import spread
+from sparsefn.engine.checks import as_fraction, described, fraction_at, n_kept
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.rounding import as_fraction, fraction_at, n_kept
-from sparsefn.engine.shards import check_plain, outside
+from sparsefn.engine.processes import check_plain, outside
+from sparsefn.masks.select import straight_through, topk_mask
 from sparsefn.patterns.kinds import Pattern, nm
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.reparam.base import Reparametrisation
 from sparsefn.reparam.gates import sigmoid, units_of_leaf
-from sparsefn.schedules import as_schedule
-from sparsefn.select import straight_through, topk_mask
 from sparsefn.state import Level, Schedule, Step, everywhere
+from sparsefn.timing.schedules import as_schedule
 from sparsefn.tree import Leaves, Tree, wide
 
 _HALVINGS, _NEWTON = 32, 3

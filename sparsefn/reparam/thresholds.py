@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn.engine.described import described
-from sparsefn.engine.shards import is_sharded, outside
+from sparsefn.engine.checks import described
+from sparsefn.engine.processes import is_sharded, outside
+from sparsefn.masks.select import straight_through
 from sparsefn.reparam.base import Reparametrisation
-from sparsefn.schedules import as_schedule
-from sparsefn.select import straight_through
 from sparsefn.state import Level, Step, everywhere
+from sparsefn.timing.schedules import as_schedule
 from sparsefn.tree import Leaves, Tree, wide
 
 

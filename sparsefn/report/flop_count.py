@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from sparsefn.engine.leafwise import is_sparse
-from sparsefn.engine.table import aligned
+from sparsefn.engine.checks import aligned
+from sparsefn.engine.leaves import is_sparse
 from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import call_with_buffers
 from sparsefn.modules.params import buffers_of

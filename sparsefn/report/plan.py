@@ -5,13 +5,12 @@ from __future__ import annotations
 import optree
 import torch
 
-from sparsefn.engine.checks import check_int
-from sparsefn.engine.described import uncalled
+from sparsefn.engine.checks import check_int, uncalled
 from sparsefn.report.summary import Summary, summary
 from sparsefn.state import Algorithm
-from sparsefn.timetable import unfinished
+from sparsefn.timing.timetable import unfinished
 from sparsefn.tree import Tree, flatten
-from sparsefn.where import why_dense
+from sparsefn.tree.chosen import why_dense
 
 
 def plan(algorithm: Algorithm, params: Tree, steps: int = 0, grads: Tree | None = None) -> Summary:

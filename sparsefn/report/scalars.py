@@ -6,7 +6,7 @@ from torch import Tensor
 
 from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.engine.numbers import divide
-from sparsefn.engine.shards import whole
+from sparsefn.engine.processes import whole
 from sparsefn.masks import n_kept, n_total
 from sparsefn.report.summary import changed, summary
 from sparsefn.state import State

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.attached.attached import Attached
-from sparsefn.engine.leafwise import is_sparse
-from sparsefn.engine.rounding import as_fraction, fraction_at
-from sparsefn.engine.shards import is_sharded, whole
-from sparsefn.engine.table import aligned, natural
+from sparsefn.engine.checks import aligned, as_fraction, fraction_at, natural
+from sparsefn.engine.leaves import is_sparse
+from sparsefn.engine.processes import is_sharded, whole
 from sparsefn.ensemble import check_one_state
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in

@@ -8,14 +8,10 @@ import torch
 from torch import Tensor
 
 from sparsefn import random as _random
-from sparsefn.engine import elementary
-from sparsefn.engine.checks import check_call
-from sparsefn.engine.described import described, shown
-from sparsefn.engine.memory import placed
-from sparsefn.engine.numbers import widened
-from sparsefn.engine.ranks import ranks_within
-from sparsefn.engine.rounding import as_number
-from sparsefn.engine.shards import here, like
+from sparsefn.engine.checks import as_number, check_call, described, shown
+from sparsefn.engine.leaves import placed
+from sparsefn.engine.numbers import elementary, ranks_within, widened
+from sparsefn.engine.processes import here, like
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.scores.leaves import of_sparsified

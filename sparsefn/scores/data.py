@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sparsefn.engine.as_matrix import as_matrix
-from sparsefn.engine.checks import number
-from sparsefn.engine.described import described
-from sparsefn.engine.numbers import Real
+from sparsefn.engine.checks import described, number
+from sparsefn.engine.numbers import Real, as_matrix
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.state import PlainScore
 from sparsefn.tree import wide

@@ -10,13 +10,11 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_call, is_number
-from sparsefn.engine.described import Described, described, with_call
-from sparsefn.engine.leafwise import is_sparse
-from sparsefn.engine.numbers import widened
-from sparsefn.engine.pooling import Pooling
-from sparsefn.engine.ranks import back, falling, running_sums
-from sparsefn.engine.shards import check_plain
+from sparsefn.engine.checks import Described, check_call, described, is_number, with_call
+from sparsefn.engine.leaves import is_sparse
+from sparsefn.engine.numbers import back, falling, running_sums, widened
+from sparsefn.engine.processes import check_plain
+from sparsefn.engine.sums import Pooling
 from sparsefn.state import PlainScore, State, Step
 from sparsefn.tree import Tree, map_with_path, wide
 

@@ -6,16 +6,15 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.counts import below
-from sparsefn.engine.checks import check_int, check_positive, check_trigger
-from sparsefn.engine.described import described
-from sparsefn.engine.donation import take
-from sparsefn.engine.transforms import concrete
+from sparsefn.budgets.counts import below
+from sparsefn.engine.checks import check_int, check_positive, check_trigger, described
+from sparsefn.engine.leaves import take
+from sparsefn.engine.surroundings import concrete
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import absolute, given, magnitude, plain
 from sparsefn.state import Accumulated, Score, State, Step, Trigger
+from sparsefn.timing.triggers import never
 from sparsefn.tree import Tree, choose, flatten, leaves_of, wide
-from sparsefn.triggers import never
 
 
 def _zeros(params: Tree) -> Tree:

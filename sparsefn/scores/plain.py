@@ -13,9 +13,8 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_kind
-from sparsefn.engine.described import has_name, with_call
-from sparsefn.engine.leaf_draws import drawn_leaves
+from sparsefn.engine.checks import check_kind, has_name, with_call
+from sparsefn.engine.draws import drawn_leaves
 from sparsefn.state import Accumulated, State, Step
 from sparsefn.tree import Leaves, Tree, flatten
 

@@ -9,13 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.budgets import apportion
-from sparsefn.engine.checks import check_int, check_sparsity, is_int
-from sparsefn.engine.rounding import n_kept
-from sparsefn.engine.transforms import concrete
+from sparsefn.budgets.distributions import apportion
+from sparsefn.engine.checks import check_int, check_sparsity, is_int, n_kept
+from sparsefn.engine.surroundings import concrete
+from sparsefn.masks.select import topk_mask
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import units_of
-from sparsefn.select import topk_mask
 from sparsefn.solve.inputs import USUAL, check_damp, check_kept, damp_in_place, factor_in_place, in_one_dtype
 
 # How many columns are swept together: changes of others reach them by products of matrices.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_int, number
-from sparsefn.select import topk_mask
+from sparsefn.masks.select import topk_mask
 from sparsefn.solve.inputs import check_finite, check_floating, check_kept
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_int
-from sparsefn.engine.members import hidden, one_by_one
-from sparsefn.engine.selection.winners import Entry, winners
+from sparsefn.engine.leaves import hidden, one_by_one
+from sparsefn.engine.selection import Entry, winners
+from sparsefn.masks.select import topk_mask
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import units_of
-from sparsefn.select import topk_mask
 from sparsefn.solve.inputs import check_damp, check_finite, damp_in_place, factor_in_place, in_one_dtype
 from sparsefn.solve.least_squares import solved
 

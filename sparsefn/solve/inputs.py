@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import number
-from sparsefn.engine.memory import check_device
-from sparsefn.engine.shards import check_plain
-from sparsefn.engine.transforms import read
+from sparsefn.engine.leaves import check_device
+from sparsefn.engine.processes import check_plain
+from sparsefn.engine.surroundings import read
 
 BLOCK = 256  # columns of a Cholesky factor that are made together
 USUAL = 0.01  # the damping of SparseGPT's authors, a share of the mean of the diagonal

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from sparsefn.engine.as_matrix import as_matrix
-from sparsefn.engine.checks import check_call
-from sparsefn.engine.described import described
+from sparsefn.engine.checks import check_call, described
+from sparsefn.engine.numbers import as_matrix
 from sparsefn.scores.data import Stats
 from sparsefn.state import Step
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn.engine.members import hidden, one_by_one
+from sparsefn.engine.leaves import hidden, one_by_one
 from sparsefn.solve.inputs import check_damp, check_finite, check_kept, damp_in_place, factor_in_place, in_one_dtype
 
 

@@ -22,8 +22,8 @@ from sparsefn.random import key
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
+from sparsefn.timing.triggers import never
 from sparsefn.tree import Tree, flatten
-from sparsefn.triggers import never
 
 T = TypeVar("T")
 

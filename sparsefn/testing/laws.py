@@ -16,7 +16,7 @@ from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.strategies import cases, large
 from sparsefn.testing.values import EVERY, EXACT, STEPS, Case
 from sparsefn.tree import Tree
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 __all__ = [
     "BOUNDS",

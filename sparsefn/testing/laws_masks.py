@@ -9,7 +9,7 @@ from typing import NamedTuple
 import optree
 import torch
 
-from sparsefn.budgets import Global
+from sparsefn.budgets.distributions import Global
 from sparsefn.state import Accumulated, Score, State
 from sparsefn.testing import oracle
 from sparsefn.testing.harness import algorithm_of, bits_of, equal, leaves, sparse, states_of, updates

@@ -26,7 +26,7 @@ from sparsefn.testing.harness import algorithm_of, assert_same, equal, leaves, m
 from sparsefn.testing.meta import Row, row_of
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, same_structure
-from sparsefn.where import select_leaves
+from sparsefn.tree.chosen import select_leaves
 
 
 def states_keep_their_structure(row: Row, case: Case) -> None:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from sparsefn.algorithms import dense
 from sparsefn.algorithms.memory import Pruned
-from sparsefn.budgets import Distribution, Global, uniform
+from sparsefn.budgets.distributions import Distribution, Global, uniform
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.schedules import constant
 from sparsefn.state import Algorithm, Level, Schedule, Score, Trigger, Where
 from sparsefn.testing.oracle import ELEMENTS, Layout, computed_layout
+from sparsefn.timing.schedules import constant
+from sparsefn.timing.triggers import always
 from sparsefn.tree import Tree
-from sparsefn.triggers import always
-from sparsefn.where import default_where
+from sparsefn.tree.chosen import default_where
 
 
 class Meta(NamedTuple):

@@ -9,7 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.shards import is_spread, words_of
+from sparsefn.engine.processes import is_spread, words_of
 from sparsefn.tree.leaves import Tree, flatten, leaves_of, none_paths, paths
 
 

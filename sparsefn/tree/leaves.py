@@ -9,7 +9,7 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.transforms import at_compile_time
+from sparsefn.engine.surroundings import at_compile_time
 
 Tree = Any  # any optree pytree of tensors
 Leaves = dict[str, Tensor]  # some leaves by dotted path

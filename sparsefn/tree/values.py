@@ -9,9 +9,9 @@ import optree
 import torch
 from torch import Tensor
 
-from sparsefn.engine.memory import brought
-from sparsefn.engine.shards import is_sharded, whole
-from sparsefn.engine.transforms import at_compile_time, concrete
+from sparsefn.engine.leaves import brought
+from sparsefn.engine.processes import is_sharded, whole
+from sparsefn.engine.surroundings import at_compile_time, concrete
 from sparsefn.tree.leaves import Tree, leaves_of
 
 

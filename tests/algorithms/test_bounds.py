@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import sparsefn as sf
 from sparsefn.algorithms.bounds import within_bounds
-from sparsefn.engine.selection.winners import Entry
+from sparsefn.engine.selection.dispatch import Entry
 
 
 def by_hand(scores, limits, held, count):

@@ -6,8 +6,10 @@ import torch
 from single_rows import count, kept, row
 
 import sparsefn as sf
-from sparsefn.engine import leaf_draws, leafwise, lists
-from sparsefn.engine.selection import contests, winners
+from sparsefn.engine.draws import leaf_draws
+from sparsefn.engine.leaves import leafwise, lists
+from sparsefn.engine.selection import dispatch as winners
+from sparsefn.engine.selection import joined as contests
 
 
 def test_ties_go_to_the_lower_index_in_both_directions():

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import sparsefn as sf
-from sparsefn.engine import agreement
+from sparsefn.engine.processes import agreements as agreement
 from tests.distributed.harness import Cases, on_ranks
 from tests.distributed.sharded import full, laid, mesh, values
 from tests.distributed.test_messages import counted

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from sparsefn.compose.descent import live_entries, live_leaves
-from sparsefn.engine import donation, lists
+from sparsefn.engine.leaves import donation, lists
 
 BEFORE = torch.tensor([True, True, False, True])
 AFTER = torch.tensor([True, False, True, True])

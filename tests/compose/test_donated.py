@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.engine import lists
+from sparsefn.engine.leaves import lists
 
 
 def params_of(n=80):

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo import lookup_backend
 
 import sparsefn as sf
-from sparsefn.engine.older import HIDES_COMPILING
+from sparsefn.engine.surroundings.older import HIDES_COMPILING
 from sparsefn.testing.harness import assert_same
 
 module = sys.modules["sparsefn.compose.nonstrict"]  # the package has the function under this name

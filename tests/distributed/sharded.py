@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import sparsefn as sf
-from sparsefn.engine.shards import lie_of, like
+from sparsefn.engine.processes.shards import lie_of, like
 from sparsefn.testing.harness import assert_same
 from tests.distributed.harness import Cases
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import sparsefn as sf
 from sparsefn.checkpoint import tree_equal
-from sparsefn.engine.lines import GATHER
+from sparsefn.engine.processes.lines import GATHER
 from tests.distributed.harness import on_ranks
 
 STEPS = 8

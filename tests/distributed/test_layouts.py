@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import sparsefn as sf
-from sparsefn.engine.shards import here
+from sparsefn.engine.processes.shards import here
 from tests.distributed.harness import Cases, on_ranks
 from tests.distributed.sharded import (
     KINDS,

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _redist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
-from sparsefn.engine.selection.winners import Entry, winners
-from sparsefn.engine.shards import here, lie_of, like
+from sparsefn.engine.processes.shards import here, lie_of, like
+from sparsefn.engine.selection.dispatch import Entry, winners
 from sparsefn.testing.harness import equal
 from tests.distributed.harness import Cases, on_ranks
 from tests.distributed.sharded import SHAPES, Layout, full, layouts, mesh, values

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import sparsefn as sf
 import sparsefn.modules as M
 from sparsefn.checkpoint import tree_equal
-from sparsefn.engine.older import OLD
+from sparsefn.engine.surroundings.older import OLD
 
 
 def mlp():

@@ -8,7 +8,8 @@ import torch
 
 import sparsefn as sf
 from sparsefn.checkpoint import tree_equal
-from sparsefn.engine import blockwise, donation, leafwise, lists, transforms
+from sparsefn.engine.leaves import blockwise, donation, leafwise, lists
+from sparsefn.engine.surroundings import transforms
 from sparsefn.testing.harness import bits_of
 
 ODD = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3e38, -3e38, math.inf, -math.inf, math.nan, 1.0])

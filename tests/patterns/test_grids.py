@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsefn as sf
-from sparsefn.engine import seats
-from sparsefn.engine.seats import Seat
-from sparsefn.engine.shards import Layout
+from sparsefn.engine.processes import alignment as seats
+from sparsefn.engine.processes.alignment import Seat
+from sparsefn.engine.processes.shards import Layout
 from sparsefn.patterns.grids import cell_of, group_places, own_counts, seated, unit_places, units_at
 from sparsefn.patterns.units import active_rows, allowed_rows, from_rows, grouped, to_rows, units_of
 

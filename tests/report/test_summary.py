@@ -4,9 +4,10 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn import ensemble, schedules
+from sparsefn import ensemble
 from sparsefn.report.summary import Change, Observed, Row, changed, observe, summary
 from sparsefn.state import State
+from sparsefn.timing import schedules
 
 T = torch.tensor(True)
 

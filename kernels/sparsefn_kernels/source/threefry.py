@@ -1,14 +1,14 @@
-"""Draws of Threefry-2x32-20 and numbers made from its words, with the bits of `engine/threefry.py`.
+"""Draws of Threefry-2x32-20 and numbers made from its words, with the bits of `engine/draws/threefry.py`.
 
-Normals are computed in float64, operation for operation as `engine/elementary.py` does, and rounded once to float32.
-No product may be fused with a sum: launch with `enable_fp_fusion=False`.
+Normals are computed in float64, operation for operation as `engine/numbers/elementary.py` does, and rounded once to
+float32. No product may be fused with a sum: launch with `enable_fp_fusion=False`.
 """
 
 import triton
 import triton.language as tl
 
-from sparsefn.engine import elementary
-from sparsefn.engine.words import PARITY, ROTATIONS
+from sparsefn.engine.draws.words import PARITY, ROTATIONS
+from sparsefn.engine.numbers import elementary
 from sparsefn_kernels.source.keys import find
 from sparsefn_kernels.tables import Drawn
 

@@ -1,1 +1,4 @@
-"""Exact top-k of each row: numpy for CPU tensors, one operator under vmap and compile, fixed-shape torch elsewhere."""
+"""Exact top-k of each row, and integers by share."""
+
+from sparsefn.engine.selection.dispatch import Count, Entry, tiles, totals, totals_of, winners
+from sparsefn.engine.selection.shares import Counts, apportion, spread, vector

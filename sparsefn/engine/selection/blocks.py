@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from sparsefn.engine.memory import BLOCK, each
+from sparsefn.engine.leaves import BLOCK, each
 from sparsefn.engine.selection.entries import Arrays, eligible, reshaped
-from sparsefn.engine.transforms import Array
+from sparsefn.engine.surroundings import Array
 
 _THREADED = 1 << 22  # from this many scores on, one competition has several threads
 _CROWDED, _MOST = 32, 1 << 16  # at most size / 32 scores are collected, or 65,536 if that is more
@@ -22,7 +22,8 @@ Out = TypeVar("Out")
 def cut(at: Arrays, where: slice | int) -> Arrays:
     """Some rows of the arrays: their mask is written where that of all rows is.
 
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> blocks.cut(*entries.arrays([entries.Entry(torch.ones(5))]), slice(None, None, 2)).out.shape
     (3,)
     """
@@ -41,7 +42,8 @@ def bar(at: Arrays, start: int, stop: int, flags: Array) -> None:
     """Unset the flags of the units in a range that do not compete.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> flags = np.array([True, True])
     >>> (at,) = entries.arrays([entries.Entry(torch.ones(3), deny=torch.tensor([False, True, False]))])
     >>> blocks.bar(at, 1, 3, flags)
@@ -57,7 +59,8 @@ def bar(at: Arrays, start: int, stop: int, flags: Array) -> None:
 class Scratch:
     """Buffers for one block of scores and flags, used again for every block.
 
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([-1.0, 2.0]), absolute=True)])
     >>> [scores.tolist() for _, _, scores, _, _ in blocks.Scratch(2, double=False).blocks(at)]
     [[1.0, 2.0]]
@@ -91,7 +94,8 @@ class Scratch:
 class Work(NamedTuple):
     """The entries of a competition in their order, in shares of which each may have a thread of its own.
 
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> listed = entries.arrays([entries.Entry(torch.ones(n)) for n in (2, 3)])
     >>> blocks.work_on(listed).run(lambda at, scratch: at.out.size)
     [2, 3]
@@ -120,7 +124,8 @@ class Work(NamedTuple):
 def work_on(competitors: Sequence[Arrays]) -> Work:
     """Entries, flattened and divided between the threads that torch may use; a few million scores are for one thread.
 
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> len(blocks.work_on(entries.arrays([entries.Entry(torch.ones(2))])).shares)
     1
     """
@@ -145,7 +150,8 @@ def work_on(competitors: Sequence[Arrays]) -> Work:
 def sample(work: Work, step: int | None = None) -> Array:
     """Every `step`-th score, if it competes, with NaN as -inf: some ten thousand unless a step is given.
 
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> blocks.sample(blocks.work_on(entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])))
     array([  1., -inf], dtype=float32)
     """
@@ -168,7 +174,8 @@ def write(work: Work, wins: np.ufunc, value: float) -> None:
     """Make each mask that of the units that compete and whose scores compare with a value in some way.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, torch.nan]))])
     >>> blocks.write(blocks.work_on([at]), np.greater_equal, -math.inf)
     >>> at.out
@@ -195,7 +202,8 @@ class Found(NamedTuple):
 def collect(work: Work, low: float, low_open: bool, high: float, high_open: bool, most: int | None = None) -> Found:
     """The scores inside a bracket, unless they are too many; the mask becomes the units above.
 
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 2.0, 3.0, 2.0]))])
     >>> found = blocks.collect(blocks.work_on([at]), 2.0, False, 3.0, True)
     >>> found.above, found.inside, found.places, at.out.tolist()
@@ -241,7 +249,8 @@ def add(work: Work, places: Sequence[Array], keep: Array) -> None:
     """Put collected units into the mask: the places of each entry, where their flags, end to end, are set.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.ones(3))])
     >>> at.out[:] = False
     >>> blocks.add(blocks.work_on([at]), [np.array([0, 2])], np.array([False, True]))
@@ -257,7 +266,8 @@ def add(work: Work, places: Sequence[Array], keep: Array) -> None:
 def fill(work: Work, missing: int, value: float) -> None:
     """Put the first units that have the value into the mask, as many as are missing; NaN stands for every NaN.
 
-    >>> from sparsefn.engine.selection import blocks, entries
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 2.0, 2.0]))])
     >>> at.out[:] = False
     >>> blocks.fill(blocks.work_on([at]), 1, 2.0)

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparsefn.engine.processes import Gather, Sum, Talk, alone
 from sparsefn.engine.selection import blocks
 from sparsefn.engine.selection.entries import Arrays, eligible, open_count
-from sparsefn.engine.talks import Gather, Sum, Talk, alone
-from sparsefn.engine.transforms import Array
+from sparsefn.engine.surroundings import Array
 
 _CLOSER = 1 << 15  # scores of the next sample, where too many are inside a bracket
 _SORTED = 1 << 11  # up to this many scores a sort is faster than a partition
@@ -31,7 +31,8 @@ _HEAVY = 32  # a value that more than 1/32 of the sample have is tried by itself
 def write_best(competitors: Sequence[Arrays], k: int) -> None:
     """Write into each `out` the mask of the k best of all entries: larger first, NaN last, then the earlier.
 
-    >>> from sparsefn.engine.selection import bracket, entries
+    >>> from sparsefn.engine.selection import bracket
+    >>> from sparsefn.engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, float("nan"), -3.0]), absolute=True)])
     >>> bracket.write_best([at], 1)
     >>> at.out
@@ -54,7 +55,8 @@ def write_best(competitors: Sequence[Arrays], k: int) -> None:
 def all_win(competitors: Sequence[Arrays]) -> None:
     """Write into each `out` which units compete.
 
-    >>> from sparsefn.engine.selection import bracket, entries
+    >>> from sparsefn.engine.selection import bracket
+    >>> from sparsefn.engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.ones(2), torch.tensor([True, False]))])
     >>> bracket.all_win([at])
     >>> at.out
@@ -164,8 +166,10 @@ class Inside(NamedTuple):
 def narrowed(work: blocks.Work, sample: Array, share: float, k: int, closer: int) -> Talk[Threshold | Inside]:
     """The threshold of the k best, where fewer than all win, or the few scores among which it is.
 
-    >>> from sparsefn.engine import talks
-    >>> from sparsefn.engine.selection import blocks, bracket, entries
+    >>> from sparsefn.engine.processes import collectives as talks
+    >>> from sparsefn.engine.selection import blocks
+    >>> from sparsefn.engine.selection import bracket
+    >>> from sparsefn.engine.selection import entries
     >>> work = blocks.work_on(entries.arrays([entries.Entry(torch.arange(100.0))]))
     >>> left = talks.alone(bracket.narrowed(work, blocks.sample(work), 0.9, 90, 1 << 15))
     >>> left.need, left.size

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.floats import check_float
-from sparsefn.engine.lie import Lie
-from sparsefn.engine.transforms import Array, See, visible
+from sparsefn.engine.numbers import check_float
+from sparsefn.engine.processes import Lie
+from sparsefn.engine.surroundings import Array, See, visible
 
 Flags = TypeVar("Flags", Tensor, Array)
 
@@ -68,7 +68,8 @@ def check(entries: Sequence[Entry]) -> None:
 def arrays(entries: Sequence[Entry], see: See = visible) -> list[Arrays] | None:
     """The arrays of entries, with a new one for each mask; None unless all memory is visible.
 
-    >>> from sparsefn.engine.selection import bracket, entries
+    >>> from sparsefn.engine.selection import bracket
+    >>> from sparsefn.engine.selection import entries
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 2.0]))])
     >>> bracket.write_best([at], 1)
     >>> at.out

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn.engine.lists import end_to_end
+from sparsefn.engine.leaves import end_to_end
 from sparsefn.engine.selection import groups, reference
 from sparsefn.engine.selection.entries import Entry, eligible
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.memory import BLOCK, each
+from sparsefn.engine.leaves import BLOCK, each
 from sparsefn.engine.selection.entries import Arrays, eligible
-from sparsefn.engine.transforms import Array
+from sparsefn.engine.surroundings import Array
 
 WIDEST = 32  # units of a row: there are as many passes, so that wider rows are better partitioned
 PAIRED = 4  # units of a row: of more, compiled code is slower than the passes over memory
@@ -45,7 +45,8 @@ def top_of_groups(at: Arrays, count: Array) -> None:
     """Write into `out` the mask of the best units of each row, or of each column of each row.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.selection import entries, groups
+    >>> from sparsefn.engine.selection import entries
+    >>> from sparsefn.engine.selection import groups
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([[[1.0], [-4.0], [4.0], [2.0]]]), absolute=True)])
     >>> groups.top_of_groups(at, np.array(2))
     >>> at.out.reshape(-1)

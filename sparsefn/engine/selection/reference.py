@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sparsefn.engine.transforms import reinterpreted
+from sparsefn.engine.surroundings import reinterpreted
 
 # The key of a unit that does not compete.
 BARRED = {torch.int32: torch.iinfo(torch.int32).min, torch.int64: torch.iinfo(torch.int64).min}

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparsefn.engine.memory import BLOCK, each
+from sparsefn.engine.leaves import BLOCK, each
 from sparsefn.engine.selection.blocks import Scratch, cut
 from sparsefn.engine.selection.bracket import tied, write_best
 from sparsefn.engine.selection.entries import Arrays
-from sparsefn.engine.transforms import Array
+from sparsefn.engine.surroundings import Array
 
 _LONG = 1 << 13  # longer rows are selected from one by one
 
@@ -21,7 +21,8 @@ def select_rows(rows: Arrays, counts: Array) -> None:
     """Write into `out` the mask of the best of each row, as many as its count says; the order is that of `write_best`.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.selection import entries, rows
+    >>> from sparsefn.engine.selection import entries
+    >>> from sparsefn.engine.selection import rows
     >>> (table,) = entries.arrays([entries.Entry(torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0]]))])
     >>> rows.select_rows(table, np.array([2, 1]))
     >>> table.out
@@ -63,7 +64,8 @@ def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
     """`select_rows` for several tables, on the threads of torch.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.selection import entries, rows
+    >>> from sparsefn.engine.selection import entries
+    >>> from sparsefn.engine.selection import rows
     >>> tensors = torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 1.0, 0.0]])
     >>> tables = entries.arrays([entries.Entry(scores) for scores in tensors])
     >>> rows.select_each([(at, np.array(1)) for at in tables])

@@ -18,16 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine import talks
-from sparsefn.engine.agreement import agree
-from sparsefn.engine.lie import Lie
-from sparsefn.engine.lines import Groups, is_first
-from sparsefn.engine.memory import BLOCK
+from sparsefn.engine.leaves import BLOCK
+from sparsefn.engine.processes import Gather, Groups, Lie, Sum, Talk, agree, is_first
+from sparsefn.engine.processes import collectives as talks
 from sparsefn.engine.selection import blocks
 from sparsefn.engine.selection.bracket import Bracket, Threshold, all_win, best, narrowed
 from sparsefn.engine.selection.entries import TINY, Arrays, Entry, arrays, check, open_count, reshaped
-from sparsefn.engine.talks import Gather, Sum, Talk
-from sparsefn.engine.transforms import Array, eagerly, unwrapped, visible_inside
+from sparsefn.engine.surroundings import Array, eagerly, unwrapped, visible_inside
 
 Count: TypeAlias = int | Tensor
 
@@ -45,7 +42,7 @@ def winners(
 ) -> list[Tensor]:
     """Masks of the best units of entries, of which some are parts of what several processes hold.
 
-    >>> from sparsefn.engine.lie import Lie
+    >>> from sparsefn.engine.processes.extent import Lie
     >>> from sparsefn.engine.selection import shared
     >>> whole = shared.Entry(torch.tensor([[1.0, 3.0, 2.0]]), lie=Lie((3,), (0,), (3,), ()))
     >>> shared.winners([whole], [2], False, lambda entries, counts: [])
@@ -84,7 +81,7 @@ def winners(
 def totals(counts: Sequence[Tensor], lies: Sequence[Lie | None]) -> list[Tensor]:
     """Sums over processes of the counts of some tensors, of those that are parts.
 
-    >>> from sparsefn.engine.lie import Lie
+    >>> from sparsefn.engine.processes.extent import Lie
     >>> from sparsefn.engine.selection import shared
     >>> shared.totals([torch.tensor([2])], [Lie((3,), (0,), (3,), ())])
     [tensor([2])]
@@ -105,8 +102,9 @@ class Piece(NamedTuple):
     """An entry of a competition among processes, and where its units are in the whole.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.lie import Lie
-    >>> from sparsefn.engine.selection import entries, shared
+    >>> from sparsefn.engine.processes.extent import Lie
+    >>> from sparsefn.engine.selection import entries
+    >>> from sparsefn.engine.selection import shared
     >>> (at,) = entries.arrays([entries.Entry(torch.ones(2))])
     >>> shared.Piece(at, Lie((2, 2), (0, 1), (2, 1), ()), start=10, counts=True).places(np.array([0, 1]))
     array([11, 13])
@@ -138,8 +136,9 @@ class Piece(NamedTuple):
 def selected(pieces: Sequence[Piece], k: int, size: int) -> Talk[None]:
     """Write into each `out` the mask of the k best units of all pieces of all processes, `size` with those barred.
 
-    >>> from sparsefn.engine import talks
-    >>> from sparsefn.engine.selection import entries, shared
+    >>> from sparsefn.engine.processes import collectives as talks
+    >>> from sparsefn.engine.selection import entries
+    >>> from sparsefn.engine.selection import shared
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 3.0, 2.0]))])
     >>> talks.alone(shared.selected([shared.Piece(at, None, 0, True)], 1, 3))
     >>> at.out

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn.engine import memory
+from sparsefn.engine.leaves import memory
+from sparsefn.engine.processes.collectives import alone
 from sparsefn.engine.selection import blocks, bracket, entries
-from sparsefn.engine.talks import alone
 
 SIZES = [1, 2, 1000, bracket.SMALL + 1, 2 * memory.BLOCK + 5]
 KINDS = {

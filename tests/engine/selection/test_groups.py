@@ -5,10 +5,11 @@ import tracemalloc
 import pytest
 import torch
 
-from sparsefn.engine.selection import groups, winners
+from sparsefn.engine.selection import dispatch as winners
+from sparsefn.engine.selection import groups
+from sparsefn.engine.selection.dispatch import Entry
 from sparsefn.engine.selection.reference import rank_keys
 from sparsefn.engine.selection.reference import top_of_rows as reference
-from sparsefn.engine.selection.winners import Entry
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 KINDS = ["signed", "positive", "ties", "nan", "negative nan", "zeros", "inf", "subnormal", "equal", "all nan"]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn.engine import memory
+from sparsefn.engine.leaves import memory
 from sparsefn.engine.selection import entries, reference, rows
 
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsefn.engine.lie import Lie
-from sparsefn.engine.lines import GATHER
+from sparsefn.engine.processes.collectives import Gather, Sum
+from sparsefn.engine.processes.extent import Lie
+from sparsefn.engine.processes.lines import GATHER
 from sparsefn.engine.selection import blocks, entries, shared
-from sparsefn.engine.selection.winners import Entry, totals, winners
-from sparsefn.engine.talks import Gather, Sum
+from sparsefn.engine.selection.dispatch import Entry, totals, winners
 from tests.distributed.harness import on_ranks
 
 

@@ -1,0 +1,51 @@
+"""Checks of arguments, fractions and counts that users give, and the calls that made an algorithm."""
+
+from sparsefn.engine.checks import rounding
+from sparsefn.engine.checks.checks import (
+    Level,
+    Schedule,
+    Step,
+    as_int,
+    check_call,
+    check_int,
+    check_keywords,
+    check_kind,
+    check_pairs,
+    check_positive,
+    check_sparsity,
+    check_step,
+    check_trigger,
+    check_whole,
+    is_int,
+    is_number,
+    number,
+    numbers,
+)
+from sparsefn.engine.checks.factories import (
+    Call,
+    Described,
+    FromCall,
+    call_of,
+    described,
+    factory_of,
+    has_name,
+    parts_of,
+    shown,
+    takes_keywords_of,
+    uncalled,
+    with_call,
+)
+from sparsefn.engine.checks.plain import called, check_keys, listed, named
+from sparsefn.engine.checks.records import forgetting
+from sparsefn.engine.checks.rounding import (
+    CountRule,
+    as_fraction,
+    as_number,
+    fraction_at,
+    n_kept,
+    of_groups,
+    rounded,
+    rounded_down,
+    rounded_up,
+)
+from sparsefn.engine.checks.table import aligned, natural

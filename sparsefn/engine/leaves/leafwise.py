@@ -1,0 +1,293 @@
+"""Passes over the leaves of a tree in blocks: the masking in a training step, at the speed of memory.
+
+`torch.where` reads a mask one bool at a time. Here the mask is widened to integers of a float's width, 0 or 1, and
+multiplied with the float's bits: the product is the float or +0.0, for NaN, inf and -0.0, too. Temporaries are blocks
+that are reused; a fresh tensor of the size of a leaf costs more than the arithmetic on it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefn.engine.leaves import blockwise, lists
+from sparsefn.engine.leaves.blockwise import Row, append_row, flat_memory, run
+from sparsefn.engine.leaves.donation import offered
+from sparsefn.engine.leaves.memory import BLOCK
+from sparsefn.engine.processes import any_sharded, here, like
+from sparsefn.engine.surroundings import VMAP_REINTERPRETS, Array, differentiated, reinterpreted
+
+_FEW = 1 << 15  # fewer elements are masked by torch in less time than it takes to look at their memory
+OnLists = TypeVar("OnLists", bound=Callable[..., list[Tensor]])
+
+_WORDS = {2: np.dtype(np.int16), 4: np.dtype(np.int32), 8: np.dtype(np.int64)}  # by the size of a float
+
+
+_bits = Tensor.view if VMAP_REINTERPRETS else reinterpreted
+
+
+def each_local(fn: OnLists) -> OnLists:
+    """Let an elementwise function of lists of tensors see the local tensors of DTensors; results are laid out alike.
+
+    A result is laid out as the last of its arguments, which are laid out alike or 0-d. Keywords are handed on.
+    """
+
+    @functools.wraps(fn)
+    def run(*lists: Sequence[Tensor], **options: bool) -> list[Tensor]:
+        if not any_sharded(lists[-1]):
+            return fn(*lists, **options)
+        parts = [[here(x) for x in tensors] for tensors in lists]
+        rows = zip(fn(*parts, **options), parts[-1], lists[-1], strict=True)
+        return [x if new is old else like(new, x) for new, old, x in rows]
+
+    return run  # type: ignore[return-value]
+
+
+@each_local
+def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], *, spent: bool = False) -> list[Tensor]:
+    """Each leaf with +0.0 off its mask; a leaf whose mask is 0-d as it is.
+
+    >>> from sparsefn.engine.leaves import leafwise
+    >>> leafwise.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
+    [tensor([1., 0.])]
+
+    With `spent`, a leaf that was offered is zeroed in its own memory.
+    """
+    return _chosen(_zero, _masked, masks, leaves, over=(1,) if spent else ())
+
+
+@each_local
+def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
+    """Each new leaf with the old one's values off its mask; a leaf whose mask is 0-d is the new one.
+
+    >>> from sparsefn.engine.leaves import leafwise
+    >>> leafwise.either([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([3.0, -0.0])])
+    [tensor([1., -0.])]
+    """
+    return _chosen(_select, lists.where, masks, new, old)
+
+
+def _chosen(
+    kernel: Callable[[Iterable[Row]], None],
+    formula: Callable[..., Tensor],
+    masks: Sequence[Tensor],
+    *trees: Sequence[Tensor],
+    over: Sequence[int] = (),
+) -> list[Tensor]:
+    # The results of a kernel for masks and leaves in memory, of a formula for others; a leaf whose mask is 0-d.
+    rows: list[Row] = []
+    results: list[Tensor] = []
+    left: list[int] = []
+    for i, (mask, *leaves) in enumerate(zip(masks, *trees, strict=True)):
+        if not is_sparse(mask, leaves[0]):
+            results.append(leaves[0])
+        elif mask.is_cpu and mask.numel() < (blockwise.SMALL if over else _FEW):
+            results.append(formula(mask, *leaves))
+        elif (flat := _words(mask, *leaves)) is None:
+            left.append(i)
+            results.append(leaves[0])
+        else:
+            results += append_row(rows, flat, (mask, *leaves), 1, over if offered(leaves[0]) else ())
+    if rows:
+        run(kernel, rows)
+    if left:
+        made = lists.each(formula, *([tensors[i] for i in left] for tensors in (masks, *trees)))
+        for i, leaf in zip(left, made, strict=True):
+            results[i] = leaf
+    return results
+
+
+def _masked(mask: Any, leaf: Any) -> Any:
+    # `lists.where`, in less time for the few elements of a plain CPU tensor: a product of words.
+    if type(leaf) is not Tensor or not leaf.is_cpu or differentiated(leaf) or leaf.is_neg():
+        return lists.where(mask, leaf)
+    if not leaf.is_floating_point() or mask.dtype != torch.bool:
+        return lists.where(mask, leaf)
+    return _bits(_bits(leaf, lists.WORDS[leaf.dtype.itemsize]) * mask, leaf.dtype)
+
+
+@each_local
+def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
+    """`old + update` where the mask, old off it; `old + update` whole for a leaf whose mask is 0-d.
+
+    >>> from sparsefn.engine.leaves import leafwise
+    >>> leafwise.moved([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([0.5, 0.5])])
+    [tensor([1.5000, 2.0000])]
+    """
+    rows: list[Row] = []
+    results: list[Tensor] = []
+    left: list[int] = []
+    for i, (mask, leaf, update) in enumerate(zip(masks, old, updates, strict=True)):
+        summed = leaf.dtype in (torch.float32, torch.float64)  # numpy's sum of these has torch's bits
+        flat = _words(mask, leaf, update) if summed and is_sparse(mask, leaf) else None
+        if flat is None:
+            left.append(i)
+            results.append(leaf)
+        else:
+            results += append_row(rows, flat, (mask, leaf, update), 1)
+    if rows:
+        run(_move, rows)
+    if left:
+        own = [old[i] for i in left]
+        sums = lists.each(_summed, own, [updates[i] for i in left])
+        for i, leaf in zip(left, _chosen(_select, lists.where, [masks[i] for i in left], sums, own), strict=True):
+            results[i] = leaf
+    return results
+
+
+def _summed(leaf: Tensor, update: Tensor) -> Tensor:
+    return (leaf + update).to(leaf.dtype)
+
+
+@each_local
+def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """As `zeroed`, but leaves are read first, and handed back as they are if there is nothing to do.
+
+    A leaf that is given away is cleaned in its own memory.
+
+    >>> from sparsefn.engine.leaves import leafwise
+    >>> leaf = torch.zeros(64, 64)
+    >>> leafwise.cleaned([torch.zeros(64, 64, dtype=torch.bool)], [leaf])[0] is leaf
+    True
+    """
+    results = list(leaves)
+    rows: list[Row] = []
+    looked: list[int] = []
+    left: list[int] = []
+    for i, (mask, leaf) in enumerate(zip(masks, leaves, strict=True)):
+        if not is_sparse(mask, leaf):
+            continue
+        flat = _words(mask, leaf)
+        if flat is None:
+            left.append(i)
+        else:
+            rows.append(flat)
+            looked.append(i)
+    stains: list[bool] = []
+
+    def look(blocks: Iterable[Row]) -> None:
+        spare = np.empty(BLOCK, np.bool_)
+        for mask, bits in blocks:
+            if stains:
+                return
+            if _differ(mask, bits, 0, spare):
+                stains.append(True)
+
+    if rows:
+        run(look, rows)
+    if stains:
+        left += looked
+    clean = _chosen(_zero, _masked, [masks[i] for i in left], [leaves[i] for i in left], over=(1,))
+    for i, leaf in zip(left, clean, strict=True):
+        results[i] = leaf
+    return results
+
+
+def _words(mask: Tensor, *leaves: Tensor) -> Row | None:
+    # The mask as bytes and floats of one dtype as integers.
+    dtype = leaves[0].dtype
+    if mask.numel() < blockwise.SMALL or not dtype.is_floating_point or mask.dtype != torch.bool:
+        return None
+    if any(leaf.dtype != dtype for leaf in leaves):
+        return None
+    flat = flat_memory(mask, *leaves)
+    word = _WORDS.get(dtype.itemsize)
+    if flat is None or word is None:
+        return None
+    return flat[0].view(np.int8), *(x.view(word) for x in flat[1:])
+
+
+def _zero(blocks: Iterable[Row]) -> None:
+    spare = np.empty(BLOCK, np.int64)
+    for mask, bits, out in blocks:
+        wide = spare.view(out.dtype)[: out.size]
+        np.copyto(wide, mask)
+        np.multiply(wide, bits, out=out)
+
+
+def _select(blocks: Iterable[Row]) -> None:
+    spare = np.empty(BLOCK, np.int64)
+    for mask, new, old, out in blocks:
+        _either(mask, new, old, out, spare.view(out.dtype))
+
+
+def _move(blocks: Iterable[Row]) -> None:
+    spare = np.empty(BLOCK, np.int64)
+    for mask, old, update, out in blocks:
+        kind = np.float32 if out.itemsize == 4 else np.float64
+        np.add(old.view(kind), update.view(kind), out=out.view(kind))
+        # Of most optimizers the updates off the mask are zeros, and there is nothing to put back.
+        if _differ(mask, out, old, spare.view(np.bool_)):
+            _either(mask, out, old, out, spare.view(out.dtype))
+
+
+def zero_block(mask: Array, floats: Array, out: Array, wide: Array) -> None:
+    """float32 numbers on a mask, and +0.0 off it; `wide` becomes the mask as integers of a float's width.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.leaves import leafwise
+    >>> out, wide = np.empty((2, 2), np.float32)
+    >>> leafwise.zero_block(np.array([True, False]), np.array([7, -np.inf], np.float32), out, wide)
+    >>> out, wide.view(np.int32)
+    (array([7., 0.], dtype=float32), array([1, 0], dtype=int32))
+    """
+    widen_block(mask, wide)
+    _cover(wide, floats, out)
+
+
+def widen_block(mask: Array, wide: Array) -> None:
+    """The mask as integers of a float's width, in memory of float32."""
+    np.copyto(wide.view(np.int32), mask.view(np.int8))
+
+
+def descend_block(wide: Array, p: Array, update: Array, out: Array) -> None:
+    """The param less its update on a mask that was widened, the param off it; the update is overwritten.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.leaves import leafwise
+    >>> wide, p = np.array([1, 0], np.int32).view(np.float32), np.array([3, -0.0], np.float32)
+    >>> leafwise.descend_block(wide, p, np.array([1, np.nan], np.float32), out=p)
+    >>> p
+    array([ 2., -0.], dtype=float32)
+
+    `out` may be the param.
+    """
+    _cover(wide, update, update)
+    np.subtract(p, update, out=out)  # +0.0 taken from a float changes none; added, it would turn -0.0 into +0.0
+
+
+def _cover(wide: Array, floats: Array, out: Array) -> None:
+    np.multiply(wide.view(np.int32), floats.view(np.int32), out=out.view(np.int32))
+
+
+def _differ(mask: Array, bits: Array, others: Array | int, spare: Array) -> bool:
+    off = spare[: bits.size]
+    np.not_equal(bits, others, out=off)
+    return bool(np.greater(off, mask.view(np.bool_), out=off).any())
+
+
+def _either(mask: Array, new: Array, old: Array, out: Array, spare: Array) -> None:
+    wide = spare[: out.size]
+    np.copyto(wide, mask)
+    np.bitwise_xor(new, old, out=out)
+    np.multiply(out, wide, out=out)
+    np.bitwise_xor(out, old, out=out)
+
+
+def is_sparse(mask: Tensor, leaf: Tensor) -> bool:
+    """Whether a leaf is sparsified, read off shapes alone (0-d True means dense).
+
+    >>> is_sparse(torch.tensor(True), torch.zeros(2, 2))
+    False
+    """
+    return mask.ndim == leaf.ndim and leaf.ndim > 0
+
+
+def sparse_among(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[bool]:
+    """Which of some leaves are sparsified."""
+    return [is_sparse(mask, leaf) for mask, leaf in zip(masks, leaves, strict=True)]

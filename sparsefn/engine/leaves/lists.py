@@ -1,0 +1,287 @@
+"""Elementwise work on many leaves at once: on a device a launch costs more than the traffic of a small leaf.
+
+Leaves of a device and of the same dtypes are worked on at once, `MOST` elements at most; a larger leaf is by itself. A
+formula of `+ - * /`, flags and `where` is written once, for a tensor or for `Many`, whose operations are one launch and
+copy nothing; no operation has a product and a sum in it, so none can be rounded once where the formula rounds twice.
+For other functions leaves are laid end to end, and results are cut apart into tensors with memory of their own. CPU
+tensors, and tensors under a transform or whose gradient is wanted, are worked on one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.leaves.donation import saves
+from sparsefn.engine.surroundings import (
+    ADD_EACH,
+    COPY_EACH,
+    LARGER_EACH,
+    LESS_EACH,
+    OVER_EACH,
+    ROOT_EACH,
+    SUM_EACH,
+    TIMES_EACH,
+    differentiated,
+    transformed,
+)
+
+Made = TypeVar("Made", bound="Tensor | tuple[Tensor, ...]")
+Row = tuple[Tensor, ...]
+
+MOST = 1 << 25  # elements laid end to end: the copies of a pack take this much memory, not that of a model
+_MOST_ON_CPU = 1 << 22
+
+Value = TypeVar("Value", bound="Tensor | Many")
+OfLists: TypeAlias = Callable[..., Sequence[Tensor]]
+Other: TypeAlias = "Many | Tensor | float"  # a tensor is 0-d, on the same device and of the same dtype
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# ---- leaves at once -----------------------------------------------------------------------------
+
+
+def pays(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are on a device where many are best worked on at once.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.pays([torch.ones(2)]), lists.pays([torch.ones(2, device="meta")])
+    (False, True)
+    """
+    if not tensors or any(x.device.type == "cpu" for x in tensors) or transformed():
+        return False
+    return not (torch.is_grad_enabled() and differentiated(*tensors))
+
+
+def parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[int]]:
+    """Places of tensors to work on one part after another, where an update saves memory; else one part.
+
+    >>> from sparsefn.engine.leaves import donation
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
+    [[0, 1, 2]]
+    >>> with donation.giving([]):
+    ...     lists.parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
+    [[0, 1], [2]]
+
+    Flags of all elements at once are as large as the masks. A part is one tensor, or has 4 million elements at most; on
+    a device, where launches count, 33 million.
+    """
+    if not saves():
+        return [list(range(len(sizes)))]
+    return packs([""] * len(sizes), sizes, _MOST_ON_CPU if all(x.device.type == "cpu" for x in tensors) else MOST)
+
+
+def packs(kinds: Sequence[object], sizes: Sequence[int], most: int | None = None) -> list[list[int]]:
+    """Places of the same kind, in order, of which a pack has `most` elements at most, or `MOST`."""
+    made: list[list[int]] = []
+    open_: dict[object, tuple[list[int], int]] = {}
+    for i, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+        pack, room = open_.get(kind, ([], -1))
+        if size > room:
+            pack, room = [], MOST if most is None else most
+            made.append(pack)
+        pack.append(i)
+        open_[kind] = pack, room - size
+    return made
+
+
+def end_to_end(tensors: Iterable[Tensor]) -> Tensor:
+    """The elements of tensors as one row.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.end_to_end([torch.ones(1, 2), torch.zeros(1)])
+    tensor([1., 1., 0.])
+    """
+    rows = [x.detach().reshape(-1) for x in tensors]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def apart(row: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The elements of a tensor cut into tensors of the shapes of some others, each with memory of its own.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.apart(torch.tensor([1, 2, 3]), [torch.ones(1, 2), torch.ones(1)])
+    [tensor([[1, 2]]), tensor([3])]
+    """
+    if len(like) == 1:
+        return [row.reshape(like[0].shape)]
+    made = [torch.empty(x.shape, dtype=row.dtype, device=row.device) for x in like]
+    parts = torch.split(row.reshape(-1), [x.numel() for x in like])
+    views = [part.view(x.shape) for part, x in zip(parts, like, strict=True)]
+    COPY_EACH(made, views)
+    return made
+
+
+def each(fn: Callable[..., Made], *lists: Sequence[Tensor]) -> list[Made]:
+    """A formula of each row of tensors of one shape; it gives a tensor, or a tuple of them.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.each(lambda a, b: a + b, [torch.ones(1), torch.ones(2)], [torch.ones(1), torch.zeros(2)])
+    [tensor([2.]), tensor([1., 1.])]
+    """
+    rows: list[Row] = list(zip(*lists, strict=True))
+    if len(rows) > 1 and pays([x for row in rows for x in row]):
+        return laid(fn, rows, formula=True)
+    return [fn(*row) for row in rows]
+
+
+def laid(fn: Callable[..., Made], rows: Sequence[Row], formula: bool = False) -> list[Made]:
+    """An elementwise function of each row of tensors of one shape, which are worked on at once wherever they are.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.laid(torch.add, [(torch.ones(1), torch.ones(1)), (torch.ones(2), torch.zeros(2))])
+    [tensor([2.]), tensor([1., 1.])]
+
+    They are laid end to end, but for those of a formula that lie alike in memory. float64 is laid, too: its square root
+    is no operation of lists.
+    """
+    results: dict[int, Made] = {}
+    lists = [formula and alike(row) and all(x.dtype != torch.float64 for x in row) for row in rows]
+    kinds = [(listed, *((x.device, x.dtype) for x in row)) for listed, row in zip(lists, rows, strict=True)]
+    for pack in packs(kinds, [row[0].numel() for row in rows]):
+        if len(pack) == 1:
+            results[pack[0]] = fn(*rows[pack[0]])
+            continue
+        columns = list(zip(*(rows[i] for i in pack), strict=True))
+        made: Any = fn(*map(Many if lists[pack[0]] else end_to_end, columns))
+        several = isinstance(made, tuple)
+        parts = [_apart(x, columns[0]) for x in (made if several else (made,))]
+        results |= zip(pack, cast("list[Made]", list(zip(*parts, strict=True)) if several else parts[0]), strict=True)
+    return [results[i] for i in range(len(rows))]
+
+
+def _apart(made: Tensor | Many, like: Sequence[Tensor]) -> list[Tensor]:
+    return made.tensors if isinstance(made, Many) else apart(made, like)
+
+
+# ---- formulas -----------------------------------------------------------------------------------
+
+
+class Many:
+    """Tensors of one device and dtype, as the operand of a formula.
+
+    >>> from sparsefn.engine.leaves.lists import Many
+    >>> x = Many([torch.tensor([1.0, 2.0]), torch.tensor(3.0)])
+    >>> ((x * 2.0 + x) / torch.tensor(2.0)).tensors
+    [tensor([1.5000, 3.0000]), tensor(4.5000)]
+
+    Another operand has the same shapes and strides, in the same order, or is a number.
+    """
+
+    requires_grad = False
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.dtype, self.device = tensors[0].dtype, tensors[0].device
+
+    def to(self, dtype: torch.dtype) -> Many:
+        """The numbers in a dtype."""
+        if dtype == self.dtype:
+            return self
+        made = [torch.empty_like(x, dtype=dtype) for x in self.tensors]
+        COPY_EACH(made, self.tensors)
+        return Many(made)
+
+    def view(self, dtype: torch.dtype) -> Many:
+        """The same memory, as a dtype of the same size."""
+        return Many([x.view(dtype) for x in self.tensors])
+
+    def double(self) -> Many:
+        """The numbers in float64."""
+        return self.to(torch.float64)
+
+    def sqrt_(self) -> Many:
+        """The square roots, in place."""
+        ROOT_EACH(self.tensors)
+        return self
+
+    def add_(self, number: float) -> Many:
+        """A number added, in place."""
+        ADD_EACH(self.tensors, number)
+        return self
+
+    def __add__(self, other: Other) -> Many:
+        if isinstance(other, Tensor):  # torch would read the number of some devices
+            widest = max(x.numel() for x in self.tensors)
+            same = other.expand(widest).contiguous()
+            other = Many([same.as_strided(x.shape, x.stride()) for x in self.tensors])
+        return self._by(SUM_EACH, other)
+
+    def __sub__(self, other: Many) -> Many:
+        return self._by(LESS_EACH, other)
+
+    def __mul__(self, other: Other) -> Many:
+        return self._by(TIMES_EACH, other)
+
+    def __truediv__(self, other: Other) -> Many:
+        return self._by(OVER_EACH, other)
+
+    __rmul__ = __mul__
+
+    def _by(self, fn: OfLists, other: Other) -> Many:
+        return Many(fn(self.tensors, other.tensors if isinstance(other, Many) else other))
+
+    def of_flags(self, fn: OfLists, other: Many) -> Many:
+        """A function of the bytes of flags."""
+        return self.view(torch.uint8)._by(fn, other.view(torch.uint8)).view(torch.bool)
+
+
+def where(mask: Value, new: Value, old: Value | None = None) -> Value:
+    """`new` on a mask, off it `old` or else +0.0: the very bits.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.where(torch.tensor([True, False]), torch.tensor([1.0, 2.0]))
+    tensor([1., 0.])
+    >>> one = lists.Many([torch.tensor([1.0, -0.0])])
+    >>> lists.where(lists.Many([torch.tensor([True, False])]), one * 2.0, one).tensors
+    [tensor([2., -0.])]
+    """
+    made: Any
+    if isinstance(mask, Many):
+        made = _where(mask, new, old)  # type: ignore[arg-type]
+    else:
+        made = torch.where(mask, new, new.new_zeros(()) if old is None else old)  # type: ignore[arg-type, union-attr]
+    return made  # type: ignore[no-any-return]
+
+
+def _where(mask: Many, new: Many, old: Many | None) -> Many:
+    # Integers wrap around, so that the difference of any two words comes back whole.
+    dtype = new.dtype if old is None else torch.promote_types(new.dtype, old.dtype)
+    word = WORDS[dtype.itemsize]
+    wide, bits = mask.to(word), new.to(dtype).view(word)
+    if old is None:
+        return (wide * bits).view(dtype)
+    others = old.to(dtype).view(word)
+    return ((bits - others) * wide + others).view(dtype)
+
+
+def one_of(flags: Value, others: Value) -> Value:
+    """Where one of two flags is set, or both."""
+    return _of_flags(LARGER_EACH, torch.logical_or, flags, others)
+
+
+def both(flags: Value, others: Value) -> Value:
+    """Where both of two flags are set."""
+    return _of_flags(TIMES_EACH, torch.logical_and, flags, others)
+
+
+def _of_flags(of_bytes: OfLists, of_one: Callable[..., Tensor], flags: Value, others: Value) -> Value:
+    made: Any = flags.of_flags(of_bytes, others) if isinstance(flags, Many) else of_one(flags, others)  # type: ignore[arg-type]
+    return made  # type: ignore[no-any-return]
+
+
+def alike(row: Sequence[Tensor]) -> bool:
+    """Whether tensors of one shape lie alike in memory, without gaps, so that one operation may pass over all.
+
+    >>> from sparsefn.engine.leaves import lists
+    >>> lists.alike([torch.ones(2, 3), torch.zeros(2, 3)]), lists.alike([torch.ones(2, 2), torch.ones(2, 2).T])
+    (True, False)
+    """
+    first = row[0]
+    dense = first.is_contiguous() or (first.ndim == 4 and first.is_contiguous(memory_format=torch.channels_last))
+    return dense and all(x.stride() == first.stride() for x in row)

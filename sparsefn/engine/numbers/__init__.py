@@ -1,0 +1,20 @@
+"""Arithmetic with the same bits for floats and tensors, eager and compiled."""
+
+from sparsefn.engine.numbers import elementary
+from sparsefn.engine.numbers.elementary import power, raised, root, sqrt
+from sparsefn.engine.numbers.floats import FLOATS, check_float
+from sparsefn.engine.numbers.matrices import as_matrix
+from sparsefn.engine.numbers.numbers import (
+    Real,
+    batch_first,
+    between,
+    divide,
+    floor,
+    folded,
+    held,
+    like,
+    where,
+    whole_power,
+    widened,
+)
+from sparsefn.engine.numbers.ranks import back, falling, ranks_within, running_sums

@@ -1,0 +1,269 @@
+"""exp, log, power and cos(pi x) from `+ - * /` and floor: the same bits for floats and tensors.
+
+The libraries behind Python, eager tensors and compiled code round `exp` and `cos` differently in the
+last place. Here all of them go through one sequence of exactly rounded operations: argument reduction,
+a series, and error-free sums and products where it takes more than float64.
+
+Derivatives of every order, forward and backward, are those of torch's own functions; at the ends of a range see there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.numbers.numbers import Real, batch_first, floor, like, two_product, two_sum, where, whole_power
+from sparsefn.engine.surroundings import differentiated, reinterpreted
+
+# ln 2 in two parts; the first has 20 trailing zero bits, so k * LN2_HI is exact for every exponent k.
+LN2_HI = 0.6931471803691238
+LN2_LO = 1.9082149292705877e-10
+_LOG2_E = 1.4426950408889634
+SQRT2 = 1.4142135623730951
+EXP_MIN, EXP_MAX = -708.0, 709.782712893384  # below: 0, no subnormals (compiled code may flush them); above: inf
+_EXP_TAIL = tuple(1.0 / math.factorial(n) for n in range(2, 15))
+ATANH_TAIL = tuple(2.0 / n for n in range(3, 25, 2))
+COS = (1.0, -4.934802200544679, 4.0587121264167685, -1.3352627688545895, 0.2353306303588932, -0.02580689139001406,
+        0.0019295743094039231, -0.0001046381049248457, 4.303069587032947e-06, -1.3878952462213771e-07)  # fmt: skip
+SIN = (3.141592653589793, -5.16771278004997, 2.5501640398773455, -0.5992645293207921, 0.08214588661112823,
+        -0.0073704309457143504, 0.00046630280576761255, -2.1915353447830217e-05, 7.952054001475513e-07,
+        -2.2948428997269873e-08)  # fmt: skip
+
+
+def _horner(coefficients: tuple[float, ...], x: Real) -> Real:
+    value: Real = coefficients[-1]
+    for coefficient in reversed(coefficients[:-1]):
+        value = value * x + coefficient
+    return value
+
+
+def cospi(x: Real) -> Real:
+    """cos(pi x), exact at multiples of 1/2.
+
+    >>> from sparsefn.engine.numbers import elementary
+    >>> elementary.cospi(0.0), elementary.cospi(0.5), elementary.cospi(1.0)
+    (1.0, 0.0, -1.0)
+
+    For finite `x`; within 2 units in the last place.
+    """
+    return _smooth("cospi", x, 0.0)
+
+
+def _cospi(x: Real) -> Real:
+    x = where(x < 0.0, -x, x)
+    x = x - 2.0 * floor(x * 0.5)
+    x = where(x > 1.0, 2.0 - x, x)  # cos is even around 1, then odd around 1/2; all of it exact
+    upper = x > 0.5
+    x = where(upper, 1.0 - x, x)
+    rest = 0.5 - x
+    value = where(x <= 0.25, _horner(COS, x * x), rest * _horner(SIN, rest * rest))
+    return where(upper, -value, value)
+
+
+def exp(x: Real) -> Real:
+    """e to the x.
+
+    >>> from sparsefn.engine.numbers import elementary
+    >>> elementary.exp(0.0), elementary.exp(-1000.0)
+    (1.0, 0.0)
+
+    Within 1 unit in the last place; 0 below -708, inf above 709.78, and of slope 0 there.
+    """
+    return _smooth("exp", x, 0.0)
+
+
+def _exp_sum(high: Real, low: Real) -> Real:
+    x = where(high > EXP_MAX, EXP_MAX, where(high < EXP_MIN, EXP_MIN, high))
+    k = floor(x * _LOG2_E + 0.5)
+    r, low = two_sum(x - k * LN2_HI, low - k * LN2_LO)
+    one, error = two_sum(1.0, r)
+    value = one + (error + (r * r * _horner(_EXP_TAIL, r) + (low + low * r)))
+    half = floor(k * 0.5)
+    value = value * _power_of_two(half) * _power_of_two(k - half)
+    return where(high > EXP_MAX, math.inf, where(high < EXP_MIN, 0.0, value))
+
+
+def _power_of_two(k: Real) -> Real:
+    if isinstance(k, Tensor):
+        return reinterpreted((k.to(torch.int64) + 1023) << 52, torch.float64)
+    return math.ldexp(1.0, int(k))
+
+
+def _split_exponent(x: Real) -> tuple[Real, Real]:
+    """(k, f) with x = 2^k (1 + f) and 1 + f in (sqrt(1/2), sqrt(2)]; x is positive and normal."""
+    k: Real
+    m: Real
+    if isinstance(x, Tensor):
+        word = reinterpreted(x, torch.int64)
+        k = ((word >> 52) - 1023).to(torch.float64)
+        m = reinterpreted((word & ((1 << 52) - 1)) | (1023 << 52), torch.float64)
+    else:
+        m, exponent = math.frexp(x)
+        m, k = m * 2.0, float(exponent - 1)
+    large = m > SQRT2
+    return where(large, k + 1.0, k), where(large, m * 0.5, m) - 1.0
+
+
+def log(x: Real) -> Real:
+    """The natural logarithm of a positive normal number.
+
+    >>> from sparsefn.engine.numbers import elementary
+    >>> elementary.log(1.0)
+    0.0
+
+    Within 1 unit in the last place.
+    """
+    return _smooth("log", x, 0.0)
+
+
+def _log(x: Real) -> Real:
+    k, f = _split_exponent(x)
+    s = f / (2.0 + f)
+    z = s * s
+    return k * LN2_HI - ((s * (f - z * _horner(ATANH_TAIL, z)) - k * LN2_LO) - f)
+
+
+def _log_sum(x: Real) -> tuple[Real, Real]:
+    """log(x) as an unevaluated sum, to about 60 bits: 2 atanh(f / (2 + f)) with a corrected quotient."""
+    k, f = _split_exponent(x)
+    d, d_low = two_sum(2.0, f)
+    s = f / d
+    p, p_low = two_product(s, d)
+    s_low = ((f - p) - p_low - s * d_low) / d
+    z = s * s
+    high, low = two_sum(k * LN2_HI, 2.0 * s)
+    return two_sum(high, low + (2.0 * s_low + k * LN2_LO + s * z * _horner(ATANH_TAIL, z)))
+
+
+def power(base: Real, exponent: Real) -> Real:
+    """`base ** exponent` for base >= 0; `power(b, 0)` is 1 and `power(b, 1)` is b.
+
+    >>> from sparsefn.engine.numbers import elementary
+    >>> elementary.power(0.5, 3.0), elementary.power(0.0, 2.0)
+    (0.125, 0.0)
+
+    Within 1 unit in the last place for results between 1e-40 and 1e40, and a few beyond. A negative
+    exponent needs a positive base; a negative base gives NaN. Slopes at base 0 are those of the base for
+    exponent 1 and 0 for others; where the value is not finite they are 0, too.
+    """
+    return _smooth("power", base, exponent)
+
+
+def _power(base: Real, exponent: Real) -> Real:
+    high, low = _log_sum(where(base > 0.0, base, 1.0))
+    p, p_low = two_product(exponent, high)
+    value = where(base > 0.0, _exp_sum(p, p_low + exponent * low), where(base == 0.0, 0.0, math.nan))
+    return where(exponent == 0.0, 1.0, where(exponent == 1.0, base, value))
+
+
+def _slope_of_power(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
+    tame = (x > 0.0) & (value < 1e308)
+    power = torch.pow(torch.where(tame, x, 1.0), torch.where(tame, y, 1.0))
+    return torch.where(tame, power, torch.where((x == 0.0) & (y == 1.0), x, 0.0))
+
+
+_FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
+    "cospi": lambda x, _: _cospi(x),
+    "exp": _exp_sum,
+    "log": lambda x, _: _log(x),
+    "power": _power,
+}
+# Torch's own where they are finite and have a slope, and elsewhere constants: they serve for derivatives.
+_SLOPES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "cospi": lambda x, y, value: torch.cos(math.pi * (x - 2.0 * torch.floor(x * 0.5))),
+    "exp": lambda x, y, value: torch.exp(torch.where((x > EXP_MIN) & (x < EXP_MAX), x, 0.0)),
+    "log": lambda x, y, value: torch.log(torch.where((x > 0.0) & (x < math.inf), x, 1.0)),
+    "power": _slope_of_power,
+}
+
+
+def value_of(name: str, x: Real, y: Real = 0.0) -> Real:
+    """A function by name, without derivatives: for random draws, and for many numbers at a time."""
+    return _FUNCTIONS[name](x, y)
+
+
+def _smooth(name: str, x: Real, y: Real) -> Real:
+    model = next((z for z in (x, y) if isinstance(z, Tensor)), None)
+    if model is None:
+        return value_of(name, x, y)
+    a, b = like(model, x), like(model, y)
+    value: Tensor = _on_tensors(name, a.detach(), b.detach())
+    if not differentiated(a, b):
+        return value
+    # A zero that has the slopes: a backward of the operator's own would not reach forward mode. It is subtracted,
+    # as -0.0 + 0.0 would be 0.0.
+    slope = _SLOPES[name](a, b, value)
+    return value - (slope.detach() - slope)
+
+
+# Opaque to the compiler: as a graph `power` takes half a minute to compile.
+@torch.library.custom_op("sparsefn::elementary", mutates_args=())
+def _on_tensors(name: str, x: Tensor, y: Tensor) -> Tensor:
+    """A function of float64 tensors that broadcast."""
+    out: Tensor = _empty(name, x, y)
+    if x.device.type == "cpu" and x.numel() == y.numel() == 1:
+        a, b = x.item(), y.item()
+        if math.isfinite(a) and math.isfinite(b):
+            return out.fill_(_FUNCTIONS[name](a, b))  # the same operations, faster on floats
+    return out.copy_(like(x, _FUNCTIONS[name](x, y)))
+
+
+@_on_tensors.register_fake
+def _empty(name: str, x: Tensor, y: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(x.shape, y.shape)  # type: ignore[no-untyped-call]
+    return torch.empty(shape, dtype=torch.float64, device=x.device)
+
+
+@_on_tensors.register_vmap
+def _(info: object, in_dims: tuple[int | None, ...], name: str, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
+    return _on_tensors(name, *batch_first(in_dims[1:], x, y)), 0
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """The correctly rounded square root of a tensor of any float dtype.
+
+    >>> from sparsefn.engine.numbers import elementary
+    >>> elementary.sqrt(torch.tensor([0.0, 2.0, 9.0]))
+    tensor([0.0000, 1.4142, 3.0000])
+
+    Eager torch.sqrt is one ulp off here and there on CPU, compiled code's is not. Of -0.0 it is 0.0. The slope at 0
+    is 0 and not inf: so are those of norms of zeros and of Adam's steps.
+    """
+    if not differentiated(x) and x.dtype != torch.float64:
+        return x.double().sqrt_().to(x.dtype).add_(0.0)  # -0.0 becomes 0.0
+    zero = x == 0
+    if x.dtype == torch.float64:
+        root = _corrected_sqrt(x.masked_fill(zero, 1.0))
+    else:
+        root = x.masked_fill(zero, 1.0).double().sqrt().to(x.dtype)
+    return root.masked_fill_(zero, 0.0)
+
+
+def _corrected_sqrt(x: Tensor) -> Tensor:
+    root = x.sqrt()
+    square, rest = two_product(root, root)
+    step = ((x - square) - rest) / (2 * root)
+    return torch.where(step.isfinite(), root + step, root)
+
+
+def raised(x: Tensor, order: float) -> Tensor:
+    """Numbers from 0 up to the power of an order, as a norm adds them: of order 0, whether they are not 0."""
+    if order == 0:
+        return (x != 0).to(x.dtype)
+    return whole_power(x, int(order)) if order >= 1 and order == int(order) else _wide_power(x, order)
+
+
+def root(total: Tensor, order: float) -> Tensor:
+    """The root of some order: of a sum of powers, the norm."""
+    if order in (0, 1) or math.isinf(order):
+        return total
+    return sqrt(total) if order == 2 else _wide_power(total, 1 / order)
+
+
+def _wide_power(x: Tensor, exponent: float) -> Tensor:
+    value = power(x.double(), exponent)
+    value = torch.where(x == (0 if exponent < 0 else math.inf), math.inf, value)
+    return torch.where(x == math.inf, 0.0, value).to(x.dtype) if exponent < 0 else value.to(x.dtype)

@@ -1,0 +1,178 @@
+"""Agreements of processes: an error that one of them raises is raised on all, and none waits for it.
+
+Processes agree where they change masks, and there alone: other steps send nothing. So an error before is told only if
+the others are about to agree. They leave a note before they do, which asks for no answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+import torch
+
+from sparsefn.engine.processes.lines import Groups, Line, board, group_of
+
+WAIT = 3.0  # seconds in which the others, which make the same step, leave their note
+_WORDS = 512  # bytes of an error that are told
+_begun: Counter[str] = Counter()  # agreements of this process by group
+
+
+class _Scope(NamedTuple):
+    groups: Groups = ()
+    error: Exception | None = None
+    inside: bool = False  # an agreement is open
+
+
+_scope: ContextVar[_Scope] = ContextVar("scope", default=_Scope())  # noqa: B039
+
+
+def agree(groups: Groups, error: BaseException | None = None) -> None:
+    """Raise on all processes of some groups if one of them comes with an error; its own is raised where it is from.
+
+    >>> from sparsefn.engine.processes import agreements as agreement
+    >>> agreement.agree((), ValueError("no"))
+    Traceback (most recent call last):
+        ...
+    ValueError: no
+
+    Takes one sum of one number. Every exchange begins with it, so that a process with an error may call it in place of
+    the exchange. Inside `agreement` and `scope` it is over their groups, whatever the exchange is over: a process with
+    an error does not know which exchange the others are at.
+    """
+    scope = _scope.get()
+    groups, error = _joined(scope.groups, groups), error or scope.error
+    line = Line(groups)
+    if int(line.total(np.array([error is not None], np.int64))[0]):
+        told = line.blocks(_words(error))
+        if error is None:
+            first = min(bytes(row).rstrip(b"\0") for row in told if row.any())
+            error = RuntimeError(f"another process failed: {first.decode(errors='ignore')}")
+    if error is not None:
+        error._told = _told(error) | {*groups}  # type: ignore[attr-defined]
+        raise error
+
+
+@contextmanager
+def agreement(groups: Groups) -> Iterator[None]:
+    """Code that may fail on one process alone: if it does, it fails on all of them.
+
+    >>> from sparsefn.engine.processes.agreements import agreement
+    >>> with agreement(()):
+    ...     int("1")
+    1
+
+    Inside, exchanges and agreements may stand. An error that they have raised everywhere is not told again.
+    """
+    outer = _scope.get()
+    groups = _joined(outer.groups, groups)
+    if not outer.inside:
+        _note(groups)
+    token = _scope.set(_Scope(groups, outer.error, inside=True))
+    try:
+        yield
+        agree(())
+    except Exception as error:
+        if not _told(error) >= {*groups}:
+            agree((), error)
+        raise
+    finally:
+        _scope.reset(token)
+
+
+@contextmanager
+def scope(groups: Groups, error: Exception | None = None) -> Iterator[None]:
+    """Code whose agreements are over these groups; with an error, the first of them raises it on all processes.
+
+    >>> from sparsefn.engine.processes import agreements as agreement
+    >>> with agreement.scope((), ValueError("no")):
+    ...     agreement.agree(())
+    Traceback (most recent call last):
+        ...
+    ValueError: no
+    """
+    outer = _scope.get()
+    token = _scope.set(_Scope(_joined(outer.groups, groups), error or outer.error, outer.inside))
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def inside() -> bool:
+    """Whether an agreement is open.
+
+    >>> from sparsefn.engine.processes import agreements as agreement
+    >>> agreement.inside()
+    False
+    """
+    return _scope.get().inside
+
+
+def tell(groups: Groups, error: Exception) -> NoReturn:
+    """Raise an error, and on all processes of the groups where they wait for this one in an agreement.
+
+    >>> from sparsefn.engine.processes import agreements as agreement
+    >>> agreement.tell((), ValueError("no"))
+    Traceback (most recent call last):
+        ...
+    ValueError: no
+
+    They have `WAIT` seconds to begin one. Sends nothing if they do not.
+    """
+    if not _told(error) >= {*groups} and not inside() and _others_wait(groups):
+        with agreement(groups):
+            raise error
+    raise error
+
+
+def _others_wait(groups: Groups) -> bool:
+    # Whether a process of the groups has begun an agreement that this one has not.
+    store, end = board(), time.monotonic() + WAIT
+    own = torch.distributed.get_rank()
+    keys = {
+        _key(name, rank): _begun[name]
+        for name in groups
+        for rank in torch.distributed.get_process_group_ranks(group_of(name))
+        if rank != own
+    }
+    with suppress(RuntimeError):  # a store that is gone: the error is this process's own
+        while store is not None and time.monotonic() < end:
+            if any(store.check([key]) and int(store.get(key)) > begun for key, begun in keys.items()):
+                return True
+            time.sleep(0.01)
+    return False
+
+
+def _note(groups: Groups) -> None:
+    if groups and (store := board()) is not None:
+        for name in groups:
+            _begun[name] += 1
+            store.set(_key(name, torch.distributed.get_rank()), str(_begun[name]))
+
+
+def _key(group: str, rank: int) -> str:
+    return f"sparsefn/{group}/{rank}"
+
+
+def _joined(groups: Groups, others: Groups) -> Groups:
+    return tuple(dict.fromkeys((*groups, *others)))
+
+
+def _told(error: BaseException) -> set[str]:
+    # The groups whose processes all know of an error.
+    told: set[str] = getattr(error, "_told", set())
+    return told
+
+
+def _words(error: BaseException | None) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    row = np.zeros(_WORDS, np.uint8)
+    if error is not None and torch.distributed.is_initialized():
+        said = f"rank {torch.distributed.get_rank()}, {type(error).__name__}: {error}".encode()[:_WORDS]
+        row[: len(said)] = np.frombuffer(said, np.uint8)
+    return row

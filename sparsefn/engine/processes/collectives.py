@@ -1,0 +1,136 @@
+"""What processes tell each other: the one place that sends anything.
+
+An algorithm that several processes run together is a generator, a "talk". It yields what it has, and gets back what
+all processes have: the sum of their counts, or their values one after another. So it never says how it is answered:
+by other processes, by nobody else (one process), or by a test. Many talks run in step, and what they ask for at the
+same time travels together, so that a thousand leaves take as many messages as one.
+
+Every process must hold the same talks in the same order, and what each of them asks for next may depend only on what
+it was told, never on the values of one process alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+
+from sparsefn.engine.processes.agreements import agree
+from sparsefn.engine.processes.lines import Groups, Line
+from sparsefn.engine.surroundings import Array
+
+Result = TypeVar("Result")
+
+
+class Sum(NamedTuple):
+    """Counts of one process, of which a talk wants the sum over all: int64 of one length on every process.
+
+    >>> from sparsefn.engine.processes import collectives as talks
+    >>> talks.Sum([2, 3]).counts
+    [2, 3]
+    """
+
+    counts: Sequence[int] | Array
+
+
+class Gather(NamedTuple):
+    """Values of one process, of which a talk wants those of all: one dtype, and any length on each process.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.processes import collectives as talks
+    >>> talks.Gather(np.ones(2)).values.size
+    2
+    """
+
+    values: Array
+
+
+Talk: TypeAlias = Generator[Sum | Gather, Array, Result]
+
+
+def alone(talk: Talk[Result]) -> Result:
+    """The result of a talk of one process.
+
+    >>> from sparsefn.engine.processes import collectives as talks
+    >>> def count():
+    ...     total = yield talks.Sum([3])
+    ...     return int(total[0])
+    >>> talks.alone(count())
+    3
+    """
+    try:
+        asked = next(talk)
+        while True:
+            asked = talk.send(np.asarray(asked[0]))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+
+
+def together(running: Sequence[tuple[Groups, Talk[Result]]]) -> list[Result]:
+    """The results of many talks, each with the names of the process groups that it goes over.
+
+    >>> from sparsefn.engine.processes import collectives as talks
+    >>> def double(n):
+    ...     return 2 * int((yield talks.Sum([n]))[0])
+    >>> talks.together([((), double(1)), ((), double(2))])
+    [2, 4]
+
+    The processes of a talk are those of its first group, and with each of them those of its second group, as in the
+    rows and columns of a grid. However many talks there are, a step of all takes one sum for all the groups of a talk,
+    and one exchange of values where some ask for values. Begins with `agreement.agree`.
+    """
+    agree(tuple(dict.fromkeys(name for groups, _ in running for name in groups)))
+    # Names of groups differ from process to process, so that only the order of the talks may decide.
+    alike: dict[Groups, list[int]] = {}
+    for i, (groups, _) in enumerate(running):
+        alike.setdefault(groups, []).append(i)
+    results: list[Any] = [None] * len(running)
+    lines = {groups: Line(groups) for groups in alike}
+    told: list[Array | None] = [None] * len(running)
+    while any(alike.values()):
+        for groups, left in alike.items():
+            asked: dict[int, Sum | Gather] = {}
+            for i in left:
+                try:
+                    asked[i] = running[i][1].send(told[i])  # type: ignore[arg-type]
+                except StopIteration as end:
+                    results[i] = end.value
+            for i, answer in zip(asked, _answers(lines[groups], list(asked.values())), strict=True):
+                told[i] = answer
+            alike[groups] = list(asked)
+    return results
+
+
+def _answers(line: Line, asked: Sequence[Sum | Gather]) -> list[Array]:
+    # What all processes have of each.
+    sums = [np.asarray(one.counts, np.int64) for one in asked if isinstance(one, Sum)]
+    parts = [np.ascontiguousarray(one.values) for one in asked if isinstance(one, Gather)]
+    if not asked:
+        return []
+    # The values of all talks are one message, which begins with their sizes. Its own size goes with the sums.
+    message = np.concatenate([_bytes(part) for part in (np.array([x.size for x in parts], np.int64), *parts)])
+    sizes = np.zeros(line.size if parts else 0, np.int64)
+    if parts:
+        sizes[line.place] = message.size
+    total = line.total(np.concatenate([sizes, *sums]))
+    summed = iter(np.split(total[sizes.size :], np.cumsum([x.size for x in sums])[:-1]))
+    gathered = iter(_gathered(line.messages(message, total[: sizes.size]), parts) if parts else [])
+    return [next(summed) if isinstance(one, Sum) else next(gathered) for one in asked]
+
+
+def _bytes(values: Array) -> Array:
+    return values.reshape(-1).view(np.uint8)
+
+
+def _gathered(messages: Sequence[Array], like: Sequence[Array]) -> list[Array]:
+    # The values of each talk, those of all processes end to end.
+    found: list[list[Array]] = [[] for _ in like]
+    for message in messages:
+        start = 8 * len(like)
+        for parts, one, size in zip(found, like, message[:start].view(np.int64).tolist(), strict=True):
+            stop = start + size * one.itemsize
+            parts.append(np.frombuffer(message[start:stop].tobytes(), one.dtype))
+            start = stop
+    return [np.concatenate(parts) for parts in found]

@@ -1,0 +1,106 @@
+"""Messages between processes: over one process group, or over several of a grid, one after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+
+from sparsefn.engine.surroundings import Array
+
+GATHER = "all_gather_single"
+if not hasattr(torch.distributed, GATHER):  # torch 2.12 has it under the name that later ones warn of
+    GATHER = "all_gather_into_tensor"
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+    from torch.distributed import ProcessGroup
+
+Groups: TypeAlias = tuple[str, ...]
+
+
+class Line:
+    """The way to the processes of some groups, one group after another.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.processes.lines import Line
+    >>> Line(()).total(np.array([2]))
+    array([2])
+    """
+
+    def __init__(self, names: Groups) -> None:
+        self.groups = [group_of(name) for name in names]
+        self.devices = [_device_of(group) for group in self.groups]
+
+    @property
+    def size(self) -> int:
+        """How many processes there are, where the groups are the rows and columns of a grid."""
+        return math.prod(group.size() for group in self.groups)
+
+    @property
+    def place(self) -> int:
+        """The number of this process among all, in the order in which messages come."""
+        place, step = 0, 1
+        for group in self.groups:
+            place += group.rank() * step
+            step *= group.size()
+        return place
+
+    def total(self, counts: Array) -> Array:
+        """The sum of int64 counts."""
+        for group, device in zip(self.groups, self.devices, strict=True):
+            buffer = torch.from_numpy(counts).to(device, copy=True)
+            torch.distributed.all_reduce(buffer, group=group)
+            counts = buffer.cpu().numpy()
+        return counts
+
+    def blocks(self, block: Array) -> Array:
+        """The rows of bytes that all processes have, of one size: a row each."""
+        size = block.size
+        for group, device in zip(self.groups, self.devices, strict=True):
+            here = torch.from_numpy(block).to(device)
+            buffer = torch.empty(group.size() * block.size, dtype=torch.uint8, device=device)  # flat, as gloo wants it
+            getattr(torch.distributed, GATHER)(buffer, here, group=group)
+            block = buffer.cpu().numpy()
+        return block.reshape(-1, size)
+
+    def messages(self, message: Array, sizes: Array) -> list[Array]:
+        """The messages of all processes, of these sizes in bytes."""
+        block = np.zeros(int(sizes.max()), np.uint8)
+        block[: message.size] = message
+        return [row[:size] for row, size in zip(self.blocks(block), sizes.tolist(), strict=True)]
+
+
+def is_first(names: Sequence[str]) -> bool:
+    """Whether this process is the first one of each of some groups.
+
+    >>> from sparsefn.engine.processes import lines
+    >>> lines.is_first([])
+    True
+    """
+    return not any(group_of(name).rank() for name in names)
+
+
+def group_of(name: str) -> ProcessGroup:
+    """The group of processes of this name."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group: ProcessGroup = c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
+    return group
+
+
+def board() -> Store | None:
+    """Where processes leave notes for each other without waiting: the store that they met at. MPI has none."""
+    from torch.distributed import distributed_c10d as c10d
+
+    return c10d._get_default_store()
+
+
+def _device_of(group: ProcessGroup) -> torch.device:
+    # Where its messages must lie: NCCL sends from its devices alone.
+    from torch.distributed import distributed_c10d as c10d
+
+    return torch.device(c10d._get_object_coll_device(group))

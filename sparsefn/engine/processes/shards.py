@@ -1,0 +1,267 @@
+"""What torch's DTensors hold: the one place that knows tensors of which other processes hold parts.
+
+A DTensor has the shape of the whole, and what is computed from it may still be the part of one process: a sum is
+"partial" until the processes add theirs. Read as a number it would be another one on each of them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.processes.agreements import agreement
+from sparsefn.engine.processes.extent import Lie
+from sparsefn.engine.surroundings import temporarily_clear_interpreter_stack, unwrapped
+
+Out = TypeVar("Out")
+Rebuild = Callable[[Sequence[Tensor]], Out]
+Box = tuple[tuple[int, int], ...]  # first and end along each dimension
+
+
+class Layout(NamedTuple):
+    """How the processes of some groups have cut a tensor into boxes.
+
+    >>> from sparsefn.engine.processes.shards import Layout
+    >>> Layout((5, 6), ((0, 0),), (2,), ("1",), (1,)).box((1,))
+    ((3, 5), (0, 6))
+
+    `cuts` are pairs of a group's position and the dimension that it cuts, in the order in which they are made.
+    `sizes` are the sizes of the groups, `names` their names, and `at` is this process's rank in each.
+    """
+
+    shape: tuple[int, ...]
+    cuts: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+    at: tuple[int, ...]
+
+    def box(self, at: Sequence[int]) -> Box:
+        """The box of the process with these ranks, as torch.chunk cuts it."""
+        box = [(0, n) for n in self.shape]
+        for group, dim in self.cuts:
+            first, end = box[dim]
+            chunk = -(-(end - first) // self.sizes[group])
+            first += min(at[group] * chunk, end - first)
+            box[dim] = (first, min(first + chunk, end))
+        return tuple(box)
+
+    def lie(self, box: Box) -> Lie:
+        """A box of this tensor as a Lie."""
+        return Lie(self.shape, tuple(a for a, _ in box), tuple(b - a for a, b in box), self.names)
+
+
+def is_sharded(x: Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    # Importing the module takes a second; without it there is no DTensor.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
+
+
+def any_sharded(tensors: Iterable[Tensor]) -> bool:
+    """Whether one of some tensors is a DTensor."""
+    others = [x for x in tensors if type(x) is not Tensor]  # quick, as every step asks
+    return bool(others) and any(map(is_sharded, others))
+
+
+def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors of which processes may hold parts, as plain tensors that are complete on every process.
+
+    >>> from sparsefn.engine.processes.shards import whole
+    >>> whole([torch.tensor(3), torch.tensor(4)])
+    [tensor(3), tensor(4)]
+
+    Meant for counts and other small results. The 0-d ones of one dtype, mesh and placement travel together, so that
+    counting many leaves takes one message. All processes of a mesh must call it.
+    """
+    results = list(tensors)
+    together: dict[Any, list[int]] = {}
+    for i, x in enumerate(tensors):
+        if is_sharded(x) and x.ndim:
+            results[i] = x.full_tensor()  # type: ignore[attr-defined]
+        elif is_sharded(x):
+            together.setdefault((x.device_mesh, x.placements, x.dtype), []).append(i)  # type: ignore[attr-defined]
+    for (mesh, placements, _), at in together.items():
+        parts = torch.stack([results[i].to_local() for i in at])  # type: ignore[attr-defined]
+        sums = sys.modules["torch.distributed.tensor"].DTensor.from_local(parts, mesh, placements, run_check=False)
+        for i, x in zip(at, sums.full_tensor().unbind(), strict=True):
+            results[i] = x
+    return results
+
+
+def layout_of(x: Tensor) -> Layout:
+    """How the processes have cut a DTensor. Raises the errors of `lie_of`."""
+    mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
+    ranks = mesh.get_coordinate()
+    if ranks is None:
+        raise ValueError(f"expected a DTensor on a mesh that contains this process, got {_named(x)} on {mesh}")
+    cuts: list[tuple[int, int]] = []
+    for i in reversed(range(mesh.ndim)):
+        placement = placements[i]
+        if placement.is_replicate():
+            continue
+        if placement.is_partial() or not hasattr(placement, "dim"):
+            raise ValueError(
+                f"expected a DTensor of shards or replicas, got {_named(x)}; redistribute it to the placements of "
+                "its parameter first"
+            )
+        # A strided shard says that some mesh dimensions after it cut first. Only where all of them do is a part a box.
+        stride = getattr(placement, "split_factor", 1)
+        if stride == 1:
+            cuts.insert(0, (i, placement.dim))
+        elif stride == math.prod(mesh.size(j) for j, dim in cuts if dim == placement.dim):
+            cuts.append((i, placement.dim))
+        else:
+            raise ValueError(
+                "expected strided shards only together with the shards that they are strided by, as FSDP2 over "
+                f"tensor parallelism has them, got {_named(x)}, whose parts are no boxes"
+            )
+    split = sorted(i for i, _ in cuts if mesh.size(i) > 1)
+    return Layout(
+        tuple(x.shape),
+        tuple((split.index(i), dim) for i, dim in cuts if i in split),
+        tuple(mesh.size(i) for i in split),
+        tuple(mesh.get_group(i).group_name for i in split),
+        tuple(ranks[i] for i in split),
+    )
+
+
+def lie_of(x: Tensor) -> Lie:
+    """Where the part of a DTensor that this process holds lies in the whole.
+
+    All is worked out from the shape of the whole, so that processes agree without a message. Replicas have no group.
+    Raises ValueError for a partial tensor, for strided shards that are no boxes, for shards that torch.chunk would not
+    make, and for a mesh without this process. Callers add the path.
+    """
+    layout = layout_of(x)
+    lie = layout.lie(layout.box(layout.at))
+    held = tuple(here(x).shape)
+    if held != lie.size:
+        raise ValueError(
+            f"expected a DTensor cut as torch.chunk cuts, here a part of shape {lie.size}, got a part of shape {held} "
+            f"of {_named(x)}"
+        )
+    return lie
+
+
+def here(x: Tensor) -> Tensor:
+    """The part of a DTensor that this process holds, as a plain tensor; a plain tensor as it is."""
+    return x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
+
+
+def like(local: Tensor, x: Tensor) -> Tensor:
+    """A DTensor that is laid out as x from the part of this process; the part itself where x is plain."""
+    if not is_sharded(x):
+        return local
+    # Without the shape every process would work out another one from shards of different sizes.
+    mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
+    module, strides = sys.modules["torch.distributed.tensor"], [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
+    made: Tensor = module.DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=x.shape, stride=tuple(strides)
+    )
+    return made
+
+
+def check_plain(what: str, path: str, x: Tensor, instead: str = "") -> None:
+    """Raise ValueError for a DTensor where something reads whole tensors; `instead` says what else to do."""
+    if is_sharded(x):
+        raise ValueError(f"{what}: expected plain tensors, got a DTensor at {path!r}{instead}")
+
+
+def check_bare(path: str, x: Tensor) -> None:
+    """Raise ValueError for a DTensor inside a transform of torch.func, which hides whose part is whose."""
+    inner = x if torch.compiler.is_compiling() else unwrapped(x)
+    if inner is not x and is_sharded(inner):
+        raise ValueError(
+            f"expected a DTensor outside of vmap and other transforms of torch.func, got {_named(inner)} in one at "
+            f"{path!r}; update the members of an ensemble one by one"
+        )
+
+
+def check_shards(path: str, x: Tensor) -> None:
+    """Raise ValueError for a DTensor that an algorithm cannot hold: see `lie_of`; or inside a transform."""
+    check_bare(path, x)
+    if is_sharded(x):
+        try:
+            lie_of(x)
+        except ValueError as error:
+            raise ValueError(f"{error} at {path!r}") from None
+
+
+def groups_of(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    """The names of the process groups of the meshes of some DTensors, by first appearance; () for plain tensors."""
+    meshes = {x.device_mesh: None for x in tensors if is_sharded(x)}  # type: ignore[attr-defined]
+    return tuple({mesh.get_group(i).group_name: None for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1})
+
+
+def agreed(tensors: Iterable[Tensor], fn: Callable[[], Out]) -> Out:
+    """The result of a function that may call code of a user: an error on one process is raised on all of them.
+
+    The processes are those of the meshes of some DTensors.
+    """
+    groups = groups_of(tensors)
+    if not groups:
+        return fn()
+    with agreement(groups):
+        return fn()
+
+
+def is_spread(x: Tensor, like_: Tensor) -> bool:
+    """Whether both are DTensors, with different placements."""
+    return is_sharded(x) and is_sharded(like_) and x.placements != like_.placements  # type: ignore[attr-defined]
+
+
+def laid_out(x: Tensor, like_: Tensor) -> Tensor:
+    """A DTensor with the placements of another one, over whose mesh it may be spread in another way."""
+    if not is_spread(x, like_):
+        return x
+    moved: Tensor = x.redistribute(like_.device_mesh, like_.placements)  # type: ignore[attr-defined]
+    return moved
+
+
+def part(full: Tensor, x: Tensor) -> Tensor:
+    """A plain tensor, the same on every process, laid out as x."""
+    if not is_sharded(x):
+        return full
+    lie = lie_of(x)
+    box = tuple(slice(first, first + n) for first, n in zip(lie.start, lie.size, strict=True))
+    return like(full[box].contiguous(), x)
+
+
+def laid_like(x: Tensor, like_: Tensor) -> Tensor:
+    """A tensor on the device of another one and laid out as it, of which processes hold parts or all have the whole."""
+    return (part if x.ndim and not is_sharded(x) else laid_out)(x.to(like_.device), like_)
+
+
+def words_of(x: Tensor) -> str:
+    """How a tensor is laid out, in words."""
+    return f"laid out as {list(x.placements)} over {x.device_mesh}" if is_sharded(x) else "plain"  # type: ignore[attr-defined]
+
+
+def _named(x: Tensor) -> str:
+    return f"one of shape {tuple(x.shape)} with placements {x.placements}"  # type: ignore[attr-defined]
+
+
+def localized(rows: Sequence[tuple[Any, ...]], rebuild: Rebuild[Out]) -> tuple[Sequence[tuple[Any, ...]], Rebuild[Out]]:
+    """Rows of tensors as local ones, and a function that rebuilds a tree of results laid out as their first tensors."""
+    if not any_sharded([row[0] for row in rows]):
+        return rows, rebuild
+    firsts = [row[0] for row in rows]
+    parts = [tuple(map(here, row)) for row in rows]
+    return parts, lambda results: rebuild([like(*pair) for pair in zip(results, firsts, strict=True)])
+
+
+def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:
+    """What a function makes of a tensor, for constants: of a DTensor inside `torch.func.vjp`, as if it were outside.
+
+    Inside, nobody sees that it is one, and what is drawn or selected for it would be a plain tensor.
+    """
+    inner = x if torch.compiler.is_compiling() else unwrapped(x)
+    if inner is x or not is_sharded(inner):
+        return fn(x)
+    with temporarily_clear_interpreter_stack():
+        return fn(inner)

@@ -1,0 +1,149 @@
+"""Arrays joined by halves, as `numbers.folded` joins tensors, in blocks that stay in a core's cache."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import DTypeLike
+
+from sparsefn.engine.leaves import BLOCK, each
+from sparsefn.engine.surroundings import Array
+
+_BLOCK = BLOCK // 2  # elements at a time: they are added in place, beside a copy of them
+_TALL = 128  # elements of a unit in one block, where units lie side by side in memory
+_SHORT = 64  # entries: rows of fewer are added across units, as a loop of its own for each costs more
+
+
+class Work(NamedTuple):
+    """The function of the elements of a block, if there is one, and the function that joins two of them."""
+
+    lift: Callable[[Array], Array] | None
+    join: np.ufunc
+    dtype: DTypeLike
+
+
+def fold(x: Array, rank: int, work: Work) -> Array:
+    """The entries along the first `rank` dimensions, in row-major order, joined into one.
+
+    >>> import numpy as np
+    >>> from sparsefn.engine.sums.folds import Work, fold
+    >>> fold(np.arange(6.0).reshape(3, 2), 1, Work(None, np.add, np.float64))
+    array([6., 9.])
+
+    Returns a new array of the other dimensions.
+    """
+    x, rank = _merged(x, rank)
+    size, grid = math.prod(x.shape[:rank]), x.shape[rank:]
+    if x.size <= _BLOCK:
+        return np.array(_block(x, rank, work), order="C")
+    tall = _cut(x, rank, size)
+    if tall:
+        some = np.concatenate([fold(part, 1, work) for part in tall])
+        return fold(some, rank, work._replace(lift=None))
+    out: Array = np.empty(grid, work.dtype)
+    along = sorted(range(len(grid)), key=lambda d: -abs(x.strides[rank + d]))  # as the units lie in memory
+    x, target = x.transpose(*range(rank), *(rank + d for d in along)), out.transpose(along)
+    places = list(slabs(target.shape, max(1, _BLOCK // size)))
+    elements = (slice(None),) * rank
+
+    def run(share: list[tuple[slice, ...]]) -> None:
+        for at in share:
+            target[at] = _block(x[(*elements, *at)], rank, work)
+
+    share = -(-len(places) // torch.get_num_threads())
+    each(run, [places[i : i + share] for i in range(0, len(places), share)], x.size)
+    return out
+
+
+def _merged(x: Array, rank: int) -> tuple[Array, int]:
+    # The first dimensions as few as their strides allow: one of length 1 at least.
+    sizes, strides = [1], [x.itemsize]
+    for size, stride in zip(x.shape[:rank], x.strides[:rank], strict=True):
+        if size > 1 and sizes == [1]:
+            sizes, strides = [size], [stride]
+        elif size > 1 and strides[-1] == size * stride:
+            sizes, strides = [*sizes[:-1], sizes[-1] * size], [*strides[:-1], stride]
+        elif size > 1:
+            sizes, strides = [*sizes, size], [*strides, stride]
+    shape = (*sizes, *x.shape[rank:])
+    if len(sizes) == 1 and sizes[0] in x.shape[:rank]:
+        return x.reshape(shape), 1  # a view, and quicker
+    return as_strided(x, shape, (*strides, *x.strides[rank:])), len(sizes)
+
+
+def _cut(x: Array, rank: int, size: int) -> list[Array]:
+    # Of tall units every `apart`-th element, (elements, units ...): the first steps join these with each other alone.
+    first, inner = x.shape[0], size // x.shape[0]
+    beside = min((stride for n, stride in zip(x.shape[rank:], x.strides[rank:], strict=True) if n > 1), default=0)
+    if first <= _TALL or inner & (inner - 1) or not (size > _BLOCK or 0 < beside < x.strides[0]):
+        return []
+    apart = 1 << (-(-first // _TALL) - 1).bit_length()
+    rows, rest = divmod(first, apart)
+    every: Array = x[: rows * apart].reshape(rows, apart, *x.shape[1:])
+    if not rest:
+        return [every]
+    strides = (apart * x.strides[0], *x.strides)
+    return [as_strided(x, (rows + 1, rest, *x.shape[1:]), strides), every[:, rest:]]
+
+
+def slabs(grid: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
+    """Parts of a grid that cover it, of so many cells or less.
+
+    >>> from sparsefn.engine.sums.folds import slabs
+    >>> list(slabs((2, 3), 2))
+    [(slice(0, 1, None), slice(0, 2, None)), (slice(0, 1, None), slice(2, 4, None)), (slice(1, 2, None), ...
+    """
+    if not grid:
+        yield ()
+        return
+    along = next(d for d in range(len(grid)) if math.prod(grid[d + 1 :]) <= most)
+    step = most // math.prod(grid[along + 1 :])
+    parts = [slice(i, i + step) for i in range(0, grid[along], step)]
+    for before in itertools.product(*(range(n) for n in grid[:along])):
+        for part in parts:
+            yield (*(slice(i, i + 1) for i in before), part)
+
+
+def _block(x: Array, rank: int, work: Work) -> Array:
+    grid, own = x.shape[rank:], work.lift is not None
+    if work.lift is not None:
+        x = work.lift(x)
+    while x.ndim > len(grid):
+        inner = math.prod(x.shape[1 : x.ndim - len(grid)])
+        if inner & (inner - 1):  # halves would cut through the rows of a box
+            x = (x if own else np.array(x, order="C")).reshape(-1, *grid)
+            own = True
+        x, own = _halved(x, own, work.join), True
+    return x
+
+
+def _halved(x: Array, own: bool, join: np.ufunc) -> Array:
+    """Join the entries of the first dimension; the array may be written to where it is `own`."""
+    beside = min((stride for n, stride in zip(x.shape[1:], x.strides[1:], strict=True) if n > 1), default=0)
+    in_line = x.strides[0] < beside
+    while len(x) > 1:
+        half = 1 << (len(x) - 1).bit_length() - 1
+        rest = len(x) - half
+        if in_line and half < _SHORT and x[0].size >= _SHORT:
+            sums: Array = np.empty((half, *x.shape[1:]), x.dtype)
+            for i in range(half):
+                if i < rest:
+                    join(x[i], x[i + half], out=sums[i])
+                else:
+                    sums[i] = x[i]
+            x, in_line = sums, False
+        else:
+            sums = x[:half] if own else np.empty_like(x[:half])
+            join(x[:rest], x[half:], out=sums[:rest])
+            if not own:
+                sums[rest:] = x[rest:half]
+            x = sums
+        own = True
+    total: Array = x[0]
+    return total

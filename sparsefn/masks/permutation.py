@@ -1,0 +1,192 @@
+"""Orders of input channels under which N:M masks keep more of the weights."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefn import random
+from sparsefn.engine.checks import check_int
+from sparsefn.engine.processes import check_plain
+from sparsefn.masks.select import topk_mask
+from sparsefn.patterns.kinds import nm
+
+__all__ = ["channels"]
+__dir__ = __all__.copy
+
+_LEVELS = 1 << 23  # sizes are whole numbers up to this, whose sums are exact in any order
+_WIDEST = 4  # up to this m all ways to share out the channels of two groups are tried, beyond it single exchanges
+
+
+class Permutation(NamedTuple):
+    """An order of channels, and the sum of |w| that the N:M mask keeps before and after.
+
+    >>> sf.permutation.Permutation(torch.tensor([1, 0]), 3.0, 4.0).after
+    4.0
+
+    `order` is int64: the channels of the permuted weight are `weight.index_select(axis, order)`.
+    """
+
+    order: Tensor
+    before: float
+    after: float
+
+
+def channels(
+    weight: Tensor,
+    n: int,
+    m: int,
+    *,
+    axis: int = 1,
+    escapes: int = 0,
+    rounds: int | None = None,
+    key: Tensor | None = None,
+) -> Permutation:
+    """Reorder the input channels of a weight so that its N:M mask keeps more of |w|.
+
+    >>> weight = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
+    >>> found = sf.permutation.channels(weight, 2, 4)
+    >>> found.before, found.after
+    (7.0, 10.0)
+    >>> mask = sf.topk_mask(weight[:, found.order].abs(), None, pattern=sf.patterns.nm(2, 4))
+    >>> weight[:, found.order][mask].sum()
+    tensor(10.)
+
+    Groups of m channels are compared two by two. For m up to 4 all ways to share out the channels of two groups are
+    tried, for larger m all exchanges of one channel for another; the best is taken where it gains. This ends where no
+    pair of groups gains, or after so many `rounds`, in each of which every group meets one other. Then, as often as
+    `escapes` says, a few random pairs of channels change places, and what follows is kept if it ends higher; the draws
+    are from `key`.
+
+    The result is never worse than the given order, and the same on every device and for any number of threads: sizes
+    are rounded to 2^-23 of the largest one, and added as integers. `axis` is that of the channels: 1 for linear layers
+    and convolutions. The layer gives the same outputs if its inputs are in this order too: permute the rows of the
+    layers before it, with their biases and norms, and the inputs of all others that read them.
+
+    Pool & Yu 2021, "Channel permutations for N:M sparsity". Raises ValueError for an axis that m does not divide, for
+    weights that are not finite and for a DTensor.
+    """
+    check_plain("permutation.channels", "weight", weight)
+    for name, value, least in (("escapes", escapes, 0), ("rounds", rounds, 1)):
+        if value is not None:
+            check_int("permutation.channels", name, value, least)
+    pattern = nm(n, m, axis)
+    with torch.no_grad():
+        size = weight.detach().abs()
+        if not size.isfinite().all():
+            raise ValueError("permutation.channels: expected finite weights, got NaN or inf")
+        before = size[topk_mask(size, None, pattern=pattern)].double().sum().item()
+        along = size.movedim(axis, 0).reshape(size.shape[axis], -1)
+        most = along.amax() if along.numel() else along.new_ones(())
+        whole = (along.double() / most.clamp(min=torch.finfo(size.dtype).tiny) * _LEVELS).round().to(torch.int32)
+        found = _search(whole, n, m, escapes, math.inf if rounds is None else rounds, key)
+        order = torch.from_numpy(found.reshape(-1)).to(weight.device)
+        moved = size.index_select(axis, order)
+        after = moved[topk_mask(moved, None, pattern=pattern)].double().sum().item()
+    if after <= before:
+        return Permutation(torch.arange(len(along), device=weight.device), before, before)
+    return Permutation(order, before, after)
+
+
+def _search(whole: Tensor, n: int, m: int, escapes: int, rounds: float, key: Tensor | None) -> np.ndarray:
+    groups = len(whole) // m
+    order = np.arange(len(whole)).reshape(groups, m)
+    if groups < 2 or not 0 < n < m or not whole.numel():
+        return order
+    settled = np.zeros((groups, groups), bool)
+    rounds = _settle(whole, order, n, m, settled, rounds)
+    draws = random.key(0) if key is None else key
+    for escape in range(escapes):
+        if rounds <= 0:
+            break
+        trial, known = order.copy(), settled.copy()
+        shuffled = random.permutation(random.fold_in(draws, escape), groups).cpu().numpy()
+        for a, b in shuffled[: 2 * max(1, groups // 16)].reshape(-1, 2):
+            trial[a, 0], trial[b, m - 1] = trial[b, m - 1], trial[a, 0]
+            known[[a, b]] = False
+        rounds = _settle(whole, trial, n, m, known, rounds)
+        if _value(whole, trial, n) > _value(whole, order, n):
+            order, settled = trial, known
+    return order
+
+
+def _settle(whole: Tensor, order: np.ndarray, n: int, m: int, settled: np.ndarray, rounds: float) -> float:
+    # Improves the order in place until no pair of groups gains; returns the rounds that are left. A pair is
+    # compared until both of its groups have marked it as settled; a group that changes has no marks.
+    ways, groups = _ways(m), len(order)
+    size, turn, idle = groups + groups % 2, 0, 0
+    while rounds > 0 and idle < size - 1:
+        pairs = _meetings(size, turn)
+        pairs = pairs[pairs.max(1) < groups]
+        pairs = pairs[~settled[pairs, pairs[:, ::-1]].all(1)]
+        turn, idle = (turn + 1) % (size - 1), idle + 1
+        if not len(pairs):
+            continue
+        both = order[pairs].reshape(len(pairs), 2 * m)
+        best = _best_way(whole, both, ways, n, m)
+        gains = best > 0
+        order[pairs] = np.take_along_axis(both, ways[best], 1).reshape(len(pairs), 2, m)
+        settled[pairs[gains]] = False
+        # After the best of all ways a pair has no better one; after one exchange there may be another.
+        settled[pairs, pairs[:, ::-1]] = (~gains | (m <= _WIDEST))[:, None]
+        rounds, idle = rounds - 1, 0 if gains.any() else idle
+    return rounds
+
+
+def _meetings(size: int, number: int) -> np.ndarray:
+    # A round of a tournament in which each of an even number of groups meets another one: all but the last move on.
+    table = np.append(np.roll(np.arange(size - 1), number), size - 1)
+    return np.sort(np.stack([table, table[::-1]], 1)[: size // 2], 1)
+
+
+def _ways(m: int) -> np.ndarray:
+    # Orders of the channels of two groups, first the one that they have.
+    if m <= _WIDEST:
+        firsts = [(0, *rest) for rest in itertools.combinations(range(1, 2 * m), m - 1)]
+        return np.array([[*first, *(i for i in range(2 * m) if i not in first)] for first in firsts])
+    swaps = np.array([*itertools.product(range(m), range(m, 2 * m))])
+    ways = np.tile(np.arange(2 * m), (len(swaps) + 1, 1))
+    np.put_along_axis(ways[1:], swaps, swaps[:, ::-1], 1)
+    return ways
+
+
+def _best_way(whole: Tensor, both: np.ndarray, ways: np.ndarray, n: int, m: int) -> np.ndarray:
+    # For each pair of groups the first of the best ways.
+    found = np.zeros(len(both), np.int64)
+    some = max(1, (1 << 16) // max(whole.shape[1], 1))
+    for at in range(0, len(both), some):
+        columns = _columns(whole, both[at : at + some])
+        parts = [[tuple(sorted(half)) for half in (way[:m], way[m:])] for way in ways.tolist()]
+        kept = {
+            part: _largest([columns[i] for i in part], n).sum(-1, dtype=torch.int64).cpu().numpy()
+            for part in {part for pair in parts for part in pair}
+        }
+        found[at : at + some] = np.stack([kept[one] + kept[other] for one, other in parts]).argmax(0)
+    return found
+
+
+def _largest(columns: list[Tensor], n: int) -> Tensor:
+    # The sum of the n largest of each row, entry by entry: n times the largest one is taken out.
+    left, total = list(columns), torch.zeros_like(columns[0], dtype=torch.int64)
+    for taken in range(n):
+        top = left[0]
+        rest = []
+        for column in left[1:]:
+            if taken < n - 1:
+                rest.append(torch.minimum(top, column))
+            top = torch.maximum(top, column)
+        left, total = rest, total + top
+    return total
+
+
+def _value(whole: Tensor, order: np.ndarray, n: int) -> int:
+    return int(_largest(_columns(whole, order), n).sum().item())
+
+
+def _columns(whole: Tensor, order: np.ndarray) -> list[Tensor]:
+    return [*whole[torch.from_numpy(order).to(whole.device)].unbind(1)]

@@ -1,0 +1,170 @@
+"""Which leaves are sparsified."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from sparsefn.engine.checks import check_call
+from sparsefn.engine.numbers import check_float
+from sparsefn.engine.surroundings import at_compile_time
+from sparsefn.state import Where
+from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match
+
+__all__ = ["default_where"]
+__dir__ = __all__.copy
+
+_ANYWHERE = ("embed", "norm", "lm_head", "pe_helper", "rel_pos")
+_WORDS = {"emb", "wte", "wpe", "ln", "bias"}
+_LAST_WORDS = {"token", "tokens", "scale", "position", "positional"}
+
+
+def default_where(path: str, leaf: Tensor) -> bool:
+    """Whether a leaf is sparsified by default: weights of layers are; embeddings, norms and `lm_head` are not.
+
+    >>> sizes = {"wte.weight": (9, 4), "ln.weight": (4, 4), "fc.weight": (4, 4), "fc.bias": (4,), "head.weight": (9, 4)}
+    >>> [path for path, shape in sizes.items() if sf.default_where(path, torch.zeros(shape))]
+    ['fc.weight', 'head.weight']
+
+    True for a leaf of two dimensions or more, unless its lower-cased path
+
+    - has `embed`, `norm`, `lm_head`, `rel_pos` or `pe_helper` anywhere in it,
+    - has one of the words `emb`, `wte`, `wpe`, `ln` and `bias`, where words are separated by dots and underscores,
+      and digits at their end are ignored,
+    - has one of the words `token`, `tokens`, `scale`, `position` and `positional` after its last dot, as `cls_token`,
+    - ends in `shared.weight`, the embedding of T5 and BART,
+    - ends in `weight_g` or `original0`, and one dimension at most is longer than 1: the magnitudes of weight norm.
+
+    So embeddings (of patches, too), positions, class tokens, norms, biases and scales stay dense under their usual
+    names. A path cannot tell an output head named `classifier`, `score`, `fc` or `head` from an inner layer of that
+    name: name it in your own `where`, or in `sf.partition`, to leave it dense. `lm_head` is most often the embedding
+    itself. For a module `sf.modules.weights_of` chooses by the types of layers.
+    """
+    return not why_dense(path, leaf)
+
+
+def why_dense(path: str, leaf: Tensor) -> str:
+    """Why `default_where` leaves a leaf dense; empty where it does not.
+
+    >>> why_dense("0.bias", torch.zeros(2)), why_dense("wte.weight", torch.zeros(9, 4))
+    ('fewer than 2 dimensions', "'wte' in its name")
+    """
+    if leaf.ndim < 2:
+        return "fewer than 2 dimensions"
+    if part := _dense_name(path):
+        return f"{part!r} in its name"
+    return "magnitudes of weight norm" if is_magnitude(path, leaf) else ""
+
+
+@at_compile_time
+def _dense_name(path: str) -> str:
+    # The first part of a path for which the leaf stays dense; empty if there is none.
+    path = path.lower()
+    last = path.rpartition(".")[2]
+    words, last_words = ([word.rstrip("0123456789") for word in re.split("[._]", text)] for text in (path, last))
+    parts = [part for part in _ANYWHERE if part in path]
+    parts += [word for word in words if word in _WORDS]
+    parts += [word for word in last_words if word in _LAST_WORDS]
+    if path.split(".")[-2:] == ["shared", "weight"]:
+        parts.append("shared.weight")
+    return parts[0] if parts else ""
+
+
+def is_magnitude(path: str, leaf: Tensor) -> bool:
+    """Whether a leaf is the magnitudes that weight norm keeps beside the directions of a weight.
+
+    >>> is_magnitude("parametrizations.weight.original0", torch.ones(4, 1)), is_magnitude("weight_v", torch.ones(4, 4))
+    (True, False)
+    """
+    return path.endswith(("_g", ".original0")) and sum(size > 1 for size in leaf.shape) <= 1
+
+
+def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tensor]:
+    """`{path: leaf}` of the leaves to sparsify, in optree's order.
+
+    >>> params = {"a": {"weight": torch.zeros(2, 2), "bias": torch.zeros(2)}, "b": torch.zeros(3, 3)}
+    >>> list(select_leaves(params))
+    ['a.weight', 'b']
+    >>> list(select_leaves(params, ["*.bias", "b"]))
+    ['a.bias', 'b']
+    >>> list(select_leaves(params, lambda path, leaf: leaf.numel() == 4))
+    ['a.weight']
+
+    `where` is a function of (path, leaf), a glob or a sequence of globs of which any may match.
+    A glob matches the whole path, is case-sensitive, and its `*` crosses dots. A 0-d leaf is never selected. Warns
+    (UserWarning) where nothing is selected. Raises ValueError for a glob that matches no path, and TypeError for a
+    leaf that is not a floating-point tensor or another kind of `where`.
+    """
+    leaves = float_leaves(params)
+    chosen = {path: leaf for path, leaf in matching("where", where, leaves).items() if leaf.ndim}
+    if not chosen:
+        known = ", ".join(map(repr, leaves)) or "none"
+        warnings.warn(f"no leaf is sparsified: where selects none of the paths ({known})", UserWarning, stacklevel=3)
+    return chosen
+
+
+def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The leaves that a function of (path, leaf), a glob or a sequence of globs chooses.
+
+    >>> matching("where", "*.bias", {"0.bias": torch.zeros(2), "0.weight": torch.zeros(2, 2)})
+    {'0.bias': tensor([0., 0.])}
+
+    Raises ValueError for a glob that matches no path, TypeError for another kind of `where`.
+    """
+    if callable(where):
+        check_call(what, where, "path", "leaf")
+        return {path: leaf for path, leaf in leaves.items() if where(path, leaf)}
+    globs = as_globs(where)
+    check_globs(what, globs, list(leaves))
+    return {path: leaf for path, leaf in leaves.items() if any(glob_match(path, glob) for glob in globs)}
+
+
+def shares(what: str, wheres: Sequence[Where], tree: Tree, like: Tree) -> list[Leaves]:
+    """The leaves of a tree, split: each goes to the first `where` that chooses it in `like`, the rest comes last.
+
+    >>> tree = {"0.bias": 1, "0.weight": 2, "1.bias": 3}
+    >>> shares("partition", ["1.*", "*.bias"], tree, tree)
+    [{'1.bias': 3}, {'0.bias': 1}, {'0.weight': 2}]
+
+    Raises what `matching` raises.
+    """
+    leaves, known = flatten(tree)[0], flatten(like)[0]
+    left, rows = list(leaves), []
+    for where in wheres:
+        hits = matching(what, where, known)
+        rows.append({path: leaves[path] for path in left if path in hits})
+        left = [path for path in left if path not in hits]
+    return [*rows, {path: leaves[path] for path in left}]
+
+
+def float_leaves(params: Tree) -> dict[str, Tensor]:
+    """`{path: leaf}` of params, all of which must be tensors of float16, bfloat16, float32 or float64.
+
+    >>> float_leaves({"w": torch.zeros(1, dtype=torch.int64)})
+    Traceback (most recent call last):
+        ...
+    TypeError: expected floating-point params, got torch.int64 at 'w'
+    """
+    leaves = flatten(params)[0]
+    for path, leaf in leaves.items():
+        check_float("params", leaf, path)
+    return leaves
+
+
+def as_globs(globs: object, what: str = "where", kinds: str = "a function, a glob or a sequence of globs") -> list[str]:
+    """One glob or a sequence of them as a list; TypeError for anything else.
+
+    >>> as_globs("head.*"), as_globs(("a", "b"))
+    (['head.*'], ['a', 'b'])
+    """
+    if isinstance(globs, str):
+        return [globs]
+    if not isinstance(globs, Sequence):
+        raise TypeError(f"expected {what} to be {kinds}, got {type(globs).__name__}")
+    for glob in globs:
+        if not isinstance(glob, str):
+            raise TypeError(f"expected {what} to hold globs, got {type(glob).__name__}")
+    return list(globs)

@@ -1,0 +1,116 @@
+"""A draw of a box is the slice of the whole draw, by every way there is. (Draws of DTensors: test_shards.py.)"""
+
+import math
+import tracemalloc
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsefn import random
+from sparsefn.engine.draws import draws, threefry, words
+from sparsefn.engine.processes.extent import Lie
+
+KEY = random.key(3)
+KINDS = [("uniform", torch.float32), ("uniform", torch.float64), ("normal", torch.bfloat16), ("words", torch.int64)]
+
+
+@st.composite
+def boxes(draw):
+    shape = tuple(draw(st.lists(st.integers(0, 9), max_size=4)))
+    start = tuple(draw(st.integers(0, n)) for n in shape)
+    size = tuple(draw(st.integers(0, n - first)) for n, first in zip(shape, start, strict=True))
+    return Lie(shape, start, size, ())
+
+
+def box_of(whole, lie):
+    return whole.reshape(lie.shape)[tuple(slice(a, a + n) for a, n in zip(lie.start, lie.size, strict=True))]
+
+
+@settings(deadline=None, max_examples=50)
+@given(boxes(), st.sampled_from(KINDS))
+def test_a_box_is_a_slice_of_the_whole(lie, kind):
+    n = math.prod(lie.size)
+    whole = threefry.draw(KEY, None, lie.numel, *kind)
+    want = box_of(whole, lie).reshape(-1)
+    assert torch.equal(threefry.draw(KEY, lie, n, *kind), want)
+    hidden = torch.vmap(lambda key: threefry.draw(key, lie, n, *kind))(KEY[None])  # by an index of the box's size
+    assert torch.equal(hidden[0], want)
+
+
+@settings(deadline=None, max_examples=50)
+@given(boxes())
+def test_coins_of_a_box(lie):
+    n = math.prod(lie.size)
+    chances = random.uniform(random.key(1), lie.shape)
+    want = box_of(random.bernoulli(KEY, chances), lie).reshape(-1)
+    mine = box_of(chances, lie)
+    assert torch.equal(draws.flips(KEY, mine.contiguous(), lie, n), want)
+    assert torch.equal(draws.flips(KEY, mine, lie, n), want)
+    hidden = torch.vmap(lambda p: draws.flips(KEY, p, lie, n))(mine[None])
+    assert torch.equal(hidden[0], want)
+
+
+@pytest.mark.parametrize("lie", [Lie((50, 30), (7, 0), (40, 30), ()), Lie((50, 30), (3, 5), (44, 21), ())])
+def test_boxes_of_many_blocks(monkeypatch, lie):
+    monkeypatch.setattr(words, "BLOCK", 64)
+    whole = random.uniform(KEY, lie.shape)
+    assert torch.equal(
+        threefry.draw(KEY, lie, math.prod(lie.size), "uniform", torch.float32), box_of(whole, lie).reshape(-1)
+    )
+    keys = random.split(KEY, 3)
+    many = threefry.draw(keys, lie, math.prod(lie.size), "uniform", torch.float32)
+    assert torch.equal(many[1], threefry.draw(keys[1], lie, math.prod(lie.size), "uniform", torch.float32))
+
+
+def test_far_boxes():
+    # Beyond 2^32 elements the counter has two words.
+    lie = Lie((1 << 20, 1 << 20), (1 << 19, 5), (2, 7), ())
+    index = torch.arange(2)[:, None] * (1 << 20) + (1 << 39) + torch.arange(5, 12)
+    assert torch.equal(
+        threefry.draw(KEY, lie, 14, "uniform", torch.float32), random.uniform(KEY, (2, 7), index=index).reshape(-1)
+    )
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Lie(((1 << 16) + 1, (1 << 16) - 1), (1 << 16, 9), (1, 65526), ()),  # the last places below 2^32
+        Lie((1 << 16, 1 << 16), ((1 << 16) - 3, 1 << 15), (3, 1 << 15), ()),  # 2^32 of them
+        Lie((3, 1 << 32), (0, (1 << 32) - 5000), (2, 5000), ()),  # before and after
+        Lie((1, 1, (1 << 32) + 4100), (0, 0, (1 << 32) - 4100), (1, 1, 8200), ()),
+    ],
+)
+def test_boxes_about_two_to_the_32(lie):
+    n = math.prod(lie.size)
+    index = lie.places(torch.arange(n))
+    assert torch.equal(
+        threefry.draw(KEY, lie, n, "normal", torch.float64), random.normal(KEY, (n,), torch.float64, index=index)
+    )
+
+
+@pytest.mark.parametrize("n", [1 << 15, 1 << 18, 1 << 20])
+def test_a_shard_takes_no_more_memory_than_a_leaf_of_its_size(n):
+    lies = [Lie((2 * n,), (n,), (n,), ()), Lie((64, n // 8), (0, n // 32), (64, n // 64), ())]
+    peaks = []
+    for index in (None, *lies):
+        tracemalloc.start()
+        try:
+            threefry.draw(KEY, index, n, "uniform", torch.float32)
+            peaks.append(tracemalloc.get_traced_memory()[1] / n)
+        finally:
+            tracemalloc.stop()
+    assert max(peaks[1:]) < 1.05 * peaks[0], peaks
+
+
+@pytest.mark.parametrize("name", ["uniform", "normal"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_draws_like_a_plain_leaf(name, dtype):
+    like, of_shape = getattr(random, name + "_like"), getattr(random, name)
+    leaf = torch.zeros(3, 4, dtype=torch.float16)
+    assert torch.equal(like(KEY, leaf, dtype), of_shape(KEY, (3, 4), dtype))
+    keys = random.split(KEY, 2)
+    assert torch.equal(like(keys, leaf, dtype), of_shape(keys, (3, 4), dtype))
+    with pytest.raises(TypeError, match="expected dtype float16, bfloat16, float32 or float64, got torch.int64"):
+        like(KEY, leaf, torch.int64)
