@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sparsefn.engine.surroundings.backends import BACKENDS, serves
+from sparsefn.engine.surroundings.backends import BACKENDS, has_backend
 
 OFF, ON = "torch alone", "kernels"
 
@@ -34,7 +34,7 @@ class Bench:
         self.tables: dict[str, list[Line]] = {}
         self.table: list[Line] = []
         self.wrong = 0
-        self.refused = "" if serves("winners", device) else f"none are registered for {device}: see --kernels"
+        self.refused = "" if has_backend("winners", device) else f"none are registered for {device}: see --kernels"
 
     def ways(self) -> list[str]:
         """The ways that there are here: torch alone, and kernels where they serve."""

@@ -20,7 +20,7 @@ from _timing import options_of, write
 
 import sparsefn as sf
 from sparsefn.engine.draws.leaf_draws import drawn_leaves
-from sparsefn.engine.leaves.leafwise import moved, zeroed
+from sparsefn.engine.leaves.leafwise import added, zeroed
 from sparsefn.engine.surroundings.backends import BACKENDS
 from sparsefn.testing.launches import counted
 
@@ -89,7 +89,7 @@ def step(optimizer: sf.optimizers.Optimizer, moments: Any, params: Any, masks: A
         return done
     grads = dict(zip(params, zeroed(list(masks.values()), list(params.values())), strict=True))
     updates, moments = optimizer.update(grads, moments, params=params)
-    return moved(list(masks.values()), list(params.values()), list(updates.values())), moments
+    return added(list(masks.values()), list(params.values()), list(updates.values())), moments
 
 
 def calls(shapes: list[tuple[int, ...]], side: int) -> list[Row]:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from _timing import options_of, write
 
-from sparsefn.engine.processes.collectives import Gather, Sum, Talk
-from sparsefn.engine.processes.extent import Lie
+from sparsefn.engine.processes.collectives import Exchange, Gather, Sum
+from sparsefn.engine.processes.extent import Extent
 from sparsefn.engine.selection.blocks import cut
 from sparsefn.engine.selection.bracket import write_best
 from sparsefn.engine.selection.entries import Arrays
@@ -82,7 +82,7 @@ def rounded(weights: np.ndarray) -> np.ndarray:
 # ---- processes ------------------------------------------------------------------------------------
 
 
-def searches(net: Net, ranks: int, joint: bool, out: np.ndarray) -> list[list[Talk[None]]]:
+def searches(net: Net, ranks: int, joint: bool, out: np.ndarray) -> list[list[Exchange[None]]]:
     """The searches of every process: one of all leaves, or one a leaf."""
     size = net.weights.size // net.leaves
     chunk = -(-size // ranks)
@@ -93,8 +93,8 @@ def searches(net: Net, ranks: int, joint: bool, out: np.ndarray) -> list[list[Ta
         for leaf in range(net.leaves):
             here = slice(leaf * size + start, leaf * size + stop)
             at = Arrays(net.weights[here], None, None, None, out[here], absolute=True)
-            lie = Lie((size,), (start,), (stop - start,), ("simulated",))
-            pieces.append(Piece(at, lie, leaf * size if joint else 0, True))
+            extent = Extent((size,), (start,), (stop - start,), ("simulated",))
+            pieces.append(Piece(at, extent, leaf * size if joint else 0, True))
         if joint:
             found.append([selected(pieces, round(KEPT * size * net.leaves), size * net.leaves)])
         else:
@@ -102,21 +102,21 @@ def searches(net: Net, ranks: int, joint: bool, out: np.ndarray) -> list[list[Ta
     return found
 
 
-def step(talk: Talk[None], answer: Any) -> Sum | Gather | None:
+def step(exchange: Exchange[None], answer: Any) -> Sum | Gather | None:
     """What a search asks for next; None where it is over."""
     try:
-        return talk.send(answer)
+        return exchange.send(answer)
     except StopIteration:
         return None
 
 
-def run(processes: Sequence[Sequence[Talk[None]]]) -> tuple[int, int]:
+def run(processes: Sequence[Sequence[Exchange[None]]]) -> tuple[int, int]:
     """Run the searches of all processes in step, as `collectives.together`; its collectives and bytes."""
     ranks = len(processes)
     collectives, taken = 1, 8  # one number first: has a process failed?
     told: dict[int, Any] = dict.fromkeys(range(len(processes[0])))
     while told:
-        asked = {i: [step(talks[i], answer) for talks in processes] for i, answer in told.items()}
+        asked = {i: [step(exchanges[i], answer) for exchanges in processes] for i, answer in told.items()}
         sums = {i: np.sum([x.counts for x in all_], axis=0) for i, all_ in asked.items() if isinstance(all_[0], Sum)}
         values = {i: [x.values for x in all_] for i, all_ in asked.items() if isinstance(all_[0], Gather)}
         if sums or values:  # the sizes of messages travel with the sums

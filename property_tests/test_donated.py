@@ -55,22 +55,22 @@ BUGS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         lambda numbers, sign, blocks: IN_BLOCKS(numbers, sign, map(_written_early, blocks)),
     ),
     "the old state stays": (donated, "empty", lambda tensors: None),
-    "memory that others share is given away": (donated, "alone", lambda tensors, others: tensors),
-    "no memory is given away": (donated, "alone", lambda tensors, others: []),
+    "memory that others share is given away": (donated, "unshared_memory", lambda tensors, others: tensors),
+    "no memory is given away": (donated, "unshared_memory", lambda tensors, others: []),
     "a tensor that the update hands on is emptied": (donated, "opened", lambda tree: (leaves_of(tree), lambda _: tree)),
     "weights that are read again are offered": (
         with_optimizer,
         "update_of",
-        lambda algorithm: update_of(algorithm)._replace(spends=True),
+        lambda algorithm: update_of(algorithm)._replace(overwrites=True),
     ),
     "weights that start anew are written over": (
         frame,
         "_zeroed",
-        lambda masks, leaves, spent: ZEROED(masks, leaves, True),
+        lambda masks, leaves, overwrite: ZEROED(masks, leaves, True),
     ),
 }
 ROW_OF = {
-    "alone": "one_shot saliency keep",
+    "unshared_memory": "one_shot saliency keep",
     "update_of": "sequence",
     "_zeroed": "rigl by momentum with rates",
 }  # or "rigl"

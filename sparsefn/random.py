@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_int, is_int, is_number
 from sparsefn.engine.draws import MASK32, draw, draws
-from sparsefn.engine.processes import here, is_sharded, like
+from sparsefn.engine.processes import here, is_sharded, sharded_like
 from sparsefn.tree import Tree, map_with_path
 
 __all__ = ["bernoulli", "bits", "fold_in", "key", "leaf_key", "leaf_keys", "normal", "normal_like", "permutation"]
@@ -66,7 +66,7 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
     """
     draws.check_key(key)
     if isinstance(data, str):
-        return draws.folded(key, draws.digest(data), "fold str")
+        return draws.folded_key(key, draws.digest(data), "fold str")
     if isinstance(data, Tensor):
         if data.dtype != torch.int64:
             raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got a tensor of {data.dtype}")
@@ -76,7 +76,7 @@ def fold_in(key: Tensor, data: int | Tensor | str) -> Tensor:
         raise TypeError(f"expected data to be an int, a str or a 0-d int64 tensor, got {type(data).__name__}")
     elif not -(1 << 63) <= data < 1 << 63:
         raise ValueError(f"expected data in [-2**63, 2**63), got {data}")
-    return draws.folded(key, data, "fold int")
+    return draws.folded_key(key, data, "fold int")
 
 
 def leaf_key(key: Tensor, path: str, step: int | Tensor | None = None) -> Tensor:
@@ -129,7 +129,7 @@ def bits(key: Tensor, shape: Sequence[int], *, index: Tensor | None = None) -> T
     shape, draws those global elements instead. Keys of shape (..., 2) give (..., *shape). Raises
     TypeError or ValueError for a bad key, shape or index.
     """
-    return draws.drawn(key, shape, index, "words", torch.int64)
+    return draws.draws_of(key, shape, index, "words", torch.int64)
 
 
 def uniform(
@@ -144,8 +144,8 @@ def uniform(
     float16 has 11 bits, bfloat16 8, float64 53 (of both words). `key`, `shape` and `index` as in
     `bits`. Raises TypeError for another dtype.
     """
-    draws.check_float(dtype)
-    return draws.drawn(key, shape, index, "uniform", dtype)
+    draws.check_draw_dtype(dtype)
+    return draws.draws_of(key, shape, index, "uniform", dtype)
 
 
 def normal(
@@ -160,8 +160,8 @@ def normal(
     rounded to `dtype`. Magnitudes end at 6.67. `key`, `shape` and `index` as in `bits`. Raises
     TypeError for a dtype that `uniform` does not take.
     """
-    draws.check_float(dtype)
-    return draws.drawn(key, shape, index, "normal", dtype)
+    draws.check_draw_dtype(dtype)
+    return draws.draws_of(key, shape, index, "normal", dtype)
 
 
 def uniform_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -177,7 +177,7 @@ def uniform_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) 
     the errors of `uniform`, and ValueError for a DTensor that is partial or has parts that torch.chunk would not make,
     or with several keys.
     """
-    draws.check_float(dtype)
+    draws.check_draw_dtype(dtype)
     return draws.drawn_like(key, leaf, "uniform", dtype)
 
 
@@ -190,7 +190,7 @@ def normal_like(key: Tensor, leaf: Tensor, dtype: torch.dtype = torch.float32) -
 
     To `normal` as `uniform_like` is to `uniform`.
     """
-    draws.check_float(dtype)
+    draws.check_draw_dtype(dtype)
     return draws.drawn_like(key, leaf, "normal", dtype)
 
 
@@ -218,8 +218,8 @@ def bernoulli(
         if is_sharded(p):
             if index is not None or shape != tuple(p.shape):
                 raise ValueError("expected a DTensor of probabilities without an index and without another shape")
-            lie = draws.drawn_lie(key, p)
-            return like(draws.flips(key, here(p), lie, math.prod(lie.size)).reshape(lie.size), p)
+            extent = draws.drawn_extent(key, p)
+            return sharded_like(draws.flips(key, here(p), extent, math.prod(extent.size)).reshape(extent.size), p)
         return draws.flips(key, p.expand(shape), places, math.prod(shape)).reshape((*key.shape[:-1], *shape))
     if not is_number(p):
         raise TypeError(f"expected p to be a number or a float tensor, got {type(p).__name__}")
@@ -238,4 +238,4 @@ def permutation(key: Tensor, n: int) -> Tensor:
     Sorts n draws of 64 bits; the lower index goes first among equals. Raises ValueError for n < 0.
     """
     check_int("permutation(key, n)", "n", n, 0)
-    return draws.drawn(key, (n,), None, "pairs", torch.int64).sort(dim=-1, stable=True).indices
+    return draws.draws_of(key, (n,), None, "pairs", torch.int64).sort(dim=-1, stable=True).indices

@@ -122,18 +122,18 @@ def _true(leaf: Tensor) -> Tensor:
     return torch.ones((), dtype=torch.bool, device=leaf.device)
 
 
-def inside(support: Tree, new: Tree, old: Tree | None = None, spent: bool = False) -> Tree:
+def inside(support: Tree, new: Tree, old: Tree | None = None, overwrite: bool = False) -> Tree:
     """The new leaves on their support, and off it the old ones, or +0.0; `apply_masks` without its checks.
 
     >>> inside({"w": torch.tensor([True, False])}, {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])})
     {'w': tensor([1., 4.])}
 
-    With `spent`, new leaves that were offered are zeroed in their own memory.
+    With `overwrite`, new leaves that were offered are zeroed in their own memory.
     """
     masks, rebuild = opened(support)
     leaves = leaves_like(new, support)
     if old is None:
-        return rebuild(leafwise.zeroed(masks, leaves, spent=spent))
+        return rebuild(leafwise.zeroed(masks, leaves, overwrite=overwrite))
     return rebuild(leafwise.either(masks, leaves, leaves_like(old, support)))
 
 
@@ -241,7 +241,7 @@ def moved(state: State, updates: Tree) -> State:
     Equal to `masked_view.put` of the sums, in one pass. Raises ValueError for another structure.
     """
     old, rebuild = opened(state.params)
-    new = leafwise.moved(leaves_of(support_of(state)), old, leaves_like(updates, state.params))
+    new = leafwise.added(leaves_of(support_of(state)), old, leaves_like(updates, state.params))
     return state._replace(params=rebuild(new))
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from sparsefn.engine.surroundings.backends import BACKENDS, serves
+from sparsefn.engine.surroundings.backends import BACKENDS, has_backend
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TARGETS = tomllib.loads((BENCHMARKS / "targets.toml").read_text(encoding="utf-8"))["target"]
@@ -147,8 +147,8 @@ def test_kernels_are_on_where_a_row_says_so_and_nowhere_else(monkeypatch: pytest
     assert device.Bench("cpu", smoke=True, seconds=60.0).refused and not device.Bench("meta", True, 60.0).refused
     for way, on in ((device.ON, True), (f"{device.ON}, int", True), (device.OFF, False), ("torch.rand", False)):
         with device.switched(way):
-            assert serves("winners", "meta") == on
-        assert serves("winners", "meta")
+            assert has_backend("winners", "meta") == on
+        assert has_backend("winners", "meta")
 
 
 def test_a_peer_that_is_not_there_is_named_with_what_installs_it() -> None:

@@ -9,8 +9,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 import sparsefn as sf
-from sparsefn.engine.selection import dispatch as winners
-from sparsefn.engine.selection import spread
+from sparsefn.engine.selection import dispatch, spread
 from sparsefn.engine.selection.dispatch import Entry
 from sparsefn.engine.surroundings.transforms import concrete, read
 from sparsefn.testing import Launches
@@ -84,11 +83,11 @@ REFUSED = {
         "scores and counts",
     ),
     "a count of short rows": (
-        lambda: winners.winners([Entry(X)], [torch.tensor(3, device="meta")]),
+        lambda: dispatch.winners([Entry(X)], [torch.tensor(3, device="meta")]),
         "scores and counts",
     ),
     "a mask": (lambda: sf.drop_lowest(X, META > 0, 2), "scores and flags"),
-    "flags of short rows": (lambda: winners.winners([Entry(X, META > 0)], [2]), "scores and flags"),
+    "flags of short rows": (lambda: dispatch.winners([Entry(X, META > 0)], [2]), "scores and flags"),
     "leaves": (lambda: sf.topk_masks([X, META], 2), "all scores of one competition"),
     "an index": (
         lambda: sf.random.uniform(KEY, (2,), index=torch.ones(2, device="meta").long()),
@@ -111,13 +110,13 @@ def test_counts_on_the_cpu_go_where_the_scores_are():
         (torch.ones(4).long(), sf.patterns.row_balanced()),
     ):
         assert sf.topk_mask(META, count, pattern=pattern).is_meta
-    won = winners.winners([Entry(X), Entry(META)], [1, torch.tensor(2)])
+    won = dispatch.winners([Entry(X), Entry(META)], [1, torch.tensor(2)])
     assert [mask.device.type for mask in won] == ["cpu", "meta"]
 
 
 def test_what_is_made_from_numbers_alone_lies_on_the_cpu():
     with torch.device("meta"):
-        made = [sf.random.key(1), sf.masks.checkerboard((2, 8), 0.5), spread(7, 3), winners.totals([])]
+        made = [sf.random.key(1), sf.masks.checkerboard((2, 8), 0.5), spread(7, 3), dispatch.totals([])]
         assert sf.budgets.erk()({"a": (64, 32, 3, 3), "b": (10, 64)}, 0.9) == {"a": 1267, "b": 640}
     assert {x.device.type for x in made} == {"cpu"}
     assert sf.masks.checkerboard((2, 8), 0.5, device="meta").is_meta

@@ -8,8 +8,7 @@ from test_docs import split
 
 import sparsefn as sf
 from sparsefn.algorithms import one_shot, set
-from sparsefn.budgets import counts
-from sparsefn.budgets import distributions as budgets
+from sparsefn.budgets import counts, distributions
 from sparsefn.scores import saliency, wanda
 
 RECIPES = 30  # headings with code, at least
@@ -40,10 +39,10 @@ def test_every_recipe_has_a_sentence_code_and_a_paper() -> None:
 def test_an_expression_has_the_values_of_variables_and_public_names() -> None:
     def made(stats, sparsity, where=None, key=None):  # type: ignore[no-untyped-def]
         score = saliency if sparsity else wanda(stats)
-        return one_shot(sparsity, score, distribution=budgets.global_(), where=where, key=key)
+        return one_shot(sparsity, score, distribution=distributions.global_(), where=where, key=key)
 
     assert expression(made) == (
-        "one_shot(sparsity, scores.saliency if sparsity else scores.wanda(stats), distribution=budgets.global_())"
+        "one_shot(sparsity, scores.saliency if sparsity else scores.wanda(stats), distribution=distributions.global_())"
     )
 
     def passed(sparsity, where):  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers.numbers import batch_first
-from sparsefn.engine.processes.extent import Lie
+from sparsefn.engine.processes.extent import Extent
 from sparsefn_kernels.source import threefry as source
 from sparsefn_kernels.tables import Drawn, steps
 from sparsefn_kernels.written import on, write
@@ -69,12 +69,12 @@ def _(keys: Tensor, sizes: Sequence[int], kind: str, dtype: torch.dtype, *rest: 
     return [torch.empty(n, dtype=dtype, device=keys.device) for n in sizes]
 
 
-def coins(key: Tensor, below: int | Tensor, index: Tensor | Lie | None, n: int) -> Tensor:
+def coins(key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: int) -> Tensor:
     """Where the first word is below a number in [0, 2^32], or below 2^32 times its chance.
 
     `below` is a number or a tensor of chances.
     """
-    if isinstance(index, Lie):
+    if isinstance(index, Extent):
         index = index.places(torch.arange(n, device=key.device))
     drawn: Tensor
     if isinstance(below, Tensor):

@@ -20,7 +20,7 @@ from sparsefn_kernels.tables import Leaf, Plan, Span, Tuning, plan, steps
 from sparsefn_kernels.written import on, write
 
 MOST = 1 << 30  # units of a call: places are 32-bit words, and are counted in whole chunks
-Entry: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, bool, object]  # scores, allow, deny, absolute, a lie
+Entry: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, bool, object]  # scores, allow, deny, absolute, an extent
 NARROW = 32  # units of a row that are compared one with another
 _INFINITY = {torch.float16: 0x7C00, torch.bfloat16: 0x7F80, torch.float32: 0x7F800000, torch.float64: 0x7FF << 52}
 _BINS = 256

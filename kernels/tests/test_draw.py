@@ -76,7 +76,7 @@ LEAVES = {"a": (40, 61), "b": (0, 3), "c": (), "d": (1024,), "e": (2, 3, 5)}
 def test_all_leaves_are_drawn_in_one_launch_with_the_bits_of_each(kind, dtype, monkeypatch):
     leaves, seen, by_kernel = [torch.empty(shape) for shape in LEAVES.values()], [], leaf_draws.asked
     monkeypatch.setattr(leaf_draws, "asked", lambda *args: seen.append(by_kernel(*args)) or seen[-1])
-    got = leaf_draws.laid(KEY, list(LEAVES), leaves, 3, kind, dtype)
+    got = leaf_draws.draws_laid(KEY, list(LEAVES), leaves, 3, kind, dtype)
     assert len(seen) == 1 and (seen[0] is None) == (kind == "normal" and dtype == torch.float64)
     draw = {"uniform": sf.random.uniform, "normal": sf.random.normal}[kind]
     for made, (path, shape) in zip(got, LEAVES.items(), strict=True):

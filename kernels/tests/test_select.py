@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_runs import by_interpreter
 
-from sparsefn.engine.selection import dispatch as winners
-from sparsefn.engine.selection import reference
+from sparsefn.engine.selection import dispatch, reference
 from sparsefn.engine.selection.dispatch import Entry
 from sparsefn.engine.surroundings.backends import BACKENDS
 from sparsefn_kernels import select as kernels
@@ -183,8 +182,8 @@ def test_the_door_leads_to_them(monkeypatch):
     x, counts = torch.randn(2, 3, 60), torch.tensor([4, 30, 2])
 
     def call(x):
-        own = winners.winners([Entry(x, absolute=True), Entry(x[:, :4])], [counts, 2])
-        return [*own, *winners.winners([Entry(x)], [50], joint=True)]
+        own = dispatch.winners([Entry(x, absolute=True), Entry(x[:, :4])], [counts, 2])
+        return [*own, *dispatch.winners([Entry(x)], [50], joint=True)]
 
     want = [torch.stack(masks) for masks in zip(*map(call, x), strict=True)]
     assert not calls  # memory in sight is read as it is

@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 from sparsefn import random
 from sparsefn.algorithms.competition import Competition, Goal
 from sparsefn.algorithms.memory import Memory, Pruned, Read, Reader
-from sparsefn.algorithms.processes import Start, Stepping, begun, moved, shared
+from sparsefn.algorithms.processes import Start, Stepping, begun, laid_like_params, shared
 from sparsefn.algorithms.start import Init, start_masks
 from sparsefn.algorithms.units import Field, both_of, field
 from sparsefn.engine.checks import check_step, check_trigger
@@ -58,13 +58,13 @@ from sparsefn.tree.chosen import float_leaves
 class Update(NamedTuple):
     """The update of an algorithm: `algorithm.update` is its method `called`, which checks the arguments first.
 
-    An algorithm around it has checked them, and calls `inner`. With `spends`, `inner` sets the weights last, and those
-    on the new support stay: it may write over weights that are lent. What users call goes to `around` where there is
-    one, but for DTensors.
+    An algorithm around it has checked them, and calls `inner`. With `overwrites`, `inner` sets the weights last, and
+    those on the new support stay: it may write over weights that nobody else needs. What users call goes to `around`
+    where there is one, but for DTensors.
     """
 
     inner: Stepping
-    spends: bool = False
+    overwrites: bool = False
     around: Stepping | None = None
 
     def called(self, state: State, grads: Tree, step: Step) -> State:
@@ -73,9 +73,9 @@ class Update(NamedTuple):
             return shared(self.inner, state, grads, step)
         return (self.around or self.inner)(state, *check_update(state, grads, step))
 
-    def lent(self, state: State, grads: Tree, step: Step) -> State:
+    def overwriting(self, state: State, grads: Tree, step: Step) -> State:
         """The new state, from one that the caller has made for it and whose weights nobody else needs."""
-        if self.spends and saves():
+        if self.overwrites and saves():
             offer(leaves_of(state.params), leaves_of((grads, state._replace(params=()))))
         return self.inner(state, grads, step)
 
@@ -112,7 +112,7 @@ def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     sharded = is_compiling() and any_sharded(leaves_of(state.params))  # else `shared` checks
     check_grads(grads, state.params, layout=not sharded)
     if sharded:
-        grads = moved(grads, state.params)
+        grads = laid_like_params(grads, state.params)
     if is_compiling():
         fix_sizes((state, grads))
     return grads, check_step(step)
@@ -254,15 +254,17 @@ class Masked(NamedTuple):
             if stay is not None:
                 kept = both_of(kept, stay)
             new |= made
-            held |= _zeroed(kept, leaves, spent=stay is None) if zero else kept
+            held |= _zeroed(kept, leaves, overwrite=stay is None) if zero else kept
         if zero:
             return state._replace(params=with_leaves(state.params, held), masks=with_leaves(state.masks, new))
         state = with_masks(state, new, self.memory.pruned)
         return state if grown is None else _planted(state, new, held, grown, step)
 
 
-def _zeroed(masks: Leaves, leaves: Leaves, spent: bool) -> Leaves:
-    return dict(zip(masks, zeroed(list(masks.values()), [leaves[path] for path in masks], spent=spent), strict=True))
+def _zeroed(masks: Leaves, leaves: Leaves, overwrite: bool) -> Leaves:
+    return dict(
+        zip(masks, zeroed(list(masks.values()), [leaves[path] for path in masks], overwrite=overwrite), strict=True)
+    )
 
 
 def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, step: Step) -> State:

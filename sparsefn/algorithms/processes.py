@@ -13,21 +13,21 @@ from torch import Tensor
 from sparsefn.engine.checks import check_step
 from sparsefn.engine.draws import digest
 from sparsefn.engine.processes import (
+    Exchange,
     Gather,
-    Talk,
     agree,
     agreement,
     any_sharded,
     check_plain,
     group_of,
     groups_of,
-    inside,
+    in_step,
+    is_open,
     is_sharded,
     is_spread,
     laid_out,
     scope,
     tell,
-    together,
     whole,
 )
 from sparsefn.engine.surroundings import differentiating
@@ -43,7 +43,7 @@ def begun(init: Start) -> Start:
 
     def beginning(params: Tree) -> State:
         leaves = [x for x in leaves_of(params) if isinstance(x, Tensor)]
-        if not any_sharded(leaves) or inside():
+        if not any_sharded(leaves) or is_open():
             return init(params)
         groups = groups_of(leaves)
         with agreement(groups):
@@ -65,7 +65,7 @@ def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
         with scope(groups):
             step, fault = check_step(step), _fault(grads, params)
             if fault is None:
-                return update(state, moved(grads, params), step)
+                return update(state, laid_like_params(grads, params), step)
             if any(is_spread(*pair) for pair in _pairs(grads, params)):
                 with agreement(groups):
                     raise fault
@@ -76,7 +76,7 @@ def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
     raise fault
 
 
-def moved(grads: Tree, params: Tree) -> Tree:
+def laid_like_params(grads: Tree, params: Tree) -> Tree:
     """Gradients laid out as params: they may be laid out otherwise, or be sums yet to be added."""
     if grads is None:
         return None
@@ -136,7 +136,7 @@ def _pairs(grads: Tree, params: Tree) -> list[tuple[Tree, Tensor]]:
 def _check_alike(groups: tuple[str, ...], params: Tree) -> None:
     # Processes whose leaves differ would wait for each other, or take one leaf for another.
     words = {path: _words(leaf) for path, leaf in flatten(params)[0].items()}
-    for name, texts in zip(groups, together([((name,), _everyones(words)) for name in groups]), strict=True):
+    for name, texts in zip(groups, in_step([((name,), _everyones(words)) for name in groups]), strict=True):
         first, ranks = texts[0], torch.distributed.get_process_group_ranks(group_of(name))
         for rank, other in zip(ranks, texts, strict=True):
             for path in sorted({*first, *other}):
@@ -148,7 +148,7 @@ def _check_alike(groups: tuple[str, ...], params: Tree) -> None:
                     raise ValueError(f"expected the same params on every rank, but not at {path!r}: {pair}")
 
 
-def _everyones(words: dict[str, str]) -> Talk[list[dict[str, str]]]:
+def _everyones(words: dict[str, str]) -> Exchange[list[dict[str, str]]]:
     # What all processes say, if they say different things: for most a number does.
     lines = "\n".join(f"{path}\t{word}" for path, word in words.items())
     told = yield Gather(np.array([digest(lines)], np.int64))

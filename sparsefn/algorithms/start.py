@@ -19,7 +19,7 @@ from sparsefn.engine.draws import drawn_leaves
 from sparsefn.engine.processes import laid_like
 from sparsefn.engine.surroundings import concrete
 from sparsefn.masks import checkerboard, from_zeros
-from sparsefn.patterns.tied import check_whole
+from sparsefn.patterns.tied import check_whole_units
 from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.tree import Leaves, Tree, flatten, leaves_at
 
@@ -66,7 +66,7 @@ def start_masks(
     if not isinstance(init, str):
         given = own_masks(init, params)
         if rule.pattern.members:
-            check_whole(rule.pattern, flatten(given)[0], leaves)
+            check_whole_units(rule.pattern, flatten(given)[0], leaves)
         if allowed is None:
             return given
         return optree.tree_map(torch.logical_and, given, masks_tree(params, allowed))
@@ -97,7 +97,7 @@ def start_masks(
         )
         raise ValueError(f"expected init to be {known}, got {init!r}")
     if rule.pattern.members and init in ("from_zeros", "checkerboard"):
-        check_whole(rule.pattern, masks, leaves)
+        check_whole_units(rule.pattern, masks, leaves)
     return masks_tree(params, {p: m & allowed[p] if allowed and p in allowed else m for p, m in masks.items()})
 
 

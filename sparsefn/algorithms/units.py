@@ -19,7 +19,7 @@ from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets.counts import Counted
 from sparsefn.budgets.distributions import Global, spread
 from sparsefn.engine.checks import fraction_at, n_kept, shown
-from sparsefn.engine.leaves import brought, counts_of_rows, lists, on
+from sparsefn.engine.leaves import as_tensor_on, brought, counts_of_rows, lists
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection import Count, Entry, totals, winners
 from sparsefn.patterns import grids as layout
@@ -66,7 +66,7 @@ class Field(NamedTuple):
 
     def _each(self, leaves: Leaves) -> Iterator[tuple[Units, Tensor]]:
         # The grids with what is here of their leaves; a tied set as one matrix, made when its turn comes.
-        leaves = layout.to_seats(self.grids, leaves) if self.sharded else leaves
+        leaves = layout.to_aligned(self.grids, leaves) if self.sharded else leaves
         for path, units in self.grids.items():
             yield units, joined(units, leaves) if units.places else leaves[path]
 
@@ -77,7 +77,7 @@ class Field(NamedTuple):
 
     def totals(self, flags: Flags) -> Tensor:
         """How many flags are set in each group, over all processes."""
-        counts = totals([grouped(rows) for rows in flags], [units.lie for units in self.grids.values()])
+        counts = totals([grouped(rows) for rows in flags], [units.extent for units in self.grids.values()])
         return counts.sum(0, keepdim=True) if self.joint else counts
 
     def counts(self, given: Sequence[Count]) -> Tensor:
@@ -189,7 +189,7 @@ class Field(NamedTuple):
         none = [None] * len(self.grids)
         values, absolute = (scores.signed, scores.absolute) if self.elementwise else (scores.values, False)
         entries = [
-            Entry(competing(units, x), allow, deny, absolute, units.lie)
+            Entry(competing(units, x), allow, deny, absolute, units.extent)
             for (units, x), allow, deny in zip(self._each(values), among or none, but or none, strict=True)
         ]
         if not entries:
@@ -209,10 +209,10 @@ class Field(NamedTuple):
         counts = self._of_whole(sparsity, {})
         for i, (path, units) in enumerate(self.grids.items()):
             device = self.leaves[path].device
-            total = on(counts[0 if joint else i], device)
+            total = as_tensor_on(counts[0 if joint else i], device)
             total = total.sum() if total.ndim else total * (1 if joint else units.of_all.rows[0])
             chance = total.double() / max(sum(sizes.values()) if joint else sizes[path], 1)
-            places = None if units.seat is None else layout.unit_places(units).to(device)
+            places = None if units.alignment is None else layout.unit_places(units).to(device)
             own = brought(random.leaf_key(key, path), device)
             flags.append(random.bernoulli(own, chance, units.rows, index=places))
         return flags
@@ -221,14 +221,14 @@ class Field(NamedTuple):
         """Masks of the leaves from kept units, and the best elements `among` some of others by the pattern."""
         made: Leaves = {}
         spared = scores is not None and self.rule.pattern.zeros is not None
-        values = layout.to_seats(self.grids, scores.values) if spared and scores is not None else {}
-        open_ = layout.to_seats(self.grids, among) if spared and among is not None else {}
+        values = layout.to_aligned(self.grids, scores.values) if spared and scores is not None else {}
+        open_ = layout.to_aligned(self.grids, among) if spared and among is not None else {}
         for (path, units), kept in zip(self.grids.items(), flags, strict=True):
             if units.places:
                 made |= parted(units, kept, self.leaves)
             else:
                 made[path] = unit_mask(units, kept, values.get(path), open_.get(path))
-        made = layout.from_seats(self.grids, made, self.leaves) if self.sharded else made
+        made = layout.from_aligned(self.grids, made, self.leaves) if self.sharded else made
         return made if self.allowed is None or self.elementwise else both_of(made, self.allowed)
 
     def best_masks(self, scores: Scores) -> Leaves:
@@ -242,7 +242,7 @@ class Field(NamedTuple):
             yield self
             return
         firsts = [self.leaves[path] for path in self.grids]
-        parts = lists.parts(firsts, [math.prod(units.shape) for units in self.grids.values()])
+        parts = lists.places_in_parts(firsts, [math.prod(units.shape) for units in self.grids.values()])
         yield from map(self.part, parts) if len(parts) > 1 else [self]
 
     def part(self, at: Sequence[int]) -> Field:
@@ -268,7 +268,7 @@ def field(
     found = layout.grids(rule.pattern, leaves)
     if joint := rule.joint:
         rule.check_grids(found, leaves)
-    sharded = any(units.seat is not None for units in found.values())
+    sharded = any(units.alignment is not None for units in found.values())
     if allowed is not None:
         allowed = full(allowed, leaves)
         masks = None if masks is None else both_of(masks, allowed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import Call, check_call, described, rounded_down
-from sparsefn.engine.leaves import counts_of_rows, lists, on, written
+from sparsefn.engine.leaves import as_tensor_on, counts_of_rows, lists, written
 from sparsefn.engine.numbers import Real, like
 from sparsefn.engine.processes import any_sharded, whole
 from sparsefn.engine.selection import Counts, apportion, totals, vector
@@ -195,8 +195,8 @@ def allocate(
         return {path: filled[path] + rest[path] for path in shares}
     ones = [1] * len(room)
     places = counts_of_rows(list(room.values()), ones, device)
-    reach = on(rounded_down(most, places), device)
-    first = torch.minimum(on(total, device), reach.sum())
+    reach = as_tensor_on(rounded_down(most, places), device)
+    first = torch.minimum(as_tensor_on(total, device), reach.sum())
     some = apportion(shares, first, dict(zip(room, reach.unbind(), strict=True)))
     parts = counts_of_rows([some[path] for path in room], ones, device)
     more = apportion(shares, total - first, dict(zip(room, (places - parts).unbind(), strict=True)))

@@ -31,11 +31,13 @@ class Stepped(NamedTuple):
 class Descent:
     """An optimizer for the tree of a view, and what becomes of its moments: see `with_optimizer`."""
 
-    def __init__(self, optimizer: foreign.Optimizer, view: TrainView, mask_moments: bool, reset_grown: bool) -> None:
+    def __init__(
+        self, optimizer: foreign.ForeignOptimizer, view: TrainView, mask_moments: bool, reset_grown: bool
+    ) -> None:
         self.optimizer, self.view = optimizer, view
         self.mask_moments, self.reset_grown = mask_moments, reset_grown
         self._primed = False
-        self._known: dict[object, foreign.Found] = {}
+        self._known: dict[object, foreign.MomentPlaces] = {}
         own = view.put is masked_view.put and view.grads is masked_view.grads
         self.under_masks = optimizer.under_masks if own and isinstance(optimizer, Optimizer) else None
 
@@ -129,7 +131,7 @@ class Descent:
         owning, places = [rows[owner] for owner in owned], list(owned.values())
         if saves():
             offer([leaves[i] for own in places for i in own], leaves_of((grads, state._replace(opt=()))))
-        for some in lists.parts([row[0] for row in owning], [row[0].numel() for row in owning]):
+        for some in lists.places_in_parts([row[0] for row in owning], [row[0].numel() for row in owning]):
             kept = live_leaves([owning[i] for i in some], mask_moments=self.mask_moments, reset_grown=self.reset_grown)
             lives = zip(kept, [places[i] for i in some], strict=True)
             masks = {i: live for live, own in lives if live is not None for i in own}

@@ -7,7 +7,7 @@ from torch import Tensor
 from sparsefn.algorithms.frame import Update, framed, update_of
 from sparsefn.compose.states import check_algorithm
 from sparsefn.engine.checks import described
-from sparsefn.engine.leaves import alone, empty, giving
+from sparsefn.engine.leaves import empty, giving, unshared_memory
 from sparsefn.engine.surroundings import differentiated, in_mode, transformed
 from sparsefn.state import Algorithm, State, Step
 from sparsefn.tree import Tree, leaves_of, opened
@@ -51,7 +51,7 @@ def donated(algorithm: Algorithm) -> Algorithm:
         old, given = ([x for x in leaves_of(tree) if isinstance(x, Tensor)] for tree in (state, grads))
         if transformed() or in_mode() or differentiated(*old, *given):
             return pure(state, grads, step)
-        spare = alone(old, given)
+        spare = unshared_memory(old, given)
         with giving(spare) as left:
             try:
                 new = pure(state, grads, step)

@@ -15,7 +15,7 @@ _MARK = 1 << 25  # a tensor may have one dimension of this size or more, and not
 _WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alone"
 
 
-class Optimizer(Protocol):
+class ForeignOptimizer(Protocol):
     """An optimizer as `with_optimizer` takes it: a pair init, update in the shape of TorchOpt and optax.
 
     >>> isinstance(sf.optimizers.sgd(0.1), tuple)
@@ -42,11 +42,11 @@ def name_of(optimizer: object) -> str:
     return str(getattr(optimizer, "__name__", type(optimizer).__name__))
 
 
-class Found(NamedTuple):
+class MomentPlaces(NamedTuple):
     """For every leaf of an optimizer's state, the index of the trained leaf that it is a moment of, or -1.
 
     >>> from sparsefn.compose import foreign
-    >>> foreign.Found([-1, 0], (0, 0)).owners
+    >>> foreign.MomentPlaces([-1, 0], (0, 0)).owners
     [-1, 0]
 
     `like` is a tree of the state's structure.
@@ -56,7 +56,7 @@ class Found(NamedTuple):
     like: Tree
 
 
-def find(optimizer: Optimizer, trained: Tree, sparse: Sequence[bool]) -> Found:
+def find(optimizer: ForeignOptimizer, trained: Tree, sparse: Sequence[bool]) -> MomentPlaces:
     """Find the moments in an optimizer's state for a tree, some of whose leaves are sparse.
 
     >>> from sparsefn.compose import foreign
@@ -96,10 +96,10 @@ def find(optimizer: Optimizer, trained: Tree, sparse: Sequence[bool]) -> Found:
         )
 
     state = _init_on_meta(optimizer, rebuild(probes))
-    return Found([owner(*row) for row in zip(paths(state), leaves_of(state), strict=True)], state)
+    return MomentPlaces([owner(*row) for row in zip(paths(state), leaves_of(state), strict=True)], state)
 
 
-def _init_on_meta(optimizer: Optimizer, probes: Tree) -> Tree:
+def _init_on_meta(optimizer: ForeignOptimizer, probes: Tree) -> Tree:
     try:
         return optimizer.init(probes)
     except Exception as error:
@@ -109,11 +109,11 @@ def _init_on_meta(optimizer: Optimizer, probes: Tree) -> Tree:
         ) from error
 
 
-def owners_in(opt: Tree, found: Found, optimizer: object, leaves: Sequence[Tensor]) -> list[int]:
+def owners_in(opt: Tree, found: MomentPlaces, optimizer: object, leaves: Sequence[Tensor]) -> list[int]:
     """The owners of a state's leaves, after checking that the state fits what was found.
 
     >>> from sparsefn.compose import foreign
-    >>> foreign.owners_in({"mu": torch.ones(2)}, foreign.Found([0], {"mu": 0}), "adam", [torch.ones(2)])
+    >>> foreign.owners_in({"mu": torch.ones(2)}, foreign.MomentPlaces([0], {"mu": 0}), "adam", [torch.ones(2)])
     [0]
 
     ValueError for a state of another structure, or with another shape in place of a moment.

@@ -43,7 +43,7 @@ def with_dense_gradients(algorithm: Algorithm) -> Algorithm:
 @described
 def with_optimizer(
     algorithm: Algorithm,
-    optimizer: foreign.Optimizer,
+    optimizer: foreign.ForeignOptimizer,
     *,
     skip: Trigger | None = None,
     reset: Trigger = never(),
@@ -102,7 +102,7 @@ def with_optimizer(
 
     def advance(state: State, grads: Tree, step: Step) -> State:
         stepped = inside.stepped(state, grads, step, skip is not None and skip(step))
-        state = masks.lent(stepped.state, grads, step)._replace(opt=stepped.state.opt)
+        state = masks.overwriting(stepped.state, grads, step)._replace(opt=stepped.state.opt)
         return choose(reset(step), inside.restarted, inside.tidied(state, stepped, grads))  # type: ignore[no-any-return]
 
     @compiled_well

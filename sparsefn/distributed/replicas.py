@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.distributed.ends import everyone
-from sparsefn.engine.processes import agreement, here, is_sharded, lie_of
-from sparsefn.engine.processes import collectives as talks
+from sparsefn.engine.processes import agreement, collectives, extent_of, here, is_sharded
 from sparsefn.engine.surroundings import Array
 from sparsefn.tree import Tree, flatten
 
@@ -35,7 +34,7 @@ def check_replicas(state: Tree) -> None:
         leaves = {path: check_values("the state", path, as_dense("the state", path, leaf)) for path, leaf in given}
         hashes = [_digest(repr([*leaves]).encode())]
         hashes += [number for leaf in leaves.values() for number in (_place(leaf), _content(leaf))]
-    first, all_hashes = talks.together([(groups, _everyones(hashes[:1])), (groups, _everyones(hashes))])
+    first, all_hashes = collectives.in_step([(groups, _everyones(hashes[:1])), (groups, _everyones(hashes))])
     if len({*first.tolist()}) > 1:
         raise ValueError(f"check_replicas: expected the same leaves on every rank, got {[*leaves]} on this one")
     rows = all_hashes.reshape(-1, len(hashes))[:, 1:].tolist()
@@ -52,13 +51,13 @@ def check_replicas(state: Tree) -> None:
                 )
 
 
-def _everyones(numbers: list[int]) -> talks.Talk[Array]:
-    return (yield talks.Gather(np.array(numbers, np.int64)))
+def _everyones(numbers: list[int]) -> collectives.Exchange[Array]:
+    return (yield collectives.Gather(np.array(numbers, np.int64)))
 
 
 def _place(x: Tensor) -> int:
-    lie = lie_of(x) if is_sharded(x) else None
-    return _digest(repr(None if lie is None else (lie.shape, lie.start, lie.size)).encode())
+    extent = extent_of(x) if is_sharded(x) else None
+    return _digest(repr(None if extent is None else (extent.shape, extent.start, extent.size)).encode())
 
 
 def _content(x: Tensor) -> int:

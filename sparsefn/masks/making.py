@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.checks import check_int, check_sparsity
-from sparsefn.engine.draws import drawn
+from sparsefn.engine.draws import draws_of
 from sparsefn.engine.leaves import brought
 from sparsefn.engine.numbers import like
 from sparsefn.engine.processes import check_plain
@@ -89,7 +89,7 @@ def shuffle(masks: Tree, key: Tensor, *, within: int | None = None) -> Tree:
             raise ValueError(f"shuffle: expected masks with a dimension {within}, got {tuple(mask.shape)} at {path!r}")
         lines = mask.movedim(within, 0)
         flat = lines.reshape(lines.shape[0], math.prod(lines.shape[1:]))
-        order = drawn(own, (flat.numel(),), None, "pairs", torch.int64).reshape(flat.shape).sort(dim=1, stable=True)
+        order = draws_of(own, (flat.numel(),), None, "pairs", torch.int64).reshape(flat.shape).sort(dim=1, stable=True)
         return flat.gather(1, order.indices).reshape(lines.shape).movedim(0, within).contiguous()
 
     return map_with_path(shuffled, masks)

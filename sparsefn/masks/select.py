@@ -15,7 +15,7 @@ from sparsefn import random
 from sparsefn.engine.checks import Step, is_int
 from sparsefn.engine.leaves import brought
 from sparsefn.engine.numbers import check_float
-from sparsefn.engine.processes import here, is_sharded, lie_of, like
+from sparsefn.engine.processes import extent_of, here, is_sharded, sharded_like
 from sparsefn.engine.selection import Entry, totals, winners
 from sparsefn.engine.surroundings import concrete
 from sparsefn.patterns.grids import of_tensor, own_counts
@@ -88,7 +88,7 @@ def topk_mask(scores: Tensor, n_keep: Count, *, pattern: Pattern = unstructured(
 
     def keep(units: Units, here: Tensor) -> Tensor:
         count = own_counts(units, _settled(units.of_all, "n_keep", n_keep))
-        entry = Entry(competing(units, here), allowed_rows(units, here, None), lie=units.lie)
+        entry = Entry(competing(units, here), allowed_rows(units, here, None), extent=units.extent)
         (kept,) = [pattern.pick(entry)] if pattern.pick is not None else winners([entry], [count])
         return unit_mask(units, kept, here)
 
@@ -145,9 +145,9 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
 
     def keep(units: Units, scores: Tensor, mask: Tensor) -> Tensor:
         active = active_rows(units, mask)
-        had = totals([grouped(active)], [units.lie])
+        had = totals([grouped(active)], [units.extent])
         left = had - own_counts(units, checked_count("n_drop", n_drop, had))
-        rows = Entry(competing(units, scores), allowed_rows(units, scores, active), lie=units.lie)
+        rows = Entry(competing(units, scores), allowed_rows(units, scores, active), extent=units.extent)
         (kept,) = winners([rows], [left])
         return mask & unit_mask(units, kept, scores, mask)
 
@@ -177,9 +177,9 @@ def grow_highest(
         for flags in excluded:
             barred = barred | competing(units, flags, lambda unit: unit.sum(-1, dtype=torch.int32) > 0)
         open_ = allowed_rows(units, scores, None)
-        free = totals([grouped(~barred if open_ is None else open_ & ~barred)], [units.lie])
+        free = totals([grouped(~barred if open_ is None else open_ & ~barred)], [units.extent])
         count = own_counts(units, checked_count("n_grow", n_grow, free))
-        (grown,) = winners([Entry(competing(units, scores), open_, barred, lie=units.lie)], [count])
+        (grown,) = winners([Entry(competing(units, scores), open_, barred, extent=units.extent)], [count])
         return mask | from_rows(units, grown)
 
     excluded = () if exclude is None else (_checked(exclude, scores),)
@@ -200,10 +200,10 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
     for path, leaf in leaves.items():
         check_float("scores", leaf, path)
     count = _check_count("n_keep", n_keep, 1, sum(leaf.numel() for leaf in leaves.values()))
-    parts = [(here(leaf), lie_of(leaf) if is_sharded(leaf) else None) for leaf in leaves.values()]
-    won = winners([Entry(part.reshape(1, -1), lie=lie) for part, lie in parts], [count], joint=True)
+    parts = [(here(leaf), extent_of(leaf) if is_sharded(leaf) else None) for leaf in leaves.values()]
+    won = winners([Entry(part.reshape(1, -1), extent=extent) for part, extent in parts], [count], joint=True)
     rows = zip(won, parts, leaves.values(), strict=True)
-    return rebuild([like(mask.reshape(part.shape), leaf) for mask, (part, _), leaf in rows])
+    return rebuild([sharded_like(mask.reshape(part.shape), leaf) for mask, (part, _), leaf in rows])
 
 
 def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:

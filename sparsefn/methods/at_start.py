@@ -11,8 +11,8 @@ from sparsefn.algorithms import gmp, one_shot
 from sparsefn.budgets.distributions import global_
 from sparsefn.curvature.derivatives import Batch, Loss
 from sparsefn.engine.checks import check_int, check_sparsity, described, numbers
-from sparsefn.engine.numbers import Real, divide, power
-from sparsefn.engine.numbers import where as either
+from sparsefn.engine.numbers import Real, divide, real_power
+from sparsefn.engine.numbers import real_where as either
 from sparsefn.state import Algorithm, Level, Schedule, Step, Where
 from sparsefn.timing.triggers import at, every
 from sparsefn.tree import Tree
@@ -187,6 +187,6 @@ def _in_rounds(name: str, sparsity: float | Tensor | Schedule, rounds: int) -> L
         time = step.double() if isinstance(step, Tensor) else float(step)
         done = divide(time + 1.0, float(rounds))
         # In the end it is the sparsity itself: 1 - (1 - sparsity) may differ in the last bit.
-        return either(done >= 1.0, last, 1.0 - power(1.0 - last, done))
+        return either(done >= 1.0, last, 1.0 - real_power(1.0 - last, done))
 
     return level

@@ -14,7 +14,7 @@ from sparsefn.budgets.counts import Counted
 from sparsefn.budgets.distributions import n_kept, rounded, rounded_down
 from sparsefn.compose import chain, sequence
 from sparsefn.engine.checks import as_fraction, check_int, check_sparsity, described, fraction_at
-from sparsefn.engine.leaves import on
+from sparsefn.engine.leaves import as_tensor_on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection import Counts
 from sparsefn.masks.select import topk_mask
@@ -108,11 +108,11 @@ def srigl(
 
     def worth(flags: Tensor) -> Tensor:  # the salient entries of a row, in units of what it needs
         needed = rounded_down(ablation, n_kept(flags.shape[-1], sparsity))
-        return flags.sum(-1) / on(needed, flags.device).clamp(min=1)
+        return flags.sum(-1) / as_tensor_on(needed, flags.device).clamp(min=1)
 
     def alive(scores: Tensor, active: Tensor, step: Step) -> Tensor:
         rows = scores.shape[-1]
-        enough = on(rounded_down(1 - sparsity, rows) + 1, scores.device).clamp(max=rows)
+        enough = as_tensor_on(rounded_down(1 - sparsity, rows) + 1, scores.device).clamp(max=rows)
         return torch.maximum((scores >= 1).sum(-1), enough)
 
     per_row = by_unit(salient, channel(0), worth)

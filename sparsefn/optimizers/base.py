@@ -170,7 +170,7 @@ def in_blocks(
     blocks: list[blockwise.Row] = []
     made = [add(blocks, *row) if all(x.dtype in _IN_BLOCKS for x in row) else None for row in rows]
     if blocks:
-        blockwise.run(kernel, blocks)
+        blockwise.run_blocks(kernel, blocks)
     left = [row for row, done in zip(rows, made, strict=True) if done is None]
     rest = iter(others(left) if left else ())
     return [next(rest) if done is None else tuple(done) for done in made]
@@ -199,7 +199,7 @@ def under_masks_in_blocks(trees: Trees, kernel: Kernel, step: Step) -> list[Tree
     def others(left: Sequence[Row]) -> Sequence[Row]:
         old, covers, *momenta, slopes = zip(*left, strict=True)
         stepped = step(list(zip(*momenta, leafwise.zeroed(covers, slopes), old, strict=True)))
-        moved = leafwise.moved(covers, old, [row[0] for row in stepped])
+        moved = leafwise.added(covers, old, [row[0] for row in stepped])
         return [(new, *row[1:]) for new, row in zip(moved, stepped, strict=True)]
 
     return trees_of(in_blocks(rows, add, kernel, others), n + 1, rebuild)
@@ -211,7 +211,7 @@ def by_backend(name: str, lr: Level, numbers: Row, trees: Trees, *options: objec
     >>> by_backend("none", 0.1, (torch.tensor(0),), ({}, {}, {}, []))
     """
     device = numbers[0].device.type
-    if not backends.serves(name, device):
+    if not backends.has_backend(name, device):
         return None
     params, masks, grads, moments = trees
     check_fitting(grads, params, moments[0] if moments else None)

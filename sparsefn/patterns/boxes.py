@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sparsefn.engine.sums import Pooling, pool, slabs, split
+from sparsefn.engine.sums import Pooling, in_boxes, pool, slabs
 from sparsefn.engine.surroundings import visible
 from sparsefn.patterns.kinds import Box
 
@@ -31,7 +31,7 @@ def boxes_of(x: Tensor, box: Box) -> Tensor:
     size = math.prod(box)
     if size and in_line(box, x.shape):
         return x.reshape(x.numel() // size, size)
-    parts = split(x, box)
+    parts = in_boxes(x, box)
     return parts.reshape(math.prod(parts.shape[: x.ndim]), size)
 
 
@@ -119,7 +119,7 @@ def _of_whole_boxes(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
 
 
 def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
-    parts, size, shape = [split(x, box) for x in xs], math.prod(box), xs[0].shape
+    parts, size, shape = [in_boxes(x, box) for x in xs], math.prod(box), xs[0].shape
     grid = parts[0].shape[: len(shape)]
     # Threads wait for each other after every operation, for long on a busy machine: for them slabs are few and large.
     most = _SLAB if torch.get_num_threads() == 1 else 16 * _SLAB
@@ -129,16 +129,16 @@ def _by_slabs(fn: Callable[..., Tensor], xs: Tensors, box: Box) -> Tensor:
         one_each = out.ndim == 1 or out.shape[1] == 1
         if result is None:
             result = out.new_empty(grid if one_each else shape)
-            target = result if one_each else split(result, box)
+            target = result if one_each else in_boxes(result, box)
         target[at] = out.reshape(target[at].shape)
     assert result is not None
     return result
 
 
-def spread(x: Tensor, box: Box, shape: Box) -> Tensor:
+def over_elements(x: Tensor, box: Box, shape: Box) -> Tensor:
     """Each entry of a grid at every element of its box, in a tensor of this shape.
 
-    >>> spread(torch.tensor([[True, False]]), (2, 2), (2, 3))
+    >>> over_elements(torch.tensor([[True, False]]), (2, 2), (2, 3))
     tensor([[ True,  True, False],
             [ True,  True, False]])
     """

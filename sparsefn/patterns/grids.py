@@ -12,18 +12,18 @@ from torch import Tensor
 
 from sparsefn.engine.numbers import check_float
 from sparsefn.engine.processes import (
-    Lie,
-    Seat,
+    Alignment,
+    Exchange,
+    Extent,
     Sum,
-    Talk,
     agreed,
+    alignment_of,
     here,
+    in_step,
     is_sharded,
     laid_out,
-    like,
-    moved,
-    seat_of,
-    together,
+    realigned,
+    sharded_like,
 )
 from sparsefn.engine.selection import Count
 from sparsefn.engine.surroundings import Array, eagerly
@@ -51,7 +51,7 @@ def grids(pattern: Pattern, leaves: Leaves) -> Grids:
     for path, leaf in leaves.items():
         try:
             units = units_of(pattern, tuple(leaf.shape))
-            made[path] = units if type(leaf) is Tensor else seated(units, leaf)
+            made[path] = units if type(leaf) is Tensor else with_alignment(units, leaf)
         except ValueError as error:
             raise ValueError(f"{error} at {path!r}") from None
     return made
@@ -62,23 +62,23 @@ def paths_of(grids: Grids) -> list[str]:
     return [at for path, units in grids.items() for at in ([place.path for place in units.places] or [path])]
 
 
-def seated(units: Units, leaf: Tensor) -> Units:
+def with_alignment(units: Units, leaf: Tensor) -> Units:
     """The units of this process's part of a leaf; those of the whole where the leaf is no DTensor.
 
-    >>> from sparsefn.patterns.grids import seated
+    >>> from sparsefn.patterns.grids import with_alignment
     >>> from sparsefn.patterns.units import units_of
     >>> units = units_of(sf.patterns.nm(2, 4), (3, 8))
-    >>> seated(units, torch.ones(3, 8)) is units
+    >>> with_alignment(units, torch.ones(3, 8)) is units
     True
 
-    `whole` of the result has the units of the leaf, `seat` says where the box lies, and `lie` where its units lie in
-    the grid, if processes share the one group of the leaf. A leaf with several groups has each on one process.
+    `whole` of the result has the units of the leaf, `alignment` says where the box lies, and `extent` where its units
+    lie in the grid, if processes share the one group of the leaf. A leaf with several groups has each on one process.
     """
     if not is_sharded(leaf):
         return units
     if units.pattern.pick is not None:
         raise ValueError(f"{units.pattern}: expected plain tensors, got a DTensor")
-    return units_at(units, seat_of(leaf, cell_of(units)))
+    return units_at(units, alignment_of(leaf, cell_of(units)))
 
 
 def cell_of(units: Units) -> Box:
@@ -94,9 +94,9 @@ def cell_of(units: Units) -> Box:
     return tuple(a * b for a, b in zip(units.unit, units.group, strict=True))
 
 
-def units_at(units: Units, seat: Seat) -> Units:
-    """The units of the box of a seat."""
-    several, box = units.rows[0] > 1, seat.box
+def units_at(units: Units, alignment: Alignment) -> Units:
+    """The units of the box of an alignment."""
+    several, box = units.rows[0] > 1, alignment.box
     start = tuple(first // max(b, 1) for first, b in zip(box.start, units.unit, strict=True))
     grid = tuple(-(-size // max(b, 1)) for size, b in zip(box.size, units.unit, strict=True))
     group = units.group if several else grid
@@ -112,8 +112,8 @@ def units_at(units: Units, seat: Seat) -> Units:
         rows=(groups, math.prod(group)),
         flat=group == grid or in_line(group, grid),
         whole=units,
-        seat=seat,
-        lie=None if several else Lie(units.grid, start, grid, box.groups),
+        alignment=alignment,
+        extent=None if several else Extent(units.grid, start, grid, box.groups),
     )
 
 
@@ -130,10 +130,10 @@ def group_places(units: Units) -> Tensor:
     tensor([0, 1, 2, 3, 4, 5])
     """
     here, whole = np.arange(units.rows[0]), units.of_all
-    if units.seat is not None and units.lie is None:
+    if units.alignment is not None and units.extent is None:
         cell = [max(a * b, 1) for a, b in zip(whole.unit, whole.group, strict=True)]
-        start = tuple(first // n for first, n in zip(units.seat.box.start, cell, strict=True))
-        here = Lie(_in_groups(whole.grid, whole.group), start, _in_groups(units.grid, units.group), ()).places(here)
+        start = tuple(first // n for first, n in zip(units.alignment.box.start, cell, strict=True))
+        here = Extent(_in_groups(whole.grid, whole.group), start, _in_groups(units.grid, units.group), ()).places(here)
     return torch.from_numpy(here)
 
 
@@ -147,8 +147,8 @@ def unit_places(units: Units) -> Tensor:
             [2, 3]])
     """
     width = units.rows[1]
-    if units.lie is not None:
-        return torch.from_numpy(units.lie.places(np.arange(width))).reshape(1, width)
+    if units.extent is not None:
+        return torch.from_numpy(units.extent.places(np.arange(width))).reshape(1, width)
     return group_places(units)[:, None] * width + torch.arange(width, device="cpu")
 
 
@@ -160,39 +160,39 @@ def own_counts(units: Units, counts: Count) -> Count:
     >>> own_counts(units_of(sf.patterns.row_balanced(), (2, 8)), torch.tensor([3, 4]))
     tensor([3, 4])
     """
-    if units.seat is None or not isinstance(counts, Tensor) or not counts.ndim:
+    if units.alignment is None or not isinstance(counts, Tensor) or not counts.ndim:
         return counts
     return counts[group_places(units).to(counts.device)]
 
 
-def to_seats(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
+def to_aligned(units: Mapping[str, Units], leaves: Leaves) -> Leaves:
     """The leaves, with those that are DTensors as the boxes that this process gets of them.
 
-    >>> from sparsefn.patterns.grids import to_seats
+    >>> from sparsefn.patterns.grids import to_aligned
     >>> from sparsefn.patterns.units import units_of
-    >>> to_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)})
+    >>> to_aligned({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)})
     {'w': tensor([1., 1.])}
     """
-    seats = {path: one.seat for path, one in units.items() if one.seat and path in leaves}
-    if not seats:
+    alignments = {path: one.alignment for path, one in units.items() if one.alignment and path in leaves}
+    if not alignments:
         return leaves
-    boxes = moved([here(leaves[path]) for path in seats], list(seats.values()))
-    return leaves | dict(zip(seats, boxes, strict=True))
+    boxes = realigned([here(leaves[path]) for path in alignments], list(alignments.values()))
+    return leaves | dict(zip(alignments, boxes, strict=True))
 
 
-def from_seats(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Leaves:
-    """The inverse of `to_seats`: boxes of this process as DTensors that are laid out as the leaves.
+def from_aligned(units: Mapping[str, Units], boxes: Leaves, leaves: Leaves) -> Leaves:
+    """The inverse of `to_aligned`: boxes of this process as DTensors that are laid out as the leaves.
 
-    >>> from sparsefn.patterns.grids import from_seats
+    >>> from sparsefn.patterns.grids import from_aligned
     >>> from sparsefn.patterns.units import units_of
-    >>> from_seats({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)}, {"w": torch.zeros(2)})
+    >>> from_aligned({"w": units_of(sf.patterns.unstructured(), (2,))}, {"w": torch.ones(2)}, {"w": torch.zeros(2)})
     {'w': tensor([1., 1.])}
     """
-    seats = {path: one.seat for path, one in units.items() if one.seat}
-    if not seats:
+    alignments = {path: one.alignment for path, one in units.items() if one.alignment}
+    if not alignments:
         return boxes
-    parts = moved([boxes[path] for path in seats], list(seats.values()), back=True)
-    return boxes | {path: like(x, leaves[path]) for path, x in zip(seats, parts, strict=True)}
+    parts = realigned([boxes[path] for path in alignments], list(alignments.values()), back=True)
+    return boxes | {path: sharded_like(x, leaves[path]) for path, x in zip(alignments, parts, strict=True)}
 
 
 def refuse_parts(what: str, units: Mapping[str, Units], shared: bool = False) -> None:
@@ -203,7 +203,7 @@ def refuse_parts(what: str, units: Mapping[str, Units], shared: bool = False) ->
     >>> refuse_parts("grow_count", {"w": units_of(sf.patterns.unstructured(), (2,))})
     """
     for path, one in units.items():
-        if (one.lie if shared else one.seat) is not None:
+        if (one.extent if shared else one.alignment) is not None:
             why = "it reads whole rows of scores"
             raise ValueError(f"{what}: expected plain tensors, got a DTensor at {path!r}: {why}")
 
@@ -218,16 +218,16 @@ def of_all_groups(units: Sequence[Units], counts: Sequence[Tensor]) -> list[Tens
     [tensor([3, 4])]
     """
 
-    def told(vector: Array) -> Talk[Array]:
+    def told(vector: Array) -> Exchange[Array]:
         return (yield Sum(vector))
 
-    made, talks = list(counts), []
-    seats = [(i, one, one.seat) for i, one in enumerate(units) if one.seat is not None]
-    for i, one, seat in seats:
+    made, exchanges = list(counts), []
+    alignments = [(i, one, one.alignment) for i, one in enumerate(units) if one.alignment is not None]
+    for i, one, alignment in alignments:
         vector = np.zeros(one.of_all.rows[0], np.int64)
         vector[group_places(one).numpy()] = counts[i].cpu().numpy()
-        talks.append((seat.box.groups, told(vector)))
-    for (i, *_), vector in zip(seats, together(talks) if talks else [], strict=True):
+        exchanges.append((alignment.box.groups, told(vector)))
+    for (i, *_), vector in zip(alignments, in_step(exchanges) if exchanges else [], strict=True):
         made[i] = torch.from_numpy(vector).to(counts[i].device)
     return made
 
@@ -240,8 +240,8 @@ def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> 
         return fn(units, *tensors)
 
     def run() -> Tensor:
-        own = seated(units, tensors[0])
-        parts = [to_seats({"": own}, {"": laid_out(x, tensors[0])})[""] for x in tensors]
-        return from_seats({"": own}, {"": fn(own, *parts)}, {"": tensors[0]})[""]
+        own = with_alignment(units, tensors[0])
+        parts = [to_aligned({"": own}, {"": laid_out(x, tensors[0])})[""] for x in tensors]
+        return from_aligned({"": own}, {"": fn(own, *parts)}, {"": tensors[0]})[""]
 
     return agreed(tensors, run)

@@ -169,11 +169,11 @@ def joined(units: Units, leaves: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([row.to(rows[0].device) for row in rows], 1)
 
 
-def check_whole(pattern: Pattern, masks: Mapping[str, Tensor], leaves: Leaves) -> None:
+def check_whole_units(pattern: Pattern, masks: Mapping[str, Tensor], leaves: Leaves) -> None:
     """Raise ValueError for given masks that prune a unit of a tied set in part.
 
     >>> masks = {"a": torch.tensor([[True], [False]]), "b": torch.tensor([[True, True]])}
-    >>> check_whole(sf.tied([["a", 0], ["b", 1]]), masks, masks)
+    >>> check_whole_units(sf.tied([["a", 0], ["b", 1]]), masks, masks)
     Traceback (most recent call last):
         ...
     ValueError: tied: expected masks that prune whole units, but unit 1 of the set of 'a' is kept at 'b', pruned at 'a'

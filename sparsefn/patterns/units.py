@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sparsefn.engine.processes import Lie, Seat
+from sparsefn.engine.processes import Alignment, Extent
 from sparsefn.engine.selection import Entry, winners
 from sparsefn.engine.sums import Pooling, Reduction, pool
 from sparsefn.patterns.boxes import (
@@ -17,8 +17,8 @@ from sparsefn.patterns.boxes import (
     grid_of,
     in_line,
     over_boxes,
+    over_elements,
     over_parts,
-    spread,
     unboxed,
 )
 from sparsefn.patterns.kinds import Box, Pattern
@@ -59,8 +59,8 @@ class Units(NamedTuple):
     the grid whose units compete. `rows` is (groups, units of a group). `single` says that a unit is one element, and
     `flat` that the grid, read row by row, has one group after the other. `budgeted` is the grid as budgets see it,
     without the dimensions that a unit spans. The units of a tied set are the rows of a matrix that is made of its
-    leaves, at `places`. The units of a DTensor are those that `seated` gives this process: then `whole` are those of
-    all processes, `seat` is where they lie, and `lie` where they lie in the grid of their one group.
+    leaves, at `places`. The units of a DTensor are those that `with_alignment` gives this process: then `whole` are
+    those of all processes, `alignment` is where they lie, and `extent` where they lie in the grid of their one group.
     """
 
     pattern: Pattern
@@ -74,8 +74,8 @@ class Units(NamedTuple):
     budgeted: Box
     places: tuple[Place, ...] = ()
     whole: Units | None = None
-    seat: Seat | None = None
-    lie: Lie | None = None
+    alignment: Alignment | None = None
+    extent: Extent | None = None
 
     @property
     def of_all(self) -> Units:
@@ -225,7 +225,7 @@ def from_rows(units: Units, rows: Tensor) -> Tensor:
     if rows.ndim == 3:
         return rows.reshape(units.shape)
     x = rows.reshape(units.grid) if units.flat else unboxed(rows, units.group, units.grid)
-    x = x if units.single else spread(x, units.unit, units.shape)
+    x = x if units.single else over_elements(x, units.unit, units.shape)
     return x.contiguous()  # not a view of the rows: the strides of a state's masks are what compiled code sees
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.engine.checks import check_trigger, described, is_number
 from sparsefn.engine.processes import check_plain, outside
-from sparsefn.patterns.boxes import spread
+from sparsefn.patterns.boxes import over_elements
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.patterns.units import Units, units_of
 from sparsefn.reparam.base import Reparametrisation
@@ -169,7 +169,7 @@ def over_entries(pattern: Pattern, gates: Tensor, leaf: Tensor) -> Tensor:
             [0., 0., 0.]])
     """
     units = units_of(pattern, tuple(leaf.shape))
-    return gates if units.single else spread(gates, units.unit, units.shape)
+    return gates if units.single else over_elements(gates, units.unit, units.shape)
 
 
 @described

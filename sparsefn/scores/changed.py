@@ -11,7 +11,7 @@ from sparsefn import random as _random
 from sparsefn.engine.checks import as_number, check_call, described, shown
 from sparsefn.engine.leaves import placed
 from sparsefn.engine.numbers import elementary, ranks_within, widened
-from sparsefn.engine.processes import here, like
+from sparsefn.engine.processes import here, sharded_like
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.scores.leaves import of_sparsified
@@ -64,7 +64,7 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
             noise = elementary.log(-elementary.log(here(drawn).clamp(min=2.0**-54)))
             finite = torch.where(x > 0, x, 1.0).clamp(_TINY, _HUGE)
             drawn_scores = exponent * elementary.log(finite) - noise
-            return like(torch.where(x > 0, drawn_scores, torch.where(x == 0, -torch.inf, torch.nan)), value)
+            return sharded_like(torch.where(x > 0, drawn_scores, torch.where(x == 0, -torch.inf, torch.nan)), value)
 
         return of_sparsified(of_leaf, state, values)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_int, check_kind, check_positive, check_whole, described, numbers, uncalled
-from sparsefn.engine.numbers import Real, between, divide, elementary, floor, held, like, where
+from sparsefn.engine.numbers import Real, between, divide, elementary, floor, held, like, real_where
 from sparsefn.state import Level, Schedule, Step, Trigger
 
 __all__ = ["as_schedule", "constant", "cosine", "cosine_decay", "cycling", "exponential"]
@@ -39,7 +39,7 @@ def _pick(values: list[Real], holds: list[bool | Tensor], step: Step) -> Real:
     """The last of `values` whose condition holds; the first if none does."""
     value = like(step, values[0]) if isinstance(step, Tensor) else values[0]
     for condition, other in zip(holds[1:], values[1:], strict=True):
-        value = where(condition, other, value)
+        value = real_where(condition, other, value)
     return value
 
 
@@ -77,7 +77,7 @@ def exponential(init: Real, gamma: Real, final: Real = 1) -> Schedule:
     def schedule(step: Step) -> Real:
         t = _time(step)
         moved = (b - a) * elementary.exp(rate * t)
-        return where(t == 0.0, a, b - where(moved != moved, 0.0, moved))  # NaN came from 0 * inf
+        return real_where(t == 0.0, a, b - real_where(moved != moved, 0.0, moved))  # NaN came from 0 * inf
 
     return schedule
 
@@ -94,7 +94,7 @@ def power(init: Real, beta: Real) -> Schedule:
     a, b = numbers(init=init, beta=beta)
     if not isinstance(b, Tensor) and b < 0:
         raise ValueError(f"expected beta >= 0, got {beta}")
-    return lambda step: a * elementary.power(b, _time(step))
+    return lambda step: a * elementary.real_power(b, _time(step))
 
 
 @described
@@ -171,7 +171,7 @@ def polynomial(init: Real, final: Real, begin: Real, end: Real, power: Real = 3)
 
     def schedule(step: Step) -> Real:
         left = divide(stop - held(_time(step), start, stop), stop - start)
-        return between(a, b, elementary.power(left, exponent))
+        return between(a, b, elementary.real_power(left, exponent))
 
     return schedule
 

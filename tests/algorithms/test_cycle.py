@@ -8,8 +8,7 @@ from single_rows import count, kept, row
 import sparsefn as sf
 from sparsefn.engine.draws import leaf_draws
 from sparsefn.engine.leaves import leafwise, lists
-from sparsefn.engine.selection import dispatch as winners
-from sparsefn.engine.selection import joined as contests
+from sparsefn.engine.selection import dispatch, joined
 
 
 def test_ties_go_to_the_lower_index_in_both_directions():
@@ -439,8 +438,8 @@ def test_leaves_at_once_have_the_states_of_each_by_itself(make, monkeypatch):
 
     want = run()
     seen = []
-    monkeypatch.setattr(winners, "_in_memory", lambda *given: seen.append(1))
-    monkeypatch.setattr(contests, "serves", lambda entries: True)
+    monkeypatch.setattr(dispatch, "_in_memory", lambda *given: seen.append(1))
+    monkeypatch.setattr(joined, "takes", lambda entries: True)
     monkeypatch.setattr(lists, "pays", lambda tensors: True)
     monkeypatch.setattr(leafwise, "_words", lambda *tensors: None)
     monkeypatch.setattr(leaf_draws, "pays", lambda tensors: True)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import sparsefn as sf
-from sparsefn.engine.processes import agreements as agreement
+from sparsefn.engine.processes import agreements
 from tests.distributed.harness import Cases, on_ranks
 from tests.distributed.sharded import full, laid, mesh, values
 from tests.distributed.test_messages import counted
@@ -113,7 +113,7 @@ def keeps_quiet(name: str, fault: str, size: int) -> None:
     algorithm = ALGORITHMS[name](sf.every(4))
     state = algorithm.init(params)
     dist.barrier()
-    with counted() as seen, mock.patch.object(agreement, "WAIT", 0.2):
+    with counted() as seen, mock.patch.object(agreements, "WAIT", 0.2):
         if dist.get_rank():
             algorithm.update(state, grads, 3)
         else:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
 import sparsefn as sf
-from sparsefn.engine.processes.shards import lie_of, like
+from sparsefn.engine.processes.shards import extent_of, sharded_like
 from sparsefn.testing.harness import assert_same
 from tests.distributed.harness import Cases
 
@@ -42,15 +42,15 @@ def laid(tree: Any, mesh: DeviceMesh, placements: list[Placement]) -> Any:
 
 def as_parameters(parameters: Tree, tree: Tree) -> Tree:
     """DTensors with the placements of parameters; distribute_tensor cannot make uneven strided shards."""
-    return {path: like(part_of(x, parameters[path]).contiguous(), parameters[path]) for path, x in tree.items()}
+    return {path: sharded_like(part_of(x, parameters[path]).contiguous(), parameters[path]) for path, x in tree.items()}
 
 
 def part_of(x: Any, sharded: Any) -> Any:
     """What this process holds of a whole tensor that is laid out as another one."""
     if not isinstance(sharded, DTensor):
         return x
-    lie = lie_of(sharded)
-    return x[tuple(slice(start, start + size) for start, size in zip(lie.start, lie.size, strict=True))]
+    extent = extent_of(sharded)
+    return x[tuple(slice(start, start + size) for start, size in zip(extent.start, extent.size, strict=True))]
 
 
 def once(lay: Layout) -> Layout:

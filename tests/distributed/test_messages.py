@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, _dispatch, _redist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
-from sparsefn.engine.processes.shards import here, lie_of, like
+from sparsefn.engine.processes.shards import extent_of, here, sharded_like
 from sparsefn.engine.selection.dispatch import Entry, winners
 from sparsefn.testing.harness import equal
 from tests.distributed.harness import Cases, on_ranks
@@ -176,10 +176,10 @@ def check_simulation() -> None:
         weights = values({"w": (300, 200)}, kind)["w"]
         x, k = layouts(2)["S0"]({"w": weights})["w"], round(simulated.KEPT * weights.numel())
         with counted() as seen:
-            (mask,) = winners([Entry(here(x).reshape(1, -1), absolute=True, lie=lie_of(x))], [k])
+            (mask,) = winners([Entry(here(x).reshape(1, -1), absolute=True, extent=extent_of(x))], [k])
         net = simulated.net_of(weights.reshape(-1).numpy(), 1, joint=True)
         found = simulated.measured(kind, net, 2, joint=True)  # which compares its mask with the one of one process
-        assert torch.equal(full(like(mask.reshape(here(x).shape), x)), sf.topk_mask(weights.abs(), k))
+        assert torch.equal(full(sharded_like(mask.reshape(here(x).shape), x)), sf.topk_mask(weights.abs(), k))
         assert (found.collectives, found.kib) == (seen["collectives"], seen["bytes"] / 1024)
 
 

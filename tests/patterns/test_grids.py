@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sparsefn as sf
-from sparsefn.engine.processes import alignment as seats
-from sparsefn.engine.processes.alignment import Seat
+from sparsefn.engine.processes.alignment import Alignment, _boxes
 from sparsefn.engine.processes.shards import Layout
-from sparsefn.patterns.grids import cell_of, group_places, own_counts, seated, unit_places, units_at
+from sparsefn.patterns.grids import cell_of, group_places, own_counts, unit_places, units_at, with_alignment
 from sparsefn.patterns.units import active_rows, allowed_rows, from_rows, grouped, to_rows, units_of
 
 P = sf.patterns
@@ -42,11 +41,11 @@ def cases(draw: st.DrawFn):
 def parts(case):
     """The units of each process, and its box as slices."""
     units, cuts, sizes = case
-    old, new = seats._boxes(units.shape, cuts, sizes, cell_of(units))
+    old, new = _boxes(units.shape, cuts, sizes, cell_of(units))
     for at in old:
         layout = Layout(units.shape, cuts, sizes, tuple(map(str, range(len(sizes)))), at)
-        seat = Seat(layout.lie(old[at]), layout.lie(new[at]), layout, old, new)
-        yield units_at(units, seat), tuple(slice(a, b) for a, b in new[at])
+        alignment = Alignment(layout.extent(old[at]), layout.extent(new[at]), layout, old, new)
+        yield units_at(units, alignment), tuple(slice(a, b) for a, b in new[at])
 
 
 @given(cases(), st.randoms(use_true_random=False))
@@ -71,11 +70,11 @@ def test_the_units_of_boxes_are_those_of_the_whole(case, rng):
         assert (flat.diff() > 0).all() or units.rows[0] > 1, "ties go to the lower index in the whole"
         seen += flat.tolist()
         if units.rows[0] > 1:
-            assert part.lie is None, "each group is on one process"
+            assert part.extent is None, "each group is on one process"
             assert torch.equal(own_counts(part, counts), group_places(part))
             groups += group_places(part).tolist()
         else:
-            assert part.lie is not None and part.lie.numel == units.rows[1]
+            assert part.extent is not None and part.extent.numel == units.rows[1]
             assert own_counts(part, 3) == 3
     assert sorted(seen) == list(range(wanted.numel()))
     assert units.rows[0] == 1 or sorted(groups) == list(range(units.rows[0]))
@@ -85,7 +84,7 @@ def test_the_units_of_boxes_are_those_of_the_whole(case, rng):
 def test_plain_leaves_have_the_units_of_the_whole(name):
     pattern, shapes = PATTERNS[name]
     units = units_of(pattern, shapes[0])
-    assert seated(units, torch.ones(shapes[0])) is units
+    assert with_alignment(units, torch.ones(shapes[0])) is units
     assert unit_places(units).tolist() == torch.arange(units.rows[0] * units.rows[1]).reshape(units.rows).tolist()
     counts = torch.arange(units.rows[0])
     assert own_counts(units, counts) is counts

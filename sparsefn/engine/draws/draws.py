@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.engine.draws.threefry import DIGITS, coins, draw, fold
+from sparsefn.engine.draws.threefry import DIGITS, coins, draw, fold_in_words
 from sparsefn.engine.draws.words import MASK32
-from sparsefn.engine.leaves import brought, check_device, on
-from sparsefn.engine.processes import Lie, is_sharded, lie_of, like
+from sparsefn.engine.leaves import as_tensor_on, brought, check_device
+from sparsefn.engine.processes import Extent, extent_of, is_sharded, sharded_like
 from sparsefn.engine.surroundings import at_compile_time, backends, reinterpreted
 
 
@@ -60,11 +60,11 @@ def checked(key: Tensor, shape: Sequence[int], index: Tensor | None) -> tuple[tu
     return shape, index
 
 
-def drawn(key: Tensor, shape: Sequence[int], index: Tensor | None, kind: str, dtype: torch.dtype) -> Tensor:
+def draws_of(key: Tensor, shape: Sequence[int], index: Tensor | None, kind: str, dtype: torch.dtype) -> Tensor:
     """Draws of a kind and a shape for each key.
 
-    >>> from sparsefn.engine.draws.draws import drawn
-    >>> drawn(sf.random.key(0), (1,), None, "words", torch.int64)
+    >>> from sparsefn.engine.draws.draws import draws_of
+    >>> draws_of(sf.random.key(0), (1,), None, "words", torch.int64)
     tensor([1797259609])
     """
     size, places = checked(key, shape, index)
@@ -93,11 +93,11 @@ def digest(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def folded(key: Tensor, data: int | Tensor, kind: str) -> Tensor:
+def folded_key(key: Tensor, data: int | Tensor, kind: str) -> Tensor:
     """The key that belongs to a key and a number, by "fold int" or "fold str".
 
-    >>> from sparsefn.engine.draws.draws import folded
-    >>> folded(torch.tensor([0, 0]), 1, "fold int")
+    >>> from sparsefn.engine.draws.draws import folded_key
+    >>> folded_key(torch.tensor([0, 0]), 1, "fold int")
     tensor([3520574224,  438507793])
 
     It is where the key is; where a CPU key is folded with a number on a device, it is there.
@@ -107,10 +107,10 @@ def folded(key: Tensor, data: int | Tensor, kind: str) -> Tensor:
             key = brought(key, data.device)
         else:
             data = brought(data, key.device)
-    made = fold(key, data, kind)
+    made = fold_in_words(key, data, kind)
     if made is not None:
         return made
-    index = on(data, key.device).reshape(1)
+    index = as_tensor_on(data, key.device).reshape(1)
     return as_keys(draw(key, index, 1, kind, torch.int64)[..., 0])
 
 
@@ -124,27 +124,27 @@ def drawn_like(key: Tensor, leaf: Tensor, kind: str, dtype: torch.dtype) -> Tens
     check_key(key)
     key = brought(key, leaf.device)
     if not is_sharded(leaf):
-        return drawn(key, leaf.shape, None, kind, dtype)
-    lie = drawn_lie(key, leaf)
-    return like(draw(key, lie, math.prod(lie.size), kind, dtype).reshape(lie.size), leaf)
+        return draws_of(key, leaf.shape, None, kind, dtype)
+    extent = drawn_extent(key, leaf)
+    return sharded_like(draw(key, extent, math.prod(extent.size), kind, dtype).reshape(extent.size), leaf)
 
 
-def drawn_lie(key: Tensor, leaf: Tensor) -> Lie:
+def drawn_extent(key: Tensor, leaf: Tensor) -> Extent:
     """Where the part of a DTensor lies that one key draws. Raises ValueError for more than one key.
 
-    Also raises the errors of `shards.lie_of`.
+    Also raises the errors of `shards.extent_of`.
     """
     check_key(key)
     if key.ndim != 1:
         raise ValueError(f"expected a key of shape (2,) for a draw like a DTensor, got {tuple(key.shape)}")
-    return lie_of(leaf)
+    return extent_of(leaf)
 
 
-def check_float(dtype: torch.dtype) -> None:
+def check_draw_dtype(dtype: torch.dtype) -> None:
     """Raise for a dtype that no draw has.
 
-    >>> from sparsefn.engine.draws.draws import check_float
-    >>> check_float(torch.int64)
+    >>> from sparsefn.engine.draws.draws import check_draw_dtype
+    >>> check_draw_dtype(torch.int64)
     Traceback (most recent call last):
         ...
     TypeError: expected dtype float16, bfloat16, float32 or float64, got torch.int64
@@ -164,7 +164,7 @@ def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(a in (1, b) for a, b in pairs)
 
 
-def flips(key: Tensor, chances: int | Tensor, places: Tensor | Lie | None, n: int) -> Tensor:
+def flips(key: Tensor, chances: int | Tensor, places: Tensor | Extent | None, n: int) -> Tensor:
     """Where the word of a place is below a number in [0, 2^32], or below 2^32 times its chance: one row of n.
 
     >>> from sparsefn.engine.draws.draws import flips

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.engine.draws.draws import as_keys, check_key, digest, drawn_like, folded
+from sparsefn.engine.draws.draws import as_keys, check_key, digest, drawn_like, folded_key
 from sparsefn.engine.draws.threefry import draw, finished, halves, told
 from sparsefn.engine.draws.words import rounds
 from sparsefn.engine.leaves import MOST, apart, brought, packs, pays, written
@@ -22,15 +22,15 @@ from sparsefn.engine.surroundings import asked
 Step = int | Tensor
 
 
-def leaf_key(key: Tensor, path: str, step: Step | None = None) -> Tensor:
+def unchecked_key(key: Tensor, path: str, step: Step | None = None) -> Tensor:
     """The key of one leaf at one step, from a key and steps that were checked.
 
-    >>> from sparsefn.engine.draws.leaf_draws import leaf_key
-    >>> torch.equal(leaf_key(sf.random.key(0), "w", 5), sf.random.leaf_key(sf.random.key(0), "w", 5))
+    >>> from sparsefn.engine.draws.leaf_draws import unchecked_key
+    >>> torch.equal(unchecked_key(sf.random.key(0), "w", 5), sf.random.leaf_key(sf.random.key(0), "w", 5))
     True
     """
-    own = folded(key, digest(path), "fold str")
-    return own if step is None else folded(own, step, "fold int")
+    own = folded_key(key, digest(path), "fold str")
+    return own if step is None else folded_key(own, step, "fold int")
 
 
 def drawn_leaves(
@@ -45,28 +45,28 @@ def drawn_leaves(
     check_key(key)
     tensors = [x.detach() for x in leaves.values()]
     if key.ndim != 1 or any_sharded(tensors) or not pays(tensors):
-        return {path: drawn_like(leaf_key(key, path, step), leaf, kind, dtype) for path, leaf in leaves.items()}
-    return dict(zip(leaves, laid(key, list(leaves), tensors, step, kind, dtype), strict=True))
+        return {path: drawn_like(unchecked_key(key, path, step), leaf, kind, dtype) for path, leaf in leaves.items()}
+    return dict(zip(leaves, draws_laid(key, list(leaves), tensors, step, kind, dtype), strict=True))
 
 
-def laid(
+def draws_laid(
     key: Tensor, paths: Sequence[str], leaves: Sequence[Tensor], step: Step | None, kind: str, dtype: torch.dtype
 ) -> list[Tensor]:
     """`drawn_leaves` of leaves that are laid end to end wherever they are.
 
-    >>> from sparsefn.engine.draws.leaf_draws import laid
-    >>> laid(sf.random.key(0), ["w", "b"], [torch.zeros(1), torch.zeros(0)], None, "uniform", torch.float32)
+    >>> from sparsefn.engine.draws.leaf_draws import draws_laid
+    >>> draws_laid(sf.random.key(0), ["w", "b"], [torch.zeros(1), torch.zeros(0)], None, "uniform", torch.float32)
     [tensor([0.3044]), tensor([])]
     """
     made: dict[int, Tensor] = {}
     for pack in packs([x.device for x in leaves], [x.numel() for x in leaves]):
         alike, device = [leaves[i] for i in pack], leaves[pack[0]].device
         if len(pack) == 1:
-            own = leaf_key(key, paths[pack[0]], step)
+            own = unchecked_key(key, paths[pack[0]], step)
             made[pack[0]] = drawn_like(own, alike[0], kind, dtype)
             continue
         sizes = [x.numel() for x in alike]
-        keys = leaf_keys(key, [paths[i] for i in pack], step, device)
+        keys = keys_on_device(key, [paths[i] for i in pack], step, device)
         drawn: list[Tensor] | None = asked("draws_of_leaves", device.type, keys, sizes, *told(kind, dtype))
         if drawn is not None:
             made |= zip(pack, (x.view(leaf.shape) for x, leaf in zip(drawn, alike, strict=True)), strict=True)
@@ -80,19 +80,19 @@ def laid(
     return [made[i] for i in range(len(leaves))]
 
 
-def leaf_keys(key: Tensor, paths: Sequence[str], step: Step | None, device: torch.device) -> Tensor:
+def keys_on_device(key: Tensor, paths: Sequence[str], step: Step | None, device: torch.device) -> Tensor:
     """The keys of leaves on a device, (leaves, 2).
 
-    >>> from sparsefn.engine.draws.leaf_draws import leaf_keys
-    >>> leaf_keys(sf.random.key(0), ["w", "b"], None, torch.device("cpu"))
+    >>> from sparsefn.engine.draws.leaf_draws import keys_on_device
+    >>> keys_on_device(sf.random.key(0), ["w", "b"], None, torch.device("cpu"))
     tensor([[2208770095,  878172157],
             [3887166867, 3151049267]])
     """
     if key.device.type == "cpu":
-        made = torch.stack([leaf_key(key, path) for path in paths])
+        made = torch.stack([unchecked_key(key, path) for path in paths])
     else:
         index = written([digest(path) for path in paths], key.device).reshape(-1, 1)
         made = as_keys(draw(key, index, 1, "fold str", torch.int64)[..., 0])
     if step is None or not (isinstance(step, Tensor) and step.device.type != "cpu"):
-        return brought(made if step is None else folded(made, step, "fold int"), device)
-    return folded(brought(made, device), step, "fold int")
+        return brought(made if step is None else folded_key(made, step, "fold int"), device)
+    return folded_key(brought(made, device), step, "fold int")

@@ -18,7 +18,7 @@ from sparsefn.engine.draws import words
 from sparsefn.engine.draws.words import MASK32, Place
 from sparsefn.engine.leaves import check_device
 from sparsefn.engine.numbers import batch_first, elementary
-from sparsefn.engine.processes import Lie
+from sparsefn.engine.processes import Extent
 from sparsefn.engine.surroundings import Array, See, backends, in_mode, transformed, visible, visible_inside
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}  # of a significand
@@ -81,8 +81,8 @@ def lifted(key: Tensor) -> Tensor:
     return key
 
 
-def draw(key: Tensor, index: Tensor | Lie | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
-    """Keys (*K, 2), indices (*I, n), or None for 0..n-1, or a Lie for its n places -> draws (*broadcast(K, I), n).
+def draw(key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
+    """Keys (*K, 2), indices (*I, n), or None for 0..n-1, or an Extent for its n places -> draws (*broadcast(K, I), n).
 
     >>> from sparsefn.engine.draws import threefry
     >>> threefry.draw(torch.tensor([0, 0]), None, 2, "words", torch.int64)
@@ -91,10 +91,10 @@ def draw(key: Tensor, index: Tensor | Lie | None, n: int, kind: str, dtype: torc
     plain = _plain(key, index, visible)
     if plain is not None:
         return _drawn(plain, n, kind, dtype)
-    if isinstance(index, Lie):
+    if isinstance(index, Extent):
         index = index.places(torch.arange(n, device=key.device))
     check_device("a key and its indices", key.device, index)
-    if key.device.type != "cpu" and not transformed() and not backends.serves("draws", key.device.type):
+    if key.device.type != "cpu" and not transformed() and not backends.has_backend("draws", key.device.type):
         return _by_rounds(key, index, n, kind, dtype)
     key = lifted(key)
     if torch.compiler.is_compiling() and index is None and kind in ("words", "uniform") and _is_large(n):
@@ -109,11 +109,11 @@ def _is_large(n: int) -> bool:
     return statically_known_true(n >= _LARGE) and statically_known_true(n < 1 << 31)  # counters are int32
 
 
-def fold(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
+def fold_in_words(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
     """The key of a plain key and a plain number, by `kind`; None where either is not plain.
 
     >>> from sparsefn.engine.draws import threefry
-    >>> threefry.fold(torch.tensor([0, 0]), 1, "fold int")
+    >>> threefry.fold_in_words(torch.tensor([0, 0]), 1, "fold int")
     tensor([3520574224,  438507793])
     """
     seen = visible([key, data] if isinstance(data, Tensor) else [key]) if key.ndim == 1 else None
@@ -126,7 +126,7 @@ def fold(key: Tensor, data: int | Tensor, kind: str) -> Tensor | None:
     return torch.from_numpy(np.array(made, np.int64))
 
 
-def coins(key: Tensor, below: int | Tensor, index: Tensor | Lie | None, n: int) -> Tensor | None:
+def coins(key: Tensor, below: int | Tensor, index: Tensor | Extent | None, n: int) -> Tensor | None:
     """Where the first word is below a number, or below 2^32 times a chance; None where a tensor is not plain.
 
     >>> from sparsefn.engine.draws import threefry
@@ -157,12 +157,12 @@ def coins(key: Tensor, below: int | Tensor, index: Tensor | Lie | None, n: int) 
     return torch.from_numpy(flips).reshape((*batch, n))
 
 
-def _plain(key: Tensor, index: Tensor | Lie | None, see: See) -> words.Rows | None:
+def _plain(key: Tensor, index: Tensor | Extent | None, see: See) -> words.Rows | None:
     seen = see([key, index] if isinstance(index, Tensor) else [key])
     if seen is None:
         return None
     keys, given, batch = words.rows(seen[0], seen[1] if len(seen) > 1 else None)
-    return keys, index if isinstance(index, Lie) else given, batch
+    return keys, index if isinstance(index, Extent) else given, batch
 
 
 def _drawn(plain: words.Rows, n: int, kind: str, dtype: torch.dtype) -> Tensor:

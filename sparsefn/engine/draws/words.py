@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import BLOCK, each
-from sparsefn.engine.processes import Lie
+from sparsefn.engine.leaves import BLOCK, run_jobs
+from sparsefn.engine.processes import Extent
 from sparsefn.engine.surroundings import Array
 
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -23,7 +23,7 @@ _FEW = 8  # as many blocks take ints as long as arrays
 _SHIFTS = [np.array(r, np.uint32) for r in range(33)]  # a ufunc takes an array sooner than a number
 
 Place: TypeAlias = tuple[slice, slice]
-Rows: TypeAlias = tuple[Array, Array | Lie | None, tuple[int, ...]]
+Rows: TypeAlias = tuple[Array, Array | Extent | None, tuple[int, ...]]
 
 
 def pair(k0: int, k1: int, high: int, low: int) -> tuple[int, int]:
@@ -86,7 +86,7 @@ def rows(keys: Array, index: Array | None) -> Rows:
 
 
 def words(
-    keys: Array, index: Array | Lie | None, n: int, use: Callable[[Place, Array, Array], None], second: bool
+    keys: Array, index: Array | Extent | None, n: int, use: Callable[[Place, Array, Array], None], second: bool
 ) -> None:
     """Give the words of every block to `use`, with the rows and columns that they belong to.
 
@@ -95,8 +95,8 @@ def words(
     >>> words.words(np.zeros((1, 2), np.int64), None, 1, lambda place, x0, x1: print(x0, x1), True)
     [[1797259609]] [[2579123966]]
 
-    `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), a Lie for its n places, or None for 0..n-1. The words are
-    uint32 of the place's shape, in buffers that are reused: `use` may write to them, and must not keep them. It is
+    `keys` are int64 (rows, 2), `index` int64 (rows or 1, n), an Extent for its n places, or None for 0..n-1. The words
+    are uint32 of the place's shape, in buffers that are reused: `use` may write to them, and must not keep them. It is
     called from several threads. Without `second` the other words are left unfinished.
     """
     count = len(keys)
@@ -126,7 +126,7 @@ def words(
             if index is None:  # a block never crosses a multiple of 2^32, as its size divides that
                 np.add(counter[: shape[1]], k1[down] + np.uint32(across.start & MASK32), b)
                 high = k0[down] + np.uint32(across.start >> 32)
-            elif isinstance(index, Lie):
+            elif isinstance(index, Extent):
                 _write_places(index, across, b, c)
                 np.add(b, k1[down], b)
                 high = np.add(c, k0[down], c)
@@ -139,17 +139,17 @@ def words(
 
     threads = max(1, min(len(places), torch.get_num_threads()))
     bounds = [len(places) * i // threads for i in range(threads + 1)]
-    each(run, [places[start:stop] for start, stop in pairwise(bounds)], count * n)
+    run_jobs(run, [places[start:stop] for start, stop in pairwise(bounds)], count * n)
 
 
-def _write_places(lie: Lie, across: slice, low: Array, high: Array) -> None:
+def _write_places(extent: Extent, across: slice, low: Array, high: Array) -> None:
     # A few places at a time: all of a block's, as int64 and with what finds them, are larger than the draws.
-    narrow = lie.numel < 1 << 32
+    narrow = extent.numel < 1 << 32
     high[...] = 0
     for start in range(across.start, across.stop, _PIECE):
         stop = min(start + _PIECE, across.stop)
         here = np.s_[:, start - across.start : stop - across.start]
-        places = lie.places(np.arange(start, stop, dtype=np.uint32 if narrow else np.int64))
+        places = extent.places(np.arange(start, stop, dtype=np.uint32 if narrow else np.int64))
         low[here] = places.astype(np.uint32, copy=False)
         if not narrow:
             high[here] = places >> 32

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves.donation import take
-from sparsefn.engine.leaves.memory import BLOCK, each
+from sparsefn.engine.leaves.memory import BLOCK, run_jobs
 from sparsefn.engine.surroundings import Array, constants
 
 SMALL = 1 << 12  # fewer elements are not worth leaving torch for
@@ -109,7 +109,7 @@ def _fresh(like: Array, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, 
     return (made if made.dtype == dtype else made.view(dtype)).reshape(shape), memory
 
 
-def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
+def run_blocks(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
     """Hand the blocks of all rows of flat arrays to a kernel, to one on each thread where that is worth it.
 
     >>> import numpy as np
@@ -118,7 +118,7 @@ def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
     ...     for x, out in blocks:
     ...         np.add(x, x, out=out)
     >>> x, out = np.ones(3), np.empty(3)
-    >>> blockwise.run(double, [(x, out)])
+    >>> blockwise.run_blocks(double, [(x, out)])
     >>> out
     array([2., 2., 2.])
 
@@ -132,7 +132,7 @@ def run(kernel: Callable[[Iterable[Row]], object], rows: Iterable[Row]) -> None:
         return
     threads = min(torch.get_num_threads(), len(blocks))
     if threads > 1:
-        each(kernel, [blocks[first::threads] for first in range(threads)], sum(row[0].size for row in listed))
+        run_jobs(kernel, [blocks[first::threads] for first in range(threads)], sum(row[0].size for row in listed))
         return
     with np.errstate(all="ignore"):
         kernel(blocks)

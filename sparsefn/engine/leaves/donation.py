@@ -66,7 +66,7 @@ def offer(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> None:
     """
     now = _now()
     if now is not None:
-        made = {id(x): x for x in alone(tensors, others)}
+        made = {id(x): x for x in unshared_memory(tensors, others)}
         now[0].update(made)
         now[1].update(made)
 
@@ -96,12 +96,12 @@ def offered(x: Tensor) -> bool:
     return now is not None and id(x) in now[0] and id(x) in now[1]
 
 
-def alone(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+def unshared_memory(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
     """The contiguous tensors that have a storage of their own, which none of the others shares.
 
     >>> from sparsefn.engine.leaves import donation
     >>> x = torch.ones(2)
-    >>> donation.alone([x, x[:1]], []), donation.alone([x], [x]), donation.alone([x], [])
+    >>> donation.unshared_memory([x, x[:1]], []), donation.unshared_memory([x], [x]), donation.unshared_memory([x], [])
     ([], [], [tensor([1., 1.])])
     """
     owners: dict[int, Tensor | None] = {x.untyped_storage().data_ptr(): None for x in others}

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import blockwise, lists
-from sparsefn.engine.leaves.blockwise import Row, append_row, flat_memory, run
+from sparsefn.engine.leaves.blockwise import Row, append_row, flat_memory, run_blocks
 from sparsefn.engine.leaves.donation import offered
 from sparsefn.engine.leaves.memory import BLOCK
-from sparsefn.engine.processes import any_sharded, here, like
+from sparsefn.engine.processes import any_sharded, here, sharded_like
 from sparsefn.engine.surroundings import VMAP_REINTERPRETS, Array, differentiated, reinterpreted
 
 _FEW = 1 << 15  # fewer elements are masked by torch in less time than it takes to look at their memory
@@ -38,27 +38,27 @@ def each_local(fn: OnLists) -> OnLists:
     """
 
     @functools.wraps(fn)
-    def run(*lists: Sequence[Tensor], **options: bool) -> list[Tensor]:
+    def run_blocks(*lists: Sequence[Tensor], **options: bool) -> list[Tensor]:
         if not any_sharded(lists[-1]):
             return fn(*lists, **options)
         parts = [[here(x) for x in tensors] for tensors in lists]
         rows = zip(fn(*parts, **options), parts[-1], lists[-1], strict=True)
-        return [x if new is old else like(new, x) for new, old, x in rows]
+        return [x if new is old else sharded_like(new, x) for new, old, x in rows]
 
-    return run  # type: ignore[return-value]
+    return run_blocks  # type: ignore[return-value]
 
 
 @each_local
-def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], *, spent: bool = False) -> list[Tensor]:
+def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], *, overwrite: bool = False) -> list[Tensor]:
     """Each leaf with +0.0 off its mask; a leaf whose mask is 0-d as it is.
 
     >>> from sparsefn.engine.leaves import leafwise
     >>> leafwise.zeroed([torch.tensor([True, False])], [torch.tensor([1.0, -0.0])])
     [tensor([1., 0.])]
 
-    With `spent`, a leaf that was offered is zeroed in its own memory.
+    With `overwrite`, a leaf that was offered is zeroed in its own memory.
     """
-    return _chosen(_zero, _masked, masks, leaves, over=(1,) if spent else ())
+    return _chosen(_zero, _masked, masks, leaves, over=(1,) if overwrite else ())
 
 
 @each_local
@@ -94,7 +94,7 @@ def _chosen(
         else:
             results += append_row(rows, flat, (mask, *leaves), 1, over if offered(leaves[0]) else ())
     if rows:
-        run(kernel, rows)
+        run_blocks(kernel, rows)
     if left:
         made = lists.each(formula, *([tensors[i] for i in left] for tensors in (masks, *trees)))
         for i, leaf in zip(left, made, strict=True):
@@ -112,11 +112,11 @@ def _masked(mask: Any, leaf: Any) -> Any:
 
 
 @each_local
-def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
+def added(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tensor]) -> list[Tensor]:
     """`old + update` where the mask, old off it; `old + update` whole for a leaf whose mask is 0-d.
 
     >>> from sparsefn.engine.leaves import leafwise
-    >>> leafwise.moved([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([0.5, 0.5])])
+    >>> leafwise.added([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([0.5, 0.5])])
     [tensor([1.5000, 2.0000])]
     """
     rows: list[Row] = []
@@ -131,7 +131,7 @@ def moved(masks: Sequence[Tensor], old: Sequence[Tensor], updates: Sequence[Tens
         else:
             results += append_row(rows, flat, (mask, leaf, update), 1)
     if rows:
-        run(_move, rows)
+        run_blocks(_move, rows)
     if left:
         own = [old[i] for i in left]
         sums = lists.each(_summed, own, [updates[i] for i in left])
@@ -179,7 +179,7 @@ def cleaned(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
                 stains.append(True)
 
     if rows:
-        run(look, rows)
+        run_blocks(look, rows)
     if stains:
         left += looked
     clean = _chosen(_zero, _masked, [masks[i] for i in left], [leaves[i] for i in left], over=(1,))

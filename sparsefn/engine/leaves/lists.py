@@ -1,10 +1,10 @@
 """Elementwise work on many leaves at once: on a device a launch costs more than the traffic of a small leaf.
 
 Leaves of a device and of the same dtypes are worked on at once, `MOST` elements at most; a larger leaf is by itself. A
-formula of `+ - * /`, flags and `where` is written once, for a tensor or for `Many`, whose operations are one launch and
-copy nothing; no operation has a product and a sum in it, so none can be rounded once where the formula rounds twice.
-For other functions leaves are laid end to end, and results are cut apart into tensors with memory of their own. CPU
-tensors, and tensors under a transform or whose gradient is wanted, are worked on one by one.
+formula of `+ - * /`, flags and `where` is written once, for a tensor or for `Listed`, whose operations are one launch
+and copy nothing; no operation has a product and a sum in it, so none can be rounded once where the formula rounds
+twice. For other functions leaves are laid end to end, and results are cut apart into tensors with memory of their own.
+CPU tensors, and tensors under a transform or whose gradient is wanted, are worked on one by one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Row = tuple[Tensor, ...]
 MOST = 1 << 25  # elements laid end to end: the copies of a pack take this much memory, not that of a model
 _MOST_ON_CPU = 1 << 22
 
-Value = TypeVar("Value", bound="Tensor | Many")
+Value = TypeVar("Value", bound="Tensor | Listed")
 OfLists: TypeAlias = Callable[..., Sequence[Tensor]]
-Other: TypeAlias = "Many | Tensor | float"  # a tensor is 0-d, on the same device and of the same dtype
+Other: TypeAlias = "Listed | Tensor | float"  # a tensor is 0-d, on the same device and of the same dtype
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -57,15 +57,15 @@ def pays(tensors: Sequence[Tensor]) -> bool:
     return not (torch.is_grad_enabled() and differentiated(*tensors))
 
 
-def parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[int]]:
+def places_in_parts(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[int]]:
     """Places of tensors to work on one part after another, where an update saves memory; else one part.
 
     >>> from sparsefn.engine.leaves import donation
     >>> from sparsefn.engine.leaves import lists
-    >>> lists.parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
+    >>> lists.places_in_parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
     [[0, 1, 2]]
     >>> with donation.giving([]):
-    ...     lists.parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
+    ...     lists.places_in_parts([torch.ones(1)] * 3, [10, 20, 1 << 22])
     [[0, 1], [2]]
 
     Flags of all elements at once are as large as the masks. A part is one tensor, or has 4 million elements at most; on
@@ -148,25 +148,25 @@ def laid(fn: Callable[..., Made], rows: Sequence[Row], formula: bool = False) ->
             results[pack[0]] = fn(*rows[pack[0]])
             continue
         columns = list(zip(*(rows[i] for i in pack), strict=True))
-        made: Any = fn(*map(Many if lists[pack[0]] else end_to_end, columns))
+        made: Any = fn(*map(Listed if lists[pack[0]] else end_to_end, columns))
         several = isinstance(made, tuple)
         parts = [_apart(x, columns[0]) for x in (made if several else (made,))]
         results |= zip(pack, cast("list[Made]", list(zip(*parts, strict=True)) if several else parts[0]), strict=True)
     return [results[i] for i in range(len(rows))]
 
 
-def _apart(made: Tensor | Many, like: Sequence[Tensor]) -> list[Tensor]:
-    return made.tensors if isinstance(made, Many) else apart(made, like)
+def _apart(made: Tensor | Listed, like: Sequence[Tensor]) -> list[Tensor]:
+    return made.tensors if isinstance(made, Listed) else apart(made, like)
 
 
 # ---- formulas -----------------------------------------------------------------------------------
 
 
-class Many:
+class Listed:
     """Tensors of one device and dtype, as the operand of a formula.
 
-    >>> from sparsefn.engine.leaves.lists import Many
-    >>> x = Many([torch.tensor([1.0, 2.0]), torch.tensor(3.0)])
+    >>> from sparsefn.engine.leaves.lists import Listed
+    >>> x = Listed([torch.tensor([1.0, 2.0]), torch.tensor(3.0)])
     >>> ((x * 2.0 + x) / torch.tensor(2.0)).tensors
     [tensor([1.5000, 3.0000]), tensor(4.5000)]
 
@@ -179,54 +179,54 @@ class Many:
         self.tensors = list(tensors)
         self.dtype, self.device = tensors[0].dtype, tensors[0].device
 
-    def to(self, dtype: torch.dtype) -> Many:
+    def to(self, dtype: torch.dtype) -> Listed:
         """The numbers in a dtype."""
         if dtype == self.dtype:
             return self
         made = [torch.empty_like(x, dtype=dtype) for x in self.tensors]
         COPY_EACH(made, self.tensors)
-        return Many(made)
+        return Listed(made)
 
-    def view(self, dtype: torch.dtype) -> Many:
+    def view(self, dtype: torch.dtype) -> Listed:
         """The same memory, as a dtype of the same size."""
-        return Many([x.view(dtype) for x in self.tensors])
+        return Listed([x.view(dtype) for x in self.tensors])
 
-    def double(self) -> Many:
+    def double(self) -> Listed:
         """The numbers in float64."""
         return self.to(torch.float64)
 
-    def sqrt_(self) -> Many:
+    def sqrt_(self) -> Listed:
         """The square roots, in place."""
         ROOT_EACH(self.tensors)
         return self
 
-    def add_(self, number: float) -> Many:
+    def add_(self, number: float) -> Listed:
         """A number added, in place."""
         ADD_EACH(self.tensors, number)
         return self
 
-    def __add__(self, other: Other) -> Many:
+    def __add__(self, other: Other) -> Listed:
         if isinstance(other, Tensor):  # torch would read the number of some devices
             widest = max(x.numel() for x in self.tensors)
             same = other.expand(widest).contiguous()
-            other = Many([same.as_strided(x.shape, x.stride()) for x in self.tensors])
+            other = Listed([same.as_strided(x.shape, x.stride()) for x in self.tensors])
         return self._by(SUM_EACH, other)
 
-    def __sub__(self, other: Many) -> Many:
+    def __sub__(self, other: Listed) -> Listed:
         return self._by(LESS_EACH, other)
 
-    def __mul__(self, other: Other) -> Many:
+    def __mul__(self, other: Other) -> Listed:
         return self._by(TIMES_EACH, other)
 
-    def __truediv__(self, other: Other) -> Many:
+    def __truediv__(self, other: Other) -> Listed:
         return self._by(OVER_EACH, other)
 
     __rmul__ = __mul__
 
-    def _by(self, fn: OfLists, other: Other) -> Many:
-        return Many(fn(self.tensors, other.tensors if isinstance(other, Many) else other))
+    def _by(self, fn: OfLists, other: Other) -> Listed:
+        return Listed(fn(self.tensors, other.tensors if isinstance(other, Listed) else other))
 
-    def of_flags(self, fn: OfLists, other: Many) -> Many:
+    def of_flags(self, fn: OfLists, other: Listed) -> Listed:
         """A function of the bytes of flags."""
         return self.view(torch.uint8)._by(fn, other.view(torch.uint8)).view(torch.bool)
 
@@ -237,19 +237,19 @@ def where(mask: Value, new: Value, old: Value | None = None) -> Value:
     >>> from sparsefn.engine.leaves import lists
     >>> lists.where(torch.tensor([True, False]), torch.tensor([1.0, 2.0]))
     tensor([1., 0.])
-    >>> one = lists.Many([torch.tensor([1.0, -0.0])])
-    >>> lists.where(lists.Many([torch.tensor([True, False])]), one * 2.0, one).tensors
+    >>> one = lists.Listed([torch.tensor([1.0, -0.0])])
+    >>> lists.where(lists.Listed([torch.tensor([True, False])]), one * 2.0, one).tensors
     [tensor([2., -0.])]
     """
     made: Any
-    if isinstance(mask, Many):
+    if isinstance(mask, Listed):
         made = _where(mask, new, old)  # type: ignore[arg-type]
     else:
         made = torch.where(mask, new, new.new_zeros(()) if old is None else old)  # type: ignore[arg-type, union-attr]
     return made  # type: ignore[no-any-return]
 
 
-def _where(mask: Many, new: Many, old: Many | None) -> Many:
+def _where(mask: Listed, new: Listed, old: Listed | None) -> Listed:
     # Integers wrap around, so that the difference of any two words comes back whole.
     dtype = new.dtype if old is None else torch.promote_types(new.dtype, old.dtype)
     word = WORDS[dtype.itemsize]
@@ -271,7 +271,7 @@ def both(flags: Value, others: Value) -> Value:
 
 
 def _of_flags(of_bytes: OfLists, of_one: Callable[..., Tensor], flags: Value, others: Value) -> Value:
-    made: Any = flags.of_flags(of_bytes, others) if isinstance(flags, Many) else of_one(flags, others)  # type: ignore[arg-type]
+    made: Any = flags.of_flags(of_bytes, others) if isinstance(flags, Listed) else of_one(flags, others)  # type: ignore[arg-type]
     return made  # type: ignore[no-any-return]
 
 

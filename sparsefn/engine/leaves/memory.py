@@ -71,11 +71,11 @@ def brought(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device) if seen is None else written(seen[0].reshape(-1).tolist(), device).reshape(x.shape)
 
 
-def on(count: int | Tensor, device: torch.device) -> Tensor:
+def as_tensor_on(count: int | Tensor, device: torch.device) -> Tensor:
     """A count as a tensor on a device.
 
     >>> from sparsefn.engine.leaves import memory
-    >>> memory.on(3, torch.device("cpu"))
+    >>> memory.as_tensor_on(3, torch.device("cpu"))
     tensor(3)
     """
     if isinstance(count, Tensor):
@@ -115,11 +115,11 @@ def counts_of_rows(counts: Sequence[int | Tensor], rows: Sequence[int], device: 
     return torch.cat([cell.reshape(-1).expand(n) for cell, n in zip(cells, rows, strict=True)])
 
 
-def each(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]:
+def run_jobs(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]:
     """The results of all jobs, on as many threads as torch may use if the work, counted in elements, is large enough.
 
     >>> from sparsefn.engine.leaves import memory
-    >>> memory.each(lambda job: 2 * job, [1, 2], work=2)
+    >>> memory.run_jobs(lambda job: 2 * job, [1, 2], work=2)
     [2, 4]
 
     Results are in the order of the jobs. The first error is raised. numpy's warnings are off in a job: a signalling

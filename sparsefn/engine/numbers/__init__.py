@@ -1,7 +1,7 @@
 """Arithmetic with the same bits for floats and tensors, eager and compiled."""
 
 from sparsefn.engine.numbers import elementary
-from sparsefn.engine.numbers.elementary import power, raised, root, sqrt
+from sparsefn.engine.numbers.elementary import raised, real_power, root, sqrt
 from sparsefn.engine.numbers.floats import FLOATS, check_float
 from sparsefn.engine.numbers.matrices import as_matrix
 from sparsefn.engine.numbers.numbers import (
@@ -13,7 +13,7 @@ from sparsefn.engine.numbers.numbers import (
     folded,
     held,
     like,
-    where,
+    real_where,
     whole_power,
     widened,
 )

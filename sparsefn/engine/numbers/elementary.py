@@ -15,7 +15,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn.engine.numbers.numbers import Real, batch_first, floor, like, two_product, two_sum, where, whole_power
+from sparsefn.engine.numbers.numbers import (
+    Real,
+    batch_first,
+    floor,
+    like,
+    real_where,
+    two_product,
+    two_sum,
+    whole_power,
+)
 from sparsefn.engine.surroundings import differentiated, reinterpreted
 
 # ln 2 in two parts; the first has 20 trailing zero bits, so k * LN2_HI is exact for every exponent k.
@@ -53,14 +62,14 @@ def cospi(x: Real) -> Real:
 
 
 def _cospi(x: Real) -> Real:
-    x = where(x < 0.0, -x, x)
+    x = real_where(x < 0.0, -x, x)
     x = x - 2.0 * floor(x * 0.5)
-    x = where(x > 1.0, 2.0 - x, x)  # cos is even around 1, then odd around 1/2; all of it exact
+    x = real_where(x > 1.0, 2.0 - x, x)  # cos is even around 1, then odd around 1/2; all of it exact
     upper = x > 0.5
-    x = where(upper, 1.0 - x, x)
+    x = real_where(upper, 1.0 - x, x)
     rest = 0.5 - x
-    value = where(x <= 0.25, _horner(COS, x * x), rest * _horner(SIN, rest * rest))
-    return where(upper, -value, value)
+    value = real_where(x <= 0.25, _horner(COS, x * x), rest * _horner(SIN, rest * rest))
+    return real_where(upper, -value, value)
 
 
 def exp(x: Real) -> Real:
@@ -76,14 +85,14 @@ def exp(x: Real) -> Real:
 
 
 def _exp_sum(high: Real, low: Real) -> Real:
-    x = where(high > EXP_MAX, EXP_MAX, where(high < EXP_MIN, EXP_MIN, high))
+    x = real_where(high > EXP_MAX, EXP_MAX, real_where(high < EXP_MIN, EXP_MIN, high))
     k = floor(x * _LOG2_E + 0.5)
     r, low = two_sum(x - k * LN2_HI, low - k * LN2_LO)
     one, error = two_sum(1.0, r)
     value = one + (error + (r * r * _horner(_EXP_TAIL, r) + (low + low * r)))
     half = floor(k * 0.5)
     value = value * _power_of_two(half) * _power_of_two(k - half)
-    return where(high > EXP_MAX, math.inf, where(high < EXP_MIN, 0.0, value))
+    return real_where(high > EXP_MAX, math.inf, real_where(high < EXP_MIN, 0.0, value))
 
 
 def _power_of_two(k: Real) -> Real:
@@ -104,7 +113,7 @@ def _split_exponent(x: Real) -> tuple[Real, Real]:
         m, exponent = math.frexp(x)
         m, k = m * 2.0, float(exponent - 1)
     large = m > SQRT2
-    return where(large, k + 1.0, k), where(large, m * 0.5, m) - 1.0
+    return real_where(large, k + 1.0, k), real_where(large, m * 0.5, m) - 1.0
 
 
 def log(x: Real) -> Real:
@@ -138,11 +147,11 @@ def _log_sum(x: Real) -> tuple[Real, Real]:
     return two_sum(high, low + (2.0 * s_low + k * LN2_LO + s * z * _horner(ATANH_TAIL, z)))
 
 
-def power(base: Real, exponent: Real) -> Real:
+def real_power(base: Real, exponent: Real) -> Real:
     """`base ** exponent` for base >= 0; `power(b, 0)` is 1 and `power(b, 1)` is b.
 
     >>> from sparsefn.engine.numbers import elementary
-    >>> elementary.power(0.5, 3.0), elementary.power(0.0, 2.0)
+    >>> elementary.real_power(0.5, 3.0), elementary.real_power(0.0, 2.0)
     (0.125, 0.0)
 
     Within 1 unit in the last place for results between 1e-40 and 1e40, and a few beyond. A negative
@@ -153,10 +162,10 @@ def power(base: Real, exponent: Real) -> Real:
 
 
 def _power(base: Real, exponent: Real) -> Real:
-    high, low = _log_sum(where(base > 0.0, base, 1.0))
+    high, low = _log_sum(real_where(base > 0.0, base, 1.0))
     p, p_low = two_product(exponent, high)
-    value = where(base > 0.0, _exp_sum(p, p_low + exponent * low), where(base == 0.0, 0.0, math.nan))
-    return where(exponent == 0.0, 1.0, where(exponent == 1.0, base, value))
+    value = real_where(base > 0.0, _exp_sum(p, p_low + exponent * low), real_where(base == 0.0, 0.0, math.nan))
+    return real_where(exponent == 0.0, 1.0, real_where(exponent == 1.0, base, value))
 
 
 def _slope_of_power(x: Tensor, y: Tensor, value: Tensor) -> Tensor:
@@ -172,7 +181,7 @@ _FUNCTIONS: dict[str, Callable[[Real, Real], Real]] = {
     "power": _power,
 }
 # Torch's own where they are finite and have a slope, and elsewhere constants: they serve for derivatives.
-_SLOPES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+_DERIVATIVES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "cospi": lambda x, y, value: torch.cos(math.pi * (x - 2.0 * torch.floor(x * 0.5))),
     "exp": lambda x, y, value: torch.exp(torch.where((x > EXP_MIN) & (x < EXP_MAX), x, 0.0)),
     "log": lambda x, y, value: torch.log(torch.where((x > 0.0) & (x < math.inf), x, 1.0)),
@@ -195,7 +204,7 @@ def _smooth(name: str, x: Real, y: Real) -> Real:
         return value
     # A zero that has the slopes: a backward of the operator's own would not reach forward mode. It is subtracted,
     # as -0.0 + 0.0 would be 0.0.
-    slope = _SLOPES[name](a, b, value)
+    slope = _DERIVATIVES[name](a, b, value)
     return value - (slope.detach() - slope)
 
 
@@ -264,6 +273,6 @@ def root(total: Tensor, order: float) -> Tensor:
 
 
 def _wide_power(x: Tensor, exponent: float) -> Tensor:
-    value = power(x.double(), exponent)
+    value = real_power(x.double(), exponent)
     value = torch.where(x == (0 if exponent < 0 else math.inf), math.inf, value)
     return torch.where(x == math.inf, 0.0, value).to(x.dtype) if exponent < 0 else value.to(x.dtype)

@@ -18,11 +18,11 @@ Power = TypeVar("Power", float, Tensor, "np.ndarray")
 Real: TypeAlias = float | Tensor
 
 
-def where(condition: bool | Tensor, a: Real, b: Real) -> Real:
+def real_where(condition: bool | Tensor, a: Real, b: Real) -> Real:
     """`a` if the condition holds, else `b`; elementwise where the condition is a tensor.
 
     >>> from sparsefn.engine.numbers import numbers
-    >>> numbers.where(True, 1.0, 2.0), numbers.where(torch.tensor(False), 1.0, 2.0)
+    >>> numbers.real_where(True, 1.0, 2.0), numbers.real_where(torch.tensor(False), 1.0, 2.0)
     (1.0, tensor(2., dtype=torch.float64))
     """
     if not isinstance(condition, Tensor):
@@ -61,7 +61,7 @@ def held(x: Real, low: Real, high: Real) -> Real:
     >>> numbers.held(7.0, 0.0, 5.0)
     5.0
     """
-    return where(x < low, low, where(x > high, high, x))
+    return real_where(x < low, low, real_where(x > high, high, x))
 
 
 def between(first: Real, last: Real, share: Real) -> Real:
@@ -74,8 +74,8 @@ def between(first: Real, last: Real, share: Real) -> Real:
     It is monotone in the share.
     """
     value = last + (first - last) * share
-    low, high = where(first < last, first, last), where(first < last, last, first)
-    return where(share >= 1.0, first, where(value < low, low, where(value > high, high, value)))
+    low, high = real_where(first < last, first, last), real_where(first < last, last, first)
+    return real_where(share >= 1.0, first, real_where(value < low, low, real_where(value > high, high, value)))
 
 
 def floor(x: Real) -> Real:

@@ -26,7 +26,7 @@ _begun: Counter[str] = Counter()  # agreements of this process by group
 class _Scope(NamedTuple):
     groups: Groups = ()
     error: Exception | None = None
-    inside: bool = False  # an agreement is open
+    is_open: bool = False  # an agreement is open
 
 
 _scope: ContextVar[_Scope] = ContextVar("scope", default=_Scope())  # noqa: B039
@@ -35,8 +35,8 @@ _scope: ContextVar[_Scope] = ContextVar("scope", default=_Scope())  # noqa: B039
 def agree(groups: Groups, error: BaseException | None = None) -> None:
     """Raise on all processes of some groups if one of them comes with an error; its own is raised where it is from.
 
-    >>> from sparsefn.engine.processes import agreements as agreement
-    >>> agreement.agree((), ValueError("no"))
+    >>> from sparsefn.engine.processes import agreements
+    >>> agreements.agree((), ValueError("no"))
     Traceback (most recent call last):
         ...
     ValueError: no
@@ -71,9 +71,9 @@ def agreement(groups: Groups) -> Iterator[None]:
     """
     outer = _scope.get()
     groups = _joined(outer.groups, groups)
-    if not outer.inside:
+    if not outer.is_open:
         _note(groups)
-    token = _scope.set(_Scope(groups, outer.error, inside=True))
+    token = _scope.set(_Scope(groups, outer.error, is_open=True))
     try:
         yield
         agree(())
@@ -89,43 +89,43 @@ def agreement(groups: Groups) -> Iterator[None]:
 def scope(groups: Groups, error: Exception | None = None) -> Iterator[None]:
     """Code whose agreements are over these groups; with an error, the first of them raises it on all processes.
 
-    >>> from sparsefn.engine.processes import agreements as agreement
-    >>> with agreement.scope((), ValueError("no")):
-    ...     agreement.agree(())
+    >>> from sparsefn.engine.processes import agreements
+    >>> with agreements.scope((), ValueError("no")):
+    ...     agreements.agree(())
     Traceback (most recent call last):
         ...
     ValueError: no
     """
     outer = _scope.get()
-    token = _scope.set(_Scope(_joined(outer.groups, groups), error or outer.error, outer.inside))
+    token = _scope.set(_Scope(_joined(outer.groups, groups), error or outer.error, outer.is_open))
     try:
         yield
     finally:
         _scope.reset(token)
 
 
-def inside() -> bool:
+def is_open() -> bool:
     """Whether an agreement is open.
 
-    >>> from sparsefn.engine.processes import agreements as agreement
-    >>> agreement.inside()
+    >>> from sparsefn.engine.processes import agreements
+    >>> agreements.is_open()
     False
     """
-    return _scope.get().inside
+    return _scope.get().is_open
 
 
 def tell(groups: Groups, error: Exception) -> NoReturn:
     """Raise an error, and on all processes of the groups where they wait for this one in an agreement.
 
-    >>> from sparsefn.engine.processes import agreements as agreement
-    >>> agreement.tell((), ValueError("no"))
+    >>> from sparsefn.engine.processes import agreements
+    >>> agreements.tell((), ValueError("no"))
     Traceback (most recent call last):
         ...
     ValueError: no
 
     They have `WAIT` seconds to begin one. Sends nothing if they do not.
     """
-    if not _told(error) >= {*groups} and not inside() and _others_wait(groups):
+    if not _told(error) >= {*groups} and not is_open() and _others_wait(groups):
         with agreement(groups):
             raise error
     raise error

@@ -1,6 +1,7 @@
 """Units of which shards hold parts: each is moved to one process, where it competes as a whole, and back.
 
-A seat is the box of elements that a process looks at: its own, with every border moved up to a multiple of the unit.
+An alignment is the box of elements that a process looks at: its own, with every border moved up to a multiple of the
+unit.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.processes.agreements import agree
-from sparsefn.engine.processes.extent import Lie
+from sparsefn.engine.processes.extent import Extent
 from sparsefn.engine.processes.lines import group_of
-from sparsefn.engine.processes.shards import Box, Layout, is_sharded, layout_of, lie_of, words_of
+from sparsefn.engine.processes.shards import Box, Layout, extent_of, is_sharded, layout_of, words_of
 
 Ranks = tuple[int, ...]  # of one process in the groups over which a tensor is split
 Boxes: TypeAlias = dict[Ranks, Box]
 Piece: TypeAlias = tuple[Ranks, Ranks]  # from one process to another
 
 
-class Seat(NamedTuple):
+class Alignment(NamedTuple):
     """Where the elements of a DTensor lie, and the box of whole units that this process looks at.
 
-    `lie` is as the shards are, `box` as the units are. The rest is for `moved`: the layout, and the boxes of all
+    `extent` is as the shards are, `box` as the units are. The rest is for `moved`: the layout, and the boxes of all
     processes before and after.
     """
 
-    lie: Lie
-    box: Lie
+    extent: Extent
+    box: Extent
     layout: Layout
     old: Boxes
     new: Boxes
@@ -43,16 +44,16 @@ class Seat(NamedTuple):
         return self.old != self.new
 
 
-def seat_of(x: Tensor, cell: Sequence[int]) -> Seat:
+def alignment_of(x: Tensor, cell: Sequence[int]) -> Alignment:
     """Where the units of a DTensor are whole on one process; `cell` is the size of a unit along each dimension.
 
     Every border moves up to a multiple of the cell. Where that leaves a process without elements that has some now,
     the tensor is cut between whole cells along other dimensions instead, if that keeps more processes busy. Replicas
-    do the same on each copy. All is worked out from shapes. Raises the errors of `lie_of`.
+    do the same on each copy. All is worked out from shapes. Raises the errors of `extent_of`.
     """
-    lie, layout = lie_of(x), layout_of(x)
+    extent, layout = extent_of(x), layout_of(x)
     old, new = _boxes(layout.shape, layout.cuts, layout.sizes, tuple(cell))
-    return Seat(lie, layout.lie(new[layout.at]), layout, old, new)
+    return Alignment(extent, layout.extent(new[layout.at]), layout, old, new)
 
 
 @lru_cache(maxsize=1024)
@@ -89,18 +90,22 @@ def _boxes(
     return old, new
 
 
-def moved(tensors: Sequence[Tensor], seats: Sequence[Seat | None], back: bool = False) -> list[Tensor]:
-    """The parts of tensors that this process holds, moved to their seats, or from their seats back.
+def realigned(tensors: Sequence[Tensor], alignments: Sequence[Alignment | None], back: bool = False) -> list[Tensor]:
+    """The parts of tensors that this process holds, moved to the boxes of their alignments, or back from there.
 
-    >>> from sparsefn.engine.processes.alignment import moved
-    >>> moved([torch.tensor([1, 2])], [None])
+    >>> from sparsefn.engine.processes.alignment import realigned
+    >>> realigned([torch.tensor([1, 2])], [None])
     [tensor([1, 2])]
 
-    `tensors` are plain ones of the sizes of `seat.lie` (`seat.box` to go back). Where no element moves, or the seat is
-    None, a tensor is handed on as it is. All tensors travel in the same messages: one for each group over which one
-    of those that move is split, and none where none moves. All processes of these groups must call it.
+    `tensors` are plain ones of the sizes of `alignment.extent` (`alignment.box` to go back). Where no element moves, or
+    the alignment is None, a tensor is handed on as it is. All tensors travel in the same messages: one for each group
+    over which one of those that move is split, and none where none moves. All processes of these groups must call it.
     """
-    routes = {i: _Route(tensors[i], seat, back) for i, seat in enumerate(seats) if seat is not None and seat.moves}
+    routes = {
+        i: _Route(tensors[i], alignment, back)
+        for i, alignment in enumerate(alignments)
+        if alignment is not None and alignment.moves
+    }
     if not routes:
         return list(tensors)
     # On a mesh of two dimensions an element goes along one of them first and then along the other. So it needs no group
@@ -140,9 +145,9 @@ def check_grid(leaves: Mapping[str, Tensor]) -> None:
 class _Route:
     """The pieces of one tensor that are on this process, as bytes: of any dtype, in one message."""
 
-    def __init__(self, x: Tensor, seat: Seat, back: bool) -> None:
-        self.names, self.sizes, self.at = seat.layout.names, seat.layout.sizes, seat.layout.at
-        self.old, self.new = (seat.new, seat.old) if back else (seat.old, seat.new)
+    def __init__(self, x: Tensor, alignment: Alignment, back: bool) -> None:
+        self.names, self.sizes, self.at = alignment.layout.names, alignment.layout.sizes, alignment.layout.at
+        self.old, self.new = (alignment.new, alignment.old) if back else (alignment.old, alignment.new)
         self.dtype, self.device, self.gone = x.dtype, x.device, frozenset[int]()
         held = x.detach().contiguous().view(torch.uint8)
         self.pieces = {piece: held[self.slices(piece, self.old[self.at])] for piece in self.held(self.gone)}

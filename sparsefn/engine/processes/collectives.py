@@ -1,12 +1,12 @@
 """What processes tell each other: the one place that sends anything.
 
-An algorithm that several processes run together is a generator, a "talk". It yields what it has, and gets back what
+An algorithm that several processes run together is a generator, an exchange. It yields what it has, and gets back what
 all processes have: the sum of their counts, or their values one after another. So it never says how it is answered:
-by other processes, by nobody else (one process), or by a test. Many talks run in step, and what they ask for at the
+by other processes, by nobody else (one process), or by a test. Many exchanges run in step, and what they ask for at the
 same time travels together, so that a thousand leaves take as many messages as one.
 
-Every process must hold the same talks in the same order, and what each of them asks for next may depend only on what
-it was told, never on the values of one process alone.
+Every process must hold the same exchanges in the same order, and what each of them asks for next may depend only on
+what it was told, never on the values of one process alone.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Result = TypeVar("Result")
 
 
 class Sum(NamedTuple):
-    """Counts of one process, of which a talk wants the sum over all: int64 of one length on every process.
+    """Counts of one process, of which an exchange wants the sum over all: int64 of one length on every process.
 
-    >>> from sparsefn.engine.processes import collectives as talks
-    >>> talks.Sum([2, 3]).counts
+    >>> from sparsefn.engine.processes import collectives
+    >>> collectives.Sum([2, 3]).counts
     [2, 3]
     """
 
@@ -35,54 +35,54 @@ class Sum(NamedTuple):
 
 
 class Gather(NamedTuple):
-    """Values of one process, of which a talk wants those of all: one dtype, and any length on each process.
+    """Values of one process, of which an exchange wants those of all: one dtype, and any length on each process.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.processes import collectives as talks
-    >>> talks.Gather(np.ones(2)).values.size
+    >>> from sparsefn.engine.processes import collectives
+    >>> collectives.Gather(np.ones(2)).values.size
     2
     """
 
     values: Array
 
 
-Talk: TypeAlias = Generator[Sum | Gather, Array, Result]
+Exchange: TypeAlias = Generator[Sum | Gather, Array, Result]
 
 
-def alone(talk: Talk[Result]) -> Result:
-    """The result of a talk of one process.
+def alone(exchange: Exchange[Result]) -> Result:
+    """The result of an exchange of one process.
 
-    >>> from sparsefn.engine.processes import collectives as talks
+    >>> from sparsefn.engine.processes import collectives
     >>> def count():
-    ...     total = yield talks.Sum([3])
+    ...     total = yield collectives.Sum([3])
     ...     return int(total[0])
-    >>> talks.alone(count())
+    >>> collectives.alone(count())
     3
     """
     try:
-        asked = next(talk)
+        asked = next(exchange)
         while True:
-            asked = talk.send(np.asarray(asked[0]))
+            asked = exchange.send(np.asarray(asked[0]))
     except StopIteration as end:
         result: Result = end.value
         return result
 
 
-def together(running: Sequence[tuple[Groups, Talk[Result]]]) -> list[Result]:
-    """The results of many talks, each with the names of the process groups that it goes over.
+def in_step(running: Sequence[tuple[Groups, Exchange[Result]]]) -> list[Result]:
+    """The results of many exchanges, each with the names of the process groups that it goes over.
 
-    >>> from sparsefn.engine.processes import collectives as talks
+    >>> from sparsefn.engine.processes import collectives
     >>> def double(n):
-    ...     return 2 * int((yield talks.Sum([n]))[0])
-    >>> talks.together([((), double(1)), ((), double(2))])
+    ...     return 2 * int((yield collectives.Sum([n]))[0])
+    >>> collectives.in_step([((), double(1)), ((), double(2))])
     [2, 4]
 
-    The processes of a talk are those of its first group, and with each of them those of its second group, as in the
-    rows and columns of a grid. However many talks there are, a step of all takes one sum for all the groups of a talk,
-    and one exchange of values where some ask for values. Begins with `agreement.agree`.
+    The processes of an exchange are those of its first group, and with each of them those of its second group, as in
+    the rows and columns of a grid. However many exchanges there are, a step of all takes one sum for all the groups of
+    an exchange, and one exchange of values where some ask for values. Begins with `agreements.agree`.
     """
     agree(tuple(dict.fromkeys(name for groups, _ in running for name in groups)))
-    # Names of groups differ from process to process, so that only the order of the talks may decide.
+    # Names of groups differ from process to process, so that only the order of the exchanges may decide.
     alike: dict[Groups, list[int]] = {}
     for i, (groups, _) in enumerate(running):
         alike.setdefault(groups, []).append(i)
@@ -109,7 +109,7 @@ def _answers(line: Line, asked: Sequence[Sum | Gather]) -> list[Array]:
     parts = [np.ascontiguousarray(one.values) for one in asked if isinstance(one, Gather)]
     if not asked:
         return []
-    # The values of all talks are one message, which begins with their sizes. Its own size goes with the sums.
+    # The values of all exchanges are one message, which begins with their sizes. Its own size goes with the sums.
     message = np.concatenate([_bytes(part) for part in (np.array([x.size for x in parts], np.int64), *parts)])
     sizes = np.zeros(line.size if parts else 0, np.int64)
     if parts:
@@ -125,7 +125,7 @@ def _bytes(values: Array) -> Array:
 
 
 def _gathered(messages: Sequence[Array], like: Sequence[Array]) -> list[Array]:
-    # The values of each talk, those of all processes end to end.
+    # The values of each exchange, those of all processes end to end.
     found: list[list[Array]] = [[] for _ in like]
     for message in messages:
         start = 8 * len(like)

@@ -12,11 +12,11 @@ from sparsefn.engine.surroundings import Array
 Index = TypeVar("Index", Array, Tensor)
 
 
-class Lie(NamedTuple):
+class Extent(NamedTuple):
     """The box of a tensor, or of its grid of units, that is here, and the process groups that share the whole.
 
-    >>> from sparsefn.engine.processes.extent import Lie
-    >>> Lie(shape=(4, 6), start=(0, 3), size=(4, 3), groups=("1",)).numel
+    >>> from sparsefn.engine.processes.extent import Extent
+    >>> Extent(shape=(4, 6), start=(0, 3), size=(4, 3), groups=("1",)).numel
     24
 
     `shape` is that of the whole, `start` and `size` say which box is here. The processes of each group in `groups`, by
@@ -37,8 +37,8 @@ class Lie(NamedTuple):
         """Row-major indices in the whole of row-major indices in the box; both grow in the same order.
 
         >>> import numpy as np
-        >>> from sparsefn.engine.processes.extent import Lie
-        >>> Lie((4, 6), (1, 3), (2, 3), ()).places(np.array([0, 2, 3]))
+        >>> from sparsefn.engine.processes.extent import Extent
+        >>> Extent((4, 6), (1, 3), (2, 3), ()).places(np.array([0, 2, 3]))
         array([ 9, 11, 15])
         """
         first, *others = self.runs
@@ -54,8 +54,8 @@ class Lie(NamedTuple):
     def runs(self) -> list[tuple[int, int, int]]:
         """Start, size and extent of each dimension, where whole dimensions are one with the dimension before them.
 
-        >>> from sparsefn.engine.processes.extent import Lie
-        >>> Lie((4, 6), (1, 0), (2, 6), ()).runs
+        >>> from sparsefn.engine.processes.extent import Extent
+        >>> Extent((4, 6), (1, 0), (2, 6), ()).runs
         [(6, 12, 24)]
         """
         runs = [(0, 1, 1)]

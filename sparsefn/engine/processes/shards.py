@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.processes.agreements import agreement
-from sparsefn.engine.processes.extent import Lie
+from sparsefn.engine.processes.extent import Extent
 from sparsefn.engine.surroundings import temporarily_clear_interpreter_stack, unwrapped
 
 Out = TypeVar("Out")
@@ -50,9 +50,9 @@ class Layout(NamedTuple):
             box[dim] = (first, min(first + chunk, end))
         return tuple(box)
 
-    def lie(self, box: Box) -> Lie:
-        """A box of this tensor as a Lie."""
-        return Lie(self.shape, tuple(a for a, _ in box), tuple(b - a for a, b in box), self.names)
+    def extent(self, box: Box) -> Extent:
+        """A box of this tensor as an Extent."""
+        return Extent(self.shape, tuple(a for a, _ in box), tuple(b - a for a, b in box), self.names)
 
 
 def is_sharded(x: Tensor) -> bool:
@@ -94,7 +94,7 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def layout_of(x: Tensor) -> Layout:
-    """How the processes have cut a DTensor. Raises the errors of `lie_of`."""
+    """How the processes have cut a DTensor. Raises the errors of `extent_of`."""
     mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
     ranks = mesh.get_coordinate()
     if ranks is None:
@@ -130,7 +130,7 @@ def layout_of(x: Tensor) -> Layout:
     )
 
 
-def lie_of(x: Tensor) -> Lie:
+def extent_of(x: Tensor) -> Extent:
     """Where the part of a DTensor that this process holds lies in the whole.
 
     All is worked out from the shape of the whole, so that processes agree without a message. Replicas have no group.
@@ -138,14 +138,14 @@ def lie_of(x: Tensor) -> Lie:
     make, and for a mesh without this process. Callers add the path.
     """
     layout = layout_of(x)
-    lie = layout.lie(layout.box(layout.at))
+    extent = layout.extent(layout.box(layout.at))
     held = tuple(here(x).shape)
-    if held != lie.size:
+    if held != extent.size:
         raise ValueError(
-            f"expected a DTensor cut as torch.chunk cuts, here a part of shape {lie.size}, got a part of shape {held} "
-            f"of {_named(x)}"
+            f"expected a DTensor cut as torch.chunk cuts, here a part of shape {extent.size}, got a part of shape "
+            f"{held} of {_named(x)}"
         )
-    return lie
+    return extent
 
 
 def here(x: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def here(x: Tensor) -> Tensor:
     return x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
 
 
-def like(local: Tensor, x: Tensor) -> Tensor:
+def sharded_like(local: Tensor, x: Tensor) -> Tensor:
     """A DTensor that is laid out as x from the part of this process; the part itself where x is plain."""
     if not is_sharded(x):
         return local
@@ -183,11 +183,11 @@ def check_bare(path: str, x: Tensor) -> None:
 
 
 def check_shards(path: str, x: Tensor) -> None:
-    """Raise ValueError for a DTensor that an algorithm cannot hold: see `lie_of`; or inside a transform."""
+    """Raise ValueError for a DTensor that an algorithm cannot hold: see `extent_of`; or inside a transform."""
     check_bare(path, x)
     if is_sharded(x):
         try:
-            lie_of(x)
+            extent_of(x)
         except ValueError as error:
             raise ValueError(f"{error} at {path!r}") from None
 
@@ -227,9 +227,9 @@ def part(full: Tensor, x: Tensor) -> Tensor:
     """A plain tensor, the same on every process, laid out as x."""
     if not is_sharded(x):
         return full
-    lie = lie_of(x)
-    box = tuple(slice(first, first + n) for first, n in zip(lie.start, lie.size, strict=True))
-    return like(full[box].contiguous(), x)
+    extent = extent_of(x)
+    box = tuple(slice(first, first + n) for first, n in zip(extent.start, extent.size, strict=True))
+    return sharded_like(full[box].contiguous(), x)
 
 
 def laid_like(x: Tensor, like_: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ def localized(rows: Sequence[tuple[Any, ...]], rebuild: Rebuild[Out]) -> tuple[S
         return rows, rebuild
     firsts = [row[0] for row in rows]
     parts = [tuple(map(here, row)) for row in rows]
-    return parts, lambda results: rebuild([like(*pair) for pair in zip(results, firsts, strict=True)])
+    return parts, lambda results: rebuild([sharded_like(*pair) for pair in zip(results, firsts, strict=True)])
 
 
 def outside(fn: Callable[[Tensor], Out], x: Tensor) -> Out:

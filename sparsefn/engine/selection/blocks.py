@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from sparsefn.engine.leaves import BLOCK, each
+from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.selection.entries import Arrays, eligible, reshaped
 from sparsefn.engine.surroundings import Array
 
@@ -114,7 +114,7 @@ class Work(NamedTuple):
 
         if len(self.shares) == 1:
             return run_share(self.shares[0])
-        return [out for outs in each(run_share, self.shares, self.size) for out in outs]
+        return [out for outs in run_jobs(run_share, self.shares, self.size) for out in outs]
 
     def scratch(self, share: list[Arrays]) -> Scratch:
         """Buffers for the blocks of some entries."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsefn.engine.processes import Gather, Sum, Talk, alone
+from sparsefn.engine.processes import Exchange, Gather, Sum, alone
 from sparsefn.engine.selection import blocks
 from sparsefn.engine.selection.entries import Arrays, eligible, open_count
 from sparsefn.engine.surroundings import Array
@@ -81,7 +81,7 @@ def best(values: Array, k: int) -> Array:
     if n <= _SORTED:
         ordered = np.sort(values)
         last = ordered[-1]
-    elif tied(values):
+    elif mostly_tied(values):
         ordered = np.partition(values, (n - k, n - 1))
         last = ordered[-1]
     else:  # a faster partition, which takes 15 times as long as the other on heavy ties
@@ -98,12 +98,12 @@ def best(values: Array, k: int) -> Array:
     return keep
 
 
-def tied(values: Array) -> bool:
+def mostly_tied(values: Array) -> bool:
     """Whether a tenth of some values or more are probably equal, by a look at a few of them.
 
     >>> import numpy as np
     >>> from sparsefn.engine.selection import bracket
-    >>> bracket.tied(np.arange(1000)), bracket.tied(np.arange(1000).clip(500))
+    >>> bracket.mostly_tied(np.arange(1000)), bracket.mostly_tied(np.arange(1000).clip(500))
     (False, True)
     """
     few = np.sort(values[:: max(values.size >> 6, 1)])
@@ -163,15 +163,15 @@ class Inside(NamedTuple):
     size: int
 
 
-def narrowed(work: blocks.Work, sample: Array, share: float, k: int, closer: int) -> Talk[Threshold | Inside]:
+def narrowed(work: blocks.Work, sample: Array, share: float, k: int, closer: int) -> Exchange[Threshold | Inside]:
     """The threshold of the k best, where fewer than all win, or the few scores among which it is.
 
-    >>> from sparsefn.engine.processes import collectives as talks
+    >>> from sparsefn.engine.processes import collectives
     >>> from sparsefn.engine.selection import blocks
     >>> from sparsefn.engine.selection import bracket
     >>> from sparsefn.engine.selection import entries
     >>> work = blocks.work_on(entries.arrays([entries.Entry(torch.arange(100.0))]))
-    >>> left = talks.alone(bracket.narrowed(work, blocks.sample(work), 0.9, 90, 1 << 15))
+    >>> left = collectives.alone(bracket.narrowed(work, blocks.sample(work), 0.9, 90, 1 << 15))
     >>> left.need, left.size
     (13, 23)
 

@@ -17,13 +17,10 @@ from torch import Tensor
 
 from sparsefn.engine.leaves import check_device, counts_of_rows, pays, placed
 from sparsefn.engine.numbers import FLOATS
-from sparsefn.engine.processes import Lie
-from sparsefn.engine.selection import bracket, fixed, groups, shared
-from sparsefn.engine.selection import joined as contests
-from sparsefn.engine.selection.entries import TINY, arrays, check, reshaped
-from sparsefn.engine.selection.entries import Entry as Entry
+from sparsefn.engine.processes import Extent
+from sparsefn.engine.selection import bracket, fixed, groups, joined, shared
+from sparsefn.engine.selection.entries import TINY, Entry, arrays, check, reshaped
 from sparsefn.engine.selection.rows import select_each
-from sparsefn.engine.selection.tiling import tiles as tiles
 from sparsefn.engine.surroundings import (
     Array,
     See,
@@ -56,12 +53,12 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
     scores win first, then the lower index; NaN ranks below -inf. Where fewer units compete than the count says, all
     of them win. Raises TypeError for scores that are not floats.
     """
-    wide, floats, lies = False, True, False  # wide: whether columns are to be laid out as rows
-    for scores, _, _, _, lie in entries:
+    wide, floats, extents = False, True, False  # wide: whether columns are to be laid out as rows
+    for scores, _, _, _, extent in entries:
         floats = floats and scores.dtype in FLOATS
         wide = wide or (scores.ndim == 3 and not fixed.is_narrow(scores.shape))
-        lies = lies or lie is not None
-    if lies:
+        extents = extents or extent is not None
+    if extents:
         return shared.winners(entries, _by_entry(entries, counts, joint), joint, winners)
     if not floats:
         check(entries)
@@ -76,21 +73,21 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
     return _elsewhere([entry._replace(scores=entry.scores.detach()) for entry in entries], counts, joint)
 
 
-def totals(flags: Sequence[Tensor], lies: Sequence[Lie | None] | None = None) -> Tensor:
+def totals(flags: Sequence[Tensor], extents: Sequence[Extent | None] | None = None) -> Tensor:
     """How many flags are set in each row of some bool tensors, end to end: int64.
 
-    Flags with a lie are those of this process, and all processes of its groups count together.
+    Flags with an extent are those of this process, and all processes of its groups count together.
 
-    >>> from sparsefn.engine.selection import dispatch as winners
-    >>> winners.totals([torch.tensor([[True, False], [True, True]]), torch.tensor([[True]])])
+    >>> from sparsefn.engine.selection import dispatch
+    >>> dispatch.totals([torch.tensor([[True, False], [True, True]]), torch.tensor([[True]])])
     tensor([1, 2, 1])
     """
-    if lies is not None and any(lie is not None for lie in lies):
+    if extents is not None and any(extent is not None for extent in extents):
         own = torch.split(totals(flags), [len(rows) for rows in flags])
-        return torch.cat(shared.totals(own, lies))
+        return torch.cat(shared.totals(own, extents))
     seen = visible(flags)
     if seen is None and pays(flags):
-        return contests.totals(flags)
+        return joined.totals(flags)
     if not flags or seen is None:
         return torch.cat([rows.sum(-1) for rows in flags]) if flags else torch.zeros(0, dtype=torch.int64, device="cpu")
     counts = [np.count_nonzero(row) for rows in seen for row in rows]
@@ -99,7 +96,7 @@ def totals(flags: Sequence[Tensor], lies: Sequence[Lie | None] | None = None) ->
 
 def totals_of(entries: Sequence[Entry], flags: Sequence[Tensor]) -> Tensor:
     """The totals of flags of the units of some entries."""
-    return totals(flags, [entry.lie for entry in entries])
+    return totals(flags, [entry.extent for entry in entries])
 
 
 # ---- visible memory ------------------------------------------------------------------------------
@@ -173,10 +170,10 @@ def _elsewhere(entries: Sequence[Entry], counts: Counts, joint: bool) -> list[Te
     if device.type == "meta" and all(entry.scores.is_meta for entry in entries) and not hidden:
         return [torch.empty_like(entry.scores, dtype=torch.bool) for entry in entries]  # torch's own shapes overflow
     kinds = [entry.scores.device.type for entry in entries]
-    own_way = all(kind == "cpu" or backends.serves("winners", kind) for kind in kinds)
-    if not own_way and contests.serves(entries):
+    own_way = all(kind == "cpu" or backends.has_backend("winners", kind) for kind in kinds)
+    if not own_way and joined.takes(entries):
         own = _placed(entries, counts, joint)
-        return contests.jointly(entries, own[0]) if joint else contests.winners(entries, own)
+        return joined.joint_masks(entries, own[0]) if joint else joined.winners(entries, own)
     exported = is_exporting() or not own_way
     fused = [
         exported or (torch.compiler.is_compiling() and not joint and fixed.is_few(entry.scores.shape))

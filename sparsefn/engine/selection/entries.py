@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers import check_float
-from sparsefn.engine.processes import Lie
+from sparsefn.engine.processes import Extent
 from sparsefn.engine.surroundings import Array, See, visible
 
 Flags = TypeVar("Flags", Tensor, Array)
@@ -27,15 +27,15 @@ class Entry(NamedTuple):
 
     `scores` are floats of shape (rows, units), or (rows, units, columns) where the units of each column compete by
     themselves. `allow` and `deny` are bool tensors of that shape; None is all of `allow` and none of `deny`. With
-    `absolute` the scores are absolute values, which are not stored. With a `lie` scores are (1, units): the box of the
-    whole that is on this process, and all processes of its groups select together.
+    `absolute` the scores are absolute values, which are not stored. With an `extent` scores are (1, units): the box of
+    the whole that is on this process, and all processes of its groups select together.
     """
 
     scores: Tensor
     allow: Tensor | None = None
     deny: Tensor | None = None
     absolute: bool = False
-    lie: Lie | None = None
+    extent: Extent | None = None
 
 
 class Arrays(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import BLOCK, each
+from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.selection.entries import Arrays, eligible
 from sparsefn.engine.surroundings import Array
 
@@ -92,7 +92,7 @@ def top_of_groups(at: Arrays, count: Array) -> None:
 
     blocks = _blocks(height, units, width)
     step = -(-len(blocks) // torch.get_num_threads())
-    each(select, [blocks[i : i + step] for i in range(0, len(blocks), step)], at.out.size)
+    run_jobs(select, [blocks[i : i + step] for i in range(0, len(blocks), step)], at.out.size)
 
 
 def _words(at: Arrays) -> tuple[Array, int]:

@@ -1,4 +1,4 @@
-"""Many competitions on a device at once: entries that are alike are one contest, whatever their number.
+"""Many competitions on a device at once: entries that are alike are one competition, whatever their number.
 
 A launch takes a device some microseconds, in which it reads a million scores. So leaves that compete by themselves are
 laid end to end and sorted together, rows of one length are rows of one matrix, and short rows are one table of
@@ -20,11 +20,11 @@ from sparsefn.engine.selection.entries import Entry
 from sparsefn.engine.selection.fixed import Count, competitions
 
 
-def serves(entries: Sequence[Entry]) -> bool:
+def takes(entries: Sequence[Entry]) -> bool:
     """Whether these are ordinary tensors on a device, and nothing hides them.
 
-    >>> from sparsefn.engine.selection import joined as contests
-    >>> contests.serves([Entry(torch.ones(1, 2))]), contests.serves([Entry(torch.ones(1, 2, device="meta"))])
+    >>> from sparsefn.engine.selection import joined
+    >>> joined.takes([Entry(torch.ones(1, 2))]), joined.takes([Entry(torch.ones(1, 2, device="meta"))])
     (False, True)
     """
     return pays([entry.scores for entry in entries])
@@ -33,11 +33,12 @@ def serves(entries: Sequence[Entry]) -> bool:
 def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
     """Masks of the best units of each row of some entries; the counts of an entry are one, or one a competition.
 
-    >>> from sparsefn.engine.selection import joined as contests
-    >>> contests.winners([Entry(torch.tensor([[1.0, 3.0, 2.0]])), Entry(torch.tensor([[5.0, 4.0]]))], [2, 1])
+    >>> from sparsefn.engine.selection import joined
+    >>> joined.winners([Entry(torch.tensor([[1.0, 3.0, 2.0]])), Entry(torch.tensor([[5.0, 4.0]]))], [2, 1])
     [tensor([[False,  True,  True]]), tensor([[ True, False]])]
 
-    A contest has `lists.MOST` units at most, or those of one entry. Its temporaries take 60 bytes a unit or so.
+    A joined competition has `lists.MOST` units at most, or those of one entry. Its temporaries take 60 bytes a unit or
+    so.
     """
     masks: dict[int, Tensor] = {}
     ways = [_way(entry) for entry in entries]
@@ -48,11 +49,11 @@ def winners(entries: Sequence[Entry], counts: Sequence[Count]) -> list[Tensor]:
     return [masks[i] for i in range(len(entries))]
 
 
-def jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
+def joint_masks(entries: Sequence[Entry], count: Count) -> list[Tensor]:
     """The winners of one competition of all entries, each mask with memory of its own.
 
-    >>> from sparsefn.engine.selection import joined as contests
-    >>> contests.jointly([Entry(torch.tensor([[1.0, 3.0]])), Entry(torch.tensor([[3.0, 2.0]]))], 1)
+    >>> from sparsefn.engine.selection import joined
+    >>> joined.joint_masks([Entry(torch.tensor([[1.0, 3.0]])), Entry(torch.tensor([[3.0, 2.0]]))], 1)
     [tensor([[False,  True]]), tensor([[False, False]])]
     """
     won = reference.top_of_rows(fixed.keys_of(entries)[None], count)[0]
@@ -62,8 +63,8 @@ def jointly(entries: Sequence[Entry], count: Count) -> list[Tensor]:
 def totals(flags: Sequence[Tensor]) -> Tensor:
     """How many flags are set in each row of some bool tensors, end to end: int64.
 
-    >>> from sparsefn.engine.selection import joined as contests
-    >>> contests.totals([torch.tensor([[True, False, True]]), torch.tensor([[True], [False]])])
+    >>> from sparsefn.engine.selection import joined
+    >>> joined.totals([torch.tensor([[True, False, True]]), torch.tensor([[True], [False]])])
     tensor([2, 1, 0])
     """
     sums: dict[int, Tensor] = {}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparsefn.engine.leaves import BLOCK, each
+from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.selection.blocks import Scratch, cut
-from sparsefn.engine.selection.bracket import tied, write_best
+from sparsefn.engine.selection.bracket import mostly_tied, write_best
 from sparsefn.engine.selection.entries import Arrays
 from sparsefn.engine.surroundings import Array
 
@@ -72,7 +72,7 @@ def select_each(tables: Sequence[tuple[Arrays, Array]]) -> None:
     >>> [at.out.tolist() for at in tables]
     [[[False, True]], [[True, False, False]]]
     """
-    each(lambda table: select_rows(*table), tables, sum(at.out.size for at, _ in tables))
+    run_jobs(lambda table: select_rows(*table), tables, sum(at.out.size for at, _ in tables))
 
 
 def _keys(scores: Array) -> Array:
@@ -90,7 +90,7 @@ def _winners(keys: Array, counts: Array, out: Array) -> None:
     first = int(places[0])
     if (places == first).all():
         # A partition at one place is faster, but takes 15 times as long where many scores are equal.
-        kth = (max(first - 1, 0), first) if tied(keys.reshape(-1)) else first
+        kth = (max(first - 1, 0), first) if mostly_tied(keys.reshape(-1)) else first
         threshold = np.partition(keys, kth, axis=1)[:, first, None]
     else:
         threshold = np.take_along_axis(np.sort(keys, axis=1), places[:, None], axis=1)

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import BLOCK
-from sparsefn.engine.processes import Gather, Groups, Lie, Sum, Talk, agree, is_first
-from sparsefn.engine.processes import collectives as talks
+from sparsefn.engine.processes import Exchange, Extent, Gather, Groups, Sum, agree, collectives, is_first
 from sparsefn.engine.selection import blocks
 from sparsefn.engine.selection.bracket import Bracket, Threshold, all_win, best, narrowed
 from sparsefn.engine.selection.entries import TINY, Arrays, Entry, arrays, check, open_count, reshaped
@@ -42,57 +41,59 @@ def winners(
 ) -> list[Tensor]:
     """Masks of the best units of entries, of which some are parts of what several processes hold.
 
-    >>> from sparsefn.engine.processes.extent import Lie
+    >>> from sparsefn.engine.processes.extent import Extent
     >>> from sparsefn.engine.selection import shared
-    >>> whole = shared.Entry(torch.tensor([[1.0, 3.0, 2.0]]), lie=Lie((3,), (0,), (3,), ()))
+    >>> whole = shared.Entry(torch.tensor([[1.0, 3.0, 2.0]]), extent=Extent((3,), (0,), (3,), ()))
     >>> shared.winners([whole], [2], False, lambda entries, counts: [])
     [tensor([[False,  True,  True]])]
 
     An entry that is no part, and is in no joint competition, is selected from by `plain`.
     """
-    groups = _groups([entry.lie for entry in entries])
+    groups = _groups([entry.extent for entry in entries])
     with _all_numbers_count(), np.errstate(all="ignore"):  # a signalling NaN counts as any other NaN
         try:
             seen = _arrays(entries)
             running, alone = [], []
             if joint:
-                sizes = [at.out.size if x.lie is None else x.lie.numel for x, at in zip(entries, seen, strict=True)]
+                sizes = [
+                    at.out.size if x.extent is None else x.extent.numel for x, at in zip(entries, seen, strict=True)
+                ]
                 starts = accumulate(sizes, initial=0)
                 pieces = [_piece(*one, groups) for one in zip(entries, seen, starts, strict=False)]
                 running.append((groups, selected(pieces, int(counts[0]), sum(sizes))))
             else:
                 for i, (entry, at) in enumerate(zip(entries, seen, strict=True)):
-                    if entry.lie is None:
+                    if entry.extent is None:
                         alone.append(i)
                     else:
-                        piece = _piece(entry, at, 0, entry.lie.groups)
-                        running.append((entry.lie.groups, selected([piece], int(counts[i]), entry.lie.numel)))
+                        piece = _piece(entry, at, 0, entry.extent.groups)
+                        running.append((entry.extent.groups, selected([piece], int(counts[i]), entry.extent.numel)))
             masks = [torch.from_numpy(at.out) for at in seen]
             for i, mask in zip(alone, plain([entries[i] for i in alone], [counts[i] for i in alone]), strict=True):
                 masks[i] = mask
         except Exception as error:
             agree(groups, error)
             raise
-        talks.together(running)
+        collectives.in_step(running)
     return [mask.to(entry.scores.device) for mask, entry in zip(masks, entries, strict=True)]
 
 
 @eagerly
-def totals(counts: Sequence[Tensor], lies: Sequence[Lie | None]) -> list[Tensor]:
+def totals(counts: Sequence[Tensor], extents: Sequence[Extent | None]) -> list[Tensor]:
     """Sums over processes of the counts of some tensors, of those that are parts.
 
-    >>> from sparsefn.engine.processes.extent import Lie
+    >>> from sparsefn.engine.processes.extent import Extent
     >>> from sparsefn.engine.selection import shared
-    >>> shared.totals([torch.tensor([2])], [Lie((3,), (0,), (3,), ())])
+    >>> shared.totals([torch.tensor([2])], [Extent((3,), (0,), (3,), ())])
     [tensor([2])]
     """
 
-    def summed(count: Array) -> Talk[Array]:
+    def summed(count: Array) -> Exchange[Array]:
         return (yield Sum(count))
 
-    parts = [(i, lie.groups) for i, lie in enumerate(lies) if lie is not None]
+    parts = [(i, extent.groups) for i, extent in enumerate(extents) if extent is not None]
     made = list(counts)
-    sums = talks.together([(groups, summed(counts[i].cpu().numpy())) for i, groups in parts])
+    sums = collectives.in_step([(groups, summed(counts[i].cpu().numpy())) for i, groups in parts])
     for (i, _), total in zip(parts, sums, strict=True):
         made[i] = torch.from_numpy(total).to(counts[i].device)
     return made
@@ -102,25 +103,25 @@ class Piece(NamedTuple):
     """An entry of a competition among processes, and where its units are in the whole.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.processes.extent import Lie
+    >>> from sparsefn.engine.processes.extent import Extent
     >>> from sparsefn.engine.selection import entries
     >>> from sparsefn.engine.selection import shared
     >>> (at,) = entries.arrays([entries.Entry(torch.ones(2))])
-    >>> shared.Piece(at, Lie((2, 2), (0, 1), (2, 1), ()), start=10, counts=True).places(np.array([0, 1]))
+    >>> shared.Piece(at, Extent((2, 2), (0, 1), (2, 1), ()), start=10, counts=True).places(np.array([0, 1]))
     array([11, 13])
 
-    Arrays have one dimension. Without a lie all units of the entry are here; they start at `start` in the whole. One
-    that does not count is a copy: another process counts its units, and only its mask is written here.
+    Arrays have one dimension. Without an extent all units of the entry are here; they start at `start` in the whole.
+    One that does not count is a copy: another process counts its units, and only its mask is written here.
     """
 
     at: Arrays
-    lie: Lie | None
+    extent: Extent | None
     start: int
     counts: bool
 
     def places(self, index: Array) -> Array:
         """Places in the whole of units that are here; both grow in the same order."""
-        return self.start + (index if self.lie is None else self.lie.places(index))
+        return self.start + (index if self.extent is None else self.extent.places(index))
 
     def before(self, places: Array) -> Array:
         """How many of the units that are here come before some places in the whole."""
@@ -133,14 +134,14 @@ class Piece(NamedTuple):
         return low
 
 
-def selected(pieces: Sequence[Piece], k: int, size: int) -> Talk[None]:
+def selected(pieces: Sequence[Piece], k: int, size: int) -> Exchange[None]:
     """Write into each `out` the mask of the k best units of all pieces of all processes, `size` with those barred.
 
-    >>> from sparsefn.engine.processes import collectives as talks
+    >>> from sparsefn.engine.processes import collectives
     >>> from sparsefn.engine.selection import entries
     >>> from sparsefn.engine.selection import shared
     >>> (at,) = entries.arrays([entries.Entry(torch.tensor([1.0, 3.0, 2.0]))])
-    >>> talks.alone(shared.selected([shared.Piece(at, None, 0, True)], 1, 3))
+    >>> collectives.alone(shared.selected([shared.Piece(at, None, 0, True)], 1, 3))
     >>> at.out
     array([False,  True, False])
 
@@ -172,7 +173,7 @@ def selected(pieces: Sequence[Piece], k: int, size: int) -> Talk[None]:
     blocks.write(_work(rest, double), *beyond)
 
 
-def _threshold(work: blocks.Work, k: int, total: int) -> Talk[Threshold]:
+def _threshold(work: blocks.Work, k: int, total: int) -> Exchange[Threshold]:
     while total > FEW:
         # Of a small competition the sample and what it leaves are sent; of a large one neither is much.
         wanted = _SAMPLED if total < 1 << 20 else 4 * _SAMPLED if total < 1 << 23 else 8 * _SAMPLED
@@ -190,7 +191,7 @@ def _threshold(work: blocks.Work, k: int, total: int) -> Talk[Threshold]:
     return Threshold(float(value), int((won == value).sum()), int((numbers == value).sum()))
 
 
-def _end_of_ties(pieces: Sequence[Piece], double: bool, threshold: Threshold, size: int) -> Talk[int]:
+def _end_of_ties(pieces: Sequence[Piece], double: bool, threshold: Threshold, size: int) -> Exchange[int]:
     # The place before which exactly as many of the units equal to the threshold lie as win.
     if threshold.missing in (0, threshold.equal):
         return size if threshold.missing else 0
@@ -242,12 +243,12 @@ def _arrays(entries: Sequence[Entry]) -> list[Arrays]:
 
 
 def _piece(entry: Entry, at: Arrays, start: int, groups: Groups) -> Piece:
-    own = () if entry.lie is None else entry.lie.groups
-    return Piece(reshaped(at), entry.lie, start, is_first([name for name in groups if name not in own]))
+    own = () if entry.extent is None else entry.extent.groups
+    return Piece(reshaped(at), entry.extent, start, is_first([name for name in groups if name not in own]))
 
 
-def _groups(lies: Sequence[Lie | None]) -> Groups:
-    return tuple(dict.fromkeys(name for lie in lies if lie is not None for name in lie.groups))
+def _groups(extents: Sequence[Extent | None]) -> Groups:
+    return tuple(dict.fromkeys(name for extent in extents if extent is not None for name in extent.groups))
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import on
-from sparsefn.engine.numbers import where
+from sparsefn.engine.leaves import as_tensor_on
+from sparsefn.engine.numbers import real_where
 from sparsefn.engine.selection.dispatch import Entry, winners
 from sparsefn.engine.surroundings import at_compile_time, known, outside_modes
 
@@ -80,7 +80,7 @@ def _scaled(shares: Tensor) -> Tensor:
     if not shares.shape[0]:
         return shares
     peak = shares.amax()
-    factor = where(peak > 2.0**400, 2.0**-600, where(peak < 2.0**-400, 2.0**600, 1.0))
+    factor = real_where(peak > 2.0**400, 2.0**-600, real_where(peak < 2.0**-400, 2.0**600, 1.0))
     return torch.where(shares > 0, torch.maximum(shares, peak * 2.0**-400), shares) * factor
 
 
@@ -136,7 +136,7 @@ def spread(count: int | Tensor, groups: int, room: Tensor | None = None, like: T
     if groups <= 1:
         return count
     if room is not None:
-        return _filled(on(count, room.device).minimum(room.sum()).clamp(min=0), room)
+        return _filled(as_tensor_on(count, room.device).minimum(room.sum()).clamp(min=0), room)
     if isinstance(count, int) and count % groups == 0:
         return count // groups
     device = next((x.device for x in (count, like) if isinstance(x, Tensor)), torch.device("cpu"))

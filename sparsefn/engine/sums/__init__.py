@@ -2,4 +2,4 @@
 
 from sparsefn.engine.sums.exact_sums import sums
 from sparsefn.engine.sums.folds import slabs
-from sparsefn.engine.sums.pooling import Box, Pooling, Reduction, pool, split
+from sparsefn.engine.sums.pooling import Box, Pooling, Reduction, in_boxes, pool

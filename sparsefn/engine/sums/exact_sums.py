@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import each, end_to_end, packs, written
-from sparsefn.engine.processes import Sum, Talk, alone, here, is_sharded, lie_of, together
+from sparsefn.engine.leaves import end_to_end, packs, run_jobs, written
+from sparsefn.engine.processes import Exchange, Sum, alone, extent_of, here, in_step, is_sharded
 from sparsefn.engine.surroundings import LARGEST_EACH, reinterpreted, transformed, visible
 
 _BLOCK = 1 << 17  # entries: what is kept of them stays in the second cache of a core
@@ -38,8 +38,8 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     for a device, unless DTensors are on it, and launches are the same for any number of tensors.
     """
     shared = [i for i, x in enumerate(values) if is_sharded(x)]
-    talks = [(lie_of(values[i]).groups, total(here(values[i]), here(masks[i]))) for i in shared]
-    told = dict(zip(shared, together(talks), strict=True)) if talks else {}
+    exchanges = [(extent_of(values[i]).groups, total(here(values[i]), here(masks[i]))) for i in shared]
+    told = dict(zip(shared, in_step(exchanges), strict=True)) if exchanges else {}
     told |= {i: 0.0 for i, x in enumerate(values) if i not in told and not x.numel()}
     seen = [i for i, x in enumerate(values) if i not in told and visible([x, masks[i]]) is not None]
     told |= {i: alone(total(values[i], masks[i])) for i in seen}
@@ -52,8 +52,8 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     return [made[i] for i in range(len(values))]
 
 
-def total(x: Tensor, mask: Tensor) -> Talk[float]:
-    """A talk that finds the sum over all processes. Each has plain tensors, of its part."""
+def total(x: Tensor, mask: Tensor) -> Exchange[float]:
+    """An exchange that finds the sum over all processes. Each has plain tensors, of its part."""
     blocks = _blocks(x, mask)
     ends = [float(end) for block in blocks for end in block.aminmax()]
     odd = [end for end in ends if not math.isfinite(end)]
@@ -82,7 +82,7 @@ def _blocks(x: Tensor, mask: Tensor) -> list[Tensor]:
         return [torch.where(mask, x, 0)] if x.numel() else []
     flat, kept = (array.reshape(-1) for array in seen)
     parts = [slice(at, at + _BLOCK) for at in range(0, flat.size, _BLOCK)]
-    found = each(lambda part: torch.from_numpy(flat[part][kept[part]]).view(x.dtype), parts, flat.size)
+    found = run_jobs(lambda part: torch.from_numpy(flat[part][kept[part]]).view(x.dtype), parts, flat.size)
     return [block for block in found if block.numel()]
 
 

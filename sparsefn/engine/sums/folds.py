@@ -12,7 +12,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import DTypeLike
 
-from sparsefn.engine.leaves import BLOCK, each
+from sparsefn.engine.leaves import BLOCK, run_jobs
 from sparsefn.engine.surroundings import Array
 
 _BLOCK = BLOCK // 2  # elements at a time: they are added in place, beside a copy of them
@@ -20,7 +20,7 @@ _TALL = 128  # elements of a unit in one block, where units lie side by side in 
 _SHORT = 64  # entries: rows of fewer are added across units, as a loop of its own for each costs more
 
 
-class Work(NamedTuple):
+class BlockFold(NamedTuple):
     """The function of the elements of a block, if there is one, and the function that joins two of them."""
 
     lift: Callable[[Array], Array] | None
@@ -28,12 +28,12 @@ class Work(NamedTuple):
     dtype: DTypeLike
 
 
-def fold(x: Array, rank: int, work: Work) -> Array:
+def fold(x: Array, rank: int, work: BlockFold) -> Array:
     """The entries along the first `rank` dimensions, in row-major order, joined into one.
 
     >>> import numpy as np
-    >>> from sparsefn.engine.sums.folds import Work, fold
-    >>> fold(np.arange(6.0).reshape(3, 2), 1, Work(None, np.add, np.float64))
+    >>> from sparsefn.engine.sums.folds import BlockFold, fold
+    >>> fold(np.arange(6.0).reshape(3, 2), 1, BlockFold(None, np.add, np.float64))
     array([6., 9.])
 
     Returns a new array of the other dimensions.
@@ -57,7 +57,7 @@ def fold(x: Array, rank: int, work: Work) -> Array:
             target[at] = _block(x[(*elements, *at)], rank, work)
 
     share = -(-len(places) // torch.get_num_threads())
-    each(run, [places[i : i + share] for i in range(0, len(places), share)], x.size)
+    run_jobs(run, [places[i : i + share] for i in range(0, len(places), share)], x.size)
     return out
 
 
@@ -110,7 +110,7 @@ def slabs(grid: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
             yield (*(slice(i, i + 1) for i in before), part)
 
 
-def _block(x: Array, rank: int, work: Work) -> Array:
+def _block(x: Array, rank: int, work: BlockFold) -> Array:
     grid, own = x.shape[rank:], work.lift is not None
     if work.lift is not None:
         x = work.lift(x)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers import folded, raised, root, whole_power
-from sparsefn.engine.sums.folds import Work, fold
+from sparsefn.engine.sums.folds import BlockFold, fold
 from sparsefn.engine.surroundings import Array, See, is_exporting, visible, visible_inside
 
 Box = tuple[int, ...]
@@ -51,11 +51,11 @@ class Pooling(NamedTuple):
 Reduction: TypeAlias = Callable[[Tensor], Tensor] | Pooling
 
 
-def split(x: Tensor, box: Box) -> Tensor:
+def in_boxes(x: Tensor, box: Box) -> Tensor:
     """View x, whose sizes are divisible by box, as its grid of boxes followed by the dimensions of a box.
 
-    >>> from sparsefn.engine.sums.pooling import split
-    >>> split(torch.zeros(4, 9), (2, 3)).shape
+    >>> from sparsefn.engine.sums.pooling import in_boxes
+    >>> in_boxes(torch.zeros(4, 9), (2, 3)).shape
     torch.Size([2, 3, 2, 3])
     """
     sizes = [n for size, b in zip(x.shape, box, strict=True) for n in (size // b if b else 1, b)]
@@ -107,7 +107,7 @@ def reference(x: Tensor, box: Box, name: str, order: float) -> Tensor:
     >>> reference(torch.ones(2, 6), (2, 3), "mean", 1.0)
     tensor([[1., 1.]])
     """
-    parts = split(x, box).to(_dtype(x, name))
+    parts = in_boxes(x, box).to(_dtype(x, name))
     parts = parts.permute(*range(x.ndim, 2 * x.ndim), *range(x.ndim)).reshape(math.prod(box), *_grid(x, box))
     if name == "norm":
         parts = parts.abs() if math.isinf(order) else raised(parts.abs(), order)
@@ -143,7 +143,7 @@ def _(info: object, in_dims: tuple[int, ...], x: Tensor, box: list[int], name: s
 
 
 def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor | None:
-    seen = see([split(x, box)])
+    seen = see([in_boxes(x, box)])
     if seen is None:
         return None
     parts = seen[0]
@@ -152,7 +152,7 @@ def _in_memory(x: Tensor, box: Box, name: str, order: float, see: See) -> Tensor
         parts = parts.view(np.uint8) if size < 256 or name != "sum" else parts.astype(np.int32)
     elif name == "norm" or parts.itemsize == 2:
         lift = partial(_lifted, name, order, x.dtype == torch.bfloat16)
-    work = Work(lift, _JOINS[_join(name, order)][1], np.float32 if parts.itemsize == 2 else parts.dtype)
+    work = BlockFold(lift, _JOINS[_join(name, order)][1], np.float32 if parts.itemsize == 2 else parts.dtype)
     with np.errstate(all="ignore"):
         total = fold(parts.transpose(*range(rank, 2 * rank), *range(rank)), rank, work)
         if x.dtype == torch.bool:

@@ -22,11 +22,11 @@ from typing import Any
 BACKENDS: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
-def serves(name: str, device: str) -> bool:
+def has_backend(name: str, device: str) -> bool:
     """Whether a backend is there for a kind of device.
 
     >>> from sparsefn.engine.surroundings import backends
-    >>> backends.serves("winners", "meta")
+    >>> backends.has_backend("winners", "meta")
     False
     """
     return (name, device) in BACKENDS
@@ -38,4 +38,4 @@ def asked(name: str, device: str, *args: Any) -> Any:
     >>> from sparsefn.engine.surroundings import backends
     >>> backends.asked("winners", "meta", [], torch.tensor([]), [], False)
     """
-    return BACKENDS[name, device](*args) if serves(name, device) else None
+    return BACKENDS[name, device](*args) if has_backend(name, device) else None

@@ -41,7 +41,7 @@ def test_a_record_is_that_of_one_function():
     for copy in (wrapping(update, []), functools.partial(update)):
         mine = sf.gmp(0.5)._replace(update=copy)
         assert update_of(mine) == (copy, False, None)
-    assert update_of(sf.gmp(0.5)).spends and not update_of(sf.dense()).spends
+    assert update_of(sf.gmp(0.5)).overwrites and not update_of(sf.dense()).overwrites
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ COMPOSED = {
 def test_a_wrapped_update_is_called(name, inner):
     algorithm, called = inner(), []
     mine = algorithm._replace(update=wrapping(algorithm.update, called))
-    assert update_of(mine).inner is mine.update and not update_of(mine).spends
+    assert update_of(mine).inner is mine.update and not update_of(mine).overwrites
     whole = COMPOSED[name](mine)
     state = whole.init(P)
     new = whole.update(state, P, 0)

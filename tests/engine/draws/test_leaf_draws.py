@@ -5,7 +5,7 @@ import torch
 
 import sparsefn as sf
 from sparsefn.engine.draws.draws import as_keys, digest
-from sparsefn.engine.draws.leaf_draws import drawn_leaves, laid, leaf_key, leaf_keys
+from sparsefn.engine.draws.leaf_draws import drawn_leaves, draws_laid, keys_on_device, unchecked_key
 from sparsefn.engine.draws.threefry import draw
 from sparsefn.engine.leaves import lists
 from sparsefn.testing.launches import counted
@@ -22,7 +22,7 @@ def test_leaves_that_are_laid_end_to_end_have_the_same_draws(kind, dtype, step, 
     monkeypatch.setattr(lists, "MOST", most)
     draw = {"uniform": sf.random.uniform_like, "normal": sf.random.normal_like}[kind]
     want = [draw(sf.random.leaf_key(KEY, path, step), leaf, dtype) for path, leaf in LEAVES.items()]
-    made = laid(KEY, list(LEAVES), list(LEAVES.values()), step, kind, dtype)
+    made = draws_laid(KEY, list(LEAVES), list(LEAVES.values()), step, kind, dtype)
     one_by_one = drawn_leaves(KEY, LEAVES, step, kind, dtype)
     for path, got, other, expected in zip(LEAVES, made, one_by_one.values(), want, strict=True):
         assert torch.equal(got, expected) and torch.equal(other, expected), path
@@ -32,8 +32,8 @@ def test_leaves_that_are_laid_end_to_end_have_the_same_draws(kind, dtype, step, 
 @pytest.mark.parametrize("step", [None, 3, torch.tensor(3)], ids=str)
 def test_keys_of_leaves(step):
     want = torch.stack([sf.random.leaf_key(KEY, path, step) for path in LEAVES])
-    assert torch.equal(leaf_keys(KEY, list(LEAVES), step, KEY.device), want)
-    assert torch.equal(leaf_key(KEY, "a", step), want[0])
+    assert torch.equal(keys_on_device(KEY, list(LEAVES), step, KEY.device), want)
+    assert torch.equal(unchecked_key(KEY, "a", step), want[0])
 
 
 def test_keys_that_are_folded_on_a_device_have_the_same_bits():

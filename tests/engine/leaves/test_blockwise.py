@@ -15,11 +15,11 @@ def test_every_block_reaches_a_kernel_once():
         for x, out in blocks:
             out += x + 1
 
-    blockwise.run(count, rows)
+    blockwise.run_blocks(count, rows)
     for x, out in rows:
         assert np.array_equal(out, x + 1)
     with pytest.raises(ZeroDivisionError):
-        blockwise.run(lambda blocks: [1 // 0 for _ in blocks], rows)
+        blockwise.run_blocks(lambda blocks: [1 // 0 for _ in blocks], rows)
 
 
 def test_memory_is_for_plain_tensors_of_one_shape():

@@ -66,8 +66,8 @@ def test_a_subclass_is_left_alone():
 
 def test_memory_is_alone():
     a, b, c = torch.ones(2, 3), torch.ones(6), torch.ones(4)
-    assert donation.alone([a, b, b.view(2, 3), c[1:], a.t()], []) == []
-    assert [x is a for x in donation.alone([a, b], [b[:1]])] == [True]
+    assert donation.unshared_memory([a, b, b.view(2, 3), c[1:], a.t()], []) == []
+    assert [x is a for x in donation.unshared_memory([a, b], [b[:1]])] == [True]
 
 
 def test_memory_is_taken_once_and_only_inside():

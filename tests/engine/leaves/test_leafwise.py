@@ -53,17 +53,17 @@ def test_bits_are_those_of_where(shape, dtype):
     zero = torch.zeros((), dtype=dtype)
     identical(leafwise.zeroed([mask], [new])[0], torch.where(mask, new, zero))
     identical(leafwise.either([mask], [new], [old])[0], torch.where(mask, new, old))
-    same(leafwise.moved([mask], [old], [new])[0], torch.where(mask, old + new, old))
+    same(leafwise.added([mask], [old], [new])[0], torch.where(mask, old + new, old))
     identical(leafwise.cleaned([mask], [new])[0], torch.where(mask, new, zero))
     # Off the mask a moved leaf keeps its very bits, NaN included.
-    identical(torch.where(mask, zero, leafwise.moved([mask], [old], [new])[0]), torch.where(mask, zero, old))
+    identical(torch.where(mask, zero, leafwise.added([mask], [old], [new])[0]), torch.where(mask, zero, old))
 
 
 def test_updates_that_are_zeros_off_the_mask_leave_every_bit():
     mask, old = mask_of((100, 100)), values((100, 100), torch.float32, 2)
     for zero in (0.0, -0.0):
         update = torch.where(mask, 1.0, zero)
-        identical(leafwise.moved([mask], [old], [update])[0], torch.where(mask, old + update, old))
+        identical(leafwise.added([mask], [old], [update])[0], torch.where(mask, old + update, old))
 
 
 def test_many_leaves_on_threads():
@@ -77,7 +77,7 @@ def test_many_leaves_on_threads():
         mask, a, b, zero, masked, chosen = row
         identical(masked, torch.where(mask, a, zero))
         identical(chosen, torch.where(mask, a, b))
-    for mask, a, b, result in zip(masks, new, old, leafwise.moved(masks, old, new), strict=True):
+    for mask, a, b, result in zip(masks, new, old, leafwise.added(masks, old, new), strict=True):
         same(result, torch.where(mask, a + b, b))
 
 
@@ -91,10 +91,10 @@ def test_other_layouts_and_dtypes_that_differ(dtype):
         zero = leaf.new_zeros(())
         identical(leafwise.zeroed([kept], [leaf])[0], torch.where(kept, leaf, zero))
         identical(leafwise.cleaned([kept], [leaf])[0], torch.where(kept, leaf, zero))
-        same(leafwise.moved([kept], [leaf], [leaf])[0], torch.where(kept, leaf + leaf, leaf))
+        same(leafwise.added([kept], [leaf], [leaf])[0], torch.where(kept, leaf + leaf, leaf))
     other = values((128, 130), torch.float64, 5)
     mixed = torch.where(mask, (whole.T + other).to(dtype), whole.T)  # params keep their dtype
-    same(leafwise.moved([mask], [whole.T.contiguous()], [other])[0], mixed)
+    same(leafwise.added([mask], [whole.T.contiguous()], [other])[0], mixed)
 
 
 def test_nothing_is_written_to_and_a_clean_leaf_is_handed_back():
@@ -102,7 +102,7 @@ def test_nothing_is_written_to_and_a_clean_leaf_is_handed_back():
     copies = [x.clone() for x in (mask, leaf, other)]
     leafwise.zeroed([mask], [leaf])
     leafwise.either([mask], [leaf], [other])
-    leafwise.moved([mask], [leaf], [other])
+    leafwise.added([mask], [leaf], [other])
     leafwise.cleaned([mask], [leaf])
     for x, copy in zip((leaf, other), copies[1:], strict=True):
         identical(x, copy)
@@ -125,7 +125,7 @@ def test_gradients_flow_as_through_where():
         identical(leaf.grad, mask.to(dtype))
         old = torch.ones((80, 80), dtype=dtype, requires_grad=True)
         leaf.grad = None
-        leafwise.moved([mask], [old], [leaf])[0].sum().backward()
+        leafwise.added([mask], [old], [leaf])[0].sum().backward()
         identical(leaf.grad, mask.to(dtype))
         identical(old.grad, torch.ones_like(old))
         with torch.no_grad():
@@ -146,7 +146,7 @@ def test_the_same_under_transforms():
         return (
             leafwise.zeroed([mask], [a])[0],
             leafwise.either([mask], [a], [b])[0],
-            leafwise.moved([mask], [b], [a])[0],
+            leafwise.added([mask], [b], [a])[0],
             leafwise.cleaned([mask], [a])[0],
         )
 
@@ -185,9 +185,9 @@ def test_few_entries_of_any_layout():
 
 def test_sums_that_overflow_say_nothing():
     mask, big = torch.ones(70, 70, dtype=torch.bool), torch.full((70, 70), 3e38)
-    assert leafwise.moved([mask], [big], [big])[0].isinf().all()
+    assert leafwise.added([mask], [big], [big])[0].isinf().all()
     big[0, 0] = float("inf")
-    assert leafwise.moved([mask], [big], [-big])[0][0, 0].isnan()
+    assert leafwise.added([mask], [big], [-big])[0][0, 0].isnan()
 
 
 def test_a_mask_of_another_shape_is_an_error_as_in_torch():
@@ -231,7 +231,7 @@ def test_leaves_that_are_laid_end_to_end_have_the_same_bits(dtype, monkeypatch):
     calls = {
         "zeroed": lambda: leafwise.zeroed(masks, leaves),
         "either": lambda: leafwise.either(masks, leaves, others),
-        "moved": lambda: leafwise.moved(masks, leaves, others),
+        "moved": lambda: leafwise.added(masks, leaves, others),
         "cleaned": lambda: leafwise.cleaned(masks, leaves),
     }
     want = {name: call() for name, call in calls.items()}
@@ -256,7 +256,7 @@ def test_optimizers_step_leaves_at_once_with_the_same_bits(optimizer, monkeypatc
         state, weights = optimizer.init(params), params
         for _ in range(3):
             updates, state = optimizer.update(weights, state, params=weights)
-            moved = leafwise.moved([*masks.values()], [*weights.values()], [*updates.values()])
+            moved = leafwise.added([*masks.values()], [*weights.values()], [*updates.values()])
             weights = dict(zip(params, moved, strict=True))
         return weights
 
@@ -269,13 +269,13 @@ def test_optimizers_step_leaves_at_once_with_the_same_bits(optimizer, monkeypatc
 def test_spent_leaves_are_zeroed_in_their_own_memory_if_they_were_offered():
     mask = mask_of((100, 100))
     want = torch.where(mask, values((100, 100), torch.float32, 0), 0.0)
-    for spent, given, kept in ((True, True, True), (False, True, False), (True, False, False)):
+    for overwrite, given, kept in ((True, True, True), (False, True, False), (True, False, False)):
         leaf = values((100, 100), torch.float32, 0)
         at = leaf.data_ptr()
         with donation.giving([leaf]):
             if given:
                 donation.offer([leaf], [])
-            (zeroed,) = leafwise.zeroed([mask], [leaf], spent=spent)
+            (zeroed,) = leafwise.zeroed([mask], [leaf], overwrite=overwrite)
         identical(zeroed, want)
         assert (zeroed.data_ptr() == at) is kept is (type(leaf) is donation.Emptied)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsefn.engine.leaves import donation, lists
-from sparsefn.engine.leaves.lists import Many
+from sparsefn.engine.leaves.lists import Listed
 from sparsefn.engine.numbers.elementary import sqrt
 from sparsefn.testing.launches import counted
 
@@ -50,13 +50,13 @@ FORMULAS = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_formula_has_the_bits_of_each_tensor(name):
     formula, a, b = FORMULAS[name], tensors(0), tensors(1)
-    identical(formula(Many(a), Many(b)).tensors, [formula(x, y) for x, y in zip(a, b, strict=True)])
+    identical(formula(Listed(a), Listed(b)).tensors, [formula(x, y) for x, y in zip(a, b, strict=True)])
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_other_dtypes_go_by_float32(dtype):
     formula, a, b = FORMULAS["wide"], tensors(0, dtype), tensors(1, dtype)
-    identical(formula(Many(a), Many(b)).tensors, [formula(x, y) for x, y in zip(a, b, strict=True)])
+    identical(formula(Listed(a), Listed(b)).tensors, [formula(x, y) for x, y in zip(a, b, strict=True)])
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.float64], ids=str)
@@ -67,17 +67,17 @@ def test_where_chooses_the_very_bits(dtype):
     def same(got, want):
         assert all(torch.equal(x.view(word), y.view(word)) for x, y in zip(got, want, strict=True))
 
-    same(lists.where(Many(mask), Many(a), Many(b)).tensors, list(map(torch.where, mask, a, b)))
+    same(lists.where(Listed(mask), Listed(a), Listed(b)).tensors, list(map(torch.where, mask, a, b)))
     zero = torch.zeros((), dtype=dtype)
-    same(lists.where(Many(mask), Many(a)).tensors, [torch.where(m, x, zero) for m, x in zip(mask, a, strict=True)])
-    wider = lists.where(Many(mask), Many(a), Many([x.double() for x in b])).tensors
+    same(lists.where(Listed(mask), Listed(a)).tensors, [torch.where(m, x, zero) for m, x in zip(mask, a, strict=True)])
+    wider = lists.where(Listed(mask), Listed(a), Listed([x.double() for x in b])).tensors
     identical(wider, [torch.where(m, x, y.double()) for m, x, y in zip(mask, a, b, strict=True)])
 
 
 def test_flags():
     a, b = flags(0), flags(1)
-    assert all(map(torch.equal, lists.one_of(Many(a), Many(b)).tensors, map(torch.logical_or, a, b)))
-    assert all(map(torch.equal, lists.both(Many(a), Many(b)).tensors, map(torch.logical_and, a, b)))
+    assert all(map(torch.equal, lists.one_of(Listed(a), Listed(b)).tensors, map(torch.logical_or, a, b)))
+    assert all(map(torch.equal, lists.both(Listed(a), Listed(b)).tensors, map(torch.logical_and, a, b)))
 
 
 def test_an_operation_is_a_launch_and_reads_no_number_of_a_device():
@@ -85,7 +85,7 @@ def test_an_operation_is_a_launch_and_reads_no_number_of_a_device():
     number = NUMBER.to("meta")
 
     def run():
-        a, b = map(Many, there)
+        a, b = map(Listed, there)
         return (a * number - b / number) + number
 
     found = counted(run)
@@ -94,8 +94,8 @@ def test_an_operation_is_a_launch_and_reads_no_number_of_a_device():
 
 def test_nothing_is_written_to():
     a, kept = tensors(0), tensors(0)
-    x = Many(a)
-    sqrt(x), x.to(torch.float32), lists.where(Many(flags(0)), x, x), x + NUMBER
+    x = Listed(a)
+    sqrt(x), x.to(torch.float32), lists.where(Listed(flags(0)), x, x), x + NUMBER
     identical(a, kept)
 
 
@@ -105,7 +105,7 @@ def test_tensors_that_lie_alike():
     assert lists.alike([x, x > 0]) and lists.alike([last, last.half()])
     assert not lists.alike([x, turned]) and not lists.alike([turned, turned])
     assert not lists.alike([last, torch.ones(2, 3, 4, 5)]) and not lists.alike([x[::2], x[::2]])
-    wide = Many([last, torch.ones(7)]) + NUMBER
+    wide = Listed([last, torch.ones(7)]) + NUMBER
     assert torch.equal(wide.tensors[0], last + NUMBER) and wide.tensors[0].stride() == last.stride()
 
 
@@ -184,8 +184,8 @@ def test_parts_are_small_only_where_memory_is_saved(monkeypatch):
     monkeypatch.setattr(lists, "_MOST_ON_CPU", 10)
     monkeypatch.setattr(lists, "MOST", 20)
     tensors, meta = [torch.ones(1)] * 4, [torch.ones(1, device="meta")] * 4
-    assert lists.parts(tensors, [6, 4, 7, 12]) == [[0, 1, 2, 3]]
+    assert lists.places_in_parts(tensors, [6, 4, 7, 12]) == [[0, 1, 2, 3]]
     with donation.giving([]):
-        assert lists.parts(tensors, [6, 4, 7, 12]) == [[0, 1], [2], [3]]
-        assert lists.parts(meta, [6, 4, 7, 12]) == [[0, 1, 2], [3]]
-        assert lists.parts([], []) == []
+        assert lists.places_in_parts(tensors, [6, 4, 7, 12]) == [[0, 1], [2], [3]]
+        assert lists.places_in_parts(meta, [6, 4, 7, 12]) == [[0, 1, 2], [3]]
+        assert lists.places_in_parts([], []) == []

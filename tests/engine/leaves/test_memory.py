@@ -16,7 +16,7 @@ def test_a_signalling_nan_is_as_any_other_on_every_thread(monkeypatch):
     monkeypatch.setattr(memory, "_MANY", 1)
     x = np.array([0x7F800001], np.uint32).view(np.float32)
     with np.errstate(all="raise"):
-        assert all(np.isnan(y) for y in memory.each(lambda job: x + job, [1.0, 2.0], 1 << 24))
+        assert all(np.isnan(y) for y in memory.run_jobs(lambda job: x + job, [1.0, 2.0], 1 << 24))
 
 
 @pytest.mark.parametrize("work", [1, 1 << 24])
@@ -29,17 +29,17 @@ def test_every_job_runs_and_the_first_error_is_raised(work):
         with lock:
             done.append(job)
 
-    memory.each(run, [0, 1, 2], work)
+    memory.run_jobs(run, [0, 1, 2], work)
     assert sorted(done) == [0, 1, 2]
     with pytest.raises(RuntimeError, match="job 3"):
-        memory.each(run, [3, 4], work)
+        memory.run_jobs(run, [3, 4], work)
 
 
 def test_much_work_is_done_on_the_threads_that_torch_has():
     threads, together = torch.get_num_threads(), threading.Barrier(2, timeout=20)
     torch.set_num_threads(2)
     try:
-        memory.each(lambda job: together.wait() and None, [0, 1], 1 << 24)  # each waits for the other
+        memory.run_jobs(lambda job: together.wait() and None, [0, 1], 1 << 24)  # each waits for the other
     finally:
         torch.set_num_threads(threads)
 
@@ -64,9 +64,9 @@ def test_a_cpu_tensor_is_brought_to_a_device_without_a_copy():
     assert counted(lambda: memory.brought(torch.ones(2), meta)).waits  # no whole numbers
     here = torch.ones(2)
     assert memory.brought(here, here.device) is here
-    assert memory.on(3, meta).is_meta and memory.on(torch.tensor(3), meta).shape == ()
+    assert memory.as_tensor_on(3, meta).is_meta and memory.as_tensor_on(torch.tensor(3), meta).shape == ()
     with pytest.raises(ValueError, match="expected scores and counts on one device, got cpu and meta"):
-        memory.on(torch.ones((), device="meta"), torch.device("cpu"))
+        memory.as_tensor_on(torch.ones((), device="meta"), torch.device("cpu"))
 
 
 def test_one_float_is_written_to_a_device_and_not_copied():

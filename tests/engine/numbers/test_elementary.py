@@ -28,7 +28,7 @@ def bits(values):
 
 
 def everything(x, positive, base, exponent):
-    return (elementary.cospi(x), elementary.exp(x), elementary.log(positive), elementary.power(base, exponent))
+    return (elementary.cospi(x), elementary.exp(x), elementary.log(positive), elementary.real_power(base, exponent))
 
 
 N = min(len(ANY), len(POSITIVE), len(BASES))
@@ -45,12 +45,12 @@ def test_floats_tensors_and_vmap_give_the_same_bits(name):
 
 
 def test_powers_have_the_same_bits_whichever_argument_is_a_tensor():
-    want = bits([elementary.power(b, e) for b, e in zip(BASES, EXPONENTS, strict=True)])
-    assert vmap(elementary.power)(f64(BASES), f64(EXPONENTS)).view(torch.int64).tolist() == want
+    want = bits([elementary.real_power(b, e) for b, e in zip(BASES, EXPONENTS, strict=True)])
+    assert vmap(elementary.real_power)(f64(BASES), f64(EXPONENTS)).view(torch.int64).tolist() == want
     pairs = list(zip(BASES, EXPONENTS, want, strict=True))[::7] + list(zip(BASES, EXPONENTS, want, strict=True))[-3:]
     for base, exponent, value in pairs:
         for b, e in ((f64(base), exponent), (base, f64(exponent)), (f64(base), f64(exponent))):
-            assert elementary.power(b, e).view(torch.int64).item() == value
+            assert elementary.real_power(b, e).view(torch.int64).item() == value
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch's own, when inductor is imported
@@ -67,9 +67,9 @@ def test_compiled_code_gives_the_same_bits():
 
 def test_nested_vmap_pairs_every_base_with_every_exponent():
     bases, exponents = f64(BASES[:4]), f64(EXPONENTS[:3])
-    table = vmap(vmap(elementary.power, (None, 0)), (0, None))(bases, exponents)
-    assert table.tolist() == [[elementary.power(b, e) for e in EXPONENTS[:3]] for b in BASES[:4]]
-    assert torch.equal(vmap(vmap(elementary.power, (0, None)), (None, 0))(bases, exponents), table.T)
+    table = vmap(vmap(elementary.real_power, (None, 0)), (0, None))(bases, exponents)
+    assert table.tolist() == [[elementary.real_power(b, e) for e in EXPONENTS[:3]] for b in BASES[:4]]
+    assert torch.equal(vmap(vmap(elementary.real_power, (0, None)), (None, 0))(bases, exponents), table.T)
 
 
 def test_the_operator_keeps_to_the_rules_of_custom_operators():
@@ -102,7 +102,7 @@ def test_powers_are_those_of_the_math_library():
     for base, exponent in zip(BASES, EXPONENTS, strict=True):
         want = base**exponent
         if want > 1e-300:
-            assert far(elementary.power(base, exponent), want) <= (2 if want > 1e-40 else 10), (base, exponent)
+            assert far(elementary.real_power(base, exponent), want) <= (2 if want > 1e-40 else 10), (base, exponent)
 
 
 def test_special_values_are_exact():
@@ -112,12 +112,14 @@ def test_special_values_are_exact():
     assert [elementary.exp(x) for x in (0.0, -1000.0, 1000.0, math.inf, -math.inf)] == [1, 0, math.inf, math.inf, 0]
     assert elementary.log(1.0) == 0 and elementary.log(2.0) == math.log(2)
     for base in BASES:
-        assert elementary.power(base, 0.0) == 1 and elementary.power(base, 1.0) == base
-    assert [elementary.power(b, e) for b, e in ((0.5, 3.0), (0.75, 3.0), (2.0, 10.0), (1.0, 1e18), (0.0, 0.5))] == [
+        assert elementary.real_power(base, 0.0) == 1 and elementary.real_power(base, 1.0) == base
+    assert [
+        elementary.real_power(b, e) for b, e in ((0.5, 3.0), (0.75, 3.0), (2.0, 10.0), (1.0, 1e18), (0.0, 0.5))
+    ] == [
         *(0.125, 0.421875, 1024, 1, 0),
     ]
-    assert elementary.power(2.0, 1e18) == math.inf and elementary.power(0.5, 1e18) == 0
-    assert math.isnan(elementary.power(-2.0, 3.0)) and math.isnan(elementary.power(f64(-2.0), 3.0))
+    assert elementary.real_power(2.0, 1e18) == math.inf and elementary.real_power(0.5, 1e18) == 0
+    assert math.isnan(elementary.real_power(-2.0, 3.0)) and math.isnan(elementary.real_power(f64(-2.0), 3.0))
     assert all(math.isnan(fn(f64(math.nan))) for fn in (elementary.cospi, elementary.exp))
 
 
@@ -132,9 +134,9 @@ CURVES = {
     "cospi": (elementary.cospi, [-7.3, -1.0, -0.2, 0.0, 0.3, 0.5, 1.0, 5.75, 1e6 + 0.25]),
     "exp": (elementary.exp, [-700.0, -3.0, 0.0, 1e-9, 2.5, 30.0]),
     "log": (elementary.log, [1e-9, 0.3, 1.0, 2.0, 1e9]),
-    "power in the base": (lambda x: elementary.power(x, 2.5), [1e-6, 0.4, 1.0, 3.0]),
-    "power in the exponent": (lambda y: elementary.power(0.4, y), [0.0, 0.5, 1.0, 7.0]),
-    "power of itself": (lambda x: elementary.power(x, x), [0.25, 1.0, 2.0, 3.0]),
+    "power in the base": (lambda x: elementary.real_power(x, 2.5), [1e-6, 0.4, 1.0, 3.0]),
+    "power in the exponent": (lambda y: elementary.real_power(0.4, y), [0.0, 0.5, 1.0, 7.0]),
+    "power of itself": (lambda x: elementary.real_power(x, x), [0.25, 1.0, 2.0, 3.0]),
     "sqrt": (elementary.sqrt, [1e-9, 0.5, 2.0, 9.0]),
 }
 SLOPES = {
@@ -187,8 +189,8 @@ def test_second_derivatives_are_right():
     assert grad(grad(elementary.exp))(x).item() == pytest.approx(math.exp(0.7), rel=1e-13)
     assert grad(grad(elementary.cospi))(x).item() == pytest.approx(-(math.pi**2) * math.cos(0.7 * math.pi), rel=1e-13)
     assert grad(grad(elementary.log))(x).item() == pytest.approx(-1 / 0.49, rel=1e-13)
-    assert grad(grad(lambda b: elementary.power(b, 3.0)))(x).item() == pytest.approx(4.2, rel=1e-13)
-    both = grad(lambda b: grad(lambda e: elementary.power(b, e))(f64(2.0)))(x)
+    assert grad(grad(lambda b: elementary.real_power(b, 3.0)))(x).item() == pytest.approx(4.2, rel=1e-13)
+    both = grad(lambda b: grad(lambda e: elementary.real_power(b, e))(f64(2.0)))(x)
     assert both.item() == pytest.approx(0.7 * (1 + 2 * math.log(0.7)), rel=1e-13)
     assert jvp(grad(elementary.exp), (x,), (f64(1.0),))[1].item() == pytest.approx(math.exp(0.7), rel=1e-13)
 
@@ -197,10 +199,10 @@ def test_slopes_are_finite_where_values_end():
     slopes = vmap(grad(elementary.exp))(f64([-1000.0, 1000.0, math.inf, -math.inf]))
     assert slopes.tolist() == [0.0] * 4
     zero = f64(0.0)
-    assert [grad(elementary.power)(zero, f64(e)).item() for e in (0.5, 1.0, 2.0, 3.0)] == [0.0, 1.0, 0.0, 0.0]
-    assert grad(lambda e: elementary.power(0.0, e))(f64(2.0)).item() == 0.0
-    assert grad(grad(lambda e: elementary.power(0.0, e)))(f64(2.0)).item() == 0.0
-    assert grad(elementary.power)(f64(2.0), f64(1e18)).item() == 0.0
+    assert [grad(elementary.real_power)(zero, f64(e)).item() for e in (0.5, 1.0, 2.0, 3.0)] == [0.0, 1.0, 0.0, 0.0]
+    assert grad(lambda e: elementary.real_power(0.0, e))(f64(2.0)).item() == 0.0
+    assert grad(grad(lambda e: elementary.real_power(0.0, e)))(f64(2.0)).item() == 0.0
+    assert grad(elementary.real_power)(f64(2.0), f64(1e18)).item() == 0.0
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         x = torch.tensor([0.0, 4.0], dtype=dtype)
         assert grad(lambda x: elementary.sqrt(x).sum())(x).tolist() == [0.0, 0.25]
@@ -223,6 +225,6 @@ def test_roots_of_negative_numbers_are_nan_and_inputs_stay():
 
 def test_slopes_are_constants_where_functions_end():
     x = torch.tensor([0.0, -1e3, 1e3], dtype=torch.float64)
-    for name, fn in elementary._SLOPES.items():
+    for name, fn in elementary._DERIVATIVES.items():
         value = torch.ones_like(x)
         assert fn(x, torch.full_like(x, 2.0), value).isfinite().all(), name

@@ -11,11 +11,11 @@ from sparsefn.engine.numbers import numbers
 
 def test_where_and_divide_mix_floats_and_tensors():
     x = torch.tensor(7.0, dtype=torch.float64)
-    assert numbers.where(False, 1.0, 0.1) == 0.1 and numbers.divide(7.0, 49.0) == 7.0 / 49.0
+    assert numbers.real_where(False, 1.0, 0.1) == 0.1 and numbers.divide(7.0, 49.0) == 7.0 / 49.0
     for got in (
-        numbers.where(x > 8, 1.0, 0.1),
-        numbers.where(x > 8, x, 0.1),
-        vmap(lambda x: numbers.where(x > 8, 1.0, 0.1))(x.reshape(1))[0],
+        numbers.real_where(x > 8, 1.0, 0.1),
+        numbers.real_where(x > 8, x, 0.1),
+        vmap(lambda x: numbers.real_where(x > 8, 1.0, 0.1))(x.reshape(1))[0],
     ):
         assert got.dtype == torch.float64 and got.item() == 0.1
     for a in map(float, range(1, 60)):
@@ -61,7 +61,7 @@ def test_default_dtype_and_default_device_do_not_matter():
         torch.set_default_dtype(torch.float32)
         torch.set_default_device("meta")
         got = (
-            numbers.where(torch.tensor(True, device="cpu"), 0.1, 0.2),
+            numbers.real_where(torch.tensor(True, device="cpu"), 0.1, 0.2),
             numbers.like(torch.zeros((), device="cpu"), 0.1),
         )
     finally:

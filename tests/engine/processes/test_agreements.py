@@ -6,9 +6,9 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from sparsefn.engine.processes import agreements as module
-from sparsefn.engine.processes.agreements import agree, agreement, inside, scope, tell
-from sparsefn.engine.processes.collectives import Sum, together
+from sparsefn.engine.processes import agreements
+from sparsefn.engine.processes.agreements import agree, agreement, is_open, scope, tell
+from sparsefn.engine.processes.collectives import Sum, in_step
 from sparsefn.engine.processes.lines import GATHER
 from tests.distributed.harness import grid_of_four, on_ranks
 
@@ -20,8 +20,8 @@ def told():
 def test_one_process_raises_its_own_error():
     agree(())
     with agreement(()):
-        assert inside()
-    assert not inside()
+        assert is_open()
+    assert not is_open()
     for code in (agreement(()), scope(())):
         with pytest.raises(KeyError), code:
             raise KeyError
@@ -30,7 +30,7 @@ def test_one_process_raises_its_own_error():
     with scope((), KeyError()):
         pass
     start = time.monotonic()
-    with pytest.raises(KeyError), mock.patch.object(module, "WAIT", 0.0):
+    with pytest.raises(KeyError), mock.patch.object(agreements, "WAIT", 0.0):
         tell((), KeyError())
     assert time.monotonic() - start < 2
 
@@ -49,7 +49,7 @@ def on_a_grid():
         with raises(at), agreement(groups), agreement(groups):
             if rank == at:
                 raise ValueError("mine")
-            together([(groups, told())])  # in place of which it agrees
+            in_step([(groups, told())])  # in place of which it agrees
         assert sent == {"all_reduce": len(groups), GATHER: len(groups)}  # and is told once
         assert time.monotonic() - before < 20
 
@@ -58,7 +58,7 @@ def on_a_grid():
             with agreement((row,)):
                 if rank == 2:
                     raise ValueError("mine")
-            together([((row, column), told())])
+            in_step([((row, column), told())])
 
     def before_a_row():
         # The others are in the exchange of their rows; a process with an error does not know.
@@ -66,12 +66,12 @@ def on_a_grid():
             with raises(at), agreement((row, column)):
                 if rank == at:
                     raise ValueError("mine")
-                together([((column,), told())])
-                together([((row,), told())])
+                in_step([((column,), told())])
+                in_step([((row,), told())])
 
     def nothing_fails():
         with agreement((row, column)):
-            assert together([((row,), told())]) == [[2]]
+            assert in_step([((row,), told())]) == [[2]]
 
     def two_fail():
         kind, text = (ValueError, "mine") if rank in (1, 3) else (RuntimeError, "rank 1, ValueError: mine")
@@ -88,7 +88,7 @@ def on_a_grid():
     def rehearsed():
         # The error of one process waits for the first agreement, and is raised there on all.
         with raises(2), scope((row, column), ValueError("mine") if rank == 2 else None), agreement((row,)):
-            together([((row,), told())])
+            in_step([((row,), told())])
         with scope((row, column), ValueError("mine") if rank == 2 else None):
             sent.clear()
         assert not sent
@@ -105,7 +105,7 @@ def on_a_grid():
     def kept_where_they_do_not():
         sent.clear()
         if rank == 1:
-            with raises(1), mock.patch.object(module, "WAIT", 0.3):
+            with raises(1), mock.patch.object(agreements, "WAIT", 0.3):
                 tell((row, column), ValueError("mine"))
         dist.barrier()
         assert not sent

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 
 import sparsefn as sf
-from sparsefn.engine.processes import alignment as seats
-from sparsefn.engine.processes.alignment import Seat, check_grid, moved
+from sparsefn.engine.processes.alignment import Alignment, _boxes, _numel, _Route, check_grid, realigned
 from sparsefn.engine.processes.shards import Layout
 from tests.distributed.harness import on_ranks
 from tests.distributed.sharded import full, laid, mesh
@@ -41,7 +40,7 @@ def owners(boxes, shape):
 @given(cuts())
 def test_each_cell_is_whole_on_one_process(given_cuts):
     shape, _, _, cell = given_cuts
-    old, new = seats._boxes(*given_cuts)
+    old, new = _boxes(*given_cuts)
     owners(old, shape)
     owner = owners(new, shape)
     for dim, width in enumerate(cell):
@@ -51,7 +50,7 @@ def test_each_cell_is_whole_on_one_process(given_cuts):
         assert old == new
 
     def busy(boxes):
-        return sum(seats._numel(box) > 0 for box in boxes.values())
+        return sum(_numel(box) > 0 for box in boxes.values())
 
     cells = math.prod(-(-n // width) for n, width in zip(shape, cell, strict=True))
     assert busy(new) >= min(1, cells)
@@ -62,7 +61,7 @@ def test_each_cell_is_whole_on_one_process(given_cuts):
 def test_pieces_go_along_one_group_after_the_other(given_cuts, back, dtype):
     # All processes in one: each group's exchange is done by hand.
     shape, made, sizes, _ = given_cuts
-    old, new = seats._boxes(*given_cuts)
+    old, new = _boxes(*given_cuts)
     whole = (torch.arange(math.prod(shape)) % 97).reshape(shape).to(dtype)
     names = tuple(map(str, range(len(sizes))))
 
@@ -72,8 +71,8 @@ def test_pieces_go_along_one_group_after_the_other(given_cuts, back, dtype):
     routes = {}
     for at in old:
         layout = Layout(shape, made, sizes, names, at)
-        seat = Seat(layout.lie(old[at]), layout.lie(new[at]), layout, old, new)
-        routes[at] = seats._Route(part((new if back else old)[at]), seat, back)
+        alignment = Alignment(layout.extent(old[at]), layout.extent(new[at]), layout, old, new)
+        routes[at] = _Route(part((new if back else old)[at]), alignment, back)
     for i in reversed(range(len(sizes))):  # in any order of groups
         pieces = {at: route.pieces for at, route in routes.items()}
         for at, route in routes.items():
@@ -86,18 +85,18 @@ def test_pieces_go_along_one_group_after_the_other(given_cuts, back, dtype):
 
 def test_where_borders_fit_nothing_moves():
     layout = Layout((8, 6), ((0, 0),), (2,), ("no such group",), (0,))
-    old, new = seats._boxes((8, 6), ((0, 0),), (2,), (4, 3))
-    seat = Seat(layout.lie(old[0,]), layout.lie(new[0,]), layout, old, new)
+    old, new = _boxes((8, 6), ((0, 0),), (2,), (4, 3))
+    alignment = Alignment(layout.extent(old[0,]), layout.extent(new[0,]), layout, old, new)
     x = torch.ones(4, 6)
-    assert not seat.moves
-    assert moved([x, x], [seat, None])[0] is x
+    assert not alignment.moves
+    assert realigned([x, x], [alignment, None])[0] is x
 
 
 def test_a_unit_over_all_shards_is_cut_along_another_dimension():
-    _, new = seats._boxes((37, 24), ((0, 0),), (4,), (37, 1))
+    _, new = _boxes((37, 24), ((0, 0),), (4,), (37, 1))
     assert list(new.values()) == [((0, 37), (6 * i, 6 * i + 6)) for i in range(4)]
-    _, new = seats._boxes((40,), ((0, 0),), (4,), (40,))
-    assert [seats._numel(box) for box in new.values()] == [40, 0, 0, 0]
+    _, new = _boxes((40,), ((0, 0),), (4,), (40,))
+    assert [_numel(box) for box in new.values()] == [40, 0, 0, 0]
 
 
 def on_two_meshes():

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sparsefn.engine.processes.collectives import Gather, Sum, alone, together
+from sparsefn.engine.processes.collectives import Gather, Sum, alone, in_step
 from sparsefn.engine.processes.lines import GATHER
 from tests.distributed.harness import grid_of_four, on_ranks
 
@@ -10,7 +10,7 @@ DTYPES = (np.float32, np.float64, np.int64)
 
 
 def told(rank, dtype=np.float64, steps=3):
-    """All that a talk of one process is told, step by step."""
+    """All that an exchange of one process is told, step by step."""
     heard = []
     for step in range(steps):
         heard.append((yield Sum([rank, 10 * step])).tolist())
@@ -23,14 +23,14 @@ def test_alone_everything_is_ones_own():
     first, values, second = alone(told(3, steps=2))
     assert first == [3, 0] and second == [3, 10]
     assert values.dtype == np.float64 and values.tolist() == [3.0] * 3
-    assert [[len(x) for x in heard] for heard in together([((), told(3, steps=2)), ((), told(0, steps=0))])] == [
+    assert [[len(x) for x in heard] for heard in in_step([((), told(3, steps=2)), ((), told(0, steps=0))])] == [
         [2, 3, 2],
         [],
     ]
 
 
 def test_nothing_is_told_about_nothing():
-    assert together([]) == []
+    assert in_step([]) == []
 
 
 def on_a_grid():
@@ -41,7 +41,7 @@ def on_a_grid():
         sent.clear()
         asked = [((row,), told(rank, dtype)) for dtype in DTYPES]
         asked += [((row, column), told(rank, dtype)) for dtype in DTYPES]
-        results = together([*asked, ((), told(rank)), ((world,), told(rank, steps=1))])
+        results = in_step([*asked, ((), told(rank)), ((world,), told(rank, steps=1))])
         # `agree` over three groups; the row's five steps; as many over rows and columns; and the two of the world.
         assert sent == {"all_reduce": 3 + 5 + 2 * 5 + 2, GATHER: 2 + 2 * 2 + 1}, sent
         for i, heard in enumerate(results):
@@ -52,7 +52,7 @@ def on_a_grid():
                 assert values.dtype == (DTYPES[i % 3] if i < 6 else np.float64)
                 assert values.tolist() == [member for member in members for _ in range(member + step)]
 
-    yield "talks in step", in_step
+    yield "exchanges in step", in_step
 
 
 def test_four_processes():

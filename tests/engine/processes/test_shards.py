@@ -1,4 +1,4 @@
-"""Counts of DTensors are those of the whole; parts, draws, sums and seats fit the whole on every process."""
+"""Counts of DTensors are those of the whole; parts, draws, sums and alignments fit the whole on every process."""
 
 import itertools
 import math
@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 import sparsefn as sf
-from sparsefn.engine.processes.alignment import moved, seat_of
-from sparsefn.engine.processes.shards import here, is_sharded, lie_of, like, localized, whole
+from sparsefn.engine.processes.alignment import alignment_of, realigned
+from sparsefn.engine.processes.shards import extent_of, here, is_sharded, localized, sharded_like, whole
 from sparsefn.engine.sums.exact_sums import sums
 from tests.distributed.harness import Cases, on_ranks
 
@@ -105,34 +105,34 @@ def check_meshes() -> None:
             whole_draw = sf.random.normal(sf.random.key(1), shape)
             part = box(whole_draw, start, size).contiguous()
             x = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=whole_draw.stride())
-            lie = lie_of(x)
-            assert (lie.shape, lie.start, lie.size) == (shape, start, size), (placements, lie)
-            assert len(lie.groups) == sum(not p.is_replicate() for p in placements)
-            again = like(here(x), x)
+            extent = extent_of(x)
+            assert (extent.shape, extent.start, extent.size) == (shape, start, size), (placements, extent)
+            assert len(extent.groups) == sum(not p.is_replicate() for p in placements)
+            again = sharded_like(here(x), x)
             assert (again.shape, again.placements, again.stride()) == (x.shape, x.placements, x.stride())
             assert torch.equal(here(again), part)
             check_draws(x, whole_draw)
-            flags = like(here(x) > 0, x)  # an operation on a DTensor takes a tenth of a second the first time
+            flags = sharded_like(here(x) > 0, x)  # an operation on a DTensor takes a tenth of a second the first time
             (total,) = sums([x], [flags])
             assert float(total) == math.fsum(whole_draw[whole_draw > 0].tolist())
             for cell in ((4, 4, 2), (16, 8, 1), (1, shape[-1], 3), (shape[0], 1, 1), (1, 1, 1)):
-                for y in (x, flags, like(here(x).bfloat16(), x)):
-                    seat = seat_of(y, cell[: len(shape)])
+                for y in (x, flags, sharded_like(here(x).bfloat16(), x)):
+                    alignment = alignment_of(y, cell[: len(shape)])
                     full = {torch.bool: whole_draw > 0}.get(y.dtype, whole_draw.to(y.dtype))
-                    seen.append((here(y), seat, box(full, seat.box.start, seat.box.size)))
-                    ends = zip(seat.box.start, seat.box.size, cell, shape, strict=False)
+                    seen.append((here(y), alignment, box(full, alignment.box.start, alignment.box.size)))
+                    ends = zip(alignment.box.start, alignment.box.size, cell, shape, strict=False)
                     assert all(at % c == 0 or at == n for a, k, c, n in ends for at in (a, a + k))
         split = sum(not p.is_replicate() for p in placements)
-        parts, seats, wanted = map(list, zip(*seen, strict=True))
+        parts, alignments, wanted = map(list, zip(*seen, strict=True))
         sent.clear()
-        there = moved(parts, seats)
+        there = realigned(parts, alignments)
         assert len(sent) == split, "one message a group for all tensors"
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(there, wanted, strict=True))
-        back = moved(there, seats, back=True)
+        back = realigned(there, alignments, back=True)
         assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(back, parts, strict=True))
         sent.clear()
-        fits = [i for i, seat in enumerate(seats) if not seat.moves]
-        stayed = moved([parts[i] for i in fits], [seats[i] for i in fits])
+        fits = [i for i, alignment in enumerate(alignments) if not alignment.moves]
+        stayed = realigned([parts[i] for i in fits], [alignments[i] for i in fits])
         assert all(y is parts[i] for y, i in zip(stayed, fits, strict=True))
         assert not sent
 
@@ -151,7 +151,11 @@ def check_meshes() -> None:
         ),
     ]
     for x, text in refused:
-        for use in (lie_of, lambda x: seat_of(x, (1, 1)), lambda x: sf.random.uniform_like(sf.random.key(0), x)):
+        for use in (
+            extent_of,
+            lambda x: alignment_of(x, (1, 1)),
+            lambda x: sf.random.uniform_like(sf.random.key(0), x),
+        ):
             with pytest.raises(ValueError, match=text):
                 use(x)
     fine = laid(torch.ones(2, 2), [Replicate(), Shard(0)])
@@ -163,8 +167,8 @@ def check_meshes() -> None:
 
 def check_draws(x, values) -> None:
     """Each part of a draw is the slice of the whole draw, and no process makes more than its part."""
-    lie, key = lie_of(x), sf.random.key(5)
-    chances = like(here(x).clamp(0, 1), x)
+    extent, key = extent_of(x), sf.random.key(5)
+    chances = sharded_like(here(x).clamp(0, 1), x)
     made = []
 
     class Sizes(TorchFunctionMode):
@@ -190,7 +194,7 @@ def check_draws(x, values) -> None:
     ]
     for got, want in zip([*found, score], wanted, strict=True):
         assert got.placements == x.placements and got.dtype == want.dtype
-        assert torch.equal(here(got), box(want, lie.start, lie.size))
+        assert torch.equal(here(got), box(want, extent.start, extent.size))
 
 
 def box(x, start, size):

@@ -154,12 +154,12 @@ LIES = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("extent", LIES)
 @pytest.mark.parametrize("most", [blocks._MOST, 300], ids=["all are collected", "few are collected"])
-def test_correctness_does_not_depend_on_the_sample(most, lie, kind, monkeypatch):
+def test_correctness_does_not_depend_on_the_sample(most, extent, kind, monkeypatch):
     monkeypatch.setattr(blocks, "_MOST", most)
     monkeypatch.setattr(blocks, "_CROWDED", 1 << 20)
-    monkeypatch.setattr(blocks, "sample", lambda work: np.array(LIES[lie], np.float32))
+    monkeypatch.setattr(blocks, "sample", lambda work: np.array(LIES[extent], np.float32))
     x = made(kind, bracket.SMALL + 100)
     order = ranked(x)
     for k in (1, len(x) // 10, len(x) // 2, len(x) - 1):

@@ -6,8 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.engine.leaves import memory
-from sparsefn.engine.selection import blocks, fixed, groups, reference
-from sparsefn.engine.selection import dispatch as winners
+from sparsefn.engine.selection import blocks, dispatch, fixed, groups, reference
 from sparsefn.engine.selection.dispatch import Entry
 
 
@@ -38,11 +37,11 @@ CASES = {
 def joint_winners(tensors, count, allow=None, deny=None, absolute=False):
     allow, deny = ([None] * len(tensors) if flags is None else flags for flags in (allow, deny))
     entries = [Entry(*row, absolute) for row in zip(tensors, allow, deny, strict=True)]
-    return winners.winners(entries, [count], joint=True)
+    return dispatch.winners(entries, [count], joint=True)
 
 
 def called(scores, count, allow, deny, absolute):
-    return winners.winners([Entry(scores, allow, deny, absolute)], [count])[0]
+    return dispatch.winners([Entry(scores, allow, deny, absolute)], [count])[0]
 
 
 WAYS = {
@@ -72,7 +71,7 @@ def test_memory_is_looked_at_where_there_is_any(case, monkeypatch):
     monkeypatch.setattr(fixed, "of_rows", None)  # in the operator, too
     monkeypatch.setattr(fixed, "jointly", None)
     assert torch.equal(WAYS["vmap"](lambda x: called(x, *rest), scores), want)
-    monkeypatch.setattr(winners, "_operator", None)
+    monkeypatch.setattr(dispatch, "_operator", None)
     assert torch.equal(called(scores, *rest), want)
     joint = [scores[:2], scores[2:].double()]
     assert all(mask.all() for mask in joint_winners(joint, torch.tensor(scores.numel())))
@@ -103,7 +102,7 @@ def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
     ranked, top = [], groups.top_of_groups
     monkeypatch.setattr(groups, "top_of_groups", lambda at, n: ranked.append(at.out.shape) or top(at, n))
     tensors = [many, few, one, *columns]
-    for mask, x in zip(winners.winners([Entry(x) for x in tensors], [3] * 5), tensors, strict=True):
+    for mask, x in zip(dispatch.winners([Entry(x) for x in tensors], [3] * 5), tensors, strict=True):
         assert torch.equal(
             mask, expected(x, 3) if x.ndim == 2 else expected(x.mT.flatten(0, 1), 3).reshape(x.mT.shape).mT
         )
@@ -115,9 +114,9 @@ def test_rows_of_few_units_are_ranked_and_others_are_not(monkeypatch):
 def test_one_competition_without_flags_is_the_same_everywhere(dtype, way):
     x = drawn(4, 1, 90).to(dtype)
     for count in (20, torch.tensor(20), torch.tensor([20])):
-        got = WAYS[way](lambda x, count=count: winners.winners([Entry(x)], [count])[0], x)
+        got = WAYS[way](lambda x, count=count: dispatch.winners([Entry(x)], [count])[0], x)
         assert torch.equal(got, expected(x, 20))
-    got = torch.vmap(lambda n: winners.winners([Entry(x, absolute=True)], [n])[0])(torch.tensor([3, 4]))
+    got = torch.vmap(lambda n: dispatch.winners([Entry(x, absolute=True)], [n])[0])(torch.tensor([3, 4]))
     assert torch.equal(got, torch.stack([expected(x, n, absolute=True) for n in (3, 4)]))
 
 
@@ -158,14 +157,14 @@ def test_members_of_a_joint_competition_have_counts_of_their_own():
 
 def test_many_leaves_in_one_call():
     leaves = [drawn(i, 1 + i % 3, 5 + 50 * (i % 7)) for i in range(50)]
-    for leaf, mask in zip(leaves, winners.winners([Entry(leaf) for leaf in leaves], [4] * 50), strict=True):
+    for leaf, mask in zip(leaves, dispatch.winners([Entry(leaf) for leaf in leaves], [4] * 50), strict=True):
         assert torch.equal(mask, expected(leaf, 4))
 
 
 def test_an_exported_program_has_fixed_shapes_and_no_operator_of_ours():
     class Model(torch.nn.Module):
         def forward(self, x, k):
-            own = winners.winners([Entry(x[:4]), Entry(x[4:])], k + torch.arange(6))
+            own = dispatch.winners([Entry(x[:4]), Entry(x[4:])], k + torch.arange(6))
             return called(x, k, None, None, True), joint_winners([x], 9)[0], torch.cat(own)
 
     program = torch.export.export(Model(), (X, torch.tensor(3)))
@@ -189,7 +188,7 @@ def test_numbers_that_are_flushed_to_zero_elsewhere_still_have_an_order():
         pytest.skip("this processor keeps subnormal numbers")
     try:
         assert torch.equal(called(x, 25, None, None, False), want)
-        assert torch.equal(winners.winners([Entry(x)], [25])[0], want)
+        assert torch.equal(dispatch.winners([Entry(x)], [25])[0], want)
         assert torch.equal(joint_winners([x], 25)[0], want)
     finally:
         torch.set_flush_denormal(False)
@@ -205,8 +204,8 @@ def test_such_numbers_have_an_order_among_many_others(absolute, way):
     joint = expected(x.reshape(1, -1), 30, None, FLAGS[1].reshape(1, -1), absolute).reshape(X.shape)
 
     def masks(x):
-        won = winners.winners([Entry(x, *FLAGS, absolute)], [counts])
-        won += winners.winners([Entry(x[:4], FLAGS[0][:4], None, absolute), Entry(x[4:], absolute=absolute)], ns)
+        won = dispatch.winners([Entry(x, *FLAGS, absolute)], [counts])
+        won += dispatch.winners([Entry(x[:4], FLAGS[0][:4], None, absolute), Entry(x[4:], absolute=absolute)], ns)
         return torch.cat([*won, *joint_winners([x[:4], x[4:]], 30, None, [FLAGS[1][:4], FLAGS[1][4:]], absolute)])
 
     if not torch.set_flush_denormal(True):
@@ -220,17 +219,17 @@ def test_such_numbers_have_an_order_among_many_others(absolute, way):
 def test_totals():
     flags = [FLAGS[0], FLAGS[1][:1], FLAGS[0][:0]]
     want = torch.cat([row.sum(-1) for row in flags])
-    assert torch.equal(winners.totals(flags), want)
-    assert torch.equal(torch.vmap(lambda x: winners.totals([x]))(FLAGS), FLAGS.sum(-1))
+    assert torch.equal(dispatch.totals(flags), want)
+    assert torch.equal(torch.vmap(lambda x: dispatch.totals([x]))(FLAGS), FLAGS.sum(-1))
     for none in ([], [FLAGS[0][:0]]):
-        assert winners.totals(none).tolist() == [] and winners.totals(none).dtype == torch.int64
+        assert dispatch.totals(none).tolist() == [] and dispatch.totals(none).dtype == torch.int64
 
 
 @pytest.mark.parametrize("way", ["eager", "vmap", "grad"])
 def test_empty_tensors_have_empty_masks(way):
     def masks(x):
         entries = [Entry(x[:0]), Entry(x), Entry(x[:, :0])]
-        won = winners.winners(entries, [2, 3, torch.tensor(1)]) + winners.winners(entries[:1], [1])
+        won = dispatch.winners(entries, [2, 3, torch.tensor(1)]) + dispatch.winners(entries[:1], [1])
         won += joint_winners([x[:0], x[:, :0]], 2)
         assert all(mask.dtype == torch.bool for mask in won)
         assert [tuple(mask.shape) for mask in won] == [(0, 50), (6, 50), (6, 0), (0, 50), (0, 50), (6, 0)]
@@ -238,14 +237,14 @@ def test_empty_tensors_have_empty_masks(way):
 
     assert torch.equal(WAYS[way](masks, X), expected(X, 3))
     for counts in (torch.tensor([9, *COUNTS]), [9, COUNTS]):
-        got = WAYS[way](lambda x, counts=counts: winners.winners([Entry(x[:1, :0]), Entry(x)], counts)[1], X)
+        got = WAYS[way](lambda x, counts=counts: dispatch.winners([Entry(x[:1, :0]), Entry(x)], counts)[1], X)
         assert torch.equal(got, expected(X, COUNTS))
 
 
 def test_scores_are_floats_and_nothing_gives_nothing():
     with pytest.raises(TypeError, match="expected floating-point scores, got torch.int64"):
-        winners.winners([Entry(torch.tensor([[1]]))], [1])
-    assert winners.winners([], []) == [] == joint_winners([], 0)
+        dispatch.winners([Entry(torch.tensor([[1]]))], [1])
+    assert dispatch.winners([], []) == [] == joint_winners([], 0)
 
 
 def test_one_tensor_may_have_the_counts_of_all_rows():
@@ -255,9 +254,9 @@ def test_one_tensor_may_have_the_counts_of_all_rows():
     for some in (slice(0, 3), slice(0, 4)):
         own = counts[: sum(len(leaf.scores) for leaf in leaves[some])]
         calls = {
-            "eager": winners.winners(leaves[some], own),
-            "compile": torch.compile(winners.winners, backend="aot_eager", fullgraph=True)(leaves[some], own),
-            "vmap": [m[0] for m in torch.vmap(lambda n, some=some: winners.winners(leaves[some], n))(own[None])],
+            "eager": dispatch.winners(leaves[some], own),
+            "compile": torch.compile(dispatch.winners, backend="aot_eager", fullgraph=True)(leaves[some], own),
+            "vmap": [m[0] for m in torch.vmap(lambda n, some=some: dispatch.winners(leaves[some], n))(own[None])],
         }
         for won in calls.values():
             assert all(torch.equal(a, b) for a, b in zip(won, want[some], strict=True))
@@ -285,11 +284,11 @@ def test_a_signalling_nan_is_as_any_other(shape, dtype, monkeypatch):
     quiet.view(-1)[3] = torch.nan
     mask = torch.zeros(shape, dtype=torch.bool)
     calls = {
-        "rows": lambda x, absolute: winners.winners([Entry(x, absolute=absolute)], [k]),
-        "denied": lambda x, absolute: winners.winners([Entry(x, None, mask, absolute)], [k]),
+        "rows": lambda x, absolute: dispatch.winners([Entry(x, absolute=absolute)], [k]),
+        "denied": lambda x, absolute: dispatch.winners([Entry(x, None, mask, absolute)], [k]),
         "joint": lambda x, absolute: joint_winners([x, x.double()], k, absolute=absolute),
-        "short rows": lambda x, absolute: winners.winners([Entry(x.reshape(-1, 4), absolute=absolute)], [2]),
-        "vmap": lambda x, absolute: [torch.vmap(lambda row: winners.winners([Entry(row[None])], [k])[0])(x)],
+        "short rows": lambda x, absolute: dispatch.winners([Entry(x.reshape(-1, 4), absolute=absolute)], [2]),
+        "vmap": lambda x, absolute: [torch.vmap(lambda row: dispatch.winners([Entry(row[None])], [k])[0])(x)],
     }
     for number in (1, 2):
         torch.set_num_threads(number)

@@ -5,8 +5,7 @@ import tracemalloc
 import pytest
 import torch
 
-from sparsefn.engine.selection import dispatch as winners
-from sparsefn.engine.selection import groups
+from sparsefn.engine.selection import dispatch, groups
 from sparsefn.engine.selection.dispatch import Entry
 from sparsefn.engine.selection.reference import rank_keys
 from sparsefn.engine.selection.reference import top_of_rows as reference
@@ -45,7 +44,7 @@ def wanted(scores, eligible, count, absolute=False):
 
 
 def top(scores, eligible, count, absolute=False):
-    return winners.winners([Entry(scores, eligible, None, absolute)], [count])[0]
+    return dispatch.winners([Entry(scores, eligible, None, absolute)], [count])[0]
 
 
 def traced(scores, eligible, count, absolute=False):
@@ -63,7 +62,7 @@ def traced(scores, eligible, count, absolute=False):
 def elsewhere(scores, eligible, count, absolute=False):
     """The same by operations for any device."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(winners, "_in_memory", lambda *rest: None)
+        patched.setattr(dispatch, "_in_memory", lambda *rest: None)
         return traced(scores, eligible, count, absolute)
 
 

@@ -1,4 +1,4 @@
-"""Many competitions in one contest: called on CPU tensors, against the reference of each competition by itself."""
+"""Many competitions on a device as one: called on CPU tensors, against the reference of each competition by itself."""
 
 import math
 
@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsefn.engine.leaves import lists
-from sparsefn.engine.selection import fixed, reference
-from sparsefn.engine.selection import joined as contests
+from sparsefn.engine.selection import fixed, joined, reference
 from sparsefn.engine.selection.entries import Entry, eligible
 from sparsefn.testing.launches import counted
 
@@ -83,7 +82,7 @@ def counts_of(draw, entry):
 def test_contests_have_the_winners_of_each_competition(data):
     drawn = data.draw(entries())
     counts = [counts_of(data.draw, entry) for entry in drawn]
-    won = contests.winners(drawn, counts)
+    won = joined.winners(drawn, counts)
     for mask, entry, count in zip(won, drawn, counts, strict=True):
         assert mask.dtype == torch.bool and torch.equal(mask, expected(entry, count))
 
@@ -100,7 +99,7 @@ def test_a_joint_contest_has_the_winners_of_one_row(data):
     ]
     want = reference.top_of_rows(torch.cat(keys)[None], count)[0]
     for n in (count, torch.tensor(count), torch.tensor([count])):
-        won = contests.jointly(drawn, n)
+        won = joined.joint_masks(drawn, n)
         assert [mask.shape for mask in won] == [entry.scores.shape for entry in drawn]
         assert torch.equal(torch.cat([mask.reshape(-1) for mask in won]), want)
 
@@ -108,23 +107,23 @@ def test_a_joint_contest_has_the_winners_of_one_row(data):
 @pytest.mark.parametrize("most", [1, 30, 100])
 def test_contests_of_some_size_have_the_same_winners(most, monkeypatch):
     drawn = [Entry(filled(shape, torch.float32, "ties", i)) for i, shape in enumerate([(1, 20), (1, 9), (3, 12)] * 3)]
-    want = contests.winners(drawn, [4] * 9)
+    want = joined.winners(drawn, [4] * 9)
     monkeypatch.setattr(lists, "MOST", most)
-    assert all(map(torch.equal, contests.winners(drawn, [4] * 9), want))
-    assert contests.totals(want).tolist() == ([4, 4] + [4] * 3) * 3
+    assert all(map(torch.equal, joined.winners(drawn, [4] * 9), want))
+    assert joined.totals(want).tolist() == ([4, 4] + [4] * 3) * 3
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1, max_size=7), st.integers(0, 99))
 def test_totals_are_the_sums_of_rows(shapes, seed):
     flags = [filled(shape, torch.float32, "normal", seed + i) > 0 for i, shape in enumerate(shapes)]
-    made = contests.totals(flags)
+    made = joined.totals(flags)
     assert made.dtype == torch.int64
     assert torch.equal(made, torch.cat([rows.sum(-1) for rows in flags]))
 
 
 def test_masks_have_memory_of_their_own():
     drawn = [Entry(torch.ones(1, 5)), Entry(torch.ones(1, 3)), Entry(torch.ones(4, 2))]
-    for won in (contests.winners(drawn, [1, 1, 1]), contests.jointly(drawn, 3)):
+    for won in (joined.winners(drawn, [1, 1, 1]), joined.joint_masks(drawn, 3)):
         assert len({mask.untyped_storage().data_ptr() for mask in won}) == 3
         assert all(mask.untyped_storage().nbytes() == mask.nbytes for mask in won)
 
@@ -135,8 +134,8 @@ def made(n, *shape):
 
 @pytest.mark.parametrize("shape", [(1, 1000), (50, 100), (50, 4), (10, 4, 5)], ids=str)
 def test_the_number_of_launches_is_not_that_of_the_leaves(shape):
-    counts = {n: counted(lambda n=n: contests.winners(made(n, *shape), [3] * n)) for n in (2, 50)}
+    counts = {n: counted(lambda n=n: joined.winners(made(n, *shape), [3] * n)) for n in (2, 50)}
     back = 3 * 48 if len(shape) == 3 else 0  # columns become rows, and rows columns
     assert counts[50].launches <= counts[2].launches + back
     assert counts[50].launches <= 30 + 3 * back and not counts[50].waits
-    assert contests.serves(made(1, 1, 2)) and not contests.serves([Entry(torch.ones(1, 2))])
+    assert joined.takes(made(1, 1, 2)) and not joined.takes([Entry(torch.ones(1, 2))])

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsefn.engine.processes.collectives import Gather, Sum
-from sparsefn.engine.processes.extent import Lie
+from sparsefn.engine.processes.extent import Extent
 from sparsefn.engine.processes.lines import GATHER
 from sparsefn.engine.selection import blocks, entries, shared
 from sparsefn.engine.selection.dispatch import Entry, totals, winners
 from tests.distributed.harness import on_ranks
 
 
-def simulate(talks):
-    """Run one talk of several processes, a generator each; how many bytes each process got."""
-    asked, got = [next(talk, None) for talk in talks], {Sum: 0, Gather: 0, "rounds": 0}
+def simulate(exchanges):
+    """Run one exchange of several processes, a generator each; how many bytes each process got."""
+    asked, got = [next(exchange, None) for exchange in exchanges], {Sum: 0, Gather: 0, "rounds": 0}
     while any(one is not None for one in asked):
         (kind,) = {type(one) for one in asked}  # all ask for the same at the same time
         parts = [np.asarray(one[0]) for one in asked]
@@ -34,13 +34,13 @@ def simulate(talks):
             answer = np.concatenate(parts)
         got[kind] += answer.nbytes
         got["rounds"] += 1
-        asked = [_sent(talk, answer.copy()) for talk in talks]
+        asked = [_sent(exchange, answer.copy()) for exchange in exchanges]
     return got
 
 
-def _sent(talk, answer):
+def _sent(exchange, answer):
     try:
-        return talk.send(answer)
+        return exchange.send(answer)
     except StopIteration:
         return None
 
@@ -56,47 +56,49 @@ class Leaf(NamedTuple):
 
 
 def boxes(leaf):
-    """The lies of all processes, in row-major order of the boxes."""
+    """The extents of all processes, in row-major order of the boxes."""
     shape = tuple(leaf.scores.shape)
     ends = [list(zip((0, *cuts), (*cuts, n), strict=True)) for cuts, n in zip(leaf.cuts, shape, strict=True)]
     grid = torch.cartesian_prod(*(torch.arange(len(some)) for some in ends)).reshape(-1, len(ends)).tolist()
     spans = [[some[i] for some, i in zip(ends, row, strict=True)] for row in grid]
-    return [Lie(shape, tuple(a for a, _ in row), tuple(b - a for a, b in row), ()) for row in spans]
+    return [Extent(shape, tuple(a for a, _ in row), tuple(b - a for a, b in row), ()) for row in spans]
 
 
-def cut_out(x, lie):
+def cut_out(x, extent):
     if x is None:
         return None
-    return x[tuple(slice(a, a + n) for a, n in zip(lie.start, lie.size, strict=True))].reshape(1, -1).contiguous()
+    return x[tuple(slice(a, a + n) for a, n in zip(extent.start, extent.size, strict=True))].reshape(1, -1).contiguous()
 
 
 def over_processes(leaves, k, order=None):
     """The masks that simulated processes write, put together, and what the processes told each other."""
     n = max(math.prod(len(cuts) + 1 for cuts in leaf.cuts) for leaf in leaves if leaf.cuts is not None)
     order = order or list(range(n))  # which box a process has
-    lies = [[None] * n if leaf.cuts is None else [boxes(leaf)[i] for i in order] for leaf in leaves]
+    extents = [[None] * n if leaf.cuts is None else [boxes(leaf)[i] for i in order] for leaf in leaves]
     size = sum(leaf.scores.numel() for leaf in leaves)
-    pieces, talks = [], []
+    pieces, exchanges = [], []
     for rank in range(n):
         own, start = [], 0
-        for leaf, where in zip(leaves, lies, strict=True):
+        for leaf, where in zip(leaves, extents, strict=True):
             fields = [x if where[rank] is None else cut_out(x, where[rank]) for x in leaf[:3]]
             (at,) = entries.arrays([Entry(*fields, leaf.absolute)])
             own.append(shared.Piece(entries.reshaped(at), where[rank], start, where[rank] is not None or rank == 0))
             start += leaf.scores.numel()
         pieces.append(own)
-        talks.append(shared.selected(own, k, size))
-    told = simulate(talks)
+        exchanges.append(shared.selected(own, k, size))
+    told = simulate(exchanges)
     masks = []
     for i, leaf in enumerate(leaves):
         mask = torch.zeros(leaf.scores.shape, dtype=torch.bool)
         for rank in range(n):
-            out, lie = torch.from_numpy(pieces[rank][i].at.out), lies[i][rank]
-            if lie is None:
+            out, extent = torch.from_numpy(pieces[rank][i].at.out), extents[i][rank]
+            if extent is None:
                 mask = out.reshape(mask.shape)
                 assert torch.equal(mask, torch.from_numpy(pieces[0][i].at.out).reshape(mask.shape))  # copies are alike
             else:
-                mask[tuple(slice(a, a + m) for a, m in zip(lie.start, lie.size, strict=True))] = out.reshape(lie.size)
+                mask[tuple(slice(a, a + m) for a, m in zip(extent.start, extent.size, strict=True))] = out.reshape(
+                    extent.size
+                )
         masks.append(mask)
     return masks, told
 
@@ -210,8 +212,8 @@ def test_scores_may_be_more_than_one_process_collects():
         assert torch.equal(got, on_one([leaf], k)[0])
 
 
-def split(x, lie):
-    return Entry(cut_out(x, lie), lie=lie)
+def split(x, extent):
+    return Entry(cut_out(x, extent), extent=extent)
 
 
 @pytest.mark.parametrize("flush", [False, True])
@@ -219,7 +221,7 @@ def test_subnormal_scores_count_on_every_thread(flush):
     x = torch.arange(8.0).reshape(1, 8) * 1e-44
     torch.set_flush_denormal(flush)
     try:
-        (mask,) = winners([Entry(x, lie=Lie((8,), (0,), (8,), ()))], [3])
+        (mask,) = winners([Entry(x, extent=Extent((8,), (0,), (8,), ()))], [3])
         assert mask.tolist() == [[False] * 5 + [True] * 3]
         assert (torch.tensor([1e-44]) == 0).item() == flush  # as before
     finally:
@@ -227,21 +229,21 @@ def test_subnormal_scores_count_on_every_thread(flush):
 
 
 def test_an_entry_with_a_lie_beside_others():
-    x, lie = torch.arange(6.0).reshape(1, 6), Lie((2, 3), (0, 0), (2, 3), ())
+    x, extent = torch.arange(6.0).reshape(1, 6), Extent((2, 3), (0, 0), (2, 3), ())
     for counts in ([2, 3, 1], torch.tensor([2, 3, 3, 1]), [2, torch.tensor([3, 3]), torch.tensor(1)]):
-        won = winners([Entry(x, lie=lie), Entry(x.reshape(2, 3)), Entry(-x, lie=lie)], counts)
+        won = winners([Entry(x, extent=extent), Entry(x.reshape(2, 3)), Entry(-x, extent=extent)], counts)
         assert [mask.sum().item() for mask in won] == [2, 6, 1] and won[1].shape == (2, 3)
     flags = [x > 2, x.reshape(2, 3) > 1]
-    assert totals(flags, [lie, None]).tolist() == totals(flags).tolist() == [3, 1, 3]
+    assert totals(flags, [extent, None]).tolist() == totals(flags).tolist() == [3, 1, 3]
     assert totals(flags, [None, None]).tolist() == [3, 1, 3]
 
 
 def test_compiled_code_leaves_for_it():
-    lie = Lie((40,), (0,), (40,), ())
+    extent = Extent((40,), (0,), (40,), ())
 
     def both(x):
-        (mask,) = winners([Entry(2 * x, lie=lie)], [7])
-        return x * mask + totals([mask], [lie])
+        (mask,) = winners([Entry(2 * x, extent=extent)], [7])
+        return x * mask + totals([mask], [extent])
 
     x = torch.randn(1, 40, generator=torch.Generator().manual_seed(1))
     assert torch.equal(torch.compile(both, backend="eager")(x), both(x))
@@ -249,9 +251,9 @@ def test_compiled_code_leaves_for_it():
 
 def test_scores_without_values_are_refused():
     with pytest.raises(TypeError, match="expected tensors with values in memory to compete over processes"):
-        winners([Entry(torch.ones(1, 4).to_sparse(), lie=Lie((4,), (0,), (4,), ()))], [1])
+        winners([Entry(torch.ones(1, 4).to_sparse(), extent=Extent((4,), (0,), (4,), ()))], [1])
     with pytest.raises(TypeError, match=r"expected floating-point scores, got torch\.int64"):
-        winners([Entry(torch.ones(1, 4).long(), lie=Lie((4,), (0,), (4,), ()))], [1])
+        winners([Entry(torch.ones(1, 4).long(), extent=Extent((4,), (0,), (4,), ()))], [1])
 
 
 def on_two():
@@ -271,24 +273,24 @@ def on_two():
         cut = shape[dim] // 3
         start, size = [0] * len(shape), list(shape)
         start[dim], size[dim] = (0, cut) if rank == 0 else (cut, shape[dim] - cut)
-        return Lie(shape, tuple(start), tuple(size), (group,))
+        return Extent(shape, tuple(start), tuple(size), (group,))
 
     tensors = [torch.randn(shape, generator=gen) for shape in ((37, 24), (1, 9), (300, 400), (12,), (5, 2, 3))]
     tensors += [x.round() for x in tensors] + [tensors[0].double(), tensors[2].bfloat16(), torch.zeros(70, 50)]
-    lies = [halves(tuple(x.shape), i % x.ndim) for i, x in enumerate(tensors)]
+    extents = [halves(tuple(x.shape), i % x.ndim) for i, x in enumerate(tensors)]
     counts = [x.numel() // 3 for x in tensors]
     whole = [Entry(x.reshape(1, -1)) for x in tensors]
-    parts = [split(x, lie) for x, lie in zip(tensors, lies, strict=True)]
+    parts = [split(x, extent) for x, extent in zip(tensors, extents, strict=True)]
 
     def same(won, wanted):
         assert len(won) == len(wanted)
-        for mask, want, x, lie in zip(won, wanted, tensors, lies, strict=False):
-            assert torch.equal(mask, cut_out(want.reshape(x.shape), lie) if mask.numel() != want.numel() else want)
+        for mask, want, x, extent in zip(won, wanted, tensors, extents, strict=False):
+            assert torch.equal(mask, cut_out(want.reshape(x.shape), extent) if mask.numel() != want.numel() else want)
 
     def each():
         same(winners(parts, counts), winners(whole, counts))
         flags = [entry.scores > 0 for entry in parts]
-        assert torch.equal(totals(flags, lies), totals([entry.scores > 0 for entry in whole]))
+        assert torch.equal(totals(flags, extents), totals([entry.scores > 0 for entry in whole]))
 
     def joint():
         mixed = [one if i % 3 == 1 else part for i, (one, part) in enumerate(zip(whole, parts, strict=True))]

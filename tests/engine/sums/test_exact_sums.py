@@ -42,12 +42,12 @@ def defined(x):
 
 def talked(parts):
     """What processes find together, each of which has a part."""
-    talks = [total(x, mask) for x, mask in parts]
-    asked = [next(talk) for talk in talks]
+    exchanges = [total(x, mask) for x, mask in parts]
+    asked = [next(exchange) for exchange in exchanges]
     while True:
         told = np.sum([one.counts for one in asked], 0)
         try:
-            asked = [talk.send(told.copy()) for talk in talks]
+            asked = [exchange.send(told.copy()) for exchange in exchanges]
         except StopIteration as end:
             return end.value
 

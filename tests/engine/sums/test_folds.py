@@ -8,9 +8,9 @@ import torch
 
 from sparsefn.engine.numbers.numbers import folded
 from sparsefn.engine.sums import folds
-from sparsefn.engine.sums.folds import Work, fold, slabs
+from sparsefn.engine.sums.folds import BlockFold, fold, slabs
 
-ADD = Work(None, np.add, np.float32)
+ADD = BlockFold(None, np.add, np.float32)
 SHAPES = [
     ((3, 3), (5, 7)),
     ((9,), (40,)),
