@@ -18,8 +18,8 @@ from sparsefn.algorithms.competition import Competition, Goal, count_of, fixed_c
 from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets.counts import Counted
 from sparsefn.budgets.distributions import Global, spread
-from sparsefn.engine.checks import fraction_at, n_kept, shown
-from sparsefn.engine.leaves import as_tensor_on, brought, counts_of_rows, lists
+from sparsefn.engine.checks import counts_of_rows, fraction_at, n_kept, shown
+from sparsefn.engine.leaves import as_tensor_on, brought, lists
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection import Count, Entry, totals, winners
 from sparsefn.patterns import grids as layout

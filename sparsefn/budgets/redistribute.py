@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import Call, check_call, described, rounded_down
-from sparsefn.engine.leaves import as_tensor_on, counts_of_rows, lists, written
+from sparsefn.engine.checks import Call, check_call, counts_of_rows, described, rounded_down
+from sparsefn.engine.leaves import as_tensor_on, lists, written
 from sparsefn.engine.numbers import Real, like
 from sparsefn.engine.processes import any_sharded, whole
 from sparsefn.engine.selection import Counts, apportion, totals, vector

@@ -41,6 +41,7 @@ from sparsefn.engine.checks.rounding import (
     CountRule,
     as_fraction,
     as_number,
+    counts_of_rows,
     fraction_at,
     n_kept,
     of_groups,

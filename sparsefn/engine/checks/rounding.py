@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks.checks import Level, Schedule, Step, check_call, check_sparsity, number
-from sparsefn.engine.leaves import counts_of_rows
+from sparsefn.engine.leaves import placed, written
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.surroundings import known
 
@@ -78,6 +78,21 @@ def of_groups(count: CountRule, rates: Sequence[Real], n: Tensor, groups: Sequen
             return cast(Tensor, count(rates[0] if alike else torch.stack(there), n))
     given = [count(rate, own) for rate, own in zip(rates, torch.split(n, list(groups)), strict=True)]
     return counts_of_rows(given, groups, n.device)
+
+
+def counts_of_rows(counts: Sequence[int | Tensor], rows: Sequence[int], device: torch.device) -> Tensor:
+    """The counts of all rows in one int64 tensor: each is an int, or a tensor, 0-d or (rows,).
+
+    >>> from sparsefn.engine.checks import rounding
+    >>> rounding.counts_of_rows([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
+    tensor([3, 3, 1, 2])
+    """
+    if device.type == "cpu" and all(isinstance(count, int) for count in counts):
+        listed = [count for count, n in zip(counts, rows, strict=True) for _ in range(n)]
+        return torch.tensor(listed, dtype=torch.int64, device=device)
+    known = iter(written([count for count in counts if not isinstance(count, Tensor)], device).unbind())
+    cells = [placed(count, device).to(torch.int64) if isinstance(count, Tensor) else next(known) for count in counts]
+    return torch.cat([cell.reshape(-1).expand(n) for cell, n in zip(cells, rows, strict=True)])
 
 
 def n_kept(n: int, sparsity: Real) -> int | Tensor:

@@ -11,7 +11,6 @@ from sparsefn.engine.leaves.memory import (
     as_tensor_on,
     brought,
     check_device,
-    counts_of_rows,
     placed,
     run_jobs,
     written,

@@ -100,21 +100,6 @@ def written(numbers: Sequence[int], device: torch.device) -> Tensor:
     return made
 
 
-def counts_of_rows(counts: Sequence[int | Tensor], rows: Sequence[int], device: torch.device) -> Tensor:
-    """The counts of all rows in one int64 tensor: each is an int, or a tensor, 0-d or (rows,).
-
-    >>> from sparsefn.engine.leaves import memory
-    >>> memory.counts_of_rows([3, torch.tensor([1, 2])], [2, 2], torch.device("cpu"))
-    tensor([3, 3, 1, 2])
-    """
-    if device.type == "cpu" and all(isinstance(count, int) for count in counts):
-        listed = [count for count, n in zip(counts, rows, strict=True) for _ in range(n)]
-        return torch.tensor(listed, dtype=torch.int64, device=device)
-    known = iter(written([count for count in counts if not isinstance(count, Tensor)], device).unbind())
-    cells = [placed(count, device).to(torch.int64) if isinstance(count, Tensor) else next(known) for count in counts]
-    return torch.cat([cell.reshape(-1).expand(n) for cell, n in zip(cells, rows, strict=True)])
-
-
 def run_jobs(run: Callable[[Job], Out], jobs: Iterable[Job], work: int) -> list[Out]:
     """The results of all jobs, on as many threads as torch may use if the work, counted in elements, is large enough.
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import check_device, counts_of_rows, pays, placed
+from sparsefn.engine.checks import counts_of_rows
+from sparsefn.engine.leaves import check_device, pays, placed
 from sparsefn.engine.numbers import FLOATS
 from sparsefn.engine.processes import Extent
 from sparsefn.engine.selection import bracket, fixed, groups, joined, shared

@@ -14,7 +14,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from sparsefn.engine.leaves import MOST, apart, counts_of_rows, end_to_end, packs, pays
+from sparsefn.engine.checks import counts_of_rows
+from sparsefn.engine.leaves import MOST, apart, end_to_end, packs, pays
 from sparsefn.engine.selection import fixed, reference
 from sparsefn.engine.selection.entries import Entry
 from sparsefn.engine.selection.fixed import Count, competitions

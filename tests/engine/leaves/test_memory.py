@@ -77,20 +77,3 @@ def test_one_float_is_written_to_a_device_and_not_copied():
         assert not counted.waits
     slope = torch.tensor(0.3, requires_grad=True)
     assert memory.brought(slope, torch.device("meta")).requires_grad
-
-
-def test_counts_of_rows_come_from_ints_and_tensors():
-    counts = [2, torch.tensor(7), torch.tensor([4, 5], dtype=torch.int32), -1]
-    made = memory.counts_of_rows(counts, [2, 1, 2, 1], torch.device("cpu"))
-    assert made.tolist() == [2, 2, 7, 4, 5, -1] and made.dtype == torch.int64
-    assert memory.counts_of_rows(counts[::3], [2, 1], torch.device("meta")).shape == (3,)
-
-
-def test_counts_of_rows_are_repeated_for_rows_of_one_count():
-    counts = [2, torch.tensor(3), torch.tensor([4, 5])]
-    assert memory.counts_of_rows(counts, [1, 2, 2], torch.device("cpu")).tolist() == [2, 3, 3, 4, 5]
-    assert memory.counts_of_rows([2, 1], [1, 2], torch.device("cpu")).tolist() == [2, 1, 1]
-    none = memory.counts_of_rows([2], [0], torch.device("meta"))
-    assert none.shape == (0,) and none.dtype == torch.int64 and none.device.type == "meta"
-    short = memory.counts_of_rows([torch.tensor([1], dtype=torch.int32)], [2], torch.device("cpu"))
-    assert short.tolist() == [1, 1] and short.dtype == torch.int64
