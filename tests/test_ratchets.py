@@ -16,29 +16,24 @@ PACKAGE = ROOT / "sparsefn"
 
 # Files, moves and calls from file to file of four walks (benchmarks/walks.py).
 WALKS = {
-    "change": {"files": 48, "moves": 474, "calls": 237},
-    "quiet": {"files": 24, "moves": 206, "calls": 103},
-    "attached change": {"files": 49, "moves": 472, "calls": 237},
-    "sharded change": {"files": 54, "moves": 798, "calls": 399},
+    "change": {"files": 32, "moves": 268, "calls": 134},
+    "quiet": {"files": 18, "moves": 130, "calls": 65},
+    "attached change": {"files": 33, "moves": 322, "calls": 162},
+    "sharded change": {"files": 41, "moves": 576, "calls": 288},
 }
-# Lines of code, without blanks, comments and docstrings.
-LINES = {
-    "engine": 4234,
-    "algorithms": 1707,
-    "compose": 772,
-    "attached": 880,
-    "methods": 736,
-    "front": 2153,  # the modules beside the packages
-    "all": 17989,
-}
-# Lines that name a concern of the machine.
-MACHINE = {"algorithms": 79, "methods": 2, "scores": 15, "compose": 55}
-HOMONYMS = 79  # public names of functions and classes that two modules or more define
+STREET = ("budgets", "ensemble", "masks", "optimizers", "patterns", "random", "reparam", "scores", "solve", "state")
+STREET += ("timing", "tree")
+# Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
+LINES = {"engine": 0, "algorithms": 0, "compose": 0, "attached": 0, "street": 0, "all": 0}
+# Lines that name a concern of the machine, of modules below the engine's callers that may.
+MACHINE: dict[str, int] = {}
+HOMONYMS = 19  # public names of functions and classes that two modules or more define: 16 are public names of `sf`
 
 WORDS = re.compile(
-    "agreed|any_sharded|by_leaf|check_bare|check_plain|check_shards|donation|from_bytes|from_seats|fused|is_compiling|"
-    "is_sharded|laid_out|lends|lie|lie_of|localized|many|of_leaves|offer|reading_bytes|saves|seat|seated|spends|spent|"
-    "to_seats|together|unchecked"
+    "agreed|alignment|any_sharded|by_leaf|check_bare|check_plain|check_shards|compiled_well|donation|extent|"
+    "extent_of|from_aligned|from_bytes|fused|in_step|is_compiling|is_sharded|laid_like_params|laid_out|lends|lists|"
+    "localized|offer|overwrite|overwrites|overwriting|refuse_parts|refuse_shards|saves|to_aligned|unchecked|"
+    "unshared_memory|with_alignment"
 )
 
 
@@ -86,8 +81,10 @@ def homonyms(sources: dict[str, str]) -> dict[str, int]:
 SOURCES = {file.relative_to(PACKAGE).as_posix(): file.read_text("utf-8") for file in sorted(PACKAGE.rglob("*.py"))}
 
 
-def room(name: str) -> str:
-    return name.split("/")[0] if "/" in name else "front"
+def wing(name: str) -> str:
+    """The part of the library that a module counts for."""
+    first = name.split("/")[0].removesuffix(".py")
+    return "street" if first in STREET else first
 
 
 def check(found: dict[str, int], most: dict[str, int]) -> None:
@@ -104,17 +101,18 @@ def test_updates_walk_no_further() -> None:
 
 
 def test_code_does_not_grow() -> None:
-    found = Counter({"all": sum(map(lines_of_code, SOURCES.values()))})
+    found: Counter[str] = Counter()
     for name, source in SOURCES.items():
-        found[room(name)] += lines_of_code(source)
+        if wing(name) != "methods":
+            found[wing(name)] += lines_of_code(source)
+            found["all"] += lines_of_code(source)
     check({name: found[name] for name in LINES}, LINES)
 
 
 def test_methods_do_not_speak_of_the_machine() -> None:
-    found = Counter({room(name): 0 for name in SOURCES})
-    for name, source in SOURCES.items():
-        found[room(name)] += machine_lines(source)
-    check({name: found[name] for name in MACHINE}, MACHINE)
+    wings = ("algorithms/", "methods/", "scores/", "compose/")
+    found = {name: machine_lines(source) for name, source in SOURCES.items() if name.startswith(wings)}
+    assert {name: n for name, n in found.items() if n > MACHINE.get(name, 0)} == {}
 
 
 def test_names_are_not_defined_twice() -> None:
