@@ -180,7 +180,7 @@ Steps = dict[str, tuple[Callable[[Any], Any], Any]]
 
 
 def steps_to_compile(widths: Sequence[int], when: Trigger) -> Steps:
-    """Adam alone on the weights of an MLP, and with RigL whose masks change at a trigger, with all guards and with fewer."""
+    """Adam alone on the weights of an MLP, and with RigL that changes masks at a trigger: all guards, and fewer."""
     shapes = [shape for inside, outside in itertools.pairwise(widths) for shape in ((outside, inside), (outside,))]
     weights, grads, adam = normal_tree(shapes, 0), normal_tree(shapes, 1), sf.optimizers.adam(RATE)
 
