@@ -186,13 +186,6 @@ def compiled_vmap(row: Row, case: Case, backend: str = "aot_eager") -> str:
     return "="
 
 
-def not_read(row: Row, case: Case, backend: str = "aot_eager") -> str:
-    """Both once more, of the `nonstrict` algorithm, whose code the compiler does not read."""
-    wrapped = row._replace(make=lambda *given: sf.nonstrict(row.make(*given)))
-    compiled(wrapped, case, backend)
-    return compiled_vmap(wrapped, case, backend)
-
-
 class Update(torch.nn.Module):
     """An update as a module, as export wants one."""
 
@@ -249,7 +242,6 @@ COLUMNS: dict[str, Callable[[Row, Case], str]] = {
     "jvp": jvp,
     "compile": compiled,
     "compile(vmap)": compiled_vmap,
-    "nonstrict": not_read,
     "functorch": old_names,
     "export": exported,
     "sharded": sharded,
@@ -267,7 +259,6 @@ REASONS = {
     "expected plain tensors, got a DTensor": "c",
     "differs at scores.latent.threshold": "d",
     "differs at opt.momentum.latent.threshold": "d",
-    "got one from outside": "e",
 }
 
 

@@ -34,7 +34,6 @@ from sparsefn.budgets import counts, redistribute
 # Composition
 from sparsefn.compose.chain import chain
 from sparsefn.compose.donated import donated
-from sparsefn.compose.nonstrict import nonstrict
 from sparsefn.compose.partition import partition
 from sparsefn.compose.phases import phases
 from sparsefn.compose.rewinding import rewinding
@@ -96,7 +95,7 @@ __all__ = ["Accumulated", "Algorithm", "State", "TrainView", "activations", "alw
 __all__ += ["bernoulli_mask", "budgets", "calibration", "chain", "checkpoint", "clip_norm", "config", "counts"]
 __all__ += ["curvature", "default_where", "dense", "distributed", "donated", "drop_grow", "drop_lowest", "effective"]
 __all__ += ["ema", "ensemble", "every", "from_config", "from_masks", "from_shorthand", "gate", "gmp", "grow_highest"]
-__all__ += ["iterative", "linear_pair", "masks", "methods", "modules", "never", "nonstrict", "one_shot", "optimizers"]
+__all__ += ["iterative", "linear_pair", "masks", "methods", "modules", "never", "one_shot", "optimizers"]
 __all__ += ["partition", "patterns", "permutation", "phases", "prune_biases", "random", "redistribute", "reparam"]
 __all__ += ["reparametrised", "report", "rescore", "rewinding", "rewrite", "rigl", "schedules", "scores", "sequence"]
 __all__ += ["settled", "shorthand", "shrink", "snfs", "solve", "sparsify", "static", "ste", "straight_through"]

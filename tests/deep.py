@@ -61,13 +61,6 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/compose/test_foreign.py": {
         "test_moments_are_found_in_compiled_code": ("True",),
     },
-    "tests/compose/test_nonstrict.py": {
-        "test_a_whole_training_step_in_one_graph": (),
-        "test_algorithms_of_one_code_are_told_apart": (),
-        "test_every_step_has_the_bits_of_the_algorithm": ("tensor",),
-        "test_older_torch_reads_the_code": (),
-        "test_the_graph_has_the_update_as_one_call": (),
-    },
     "tests/compose/test_rewinding.py": {
         "test_tensor_steps_vmap_and_compiled_code_have_the_same_bits": (),
     },
@@ -81,6 +74,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_compiled_scores_see_moments_off_the_masks_and_grown_weights_start_anew": (),
         "test_compiled_steps_have_the_bits_of_eager_ones": (),
         "test_gradients_through_a_compiled_step_are_finite": (),
+        "test_without_guards_on_globals_every_step_has_the_bits_of_the_eager_one": ("tensor",),
     },
     "tests/curvature/test_second_order.py": {
         "test_a_compiled_score_is_an_eager_one": ("obd",),

@@ -2,7 +2,6 @@
 
 from sparsefn.compose.chain import chain
 from sparsefn.compose.donated import donated
-from sparsefn.compose.nonstrict import nonstrict
 from sparsefn.compose.partition import partition
 from sparsefn.compose.phases import phases
 from sparsefn.compose.rewinding import rewinding
@@ -13,7 +12,6 @@ from sparsefn.compose.with_terms import with_terms
 __all__ = [
     "chain",
     "donated",
-    "nonstrict",
     "partition",
     "phases",
     "rewinding",

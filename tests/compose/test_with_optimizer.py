@@ -545,6 +545,22 @@ def test_compiled_scores_see_moments_off_the_masks_and_grown_weights_start_anew(
         state = want
 
 
+@pytest.mark.parametrize("kind", [int, torch.tensor], ids=["int", "tensor"])
+def test_without_guards_on_globals_every_step_has_the_bits_of_the_eager_one(kind):
+    options = {"guard_filter_fn": torch.compiler.skip_guard_on_globals_unsafe}
+    algorithm = sf.with_optimizer(sf.rigl(0.5, when=sf.every(3)), sf.optimizers.adam(0.01))
+    update = torch.compile(algorithm.update, fullgraph=True, backend="aot_eager", options=options)
+    for params in (PARAMS, {"w": PARAMS["v"], "b": PARAMS["b"]}):
+        state, changes = algorithm.init(params), 0
+        for step in range(20):
+            grads = slopes(state.params)
+            want = algorithm.update(state, grads, step)
+            assert_same(f"step {step}", update(state, grads, kind(step)), want)
+            changes += not torch.equal(want.masks["w"], state.masks["w"])
+            state = want
+        assert changes > 3
+
+
 def test_gradients_through_a_compiled_step_are_finite():
     # The whole gradient has infinities off the mask, whose slope is NaN.
     mask, rate = torch.tensor([True, False]), torch.tensor(0.5, dtype=torch.float64)

@@ -12,7 +12,6 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
 
 OLD = torch.__version__ < "2.12"
-HIDES_COMPILING = torch.__version__ < "2.13"  # from code that the compiler calls and does not read
 
 
 def is_exporting() -> bool:

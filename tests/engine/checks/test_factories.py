@@ -52,7 +52,6 @@ CALLS = {
         "iterative(count=3, distribution=global_(floor=0.1))",
         "never()",
         "one_shot(0.5, saliency, pruned='keep')",
-        "nonstrict(with_optimizer(rigl(0.9), sgd(0.1)))",
         "partition([('head.*', dense()), (['*.weight'], static(0.5))])",
         "phases([(0, static(0.5, init='magnitude')), (2, dense())])",
         "reparametrised(soft_threshold(init=0.0), set(0.5))",

@@ -81,7 +81,6 @@ COMPOSED = {
     "phases": lambda a: sf.phases([(0, a), (5, sf.dense())]),
     "rewinding": lambda a: sf.rewinding(a, to=sf.at([0]), when=sf.at([5])),
     "donated": sf.donated,
-    "nonstrict": sf.nonstrict,
     "reparametrised": lambda a: sf.reparametrised(sf.reparam.soft_threshold(init=0.0), a),
 }
 
