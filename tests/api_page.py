@@ -1,6 +1,7 @@
 """Every public name on one page: `python tests/api_page.py` writes docs/api.md."""
 
 import operator
+import re
 import textwrap
 from pathlib import Path
 
@@ -18,9 +19,15 @@ def wrapped(line: str) -> str:
 
 
 def clause(line: str) -> str:
-    """The sentence up to a semicolon, unless that is no more than a name."""
-    first = line.split("; ")[0]
-    return line if first == line or first.count(" ") < 3 else first + "."
+    """The first clause of a sentence of four words or more; all of it where a label stands first, as in `RigL: ...`."""
+    for end in re.finditer(r"[;:] |, (?=(?:which|with|for|as|at|by|in|drawn|each|not|scored|made|without)\b)", line):
+        first = line[: end.start()]
+        if first.count(" ") < 4 and end[0] != ", ":
+            return line
+        closed = first.count("`") % 2 == 0 and len(re.findall(r"[(\[{]", first)) == len(re.findall(r"[)\]}]", first))
+        if closed and first.count(" ") >= 4:
+            return first + "."
+    return line
 
 
 def page() -> str:
@@ -34,7 +41,7 @@ def page() -> str:
     def headline(name: str, value: object) -> str:
         if first.get(id(value), name) != name:
             return f"`sf.{first[id(value)]}`."
-        return clause(words(value).splitlines()[0]) if callable(value) else f"A `{type(value).__name__}`."
+        return words(value).splitlines()[0] if callable(value) else f"`{type(value).__name__}`."
 
     groups: dict[str, list[str]] = {}
     for name in sorted(PUBLIC, key=lambda name: (name.count("."), name.lower())):
@@ -42,7 +49,10 @@ def page() -> str:
     text = HEAD
     for group in sorted(groups):
         module = operator.attrgetter(group)(sf) if group else sf
-        lines = [wrapped(f"- `sf.{name}`: {headline(name, PUBLIC[name])}") for name in groups[group]]
+        whole = [headline(name, PUBLIC[name]) for name in groups[group]]
+        short = [clause(line) for line in whole]
+        told = [one if short.count(one) == 1 else line for one, line in zip(short, whole, strict=True)]
+        lines = [wrapped(f"- `sf.{name}`: {line}") for name, line in zip(groups[group], told, strict=True)]
         if group == "methods":
             lines = ["Each has a row in the [table of methods](methods.md#by-name).\n"]
         title = f"sf.{group}" if group else "sf"

@@ -15,7 +15,6 @@ from sparsefn import methods
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 BEGIN = "<!-- table: made by `python tests/methods_page.py` -->"
 END = "<!-- end of the table -->"
-PASSED_ON = ("where", "key")  # arguments that say nothing about a method
 PAPER = re.compile(r"[A-Z][\w-]+(?: (?:et al\.|(?:&|and) [\w-]+))? (?:19|20)\d\d, arXiv \d{4}\.\d{4,5}")
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 LONGEST = 150  # characters of an expression; a longer one keeps some of its variables
@@ -114,14 +113,8 @@ class Inlined(ast.NodeTransformer):
         return ast.Name(public_name(node.id, self.names.get(node.id)), node.ctx)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        """The call without `where=where` and `key=key`."""
-        plain = [
-            keyword
-            for keyword in node.keywords
-            if not (
-                keyword.arg in PASSED_ON and isinstance(keyword.value, ast.Name) and keyword.value.id == keyword.arg
-            )
-        ]
+        """The call without keywords such as `when=when`."""
+        plain = [key for key in node.keywords if not (isinstance(key.value, ast.Name) and key.value.id == key.arg)]
         return self.generic_visit(ast.Call(node.func, node.args, plain))
 
 

@@ -24,9 +24,18 @@ WALKS = {
 STREET = ("budgets", "ensemble", "masks", "optimizers", "patterns", "random", "reparam", "scores", "solve", "state")
 STREET += ("timing", "tree")
 # Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
-LINES = {"engine": 0, "algorithms": 0, "compose": 0, "attached": 0, "street": 0, "all": 0}
-# Lines that name a concern of the machine, of modules below the engine's callers that may.
-MACHINE: dict[str, int] = {}
+LINES = {"engine": 4208, "algorithms": 1567, "compose": 691, "attached": 820, "street": 4367, "all": 16428}
+# Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
+MACHINE = {
+    "algorithms/frame.py": 19,
+    "algorithms/processes.py": 15,
+    "algorithms/rewrite.py": 2,
+    "algorithms/units.py": 14,
+    "compose/descent.py": 18,
+    "compose/donated.py": 2,
+    "compose/with_optimizer.py": 3,
+    "scores/leaves.py": 2,
+}
 HOMONYMS = 19  # public names of functions and classes that two modules or more define: 16 are public names of `sf`
 
 WORDS = re.compile(
@@ -120,7 +129,7 @@ def test_names_are_not_defined_twice() -> None:
 
 
 def test_the_rules_find_what_they_look_for() -> None:
-    code = "def run(x):\n    'many'\n    return many(\n        x)\n\n\nclass Row:\n    y = 1\n"
+    code = "def run(x):\n    'agreed'\n    return agreed(\n        x)\n\n\nclass Row:\n    y = 1\n"
     source = f"'Prose.'\n\n# a comment\n{code}"
     assert lines_of_code(source) == 5
     assert machine_lines(source) == 1

@@ -1,4 +1,4 @@
-"""Talks over processes: alone, in step, and over the rows and columns of a grid."""
+"""Exchanges of processes: alone, in step, and over the rows and columns of a grid."""
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def on_a_grid():
     """Cases on two rows and two columns of processes, where each has names of its own for its row and its column."""
     rank, row, column, world, sent = grid_of_four("all_reduce", GATHER)
 
-    def in_step():
+    def all_in_step():
         sent.clear()
         asked = [((row,), told(rank, dtype)) for dtype in DTYPES]
         asked += [((row, column), told(rank, dtype)) for dtype in DTYPES]
@@ -52,7 +52,7 @@ def on_a_grid():
                 assert values.dtype == (DTYPES[i % 3] if i < 6 else np.float64)
                 assert values.tolist() == [member for member in members for _ in range(member + step)]
 
-    yield "exchanges in step", in_step
+    yield "exchanges in step", all_in_step
 
 
 def test_four_processes():
