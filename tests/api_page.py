@@ -19,7 +19,7 @@ def wrapped(line: str) -> str:
 
 
 def clause(line: str) -> str:
-    """The first clause of a sentence of four words or more; all of it where a label stands first, as in `RigL: ...`."""
+    """The first clause of five words or more, or all where a label stands first, as in `RigL: ...`."""
     for end in re.finditer(r"[;:] |, (?=(?:which|with|for|as|at|by|in|drawn|each|not|scored|made|without)\b)", line):
         first = line[: end.start()]
         if first.count(" ") < 4 and end[0] != ", ":
