@@ -16,7 +16,7 @@ NAMES = {"winners", "draws", "draws_of_leaves", "coins", "adam", "sgd"}
 @pytest.mark.parametrize(("interpreted", "device"), [("1", "cpu"), ("0", "cuda")])
 def test_an_import_registers_them_for_one_kind_of_device(interpreted, device):
     script = """
-        from sparsefn.engine.backends import BACKENDS
+        from sparsefn.engine.surroundings.backends import BACKENDS
         import sparsefn, sys
         assert not BACKENDS and "triton" not in sys.modules
         import sparsefn_kernels

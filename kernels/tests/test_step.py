@@ -18,7 +18,7 @@ from sparsefn_kernels import step as kernels
 
 pytestmark = by_interpreter
 
-MODULES = [import_module(f"sparsefn.optimizers.{name}") for name in ("adam", "sgd")]
+MODULES = [import_module(f"sparsefn.optimizers.{name}") for name in ("adam", "base")]
 sgd, adam, adamw = sf.optimizers.sgd, sf.optimizers.adam, sf.optimizers.adamw
 MADE = {
     "sgd": sgd(0.1),
