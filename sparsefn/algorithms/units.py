@@ -57,11 +57,11 @@ class Field(NamedTuple):
 
     @property
     def active(self) -> Flags:
-        """The units that are kept now, of those that may be."""
+        """The units that are kept now and may be kept on."""
         return self.within([active_rows(units, mask) for units, mask in self._each(self.masks)])
 
     def within(self, flags: Flags) -> Flags:
-        """Those that may be kept, of some units."""
+        """The flags of some units, without the units that may not be kept."""
         return [rows if open_ is None else rows & open_ for rows, open_ in zip(flags, self.free, strict=True)]
 
     def _each(self, leaves: Leaves) -> Iterator[tuple[Units, Tensor]]:
@@ -232,7 +232,7 @@ class Field(NamedTuple):
         return made if self.allowed is None or self.elementwise else both_of(made, self.allowed)
 
     def best_masks(self, scores: Scores) -> Leaves:
-        """Masks of the best units of those that may be kept, as many as are wanted."""
+        """Masks of the best units that may be kept, as many as are wanted."""
         kept = self.best(scores, self.wanted(scores, self.free), among=self.free)
         return self.masks_of(kept, scores, self.allowed)
 
