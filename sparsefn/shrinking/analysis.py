@@ -1,0 +1,193 @@
+"""The analysis of a traced program: a label for every dimension of every tensor in it."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from sparsefn.shrinking import contractions, layers, lookups, norms
+from sparsefn.shrinking.atoms import Atoms
+from sparsefn.shrinking.moves import MOVES, move
+from sparsefn.shrinking.recurrent import recurrent
+from sparsefn.shrinking.steps import Book, Step
+from sparsefn.shrinking.tried import pointwise, tried
+from sparsefn.shrinking.values import Constants, Value, bind, blank, call, leaf_of, opname, replaced, scope, values_in
+
+Rule = Callable[[Step], Any]
+
+
+class Analysis(NamedTuple):
+    """What is known of a program: of each node the Values of its outputs, and of each leaf its Value."""
+
+    graph: fx.GraphModule
+    values: dict[fx.Node, Any]
+    leaves: dict[str, Value]
+    book: Book
+
+
+def analyse(
+    graph: fx.GraphModule,
+    masks: Mapping[str, Tensor] | None = None,
+    *,
+    counted: bool = False,
+    equal_parts: bool = True,
+) -> Analysis:
+    """Follow a program from `torch.export` through all of its operations.
+
+    An atom that is not frozen in the end may go, with all indices that are made of it. Without `masks` that holds
+    once it is masked wherever it lies in parameters; with masks it holds as they are, and what the layers that read
+    a constant have to add to their biases is in `book.folds`.
+    """
+    book = Book(Atoms(), counted, equal_parts, masks)
+    made = Analysis(graph, {}, {}, book)
+    reads = Counter(id(leaf_of(graph, node)) for node in graph.graph.nodes if node.op == "get_attr" for _ in node.users)
+    seen: dict[int, Value] = {}
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            made.values[node] = _leaf(made, str(node.target), leaf_of(graph, node), reads, seen)
+        else:
+            made.values[node] = _of_node(made, node)
+    return made
+
+
+def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: dict[int, Value]) -> Any:
+    if not isinstance(leaf, Tensor):
+        return None
+    if id(leaf) not in seen:
+        mask = None if made.book.masks is None else made.book.masks.get(name)
+        real = leaf.detach() if mask is None or leaf.device.type == "meta" else leaf.detach() * mask
+        labels = tuple(made.book.atoms.new(n) if n > 1 else None for n in leaf.shape)
+        constants = tuple(_constants(made.book, leaf, real, mask, d) for d in range(leaf.ndim))
+        shape = tuple(leaf.shape)
+        seen[id(leaf)] = Value(shape, leaf.dtype, labels, constants, real, name, mask, reads[id(leaf)])
+    made.leaves[name] = seen[id(leaf)]
+    return seen[id(leaf)]
+
+
+def _constants(book: Book, leaf: Tensor, real: Tensor, mask: Tensor | None, d: int) -> Constants:
+    # Masked slices are 0, and a slice of one entry is a constant.
+    size = leaf.shape[d]
+    if isinstance(leaf, nn.Parameter) and book.masks is None:
+        return np.zeros(size)
+    found = np.full(size, np.nan)
+    if leaf.numel() == size and leaf.is_floating_point() and leaf.device.type != "meta":
+        found = real.double().cpu().reshape(-1).numpy().copy()
+    if mask is not None:
+        found[~mask.expand(leaf.shape).movedim(d, 0).reshape(size, -1).any(1).cpu().numpy()] = 0
+    return found if np.isfinite(found).any() else None
+
+
+def _of_node(made: Analysis, node: fx.Node) -> Any:
+    atoms = made.book.atoms
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: made.values[n])
+    if node.op == "output":
+        for value in values_in(args):
+            for label in value.labels:
+                atoms.freeze(label, "it is an output of the model")
+        return None
+    outs = blank(node.meta.get("val"))
+    if node.op != "call_function" or not values_in(outs):
+        return outs
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    name = opname(node)
+    where = f"{name} at {scope(node)!r}" if scope(node) else name
+    if not hasattr(node.target, "_schema"):
+        for value in values_in([args, kwargs]):
+            for label in value.labels:
+                atoms.freeze(label, f"{where} is a program of its own")
+        return outs
+    step = Step(node, name, where, bind(node.target, args, kwargs), outs, made.book)
+    outs = _rule(step)(step)
+    if any(arg.alias_info is not None and arg.alias_info.is_write for arg in node.target._schema.arguments):
+        written = [n for n in node.all_input_nodes if isinstance(made.values.get(n), Value)][:1]
+        made.values.update(dict.fromkeys(written, outs))
+    return _known(step, outs)
+
+
+def _rule(step: Step) -> Rule:
+    own = _RULES.get(step.name)
+    if own is not None:
+        return own
+    if step.name in MOVES and step.target._overloadname not in ("dtype", "self_Tensor"):
+        return move if step.name not in _PARTS or not step.book.equal_parts else _parts
+    return pointwise if torch.Tag.pointwise in step.target.tags or step.name in _POINTWISE else tried
+
+
+def _known(step: Step, outs: Any) -> Any:
+    # Integers that do not depend on inputs, such as indices.
+    ins = values_in(step.arguments)
+    known = all(value.real is not None and value.real.device.type != "meta" and not value.dtype.is_floating_point for value in ins)
+    if not ins or not known or not isinstance(outs, Value) or outs.dtype.is_floating_point:
+        return outs
+    return outs._replace(real=call(step.target, step.arguments, [value.real for value in ins if value.real is not None])[0])
+
+
+def _parts(step: Step) -> Any:
+    # The parts of a chunk lose the same entries, so that code that cuts in equal parts runs as it is.
+    outs = move(step)
+    some, whole = values_in(outs), values_in(step.arguments)[0]
+    for d, size in enumerate(whole.shape):
+        if len({part.shape[d] for part in some}) == 1 and some[0].shape[d] not in (size, 1):
+            step.join(*(part.labels[d] for part in some))
+    return outs
+
+
+def _uniform(step: Step) -> Any:
+    """Tensors of one number: any of their indices may go, as the size is an argument."""
+    fills = {"zeros": 0.0, "new_zeros": 0.0, "ones": 1.0, "new_ones": 1.0}
+    fill = fills.get(step.name, step.arguments.get("fill_value"))
+    out: Value = step.outs
+    labels = tuple(step.atoms.new(n) if n > 1 else None for n in out.shape)
+    plain = isinstance(fill, int | float) and out.dtype.is_floating_point
+    gone = tuple(np.full(n, float(fill)) if plain and n > 1 else None for n in out.shape)  # type: ignore[arg-type]
+    return out._replace(labels=labels, gone=gone)
+
+
+def _fixed(step: Step) -> Any:
+    out = step.outs
+    numbers = all(isinstance(x, int | bool | None) for x in step.node.args)
+    if isinstance(out, Value) and numbers and step.name == "arange" and not out.dtype.is_floating_point:
+        return out._replace(real=torch.arange(*step.node.args))  # type: ignore[arg-type]
+    return out
+
+
+def _dropout(step: Step) -> Any:
+    ins, outs = values_in(step.arguments), values_in(step.outs)
+    gone = tuple(None if some is None else np.where(some == 0, 0.0, np.nan) for some in ins[0].gone)
+    return replaced(step.outs, [out._replace(labels=ins[0].labels, gone=gone) for out in outs])
+
+
+def _addmm(step: Step) -> Any:
+    return layers.addmm(step) or contractions.matmul(step)
+
+
+_PARTS = frozenset("chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes".split())
+_POINTWISE = frozenset("to _to_copy type_as masked_fill".split())
+_RULES: dict[str, Rule] = {
+    "linear": layers.linear,
+    "addmm": _addmm,
+    **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "baddbmm"), contractions.matmul),
+    **dict.fromkeys((f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)), layers.convolution),
+    "convolution": layers.convolution,
+    "einsum": contractions.einsum,
+    "bilinear": contractions.bilinear,
+    **dict.fromkeys(("_grouped_mm", "grouped_mm_fallback"), contractions.grouped_mm),
+    "scaled_dot_product_attention": contractions.attention,
+    "embedding": lookups.embedding,
+    "index": lookups.index,
+    "index_select": lookups.index_select,
+    **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
+    "group_norm": norms.group_norm,
+    "mean": norms.mean,
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
+    **dict.fromkeys("full zeros ones empty new_zeros new_ones new_full new_empty".split(), _uniform),
+    **dict.fromkeys("arange linspace eye scalar_tensor rand randn randint randperm".split(), _fixed),
+    "dropout": _dropout,
+}

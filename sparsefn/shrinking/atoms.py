@@ -1,0 +1,165 @@
+"""Atoms: what stays or goes together. A label of a dimension says of which atoms each of its indices is made."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Label = Ids | None  # (size of the dimension, factors): an index stays if all of its atoms stay; None: all stay
+
+
+class Atoms:
+    """A union-find of atoms, some of which are products of others.
+
+    >>> atoms = Atoms()
+    >>> rows, heads, widths = atoms.new(6), atoms.new(2, rank=1), atoms.new(3, rank=2)
+    >>> atoms.join(rows, product(heads, 2, widths, 3), "")
+    >>> atoms.resolve(rows).tolist()[:4]  # index h * 3 + d of the rows stays where head h and width d stay
+    [[7, 9], [7, 10], [7, 11], [8, 9]]
+
+    Atom 0 always stays, and fills up rows. Whatever joins does is sufficient for indices to stay together: where two
+    products do not fit each other, all of their atoms stay.
+    """
+
+    def __init__(self) -> None:
+        self.count = 1
+        self.parent = np.zeros(1 << 12, np.int64)
+        self.parts = np.zeros((1 << 12, 2), np.int64)  # the factors of an atom that is a product
+        self.reason = np.zeros(1 << 12, np.int32)  # why a root stays: a place in `reasons`, 0 where it may go
+        self.rank = np.zeros(1 << 12, np.int32)  # of factors of one product: which is pruned rather
+        self.reasons = ["", "it fills up"]
+        self._places = {why: i for i, why in enumerate(self.reasons)}
+        self.reason[0] = 1
+
+    def new(self, size: int, rank: int = 0) -> Ids:
+        """The label of a dimension of that many indices, each with an atom of its own."""
+        while self.count + size > len(self.parent):
+            for name in ("parent", "parts", "reason", "rank"):
+                setattr(self, name, np.concatenate([getattr(self, name), np.zeros_like(getattr(self, name))]))
+        ids = np.arange(self.count, self.count + size)
+        self.parent[ids], self.rank[ids] = ids, rank
+        self.count += size
+        return ids[:, None]
+
+    def find(self, ids: Ids) -> Ids:
+        """The roots of atoms."""
+        while True:
+            up = self.parent[ids]
+            top = self.parent[up]
+            if np.array_equal(up, top):
+                return up
+            self.parent[ids] = top
+            ids = top
+
+    def resolve(self, label: Ids) -> Ids:
+        """A label as it is now: roots that are no products, each once a row, without columns of 0."""
+        label = self.find(label)
+        while (split := self.parts[label, 0] > 0).any():
+            columns = [
+                np.where(some[:, None], self.parts[column], np.pad(column[:, None], ((0, 0), (0, self.parts.shape[1] - 1))))
+                if some.any()
+                else column[:, None]
+                for column, some in zip(label.T, split.T, strict=True)
+            ]
+            label = self.find(np.concatenate(columns, 1))
+        for i in range(1, label.shape[1]):
+            label[(label[:, :i] == label[:, i : i + 1]).any(1), i] = 0
+        used = label.any(0)
+        return label if used.all() else label[:, used]
+
+    def free(self, label: Label) -> Label:
+        """The atoms of a label that may go; None where all of them stay."""
+        if label is None:
+            return None
+        label = self.resolve(label)
+        label = np.where(self.reason[label] > 0, 0, label)
+        used = label.any(0)
+        return label[:, used] if used.any() else None
+
+    def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
+        """All atoms of these indices stay, for this reason."""
+        if label is not None:
+            ids = self.resolve(label if which is None else label[which])
+            ids = ids[self.reason[ids] == 0]
+            self.reason[ids] = self._number(why)
+
+    def join(self, a: Label, b: Label, why: str) -> None:
+        """The indices of two dimensions stay or go together, index by index."""
+        if a is None or b is None:
+            self.freeze(a, why)
+            self.freeze(b, why)
+            return
+        while True:
+            one, two = self._apart(a, b)
+            many = [(side > 0).sum(1) for side in (one, two)]
+            differ = (many[0] > 0) | (many[1] > 0)
+            if not differ.any():
+                return
+            a, b, one, two = a[differ], b[differ], one[differ], two[differ]
+            n, m = (counts[differ] for counts in many)
+            if (only := (n == 0) | (m == 0)).any():  # further factors on one side
+                self.freeze(one[only], why)
+                self.freeze(two[only], why)
+            elif (same := n == m).any():
+                same &= n == n[same].min()
+                width = int(n[same][0])
+                self._unite(one[same, :width].ravel(), two[same, :width].ravel())
+            elif (single := (n == 1) | (m == 1)).any():
+                self._divide(np.where(n == 1, one[:, 0], two[:, 0])[single], *(s[single] for s in (one, two)), n[single] == 1)
+            else:
+                self.freeze(one, f"{why}, and divided in two ways")
+                self.freeze(two, f"{why}, and divided in two ways")
+
+    def _apart(self, a: Ids, b: Ids) -> tuple[Ids, Ids]:
+        # What either side has that the other has not, in each row from the left.
+        sides = []
+        a, b = self.resolve(a), self.resolve(b)
+        both = [np.where(self.reason[side] > 0, 0, side) for side in (a, b)]
+        for mine, other in (both, both[::-1]):
+            alone = np.where((mine[:, :, None] == other[:, None, :]).any(2), 0, mine)
+            sides.append(np.take_along_axis(alone, np.argsort(alone == 0, axis=1, kind="stable"), 1))
+        return sides[0], sides[1]
+
+    def _divide(self, whole: Ids, one: Ids, two: Ids, first: Flags) -> None:
+        # An atom is the product of several; of an atom that comes twice the first row counts, and joins go on.
+        whole, at = np.unique(whole, return_index=True)
+        width = max(one.shape[1], two.shape[1])
+        one, two = (np.pad(side, ((0, 0), (0, width - side.shape[1]))) for side in (one, two))
+        if width > self.parts.shape[1]:
+            self.parts = np.pad(self.parts, ((0, 0), (0, width - self.parts.shape[1])))
+        factors = np.where(first[:, None], two, one)[at]
+        clear = ~np.isin(factors, whole).any(1)  # no atom may become a factor of its own factors
+        clear[0] = True
+        self.parts[whole[clear], :width] = factors[clear]
+
+    def _unite(self, a: Ids, b: Ids) -> None:
+        while True:
+            a, b = self.find(a), self.find(b)
+            apart = a != b
+            if not apart.any():
+                return
+            low, high = np.minimum(a, b)[apart], np.maximum(a, b)[apart]
+            self.parent[high] = low  # of several the last one counts, and the loop goes on
+            low = self.parent[high]
+            for notes in (self.reason, self.rank):
+                open_ = (notes[low] == 0) & (notes[high] > 0)
+                notes[low[open_]] = notes[high[open_]]
+
+    def _number(self, why: str) -> int:
+        if why not in self._places:
+            self._places[why] = len(self.reasons)
+            self.reasons.append(why)
+        return self._places[why]
+
+
+def product(a: Label, m: int, b: Label, n: int) -> Label:
+    """The label of a dimension of m * n indices, from those of the two that it is made of.
+
+    >>> product(np.array([[1], [2]]), 2, None, 2).tolist()
+    [[1], [1], [2], [2]]
+    """
+    rows = [] if a is None else [np.repeat(a, n, 0)]
+    rows += [] if b is None else [np.tile(b, (m, 1))]
+    return np.concatenate(rows, 1) if rows else None

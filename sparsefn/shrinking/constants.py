@@ -1,0 +1,96 @@
+"""Which slices of a result are constant, found by running the operation on the constants that are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefn.shrinking.steps import Step
+from sparsefn.shrinking.values import Constants, Value, call
+
+_DRAWS = 8  # for what varies: numbers of many sizes and both signs
+
+
+def spread(count: int) -> Tensor:
+    """Numbers from 1e-6 to 1e6 of both signs, and 0: a function that is the same at all of them does not vary.
+
+    >>> spread(4).shape
+    torch.Size([8, 4])
+    """
+    draw = torch.Generator().manual_seed(0)
+    sizes = 10 ** (12 * torch.rand(_DRAWS, count, generator=draw, dtype=torch.float64) - 6)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(_DRAWS // 2)[:, None]
+    made = sizes * signs
+    made[-1] = 0
+    return made
+
+
+def elementwise(step: Step, ins: list[Value], at: list[int | None], size: int) -> Constants:
+    """The constants of a result along a dimension, which is this dimension of each input (None: it has none).
+
+    All draws of what varies must give the same number, and a number.
+    """
+    known = [None if d is None else value.gone[d] for value, d in zip(ins, at, strict=True)]
+    if all(constants is None for constants in known) or not all(v.dtype.is_floating_point for v in ins):
+        return None
+    if any(value.real is None and 0 in value.shape for value in ins):
+        return None
+    given = []
+    for i, (value, constants) in enumerate(zip(ins, known, strict=True)):
+        varying = spread((i + 1) * size)[:, -size:]
+        if value.real is not None and value.real.numel() == 1 and value.real.device.type != "meta":
+            given.append(value.real.double().reshape(1, 1).expand(_DRAWS, size))
+        else:
+            fixed = np.full(size, np.nan) if constants is None else constants
+            given.append(torch.where(torch.from_numpy(np.isnan(fixed)), varying, torch.from_numpy(fixed)))
+    try:
+        out = call(step.target, in_double(step.arguments), given)[0]
+    except (RuntimeError, TypeError, IndexError, NotImplementedError):
+        return None
+    return _same(out) if out.shape == (_DRAWS, size) and out.dtype.is_floating_point else None
+
+
+def in_double(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for float64 tensors: no cast to another floating-point type, and on the CPU."""
+    made = dict(arguments)
+    if isinstance(made.get("dtype"), torch.dtype) and made["dtype"].is_floating_point:
+        made["dtype"] = torch.float64
+    if "device" in made:
+        made["device"] = None
+    return made
+
+
+def _same(draws: Tensor) -> Constants:
+    first = draws[0]
+    constant = (draws == first).all(0) & first.isfinite()
+    return np.where(constant.numpy(), first.double().numpy(), np.nan) if constant.any() else None
+
+
+def by_running(step: Step, ins: list[Value], outs: list[Value], places: list[tuple[int, int]], made: list[list[Tensor]]) -> dict[tuple[int, int], Constants]:
+    """The constants of outputs along dimensions, found by running the operation on draws of its inputs, twice.
+
+    `made` are the draws. Slices of inputs that are constant have their constant in them. `places` are (output,
+    dimension): a slice is constant if all of its entries are one number in all draws.
+    """
+    if not any(constants is not None for value in ins for constants in value.gone):
+        return {}
+    results = []
+    for draw in made:
+        given = []
+        for x, value in zip(draw, ins, strict=True):
+            for d, constants in enumerate(value.gone if x.is_floating_point() else ()):
+                if constants is not None:
+                    view = torch.from_numpy(constants).reshape([-1 if e == d else 1 for e in range(x.ndim)])
+                    x = torch.where(view.isnan(), x, view)
+            given.append(x)
+        results.append(call(step.target, in_double(step.arguments), given))
+    found: dict[tuple[int, int], Constants] = {}
+    for j, e in places:
+        rows = torch.cat([run[j].movedim(e, 0).reshape(outs[j].shape[e], -1) for run in results], 1)
+        if rows.is_floating_point() and rows.shape[1]:
+            found[j, e] = _same(rows.T)
+    return found
+

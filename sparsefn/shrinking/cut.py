@@ -1,0 +1,69 @@
+"""Which atoms stay, and what that makes of labels, tensors and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefn.shrinking.analysis import Analysis
+from sparsefn.shrinking.atoms import Flags, Label
+from sparsefn.shrinking.values import Value, values_in
+
+
+class Cut(NamedTuple):
+    """A program of which some atoms go."""
+
+    analysis: Analysis
+    alive: Flags  # by atom
+
+    def kept(self, label: Label, size: int = 0) -> Flags:
+        """Which indices of a dimension stay; of one without label all of them."""
+        if label is None:
+            return np.ones(size, bool)
+        kept: Flags = self.alive[self.analysis.book.atoms.resolve(label)].all(1)
+        return kept
+
+    def size(self, value: Value) -> list[int]:
+        """The shape of a tensor after the cut."""
+        pairs = zip(value.shape, value.labels, strict=True)
+        return [n if label is None else int(self.kept(label).sum()) for n, label in pairs]
+
+    def take(self, name: str, x: Tensor) -> Tensor:
+        """A leaf without the entries that go, in memory of its own."""
+        value = self.analysis.leaves.get(name)
+        for d, label in enumerate(value.labels if value is not None else ()):
+            if label is not None and not (keep := self.kept(label)).all():
+                x = x.index_select(d, torch.from_numpy(keep).nonzero().flatten().to(x.device))
+        return x.detach().clone()
+
+
+def free(analysis: Analysis) -> Cut:
+    """Without any atom that may go; but one index of each dimension stays."""
+    atoms = analysis.book.atoms
+    alive = atoms.reason[: atoms.count] > 0
+    cut = Cut(analysis, alive)
+    for value in values_in([analysis.leaves, list(analysis.values.values())]):
+        for label in value.labels:
+            if label is not None and len(label) and not cut.kept(label).any():
+                alive[atoms.resolve(label[:1])] = True
+    return cut
+
+
+def folded(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The biases that take in what constants give whose inputs go."""
+    made: dict[str, Tensor] = {}
+    for fold in cut.analysis.book.folds:
+        gone = ~cut.kept(fold.label)
+        constants = np.where(gone & np.isfinite(fold.constants), fold.constants, 0.0)
+        if constants.any():
+            groups, _, inputs = fold.weights.shape
+            shift = (fold.weights * constants.reshape(groups, 1, inputs)).sum(2).reshape(-1)
+            bias = made.get(fold.bias, params[fold.bias])
+            made[fold.bias] = (bias.double() + torch.from_numpy(shift).to(bias.device)).to(bias.dtype)
+    return made
+
+

@@ -1,0 +1,251 @@
+"""Operations that move data: run on coordinates, they tell from which index of their inputs each output index came."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsefn.shrinking.atoms import Ids, Label
+from sparsefn.shrinking.steps import Step
+from sparsefn.shrinking.values import Constants, Value, call, replaced, values_in
+
+MOVES = frozenset(
+    """view reshape _unsafe_view _reshape_alias view_as reshape_as permute transpose t T mT numpy_T movedim swapaxes
+    adjoint expand expand_as broadcast_to repeat tile repeat_interleave slice narrow select cat concat concatenate stack
+    hstack vstack split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk tensor_split unbind flip
+    roll squeeze unsqueeze flatten unflatten contiguous clone alias detach lift_fresh_copy pixel_shuffle pixel_unshuffle
+    channel_shuffle constant_pad_nd pad unfold diagonal rot90 slice_scatter select_scatter""".split()
+)
+_SAME = frozenset("contiguous clone alias detach lift_fresh_copy".split())
+_REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
+_BASE = object()  # stands for the input
+
+
+class Reading(NamedTuple):
+    """From where the indices of one dimension of an input went: along these output dimensions, -1 for elsewhere."""
+
+    dims: tuple[int, ...]
+    index: npt.NDArray[np.int64]  # one axis for each of dims
+
+
+def move(step: Step) -> Any:
+    """The outputs of an operation that moves data: each dimension has the atoms of what it is read from.
+
+    An input dimension over several output dimensions is split; an output dimension that comes from several input
+    dimensions is their product; one that comes from several inputs has the rows of each, which are joined where both
+    reach.
+    """
+    ins, outs = values_in(step.arguments), values_in(step.outs)
+    if step.name in _SAME:
+        return replaced(step.outs, [out._replace(labels=ins[0].labels, gone=ins[0].gone) for out in outs])
+    known = _readings(step, ins, outs)
+    several = len(ins) > 1 and any(label is not None for value in ins for label in value.labels)
+    found: dict[tuple[int, int], list[_Rows]] = {}
+    for k, value in enumerate(ins):
+        pieces: dict[tuple[int, int], list[_Rows]] = {}
+        for d, label in enumerate(value.labels):
+            if value.shape[d] == 1 or (label is None and not several):
+                continue
+            rows = np.zeros((value.shape[d], 1), np.int64) if label is None else step.atoms.resolve(label)
+            for j, reading in enumerate(known.readings[k, d]):
+                for e, piece in read(step, reading, rows, value.gone[d]).items():
+                    pieces.setdefault((j, e), []).append(piece)
+        for place, some in pieces.items():
+            found.setdefault(place, []).append(_product(some))
+    fills_zeros = not step.arguments.get("value")
+    made = []
+    for j, out in enumerate(outs):
+        labels, gone = list(out.labels), list(out.gone)
+        for e, size in enumerate(out.shape):
+            if (j, e) in found:
+                labels[e], constants = _merged(step, found[j, e])
+                keep = (constants == 0) & fills_zeros if known.filled else np.isfinite(constants)
+                gone[e] = np.where(keep, constants, np.nan) if keep.any() else None
+            elif (j, e) in known.repeats:
+                labels[e] = step.atoms.new(size, rank=3)
+        made.append(out._replace(labels=tuple(labels), gone=tuple(gone)))
+    return replaced(step.outs, made)
+
+
+def divided(step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (1, 2)) -> tuple[Label, Label]:
+    """The labels of the two dimensions of sizes m and n that one of m * n indices is made of."""
+    if label is None:
+        return None, None
+    index = np.arange(m * n).reshape(m, n)
+    dims = [axis for axis, size in enumerate((m, n)) if size > 1]
+    read = read(step, Reading(tuple(dims), index.reshape([(m, n)[axis] for axis in dims])), label, None, ranks)
+    labels = [step.atoms.resolve(read[axis].rows) if axis in read else None for axis in (0, 1)]
+    first, second = (None if some is None or not some.shape[1] else some for some in labels)
+    return first, second
+
+
+class _Rows(NamedTuple):
+    rows: Ids
+    reached: npt.NDArray[np.bool_]  # which output indices come from here
+    gone: npt.NDArray[np.float64]
+
+
+def read(
+    step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)
+) -> dict[int, _Rows]:
+    dims, index = reading
+    reached = index >= 0
+    if not dims:
+        if reached.any():
+            step.freeze(rows[index.reshape(-1)[:1]], "takes this index alone")
+        return {}
+    constants = np.full(index.shape, np.nan) if gone is None else np.where(reached, gone[index], np.nan)
+    made = {}
+    rows = step.atoms.resolve(rows)
+    for axis, e in enumerate(dims):
+        others = tuple(a for a in range(len(dims)) if a != axis)
+        along: list[Ids] = []
+        for column in rows.T:
+            part = _factor(step, np.where(reached, column[index], -1), axis, ranks)
+            if part is not None:
+                along.append(part)
+        first = np.where(reached, constants, -np.inf).max(others)
+        even = ((constants == np.expand_dims(first, others)) | ~reached).all(others)
+        size = index.shape[axis]
+        label = np.stack(along, 1) if along else np.zeros((size, 0), np.int64)
+        made[e] = _Rows(label, reached.any(others), np.where(even & np.isfinite(first), first, np.nan))
+    return made
+
+
+def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | None:
+    # The atoms along one axis of a grid of atoms, -1 for none; None where they lie along others.
+    along = [0] if atoms.ndim == 1 else _varies(atoms)
+    if not along:
+        step.freeze(atoms.max(keepdims=True).reshape(1, 1), "divides it")
+    if axis not in along:
+        return None
+    table = atoms.max(tuple(a for a in range(atoms.ndim) if a not in along))
+    if len(along) == 1:
+        return table.clip(0)
+    key = (table.tobytes(), table.shape)
+    if key not in step.splits:  # each atom of the grid is the product of one for each axis
+        labels = [step.atoms.new(size, ranks[min(i, len(ranks) - 1)]) for i, size in enumerate(table.shape)]
+        places = np.nonzero(table >= 0)
+        rows = np.concatenate([label[at] for label, at in zip(labels, places, strict=True)], 1)
+        step.atoms.join(table[places][:, None], rows, f"{step.where} divides it, and it is joined with what stays")
+        step.splits[key] = labels
+    factor: Ids = step.splits[key][along.index(axis)][:, 0]
+    return factor
+
+
+def _product(pieces: list[_Rows]) -> _Rows:
+    # What one output dimension has from several dimensions of an input.
+    rows = np.concatenate([piece.rows for piece in pieces], 1)
+    gone = pieces[0].gone
+    for piece in pieces[1:]:
+        gone = np.where(np.isnan(gone), piece.gone, gone)
+    return _Rows(rows, np.any([piece.reached for piece in pieces], 0), gone)
+
+
+def _merged(step: Step, parts: list[_Rows]) -> tuple[Label, npt.NDArray[np.float64]]:
+    # What one output dimension has from several inputs.
+    rows, reached, gone = parts[0]
+    rows = np.where(reached[:, None], rows, 0)
+    for other in parts[1:]:
+        both = reached & other.reached
+        step.join(rows[both], other.rows[both])
+        gone = np.where(other.reached, np.where(both & ~(gone == other.gone), np.nan, other.gone), gone)
+        width = max(rows.shape[1], other.rows.shape[1])
+        rows, more = (np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in (rows, other.rows))
+        rows, reached = np.where((other.reached & ~reached)[:, None], more, rows), reached | other.reached
+    rows = step.atoms.resolve(rows)
+    return (rows if rows.shape[1] else None), gone
+
+
+# ------------------------------------------------ coordinates
+class _Known(NamedTuple):
+    readings: dict[tuple[int, int], list[Reading]]  # of each dimension of each input, one for each output
+    repeats: set[tuple[int, int]]  # dimensions of outputs along which they repeat
+    filled: bool  # some entries come from no input
+
+
+def _readings(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
+    shown = repr(replaced(step.arguments, ["x"] * len(ins)))
+    key = ("move", step.target, shown, tuple(value.shape for value in ins))
+    if key not in step.known:
+        step.known[key] = (_of_views(step, ins[0]) if len(ins) == 1 else None) or _of_grids(step, ins, outs)
+    made: _Known = step.known[key]
+    return made
+
+
+def _of_views(step: Step, value: Value) -> _Known | None:
+    # Read off strides, without memory, where all outputs are views of a contiguous input; else None.
+    schema = step.target._schema
+    if schema.returns[0].alias_info is None:
+        return None
+    base, given = torch.empty(value.shape, device="meta"), replaced(step.arguments, [_BASE])
+    outs = step.target(*[base if given[s.name] is _BASE else given[s.name] for s in schema.arguments if not s.kwarg_only])
+    outs = list(outs) if isinstance(outs, list | tuple) else [outs]
+    if any(out.untyped_storage()._cdata != base.untyped_storage()._cdata or not out.numel() for out in outs):
+        return None
+    readings: dict[tuple[int, int], list[Reading]] = {}
+    for d, size in enumerate(value.shape):
+        below = math.prod(value.shape[d + 1 :])
+        made = [_of_view(out, below, size) for out in outs]
+        readings[0, d] = [reading for reading in made if reading is not None]
+        if len(readings[0, d]) < len(made):
+            return None
+    repeats = {(j, e) for j, out in enumerate(outs) for e, n in enumerate(out.shape) if n > 1 and out.stride(e) == 0}
+    return _Known(readings, repeats if step.name in _REPEATS else set(), False)
+
+
+def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
+    # The index along an input dimension is position // below % size; None where lower dimensions carry into it.
+    span = below * size
+    reach = [stride * (n - 1) for stride, n in zip(view.stride(), view.shape, strict=True)]
+    dims = [e for e, stride in enumerate(view.stride()) if reach[e] >= below and stride % span]
+    position = np.full((1,) * len(dims), view.storage_offset(), np.int64)
+    for axis, e in enumerate(dims):
+        line = np.arange(view.shape[e]) * view.stride(e)
+        position = position + line.reshape([-1 if a == axis else 1 for a in range(len(dims))])
+    lower = sum(reach[e] for e in range(view.ndim) if e not in dims and view.stride(e) % span)
+    if int((position % below).max()) + lower >= below:
+        return None
+    return _along(position // below % size, dims)
+
+
+def _of_grids(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
+    arguments = step.arguments
+    if "value" in arguments and arguments.get("mode", "constant") == "constant":  # what padding fills in
+        arguments = {**arguments, "value": -1.0}
+    readings: dict[tuple[int, int], list[Reading]] = {}
+    repeats = {(j, e) for j, out in enumerate(outs) for e, n in enumerate(out.shape) if n > 1 and step.name in _REPEATS}
+    reached = [np.zeros(out.shape, bool) for out in outs]
+    for k, value in enumerate(ins):
+        given = [torch.full(other.shape, -1, dtype=torch.float64) for other in ins]
+        given[k] = torch.arange(math.prod(value.shape), dtype=torch.float64).reshape(value.shape)
+        grids = [out.numpy().astype(np.int64) for out in call(step.target, arguments, given)]
+        for j, grid in enumerate(grids):
+            reached[j] |= grid >= 0
+            repeats = {(i, e) for i, e in repeats if i != j or (grid == grid.take([0], e)).all()}
+        for d, size in enumerate(value.shape):
+            below = math.prod(value.shape[d + 1 :])
+            indices = [np.where(grid < 0, -1, grid // below % size) for grid in grids]
+            readings[k, d] = [_along(index, list(range(index.ndim))) for index in indices]
+    return _Known(readings, repeats, not all(some.all() for some in reached))
+
+
+def _along(index: npt.NDArray[np.int64], names: list[int]) -> Reading:
+    along = _varies(index)
+    over = tuple(axis for axis in range(index.ndim) if axis not in along)
+    index = index.max(over) if index.size else np.zeros([0] * len(along), np.int64)
+    return Reading(tuple(names[axis] for axis in along), index)
+
+
+def _varies(grid: npt.NDArray[np.int64]) -> list[int]:
+    # The axes along which a grid varies, where it is not -1.
+    if not grid.size:
+        return []
+    low = np.where(grid < 0, np.iinfo(np.int64).max, grid)
+    axes = [axis for axis in range(grid.ndim) if grid.shape[axis] > 1]
+    return [axis for axis in axes if ((grid.max(axis) != low.min(axis)) & (grid.max(axis) >= 0)).any()]

@@ -1,0 +1,90 @@
+"""Norms and means: fixed, or counted, where they lose entries that are 0 and go on dividing by the old number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsefn.shrinking.atoms import Label
+from sparsefn.shrinking.moves import divided
+from sparsefn.shrinking.steps import Step
+from sparsefn.shrinking.tried import constants_of
+from sparsefn.shrinking.values import Constants, Value
+
+
+def layer_norm(step: Step) -> Value:
+    """Layer norms and RMS norms."""
+    x, weight, bias = step.arguments["input"], step.arguments.get("weight"), step.arguments.get("bias")
+    labels, gone = list(x.labels), [None] * len(x.shape)
+    made: list[Constants] = list(gone)
+    for i in range(1, len(step.arguments["normalized_shape"]) + 1):
+        some = [v for v in (weight, bias) if isinstance(v, Value)]
+        if x.shape[-i] > 1:
+            labels[-i] = step.join(x.labels[-i], *(v.labels[-i] for v in some))
+        averaged(step, labels[-i], x, len(x.shape) - i)
+        made[-i] = _scaled(weight, bias, i)
+    out: Value = step.outs
+    return out._replace(labels=tuple(labels), gone=tuple(made))
+
+
+def _scaled(weight: object, bias: object, i: int) -> Constants:
+    # What is left where the scale is 0.
+    if not isinstance(weight, Value):
+        return None
+    shift = bias.gone[-i] if isinstance(bias, Value) else np.zeros(weight.shape[-i])
+    return None if shift is None else np.where(weight.zero(len(weight.shape) - i), shift, np.nan)
+
+
+def averaged(step: Step, label: Label, x: Value, dim: int) -> None:
+    """The entries of a dimension over which a mean is taken stay; if means are counted, those that are not 0."""
+    if not step.book.counted:
+        step.freeze(label, "takes its mean")
+    else:
+        step.freeze(label, "takes its mean, and it is not 0 where it is masked", ~x.zero(dim))
+
+
+def group_norm(step: Step) -> Value:
+    x, groups = step.arguments["input"], step.arguments["num_groups"]
+    weight, bias = step.arguments["weight"], step.arguments["bias"]
+    for label in x.labels[2:]:
+        step.freeze(label, "takes its mean")
+    c = step.join(x.labels[1], *(v.labels[0] for v in (weight, bias) if isinstance(v, Value)))
+    step.book.groups[step.node] = divided(step, c, groups, x.shape[1] // groups, (2, 1))[0]
+    if x.shape[1] > groups:  # whole groups go without a trace
+        _averaged_in_groups(step, c, x, groups)
+    out, rest = step.outs, [None] * (len(x.shape) - 2)
+    made: Value = out._replace(labels=(x.labels[0], c, *rest), gone=(None, _scaled(weight, bias, 1), *rest))
+    return made
+
+
+def _averaged_in_groups(step: Step, label: Label, x: Value, groups: int) -> None:
+    part = divided(step, label, groups, x.shape[1] // groups, (2, 1))[1]
+    if not step.book.counted:
+        step.freeze(part, "takes its mean")
+        return
+    zero = x.zero(1).reshape(groups, -1)
+    whole = zero.all(1, keepdims=True)
+    step.freeze(label, "takes its mean, and it is not 0 where it is masked", ~(zero | whole).reshape(-1))
+
+
+def mean(step: Step) -> Value:
+    x, out = step.arguments["self"], step.outs
+    over = mean_dims(step.arguments.get("dim"), len(x.shape))
+    for d in over:
+        averaged(step, x.labels[d], x, d)
+    left = [d for d in range(len(x.shape)) if step.arguments.get("keepdim") or d not in over]
+    labels = tuple(None if d in over else x.labels[d] for d in left)
+    places = [(0, e) for e, label in enumerate(labels) if label is not None]
+    found = constants_of(step, [x], [out], places) if places else {}
+    made: Value = out._replace(labels=labels, gone=tuple(found.get((0, e)) for e in range(len(left))))
+    return made
+
+
+def mean_dims(dim: object, rank: int) -> list[int]:
+    """The dimensions over which a mean is taken.
+
+    >>> mean_dims(None, 2), mean_dims([-1], 3)
+    ([0, 1], [2])
+    """
+    if dim is None or dim == []:
+        return list(range(rank))
+    return sorted(d % rank for d in ([dim] if isinstance(dim, int) else dim))  # type: ignore[union-attr, attr-defined]

@@ -1,0 +1,56 @@
+"""LSTM, GRU and RNN layers: the rows of all gates of a hidden unit go together, in all layers and directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparsefn.shrinking.moves import divided
+from sparsefn.shrinking.steps import Step
+from sparsefn.shrinking.values import Value, replaced, values_in
+
+_GATES = {"lstm": (4, 2), "gru": (3, 2), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}  # how many, and which is the candidate
+_SUMS = "sums over it, and it is not 0 where it is masked"
+
+
+def recurrent(step: Step) -> Any:
+    """A hidden unit is 0 at all times where its candidate gate, the cell's in an LSTM, and its first state are."""
+    gates, candidate = _GATES[step.name]
+    x, params, outs = step.arguments["input"], step.arguments["params"], values_in(step.outs)
+    states = values_in(step.arguments["hx"])
+    per, sides = 4 if step.arguments["has_biases"] else 2, 2 if step.arguments["bidirectional"] else 1
+    size = outs[1].shape[-1]
+    if any(value.shape[0] != gates * size for value in params):  # projections of the state
+        for value in (x, *states, *params):
+            for label in value.labels:
+                step.freeze(label, "mixes its entries")
+        return step.outs
+    hidden = step.join(*(state.labels[-1] for state in states))
+    zero = np.all([state.zero(len(state.shape) - 1) for state in states], 0)
+    below, below_zero, above = x.labels[-1], x.zero(len(x.shape) - 1), []
+    for start in range(0, len(params), per):
+        w_in, w_state, *biases = params[start : start + per]
+        rows = step.join(*(value.labels[0] for value in (w_in, w_state, *biases)))
+        gate, unit = divided(step, rows, gates, size) if gates > 1 else (None, rows)
+        step.freeze(gate, "has a gate of each kind")
+        hidden = step.join(hidden, unit, w_state.labels[1])
+        silent = np.all([v.zero(0).reshape(gates, size)[candidate] for v in (w_in, w_state, *biases)], 0) & zero
+        step.freeze(hidden, "keeps its state in it, and it is not 0 where it is masked", ~silent & ~w_state.zero(1))
+        if w_in.shape[1] > 1:
+            step.freeze(step.join(below, w_in.labels[1]), _SUMS, ~(below_zero | w_in.zero(1)))
+        above.append(silent)
+        if len(above) % sides == 0:
+            below, below_zero = _both(hidden, sides), np.concatenate(above[-sides:])
+    made = []
+    for out in outs:
+        wide = out.shape[-1] == size * sides and out is outs[0]
+        silent = below_zero if wide else np.all(above, 0)
+        rest = [None] * (len(out.shape) - 1)
+        gone = np.where(silent, 0.0, np.nan)
+        made.append(out._replace(labels=(*rest, below if wide else hidden), gone=(*rest, gone)))
+    return replaced(step.outs, made)
+
+
+def _both(label: Any, sides: int) -> Any:
+    return None if label is None else np.tile(label, (sides, 1))

@@ -1,0 +1,71 @@
+"""One operation of a traced program, as the rules of the analysis see it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, fx
+
+from sparsefn.shrinking.atoms import Atoms, Flags, Label
+
+
+@dataclasses.dataclass
+class Book:
+    """What the analysis of one program writes down."""
+
+    atoms: Atoms
+    counted: bool  # norms and means may lose entries that are 0, and go on counting them
+    equal_parts: bool  # the parts of a chunk lose the same entries
+    masks: Mapping[str, Tensor] | None  # of parameters by name; None: whatever goes is masked wherever it lies
+    groups: dict[fx.Node, Label] = dataclasses.field(default_factory=dict)  # of grouped convolutions and norms
+    folds: list[Fold] = dataclasses.field(default_factory=list)
+    known: dict[Any, Any] = dataclasses.field(default_factory=dict)  # by operation and shapes: layers repeat
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """Inputs of a layer that are constant: where they go, its bias takes in what the weights make of them."""
+
+    bias: str
+    weights: npt.NDArray[np.float64]  # (groups, outputs, inputs)
+    constants: npt.NDArray[np.float64]  # of all inputs, NaN where they vary
+    label: Label
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """An operation with its arguments by name: Values stand for tensors, and numbers for symbolic sizes."""
+
+    node: fx.Node
+    name: str
+    where: str
+    arguments: dict[str, Any]
+    outs: Any
+    book: Book
+    splits: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def target(self) -> Any:
+        return self.node.target
+
+    @property
+    def atoms(self) -> Atoms:
+        return self.book.atoms
+
+    @property
+    def known(self) -> dict[Any, Any]:
+        return self.book.known
+
+    def join(self, *labels: Label) -> Label:
+        """The label of dimensions whose indices stay or go together."""
+        for other in labels[1:]:
+            self.atoms.join(labels[0], other, f"joined with what stays by {self.where}")
+        return labels[0] if all(label is not None for label in labels) else None
+
+    def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
+        """These indices stay, because the operation does this."""
+        self.atoms.freeze(label, f"{self.where} {why}", which)

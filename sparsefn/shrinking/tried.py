@@ -1,0 +1,176 @@
+"""Operations without a rule of their own: whether a dimension passes is tried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefn.shrinking.constants import by_running, elementwise, in_double
+from sparsefn.shrinking.steps import Step
+from sparsefn.shrinking.values import Value, call, replaced, values_in
+
+Place = tuple[int, int]  # (number of the tensor, dimension)
+_FAILS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
+
+
+class Pass(NamedTuple):
+    """Dimensions of inputs that lose entries together, and of outputs that lose the same; none where it is summed."""
+
+    ties: tuple[Place, ...]
+    places: tuple[Place, ...]
+
+
+def pointwise(step: Step) -> Any:
+    """The outputs of an elementwise operation: aligned dimensions are joined."""
+    ins, made = values_in(step.arguments), []
+    for out in values_in(step.outs):
+        labels, gone = [], []
+        for e, size in enumerate(out.shape):
+            at = [e - len(out.shape) + len(value.shape) for value in ins]
+            has = [d if d >= 0 and value.shape[d] == size > 1 else None for value, d in zip(ins, at, strict=True)]
+            some = [value.labels[d] for value, d in zip(ins, has, strict=True) if d is not None]
+            labels.append(step.join(*some) if some else None)
+            gone.append(elementwise(step, ins, has, size) if some and labels[-1] is not None else None)
+        made.append(out._replace(labels=tuple(labels), gone=tuple(gone)))
+    return replaced(step.outs, made)
+
+
+def tried(step: Step) -> Any:
+    """The outputs of any operation: a dimension passes if f(x[keep]) == f(x)[keep].
+
+    One that is summed over passes where f(x[keep]) == f(x with zeros elsewhere), for entries that are 0 when they go.
+    What fails stays. What takes integers that are not known is not tried.
+    """
+    ins, outs = values_in(step.arguments), values_in(step.outs)
+    open_ = {(k, d) for k, value in enumerate(ins) for d, label in enumerate(value.labels) if label is not None}
+    labels, gone = [list(out.labels) for out in outs], [list(out.gone) for out in outs]
+    for passed in _passes(step, ins, outs, open_) if open_ else ():
+        open_ -= set(passed.ties)
+        label = step.join(*(ins[k].labels[d] for k, d in passed.ties))
+        if not passed.places:
+            zero = np.all([ins[k].zero(d) for k, d in _zeroed(ins, passed.ties)], 0)
+            step.freeze(label, "sums over it, and it is not 0 where it is masked", ~zero)
+        for j, e in passed.places:
+            labels[j][e] = label
+    for k, d in sorted(open_):
+        step.freeze(ins[k].labels[d], "mixes its entries")
+    places = [(j, e) for j, some in enumerate(labels) for e, label in enumerate(some) if label is not None]
+    if places:
+        for (j, e), constants in constants_of(step, ins, outs, places).items():
+            gone[j][e] = constants
+    made = [out._replace(labels=tuple(a), gone=tuple(b)) for out, a, b in zip(outs, labels, gone, strict=True)]
+    return replaced(step.outs, made)
+
+
+def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[Place]) -> dict[Place, Any]:
+    """The constants of these dimensions of outputs, found by running the operation twice."""
+    try:
+        draws = [[_real(x, value) for x, value in zip(_draw(ins, sign), ins, strict=True)] for sign in (1.0, -1.0)]
+        return by_running(step, ins, outs, places, draws)
+    except _FAILS:
+        return {}
+
+
+def _real(x: Tensor, value: Value) -> Tensor:
+    known = value.real is not None and value.real.device.type != "meta"
+    return value.real.to(x.dtype) if known and value.real is not None else x
+
+
+def _zeroed(ins: list[Value], ties: tuple[Place, ...]) -> list[Place]:
+    return [(k, d) for k, d in ties if ins[k].zero(d).any()]
+
+
+def _passes(step: Step, ins: list[Value], outs: list[Value], open_: set[Place]) -> list[Pass]:
+    shown = repr(replaced(step.arguments, ["x"] * len(ins)))
+    zero = tuple(tuple(bool(value.zero(d).any()) for d in range(len(value.shape))) for value in ins)
+    key = ("tried", step.target, shown, frozenset(open_), tuple((v.shape, v.dtype) for v in ins), zero)
+    if key not in step.known or any(value.real is not None and not value.dtype.is_floating_point for value in ins):
+        step.known[key] = list(_found(step, ins, open_))
+    passes: list[Pass] = step.known[key]
+    return passes
+
+
+def _found(step: Step, ins: list[Value], open_: set[Place]) -> Iterator[Pass]:
+    whole = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+    if any(value.dtype.is_complex or (value.dtype in whole and value.real is None) for value in ins):
+        return
+    arguments = in_double(step.arguments)
+    try:
+        positive = any(out.isnan().any() for out in call(step.target, arguments, _draw(ins, 0.0)))
+        draws = [_draw(ins, 2.0 if positive else sign) for sign in (0.0, -1.0)]
+        wanted = [call(step.target, arguments, draw) for draw in draws]
+        again = call(step.target, arguments, draws[0])
+    except _FAILS:
+        return
+    if not all(_close(a, b) for a, b in zip(wanted[0], again, strict=True)):  # it draws numbers itself
+        return
+    if any(out.numel() > 1 and (out == out.reshape(-1)[0]).all() for out in wanted[0]):  # a constant tells nothing
+        return
+    done: set[Place] = set()
+    for k, d in sorted(open_):
+        size, right = ins[k].shape[d], len(ins[k].shape) - d
+        aligned = [(i, len(v.shape) - right) for i, v in enumerate(ins) if v.shape[-right:][:1] == (size,) and len(v.shape) >= right]
+        with_vectors = [(k, d), *((i, 0) for i, v in enumerate(ins) if i != k and v.shape == (size,))]
+        for ties in (tuple(aligned), tuple(with_vectors), ((k, d),)):
+            if (k, d) in done or done & set(ties):
+                continue
+            places = _places(step, arguments, ins, ties, list(zip(draws, wanted, strict=True)))
+            if places is not None:
+                done |= set(ties)
+                yield Pass(ties, places)
+
+
+def _places(step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...], draws: Any) -> tuple[Place, ...] | None:
+    # Where the outputs lose what the inputs lose; None where they do not.
+    dims, size = dict(ties), ins[ties[0][0]].shape[ties[0][1]]
+    found: list[tuple[Place, ...]] = []
+    for draw, wanted, count in ((*draws[0], max(1, size // 2)), (*draws[1], size - 1)):
+        order = torch.from_numpy(np.random.default_rng(size).permutation(size))
+        keep, gone = order[:count].sort().values, order[count:]
+        places: list[Place] = []
+        try:
+            got = call(step.target, arguments, [x.index_select(dims[i], keep) if i in dims else x for i, x in enumerate(draw)])
+        except _FAILS:
+            return None
+        for j, (a, b) in enumerate(zip(wanted, got, strict=True)):
+            moved = [e for e in range(a.ndim) if a.ndim == b.ndim and a.shape[e] != b.shape[e]]
+            if len(moved) == 1 and (a.shape[moved[0]], b.shape[moved[0]]) == (size, count):
+                places.append((j, moved[0]))
+                if not _close(a.index_select(moved[0], keep), b):
+                    return None
+            elif moved or a.shape != b.shape:
+                return None
+        if places and len(places) < len(got):
+            return None
+        if not places:
+            zeroed = dict(_zeroed(ins, ties))
+            with_zeros = [x.index_fill(zeroed[i], gone, 0) if i in zeroed else x for i, x in enumerate(draw)]
+            masked = call(step.target, arguments, with_zeros)
+            if not zeroed or not all(_close(a, b) for a, b in zip(masked, got, strict=True)):
+                return None
+        found.append(tuple(places))
+    return found[0] if found[0] == found[1] else None
+
+
+def _draw(ins: list[Value], sign: float) -> list[Tensor]:
+    # Numbers of both signs (0), of one, or further positive ones (2).
+    draw, made = torch.Generator().manual_seed(0), []
+    for value in ins:
+        if not value.dtype.is_floating_point:
+            known = value.real is not None and value.real.device.type != "meta"
+            bits = torch.randint(0, 2, value.shape, generator=draw).to(value.dtype)
+            made.append(value.real if known and value.real is not None else bits)
+            continue
+        x = torch.randn(value.shape, generator=draw, dtype=torch.float64)
+        made.append(x if sign == 0 else sign * (x.abs() + 0.1))
+    return made
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    return torch.allclose(a, b, rtol=1e-6, atol=1e-8, equal_nan=True)

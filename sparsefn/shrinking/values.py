@@ -1,0 +1,118 @@
+"""What is known of the tensors in a traced program, and helpers for its operations."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, fx
+
+from sparsefn.shrinking.atoms import Label
+
+Constants = npt.NDArray[np.float64] | None  # by index: the constant that the slice holds, NaN where it varies; None: all vary
+
+
+class Value(NamedTuple):
+    """A tensor of the program: for each dimension its label, and which constant each index holds, should it go."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    labels: tuple[Label, ...]
+    gone: tuple[Constants, ...]
+    real: Tensor | None = None  # the values of leaves, masked, and of integers that are made of such
+    name: str | None = None  # of a leaf
+    mask: Tensor | None = None  # of a parameter, where masks are given
+    reads: int = 0  # how many operations read a leaf
+
+    def zero(self, dim: int) -> npt.NDArray[np.bool_]:
+        """At which indices the slices are 0, should they go."""
+        known = self.gone[dim]
+        return np.zeros(self.shape[dim], bool) if known is None else known == 0
+
+
+def blank(val: Any) -> Any:
+    """The Values of an output of which nothing is known: no dimension has a label."""
+    if isinstance(val, list | tuple):
+        return [blank(v) for v in val]
+    if not isinstance(val, Tensor):
+        return hint(val)
+    shape = tuple(hint(n) for n in val.shape)
+    return Value(shape, val.dtype, (None,) * len(shape), (None,) * len(shape))
+
+
+def hint(x: Any) -> Any:
+    """The number that a symbolic size had in the trace."""
+    return int(x.node.hint) if isinstance(x, torch.SymInt) else float(x.node.hint) if isinstance(x, torch.SymFloat) else x
+
+
+def values_in(tree: Any) -> list[Value]:
+    """The Values of arguments or outputs, in order.
+
+    >>> values_in([1, {"x": blank(torch.ones(2))}])[0].shape
+    (2,)
+    """
+    if isinstance(tree, Value):
+        return [tree]
+    if isinstance(tree, Tensor | str):
+        return []
+    parts = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, Sequence) else ()
+    return [value for part in parts for value in values_in(part)]
+
+
+def replaced(tree: Any, made: Sequence[Any]) -> Any:
+    """The tree with other things for its Values, in their order."""
+    left = iter(made)
+
+    def of(part: Any) -> Any:
+        if isinstance(part, Value):
+            return next(left)
+        if isinstance(part, Mapping):
+            return {key: of(one) for key, one in part.items()}
+        return [of(one) for one in part] if isinstance(part, list | tuple) else part
+
+    return of(tree)
+
+
+def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of an ATen operation by name, with defaults.
+
+    >>> bind(torch.ops.aten.sum.default, (3,), {})
+    {'self': 3, 'dtype': None}
+    """
+    schema = target._schema.arguments
+    return {s.name: args[i] if i < len(args) else kwargs.get(s.name, s.default_value) for i, s in enumerate(schema)}
+
+
+def call(target: Any, arguments: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors that an operation gives for other tensors, which it does not change."""
+    given, positional = replaced(arguments, [x.clone() for x in tensors]), []
+    for arg in target._schema.arguments:
+        if arg.kwarg_only:
+            break
+        positional.append(given.pop(arg.name))
+    out = target(*positional, **given)
+    return [x for x in (out if isinstance(out, list | tuple) else [out]) if isinstance(x, Tensor)]
+
+
+def opname(node: fx.Node) -> str:
+    """The name of an operation without its overload: "add" of aten.add.Tensor and of aten.add_.Tensor."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return getattr(node.target, "__name__", str(node.target))
+    name = str(schema.name).split("::")[1]
+    return name if name.startswith("__") else name.rstrip("_")
+
+
+def scope(node: fx.Node, up: int = 0) -> str:
+    """The path of the module in whose forward an operation is; with `up` of those around it."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1 - up][0]).removeprefix("L['self']").removeprefix(".") if len(stack) > up else ""
+
+
+def leaf_of(graph: fx.GraphModule, node: fx.Node) -> Any:
+    """The tensor that a node of a graph reads from its module."""
+    return operator.attrgetter(str(node.target))(graph)
