@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from sparsefn.shrinking import contractions, layers, lookups, norms
-from sparsefn.shrinking.atoms import Atoms
-from sparsefn.shrinking.moves import MOVES, move
+from sparsefn.shrinking.atoms import Atoms, product
+from sparsefn.shrinking.moves import MOVES, divided, move
 from sparsefn.shrinking.recurrent import recurrent
 from sparsefn.shrinking.steps import Book, Step
 from sparsefn.shrinking.tried import pointwise, tried
@@ -164,6 +164,17 @@ def _dropout(step: Step) -> Any:
     return replaced(step.outs, [out._replace(labels=ins[0].labels, gone=gone) for out in outs])
 
 
+def _shuffle(step: Step) -> Any:
+    """Channels (groups, n) as (n, groups): any group, and any place in all groups, may go."""
+    x, groups = step.arguments["self"], step.arguments["groups"]
+    size = x.shape[1] // groups
+    group, place = divided(step, x.labels[1], groups, size)
+    step.book.groups[step.node] = group
+    gone = None if x.gone[1] is None else x.gone[1].reshape(groups, size).T.reshape(-1)
+    labels = (x.labels[0], product(place, size, group, groups), *x.labels[2:])
+    return step.outs._replace(labels=labels, gone=(x.gone[0], gone, *x.gone[2:]))
+
+
 def _addmm(step: Step) -> Any:
     return layers.addmm(step) or contractions.matmul(step)
 
@@ -190,4 +201,5 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys("full zeros ones empty new_zeros new_ones new_full new_empty".split(), _uniform),
     **dict.fromkeys("arange linspace eye scalar_tensor rand randn randint randperm".split(), _fixed),
     "dropout": _dropout,
+    "channel_shuffle": _shuffle,
 }

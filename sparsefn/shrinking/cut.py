@@ -44,13 +44,17 @@ class Cut(NamedTuple):
 def free(analysis: Analysis) -> Cut:
     """Without any atom that may go; but one index of each dimension stays."""
     atoms = analysis.book.atoms
-    alive = atoms.reason[: atoms.count] > 0
-    cut = Cut(analysis, alive)
-    for value in values_in([analysis.leaves, list(analysis.values.values())]):
+    return one_stays(Cut(analysis, atoms.reason[: atoms.count] > 0))
+
+
+def one_stays(cut: Cut) -> Cut:
+    """A cut that leaves the first index of a dimension all of whose indices would go."""
+    alive = cut.alive.copy()
+    for value in values_in([cut.analysis.leaves, list(cut.analysis.values.values())]):
         for label in value.labels:
-            if label is not None and len(label) and not cut.kept(label).any():
-                alive[atoms.resolve(label[:1])] = True
-    return cut
+            if label is not None and len(label) and not Cut(cut.analysis, alive).kept(label).any():
+                alive[cut.analysis.book.atoms.resolve(label[:1])] = True
+    return Cut(cut.analysis, alive)
 
 
 def folded(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -85,7 +85,7 @@ def _layer(
         inner = constants.reshape(sides.groups, 1, sides.inputs)
         varies = (kept & np.isnan(inner)).any(2).reshape(-1)
         made = np.where(varies, np.nan, (sums * np.nan_to_num(inner)).sum(2).reshape(-1))
-        if _takes(step, bias, size) and c is not None:
+        if _takes(step, bias, size) and c is not None and np.isfinite(constants).any():
             step.book.folds.append(Fold(bias.name, sums, constants, c))
             constants = np.where(np.isnan(constants), np.nan, 0.0)
     step.freeze(c, "sums over it, and it is not 0 where it is masked", ~(unread | (constants == 0)))

@@ -19,7 +19,7 @@ MOVES = frozenset(
     adjoint expand expand_as broadcast_to repeat tile repeat_interleave slice narrow select cat concat concatenate stack
     hstack vstack split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk tensor_split unbind flip
     roll squeeze unsqueeze flatten unflatten contiguous clone alias detach lift_fresh_copy pixel_shuffle pixel_unshuffle
-    channel_shuffle constant_pad_nd pad unfold diagonal rot90 slice_scatter select_scatter""".split()
+    constant_pad_nd pad unfold diagonal rot90 slice_scatter select_scatter""".split()
 )
 _SAME = frozenset("contiguous clone alias detach lift_fresh_copy".split())
 _REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
@@ -78,8 +78,8 @@ def divided(step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (
         return None, None
     index = np.arange(m * n).reshape(m, n)
     dims = [axis for axis, size in enumerate((m, n)) if size > 1]
-    read = read(step, Reading(tuple(dims), index.reshape([(m, n)[axis] for axis in dims])), label, None, ranks)
-    labels = [step.atoms.resolve(read[axis].rows) if axis in read else None for axis in (0, 1)]
+    pieces = read(step, Reading(tuple(dims), index.reshape([(m, n)[axis] for axis in dims])), label, None, ranks)
+    labels = [step.atoms.resolve(pieces[axis].rows) if axis in pieces else None for axis in (0, 1)]
     first, second = (None if some is None or not some.shape[1] else some for some in labels)
     return first, second
 

@@ -26,6 +26,8 @@ def recurrent(step: Step) -> Any:
             for label in value.labels:
                 step.freeze(label, "mixes its entries")
         return step.outs
+    for label in (label for state in states for label in state.labels[:-1]):
+        step.freeze(label, "has a state for each layer and sequence")
     hidden = step.join(*(state.labels[-1] for state in states))
     zero = np.all([state.zero(len(state.shape) - 1) for state in states], 0)
     below, below_zero, above = x.labels[-1], x.zero(len(x.shape) - 1), []
