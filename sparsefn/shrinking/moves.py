@@ -68,6 +68,8 @@ def move(step: Step) -> Any:
                 gone[e] = np.where(keep, constants, np.nan) if keep.any() else None
             elif (j, e) in known.repeats:
                 labels[e] = step.atoms.new(size, rank=3)
+            if step.name.endswith("_as"):  # the sizes are those of another tensor
+                labels[e] = step.join(labels[e], ins[1].labels[e])
         made.append(out._replace(labels=tuple(labels), gone=tuple(gone)))
     return replaced(step.outs, made)
 
