@@ -103,8 +103,8 @@ class Within:
         def cost(kept: Sequence[int]) -> Number:
             return self.priced.cost(kept) + masks
 
-        limit = Fraction(self.limit if whole > self.limit else whole + masks)
-        limit = whole + masks - Fraction(way) * (whole + masks - limit)
+        start = Fraction(whole) + masks
+        limit = start - Fraction(way) * (start - Fraction(self.limit)) if whole > self.limit else start
         least = cost(levels(0))
         if least > limit:
             raise ValueError(
@@ -219,7 +219,7 @@ def _levels(priced: Priced, prefer: Prefer, free: Sequence[bool]) -> tuple[Level
     shares = [_weight(name, prefer) if may else Fraction(0) for name, may in zip(names, free, strict=True)]
     smallest = min((share for share in shares if share > 0), default=Fraction(1))
     rates = [size * share / smallest for size, share in zip(sizes, shares, strict=True)]
-    last = 128 << math.ceil(max([*rates, 1])).bit_length()
+    last = 128 << int(max([*rates, Fraction(1)])).bit_length()
     ratios = [rate.as_integer_ratio() for rate in rates]
 
     def levels(level: int) -> list[int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_int
 from sparsefn.shrinking.analysis import Analysis
-from sparsefn.shrinking.atoms import Ids
+from sparsefn.shrinking.atoms import Atoms, Ids, Label
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.products import Dims, products
 from sparsefn.shrinking.values import Value
@@ -91,25 +91,37 @@ def _sizes(analysis: Analysis, unit: str, bits: int | None, compressed: bool) ->
 
 
 def _collected(analysis: Analysis, found: Iterable[tuple[int, Dims]], per: int) -> Terms:
-    atoms = analysis.book.atoms
-    places: dict[int, int | None] = {}  # by label, None: all stay
-    labels: dict[bytes, tuple[int, Ids]] = {}
+    given = list(found)
+    places = _places((label for _, dims in given for _, label in dims), analysis.book.atoms)
+    labels: list[Ids] = []
     constant, terms = 0, dict[tuple[int, ...], int]()
-    for factor, dims in found:
+    for factor, dims in given:
         at = []
         for size, label in dims:
-            if label is not None and id(label) not in places:
-                free = atoms.free(label)
-                places[id(label)] = None if free is None else labels.setdefault(_key(free), (len(labels), free))[0]
-            place = None if label is None else places[id(label)]
-            factor *= size if place is None else 1
-            at += [] if place is None else [place]
+            place, free = (-1, None) if label is None else places[id(label)]
+            factor *= size if free is None else 1
+            at += [] if free is None else [place]
+            labels += [free] if free is not None and place == len(labels) else []
         if at:
             terms[tuple(sorted(at))] = terms.get(tuple(sorted(at)), 0) + factor
         else:
             constant += factor
-    return Terms(constant, tuple((factor, at) for at, factor in terms.items()), tuple(x for _, x in labels.values()), per)
+    return Terms(constant, tuple((factor, at) for at, factor in terms.items()), tuple(labels), per)
 
 
-def _key(label: Ids) -> bytes:
-    return str(label.shape).encode() + label.tobytes()
+def distinct(values: Iterable[Value], atoms: Atoms) -> list[Ids]:
+    """The labels of values whose indices may go, each once, without the atoms that stay."""
+    places = _places((label for value in values for label in value.labels), atoms)
+    return list({place: label for place, label in places.values() if label is not None}.values())
+
+
+def _places(labels: Iterable[Label], atoms: Atoms) -> dict[int, tuple[int, Label]]:
+    # By id: the number of what a label is without the atoms that stay, and that.
+    places: dict[int, tuple[int, Label]] = {}
+    known: dict[object, tuple[int, Ids]] = {}
+    for label in labels:
+        if label is not None and id(label) not in places:
+            free = atoms.free(label)
+            key = None if free is None else (free.shape, free.tobytes())
+            places[id(label)] = (-1, None) if free is None else known.setdefault(key, (len(known), free))
+    return places

@@ -12,12 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sparsefn.budgets.within import Priced
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
 from sparsefn.shrinking.analysis import Analysis, analyse
 from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.cut import Cut, free, one_stays
-from sparsefn.shrinking.priced import Priced, priced
+from sparsefn.shrinking.priced import priced
 from sparsefn.shrinking.traced import Example, traced
 from sparsefn.shrinking.values import Value, values_in
 

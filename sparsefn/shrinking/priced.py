@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from sparsefn.budgets.within import Priced
 from sparsefn.shrinking.analysis import Analysis, analyse
 from sparsefn.shrinking.atoms import Ids
-from sparsefn.shrinking.costs import check_unit, parameters, terms_of
+from sparsefn.shrinking.costs import check_unit, distinct, parameters, terms_of
 from sparsefn.shrinking.products import products
 from sparsefn.shrinking.traced import Example, traced
+from sparsefn.shrinking.values import values_in
 
 Scores = npt.NDArray[np.float64]
 
@@ -36,7 +37,9 @@ class Piece(NamedTuple):
     """Indices of a dimension that are alike: each stays where these units of these groups all stay."""
 
     groups: tuple[tuple[int, int], ...]  # a group, and how many of its units
-    times: int  # how many indices for each choice of units
+    choices: int  # how many choices of units have indices
+    covers: bool  # whether they all have some, so that one stays as long as each group has a unit
+    times: int  # how many indices a choice has, at most
     total: int  # how many indices in all
     most: Ids | None  # of one group, by how many of its units stay, where units have unequal numbers of indices
 
@@ -60,8 +63,10 @@ def priced(of: Grouped, unit: str, bits: int | None, compressed: bool, only: Seq
         group[of.atoms[i]] = place
     sizes = [of.groups[i].size for i in names.values()]
     pieces = [_pieces(label, group, sizes) for label in terms.labels]
+    most = _most(of.analysis, group, sizes)
 
     def cost(kept: Sequence[int]) -> int:
+        kept = [row[n] for row, n in zip(most, kept, strict=True)]
         return terms.value([fixed + sum(piece.count(kept) for piece in some) for fixed, some in pieces])
 
     def scores() -> dict[str, Scores]:
@@ -97,12 +102,30 @@ def _pieces(label: Ids, group: Ids, sizes: Sequence[int]) -> tuple[int, list[Pie
             continue
         all_choices = math.prod(math.comb(sizes[g], n) for g, n in groups)
         most = None
-        if len(here) < all_choices or here.min() < here.max():
-            if groups[0][1] == len(groups) == 1:
-                each = np.pad(np.sort(here)[::-1], (0, all_choices - len(here)))
-                most = np.concatenate([[0], np.cumsum(each)])
-        pieces.append(Piece(groups, int(here.max()), int(here.sum()), most))
+        if groups[0][1] == len(groups) == 1 and (len(here) < all_choices or here.min() < here.max()):
+            each = np.pad(np.sort(here)[::-1], (0, all_choices - len(here)))
+            most = np.concatenate([[0], np.cumsum(each)])
+        covers = len(here) == all_choices and all(n == 1 for _, n in groups)
+        pieces.append(Piece(groups, len(here), covers, int(here.max()), int(here.sum()), most))
     return fixed, pieces
+
+
+def _most(analysis: Analysis, group: Ids, sizes: Sequence[int]) -> list[list[int]]:
+    # How many units stay where so many are chosen, at most: a dimension whose units would all go keeps its first index.
+    saved: dict[int, int] = {}  # by atom: up to how many chosen units that may come about
+    for label in distinct(values_in([analysis.leaves, list(analysis.values.values())]), analysis.book.atoms):
+        fixed, pieces = _pieces(label, group, sizes)
+        if not fixed and not any(piece.covers for piece in pieces):
+            for atom in label[0][group[label[0]] >= 0].tolist():
+                g = int(group[atom])
+                here = max([piece.choices for piece in pieces if piece.groups == ((g, 1),)], default=0)
+                saved[atom] = max(saved.get(atom, 0), sizes[g] - here)
+    made = []
+    for g, size in enumerate(sizes):
+        limits = np.array([n for atom, n in saved.items() if group[atom] == g], np.int64)
+        counts = np.arange(size + 1) + (limits >= np.arange(size + 1)[:, None]).sum(1)
+        made.append(np.minimum(np.maximum.accumulate(counts), size).tolist())
+    return made
 
 
 def _magnitudes(group: Any, known: Mapping[str, Tensor]) -> Scores:
@@ -151,9 +174,9 @@ def weights(model: nn.Module, example: Example) -> Weights:
     """The parameters of a model as single weights, for `sf.budgets.within`, with what their products cost.
 
     >>> net = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Linear(64, 2)).eval()
-    >>> budget = sf.budgets.within(2_000, sf.shrinking.weights(net, torch.ones(1, 1, 6, 6)), "flops")
+    >>> budget = sf.budgets.within(800, sf.shrinking.weights(net, torch.ones(1, 1, 6, 6)), "flops")
     >>> budget({"0.weight": (4, 1, 3, 3), "2.weight": (2, 64)}, 1.0)
-    {'0.weight': 57, '2.weight': 88}
+    {'0.weight': 20, '2.weight': 80}
 
     A weight of a product costs 2 FLOPs for each position at which it is used, as in `sf.report.flops`; a product with
     a part of a parameter, or with a tensor that is computed from one, costs what it does dense. Raises what

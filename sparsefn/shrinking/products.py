@@ -34,7 +34,7 @@ Rule = Callable[[dict[str, Any], Value], list[Product]]
 def products(analysis: Analysis) -> list[Product]:
     """The matrix products, convolutions and attention of a program, as `sf.report.flops` counts them.
 
-    Besides, products of a matrix or a vector with a vector count, and bilinear layers, which torch's counter leaves out.
+    Besides, products with a vector and bilinear layers count, which torch's counter leaves out.
     """
     whole: dict[fx.Node, str] = {}
     found = []
@@ -87,7 +87,7 @@ def _matmul(arguments: dict[str, Any], out: Value) -> list[Product]:
 
 def _convolution(arguments: dict[str, Any], out: Value) -> list[Product]:
     x, w = arguments["input"], arguments["weight"]
-    turned = arguments["transposed"] if "transposed" in arguments else "output_padding" in arguments
+    turned = arguments.get("transposed", "output_padding" in arguments)
     moved, at = x if turned else out, len(x.shape) - len(w.shape) + 1  # without a batch dimension channels come first
     dims = _dims(moved)
     return [_product(dims[:at] + dims[at + 1 :] + _dims(w), x, w)]
@@ -113,7 +113,8 @@ def _einsum(arguments: dict[str, Any], out: Value) -> list[Product]:
         needed = set(right).union(*(word for word, _ in sides))
         letters = [c for c in dict.fromkeys(a + b) if c in needed or (c in a and c in b)]
         factors = (name for name, word in ((x, a), (y, b)) if set(word) <= set(letters))
-        made.append(Product(tuple(sizes[c] for c in letters), tuple(name for name in factors if name is not None)))
+        if any(c not in needed and sizes[c][0] > 1 for c in letters):  # else it is no product of matrices
+            made.append(Product(tuple(sizes[c] for c in letters), tuple(name for name in factors if name is not None)))
         word = "".join(c for c in letters if c in needed)
         sides = [*sides, (word, None)] if arguments.get("path") else [(word, None), *sides]
     return made
