@@ -137,6 +137,8 @@ def _places(step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...
         except _FAILS:
             return None
         for j, (a, b) in enumerate(zip(wanted, got, strict=True)):
+            if not a.numel() and a.shape == b.shape:
+                continue
             moved = [e for e in range(a.ndim) if a.ndim == b.ndim and a.shape[e] != b.shape[e]]
             if len(moved) == 1 and (a.shape[moved[0]], b.shape[moved[0]]) == (size, count):
                 places.append((j, moved[0]))
@@ -144,7 +146,7 @@ def _places(step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...
                     return None
             elif moved or a.shape != b.shape:
                 return None
-        if places and len(places) < len(got):
+        if places and len(places) < sum(out.numel() > 0 for out in got):
             return None
         if not places:
             zeroed = dict(_zeroed(ins, ties))
