@@ -84,13 +84,12 @@ def squeeze(change: Change) -> None:
 def convolution(change: Change) -> None:
     """Groups that go as a whole, and the same entries of each group."""
     x, w, out = change.values["input"], change.values["weight"], change.outs[0]
-    groups, at = change.arguments["groups"], len(x.shape) - len(w.shape) + 1
-    turned = change.values.get("transposed", "transpose" in change.name)
+    groups, at = change.values["groups"], len(x.shape) - len(w.shape) + 1
     if groups > 1:
         left = _groups(change, change.kept(x, at), groups)
         if (left != _groups(change, change.kept(out, at), groups)).any():
             change.refuse("its groups do not lose the same")
-        change.arguments["groups"] = int(left.sum())
+        change.count("groups", int(left.sum()))
 
 
 def _groups(change: Change, keep: Flags, groups: int) -> Flags:
@@ -104,11 +103,11 @@ def _groups(change: Change, keep: Flags, groups: int) -> Flags:
 
 
 def channel_shuffle(change: Change) -> None:
-    x, out, groups = change.values["self"], change.outs[0], change.arguments["groups"]
+    x, out, groups = change.values["self"], change.outs[0], change.values["groups"]
     keep = change.kept(x, 1)
     if (keep.reshape(groups, -1).T.reshape(-1) != change.kept(out, 1)).any():
         change.refuse("it reads one that goes")
-    change.arguments["groups"] = int(_groups(change, keep, groups).sum())
+    change.count("groups", int(_groups(change, keep, groups).sum()))
 
 
 def layer_norm(change: Change) -> None:
@@ -121,10 +120,10 @@ def layer_norm(change: Change) -> None:
 
 
 def group_norm(change: Change) -> None:
-    x, groups, given = change.values["input"], change.arguments["num_groups"], change.arguments
+    x, groups, given = change.values["input"], change.values["num_groups"], change.arguments
     keep = change.kept(x, 1)
     left = _groups(change, keep, groups)
-    given["num_groups"] = int(left.sum())
+    change.count("num_groups", int(left.sum()))
     if keep.sum() * groups != len(keep) * left.sum():
         dims = range(2, len(x.shape))
         count = change.number("input", dims, len(keep) // groups)

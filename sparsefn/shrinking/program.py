@@ -30,8 +30,9 @@ class Program(fx.GraphModule):
         return Program.__init__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
-        memo[id(self.graph._codegen)] = self.graph._codegen  # the signature, which nothing changes
-        made: fx.GraphModule = super().__deepcopy__(memo)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own signatures
+            made: fx.GraphModule = super().__deepcopy__(memo)
         return made
 
     def train(self, mode: bool = True) -> Program:

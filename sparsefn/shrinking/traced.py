@@ -151,13 +151,18 @@ def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
             args, kwargs = optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, call)  # type: ignore[arg-type]
             run(*args, **kwargs)
     except Exception as own:  # the model's own code fails in any way
-        return ValueError(f"expected an example that the {kind} can be called with: it fails with {_line(own)}")
+        return ValueError(f"expected an example that the {kind} can be called with: it fails with {first_line(own)}")
     return ValueError(
-        f"torch.export cannot follow the {kind}: {_line(error)}. Name submodules that it can follow in where=, or take "
+        f"torch.export cannot follow the {kind}: {first_line(error)}. Name submodules that it can follow in where=, or take "
         "out of forward what depends on the values of tensors"
     )
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line.
+
+    >>> first_line(ValueError("no. See below"))
+    'ValueError: no'
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(".: ")
+    return f"{type(error).__name__}: {lines[0].split('. ')[0] if lines else ''}".rstrip(".: ")
