@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch import fx
+import torch
+from torch import Tensor, fx, nn
 
 from sparsefn.shrinking import indices
 from sparsefn.shrinking.atoms import Flags
@@ -146,6 +147,26 @@ def attention(change: Change) -> None:
         change.arguments["scale"] = q.shape[-1] ** -0.5
 
 
+def grouped_mm(change: Change) -> None:
+    """Products with one matrix of each expert: torch has them for widths of whole 16 bytes."""
+    given = change.arguments
+    if given["offs"] is None or given["bias"] is not None or given["out_dtype"] is not None:
+        change.refuse("it is of another form")
+    change.become(padded_grouped_mm, given["self"], given["mat2"], given["offs"])
+
+
+def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    """The product of rows with the matrix of their expert, of any widths.
+
+    >>> padded_grouped_mm(torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32))
+    tensor([[3., 3., 3., 3., 3.],
+            [3., 3., 3., 3., 3.]])
+    """
+    inner, outer = -w.shape[1] % 8, -w.shape[2] % 8
+    x, wide = nn.functional.pad(x, (0, inner)), nn.functional.pad(w, (0, outer, 0, inner))
+    return torch.ops.aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
+
+
 def steady(change: Change) -> None:
     """Nothing to do: no argument speaks of sizes or places."""
 
@@ -154,7 +175,7 @@ _SPLITS = "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk uns
 _SIZES = "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty rand randn"
 _NEW = "new_zeros new_ones new_full new_empty"
 # Products have no such arguments; layouts and casts neither; and what is random cannot be tried.
-_STEADY = """linear matmul mm bmm mv dot addmm baddbmm addmv addr outer einsum bilinear embedding _grouped_mm
+_STEADY = """linear matmul mm bmm mv dot addmm baddbmm addmv addr outer einsum bilinear embedding
     grouped_mm_fallback lstm gru rnn_tanh rnn_relu permute transpose t T mT numpy_T adjoint movedim swapaxes unsqueeze
     flatten view_as reshape_as expand_as cat concat concatenate stack hstack vstack contiguous clone alias detach
     lift_fresh_copy to _to_copy type_as dropout feature_dropout alpha_dropout rand_like randn_like bernoulli"""
@@ -179,5 +200,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
     "group_norm": group_norm,
     "mean": mean,
+    "_grouped_mm": grouped_mm,
     "scaled_dot_product_attention": attention,
 }
