@@ -1,0 +1,205 @@
+"""How the arguments of operations follow entries that go: a table from operations to rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from sparsefn.shrinking import indices
+from sparsefn.shrinking.atoms import Flags
+from sparsefn.shrinking.change import Change, aten
+from sparsefn.shrinking.counted import counted_group_norm, counted_layer_norm, counted_mean, counted_rms_norm
+from sparsefn.shrinking.norms import mean_dims
+
+Rule = Callable[[Change], None]
+
+
+def sized(change: Change) -> None:
+    """Sizes of the output, as arguments."""
+    out = change.outs[0]
+    key = next(name for name in ("size", "shape", "sizes") if name in change.arguments)
+    given = change.arguments[key]
+    first = change.values["dim"] % len(change.values["self"].shape) if change.name == "unflatten" else len(out.shape) - len(given)
+    part = slice(first, first + len(given))
+    infer = change.name in ("view", "reshape", "_unsafe_view")
+    change.arguments[key] = change.fit(given, change.cut.size(out)[part], out.shape[part], infer)
+    if change.name in ("view", "_unsafe_view"):  # strides may be others
+        change.become(aten.reshape.default, change.arguments["self"], change.arguments[key])
+
+
+def split(change: Change) -> None:
+    """Parts of a dimension that loses entries, which lose some each."""
+    x, dim = change.values["self"], change.values["dim"] % len(change.values["self"].shape)
+    if dim in change.lost(x):
+        keep = np.concatenate([change.kept(out, dim) for out in change.outs])
+        if len(keep) != x.shape[dim] or (keep != change.kept(x, dim)).any():
+            change.refuse("its parts lose others than the whole")
+        sizes = [change.cut.size(out)[dim] for out in change.outs]
+        change.become(aten.split_with_sizes.default, change.arguments["self"], sizes, dim)
+
+
+def repeat(change: Change) -> None:
+    """How often dimensions are repeated, of which repeats may go."""
+    x, out = change.values["self"], change.outs[0]
+    key = "repeats" if "repeats" in change.arguments else "dims"
+    made = list(change.arguments[key])
+    for e, times in enumerate(made):
+        d = e - len(made) + len(x.shape)
+        inside = change.kept(x, d) if d >= 0 else np.ones(1, bool)
+        made[e] = _times(change, times, change.kept(out, e).reshape(-1, len(inside)), inside)
+    change.arguments[key] = made
+
+
+def repeat_interleave(change: Change) -> None:
+    x, out, dim = change.values["self"], change.outs[0], change.values.get("dim")
+    if dim is None or not isinstance(change.values.get("repeats"), int):
+        change.refuse("it repeats each of them by a number of its own")
+    inside, dim = change.kept(x, dim), dim % len(x.shape)
+    table = change.kept(out, dim).reshape(len(inside), -1).T
+    change.arguments["repeats"] = _times(change, change.arguments["repeats"], table, inside)
+
+
+def _times(change: Change, times: Any, table: Flags, inside: Flags) -> Any:
+    # How many repeats stay, of a table (repeats, indices).
+    rows = table.any(1)
+    if (table != rows[:, None] & inside).any() or (isinstance(times, fx.Node) and not rows.all()):
+        change.refuse("its repeats do not lose the same")
+    return times if rows.all() else int(rows.sum())
+
+
+def squeeze(change: Change) -> None:
+    """Dimensions of size 1, to which others that are left with one index do not belong."""
+    x = change.values["self"]
+    asked = change.values.get("dim")
+    dims = range(len(x.shape)) if asked is None else [asked] if isinstance(asked, int) else asked
+    dims = [d % max(len(x.shape), 1) for d in dims]
+    after = change.cut.size(x)
+    if any(after[d] == 1 != x.shape[d] for d in dims):
+        change.become(aten.squeeze.dims, change.arguments["self"], [d for d in dims if x.shape[d] == 1])
+
+
+def convolution(change: Change) -> None:
+    """Groups that go as a whole, and the same entries of each group."""
+    x, w, out = change.values["input"], change.values["weight"], change.outs[0]
+    groups, at = change.values["groups"], len(x.shape) - len(w.shape) + 1
+    if groups > 1:
+        left = _groups(change, change.kept(x, at), groups)
+        if (left != _groups(change, change.kept(out, at), groups)).any():
+            change.refuse("its groups do not lose the same")
+        change.count("groups", int(left.sum()))
+
+
+def _groups(change: Change, keep: Flags, groups: int) -> Flags:
+    # Which groups stay, all of which keep the same entries.
+    rows = keep.reshape(groups, -1)
+    left = rows.any(1)
+    if (rows[left] != rows[left][:1]).any():
+        change.refuse("its groups do not lose the same")
+    kept: Flags = left
+    return kept
+
+
+def channel_shuffle(change: Change) -> None:
+    x, out, groups = change.values["self"], change.outs[0], change.values["groups"]
+    keep = change.kept(x, 1)
+    if (keep.reshape(groups, -1).T.reshape(-1) != change.kept(out, 1)).any():
+        change.refuse("it reads one that goes")
+    change.count("groups", int(_groups(change, keep, groups).sum()))
+
+
+def layer_norm(change: Change) -> None:
+    x, some = change.values["input"], len(change.arguments["normalized_shape"])
+    dims = list(range(len(x.shape) - some, len(x.shape)))
+    if set(dims) & set(change.lost(x)):
+        count, given = change.number("input", dims), change.arguments
+        tail = [given["weight"], *([given["bias"]] if "bias" in given else []), given["eps"]]
+        change.become(counted_layer_norm if "bias" in given else counted_rms_norm, given["input"], count, some, *tail)
+
+
+def group_norm(change: Change) -> None:
+    x, groups, given = change.values["input"], change.values["num_groups"], change.arguments
+    keep = change.kept(x, 1)
+    left = _groups(change, keep, groups)
+    change.count("num_groups", int(left.sum()))
+    if keep.sum() * groups != len(keep) * left.sum():
+        dims = range(2, len(x.shape))
+        count = change.number("input", dims, len(keep) // groups)
+        change.become(counted_group_norm, given["input"], given["num_groups"], count, *(given[name] for name in ("weight", "bias", "eps")))
+
+
+def mean(change: Change) -> None:
+    x, given = change.values["self"], change.arguments
+    dims = mean_dims(given.get("dim"), len(x.shape))
+    if set(dims) & set(change.lost(x)):
+        if given["dtype"] is not None:
+            change.refuse("it counts them in another dtype")
+        change.become(counted_mean, given["self"], change.number("self", dims), dims, given.get("keepdim", False))
+
+
+def attention(change: Change) -> None:
+    """The width of a head is part of the scale."""
+    q = change.values["query"]
+    if change.arguments["scale"] is None and len(q.shape) - 1 in change.lost(q):
+        change.arguments["scale"] = q.shape[-1] ** -0.5
+
+
+def grouped_mm(change: Change) -> None:
+    """Products with one matrix of each expert: torch has them for widths of whole 16 bytes."""
+    given = change.arguments
+    if given["offs"] is None or given["bias"] is not None or given["out_dtype"] is not None:
+        change.refuse("it is of another form")
+    change.become(padded_grouped_mm, given["self"], given["mat2"], given["offs"])
+
+
+def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    """The product of rows with the matrix of their expert, of any widths.
+
+    >>> padded_grouped_mm(torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32))
+    tensor([[3., 3., 3., 3., 3.],
+            [3., 3., 3., 3., 3.]])
+    """
+    inner, outer = -w.shape[1] % 8, -w.shape[2] % 8
+    x, wide = nn.functional.pad(x, (0, inner)), nn.functional.pad(w, (0, outer, 0, inner))
+    return torch.ops.aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
+
+
+def steady(change: Change) -> None:
+    """Nothing to do: no argument speaks of sizes or places."""
+
+
+_SPLITS = "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk tensor_split"
+_SIZES = "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty rand randn"
+_NEW = "new_zeros new_ones new_full new_empty"
+# Products have no such arguments; layouts and casts neither; and what is random cannot be tried.
+_STEADY = """linear matmul mm bmm mv dot addmm baddbmm addmv addr outer einsum bilinear embedding
+    grouped_mm_fallback lstm gru rnn_tanh rnn_relu permute transpose t T mT numpy_T adjoint movedim swapaxes unsqueeze
+    flatten view_as reshape_as expand_as cat concat concatenate stack hstack vstack contiguous clone alias detach
+    lift_fresh_copy to _to_copy type_as dropout feature_dropout alpha_dropout rand_like randn_like bernoulli"""
+RULES: dict[str, Rule] = {
+    **dict.fromkeys((*_SIZES.split(), *_NEW.split()), sized),
+    **dict.fromkeys(_SPLITS.split(), split),
+    **dict.fromkeys(_STEADY.split(), steady),
+    **dict.fromkeys(("repeat", "tile"), repeat),
+    "repeat_interleave": repeat_interleave,
+    "squeeze": squeeze,
+    **dict.fromkeys(("slice", "narrow"), indices.cut_slice),
+    "select": indices.cut_select,
+    "index_select": indices.cut_index_select,
+    "index": indices.cut_index,
+    "roll": indices.cut_roll,
+    "flip": indices.same_order,
+    **dict.fromkeys(("slice_scatter", "select_scatter"), indices.cut_slice_scatter),
+    **dict.fromkeys(("constant_pad_nd", "pad"), indices.cut_pad),
+    **dict.fromkeys((f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)), convolution),
+    "convolution": convolution,
+    "channel_shuffle": channel_shuffle,
+    **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
+    "group_norm": group_norm,
+    "mean": mean,
+    "_grouped_mm": grouped_mm,
+    "scaled_dot_product_attention": attention,
+}

@@ -1,0 +1,168 @@
+"""Places along dimensions that lose entries: slices, indices, rolls, scatters and pads made anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import fx
+
+from sparsefn.shrinking.change import Change, aten, moved
+from sparsefn.shrinking.values import Value
+
+Places = npt.NDArray[np.int64]
+
+
+def cut_slice(change: Change) -> None:
+    """A slice or narrow along a dimension that loses entries."""
+    x, dim = _along(change)
+    if dim in change.lost(x):
+        change.become(*_read(change, dim, _range(change, x.shape[dim])))
+
+
+def _range(change: Change, size: int) -> Places:
+    # The indices that a slice takes.
+    some = [change.arguments.get(name) for name in ("start", "end", "step", "length")]
+    if any(isinstance(one, fx.Node) for one in some):
+        change.refuse("it slices them at a place that depends on the sizes of inputs")
+    start, end, step, length = some
+    if length is not None:
+        start = start % size
+        end = start + length
+    return np.arange(size)[slice(start, end, step)]
+
+
+def cut_select(change: Change) -> None:
+    """One index of a dimension that loses others."""
+    x, dim = _along(change)
+    if dim in change.lost(x):
+        keep, index = change.kept(x, dim), change.arguments["index"]
+        if isinstance(index, fx.Node) or not keep[index]:
+            change.refuse("it selects one that goes")
+        change.arguments["index"] = int(keep[: index % len(keep)].sum())
+
+
+def cut_index_select(change: Change) -> None:
+    x, dim = _along(change)
+    if dim in change.lost(x):
+        change.become(*_read(change, dim, _known(change, change.values["index"])))
+
+
+def cut_roll(change: Change) -> None:
+    x, lost = change.values["self"], change.lost(change.values["self"])
+    shifts = dict(zip([d % len(x.shape) for d in change.values["dims"]], change.arguments["shifts"], strict=False))
+    if not shifts or any(isinstance(shifts.get(d), fx.Node) for d in lost):
+        change.refuse("it rolls them by what depends on the sizes of inputs, or as one row")
+    for dim in [d for d in shifts if d in lost]:
+        places = np.roll(np.arange(x.shape[dim]), shifts.pop(dim))
+        change.arguments["self"] = change.insert(*_read(change, dim, places))
+    change.arguments["shifts"], change.arguments["dims"] = list(shifts.values()) or [0], list(shifts) or [0]
+
+
+def same_order(change: Change) -> None:
+    """A flip, which turns what is left."""
+    x, out = change.values["self"], change.outs[0]
+    for dim in (d % len(x.shape) for d in change.values["dims"]):
+        if (change.kept(x, dim)[::-1] != change.kept(out, dim)).any():
+            change.refuse("it reads one that goes")
+
+
+def cut_index(change: Change) -> None:
+    """Tensors of indices, of which those that stay get new numbers."""
+    x, out, indices = change.values["self"], change.outs[0], list(change.values["indices"])
+    at = [d for d, index in enumerate(indices) if index is not None]
+    if not set(at) & set(change.lost(x)) and not change.lost(out):
+        return
+    rank = max(len(indices[d].shape) for d in at)
+    first = at[0] if at == list(range(at[0], at[-1] + 1)) else 0
+    made = list(change.arguments["indices"])
+    for d in at:
+        index, keep = indices[d], change.kept(x, d)
+        wanted = [change.kept(out, first + rank - len(index.shape) + i) for i in range(len(index.shape))]
+        wanted = [one if n > 1 else np.ones(1, bool) for n, one in zip(index.shape, wanted, strict=True)]
+        if not keep.all() or not all(one.all() for one in wanted):
+            new = moved(keep, _known(change, index) % len(keep), np.ix_(*wanted))
+            if new is None:
+                change.refuse("it reads one that goes")
+            made[d] = change.constant(f"index{d}", torch.from_numpy(new).to(_device(change)))
+    change.arguments["indices"] = made
+
+
+def cut_slice_scatter(change: Change) -> None:
+    """A slice or one index of a dimension, written into."""
+    x, dim = _along(change)
+    if dim not in change.lost(x):
+        return
+    keep, src = change.kept(x, dim), change.values["src"]
+    if "index" in change.arguments:
+        index = change.arguments["index"]
+        if isinstance(index, fx.Node) or not keep[index]:
+            change.refuse("it writes into one that goes")
+        change.arguments["index"] = int(keep[: index % len(keep)].sum())
+        return
+    places = _range(change, x.shape[dim])
+    if (keep[places] != change.kept(src, dim)).any():
+        change.refuse("it writes into one that goes")
+    new = moved(keep, places, keep[places])
+    step = _step(new)
+    if step is None:
+        change.refuse("what stays does not lie at even distances")
+    start, end = (int(new[0]), int(new[-1]) + 1) if len(new) else (0, 0)
+    change.arguments.update(start=start, end=end, step=step)
+
+
+def cut_pad(change: Change) -> None:
+    """Pads on both sides of dimensions, some negative."""
+    x, out, pads = change.values["self"], change.outs[0], list(change.arguments["pad"])
+    for place in range(len(pads) // 2):
+        dim = len(x.shape) - 1 - place
+        if dim not in change.lost(x) and dim not in change.lost(out):
+            continue
+        left, right = pads[2 * place : 2 * place + 2]
+        if isinstance(left, fx.Node) or isinstance(right, fx.Node) or change.values.get("mode", "constant") != "constant":
+            change.refuse("it pads them with others of them")
+        keep, made = change.kept(x, dim), change.kept(out, dim)
+        inside = keep[max(-left, 0) : len(keep) - max(-right, 0)]
+        if (made[max(left, 0) : len(made) - max(right, 0)] != inside).any():
+            change.refuse("it reads one that goes")
+        pads[2 * place] = int(made[:left].sum()) if left > 0 else -int(keep[:-left].sum() if left else 0)
+        pads[2 * place + 1] = int(made[len(made) - right :].sum()) if right > 0 else -int(keep[len(keep) + right :].sum())
+    change.arguments["pad"] = pads
+
+
+def _along(change: Change) -> tuple[Value, int]:
+    x: Value = change.values["self"]
+    return x, change.values["dim"] % max(len(x.shape), 1)
+
+
+def _known(change: Change, index: Any) -> Places:
+    if not isinstance(index, Value) or index.real is None or index.real.is_meta or index.dtype == torch.bool:
+        change.refuse("it reads them at indices that depend on inputs")
+    places: Places = index.real.cpu().numpy()
+    return places
+
+
+def _read(change: Change, dim: int, places: Places) -> tuple[Any, ...]:
+    # The operation that reads these places of the input along a dimension: those that its output keeps.
+    new = moved(change.kept(change.values["self"], dim), places, change.kept(change.outs[0], dim))
+    if new is None:
+        change.refuse("it reads one that goes")
+    x, step = change.arguments["self"], _step(new)
+    if step is None:
+        index = change.constant("index", torch.from_numpy(new).to(_device(change)))
+        return aten.index_select.default, x, dim, index
+    start, end = (int(new[0]), int(new[-1]) + 1) if len(new) else (0, 0)
+    return aten.slice.Tensor, x, dim, start, end, step
+
+
+def _step(new: Places) -> int | None:
+    # The distance of places in a row, if it is one.
+    steps = np.unique(np.diff(new))
+    return 1 if not len(steps) else int(steps[0]) if len(steps) == 1 and steps[0] > 0 else None
+
+
+def _device(change: Change) -> torch.device:
+    val = change.old.meta.get("val")
+    return val.device if isinstance(val, torch.Tensor) else torch.device("cpu")

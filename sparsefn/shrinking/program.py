@@ -1,0 +1,193 @@
+"""The traced program with fewer entries: a module whose parameters have their old names."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from sparsefn.shrinking.arguments import RULES
+from sparsefn.shrinking.change import Change, aten, refused, scale
+from sparsefn.shrinking.checks import check_operation, check_sizes
+from sparsefn.shrinking.cut import Cut
+from sparsefn.shrinking.values import bind, leaf_of, opname, values_in
+
+
+class Program(fx.GraphModule):
+    """A traced module: its code is that of the graph, and its mode that of the trace."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "Program") -> None:
+        super().__init__(root, graph, class_name)
+        for path, part in root.named_modules():
+            if part._non_persistent_buffers_set:  # GraphModule would make them part of the state_dict
+                self.get_submodule(path)._non_persistent_buffers_set |= part._non_persistent_buffers_set
+
+    def _deepcopy_init(self) -> Any:
+        return Program.__init__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> fx.GraphModule:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of torch, about its own signatures
+            made: fx.GraphModule = super().__deepcopy__(memo)
+        return made
+
+    def train(self, mode: bool = True) -> Program:
+        """Set the flag alone: the operations are those of the mode in which the model was traced."""
+        if mode != self.meta.get("train", False) and any(map(_has_mode, self.graph.nodes)):
+            made, other = ("eval", "True") if mode else ("train", "False")
+            warnings.warn(
+                f"this program was traced in {made} mode, and computes so whatever train() and eval() say: take one with "
+                f"train={other}, and the parameters of this one by load_state_dict",
+                stacklevel=2,
+            )
+        return super().train(mode)  # type: ignore[return-value]
+
+
+def _has_mode(node: fx.Node) -> bool:
+    # Whether an operation is told in which mode it is.
+    schema = getattr(node.target, "_schema", None)
+    names = {spec.name for spec in schema.arguments} if schema is not None else set()
+    return bool(names & {"train", "training"}) and bind(node.target, node.args, node.kwargs).get("p") != 0
+
+
+def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
+    """The traced program without the entries that go.
+
+    Parameters and buffers are cut copies under their old names; those in `tensors` come from there. Arguments that say
+    sizes or places are made anew, so that inputs may have other sizes wherever the traced program allows that. Inputs
+    other than tensors have to be as in the trace. What the program makes itself lies on the device of its first input.
+
+    Raises ValueError for an operation that cannot follow, with its name and module.
+    """
+    made, nodes = _copied(cut, tensors or {})
+    for old, node in nodes.items():
+        if node.op == "call_function" and node.target is not operator.getitem:
+            _follow(cut, made, old, node)
+    sizes = {node: [cut.size(value) for value in values_in(cut.analysis.values[old])] for old, node in nodes.items()}
+    check_sizes(made, sizes)
+    _open(made)
+    for node in nodes.values():  # of the sizes before the cut
+        for key in ("val", "tensor_meta", "from_node"):
+            node.meta.pop(key, None)
+    made.graph.lint()
+    made.recompile()
+    nn.Module.train(made, made.meta["train"])
+    return made
+
+
+def _copied(cut: Cut, tensors: Mapping[str, Tensor]) -> tuple[Program, dict[fx.Node, fx.Node]]:
+    # With smaller leaves, and the nodes that stand for those of the program.
+    old, root, saved = cut.analysis.graph, nn.Module(), set(cut.analysis.graph.state_dict())
+    reads = {str(node.target): leaf_of(old, node) for node in old.graph.find_nodes(op="get_attr")}
+    names = {id(x): name for name, x in reads.items()}
+    made: dict[int, Tensor] = {}
+    held = [*old.named_parameters(remove_duplicate=False), *old.named_buffers(remove_duplicate=False)]
+    for name, x in {**dict(held), **reads}.items():
+        owner, last = _owner(root, name)
+        if isinstance(x, Tensor) and id(x) not in made:
+            new = cut.take(names.get(id(x), name), tensors.get(name, x))
+            made[id(x)] = nn.Parameter(new, x.requires_grad) if isinstance(x, nn.Parameter) else new
+        if isinstance(x, nn.Parameter) or not isinstance(x, Tensor):
+            setattr(owner, last, made.get(id(x), x))
+        else:
+            owner.register_buffer(last, made[id(x)], persistent=name in saved)
+    for node in old.graph.find_nodes(op="call_module"):  # checks of the inputs
+        root.add_module(str(node.target), old.get_submodule(str(node.target)))
+    graph, nodes = fx.Graph(), {}
+    for node in old.graph.nodes:
+        nodes[node] = graph.node_copy(node, nodes.__getitem__)
+    graph.set_codegen(old.graph._codegen)
+    with graph.inserting_before(nodes[old.graph.output_node()]):
+        for name, x in held:
+            if name not in reads:  # a second name of a tensor
+                graph.get_attr(name)
+    program = Program(root, graph)
+    program.meta["train"] = old.meta.get("train", False)
+    return program, nodes
+
+
+def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    *path, last = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    return root, last
+
+
+def _follow(cut: Cut, made: Program, old: fx.Node, node: fx.Node) -> None:
+    args, kwargs = fx.map_arg((old.args, old.kwargs), cut.analysis.values.__getitem__)
+    lost = any(cut.size(value) != list(value.shape) for value in values_in([args, kwargs, cut.analysis.values[old]]))
+    if lost and not hasattr(node.target, "_schema"):
+        raise refused(old, "it is a program of its own")
+    if lost:
+        values, given = bind(node.target, args, kwargs), bind(node.target, node.args, node.kwargs)
+        change, name = Change(cut, made, old, node, values, given), opname(old)
+        if name.startswith("sym_"):
+            _unchanged(change)
+        elif name in RULES:
+            RULES[name](change)
+            change.write()
+        elif torch.Tag.pointwise not in node.target.tags:  # type: ignore[union-attr]
+            check_operation(change)
+    if node.target in (aten.view.default, aten._unsafe_view.default):  # strides may be others
+        node.target = aten.reshape.default
+
+
+def _unchanged(change: Change) -> None:
+    # Numbers stay those of the whole program: a size that is read from a tensor is scaled to what it was.
+    node, value, dim = change.node, change.values["self"], change.values.get("dim")
+    if change.name != "sym_size":
+        change.refuse("it counts them")
+    if dim % len(value.shape) in change.lost(value):
+        factors = scale(change.old.meta.get("val"), change.cut.size(value)[dim], value.shape[dim])
+        if factors is None:
+            change.refuse("it counts them, in a number that is no product")
+        users = list(node.users)
+        with change.program.graph.inserting_after(node):
+            part = change.program.graph.call_function(operator.floordiv, (node, factors[1]))
+        with change.program.graph.inserting_after(part):
+            whole = change.program.graph.call_function(operator.mul, (part, factors[0]))
+        for user in users:
+            user.replace_input_with(node, whole)
+
+
+def same_input(given: object, traced: object, name: str) -> None:
+    """Raise ValueError for an argument that is not what it was when the model was traced.
+
+    >>> same_input(None, None, "mask")
+    >>> same_input(2, None, "mask")
+    Traceback (most recent call last):
+        ...
+    ValueError: the program was traced with mask=None, got 2; ...
+    """
+    if given is not traced and (type(given) is not type(traced) or given != traced):
+        raise ValueError(f"the program was traced with {name}={traced!r}, got {given!r}; trace the model with that")
+
+
+def _open(made: Program) -> None:
+    # Arguments that are no tensors have to be those of the trace; new tensors lie where the first input does.
+    inputs = made.graph.find_nodes(op="placeholder")
+    tensors = [node for node in inputs if isinstance(node.meta.get("val"), Tensor)]
+    if not inputs:
+        return
+    with made.graph.inserting_before(inputs[-1].next):
+        for node in inputs:
+            if node not in tensors:
+                made.graph.call_function(same_input, (node, node.meta.get("val"), node.target))
+        device = made.graph.call_function(getattr, (tensors[0], "device")) if tensors else None
+    for node in made.graph.nodes if device is not None else ():
+        schema = getattr(node.target, "_schema", None)
+        names = [spec.name for spec in schema.arguments] if schema is not None else []
+        if "device" in names and bind(node.target, node.args, node.kwargs)["device"] == tensors[0].meta["val"].device:
+            place = names.index("device")
+            if place < len(node.args):
+                node.update_arg(place, device)
+            else:
+                node.update_kwarg("device", device)
+    if device is not None and not device.users:
+        made.graph.erase_node(device)

@@ -1,0 +1,234 @@
+"""Whether a smaller model gives the outputs of the masked one: both run in float64, on several inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsefn.shrinking.traced import Call, Example, as_call, first_line
+
+TOLERANCE = 1e-10  # of the largest value of an output
+_WIDER = {
+    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
+    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
+}
+
+
+def differs(masked: nn.Module, small: nn.Module, example: Example, *, draws: int = 3) -> str:
+    """How the outputs of a smaller model differ from those of the masked one; nothing where they do not.
+
+    >>> differs(torch.nn.ReLU(), torch.nn.ReLU(), torch.ones(1))
+    ''
+    >>> differs(torch.nn.ReLU(), torch.nn.Tanh(), torch.ones(1))
+    'gives another output than the masked one, by 24 % of its largest value, first in the module itself'
+
+    Copies of both run in eval mode, without gradients and in float64, in which even what the code casts to float32
+    stays: on the example, and `draws` times on other inputs of its shapes and like values. Floating-point outputs may
+    differ by 1e-10 of the largest, but not in where they are infinite or NaN, and others not at all. Outputs lie in
+    tuples, lists, mappings, dataclasses and all that torch's pytrees know. The first module is named whose own
+    outputs differ.
+
+    Raises TypeError for an example of another type, and ValueError for models on the meta device, and for a masked
+    model that does not run on the example or gives no floating-point tensors.
+    """
+    call = as_call(example)
+    if any(x.is_meta for model in (masked, small) for x in (*model.parameters(), *model.buffers())):
+        raise ValueError("expected models whose outputs have values to compare, got parameters on the meta device")
+    if reason := _fails(masked, small, call):
+        return reason + _first(masked, small, call)
+    draw, one, two = torch.Generator().manual_seed(0), _double(masked), _double(small)
+    for number in range(draws + 1):
+        inputs = pytree.tree_map(lambda x: _like(x, draw), call) if number else call
+        try:
+            wanted = _run(one, inputs)
+        except Exception as error:  # the model's own code fails in any way
+            if number:  # not any input is one that it takes
+                one, two = _double(masked), _double(small)
+                continue
+            kind = type(masked).__name__
+            raise ValueError(f"expected an example that the {kind} can be called with, got {first_line(error)}") from error
+        if not number and not any(isinstance(x, Tensor) and x.is_floating_point() for x in wanted.values()):
+            raise ValueError(
+                f"expected the {type(masked).__name__} to return floating-point tensors on the example, in tuples, mappings or "
+                "dataclasses, by which to compare it"
+            )
+        try:
+            got = _run(two, inputs)
+        except Exception as error:  # the model's own code fails in any way
+            return f"fails on the example: {first_line(error)}" + _first(masked, small, inputs)
+        if reason := _difference(wanted, got):
+            return reason + (" on other inputs of the example's shapes" if number else "") + _first(masked, small, inputs)
+    return ""
+
+
+def _fails(masked: nn.Module, small: nn.Module, call: Call) -> str:
+    # In its own dtype, in which the masked model may fail as well.
+    try:
+        _run(copy.deepcopy(small).eval(), call, contextlib.nullcontext())
+    except Exception as error:  # the model's own code fails in any way
+        with contextlib.suppress(Exception):
+            _run(copy.deepcopy(masked).eval(), call, contextlib.nullcontext())
+            return f"fails on the example: {first_line(error)}"
+    return ""
+
+
+def _double(model: nn.Module) -> nn.Module:
+    made = copy.deepcopy(model).double().eval()
+    for part in made.modules():
+        for name, x in vars(part).items():
+            if isinstance(x, Tensor) and x.dtype in _WIDER:
+                vars(part)[name] = x.to(_WIDER[x.dtype])
+    return made
+
+
+class _Wide(TorchDispatchMode):
+    """Casts to shorter floats give float64."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        writes, run = func._schema.is_mutable, func
+        if func is torch.ops.aten._grouped_mm.default:
+            run = _grouped_mm
+        if func is not torch.ops.aten.view.dtype:
+            args, kwargs = pytree.tree_map(lambda x: _wide(x, writes), (args, kwargs or {}))
+        return pytree.tree_map(lambda x: _wide(x, writes), run(*args, **(kwargs or {})))
+
+
+def _grouped_mm(x: Tensor, w: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
+    # torch has none in float64.
+    if bias is not None or (offs is not None and (x.ndim, w.ndim) != (2, 3)):
+        raise NotImplementedError("a grouped product of this form in float64")
+    if offs is None:
+        return x @ w
+    ends = [0, *offs.tolist()]
+    parts = [x[start:end] @ part for start, end, part in zip(ends[:-1], ends[1:], w, strict=True)]
+    return torch.cat([*parts, x.new_zeros(len(x) - ends[-1], w.shape[-1])])
+
+
+def _wide(x: Any, writes: bool) -> Any:
+    if isinstance(x, torch.dtype):
+        return _WIDER.get(x, x)
+    return x.to(_WIDER[x.dtype]) if isinstance(x, Tensor) and x.dtype in _WIDER and not writes else x
+
+
+def _like(x: Any, draw: torch.Generator) -> Any:
+    """Other values of the kind that an input has: numbers of its scale; of a mask the same rows in another order."""
+    if not isinstance(x, Tensor) or not x.numel():
+        return x
+    old = x.detach().cpu()
+    if len(old.unique()) < 3 or not old.isfinite().all() or old.is_complex():
+        new = old[torch.randperm(len(old), generator=draw)] if old.ndim else old
+    elif old.is_floating_point():
+        new = torch.randn(x.shape, generator=draw, dtype=torch.float64) * old.double().std() + old.double().mean()
+        new = new.abs() if (old >= 0).all() else new
+    else:
+        new = torch.randint(int(old.min()), int(old.max()) + 1, x.shape, generator=draw)
+    return new.to(x)
+
+
+def _own(x: Any, wide: bool = True) -> Any:
+    if not isinstance(x, Tensor):
+        return copy.deepcopy(x)
+    return x.detach().to(_WIDER.get(x.dtype, x.dtype) if wide else x.dtype, copy=True)
+
+
+def _run(model: nn.Module, call: Call, mode: Any = None) -> dict[str, Any]:
+    args, kwargs = pytree.tree_map(lambda x: _own(x, mode is None), call)
+    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode or _Wide():
+        torch.manual_seed(0)
+        return dict(_leaves("", model(*args, **kwargs)))
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors and numbers of an output by their places."""
+    if isinstance(value, Tensor | int | float | complex | str | None):
+        yield path, value
+        return
+    parts: Any = ()
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, tuple | list):
+        parts = enumerate(value)
+    elif dataclasses.is_dataclass(value):
+        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    elif type(value) in pytree.SUPPORTED_NODES:
+        parts = enumerate(pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0])
+    for name, part in parts:
+        yield from _leaves(f"{path}.{name}".lstrip("."), part)
+
+
+def _difference(wanted: Mapping[str, Any], got: Mapping[str, Any]) -> str:
+    if list(wanted) != list(got):
+        return f"gives outputs {list(got)}, where the masked one gives {list(wanted)}"
+    for path, a in wanted.items():
+        name, b = f"output at {path!r}" if path else "output", got[path]
+        if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+            if type(a) is not type(b) or not (a == b or a != a):
+                return f"gives the {name} {b!r}, not {a!r} as the masked one"
+        elif (a.shape, a.dtype) != (b.shape, b.dtype):
+            kinds = [f"{tuple(x.shape)} and {str(x.dtype).removeprefix('torch.')}" for x in (b, a)]
+            return f"gives an {name} of {kinds[0]}, not {kinds[1]} as the masked one"
+        elif (size := _distance(a, b)) > TOLERANCE:
+            return f"gives another {name} than the masked one, by {100 * size:.2g} % of its largest value"
+    return ""
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    # The largest difference over the largest finite value; infinite where one of the two is not finite, or no float.
+    apart = ~((a == b) | ((a != a) & (b != b)))
+    if not apart.any():
+        return 0.0
+    if not a.is_floating_point() and not a.is_complex():
+        return math.inf
+    largest = torch.where(a.isfinite(), a, 0).abs().max()
+    size = float((a[apart] - b[apart]).abs().max() / largest)
+    return size if math.isfinite(size) else math.inf
+
+
+def _first(masked: nn.Module, small: nn.Module, call: Call) -> str:
+    # Which module is the first whose outputs differ, or in which the smaller model fails.
+    (wanted, _), (got, within) = _followed(masked, call), _followed(small, call)
+    for place, outputs in wanted.items():
+        if place not in got:
+            continue
+        reason = _difference(outputs, got[place])
+        if reason and [getattr(x, "shape", None) for x in outputs.values()] == [getattr(x, "shape", None) for x in got[place].values()]:
+            return f", first in {_module(place[0])}"
+    return f", in {_module(within)}" if within is not None else ""
+
+
+def _module(path: str) -> str:
+    return f"the module {path!r}" if path else "the module itself"
+
+
+def _followed(model: nn.Module, call: Call) -> tuple[dict[tuple[str, int], dict[str, Any]], str | None]:
+    """The outputs of modules by path and number of the call, in the order in which they end; and where the run ended."""
+    made: dict[tuple[str, int], dict[str, Any]] = {}
+    inside: list[str] = []
+    run, calls = _double(model), dict.fromkeys(dict(model.named_modules()), 0)
+
+    def enter(path: str) -> Any:
+        return lambda *_: inside.append(path)
+
+    def leave(path: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            inside.pop()
+            made[path, calls[path]] = {name: _own(x) for name, x in _leaves("", output)}
+            calls[path] += 1
+
+        return hook
+
+    for path, part in run.named_modules():
+        part.register_forward_pre_hook(enter(path))
+        part.register_forward_hook(leave(path))
+    with contextlib.suppress(Exception):
+        _run(run, call)
+    return made, inside[-1] if inside else None

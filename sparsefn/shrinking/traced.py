@@ -1,0 +1,176 @@
+"""A model as a graph of ATen operations, as `torch.export` traces it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor, fx, nn
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.utils import _pytree as pytree
+
+from sparsefn.shrinking.values import bind, opname, scope
+
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def as_call(example: Example) -> Call:
+    """The arguments of a call, by position and by name: a tensor is the only argument, a mapping has names.
+
+    >>> as_call((1, 2)), as_call({"x": 1})
+    (((1, 2), {}), ((), {'x': 1}))
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, Tensor) or type(example) is tuple:
+        return example if isinstance(example, tuple) else (example,), {}
+    raise TypeError(
+        "expected example to be what the model is called with: a tensor, a tuple of arguments or a dict of keyword "
+        f"arguments, got {type(example).__name__}"
+    )
+
+
+def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.GraphModule:
+    """The ATen operations of a model, with its parameters and buffers under their names.
+
+    >>> program = traced(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.ones(2, 3))
+    >>> [node.name for node in program.graph.nodes if node.op == "call_function"]
+    ['linear', 'relu']
+    >>> program(torch.ones(5, 3)).shape
+    torch.Size([5, 4])
+
+    Sizes of the example's tensors other than 1 may differ when it runs, where the model's code allows that. It holds
+    the model's own tensors, and `node.meta["nn_module_stack"]` says of which modules an operation is. Nothing of the
+    model changes. A model on the meta device is traced there, without memory.
+
+    Raises TypeError for an example of another type, and ValueError for a model that does not run on it, for one that
+    `torch.export` cannot follow, and for modules in train mode that compute otherwise in eval mode (batch norm,
+    dropout): with `train` modules keep the modes that they are in.
+    """
+    call = as_call(example)
+    if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+        call = optree.tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, call)  # type: ignore[arg-type]
+    busy = any(part.training for part in model.modules())
+    program = _export(model, call, train)
+    program.meta["train"] = train and busy
+    if busy and not train and (node := _first_other(program, _export(model, call, True))) is not None:
+        raise ValueError(
+            f"expected a model in eval mode, as model.eval() sets it: in train mode {_place(model, node)} computes "
+            "otherwise. To trace modules in the modes that they are in, such as for fine-tuning, say train=True"
+        )
+    return program
+
+
+def _export(model: nn.Module, call: Call, train: bool) -> fx.GraphModule:
+    errors: list[Exception] = []
+    for most in (None, 1, 0):  # how many dimensions of a tensor may have another size: all, the first, none
+        own = _own(model)
+        call = pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, call)  # as sizes are noted on it
+        if not train:
+            own.eval()
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = torch.export.export(own, *call, dynamic_shapes=_dynamic(call, most), strict=False)
+                return _unchecked((program.run_decompositions({}) if _shares(program) else program).module())
+        except Exception as error:  # the model's own code fails in any way
+            errors.append(error)
+    raise _failed(model, call, errors[-1]) from errors[-1]
+
+
+def _own(model: nn.Module) -> nn.Module:
+    # A copy of the modules, in whose attributes tracing may leave things, that holds the same tensors.
+    parts = [(vars(part), part._parameters, part._buffers) for part in model.modules()]
+    held = [x for some in parts for names in some for x in names.values() if isinstance(x, Tensor)]
+    return copy.deepcopy(model, {id(x): x for x in held})
+
+
+def _dynamic(call: Call, most: int | None) -> ShapesCollection | None:
+    shapes = ShapesCollection()
+    found = [x for x in pytree.tree_leaves(call) if isinstance(x, Tensor)]
+    for x in found:
+        shapes[x] = {d: Dim.AUTO for d, n in enumerate(x.shape[:most]) if n > 1}
+    return shapes if found and most != 0 else None
+
+
+def _shares(program: ExportedProgram) -> bool:
+    # Whether an operation writes into a tensor that another operation sees, too.
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        for place, spec in enumerate(schema.arguments if schema is not None else ()):
+            if spec.alias_info is not None and spec.alias_info.is_write:
+                x = node.args[place] if place < len(node.args) else node.kwargs.get(spec.name)
+                if isinstance(x, fx.Node) and (len(x.users) > 1 or (x.op != "placeholder" and _may_alias(x))):
+                    return True
+    return False
+
+
+# They may give back their input, of which their signature says nothing.
+_IDENTITIES = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "type_as"}
+
+
+def _may_alias(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or opname(node) in _IDENTITIES:
+        return True
+    return any(out.alias_info is not None and not out.alias_info.is_write for out in schema.returns)
+
+
+def _unchecked(program: fx.GraphModule) -> fx.GraphModule:
+    # Without the checks of dtype before casts, which a copy in another dtype would not pass.
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        program.graph.erase_node(node)
+    program.recompile()
+    return program
+
+
+def _first_other(a: fx.GraphModule, b: fx.GraphModule) -> fx.Node | None:
+    # The first operation in which two programs of one model differ.
+    for x, y in itertools.zip_longest(a.graph.nodes, b.graph.nodes):
+        if x is None or y is None or _text(x) != _text(y):
+            return y or x  # type: ignore[no-any-return]
+    return None
+
+
+def _text(node: fx.Node) -> str:
+    given = bind(node.target, node.args, node.kwargs) if hasattr(node.target, "_schema") else {}
+    if given.get("p") == 0:  # a dropout that drops nothing
+        given = {**given, "train": None}
+    return str((node.target, given or (node.args, node.kwargs)))
+
+
+def _place(model: nn.Module, node: fx.Node) -> str:
+    path = scope(node)
+    return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
+
+
+def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
+    kind, run = type(model).__name__, _own(model).eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+            args, kwargs = optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, call)  # type: ignore[arg-type]
+            run(*args, **kwargs)
+    except Exception as own:  # the model's own code fails in any way
+        return ValueError(f"expected an example that the {kind} can be called with: it fails with {first_line(own)}")
+    return ValueError(
+        f"torch.export cannot follow the {kind}: {first_line(error)}. Name submodules that it can follow in where=, or take "
+        "out of forward what depends on the values of tensors"
+    )
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, in one line.
+
+    >>> first_line(ValueError("no. See below"))
+    'ValueError: no'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].split('. ')[0] if lines else ''}".rstrip(".: ")
