@@ -12,7 +12,12 @@ from sparsefn.engine.selection import Count, Entry, totals_of, winners
 
 
 def within_bounds(
-    distribution: Global, sizes: Mapping[str, int], entries: list[Entry], count: Count, held: list[Tensor | None]
+    distribution: Global,
+    sizes: Mapping[str, int],
+    entries: list[Entry],
+    count: Count,
+    held: list[Tensor | None],
+    least: int = 0,
 ) -> list[Tensor]:
     """Masks of the best units of one competition, in which each leaf keeps as many as its bounds allow.
 
@@ -21,11 +26,11 @@ def within_bounds(
     >>> within_bounds(sf.budgets.global_(floor=0.5), {"a": 2, "b": 2}, entries, 2, [None, None])
     [tensor([[ True, False]]), tensor([[ True, False]])]
 
-    `sizes` are the numbers of units of the leaves, `held` their units that are kept already.
+    `sizes` are the numbers of units of the leaves, `held` their units that are kept already. No leaf keeps less than
+    `least` units.
     """
-    limits = list(
-        distribution.bounds({path: (n,) for path, n in sizes.items()}, torch.zeros((), device="cpu")).values()
-    )
+    bounds = distribution.bounds({path: (n,) for path, n in sizes.items()}, torch.zeros((), device="cpu"))
+    limits = [tuple([max(bound, min(least, sizes[path])) for bound in pair]) for path, pair in bounds.items()]
     if any(most < n for (_, most), n in zip(limits, sizes.values(), strict=True)):
         # Only the best of a leaf compete, as many as it keeps at most.
         left = [most - n for (_, most), n in zip(limits, _had(held, entries), strict=True)]

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from sparsefn.modules.weights import is_conv1d, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.tied import checked_sets, joined, tied_sets
-from sparsefn.patterns.units import Place, Units
+from sparsefn.patterns.matching import checked_sets
+from sparsefn.patterns.places import Place
+from sparsefn.patterns.tied import joined, tied_sets
+from sparsefn.patterns.units import Units
 from sparsefn.shrinking.layers import keep_entries
 
 
@@ -67,6 +69,8 @@ def _cut_pattern(module: nn.Module, masks: dict[str, Tensor], pattern: Pattern, 
 
 def _check(place: Place, leaves: Mapping[str, Tensor], cut: set[tuple[str, int]]) -> None:
     path = place.path
+    if place.numbers is not None:
+        raise ValueError(f"shrink: expected tied sets of blocks in only=, got one with unit numbers at {path!r}")
     for name, leaf in leaves.items():
         if leaf is leaves[path] and name != path:
             raise ValueError(f"shrink: expected {path!r} to have its weights alone, but it shares them with {name!r}")

@@ -127,7 +127,7 @@ def _parts(only: str | Pattern | Sequence[str | Pattern] | None, example: Exampl
     for one in chosen:
         if not (isinstance(one, str) or (isinstance(one, Pattern) and one.members)):
             raise TypeError(f"expected only to be globs of submodules, or tied sets such as sf.tied(...), got {one!r}")
-        blocks = isinstance(one, Pattern) and any(block * parts > 1 for *_, block, parts in one.members)
+        blocks = isinstance(one, Pattern) and any(m[2:] != (1, 1) for family in one.members for m in family)
         if blocks and example is None:
             raise ValueError(
                 f"shrink: expected example= for {one}, whose units are blocks of rows, such as heads: code that keeps "

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.patterns.tied import _stem, checked_sets, joined, parted, tied_sets
+from sparsefn.patterns.matching import _stem, checked_sets
+from sparsefn.patterns.tied import joined, parted, tied_sets
 
 MLP = sf.tied([["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]])
 N = 6  # units of each set
@@ -92,12 +93,13 @@ def test_heads_are_blocks_and_a_fused_leaf_has_parts():
 
 def test_rows_and_back():
     weights = {"a": torch.randn(4, 6, 2), "b": torch.randn(3)}
-    (made,) = tied_sets(sf.tied([["a", 1, 1, 2], ["b", 0]]), weights).values()
+    sets = tied_sets(sf.tied([["a", 1, 1, 2], ["b", 0]]), weights)
+    (made,) = sets.values()
     rows = joined(made, weights)
     assert rows.shape == (3, 4 * 2 * 2 + 1) and torch.equal(rows[:, -1], weights["b"])
     for unit in range(3):
         assert torch.equal(rows[unit, :-1], weights["a"][:, [unit, unit + 3]].reshape(-1))
-        mask = parted(made, torch.arange(3)[None] == unit, weights)["a"]
+        mask = parted(sets, [torch.arange(3)[None] == unit], weights)["a"]
         assert mask.is_contiguous() and torch.equal(weights["a"][mask], rows[unit, :-1])
 
 
@@ -253,7 +255,7 @@ def test_globs_match_as_everywhere(glob):
 def test_it_reads_and_pickles_as_the_call():
     assert repr(sf.tied([["*.q", 0, 4], ["*.o", 1, 4]], "l2")) == "tied([['*.q', 0, 4], ['*.o', 1, 4]], reduce='l2')"
     members = (("*.up.weight", 0, 1, 1), ("*.up.bias", 0, 1, 1), ("*.down.weight", 1, 1, 1))
-    assert pickle.loads(pickle.dumps(MLP)).members == MLP.members == members
+    assert pickle.loads(pickle.dumps(MLP)).members == MLP.members == (members,)
 
 
 @pytest.mark.parametrize(
