@@ -63,12 +63,13 @@ class Competition(NamedTuple):
             return select_leaves(params, where)
         leaves = float_leaves(params)
         sets = checked_sets(self.pattern, list(leaves))
-        asked = {paths: paths[:1] if callable(where) else paths for paths in sets}
-        known = {path for paths in asked.values() for path in paths}
+        asked = [paths[:1] if callable(where) else paths for paths in sets]
+        known = {path for paths in asked for path in paths}
         hit = select_leaves({path: leaf for path, leaf in leaves.items() if path in known}, where)
-        chosen = {path for paths in sets if not hit.keys().isdisjoint(asked[paths]) for path in paths}
-        for paths in sets:
-            if chosen.issuperset(paths) and hit.keys().isdisjoint(asked[paths]):
+        taken = [any(path in hit for path in paths) for paths in asked]
+        chosen = {path for paths, some in zip(sets, taken, strict=True) if some for path in paths}
+        for paths, some in zip(sets, taken, strict=True):
+            if not some and all(path in chosen for path in paths):
                 raise ValueError(
                     f"where: expected the tied set of {paths[0]!r} to be chosen, too: each of its leaves is in another "
                     "one that is"

@@ -33,7 +33,6 @@ class Place(NamedTuple):
     numbers: Array | None = None
     taken: Array | None = None
 
-    @property
     def entries(self) -> int:
         """How many entries each unit has here."""
         return math.prod(self.shape) // max(self.units, 1)

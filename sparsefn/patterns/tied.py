@@ -160,7 +160,7 @@ def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
 
 
 def _as_rows(pattern: Pattern, places: tuple[Place, ...]) -> Units:
-    width = sum([place.entries for place in places])
+    width = sum([place.entries() for place in places])
     return units_of(pattern, (places[0].units, width))._replace(places=places)
 
 
@@ -178,7 +178,7 @@ def joined(units: Units, leaves: Mapping[str, Tensor]) -> Tensor:
         if place.taken is not None:
             x = x.index_select(d, torch.as_tensor(place.taken, device=x.device))
         split = x.reshape(*x.shape[:d], place.parts, place.units, place.block, *x.shape[d + 1 :])
-        rows.append(split.movedim(d + 1, 0).reshape(place.units, place.entries))
+        rows.append(split.movedim(d + 1, 0).reshape(place.units, place.entries()))
     return torch.cat([row.to(rows[0].device) for row in rows], 1)
 
 

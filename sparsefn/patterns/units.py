@@ -38,9 +38,9 @@ class Units(NamedTuple):
     the grid whose units compete. `rows` is (groups, units of a group). `single` says that a unit is one element, and
     `flat` that the grid, read row by row, has one group after the other. `budgeted` is the grid as budgets see it,
     without the dimensions that a unit spans. The units of a tied set are the rows of a matrix that is made of its
-    leaves, at `places`. Where they lie anyhow there is a matrix for each of `classes`, and `order` is where each
-    unit is among them. The units of a DTensor are those that `with_alignment` gives this process: then `whole` are those
-    of all processes, `alignment` is where they lie, and `extent` where they lie in the grid of their one group.
+    leaves, at `places`. Where they lie anyhow there is a matrix for each of `classes`, and `order` is where each unit
+    is among them. The units of a DTensor are those that `with_alignment` gives this process: then `whole` are those of
+    all processes, `alignment` is where they lie, and `extent` where they lie in the grid of their one group.
     """
 
     pattern: Pattern
