@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -138,13 +138,13 @@ def check_units_meet(sets: Sequence[TiedSet]) -> None:
         ...
     ValueError: tied: expected a leaf of the set of 'w' with entries for all combinations of units of its sets, got 'w'
     """
-    along: dict[tuple[str, int], list[Place]] = {}
+    along: dict[str, dict[int, list[Place]]] = {}
     for one in sets:
         for place in one.places:
-            along.setdefault((place.path, place.dim), []).append(place)
-    bad = {path for (path, _), places in along.items() if len(places) > 1 and not _all_meet(places)}
+            along.setdefault(place.path, {}).setdefault(place.dim, []).append(place)
+    met = {path: {dim: _met(places) for dim, places in dims.items()} for path, dims in along.items()}
     for name, places, *_ in sets:
-        if all(place.path in bad for place in places):
+        if not any(_stays(place, met[place.path]) for place in places):
             leaves = ", ".join(dict.fromkeys(repr(place.path) for place in places))
             raise ValueError(
                 f"tied: expected a leaf of the set of {name!r} with entries for all combinations of units of its sets, "
@@ -152,9 +152,17 @@ def check_units_meet(sets: Sequence[TiedSet]) -> None:
             )
 
 
-def _all_meet(places: Sequence[Place]) -> bool:
-    # Whether all combinations of units have an index, of those sets that meet at an index along one dimension.
+def _met(places: Sequence[Place]) -> list[list[Place]]:
+    # The places that meet at some indices along one dimension, where all combinations of their units have an index.
+    if len(places) == 1:
+        return [[*places]]
     rows = np.unique(np.stack([place.unit_numbers() for place in places], 1), axis=0)
     kinds, counts = np.unique(rows >= 0, axis=0, return_counts=True)
-    wanted = [math.prod(p.units for p, here in zip(places, kind, strict=True) if here) for kind in kinds.tolist()]
-    return bool(wanted == counts.tolist())
+    here = [[place for place, flag in zip(places, kind, strict=True) if flag] for kind in kinds.tolist()]
+    return [some for some, n in zip(here, counts, strict=True) if n == math.prod(place.units for place in some)]
+
+
+def _stays(place: Place, met: Mapping[int, list[list[Place]]]) -> bool:
+    # Whether each unit has an entry here whose other units may be any.
+    own = any(one is place for some in met[place.dim] for one in some)
+    return own and all(met.values())

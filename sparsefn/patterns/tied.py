@@ -50,16 +50,38 @@ def tied(members: Members | Sequence[Members], reduce: Reduce = "mean") -> Patte
     `[glob, dim, block, parts]` is for a fused leaf: the dimension is as many equal parts one after the other, each
     with a block of every unit. The queries, keys and values of GPT-2 are `["*.c_attn.weight", 1, width, 3]`.
 
-    A unit's score is that of all of its entries, pooled by `reduce` as in `sf.patterns.block`: members in their
-    order, each row by row. Globs in `where` choose the sets of all leaves that they match; a function is asked about
-    the first leaf of a set, and its answer is for the whole set. Only algorithms take it: a mask of one tensor has no
-    other leaves. Where single entries are drawn or move between leaves (`snfs`, `redistribute`,
-    `supermask("bernoulli")`) it is refused, as other patterns are. `sf.shrink(model, state, only=mlp)` removes the
-    units that are pruned; of blocks and parts with `example=`.
+    `[glob, dim, numbers]` has the unit of each index, -1 for an index of none, whose entries no unit of this set takes
+    along. Units may then have different numbers of indices; each has one in every member:
 
-    Raises TypeError for members of another form. `init` raises ValueError for a glob that no path matches, where no
-    set has a leaf for each member, for a leaf in two sets, for members whose numbers of units differ, and for given
-    masks that prune a unit in part (on the CPU, where values are read).
+    >>> pairs = sf.tied([["fc.weight", 0, [0, 1, 1, 0, -1]], ["fc.bias", 0, [0, 1, 1, 0, -1]]])
+
+    A leaf may be in several sets, or in one along two dimensions: an entry stays if all of its units do. A kernel
+    between two layers has its rows in one set and its columns in another. A list of such lists of members is one
+    pattern of all their sets, for models whose units are not everywhere named alike:
+
+    >>> net = sf.tied([[["0.weight", 0], ["0.bias", 0], ["2.weight", 1]],
+    ...                [["2.weight", 0], ["2.bias", 0], ["4.weight", 1]]])
+    >>> model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(5)))
+    >>> state = sf.static(0.5, pattern=net).init(sf.modules.params_of(model))
+    >>> int(state.masks["0.bias"].sum()), int(state.masks["2.bias"].sum()), int(state.masks["2.weight"].sum())
+    (2, 2, 4)
+
+    Each set then keeps exactly its count of units, and at least one, also where its budget says none: else it would
+    take the entries of all units that meet it. A set is known in budgets by the path of its first leaf; others that
+    begin with this leaf are `path:1`, `path:2` and so on. A glob that is the path of a leaf is that leaf alone.
+
+    A unit's score is that of all of its entries, also of those that other sets prune, pooled by `reduce` as in
+    `sf.patterns.block`: members in their order, each row by row. It is kept if one of its entries is. Globs in `where`
+    choose the sets of all leaves that they match; a function is asked about the first leaf of a set, and its answer is
+    for the whole set. Only algorithms take it: a mask of one tensor has no other leaves. Where single entries are drawn
+    or move between leaves (`snfs`, `redistribute`, `supermask("bernoulli")`) it is refused, as other patterns are.
+    `sf.shrink(model, state, only=mlp)` removes the units that are pruned; of blocks and parts with `example=`.
+
+    Raises TypeError for members of another form, ValueError for unit numbers that leave one out. `init` raises
+    ValueError for a glob that no path matches, where no set has a leaf for each member, for members whose numbers of
+    units differ, where other sets may prune a unit whole though they keep one of theirs, for a `where` that chooses all
+    leaves of a set without choosing it, and for given masks that prune a unit in part (on the CPU, where values are
+    read).
     """
     if not _is_list(members):
         raise TypeError(f"tied: expected a list of members [glob, dim], got {shown(members)}")
