@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -48,6 +48,17 @@ def within_bounds(
     rest = [x._replace(deny=won if x.deny is None else x.deny | won) for x, won in zip(entries, first, strict=True)]
     others = winners(rest, [count - totals_of(entries, first).sum()], joint=True)
     return [a | b for a, b in zip(first, others, strict=True)]
+
+
+def at_least(least: int, counts: Sequence[Count] | Tensor, sizes: Sequence[int]) -> list[Count]:
+    """Counts of units, of each leaf or of all in one, of which no leaf has less than `least` or all that it has.
+
+    >>> at_least(1, [0, torch.tensor(2)], [4, 4]), at_least(1, [2], [4, 0, 4, 4])
+    ([1, tensor(2)], [3])
+    """
+    each = [min(least, n) for n in sizes]
+    pairs = zip(counts, each if len(counts) == len(sizes) else [sum(each)], strict=True)
+    return [n.clamp(min=low) if isinstance(n, Tensor) else max(n, low) for n, low in pairs]
 
 
 def _had(held: list[Tensor | None], entries: list[Entry]) -> list[Count]:

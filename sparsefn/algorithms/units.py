@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.bounds import within_bounds
+from sparsefn.algorithms.bounds import at_least, within_bounds
 from sparsefn.algorithms.competition import Competition, Goal, count_of, fixed_count
 from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets.counts import Counted
@@ -39,7 +39,7 @@ class Field(NamedTuple):
 
     `masks` are those of the leaves, within `allowed`; `free` are the units that may be kept. `known` are the counts at
     the step where a sparsity or the pattern says them, else scores decide by `goal`. Counts are 1-D, one entry a group,
-    the grids one after another; where all leaves meet in one competition there is one.
+    the grids one after another; where all leaves meet in one competition there is one. Each grid keeps `least` units.
     """
 
     rule: Competition
@@ -51,6 +51,7 @@ class Field(NamedTuple):
     joint: bool
     elementwise: bool
     sharded: bool
+    least: int
     goal: Goal = None
     step: Step = 0
     known: Sequence[Count] | None = None
@@ -69,11 +70,6 @@ class Field(NamedTuple):
         leaves = layout.to_aligned(self.grids, leaves) if self.sharded else leaves
         for path, units in self.grids.items():
             yield over_units(units, leaves, read) if units.places else read(units, leaves[path])
-
-    @property
-    def crossed(self) -> bool:
-        """Whether units of tied sets meet in a leaf: then each set keeps a unit, or those that meet it lose entries."""
-        return bool(self.rule.pattern.members) and len(layout.paths_of(self.grids)) > len(self.leaves)
 
     @property
     def groups(self) -> list[int]:
@@ -198,14 +194,11 @@ class Field(NamedTuple):
         entries = [Entry(x, allow, deny, absolute, units.extent) for x, allow, deny, units in rows]
         if not entries:
             return []
-        least = 0
-        if self.crossed:
-            least, ones = 1, [min(units.rows[1], 1) for units in grids]
-            if but is None:
-                counts = [_at_least(*pair) for pair in zip(counts, [sum(ones)] if self.joint else ones, strict=True)]
+        if self.least and but is None:
+            counts = at_least(self.least, counts, [units.rows[1] for units in grids])
         if isinstance(self.rule.distribution, Global):
             sizes = {path: units.of_all.rows[1] for path, units in self.grids.items()}
-            return within_bounds(self.rule.distribution, sizes, entries, counts[0], list(held or none), least)
+            return within_bounds(self.rule.distribution, sizes, entries, counts[0], list(held or none), self.least)
         if self.rule.pattern.pick is not None:
             return [self.rule.pattern.pick(entry) for entry in entries]
         return winners(entries, counts)
@@ -217,7 +210,7 @@ class Field(NamedTuple):
         sizes = {path: math.prod(units.of_all.rows) for path, units in self.grids.items()}
         counts = self._of_whole(sparsity, {})
         for i, (path, units) in enumerate(self.grids.items()):
-            device = self.leaves[layout.first_of(path, units)].device
+            device = self.leaves[layout.paths_of({path: units})[0]].device
             total = as_tensor_on(counts[0 if joint else i], device)
             total = total.sum() if total.ndim else total * (1 if joint else units.of_all.rows[0])
             chance = total.double() / max(sum(sizes.values()) if joint else sizes[path], 1)
@@ -228,15 +221,14 @@ class Field(NamedTuple):
 
     def masks_of(self, flags: Flags, scores: Scores | None = None, among: Leaves | None = None) -> Leaves:
         """Masks of the leaves from kept units, and the best elements `among` some of others by the pattern."""
-        if self.rule.pattern.members:
-            made = parted(self.grids, flags, self.leaves)
-            return made if self.allowed is None else both_of(made, self.allowed)
-        made = {}
         spared = scores is not None and self.rule.pattern.zeros is not None
         values = layout.to_aligned(self.grids, scores.values) if spared and scores is not None else {}
         open_ = layout.to_aligned(self.grids, among) if spared and among is not None else {}
-        for (path, units), kept in zip(self.grids.items(), flags, strict=True):
-            made[path] = unit_mask(units, kept, values.get(path), open_.get(path))
+        if self.rule.pattern.members:
+            made = parted(self.grids, flags, self.leaves)
+        else:
+            pairs = zip(self.grids.items(), flags, strict=True)
+            made = {path: unit_mask(units, kept, values.get(path), open_.get(path)) for (path, units), kept in pairs}
         made = layout.from_aligned(self.grids, made, self.leaves) if self.sharded else made
         return made if self.allowed is None or self.elementwise else both_of(made, self.allowed)
 
@@ -247,10 +239,10 @@ class Field(NamedTuple):
 
     def parts(self, apart: bool) -> Iterator[Field]:
         """The field in parts of a few leaves where an update saves memory and leaves stand `apart`, else as it is."""
-        if len(self.grids) < 2 or self.joint or not apart or self.crossed:
+        if len(self.grids) < 2 or self.joint or not apart or self.least:
             yield self
             return
-        firsts = [self.leaves[layout.first_of(*pair)] for pair in self.grids.items()]
+        firsts = [self.leaves[path] for path in self.grids]
         parts = lists.places_in_parts(firsts, [math.prod(units.shape) for units in self.grids.values()])
         yield from map(self.part, parts) if len(parts) > 1 else [self]
 
@@ -281,22 +273,16 @@ def field(
     if allowed is not None:
         allowed = full(allowed, leaves)
         masks = None if masks is None else both_of(masks, allowed)
+    least = int(bool(rule.pattern.members) and len(layout.paths_of(found)) > len(leaves))  # where tied sets meet
     free: Open = [None] * len(found)
-    made = Field(rule, found, leaves, masks or {}, allowed, free, joint, rule.elementwise, sharded, goal, step)
+    made = Field(rule, found, leaves, masks or {}, allowed, free, joint, rule.elementwise, sharded, least, goal, step)
     if allowed is not None or rule.pattern.allowed is not None:
-        free = list(made._each(full({}, leaves) if allowed is None else allowed, _free_rows))
-        made = made._replace(free=free)
+        some = full({}, leaves) if allowed is None else allowed
+        rows = made._each(some, lambda units, mask: allowed_rows(units, mask, active_rows(units, mask)))
+        made = made._replace(free=list(rows))
     if isinstance(goal, Counted) or (goal is None and rule.pattern.fixed is None):
         return made
     return made._replace(known=made.targets(None if goal is None else fraction_at(goal, step)))
-
-
-def _free_rows(units: Units, allowed: Tensor) -> Tensor:
-    return allowed_rows(units, allowed, active_rows(units, allowed))
-
-
-def _at_least(count: Count, least: int) -> Count:
-    return count.clamp(min=least) if isinstance(count, Tensor) else max(count, least)
 
 
 def either_of(flags: Flags, others: Flags) -> Flags:

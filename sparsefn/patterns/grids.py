@@ -62,11 +62,6 @@ def paths_of(grids: Grids) -> list[str]:
     return [at for path, units in grids.items() for at in ([place.path for place in units.places] or [path])]
 
 
-def first_of(path: str, units: Units) -> str:
-    """The path of the first leaf of a grid, from the path that the grid is under."""
-    return units.places[0].path if units.places else path
-
-
 def with_alignment(units: Units, leaf: Tensor) -> Units:
     """The units of this process's part of a leaf; those of the whole where the leaf is no DTensor.
 

@@ -107,7 +107,7 @@ def classed(name: str, places: Sequence[Place]) -> TiedSet:
     >>> import numpy as np
     >>> made = classed("w", [Place("w", (4,), 0, units=3, numbers=np.array([2, 0, 2, 1]))])
     >>> [[place.taken.tolist() for place in places] for places in made.classes], made.order.tolist()
-    ([[1, 3], [0, 2]], [0, 1, 2])
+    ([[[1, 3]], [[0, 2]]], [0, 1, 2])
     """
     if all(place.numbers is None for place in places):
         return TiedSet(name, tuple(places))
