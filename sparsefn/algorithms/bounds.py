@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,12 @@ from sparsefn.engine.selection import Count, Entry, totals_of, winners
 
 
 def within_bounds(
-    distribution: Global, sizes: Mapping[str, int], entries: list[Entry], count: Count, held: list[Tensor | None]
+    distribution: Global,
+    sizes: Mapping[str, int],
+    entries: list[Entry],
+    count: Count,
+    held: list[Tensor | None],
+    least: int = 0,
 ) -> list[Tensor]:
     """Masks of the best units of one competition, in which each leaf keeps as many as its bounds allow.
 
@@ -21,11 +26,11 @@ def within_bounds(
     >>> within_bounds(sf.budgets.global_(floor=0.5), {"a": 2, "b": 2}, entries, 2, [None, None])
     [tensor([[ True, False]]), tensor([[ True, False]])]
 
-    `sizes` are the numbers of units of the leaves, `held` their units that are kept already.
+    `sizes` are the numbers of units of the leaves, `held` their units that are kept already. No leaf keeps less than
+    `least` units.
     """
-    limits = list(
-        distribution.bounds({path: (n,) for path, n in sizes.items()}, torch.zeros((), device="cpu")).values()
-    )
+    bounds = distribution.bounds({path: (n,) for path, n in sizes.items()}, torch.zeros((), device="cpu"))
+    limits = [tuple([max(bound, min(least, sizes[path])) for bound in pair]) for path, pair in bounds.items()]
     if any(most < n for (_, most), n in zip(limits, sizes.values(), strict=True)):
         # Only the best of a leaf compete, as many as it keeps at most.
         left = [most - n for (_, most), n in zip(limits, _had(held, entries), strict=True)]
@@ -43,6 +48,17 @@ def within_bounds(
     rest = [x._replace(deny=won if x.deny is None else x.deny | won) for x, won in zip(entries, first, strict=True)]
     others = winners(rest, [count - totals_of(entries, first).sum()], joint=True)
     return [a | b for a, b in zip(first, others, strict=True)]
+
+
+def at_least(least: int, counts: Sequence[Count] | Tensor, sizes: Sequence[int]) -> list[Count]:
+    """Counts of units, of each leaf or of all in one, of which no leaf has less than `least` or all that it has.
+
+    >>> at_least(1, [0, torch.tensor(2)], [4, 4]), at_least(1, [2], [4, 0, 4, 4])
+    ([1, tensor(2)], [3])
+    """
+    each = [min(least, n) for n in sizes]
+    pairs = zip(counts, each if len(counts) == len(sizes) else [sum(each)], strict=True)
+    return [n.clamp(min=low) if isinstance(n, Tensor) else max(n, low) for n, low in pairs]
 
 
 def _had(held: list[Tensor | None], entries: list[Entry]) -> list[Count]:

@@ -16,7 +16,7 @@ from sparsefn.engine.processes import check_grid
 from sparsefn.engine.selection import Count
 from sparsefn.patterns.grids import Grids
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.tied import checked_sets
+from sparsefn.patterns.matching import checked_sets
 from sparsefn.patterns.units import Units
 from sparsefn.state import Level, Schedule, Step, Where
 from sparsefn.tree import Leaves, Tree
@@ -63,9 +63,17 @@ class Competition(NamedTuple):
             return select_leaves(params, where)
         leaves = float_leaves(params)
         sets = checked_sets(self.pattern, list(leaves))
-        members = {path: paths for paths in sets for path in (paths[:1] if callable(where) else paths)}
-        hit = select_leaves({path: leaves[path] for path in leaves if path in members}, where)
-        chosen = {path for name in hit for path in members[name]}
+        asked = [paths[:1] if callable(where) else paths for paths in sets]
+        known = {path for paths in asked for path in paths}
+        hit = select_leaves({path: leaf for path, leaf in leaves.items() if path in known}, where)
+        taken = [any(path in hit for path in paths) for paths in asked]
+        chosen = {path for paths, some in zip(sets, taken, strict=True) if some for path in paths}
+        for paths, some in zip(sets, taken, strict=True):
+            if not some and all(path in chosen for path in paths):
+                raise ValueError(
+                    f"where: expected the tied set of {paths[0]!r} to be chosen, too: each of its leaves is in another "
+                    "one that is"
+                )
         return {path: leaf for path, leaf in leaves.items() if path in chosen}
 
     def check_grids(self, grids: Grids, leaves: Leaves) -> None:

@@ -36,7 +36,7 @@ def run(cycle: Cycle, units: Field, scores: Read, step: Step) -> Decision:
     share = scores("share") if cycle.plan is not None and cycle.plan.score is not None else grow
     lost = _lost(cycle, units, active, had, target, drop, share, step)
     stay = units.best(drop, had - lost, among=active)
-    left = units.totals(stay) if units.joint else had - lost
+    left = units.totals(stay) if units.joint or units.least else had - lost
     if cycle.plan is not None:
         target = _moved(cycle.plan, units, share, stay, left, had if cycle.exclude_dropped else left, target)
     taken = active if cycle.exclude_dropped else stay

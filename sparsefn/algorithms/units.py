@@ -6,14 +6,14 @@ On which process they lie, on which device, how many leaves at a time and in how
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.bounds import within_bounds
+from sparsefn.algorithms.bounds import at_least, within_bounds
 from sparsefn.algorithms.competition import Competition, Goal, count_of, fixed_count
 from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets.counts import Counted
@@ -24,7 +24,7 @@ from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection import Count, Entry, totals, winners
 from sparsefn.patterns import grids as layout
 from sparsefn.patterns.grids import Grids
-from sparsefn.patterns.tied import joined, parted
+from sparsefn.patterns.tied import over_units, parted
 from sparsefn.patterns.units import Units, active_rows, allowed_rows, competing, grouped, unit_mask
 from sparsefn.state import Step
 from sparsefn.tree import Leaves
@@ -39,7 +39,7 @@ class Field(NamedTuple):
 
     `masks` are those of the leaves, within `allowed`; `free` are the units that may be kept. `known` are the counts at
     the step where a sparsity or the pattern says them, else scores decide by `goal`. Counts are 1-D, one entry a group,
-    the grids one after another; where all leaves meet in one competition there is one.
+    the grids one after another; where all leaves meet in one competition there is one. Each grid keeps `least` units.
     """
 
     rule: Competition
@@ -51,6 +51,7 @@ class Field(NamedTuple):
     joint: bool
     elementwise: bool
     sharded: bool
+    least: int
     goal: Goal = None
     step: Step = 0
     known: Sequence[Count] | None = None
@@ -58,17 +59,17 @@ class Field(NamedTuple):
     @property
     def active(self) -> Flags:
         """The units that are kept now and may be kept on."""
-        return self.within([active_rows(units, mask) for units, mask in self._each(self.masks)])
+        return self.within(list(self._each(self.masks, active_rows)))
 
     def within(self, flags: Flags) -> Flags:
         """The flags of some units, without the units that may not be kept."""
         return [rows if open_ is None else rows & open_ for rows, open_ in zip(flags, self.free, strict=True)]
 
-    def _each(self, leaves: Leaves) -> Iterator[tuple[Units, Tensor]]:
-        # The grids with what is here of their leaves; a tied set as one matrix, made when its turn comes.
+    def _each(self, leaves: Leaves, read: Callable[[Units, Tensor], Tensor]) -> Iterator[Tensor]:
+        # What a function makes of the grids and of what is here of their leaves, each when its turn comes.
         leaves = layout.to_aligned(self.grids, leaves) if self.sharded else leaves
         for path, units in self.grids.items():
-            yield units, joined(units, leaves) if units.places else leaves[path]
+            yield over_units(units, leaves, read) if units.places else read(units, leaves[path])
 
     @property
     def groups(self) -> list[int]:
@@ -162,7 +163,7 @@ class Field(NamedTuple):
         """The scores of each competition, (groups, units of a group), for a function of whole leaves if it is named."""
         if what is not None:
             layout.refuse_parts(what, self.grids)
-        return self._in_groups([grouped(competing(*pair)) for pair in self._each(scores.values)])
+        return self._in_groups([grouped(rows) for rows in self._each(scores.values, competing)])
 
     def rows_of(self, flags: Open) -> list[Tensor]:
         """Flags of each competition, (groups, units of a group)."""
@@ -188,15 +189,16 @@ class Field(NamedTuple):
         """
         none = [None] * len(self.grids)
         values, absolute = (scores.signed, scores.absolute) if self.elementwise else (scores.values, False)
-        entries = [
-            Entry(competing(units, x), allow, deny, absolute, units.extent)
-            for (units, x), allow, deny in zip(self._each(values), among or none, but or none, strict=True)
-        ]
+        grids = self.grids.values()
+        rows = zip(self._each(values, competing), among or none, but or none, grids, strict=True)
+        entries = [Entry(x, allow, deny, absolute, units.extent) for x, allow, deny, units in rows]
         if not entries:
             return []
+        if self.least and but is None:
+            counts = at_least(self.least, counts, [units.rows[1] for units in grids])
         if isinstance(self.rule.distribution, Global):
             sizes = {path: units.of_all.rows[1] for path, units in self.grids.items()}
-            return within_bounds(self.rule.distribution, sizes, entries, counts[0], list(held or none))
+            return within_bounds(self.rule.distribution, sizes, entries, counts[0], list(held or none), self.least)
         if self.rule.pattern.pick is not None:
             return [self.rule.pattern.pick(entry) for entry in entries]
         return winners(entries, counts)
@@ -208,7 +210,7 @@ class Field(NamedTuple):
         sizes = {path: math.prod(units.of_all.rows) for path, units in self.grids.items()}
         counts = self._of_whole(sparsity, {})
         for i, (path, units) in enumerate(self.grids.items()):
-            device = self.leaves[path].device
+            device = self.leaves[layout.paths_of({path: units})[0]].device
             total = as_tensor_on(counts[0 if joint else i], device)
             total = total.sum() if total.ndim else total * (1 if joint else units.of_all.rows[0])
             chance = total.double() / max(sum(sizes.values()) if joint else sizes[path], 1)
@@ -219,15 +221,14 @@ class Field(NamedTuple):
 
     def masks_of(self, flags: Flags, scores: Scores | None = None, among: Leaves | None = None) -> Leaves:
         """Masks of the leaves from kept units, and the best elements `among` some of others by the pattern."""
-        made: Leaves = {}
         spared = scores is not None and self.rule.pattern.zeros is not None
         values = layout.to_aligned(self.grids, scores.values) if spared and scores is not None else {}
         open_ = layout.to_aligned(self.grids, among) if spared and among is not None else {}
-        for (path, units), kept in zip(self.grids.items(), flags, strict=True):
-            if units.places:
-                made |= parted(units, kept, self.leaves)
-            else:
-                made[path] = unit_mask(units, kept, values.get(path), open_.get(path))
+        if self.rule.pattern.members:
+            made = parted(self.grids, flags, self.leaves)
+        else:
+            pairs = zip(self.grids.items(), flags, strict=True)
+            made = {path: unit_mask(units, kept, values.get(path), open_.get(path)) for (path, units), kept in pairs}
         made = layout.from_aligned(self.grids, made, self.leaves) if self.sharded else made
         return made if self.allowed is None or self.elementwise else both_of(made, self.allowed)
 
@@ -238,7 +239,7 @@ class Field(NamedTuple):
 
     def parts(self, apart: bool) -> Iterator[Field]:
         """The field in parts of a few leaves where an update saves memory and leaves stand `apart`, else as it is."""
-        if len(self.grids) < 2 or self.joint or not apart:
+        if len(self.grids) < 2 or self.joint or not apart or self.least:
             yield self
             return
         firsts = [self.leaves[path] for path in self.grids]
@@ -272,12 +273,13 @@ def field(
     if allowed is not None:
         allowed = full(allowed, leaves)
         masks = None if masks is None else both_of(masks, allowed)
+    least = int(bool(rule.pattern.members) and len(layout.paths_of(found)) > len(leaves))  # where tied sets meet
     free: Open = [None] * len(found)
-    made = Field(rule, found, leaves, masks or {}, allowed, free, joint, rule.elementwise, sharded, goal, step)
+    made = Field(rule, found, leaves, masks or {}, allowed, free, joint, rule.elementwise, sharded, least, goal, step)
     if allowed is not None or rule.pattern.allowed is not None:
-        pairs = made._each(full({}, leaves) if allowed is None else allowed)
-        free = [allowed_rows(units, mask, active_rows(units, mask)) for units, mask in pairs]
-        made = made._replace(free=free)
+        some = full({}, leaves) if allowed is None else allowed
+        rows = made._each(some, lambda units, mask: allowed_rows(units, mask, active_rows(units, mask)))
+        made = made._replace(free=list(rows))
     if isinstance(goal, Counted) or (goal is None and rule.pattern.fixed is None):
         return made
     return made._replace(known=made.targets(None if goal is None else fraction_at(goal, step)))

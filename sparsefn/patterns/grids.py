@@ -33,17 +33,17 @@ from sparsefn.patterns.tied import tied_sets
 from sparsefn.patterns.units import Units, units_of
 from sparsefn.tree import Leaves
 
-Grids = dict[str, Units]  # by path; of a tied set under the path of its first leaf
+Grids = dict[str, Units]  # by path, or by the name of a tied set
 
 
 def grids(pattern: Pattern, leaves: Leaves) -> Grids:
     """The units of some leaves; errors name the leaf."""
     if pattern.members:
         made = tied_sets(pattern, leaves)
-        known = paths_of(made)
+        known = set(paths_of(made))
         if others := [path for path in leaves if path not in known]:
             raise ValueError(
-                f"{pattern}: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "
+                f"tied: expected every sparse leaf to be in a tied set whose leaves are all sparse, but "
                 f"{others[0]!r} is not"
             )
         return made
@@ -58,7 +58,7 @@ def grids(pattern: Pattern, leaves: Leaves) -> Grids:
 
 
 def paths_of(grids: Grids) -> list[str]:
-    """The paths of the leaves, those of tied sets included."""
+    """The paths of the leaves, those of tied sets as often as they are a member."""
     return [at for path, units in grids.items() for at in ([place.path for place in units.places] or [path])]
 
 

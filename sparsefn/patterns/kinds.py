@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,8 +15,11 @@ from sparsefn.engine.selection import Entry
 from sparsefn.engine.sums import Box as Box
 from sparsefn.engine.sums import Pooling, Reduction
 from sparsefn.engine.surroundings import concrete
+from sparsefn.patterns.places import Sets
 
 Reduce = Literal["mean", "sum", "max", "min", "l2"] | Callable[[Tensor], Tensor]
+# (glob, dim, block, parts), or the unit of each index in the place of a block
+Member: TypeAlias = tuple[str, int, int | tuple[int, ...], int]
 
 _REDUCTIONS: dict[str, Pooling] = {
     **{name: Pooling(name) for name in ("mean", "sum", "max", "min")},
@@ -38,8 +41,8 @@ class Pattern(FromCall):
     dimension, into the unit's score. Where the pattern says so, `fixed` is the count that a group keeps
     (an int, a 0-d tensor or a function of the grid), `allowed(grid)` marks the units that may be kept at
     all, and `zeros` is how many elements a pruned unit loses: its worst, where None is all of them.
-    `members` are those of `sf.tied`, whose units lie in several leaves. `pick` chooses the units of a group together,
-    where the best ones by themselves would not fit each other: a function of an `Entry`.
+    `members` are those of `sf.tied`, whose units lie in several leaves, and `sets` finds their sets. `pick` chooses the
+    units of a group together, where the best ones by themselves would not fit each other: a function of an `Entry`.
     """
 
     name: str
@@ -49,7 +52,8 @@ class Pattern(FromCall):
     fixed: int | Tensor | Callable[[Box], int] | None = field(default=None, compare=False)
     allowed: Callable[[Box], Tensor] | None = field(default=None, compare=False)
     zeros: int | None = field(default=None, compare=False)
-    members: tuple[tuple[str, int, int, int], ...] = field(default=(), compare=False)
+    members: tuple[tuple[Member, ...], ...] = field(default=(), compare=False)
+    sets: Sets | None = field(default=None, compare=False)
     pick: Callable[[Entry], Tensor] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:

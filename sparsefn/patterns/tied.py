@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import fnmatch
+import functools
+import itertools
 import math
-import re
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks import check_int, described, shown
+from sparsefn.engine.checks import check_int, described, is_int, shown
 from sparsefn.engine.processes import check_plain
-from sparsefn.engine.surroundings import at_compile_time, concrete
-from sparsefn.patterns.kinds import Box, Pattern, Reduce, reduction
-from sparsefn.patterns.units import Place, Units, units_of
+from sparsefn.engine.surroundings import at_compile_time, concrete, known
+from sparsefn.patterns.kinds import Box, Member, Pattern, Reduce, reduction
+from sparsefn.patterns.matching import sets_of
+from sparsefn.patterns.places import Place, Sets, Shapes, TiedSet, check_units_meet, classed, place_of
+from sparsefn.patterns.units import Units, units_of
 from sparsefn.tree import Leaves
+
+Members: TypeAlias = Sequence[Sequence[str | int | Sequence[int]]]
 
 
 @described
-def tied(members: Sequence[Sequence[str | int]], reduce: Reduce = "mean") -> Pattern:
+def tied(members: Members | Sequence[Members], reduce: Reduce = "mean") -> Pattern:
     """Rows and columns of several leaves form one unit, and are kept or pruned together.
 
     >>> mlp = sf.tied([["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]])
@@ -47,110 +50,140 @@ def tied(members: Sequence[Sequence[str | int]], reduce: Reduce = "mean") -> Pat
     `[glob, dim, block, parts]` is for a fused leaf: the dimension is as many equal parts one after the other, each
     with a block of every unit. The queries, keys and values of GPT-2 are `["*.c_attn.weight", 1, width, 3]`.
 
-    A unit's score is that of all of its entries, pooled by `reduce` as in `sf.patterns.block`: members in their
-    order, each row by row. Globs in `where` choose the sets of all leaves that they match; a function is asked about
-    the first leaf of a set, and its answer is for the whole set. Only algorithms take it: a mask of one tensor has no
-    other leaves. Where single entries are drawn or move between leaves (`snfs`, `redistribute`,
-    `supermask("bernoulli")`) it is refused, as other patterns are. `sf.shrink(model, state, only=mlp)` removes the
-    units that are pruned; of blocks and parts with `example=`.
+    `[glob, dim, numbers]` has the unit of each index, -1 for an index of none, whose entries no unit of this set takes
+    along. Units may then have different numbers of indices; each has one in every member:
 
-    Raises TypeError for members of another form. `init` raises ValueError for a glob that no path matches, where no
-    set has a leaf for each member, for a leaf in two sets, for members whose numbers of units differ, and for given
-    masks that prune a unit in part (on the CPU, where values are read).
+    >>> pairs = sf.tied([["fc.weight", 0, [0, 1, 1, 0, -1]], ["fc.bias", 0, [0, 1, 1, 0, -1]]])
+
+    A leaf may be in several sets, or in one along two dimensions: an entry stays if all of its units do. A kernel
+    between two layers has its rows in one set and its columns in another. A list of such lists of members is one
+    pattern of all their sets, for models whose units are not everywhere named alike:
+
+    >>> net = sf.tied([[["0.weight", 0], ["0.bias", 0], ["2.weight", 1]],
+    ...                [["2.weight", 0], ["2.bias", 0], ["4.weight", 1]]])
+    >>> model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(5)))
+    >>> state = sf.static(0.5, pattern=net).init(sf.modules.params_of(model))
+    >>> int(state.masks["0.bias"].sum()), int(state.masks["2.bias"].sum()), int(state.masks["2.weight"].sum())
+    (2, 2, 4)
+
+    Each set then keeps exactly its count of units, and at least one, also where its budget says none: else it would
+    take the entries of all units that meet it. A set is known in budgets by the path of its first leaf; others that
+    begin with this leaf are `path:1`, `path:2` and so on. A glob that is the path of a leaf is that leaf alone.
+
+    A unit's score is that of all of its entries, also of those that other sets prune, pooled by `reduce` as in
+    `sf.patterns.block`: members in their order, each row by row. It is kept if one of its entries is. Globs in `where`
+    choose the sets of all leaves that they match; a function is asked about the first leaf of a set, and its answer is
+    for the whole set. Only algorithms take it: a mask of one tensor has no other leaves. Where single entries are drawn
+    or move between leaves (`snfs`, `redistribute`, `supermask("bernoulli")`) it is refused, as other patterns are.
+    `sf.shrink(model, state, only=mlp)` removes the units that are pruned; of blocks and parts with `example=`.
+
+    Raises TypeError for members of another form, ValueError for unit numbers that leave one out. `init` raises
+    ValueError for a glob that no path matches, where no set has a leaf for each member, for members whose numbers of
+    units differ, where other sets may prune a unit whole though they keep one of theirs, for a `where` that chooses all
+    leaves of a set without choosing it, and for given masks that prune a unit in part (on the CPU, where values are
+    read).
     """
-    if isinstance(members, str) or not isinstance(members, Sequence):
+    if not _is_list(members):
         raise TypeError(f"tied: expected a list of members [glob, dim], got {shown(members)}")
-    made = tuple(_member(member) for member in members)
-    if not made:
+    several = bool(members) and all(_is_list(one) and len(one) > 0 and _is_list(one[0]) for one in members)
+    families = tuple(tuple(map(_member, family)) for family in (members if several else [members]))
+    if not all(families):
         raise ValueError("tied: expected at least one member [glob, dim], got none")
-    name = f"tied([{', '.join(shown(list(member)) for member in members)}], reduce={reduce!r})"
 
     def of_one_tensor(shape: Box) -> NoReturn:
-        raise ValueError(f"{name}: its units lie in several leaves; give it to an algorithm, as pattern=")
+        raise ValueError("tied: its units lie in several leaves; give it to an algorithm, as pattern=")
 
-    return Pattern(name, of_one_tensor, lambda grid: grid, reduction(reduce), members=made)
+    name = f"tied({shown(_as_lists(members))}, reduce={reduce!r})"
+    return Pattern(
+        name, of_one_tensor, lambda grid: grid, reduction(reduce), members=families, sets=_sets_among(families)
+    )
 
 
-def _member(given: object) -> tuple[str, int, int, int]:
+def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(given, Sequence) and not isinstance(given, str)
+
+
+def _as_lists(given: object) -> object:
+    return [_as_lists(one) for one in given] if _is_list(given) else given
+
+
+def _member(given: object) -> Member:
     wanted = f"tied: expected members such as ['*.up_proj.weight', 0], got {shown(given)}"
-    if isinstance(given, str) or not isinstance(given, Sequence) or not 2 <= len(given) <= 4:
+    if not _is_list(given) or not 2 <= len(given) <= 4:
         raise TypeError(f"{wanted}: a glob, a dimension, and perhaps a block and the number of parts")
     if not isinstance(given[0], str):
         raise TypeError(f"{wanted}, whose first entry is no glob")
     check_int("tied", "the dimension of a member", given[1])
+    if len(given) == 3 and _is_list(given[2]):
+        return given[0], given[1], _numbers(given[2]), 1
     for what, size in zip(("block", "parts"), given[2:], strict=False):
         check_int("tied", f"the {what} of a member", size, 1)
     glob, dim, block, parts = [*given, 1, 1][:4]
     return glob, dim, block, parts
 
 
-@at_compile_time
-def sets_of(globs: tuple[str, ...], paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """The paths of each tied set that has one for every glob, in the order of the globs.
+def _numbers(given: Sequence[object]) -> tuple[int, ...]:
+    numbers = tuple([number for number in given if is_int(number) and number >= -1])
+    if len(numbers) < len(given):
+        wrong = next(number for number in given if not is_int(number) or number < -1)
+        raise ValueError(f"tied: expected unit numbers from 0 on, and -1 for none, got {shown(wrong)}")
+    missing = set(range(max(numbers, default=-1) + 1)).difference(numbers)
+    if missing or not any(number >= 0 for number in numbers):
+        raise ValueError(
+            f"tied: expected an index of each unit among unit numbers, got none of unit {min(missing, default=0)}"
+        )
+    return numbers
 
-    >>> sets_of(("*.a", "*.b"), ("0.a", "0.b", "1.a"))
-    (('0.a', '0.b'),)
-    """
-    by_stem = [{stem: path for path in paths if (stem := _stem(glob, path)) is not None} for glob in globs]
-    return tuple(
-        tuple(found[stem] for found in by_stem) for stem in by_stem[0] if all(stem in found for found in by_stem)
-    )
+
+def _sets_among(families: tuple[tuple[Member, ...], ...]) -> Sets:
+    # The tied sets among leaves of these shapes, which are worked out once.
+    @functools.lru_cache(maxsize=16)
+    def found(shapes: Shapes) -> tuple[TiedSet, ...]:
+        leaves, sets = dict(shapes), dict[str, TiedSet]()
+        for members in families:
+            for paths in sets_of(tuple(glob for glob, *_ in members), tuple(leaves)):
+                pairs = zip(paths, members, strict=True)
+                places = [place_of(path, leaves[path], *member[1:]) for path, member in pairs]
+                _check_as_many(places)
+                names = itertools.chain(paths[:1], (f"{paths[0]}:{i}" for i in itertools.count(1)))
+                name = next(name for name in names if name not in sets)
+                sets[name] = classed(name, places)
+        check_units_meet(tuple(sets.values()))
+        return tuple(sets.values())
+
+    return at_compile_time(lambda shapes: found(shapes))  # of a cache the compiler warns
+
+
+def _check_as_many(places: Sequence[Place]) -> None:
+    for place in places:
+        if place.units != places[0].units:
+            a, b = (f"{p.path!r} of shape {p.shape} has {p.units} along dimension {p.dim}" for p in (places[0], place))
+            raise ValueError(f"tied: expected members with the same number of units, but {a}, and {b}")
 
 
 def tied_sets(pattern: Pattern, leaves: Leaves) -> dict[str, Units]:
-    """The units of each tied set of some leaves, by the path of its first leaf.
+    """The units of each tied set of some leaves, by its name.
 
     >>> params = {"0.a": torch.ones(4, 2), "0.b": torch.ones(3, 4), "1.a": torch.ones(4, 2)}
-    >>> {path: units.rows for path, units in tied_sets(sf.tied([["*.a", 0], ["*.b", 1]]), params).items()}
+    >>> {name: units.rows for name, units in tied_sets(sf.tied([["*.a", 0], ["*.b", 1]]), params).items()}
     {'0.a': (1, 4)}
     """
-    made: dict[str, Units] = {}
-    seen: dict[str, None] = {}
-    for paths in sets_of(tuple(glob for glob, *_ in pattern.members), tuple(leaves)):
-        places = [
-            _place(path, tuple(leaves[path].shape), *m[1:]) for path, m in zip(paths, pattern.members, strict=True)
-        ]
-        first = places[0]
+    if pattern.sets is None:
+        return {}
+    shapes = tuple([(path, tuple([known(size) for size in leaf.shape])) for path, leaf in leaves.items()])
+    of_rows = dataclasses.replace(pattern, unit=lambda shape: (1, max(shape[1], 1)), members=(), sets=None)
+    made = {}
+    for name, places, classes, order in pattern.sets(shapes):
+        parts = tuple([_as_rows(of_rows, some) for some in classes])
+        made[name] = _as_rows(of_rows, places)._replace(classes=parts, order=order)
         for place in places:
-            if place.path in seen:
-                raise ValueError(f"tied: {place.path!r} is a member twice; expected each leaf in one place of one set")
-            if place.units != first.units:
-                a, b = (f"{p.path!r} of shape {p.shape} has {p.units} along dimension {p.dim}" for p in (first, place))
-                raise ValueError(f"tied: expected members with the same number of units, but {a}, and {b}")
-            seen[place.path] = None
-        elements = sum(math.prod(place.shape) // max(place.units, 1) for place in places)
-        of_rows = dataclasses.replace(pattern, unit=lambda shape: (1, max(shape[1], 1)), members=())
-        made[first.path] = units_of(of_rows, (first.units, elements))._replace(places=tuple(places))
-    for path in seen:
-        check_plain(str(pattern), path, leaves[path])
+            check_plain(pattern.name, place.path, leaves[place.path])
     return made
 
 
-def checked_sets(pattern: Pattern, paths: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The paths of each set; ValueError where a member matches no path, or no set has a leaf for each member.
-
-    >>> checked_sets(sf.tied([["*.up.weight", 0]]), ["0.upp.weight", "1.bias"])
-    Traceback (most recent call last):
-        ...
-    ValueError: tied: no path matches '*.up.weight'; the nearest are '0.upp.weight', '1.bias'
-    """
-    return _checked(tuple(glob for glob, *_ in pattern.members), tuple(paths))
-
-
-@at_compile_time
-def _checked(globs: tuple[str, ...], paths: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    stems = []
-    for glob in globs:
-        hits = [stem for path in paths if (stem := _stem(glob, path)) is not None]
-        if not hits:
-            near = difflib.get_close_matches(glob.replace("*", ""), paths, 3, 0.0)
-            known = ", ".join(map(repr, near)) or "none"
-            raise ValueError(f"tied: no path matches {glob!r}; the nearest are {known}")
-        stems.append((glob, hits))
-    if not (sets := sets_of(globs, paths)):
-        known = "; ".join(f"{glob!r} has {', '.join(map(repr, map('|'.join, hits[:3])))}" for glob, hits in stems)
-        raise ValueError(f"tied: expected globs whose wildcards match the same text in every member, but {known}")
-    return sets
+def _as_rows(pattern: Pattern, places: tuple[Place, ...]) -> Units:
+    width = sum([place.entries() for place in places])
+    return units_of(pattern, (places[0].units, width))._replace(places=places)
 
 
 def joined(units: Units, leaves: Mapping[str, Tensor]) -> Tensor:
@@ -164,9 +197,27 @@ def joined(units: Units, leaves: Mapping[str, Tensor]) -> Tensor:
     rows = []
     for place in units.places:
         x, d = leaves[place.path], place.dim
+        if place.taken is not None:
+            x = x.index_select(d, torch.as_tensor(place.taken, device=x.device))
         split = x.reshape(*x.shape[:d], place.parts, place.units, place.block, *x.shape[d + 1 :])
-        rows.append(split.movedim(d + 1, 0).reshape(place.units, math.prod(place.shape) // max(place.units, 1)))
+        rows.append(split.movedim(d + 1, 0).reshape(place.units, place.entries()))
     return torch.cat([row.to(rows[0].device) for row in rows], 1)
+
+
+def over_units(units: Units, leaves: Mapping[str, Tensor], read: Callable[[Units, Tensor], Tensor]) -> Tensor:
+    """What a function makes of the units of a tied set and of their entries, a row each: (1, units).
+
+    >>> leaves = {"a": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    >>> (units,) = tied_sets(sf.tied([["a", 0, [0, 1, 1, -1]]]), leaves).values()
+    >>> over_units(units, leaves, lambda units, rows: rows.mean(1)[None])
+    tensor([[1.0000, 2.5000]])
+
+    It gets the units at once, or those together that have as many entries in each leaf.
+    """
+    if units.order is None:
+        return read(units, joined(units, leaves))
+    made = torch.cat([read(some, joined(some, leaves)) for some in units.classes], 1)
+    return made.index_select(1, torch.as_tensor(units.order, device=made.device))
 
 
 def check_whole_units(pattern: Pattern, masks: Mapping[str, Tensor], leaves: Leaves) -> None:
@@ -178,56 +229,45 @@ def check_whole_units(pattern: Pattern, masks: Mapping[str, Tensor], leaves: Lea
         ...
     ValueError: tied: expected masks that prune whole units, but unit 1 of the set of 'a' is kept at 'b', pruned at 'a'
 
-    Values are read where nothing hides them and that takes no waiting.
+    A unit is kept if one of its entries is. Values are read where nothing hides them and that takes no waiting.
     """
-    for first, units in tied_sets(pattern, leaves).items():
-        some, every = [], []
+    sets = tied_sets(pattern, leaves)
+    given = {p.path: masks[p.path].expand(p.shape) for units in sets.values() for p in units.places}
+    kept = [over_units(units, given, lambda _, rows: rows.any(1)[None]) for units in sets.values()]
+    for path, whole in parted(sets, kept, given).items():
+        lost = whole & ~given[path]
+        if concrete(lost.any()):
+            raise ValueError(f"tied: expected masks that prune whole units, but {_lost(sets, given, path, lost)}")
+
+
+def _lost(sets: Mapping[str, Units], given: Leaves, path: str, lost: Tensor) -> str:
+    # The first lost entry of a leaf, in words: the unit that it is of, and where that is kept.
+    at = lost.nonzero()[0].tolist()
+    for name, units in sets.items():
         for place in units.places:
-            rows = joined(units._replace(places=(place,)), {place.path: masks[place.path].expand(place.shape)})
-            some.append(rows.any(1))
-            every.append(rows.all(1))
-        split = torch.stack(some).any(0) & ~torch.stack(every).all(0)
-        if concrete(split.any()):
-            unit, paths = int(split.nonzero()[0]), [place.path for place in units.places]
-            kept = next(path for path, flags in zip(paths, some, strict=True) if flags[unit])
-            gone = next(path for path, flags in zip(paths, every, strict=True) if not flags[unit])
-            raise ValueError(
-                f"tied: expected masks that prune whole units, but unit {unit} of the set of {first!r} is kept at "
-                f"{kept!r}, pruned at {gone!r}"
-            )
+            unit = place.unit_numbers()[at[place.dim]] if place.path == path else -1
+            if unit >= 0:
+                open_ = ((p, given[p.path].nonzero()[:, p.dim].cpu().numpy()) for p in units.places)
+                kept = next(p.path for p, indices in open_ if unit in p.unit_numbers()[indices])
+                return f"unit {unit} of the set of {name!r} is kept at {kept!r}, pruned at {path!r}"
+    return f"the entry of no unit at {at} of {path!r} is pruned"
 
 
-def parted(units: Units, kept: Tensor, like: Mapping[str, Tensor]) -> Leaves:
-    """The masks of the leaves of a tied set, from the flags of its units.
+def parted(sets: Mapping[str, Units], kept: Sequence[Tensor], like: Mapping[str, Tensor]) -> Leaves:
+    """The masks of the leaves of tied sets, from the flags of the units of each: where all units of an entry are kept.
 
     >>> leaves = {"a": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([[3.0, 4.0]])}
-    >>> parted(tied_sets(sf.tied([["a", 0], ["b", 1]]), leaves)["a"], torch.tensor([[True, False]]), leaves)["b"]
+    >>> parted(tied_sets(sf.tied([["a", 0], ["b", 1]]), leaves), [torch.tensor([[True, False]])], leaves)["b"]
     tensor([[ True, False]])
     """
-    masks = {}
-    for place in units.places:
-        if not math.prod(units.shape):  # leaves without entries
-            masks[place.path] = like[place.path].new_zeros(place.shape, dtype=torch.bool)
-            continue
-        flags = place.along(kept).reshape([size if d == place.dim else 1 for d, size in enumerate(place.shape)])
-        masks[place.path] = flags.expand(place.shape).contiguous().to(like[place.path].device)
+    masks: Leaves = {}
+    for units, flags in zip(sets.values(), kept, strict=True):
+        for place in units.places:
+            path, shape, device = place.path, place.shape, like[place.path].device
+            if not math.prod(units.shape):  # leaves without entries
+                masks[path] = like[path].new_zeros(shape, dtype=torch.bool)
+                continue
+            line = place.along(flags).reshape([size if d == place.dim else 1 for d, size in enumerate(shape)])
+            line = line.to(device)
+            masks[path] = masks[path] & line if path in masks else line.expand(shape).contiguous()
     return masks
-
-
-def _place(path: str, shape: Box, dim: int, block: int, parts: int) -> Place:
-    if not -len(shape) <= dim < len(shape):
-        raise ValueError(f"tied: no dimension {dim} in shape {shape} at {path!r}")
-    dim, run = dim % len(shape), block * parts
-    if shape[dim] % run:
-        times = f"{parts} parts of blocks of {block}" if parts > 1 else f"blocks of {block}"
-        raise ValueError(f"tied: expected dimension {dim} divisible into {times}, got shape {shape} at {path!r}")
-    return Place(path, shape, dim, shape[dim] // run, block, parts)
-
-
-def _stem(glob: str, path: str) -> tuple[str, ...] | None:
-    # What the wildcards of a glob match; None where it does not match. Each part is translated by fnmatch, whose
-    # regular expressions are `(?s:...)` and an end; a part that is no wildcard is only escaped.
-    parts = re.split(r"(\*|\?|\[!?\]?[^\]]*\])", glob)
-    words = [(re.escape(part), fnmatch.translate(part)[4:-3]) for part in parts]
-    hit = re.fullmatch("".join(word if word == plain else f"({word})" for plain, word in words), path, re.DOTALL)
-    return None if hit is None else hit.groups()

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparsefn.engine.processes import Alignment, Extent
 from sparsefn.engine.selection import Entry, winners
 from sparsefn.engine.sums import Pooling, Reduction, pool
+from sparsefn.engine.surroundings import Array
 from sparsefn.patterns.boxes import (
     Tensors,
     boxes_of,
@@ -22,31 +23,9 @@ from sparsefn.patterns.boxes import (
     unboxed,
 )
 from sparsefn.patterns.kinds import Box, Pattern
+from sparsefn.patterns.places import Place
 
 SomeFlags = TypeVar("SomeFlags", Tensor, Tensor | None)
-
-
-class Place(NamedTuple):
-    """Where the units of a tied set lie in one leaf: along `dim`, which is `parts` runs of (units, block) entries.
-
-    >>> Place("fc.weight", (6, 4), dim=0, units=3, block=2, parts=1).along(torch.tensor([7, 8, 9]))
-    tensor([7, 7, 8, 8, 9, 9])
-    """
-
-    path: str
-    shape: Box
-    dim: int
-    units: int
-    block: int
-    parts: int
-
-    def along(self, units: Tensor) -> Tensor:
-        """One number for each unit as one for each index along the dimension.
-
-        >>> Place("qkv.weight", (4, 1), dim=0, units=2, block=1, parts=2).along(torch.tensor([7, 8]))
-        tensor([7, 8, 7, 8])
-        """
-        return units.reshape(1, self.units, 1).expand(self.parts, self.units, self.block).reshape(-1)
 
 
 class Units(NamedTuple):
@@ -59,8 +38,9 @@ class Units(NamedTuple):
     the grid whose units compete. `rows` is (groups, units of a group). `single` says that a unit is one element, and
     `flat` that the grid, read row by row, has one group after the other. `budgeted` is the grid as budgets see it,
     without the dimensions that a unit spans. The units of a tied set are the rows of a matrix that is made of its
-    leaves, at `places`. The units of a DTensor are those that `with_alignment` gives this process: then `whole` are
-    those of all processes, `alignment` is where they lie, and `extent` where they lie in the grid of their one group.
+    leaves, at `places`. Where they lie anyhow there is a matrix for each of `classes`, and `order` is where each unit
+    is among them. The units of a DTensor are those that `with_alignment` gives this process: then `whole` are those of
+    all processes, `alignment` is where they lie, and `extent` where they lie in the grid of their one group.
     """
 
     pattern: Pattern
@@ -73,6 +53,8 @@ class Units(NamedTuple):
     flat: bool
     budgeted: Box
     places: tuple[Place, ...] = ()
+    classes: tuple[Units, ...] = ()
+    order: Array | None = None
     whole: Units | None = None
     alignment: Alignment | None = None
     extent: Extent | None = None

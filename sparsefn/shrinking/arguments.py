@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from torch import fx
+import torch
+from torch import Tensor, fx, nn
 
 from sparsefn.shrinking import indices
 from sparsefn.shrinking.atoms import Flags
@@ -84,13 +85,12 @@ def squeeze(change: Change) -> None:
 def convolution(change: Change) -> None:
     """Groups that go as a whole, and the same entries of each group."""
     x, w, out = change.values["input"], change.values["weight"], change.outs[0]
-    groups, at = change.arguments["groups"], len(x.shape) - len(w.shape) + 1
-    turned = change.values.get("transposed", "transpose" in change.name)
+    groups, at = change.values["groups"], len(x.shape) - len(w.shape) + 1
     if groups > 1:
         left = _groups(change, change.kept(x, at), groups)
         if (left != _groups(change, change.kept(out, at), groups)).any():
             change.refuse("its groups do not lose the same")
-        change.arguments["groups"] = int(left.sum())
+        change.count("groups", int(left.sum()))
 
 
 def _groups(change: Change, keep: Flags, groups: int) -> Flags:
@@ -104,11 +104,11 @@ def _groups(change: Change, keep: Flags, groups: int) -> Flags:
 
 
 def channel_shuffle(change: Change) -> None:
-    x, out, groups = change.values["self"], change.outs[0], change.arguments["groups"]
+    x, out, groups = change.values["self"], change.outs[0], change.values["groups"]
     keep = change.kept(x, 1)
     if (keep.reshape(groups, -1).T.reshape(-1) != change.kept(out, 1)).any():
         change.refuse("it reads one that goes")
-    change.arguments["groups"] = int(_groups(change, keep, groups).sum())
+    change.count("groups", int(_groups(change, keep, groups).sum()))
 
 
 def layer_norm(change: Change) -> None:
@@ -121,10 +121,10 @@ def layer_norm(change: Change) -> None:
 
 
 def group_norm(change: Change) -> None:
-    x, groups, given = change.values["input"], change.arguments["num_groups"], change.arguments
+    x, groups, given = change.values["input"], change.values["num_groups"], change.arguments
     keep = change.kept(x, 1)
     left = _groups(change, keep, groups)
-    given["num_groups"] = int(left.sum())
+    change.count("num_groups", int(left.sum()))
     if keep.sum() * groups != len(keep) * left.sum():
         dims = range(2, len(x.shape))
         count = change.number("input", dims, len(keep) // groups)
@@ -147,6 +147,26 @@ def attention(change: Change) -> None:
         change.arguments["scale"] = q.shape[-1] ** -0.5
 
 
+def grouped_mm(change: Change) -> None:
+    """Products with one matrix of each expert: torch has them for widths of whole 16 bytes."""
+    given = change.arguments
+    if given["offs"] is None or given["bias"] is not None or given["out_dtype"] is not None:
+        change.refuse("it is of another form")
+    change.become(padded_grouped_mm, given["self"], given["mat2"], given["offs"])
+
+
+def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    """The product of rows with the matrix of their expert, of any widths.
+
+    >>> padded_grouped_mm(torch.ones(2, 3), torch.ones(1, 3, 5), torch.tensor([2], dtype=torch.int32))
+    tensor([[3., 3., 3., 3., 3.],
+            [3., 3., 3., 3., 3.]])
+    """
+    inner, outer = -w.shape[1] % 8, -w.shape[2] % 8
+    x, wide = nn.functional.pad(x, (0, inner)), nn.functional.pad(w, (0, outer, 0, inner))
+    return torch.ops.aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
+
+
 def steady(change: Change) -> None:
     """Nothing to do: no argument speaks of sizes or places."""
 
@@ -155,7 +175,7 @@ _SPLITS = "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk uns
 _SIZES = "view reshape _unsafe_view expand broadcast_to unflatten full zeros ones empty rand randn"
 _NEW = "new_zeros new_ones new_full new_empty"
 # Products have no such arguments; layouts and casts neither; and what is random cannot be tried.
-_STEADY = """linear matmul mm bmm mv dot addmm baddbmm addmv addr outer einsum bilinear embedding _grouped_mm
+_STEADY = """linear matmul mm bmm mv dot addmm baddbmm addmv addr outer einsum bilinear embedding
     grouped_mm_fallback lstm gru rnn_tanh rnn_relu permute transpose t T mT numpy_T adjoint movedim swapaxes unsqueeze
     flatten view_as reshape_as expand_as cat concat concatenate stack hstack vstack contiguous clone alias detach
     lift_fresh_copy to _to_copy type_as dropout feature_dropout alpha_dropout rand_like randn_like bernoulli"""
@@ -180,5 +200,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
     "group_norm": group_norm,
     "mean": mean,
+    "_grouped_mm": grouped_mm,
     "scaled_dot_product_attention": attention,
 }

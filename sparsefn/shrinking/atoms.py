@@ -67,7 +67,12 @@ class Atoms:
         for i in range(1, label.shape[1]):
             label[(label[:, :i] == label[:, i : i + 1]).any(1), i] = 0
         used = label.any(0)
-        return label if used.all() else label[:, used]
+        label = label if used.all() else label[:, used]
+        if label.shape[1] > 2:  # of columns in which all atoms stay one tells enough
+            fixed = (self.reason[label] > 0).all(0)
+            if fixed.sum() > 1:
+                label = np.concatenate([label[:, ~fixed], label[:, fixed].max(1, keepdims=True)], 1)
+        return label
 
     def free(self, label: Label) -> Label:
         """The atoms of a label that may go; None where all of them stay."""

@@ -93,6 +93,10 @@ class Change:
                 made[i] = n
         return made
 
+    def count(self, name: str, new: int) -> None:
+        """A number of groups, which may be a symbolic size."""
+        self.arguments[name] = self.fit([self.arguments[name]], [new], [self.values[name]])[0]
+
     def scaled(self, size: fx.Node, new: int, was: int) -> fx.Node:
         """A symbolic size such as batch * heads, with fewer heads."""
         whole, part = scale(size.meta.get("val"), new, was) or self.refuse("it takes a size that is no product")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -67,9 +69,9 @@ def check_sizes(program: fx.GraphModule, sizes: Mapping[fx.Node, list[list[int]]
 
     It runs without values, at the sizes of the example.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    run = _Sizes(program, sizes)
-    with mode, torch.no_grad():
+    mode = FakeTensorMode()
+    run, log = _Sizes(program, sizes, mode), logging.getLogger("torch._subclasses.fake_tensor")
+    with mode, torch.no_grad(), mock.patch.object(log, "disabled", True):  # what fails is said by the error
         inputs = [_input(node.meta.get("val"), sizes[node]) for node in program.graph.find_nodes(op="placeholder")]
         run.run(*inputs, enable_io_processing=False)
 
@@ -79,9 +81,13 @@ def _input(val: Any, sizes: list[list[int]]) -> Any:
 
 
 class _Sizes(fx.Interpreter):
-    def __init__(self, program: fx.GraphModule, sizes: Mapping[fx.Node, list[list[int]]]) -> None:
+    def __init__(self, program: fx.GraphModule, sizes: Mapping[fx.Node, list[list[int]]], mode: FakeTensorMode) -> None:
         super().__init__(program)
-        self.sizes = sizes
+        self.sizes, self.mode = sizes, mode
+
+    def fetch_attr(self, target: str) -> Any:
+        held = super().fetch_attr(target)
+        return self.mode.from_tensor(held) if isinstance(held, Tensor) else held
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
         return None  # checks of the inputs

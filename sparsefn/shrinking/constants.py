@@ -75,8 +75,6 @@ def by_running(step: Step, ins: list[Value], outs: list[Value], places: list[tup
     `made` are the draws. Slices of inputs that are constant have their constant in them. `places` are (output,
     dimension): a slice is constant if all of its entries are one number in all draws.
     """
-    if not any(constants is not None for value in ins for constants in value.gone):
-        return {}
     results = []
     for draw in made:
         given = []

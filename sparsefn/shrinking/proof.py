@@ -43,6 +43,8 @@ def differs(masked: nn.Module, small: nn.Module, example: Example, *, draws: int
     call = as_call(example)
     if any(x.is_meta for model in (masked, small) for x in (*model.parameters(), *model.buffers())):
         raise ValueError("expected models whose outputs have values to compare, got parameters on the meta device")
+    if reason := _fails(masked, small, call):
+        return reason + _first(masked, small, call)
     draw, one, two = torch.Generator().manual_seed(0), _double(masked), _double(small)
     for number in range(draws + 1):
         inputs = pytree.tree_map(lambda x: _like(x, draw), call) if number else call
@@ -68,6 +70,17 @@ def differs(masked: nn.Module, small: nn.Module, example: Example, *, draws: int
     return ""
 
 
+def _fails(masked: nn.Module, small: nn.Module, call: Call) -> str:
+    # In its own dtype, in which the masked model may fail as well.
+    try:
+        _run(copy.deepcopy(small).eval(), call, contextlib.nullcontext())
+    except Exception as error:  # the model's own code fails in any way
+        with contextlib.suppress(Exception):
+            _run(copy.deepcopy(masked).eval(), call, contextlib.nullcontext())
+            return f"fails on the example: {first_line(error)}"
+    return ""
+
+
 def _double(model: nn.Module) -> nn.Module:
     made = copy.deepcopy(model).double().eval()
     for part in made.modules():
@@ -81,10 +94,23 @@ class _Wide(TorchDispatchMode):
     """Casts to shorter floats give float64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        writes, run = func._schema.is_mutable, func
+        if func is torch.ops.aten._grouped_mm.default:
+            run = _grouped_mm
         if func is not torch.ops.aten.view.dtype:
-            writes = func._schema.is_mutable
             args, kwargs = pytree.tree_map(lambda x: _wide(x, writes), (args, kwargs or {}))
-        return pytree.tree_map(lambda x: _wide(x, func._schema.is_mutable), func(*args, **(kwargs or {})))
+        return pytree.tree_map(lambda x: _wide(x, writes), run(*args, **(kwargs or {})))
+
+
+def _grouped_mm(x: Tensor, w: Tensor, offs: Tensor | None = None, bias: Any = None, out_dtype: Any = None) -> Tensor:
+    # torch has none in float64.
+    if bias is not None or (offs is not None and (x.ndim, w.ndim) != (2, 3)):
+        raise NotImplementedError("a grouped product of this form in float64")
+    if offs is None:
+        return x @ w
+    ends = [0, *offs.tolist()]
+    parts = [x[start:end] @ part for start, end, part in zip(ends[:-1], ends[1:], w, strict=True)]
+    return torch.cat([*parts, x.new_zeros(len(x) - ends[-1], w.shape[-1])])
 
 
 def _wide(x: Any, writes: bool) -> Any:
@@ -94,27 +120,29 @@ def _wide(x: Any, writes: bool) -> Any:
 
 
 def _like(x: Any, draw: torch.Generator) -> Any:
-    """Other values of the kind that an input has: numbers of its scale, or a draw from a few values."""
+    """Other values of the kind that an input has: numbers of its scale; of a mask the same rows in another order."""
     if not isinstance(x, Tensor) or not x.numel():
         return x
     old = x.detach().cpu()
-    if old.dtype.is_floating_point and old.isfinite().all() and len(old.unique()) > 2:
+    if len(old.unique()) < 3 or not old.isfinite().all() or old.is_complex():
+        new = old[torch.randperm(len(old), generator=draw)] if old.ndim else old
+    elif old.is_floating_point():
         new = torch.randn(x.shape, generator=draw, dtype=torch.float64) * old.double().std() + old.double().mean()
         new = new.abs() if (old >= 0).all() else new
-    elif old.dtype.is_floating_point or old.dtype.is_complex or old.dtype == torch.bool:
-        new = old.flatten()[torch.randint(old.numel(), x.shape, generator=draw)]
     else:
         new = torch.randint(int(old.min()), int(old.max()) + 1, x.shape, generator=draw)
     return new.to(x)
 
 
-def _own(x: Any) -> Any:
-    return x.detach().to(_WIDER.get(x.dtype, x.dtype), copy=True) if isinstance(x, Tensor) else copy.deepcopy(x)
+def _own(x: Any, wide: bool = True) -> Any:
+    if not isinstance(x, Tensor):
+        return copy.deepcopy(x)
+    return x.detach().to(_WIDER.get(x.dtype, x.dtype) if wide else x.dtype, copy=True)
 
 
-def _run(model: nn.Module, call: Call) -> dict[str, Any]:
-    args, kwargs = pytree.tree_map(_own, call)
-    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), _Wide():
+def _run(model: nn.Module, call: Call, mode: Any = None) -> dict[str, Any]:
+    args, kwargs = pytree.tree_map(lambda x: _own(x, mode is None), call)
+    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode or _Wide():
         torch.manual_seed(0)
         return dict(_leaves("", model(*args, **kwargs)))
 

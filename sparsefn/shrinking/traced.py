@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
-from sparsefn.shrinking.values import opname, scope
+from sparsefn.shrinking.values import bind, opname, scope
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -73,6 +73,7 @@ def _export(model: nn.Module, call: Call, train: bool) -> fx.GraphModule:
     errors: list[Exception] = []
     for most in (None, 1, 0):  # how many dimensions of a tensor may have another size: all, the first, none
         own = _own(model)
+        call = pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, call)  # as sizes are noted on it
         if not train:
             own.eval()
         try:
@@ -97,7 +98,7 @@ def _dynamic(call: Call, most: int | None) -> ShapesCollection | None:
     found = [x for x in pytree.tree_leaves(call) if isinstance(x, Tensor)]
     for x in found:
         shapes[x] = {d: Dim.AUTO for d, n in enumerate(x.shape[:most]) if n > 1}
-    return shapes if found else None
+    return shapes if found and most != 0 else None
 
 
 def _shares(program: ExportedProgram) -> bool:
@@ -134,9 +135,16 @@ def _unchecked(program: fx.GraphModule) -> fx.GraphModule:
 def _first_other(a: fx.GraphModule, b: fx.GraphModule) -> fx.Node | None:
     # The first operation in which two programs of one model differ.
     for x, y in itertools.zip_longest(a.graph.nodes, b.graph.nodes):
-        if x is None or y is None or str((x.target, x.args, x.kwargs)) != str((y.target, y.args, y.kwargs)):
+        if x is None or y is None or _text(x) != _text(y):
             return y or x  # type: ignore[no-any-return]
     return None
+
+
+def _text(node: fx.Node) -> str:
+    given = bind(node.target, node.args, node.kwargs) if hasattr(node.target, "_schema") else {}
+    if given.get("p") == 0:  # a dropout that drops nothing
+        given = {**given, "train": None}
+    return str((node.target, given or (node.args, node.kwargs)))
 
 
 def _place(model: nn.Module, node: fx.Node) -> str:

@@ -14,6 +14,7 @@ from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.values import Value, call, replaced, values_in
 
 Place = tuple[int, int]  # (number of the tensor, dimension)
+_SHORT = 3
 _FAILS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError)
 
 
@@ -68,11 +69,24 @@ def tried(step: Step) -> Any:
 
 def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[Place]) -> dict[Place, Any]:
     """The constants of these dimensions of outputs, found by running the operation twice."""
-    try:
-        draws = [[_real(x, value) for x, value in zip(_draw(ins, sign), ins, strict=True)] for sign in (1.0, -1.0)]
-        return by_running(step, ins, outs, places, draws)
-    except _FAILS:
+    if not any(constants is not None for value in ins for constants in value.gone):
         return {}
+    for shapes in _shapes(ins):
+        try:
+            draws = [
+                [_real(x, value) for x, value in zip(_draw(ins, sign, shapes), ins, strict=True)] for sign in (1.0, -1.0)
+            ]
+            return by_running(step, ins, outs, places, draws)
+        except _FAILS:
+            pass
+    return {}
+
+
+def _shapes(ins: list[Value]) -> list[list[tuple[int, ...]]]:
+    # With short dimensions in place of those that have no label, such as those of images; else as they are.
+    short = [tuple(min(n, _SHORT) if label is None else n for n, label in zip(v.shape, v.labels, strict=True)) for v in ins]
+    whole = [value.shape for value in ins]
+    return [whole] if short == whole else [short, whole]
 
 
 def _real(x: Tensor, value: Value) -> Tensor:
@@ -95,13 +109,21 @@ def _passes(step: Step, ins: list[Value], outs: list[Value], open_: set[Place]) 
 
 
 def _found(step: Step, ins: list[Value], open_: set[Place]) -> Iterator[Pass]:
+    for shapes in _shapes(ins):
+        found = list(_found_at(step, ins, open_, shapes))
+        if found:
+            yield from found
+            return
+
+
+def _found_at(step: Step, ins: list[Value], open_: set[Place], shapes: list[tuple[int, ...]]) -> Iterator[Pass]:
     whole = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
     if any(value.dtype.is_complex or (value.dtype in whole and value.real is None) for value in ins):
         return
     arguments = in_double(step.arguments)
     try:
-        positive = any(out.isnan().any() for out in call(step.target, arguments, _draw(ins, 0.0)))
-        draws = [_draw(ins, 2.0 if positive else sign) for sign in (0.0, -1.0)]
+        positive = any(out.isnan().any() for out in call(step.target, arguments, _draw(ins, 0.0, shapes)))
+        draws = [_draw(ins, 2.0 if positive else sign, shapes) for sign in (0.0, -1.0)]
         wanted = [call(step.target, arguments, draw) for draw in draws]
         again = call(step.target, arguments, draws[0])
     except _FAILS:
@@ -137,6 +159,8 @@ def _places(step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...
         except _FAILS:
             return None
         for j, (a, b) in enumerate(zip(wanted, got, strict=True)):
+            if not a.numel() and a.shape == b.shape:
+                continue
             moved = [e for e in range(a.ndim) if a.ndim == b.ndim and a.shape[e] != b.shape[e]]
             if len(moved) == 1 and (a.shape[moved[0]], b.shape[moved[0]]) == (size, count):
                 places.append((j, moved[0]))
@@ -144,7 +168,7 @@ def _places(step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...
                     return None
             elif moved or a.shape != b.shape:
                 return None
-        if places and len(places) < len(got):
+        if places and len(places) < sum(out.numel() > 0 for out in got):
             return None
         if not places:
             zeroed = dict(_zeroed(ins, ties))
@@ -156,16 +180,16 @@ def _places(step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...
     return found[0] if found[0] == found[1] else None
 
 
-def _draw(ins: list[Value], sign: float) -> list[Tensor]:
+def _draw(ins: list[Value], sign: float, shapes: list[tuple[int, ...]]) -> list[Tensor]:
     # Numbers of both signs (0), of one, or further positive ones (2).
     draw, made = torch.Generator().manual_seed(0), []
-    for value in ins:
+    for value, shape in zip(ins, shapes, strict=True):
         if not value.dtype.is_floating_point:
             known = value.real is not None and value.real.device.type != "meta"
-            bits = torch.randint(0, 2, value.shape, generator=draw).to(value.dtype)
+            bits = torch.randint(0, 2, shape, generator=draw).to(value.dtype)
             made.append(value.real if known and value.real is not None else bits)
             continue
-        x = torch.randn(value.shape, generator=draw, dtype=torch.float64)
+        x = torch.randn(shape, generator=draw, dtype=torch.float64)
         made.append(x if sign == 0 else sign * (x.abs() + 0.1))
     return made
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.shrinking import steps_shapes, steps_tokens  # noqa: F401  (they enter their steps)
+from tests.shrinking import steps_shapes, steps_sums, steps_tokens  # noqa: F401  (they enter their steps)
 from tests.shrinking.steps import KINDS, Step, axis, width
 from tests.shrinking.zoo import settled
 
@@ -27,7 +27,10 @@ class Net(nn.Module):
         return [head(values[i]) for i, head in zip(self.ends, self.heads, strict=True)]
 
     def __repr__(self) -> str:
-        lines = [f"v{i} = {step.text}  of {', '.join(f'v{k}' for k in reads)}" for i, (step, reads) in enumerate(zip(self.steps, self.reads, strict=True), 1)]
+        lines = [
+            f"v{i} = {step.text}  of {', '.join(f'v{k}' for k in reads)}"
+            for i, (step, reads) in enumerate(zip(self.steps, self.reads, strict=True), 1)
+        ]
         return "\n".join(["", *lines, f"out: heads of {', '.join(f'v{i}' for i in self.ends)}"])
 
 
@@ -64,9 +67,18 @@ def networks(draw, most_steps=6):
         values = [x, steps[0](x).detach()]
         for _ in range(draw(st.integers(1, most_steps))):
             one = max(1, len(values) - 1 - pick(0, 0, 1, 2))
-            options = [name for name, k in KINDS.items() if k.inputs == 1 and values[one].ndim in k.ranks and k.fits(values[one].shape)]
-            pairs = [(name, two) for two in range(1, len(values)) if two != one for name, k in KINDS.items()
-                     if k.inputs == 2 and values[one].ndim in k.ranks and k.fits(values[one].shape, values[two].shape)]
+            options = [
+                name
+                for name, k in KINDS.items()
+                if k.inputs == 1 and values[one].ndim in k.ranks and k.fits(values[one].shape)
+            ]
+            pairs = [
+                (name, two)
+                for two in range(1, len(values))
+                if two != one
+                for name, k in KINDS.items()
+                if k.inputs == 2 and values[one].ndim in k.ranks and k.fits(values[one].shape, values[two].shape)
+            ]
             if pairs and pick(False, True):
                 name, two = pick(*pairs)
                 read = (one, two)

@@ -56,7 +56,12 @@ def one_channel_more(pick, shape):
 
     def run(self, x):
         y = x.select(d, which).unsqueeze(d)
-        ways = {"x * ": lambda: x * y, "x + ": lambda: x + y, "only ": lambda: y, "beside ": lambda: torch.cat([x, y], d)}
+        ways = {
+            "x * ": lambda: x * y,
+            "x + ": lambda: x + y,
+            "only ": lambda: y,
+            "beside ": lambda: torch.cat([x, y], d),
+        }
         return ways[how]()
 
     return Step(f"{how}channel {which}", run)
@@ -80,7 +85,9 @@ def in_another_order(pick, shape):
 
     plus = pick("", "x + ", "x * ")
     ways = {"": lambda x, y: y, "x + ": lambda x, y: x + y, "x * ": lambda x, y: x * y}
-    return Step(f"{plus}{how} by {groups if how == 'shuffle' else by}", lambda self, x: ways[plus](x, run(self, x)), order=order)
+    return Step(
+        f"{plus}{how} by {groups if how == 'shuffle' else by}", lambda self, x: ways[plus](x, run(self, x)), order=order
+    )
 
 
 @step(ANY)
@@ -153,7 +160,10 @@ def pixel_unshuffle(pick, shape):
 @step(MAP)
 def resampled(pick, shape):
     ways = {"max": lambda x: F.max_pool2d(x, 3, 1, 1), "average": lambda x: F.avg_pool2d(x, 3, 1, 1)}
-    ways |= {"up": lambda x: F.interpolate(x, scale_factor=2.0)[..., ::2, 1::2], "shift": lambda x: x.roll((1, 1), (2, 3))}
+    ways |= {
+        "up": lambda x: F.interpolate(x, scale_factor=2.0)[..., ::2, 1::2],
+        "shift": lambda x: x.roll((1, 1), (2, 3)),
+    }
     ways |= {"around": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect")[..., 1:-1, :-2]}
     name = pick(*ways)
     return Step(f"{name} of pixels", lambda self, x: ways[name](x))
@@ -162,7 +172,10 @@ def resampled(pick, shape):
 @step(MAP, even)
 def channels_become_rows(pick, shape):
     c, h, w = shape[1:]
-    ways = {"view": lambda x: x.reshape(-1, c // 2, 2 * h, w), "permuted": lambda x: x.unflatten(1, (2, -1)).permute(0, 2, 3, 1, 4)}
+    ways = {
+        "view": lambda x: x.reshape(-1, c // 2, 2 * h, w),
+        "permuted": lambda x: x.unflatten(1, (2, -1)).permute(0, 2, 3, 1, 4),
+    }
     name = pick(*ways)
     return Step(f"channels become rows, {name}", lambda self, x: ways[name](x).reshape(-1, c // 2, 2 * h, w)[:, :, :h])
 
@@ -170,7 +183,11 @@ def channels_become_rows(pick, shape):
 @step(ANY, lambda shape: len(shape) > 2)
 def to_vector(pick, shape):
     if len(shape) == 4:
-        ways = {"mean": lambda x: x.mean((2, 3)), "max": lambda x: x.amax((2, 3)), "flat": lambda x: x[:, :, :2, 0].flatten(1)}
+        ways = {
+            "mean": lambda x: x.mean((2, 3)),
+            "max": lambda x: x.amax((2, 3)),
+            "flat": lambda x: x[:, :, :2, 0].flatten(1),
+        }
     else:
         ways = {"mean": lambda x: x.mean(1), "first": lambda x: x[:, 0], "flat": lambda x: x[:, :2].flatten(1)}
     name = pick(*ways)
@@ -180,7 +197,10 @@ def to_vector(pick, shape):
 @step(MAP)
 def to_tokens(pick, shape):
     n = shape[2] * shape[3]
-    ways = {"transposed": lambda x: x.flatten(2).transpose(1, 2), "view": lambda x: x.permute(0, 2, 3, 1).reshape(-1, n, shape[1])}
+    ways = {
+        "transposed": lambda x: x.flatten(2).transpose(1, 2),
+        "view": lambda x: x.permute(0, 2, 3, 1).reshape(-1, n, shape[1]),
+    }
     name = pick(*ways)
     return Step(f"tokens, {name}", lambda self, x: ways[name](x)[:, :5])
 
@@ -204,7 +224,10 @@ def same(a, b):
 @step(ANY, same, inputs=2)
 def together(pick, one, two):
     ways = {"a + b": torch.add, "a * b": torch.mul, "max(a, b)": torch.maximum, "a - b": torch.sub}
-    ways |= {"where(a > b, a, 1)": lambda a, b: torch.where(a > b, a, 1.0), "a * sigmoid(b)": lambda a, b: a * b.sigmoid()}
+    ways |= {
+        "where(a > b, a, 1)": lambda a, b: torch.where(a > b, a, 1.0),
+        "a * sigmoid(b)": lambda a, b: a * b.sigmoid(),
+    }
     ways |= {"a / (1 + b ** 2)": lambda a, b: a / (1 + b.square()), "lerp": lambda a, b: torch.lerp(a, b, 0.3)}
     ways |= {"sum of a stack": lambda a, b: torch.stack([a, b]).sum(0), "addcmul": lambda a, b: torch.addcmul(a, a, b)}
     name = pick(*ways)
@@ -220,12 +243,18 @@ def beside(pick, one, two):
     return Step("beside each other", lambda self, a, b: torch.cat([a, b], axis(one)))
 
 
-@step(ANY, lambda a, b: len(a) == len(b) and a[1:] != b[1:] and beside_fits(a, b) and width(b) > 1 and width(a) > 1, inputs=2)
+@step(
+    ANY,
+    lambda a, b: len(a) == len(b) and a[1:] != b[1:] and beside_fits(a, b) and width(b) > 1 and width(a) > 1,
+    inputs=2,
+)
 def products_of_channels(pick, one, two):
     """The Gram matrix of two values' channels, or an outer product of vectors."""
     words = {2: "bi,bj->bij", 3: "bni,bnj->bij", 4: "bihw,bjhw->bij"}[len(one)]
     flat = pick(True, False)
-    return Step(f"{words}{', flat' if flat else ''}", lambda self, a, b: torch.einsum(words, a, b).flatten(1 if flat else 2))
+    return Step(
+        f"{words}{', flat' if flat else ''}", lambda self, a, b: torch.einsum(words, a, b).flatten(1 if flat else 2)
+    )
 
 
 @step(TOKENS, lambda a, b: len(a) == len(b), inputs=2)

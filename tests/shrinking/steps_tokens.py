@@ -85,7 +85,9 @@ def table_of_positions(pick, shape):
 @step(TOKENS)
 def token_in_front(pick, shape):
     token = nn.Parameter(torch.ones(1, 1, shape[2]))
-    return Step("a token in front", lambda self, x: torch.cat([self.token.expand(len(x), -1, -1), x], 1)[:, :5], token=token)
+    return Step(
+        "a token in front", lambda self, x: torch.cat([self.token.expand(len(x), -1, -1), x], 1)[:, :5], token=token
+    )
 
 
 @step(TOKENS)
@@ -129,7 +131,9 @@ def halves_of_heads(pick, shape):
 @step((2, 3))
 def tied_weight(pick, shape):
     weight, o = nn.Parameter(torch.ones(pick(5, 4), width(shape))), pick("relu", "sigmoid")
-    return Step(f"weight and its transpose, {o}", lambda self, x: getattr(x @ self.weight.t(), o)() @ self.weight, weight=weight)
+    return Step(
+        f"weight and its transpose, {o}", lambda self, x: getattr(x @ self.weight.t(), o)() @ self.weight, weight=weight
+    )
 
 
 @step(VECTOR)

@@ -1,0 +1,71 @@
+"""RMS norms in a module's own code: its weight and eps are scaled where entries go that were 0."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import fx, nn
+
+from sparsefn.shrinking.cut import Cut
+from sparsefn.shrinking.layer_sizes import COUNTED, averages
+from sparsefn.shrinking.values import opname, scope
+
+
+class Fold(NamedTuple):
+    """A weight of an RMS norm that is `factor * old + shift`, as its mean is over fewer entries."""
+
+    module: str
+    factor: float
+    shift: float
+    eps: tuple[float, float]  # old and new
+
+
+def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Fold]:
+    """Scale the weights and eps of RMS norms that lose entries, by name of the weight.
+
+    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that are left, with eps * N / n. The weights
+    become float64, so that a proof sees no rounding. Half precision is left as it is: rounding would be
+    seen. Whether a module is an RMS norm is not asked: running it will tell.
+    """
+    made: dict[str, Fold] = {}
+    for average in averages(cut):
+        path = scope(average.node)
+        layer = small.get_submodule(path)
+        found, eps = _weight(cut.analysis.graph, path, layer), _eps(average.node)
+        own = [key for key, value in vars(layer).items() if type(value) is float and value == eps]
+        if opname(average.node) != "mean" or type(layer) in COUNTED or found is None or not own:
+            continue
+        name, shift = found
+        weight, ratio = layer.get_parameter(name), average.count / average.left
+        if weight.dtype not in (torch.float32, torch.float64):
+            continue
+        whole = f"{path}.{name}".removeprefix(".")
+        made[whole] = Fold(path, ratio**0.5, shift * (ratio**0.5 - 1), (eps, eps * ratio))
+        weight.data = weight.data.double() * made[whole].factor + made[whole].shift
+        vars(layer).update(dict.fromkeys(own, eps * ratio))
+    return made
+
+
+def _eps(mean: fx.Node) -> float:
+    # The number that is added to the mean.
+    for user in mean.users:
+        if opname(user) == "add" and isinstance(user.args[1], float):
+            return user.args[1]
+    return 0.0
+
+
+def _weight(graph: fx.GraphModule, path: str, layer: nn.Module) -> tuple[str, float] | None:
+    # The parameter that something is multiplied with, and what is added to it before.
+    for node in graph.graph.find_nodes(op="get_attr"):
+        owner, _, name = str(node.target).rpartition(".")
+        shift = 0.0
+        while owner == path and name in layer._parameters and node.users:
+            node = next(iter(node.users))
+            if opname(node) == "add" and isinstance(node.args[1], float):
+                shift += node.args[1]
+            elif opname(node) == "mul":
+                return name, shift
+            elif opname(node) not in ("to", "_to_copy"):
+                break
+    return None

@@ -1,0 +1,81 @@
+"""Parts of a module: which submodules globs match, and what these are called with."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from sparsefn.shrinking.traced import Example, as_call
+from sparsefn.tree import check_globs, glob_match
+
+
+def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
+    """The paths of the submodules that globs match, none of which is inside another.
+
+    >>> net = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1)), torch.nn.ReLU())
+    >>> matched(net, ["0*", "1"])
+    ['0', '1']
+
+    Raises TypeError for anything but globs, and ValueError for a glob that matches none, and for a submodule that
+    shares a parameter with the rest.
+    """
+    for glob in globs:
+        if not isinstance(glob, str):
+            raise TypeError(f"shrink: expected only to be globs of submodules such as 'layers.*.mlp', got {glob!r}")
+    names = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
+    check_globs("only", globs, names)
+    found: list[str] = []
+    for path in names:  # a module comes before what is in it
+        if any(glob_match(path, glob) for glob in globs) and not any(path.startswith(f"{outer}.") for outer in found):
+            found.append(path)
+    for path in found:
+        inside = {id(param) for param in module.get_submodule(path).parameters()}
+        for name, param in module.named_parameters(remove_duplicate=False):
+            if id(param) in inside and not name.startswith(f"{path}."):
+                raise ValueError(f"shrink: expected {path!r} to have its parameters alone, but it shares {name!r}")
+    return found
+
+
+def calls_of(module: nn.Module, paths: Sequence[str], example: Example) -> dict[str, Example]:
+    """What each submodule is called with, the first time, when the module runs on an example.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU()).eval()
+    >>> calls_of(net, ["1"], torch.ones(3, 1))["1"][0].shape
+    torch.Size([3, 2])
+
+    Raises ValueError for a submodule that is not called, and for arguments that have no name beside others that have.
+    """
+    own, made = copy.deepcopy(module), {}
+    for path in paths:
+
+        def note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path) -> None:
+            made.setdefault(path, optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs)))
+
+        own.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True)
+    args, kwargs = as_call(example)
+    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
+        own(*args, **kwargs)
+    calls: dict[str, Example] = {}
+    for path in paths:
+        if path not in made:
+            raise ValueError(f"shrink: expected the module to call {path!r} on the example, but it does not")
+        args, kwargs = made[path]
+        calls[path] = _by_name(module.get_submodule(path), path, args, kwargs) if kwargs else args
+    return calls
+
+
+def _by_name(part: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    bound = inspect.signature(part.forward).bind(*args, **kwargs)
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind in (kind.VAR_POSITIONAL, kind.POSITIONAL_ONLY):
+            raise ValueError(f"shrink: expected a forward of {path!r} all of whose arguments have names")
+        named |= value if kind is kind.VAR_KEYWORD else {name: value}
+    return named

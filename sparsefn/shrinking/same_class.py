@@ -1,0 +1,99 @@
+"""The smaller model of the same class, proven by running it."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparsefn.shrinking.configs import set_configs
+from sparsefn.shrinking.cut import Cut
+from sparsefn.shrinking.folded_norms import Fold, fold_norms
+from sparsefn.shrinking.guesses import guesses, settle
+from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
+from sparsefn.shrinking.values import opname, scope
+
+Works = Callable[[nn.Module], bool]
+
+
+class SameClass(NamedTuple):
+    """A smaller model of the same class, or why there is none."""
+
+    model: nn.Module | None
+    why: str = ""  # there is none
+    scaled: Mapping[str, Fold] = {}  # the parameters that were scaled, as norms of fewer entries need it
+    notes: tuple[str, ...] = ()  # what the model's configs cannot say
+
+
+def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, Tensor] | None = None) -> SameClass:
+    """A copy of a model with smaller tensors, whose modules keep the sizes that fit them.
+
+    `works` has to run a model in float64 on the same inputs each time, and to say whether it gives what is wanted, with no exceptions; it
+    may copy the model. No model is returned of which it did not say so. Tensors have their old names, and those in
+    `tensors` come from there. What torch's layers keep about sizes follows from their tensors. Other numbers that
+    modules keep are guessed: those that are a size that changes in the module's forward. Where a number may mean
+    several sizes these are tried, at most `guesses.TRIES` in all: what makes more modules in turn give the outputs that
+    they have in the masked model is better. The reason, where there is none, names the first module that does not.
+
+    Norms of torch that lose entries become those of `sparsefn.shrinking.counted`. Of an RMS norm in a module's own code
+    the weight and eps are scaled, which is the same: `scaled` names these parameters. Configs are set where a new model
+    from them equals the smaller one; `notes` says where not.
+    """
+    small = _with(model, cut, lambda name, x: cut.take(name, (tensors or {}).get(name, x)))
+    if why := resize(small, cut):
+        return SameClass(None, why)
+    dtypes = {name: x.dtype for name, x in small.named_parameters()}
+    folds = fold_norms(small, cut)
+    ready = {fold.module for fold in folds.values()}
+    for average in averages(cut):
+        path = scope(average.node)
+        layer = small.get_submodule(path)
+        if type(layer) not in COUNTED.values() and path not in ready:
+            where = f"the {type(layer).__name__} at {path!r}" if path else f"the {type(layer).__name__}"
+            return SameClass(None, f"{where} takes a {opname(average.node)} of entries that go in code of its own")
+    unknown = guesses(small, cut)
+    if not works(small) and (why := settle(small, unknown, works, _masked(model, cut), cut)):
+        return SameClass(None, why)
+    notes = tuple(set_configs(small, model, works))
+    for name in folds:
+        weight = small.get_parameter(name)
+        weight.data = weight.data.to(dtypes[name])
+    return SameClass(small, "", folds, notes)
+
+
+def _with(model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]) -> nn.Module:
+    # A copy with other tensors in place of those of the program, shared ones shared.
+    held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    made: dict[int, Any] = {}
+    for name in cut.analysis.leaves:
+        try:
+            x = held[name] if name in held else operator.attrgetter(name)(model)
+        except AttributeError:  # a constant of the program
+            continue
+        if isinstance(x, nn.Parameter):
+            made[id(x)] = type(x)(new(name, x), x.requires_grad)
+        elif isinstance(x, Tensor):
+            made[id(x)] = new(name, x)
+    return copy.deepcopy(model, made)
+
+
+def _masked(model: nn.Module, cut: Cut) -> nn.Module:
+    # The whole model, of which what goes is 0: to find where a smaller one differs.
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+
+    def masked(name: str, x: Tensor) -> Tensor:
+        mask = torch.ones_like(x, dtype=torch.bool)
+        if name in parameters and cut.analysis.book.masks is not None:
+            mask = cut.analysis.book.masks.get(name, mask)
+        elif name in parameters:
+            value = cut.analysis.leaves[name]
+            for d, label in enumerate(value.labels):
+                kept = torch.from_numpy(cut.kept(label, value.shape[d])).to(x.device)
+                mask &= kept.reshape([-1 if e == d else 1 for e in range(x.ndim)])
+        return x.detach() * mask
+
+    return _with(model, cut, masked)

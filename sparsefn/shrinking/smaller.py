@@ -1,0 +1,177 @@
+"""Smaller models with the outputs of masked ones: of the same class where running them proves it, else as programs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparsefn.modules.params import bake, params_of
+from sparsefn.shrinking.analysis import analyse
+from sparsefn.shrinking.cut import Cut, folded, free
+from sparsefn.shrinking.paths import calls_of, matched
+from sparsefn.shrinking.program import program
+from sparsefn.shrinking.proof import differs
+from sparsefn.shrinking.same_class import same_class
+from sparsefn.shrinking.traced import Example, traced
+from sparsefn.state import State
+from sparsefn.tree import flatten
+
+Form = Literal["class", "program"]
+Kept = Mapping[str, tuple[Tensor | None, ...]]  # of each tensor the indices that stay along each dimension; None: all
+
+
+class Smaller(NamedTuple):
+    """A smaller model, what it kept of the tensors of the old one, and in which form it is."""
+
+    module: nn.Module
+    kept: Kept
+    form: Form
+    notes: tuple[str, ...]  # what is masked and stays, what the model's configs cannot say, why it is no model of its class
+
+
+def shrink(
+    module: nn.Module,
+    state: State,
+    example: Example,
+    *,
+    only: str | Sequence[str] | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
+    form: Form | None = None,
+) -> nn.Module:
+    """A smaller copy of the module with the outputs of the masked one.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    >>> x = torch.ones(2, 3)
+    >>> groups = sf.shrinking.groups(net, x)
+    >>> state = sf.static(0.5, pattern=groups.pattern(), where="[02].*").init(sf.modules.params_of(net))
+    >>> small = sf.shrink(net, state, x)
+    >>> small
+    Sequential(
+      (0): Linear(in_features=3, out_features=2, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=2, out_features=2, bias=True)
+    )
+    >>> torch.allclose(small(x), sf.modules.call(net, state, x), atol=1e-6)
+    True
+
+    `example` is what the module is called with: a tensor, a tuple of arguments or a dict of keyword arguments. The
+    masks say what goes, of whatever algorithm they are: every unit that is 0, or that no layer reads, and units that
+    are constant where a bias can take in what they give. A unit that the masks prune only in part stays, and so does
+    one of every dimension. What is pruned and has to stay is named by a UserWarning, with the reason.
+
+    The smaller module is of the same class where running it proves that its outputs are equal: in eval mode and in
+    float64, on the example and on other inputs of its shapes, to 1e-10. Else, or with form="program", it is the traced
+    program with sizes made anew (`torch.fx.GraphModule`), whose parameters have their old names; with form="class" it
+    is an error. It never returns a module that differs.
+
+    With `only`, globs of submodules, each of these is made smaller by itself, as it is called on the example.
+    `buffers` are those of the copy, by name (the batch norm's of `sf.modules.call_with_buffers`), the module's own by
+    default. `sf.shrinking.smaller` returns more: what was kept, for `sf.shrinking.carry`.
+
+    Raises TypeError for anything but a State, and ValueError for a module that does not run on the example or that
+    `torch.export` cannot trace, for one in train mode, and for masks and buffers as `sf.modules.bake` does.
+    """
+    made = smaller(module, state, example, only=only, buffers=buffers, form=form)
+    if made.notes:
+        warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(made.notes), stacklevel=2)
+    return made.module
+
+
+def smaller(
+    module: nn.Module,
+    state: State,
+    example: Example,
+    *,
+    only: str | Sequence[str] | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
+    form: Form | None = None,
+) -> Smaller:
+    """What `sf.shrink` makes, with what is kept of every parameter and buffer, and notes in place of a warning.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).eval()
+    >>> masks = {"0.weight": torch.tensor([[True], [False]]), "0.bias": torch.tensor([True, False])}
+    >>> made = sf.shrinking.smaller(net, sf.State(sf.modules.params_of(net), masks), torch.ones(1, 1))
+    >>> made.form, made.kept["2.weight"]
+    ('class', (None, tensor([0])))
+    """
+    if not isinstance(state, State):
+        raise TypeError(
+            f"expected a State, got {type(state).__name__}; of zeros in params make one by "
+            "sf.State(params, sf.masks.from_zeros(params))"
+        )
+    if form not in (None, "class", "program"):
+        raise ValueError(f"shrink: expected form None, 'class' or 'program', got {form!r}")
+    masked, masks = bake(module, state, buffers=buffers), dict(flatten(state.masks)[0])
+    if only is None:
+        return _smaller(masked, masks, example, form)
+    kept: dict[str, Any] = {}
+    forms, notes = [], []
+    small = masked
+    paths = matched(masked, [only] if isinstance(only, str) else list(only))
+    calls = calls_of(masked, paths, example)
+    for path in paths:
+        inside = {name.removeprefix(f"{path}."): mask for name, mask in masks.items() if name.startswith(f"{path}.")}
+        made = _smaller(masked.get_submodule(path), inside, calls[path], form)
+        kept |= {f"{path}.{name}": some for name, some in made.kept.items()}
+        notes += [f"in {path!r}: {note}" for note in made.notes]
+        forms.append(made.form)
+        small = copy.deepcopy(small)
+        small.set_submodule(path, made.module)
+    if reason := differs(masked, small, example):
+        raise ValueError(f"shrink: the {type(module).__name__} with smaller {', '.join(map(repr, paths))} {reason}")
+    return Smaller(small, kept, "program" if "program" in forms else "class", tuple(notes))
+
+
+def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, form: Form | None) -> Smaller:
+    graph = traced(masked, example)
+    why = ""
+    if form != "program":
+        cut = free(analyse(graph, masks, counted=True))
+        made = same_class(masked, cut, lambda small: not differs(masked, small, example), _tensors(masked, cut))
+        if made.model is not None:
+            return Smaller(made.model, _kept(cut), "class", (*_stays(cut, masks), *made.notes))
+        why = made.why
+    if form == "class":
+        raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
+    cut = free(analyse(graph, masks, counted=True, equal_parts=False))
+    small = program(cut, _tensors(masked, cut))
+    if reason := differs(masked, small, example):
+        raise ValueError(f"shrink: the smaller program of the {type(masked).__name__} {reason}")
+    return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)))
+
+
+def _tensors(masked: nn.Module, cut: Cut) -> dict[str, Tensor]:
+    return folded(cut, params_of(masked))
+
+
+def _kept(cut: Cut) -> Kept:
+    made = {}
+    for name, value in cut.analysis.leaves.items():
+        some: list[Tensor | None] = []
+        for d, label in enumerate(value.labels):
+            flags = cut.kept(label, value.shape[d])
+            some.append(None if flags.all() else torch.from_numpy(flags).nonzero().flatten())
+        made[name] = tuple(some)
+    return made
+
+
+def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
+    # Whole rows and columns that masks prune and that stay, with the reason for the first.
+    lines, atoms = [], cut.analysis.book.atoms
+    for name, mask in masks.items():
+        value = cut.analysis.leaves.get(name)
+        for d, label in enumerate(value.labels if value is not None and mask.ndim else ()):
+            pruned = ~mask.movedim(d, 0).reshape(mask.shape[d], -1).any(1).cpu().numpy()
+            still = pruned & cut.kept(label, len(pruned))
+            if label is None or not still.any():
+                continue
+            row = atoms.resolve(label[np.nonzero(still)[0][:1]])
+            why = next((atoms.reasons[i] for i in atoms.reason[row].ravel().tolist() if i > 1), "one always stays")
+            lines.append(f"{name!r} keeps {still.sum()} of {pruned.sum()} pruned slices of dimension {d}: {why}")
+    return lines

@@ -1,0 +1,201 @@
+"""Two models are compared in float64 on an example and on other inputs, and nothing is left behind."""
+
+import copy
+import dataclasses
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from sparsefn.shrinking.proof import differs
+from tests.shrinking.cuts import both
+
+
+class Returns(nn.Module):
+    """An MLP whose outputs are what `fn` makes of its own."""
+
+    def __init__(self, fn, width=6):
+        super().__init__()
+        self.net, self.fn = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4)), fn
+
+    def forward(self, *args, **kwargs):
+        return self.fn(self, *args, **kwargs)
+
+
+@dataclasses.dataclass
+class Record:
+    y: torch.Tensor
+    note: str = "a"
+
+
+class Opaque:
+    """An output of a type of its own."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def pair(fn):
+    """A model whose middle units 3 to 5 are masked, and one without them."""
+    whole, small = Returns(fn), Returns(fn, 3)
+    with torch.no_grad():
+        for i, keep in [(0, np.s_[:3]), (2, np.s_[:, :3])]:
+            for a, b in zip(whole.net[i].parameters(), small.net[i].parameters(), strict=True):
+                b.copy_(a[keep] if b.shape != a.shape else a)
+                if b.shape != a.shape:
+                    kept = torch.zeros_like(a)
+                    kept[keep] = 1
+                    a.mul_(kept)
+    return whole, small
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda self, x: self.net(x),
+        lambda self, x: (self.net(x), [self.net(x).argmax(-1), None, 2, "b", math.nan]),
+        lambda self, x: {"y": {"z": self.net(x)}},
+        lambda self, x: Record(self.net(x)),
+        lambda self, x: transformers.modeling_outputs.BaseModelOutput(last_hidden_state=self.net(x)),
+        lambda self, x: (self.net(x) * 0 - math.inf, self.net(x) * math.nan, self.net(x) * 0, x[:0]),
+        lambda self, x: torch.view_as_complex(self.net(x).reshape(3, 2, 2)).abs() + self.net(x).cfloat().real[:, :2],
+        lambda self, x: self.net(F.dropout(x, 0.5)) + torch.rand(()),
+    ],
+)
+def test_equal_outputs(fn):
+    assert differs(*pair(fn), X) == ""
+
+
+@pytest.mark.parametrize(
+    "fn,words",
+    [
+        (lambda self, x: self.net(x) + len(self.net[0].bias) * 1e-9, r"gives another output than the masked one, by \S+e-0[67] %"),
+        (lambda self, x: (self.net(x), [self.net[0](x)]), r"gives an output at '1.0' of \(3, 3\) and float64, not \(3, 6\) and"),
+        (lambda self, x: {"y": self.net(x), "n": {str(self.net[0].weight.shape[0]): x}}, r"gives outputs \['y', 'n.3'\], where"),
+        (lambda self, x: Record(self.net(x), str(self.net[0].weight.shape[0])), "gives the output at 'note' '3', not '6' as"),
+        (lambda self, x: (self.net(x), self.net[0].weight.shape[0]), "gives the output at '1' 3, not 6 as"),
+        (lambda self, x: (self.net(x), x.long() + self.net[0].weight.shape[0]), "gives another output at '1' than the masked one, by inf %"),
+        (lambda self, x: (self.net(x), x > self.net[0].weight.shape[0] - 6), "gives another output at '1' than .* by inf %"),
+        (lambda self, x: self.net(x) / (self.net[0].weight.shape[0] - 3), "gives another output than the masked one, by inf %"),
+        (lambda self, x: self.net(x).view(-1, 4) if len(self.net[0].bias) == 6 else self.net(x).view(5, 7), "fails on the example: RuntimeError: shape"),
+        (lambda self, x: self.net(x) + (len(self.net[0].bias) if x.sum() < X.sum() - 0.1 or x.sum() > X.sum() + 0.1 else 0), "on other inputs of the example's shapes"),
+    ],
+)  # fmt: skip
+def test_other_outputs(fn, words):
+    assert re.search(words, differs(*pair(fn), X))
+
+
+def test_the_first_module_that_differs_is_named():
+    whole, small = pair(lambda self, x: self.net(x))
+    with torch.no_grad():
+        small.net[2].bias[0] += 0.1
+    assert differs(whole, small, X).endswith("of its largest value, first in the module 'net.2'")
+    broken = Returns(lambda self, x: self.net(x), 3)
+    broken.net[2] = nn.Linear(5, 4)
+    assert differs(whole, broken, X).endswith("in the module 'net.2'")
+    assert differs(nn.ReLU(), nn.Tanh(), X).endswith("first in the module itself")
+
+
+def test_what_pytrees_know_is_an_output():
+    pytree.register_pytree_node(Opaque, lambda x: (x.parts, None), lambda x, _: Opaque(x))
+    whole, small = pair(lambda self, x: Opaque([self.net(x), self.net(x) * len(self.net[0].bias)]))
+    assert "'1' than the masked one" in differs(whole, small, X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_half_precision_is_compared_in_float64(dtype):
+    fn = lambda self, x: self.net(x) * (1 + self.net[0].weight.shape[0] * self.tiny)  # noqa: E731
+    for tiny, equal in [(0, True), (1e-8, False)]:
+        whole, small = (model.to(dtype) for model in pair(fn))
+        whole.tiny = small.tiny = tiny
+        assert (differs(whole, small, X.to(dtype)) == "") is equal
+
+
+def test_casts_to_float32_stay_in_float64():
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )
+    words = {"input_ids": torch.arange(12).reshape(2, 6), "use_cache": False}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = transformers.LlamaForCausalLM(config).to(dtype).eval()
+        whole, small = both(model, words)
+        assert differs(whole, small, words) == ""
+        with torch.no_grad():
+            small.get_parameter("model.layers.1.input_layernorm.weight").mul_(1.01)
+        assert "gives another output at 'logits' than the masked one" in differs(whole, small, words)
+    float_inside = lambda self, x: self.net(x).float().softmax(-1, dtype=torch.float32) @ torch.ones(4, 4)  # noqa: E731
+    assert differs(*pair(float_inside), X) == ""
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_smaller_model_has_to_run_in_its_own_dtype():
+    def forward(self, x):
+        if x.dtype == torch.float32 and self.net[0].weight.shape[0] == 3:
+            raise TypeError("widths of 3 in float32")
+        return self.net(x)
+
+    assert differs(*pair(forward), X).startswith("fails on the example: TypeError: widths of 3 in float32")
+
+
+def test_inputs_are_of_the_kind_of_the_example():
+    seen = []
+
+    def forward(self, x, ids, mask, scale):
+        seen.append((x, ids, mask, scale))
+        return self.net(x)
+
+    ids, mask = torch.tensor([3, 9, 5]), torch.tensor([[True, True], [True, False], [False, True]])
+    assert not differs(*pair(forward), {"x": X.abs() * 100, "ids": ids, "mask": mask, "scale": 2.0})
+    draws = seen[2::2]
+    assert len(draws) == 4 and not draws[1][0].equal(draws[2][0])
+    for x, numbers, kept, scale in draws:
+        assert x.dtype == torch.float64 and (x >= 0).all() and 10 < x.std() < 300 and scale == 2.0
+        assert 3 <= numbers.min() and numbers.max() <= 9 and kept.sum() == 4 and kept.any(1).all()
+
+
+def test_an_input_that_the_model_does_not_take_is_left_out():
+    def forward(self, x):
+        if not x[0, 0].float() == X[0, 0]:
+            raise ValueError("only this")
+        return self.net(x)
+
+    assert differs(*pair(forward), X) == ""
+
+
+def test_nothing_is_left_behind():
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        x.mul_(2.0)
+        return self.norm(self.net(x)) + torch.rand(())
+
+    whole, small = pair(forward)
+    whole.norm, small.norm = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    given, random, before = X.clone(), torch.get_rng_state(), copy.deepcopy(whole.state_dict())
+    assert differs(whole, small, given) == ""
+    assert given.equal(X) and torch.get_rng_state().equal(random)
+    for model in (whole, small):
+        assert model.training and model.norm.training and not hasattr(model, "calls")
+        assert model.norm.num_batches_tracked == 0 and next(model.parameters()).dtype == torch.float32
+        assert not any(part._forward_hooks for part in model.modules())
+    assert all(value.equal(before[name]) for name, value in whole.state_dict().items())
+
+
+def test_bad_input():
+    whole, small = pair(lambda self, x: self.net(x).argmax(-1))
+    with pytest.raises(ValueError, match="expected the Returns to return floating-point tensors on the example, in tuples"):
+        differs(whole, small, X)
+    with pytest.raises(ValueError, match="expected an example that the Returns can be called with, got RuntimeError: mat1"):
+        differs(whole, small, torch.randn(3, 5))
+    with pytest.raises(ValueError, match="expected models whose outputs have values to compare, got parameters on the meta"):
+        differs(whole.to("meta"), small, X)
+    with pytest.raises(TypeError, match="expected example to be what the model is called with"):
+        differs(small, small, [X])

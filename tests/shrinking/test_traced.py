@@ -1,0 +1,160 @@
+"""Models as graphs of ATen operations: sizes that may change, modes, and models that are not touched."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional as F
+
+from sparsefn.shrinking.traced import as_call, traced
+
+
+class Plain(nn.Module):
+    """Calls a function of itself."""
+
+    def __init__(self, fn, **parts):
+        super().__init__()
+        self.fn = fn
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, *args, **kwargs):
+        return self.fn(self, *args, **kwargs)
+
+
+def names(graph):
+    return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def convnet():
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(4 * 9, 2)]
+    return nn.Sequential(*layers).eval()
+
+
+def llama(**more):
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=20, num_hidden_layers=1, **sizes, **more)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+WORDS = {"input_ids": torch.arange(12).reshape(2, 6), "use_cache": False}
+
+
+def test_the_program_gives_the_outputs_of_the_model_at_other_sizes():
+    net, x = convnet(), torch.randn(2, 3, 5, 5)
+    program = traced(net, x)
+    assert program(x).equal(net(x))
+    more = torch.randn(7, 3, 5, 5)
+    assert program(more).equal(net(more))
+    model = llama()
+    words = {"input_ids": torch.arange(15).reshape(3, 5), "use_cache": False}
+    program = traced(model, WORDS)
+    torch.testing.assert_close(program(**words).logits, model(**words).logits)
+    assert type(program(**words)) is type(model(**words))
+
+
+def test_sizes_that_the_code_does_not_let_change_are_those_of_the_example():
+    def forward(self, x):
+        return self.layer(x) if x.shape[0] < 4 else -self.layer(x)
+
+    program = traced(Plain(forward, layer=nn.Linear(3, 3)).eval(), torch.randn(2, 3))
+    assert program(torch.randn(3, 3)).shape == (3, 3)
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program(torch.randn(5, 3))
+
+
+def test_what_exports_only_with_static_sizes_is_traced():
+    def forward(self, x):
+        return x.reshape(int(str(x.shape[0])), -1) + int(repr(int(x.shape[1])))
+
+    assert traced(Plain(forward).eval(), torch.ones(2, 3))(torch.ones(2, 3)).sum() == 24
+
+
+def test_names_and_places():
+    net = convnet()
+    program = traced(net, torch.randn(2, 3, 5, 5))
+    assert list(program.state_dict()) == list(net.state_dict())
+    assert all(a is b for a, b in zip(program.parameters(), net.parameters(), strict=True))
+    (conv,) = program.graph.find_nodes(op="call_function", target=torch.ops.aten.conv2d.default)
+    assert [path for path, _ in conv.meta["nn_module_stack"].values()] == ["", "0"]
+    tied = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=20)).eval()
+    program = traced(tied, WORDS)
+    assert set(program.state_dict()) == set(tied.state_dict())
+    assert program.lm_head.weight is program.transformer.wte.weight
+
+
+@pytest.mark.parametrize("example", [torch.ones(2, 3), (torch.ones(2, 3),), (torch.ones(2, 3), 2.0), {"x": torch.ones(2, 3)}])
+def test_examples(example):
+    model = Plain(lambda self, x, scale=1.0: scale * self.layer(x), layer=nn.Linear(3, 2))
+    args, kwargs = as_call(example)
+    assert traced(model.eval(), example)(*args, **kwargs).equal(model(*args, **kwargs))
+
+
+@pytest.mark.parametrize("example", [[torch.ones(1)], "x", 0, None])
+def test_other_examples_are_refused(example):
+    with pytest.raises(TypeError, match="a tuple of arguments or a dict of keyword arguments, got "):
+        traced(nn.ReLU(), example)
+
+
+def test_writes_into_views_are_made_free_of_them():
+    def forward(self, x):
+        y = self.layer(x)
+        y[:, :1] = 0
+        z = y.view(-1)
+        z.mul_(2)
+        return y
+
+    model, x = Plain(forward, layer=nn.Linear(3, 2)).eval(), torch.randn(4, 3)
+    program = traced(model, x)
+    assert not [name for name in names(program) if name.split(".")[-2].endswith("_")]
+    assert program(x).equal(model(x))
+    assert "aten.relu_.default" in names(traced(convnet(), torch.randn(2, 3, 5, 5)))  # nobody else sees it
+    twice = Plain(lambda self, x: (y := F.dropout(self.layer(x), 0.5, False)) + y.relu_(), layer=nn.Linear(3, 2)).eval()
+    assert traced(twice, x)(x).equal(twice(x))
+    assert "aten.relu_.default" not in names(traced(twice, x))
+
+
+def test_train_mode_is_refused_where_it_computes_otherwise():
+    x = torch.randn(4, 3)
+    assert traced(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Dropout(0.0)), x).meta["train"] is False
+    for part, words in [(nn.BatchNorm1d(2), "the BatchNorm1d at '1'"), (nn.Dropout(0.1), "the Dropout at '1'")]:
+        net = nn.Sequential(nn.Linear(3, 2), part)
+        with pytest.raises(ValueError, match=f"expected a model in eval mode, .*: in train mode {words} computes otherwise"):
+            traced(net, x)
+        program = traced(net, x, train=True)
+        assert program.meta["train"] and part.training
+    assert "dropout" in str(names(traced(net, x, train=True)))
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2).eval())
+    assert traced(net, x).meta["train"] is False and net.training and not net[1].training
+
+
+def test_nothing_of_the_model_changes():
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        self.seen.append(self.norm(self.layer(x)))
+        return self.seen[-1] + torch.rand(())
+
+    model = Plain(forward, layer=nn.Linear(3, 2), norm=nn.BatchNorm1d(2), seen=[])
+    x, before, random = torch.randn(4, 3), copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    traced(model, x, train=True)
+    assert not model.seen and not hasattr(model, "calls") and model.training and model.norm.training
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert torch.get_rng_state().equal(random)
+
+
+def test_models_on_meta_need_no_memory():
+    with torch.device("meta"):
+        model = llama()
+    program = traced(model, WORDS)
+    assert {x.device.type for x in program.parameters()} == {"meta"}
+    assert names(program) and program.meta["train"] is False
+
+
+def test_what_cannot_be_traced():
+    with pytest.raises(ValueError, match="expected an example that the Sequential can be called with: it fails with Run"):
+        traced(convnet(), torch.randn(2, 4))
+    data = Plain(lambda self, x: self.layer(x) if x.sum() > 0 else x, layer=nn.Linear(3, 3)).eval()
+    with pytest.raises(ValueError, match=r"torch.export cannot follow the Plain: \w+: Could not guard on .* in where="):
+        traced(data, torch.ones(2, 3))
