@@ -61,6 +61,7 @@ def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: 
         return None
     if id(leaf) not in seen:
         mask = None if made.book.masks is None else made.book.masks.get(name)
+        mask = None if mask is None else mask.expand(leaf.shape)
         real = leaf.detach() if mask is None or leaf.device.type == "meta" else leaf.detach() * mask
         labels = tuple(made.book.atoms.new(n) if n > 1 else None for n in leaf.shape)
         constants = tuple(_constants(made.book, leaf, real, mask, d) for d in range(leaf.ndim))
@@ -79,7 +80,7 @@ def _constants(book: Book, leaf: Tensor, real: Tensor, mask: Tensor | None, d: i
     if leaf.numel() == size and leaf.is_floating_point() and leaf.device.type != "meta":
         found = real.double().cpu().reshape(-1).numpy().copy()
     if mask is not None:
-        found[~mask.expand(leaf.shape).movedim(d, 0).reshape(size, -1).any(1).cpu().numpy()] = 0
+        found[~mask.movedim(d, 0).reshape(size, -1).any(1).cpu().numpy()] = 0
     return found if np.isfinite(found).any() else None
 
 
