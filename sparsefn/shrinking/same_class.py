@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.folded_norms import Fold, fold_norms
-from sparsefn.shrinking.guesses import guesses, settle
+from sparsefn.shrinking.guesses import give_back, guesses, named, settle, sizes_seen
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
 from sparsefn.shrinking.values import opname, scope
 
@@ -53,12 +53,12 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
         path = scope(average.node)
         layer = small.get_submodule(path)
         if type(layer) not in COUNTED.values() and path not in ready:
-            where = f"the {type(layer).__name__} at {path!r}" if path else f"the {type(layer).__name__}"
-            return SameClass(None, f"{where} takes a {opname(average.node)} of entries that go in code of its own")
+            return SameClass(None, f"{named(small, path)} takes a {opname(average.node)} of entries that go in code of its own")
     unknown = guesses(small, cut)
     if not works(small) and (why := settle(small, unknown, works, _masked(model, cut), cut)):
         return SameClass(None, why)
-    notes = tuple(set_configs(small, model, works))
+    give_back(small, unknown, works)
+    notes = tuple(set_configs(small, model, [pair for _, some in sizes_seen(cut).values() for pair in some], works))
     for name in folds:
         weight = small.get_parameter(name)
         weight.data = weight.data.to(dtypes[name])
