@@ -25,10 +25,11 @@ def set_configs(
 ) -> Iterator[str]:
     """Set the configs in a smaller model so that new models from them equal it; say of which that cannot be.
 
-    A config is what a module keeps as `config`, and is made of: its numbers become what other numbers and shapes of
-    that size became, or what is in `sizes`: pairs of before and after. A new model has to have the same tensors and tables; and with its attributes, such as numbers of heads,
-    the smaller one has to work. Where that cannot be a config stays as it was, so that it is not taken for one of the
-    smaller model.
+    A config is what a module keeps as `config`, and is made of. Its numbers become what attributes of their name are, or
+    else what most sizes of that number became, in the tensors' shapes or in `sizes` (before, after); with the choice
+    that gives more of the shapes, in at most BUILDS new models. These have to have the same tensors and tables in the
+    end, and the smaller model has to work with their attributes, such as numbers of heads. Where that cannot be, a
+    config stays as it was, so that it is not taken for one of the smaller model.
     """
     done: list[str] = []
     for path, part in small.named_modules():
@@ -39,7 +40,12 @@ def set_configs(
         if _shapes(part) == _shapes(whole) and _attributes(part) == _attributes(whole):
             continue
         places, old = list(_places(part.config)), list(_places(copy.deepcopy(part.config)))
-        why = _classes(part, whole) or _fit(part, whole, places, sizes) or _other_tables(part) or _adopt(part, lambda: works(small))
+        why = (
+            _classes(part, whole)
+            or _fit(part, whole, places, sizes)
+            or _other_tables(part)
+            or _adopt(part, lambda: works(small))
+        )
         if why:
             for place, before in zip(places, old, strict=True):
                 _put(place, _get(before))
@@ -52,18 +58,22 @@ def _classes(part: nn.Module, whole: nn.Module) -> str:
 
 
 def _fit(part: nn.Module, whole: nn.Module, places: Sequence[Place], sizes: Sequence[tuple[int, int]]) -> str:
-    # One number after the other, as long as a new model differs less.
+    # Numbers become what attributes of their name are, or else what most of that size became.
+    old, new = _attributes(whole), _attributes(part)
     became: dict[Any, Counter[Any]] = defaultdict(Counter)
-    pairs = [(old, _shapes(part).get(name)) for name, old in _shapes(whole).items()]
-    pairs += [(old, _attributes(part).get(fact)) for fact, old in _attributes(whole).items()]
-    for old, new in (*pairs, *sizes):
-        many = type(old) is type(new) is tuple and len(old) == len(new)
-        for a, b in zip(old, new, strict=True) if many else [(old, new)]:
-            if type(a) is type(b):
-                became[a][b] += a != b
-    numbers = [_Number(place, [*(+became[_get(place)]), _get(place)]) for place in places]
-    for number in numbers:
-        number.take(0)
+    pairs = [(shape, _shapes(part).get(name)) for name, shape in _shapes(whole).items()]
+    for before, after in (*pairs, *((value, new.get(fact)) for fact, value in old.items()), *sizes):
+        many = type(before) is type(after) is tuple and len(before) == len(after)
+        for a, b in zip(before, after, strict=True) if many else [(before, after)]:
+            became[type(a), a].update([b] * (type(a) is type(b)))
+    for fact, value in old.items():
+        became[fact[1], value].update([new[fact]] * (type(new.get(fact)) is type(value)))
+    numbers = []
+    for place in places:
+        value = _get(place)
+        some = [*became[place[1], value].most_common(), *became[type(value), value].most_common(), (value, 0)]
+        numbers.append(_Number(place, list(dict.fromkeys(number for number, _ in some))))
+        numbers[-1].take(0)
     return search(lambda _: numbers, lambda: _tried(part), BUILDS).why
 
 

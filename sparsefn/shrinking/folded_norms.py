@@ -24,9 +24,9 @@ class Fold(NamedTuple):
 def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Fold]:
     """Scale the weights and eps of RMS norms that lose entries, by name of the weight.
 
-    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that are left, with eps * N / n. The weights
-    become float64, so that a proof sees no rounding. Half precision is left as it is: rounding would be
-    seen. Whether a module is an RMS norm is not asked: running it will tell.
+    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that are left with eps * N / n. These
+    weights become float64, so that a proof sees no rounding; half precision is left alone, where that would be much.
+    Nothing asks whether a module is an RMS norm: running it will tell.
     """
     made: dict[str, Fold] = {}
     for average in averages(cut):

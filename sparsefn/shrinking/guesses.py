@@ -71,7 +71,9 @@ def guesses(small: nn.Module, cut: Cut) -> list[Guess]:
 
 
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
-    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not isinstance(layer, nn.Unflatten | nn.Transformer):
+    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not isinstance(
+        layer, nn.Unflatten | nn.Transformer
+    ):
         return  # torch's layers: of those that keep sizes layer_sizes knows
     for key, value in list(vars(layer).items()):
         if key not in getattr(layer, "__constants__", ()):
@@ -105,7 +107,10 @@ def _columns(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int,
 
 def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:
     # The same where a size is a multiple of the value.
-    made = [[(v, n * v // m) if m and m % v == 0 and n * v % m == 0 else (0, 0) for m, n in some] for some, v in zip(sizes, values, strict=True)]
+    made = [
+        [(v, n * v // m) if m and m % v == 0 and n * v % m == 0 else (0, 0) for m, n in some]
+        for some, v in zip(sizes, values, strict=True)
+    ]
     return [option for option in _columns(made, values) if all(option)]
 
 
@@ -151,7 +156,9 @@ def search(order: Callable[[Tried], Sequence[Open]], run: Callable[[], Tried], t
 
 
 def _changes(numbers: Sequence[Open]) -> Iterator[list[tuple[Open, int]]]:
-    single = [(number, choice) for number in numbers for choice in range(len(number.options)) if choice != number.choice]
+    single = [
+        (number, choice) for number in numbers for choice in range(len(number.options)) if choice != number.choice
+    ]
     yield from ([one] for one in single)
     for one, other in itertools.combinations(single, 2):
         if one[0] is not other[0]:
@@ -197,7 +204,11 @@ def _near(path: str, failed: str) -> float:
 def _watched(model: nn.Module, works: Works, see: Callable[[str, list[Tensor], BaseException | None], None]) -> bool:
     def hook(path: str) -> Callable[..., None]:
         def seen(layer: nn.Module, args: Any, out: Any) -> None:
-            see(path, [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)], sys.exc_info()[1] if out is None else None)
+            see(
+                path,
+                [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)],
+                sys.exc_info()[1] if out is None else None,
+            )
 
         return seen
 
@@ -244,7 +255,9 @@ def _alike(some: list[Tensor], whole: list[Tensor], keeps: dict[tuple[int, int],
 def _alike_but(x: Tensor, y: Tensor, keeps: dict[tuple[int, int], list[Tensor]]) -> bool:
     # Whether tensors are the same, but for entries of dimensions that lose some.
     dims = [d for d, (n, m) in enumerate(zip(x.shape, y.shape, strict=False)) if n != m]
-    for chosen in itertools.product(*(keeps.get((y.shape[d], x.shape[d]), []) for d in dims)) if x.ndim == y.ndim else ():
+    for chosen in (
+        itertools.product(*(keeps.get((y.shape[d], x.shape[d]), []) for d in dims)) if x.ndim == y.ndim else ()
+    ):
         left = y
         for d, keep in zip(dims, chosen, strict=True):
             left = left.index_select(d, keep.to(y.device))

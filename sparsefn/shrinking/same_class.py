@@ -32,12 +32,12 @@ class SameClass(NamedTuple):
 def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, Tensor] | None = None) -> SameClass:
     """A copy of a model with smaller tensors, whose modules keep the sizes that fit them.
 
-    `works` has to run a model in float64 on the same inputs each time, and to say whether it gives what is wanted, with no exceptions; it
-    may copy the model. No model is returned of which it did not say so. Tensors have their old names, and those in
-    `tensors` come from there. What torch's layers keep about sizes follows from their tensors. Other numbers that
-    modules keep are guessed: those that are a size that changes in the module's forward. Where a number may mean
-    several sizes these are tried, at most `guesses.TRIES` in all: what makes more modules in turn give the outputs that
-    they have in the masked model is better. The reason, where there is none, names the first module that does not.
+    `works` has to run a model in float64, on the same inputs each time, and to say whether it gives what is wanted; it
+    may copy it, and an exception is a no. No model is returned of which it did not say yes. Tensors have their old names, and
+    those in `tensors` come from there. What torch's layers keep about sizes follows from their tensors. Other numbers
+    that modules keep are guessed: those that are a size that changes in the module's forward. Where a number may mean
+    several sizes these are tried, at most `guesses.TRIES` in all: it is better if more modules in turn give the outputs
+    that they have in the masked model. The reason, where there is none, names the first module that does not.
 
     Norms of torch that lose entries become those of `sparsefn.shrinking.counted`. Of an RMS norm in a module's own code
     the weight and eps are scaled, which is the same: `scaled` names these parameters. Configs are set where a new model
@@ -53,7 +53,9 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
         path = scope(average.node)
         layer = small.get_submodule(path)
         if type(layer) not in COUNTED.values() and path not in ready:
-            return SameClass(None, f"{named(small, path)} takes a {opname(average.node)} of entries that go in code of its own")
+            return SameClass(
+                None, f"{named(small, path)} takes a {opname(average.node)} of entries that go in code of its own"
+            )
     unknown = guesses(small, cut)
     if not works(small) and (why := settle(small, unknown, works, _masked(model, cut), cut)):
         return SameClass(None, why)
