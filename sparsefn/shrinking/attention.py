@@ -14,8 +14,8 @@ class SmallAttention(nn.MultiheadAttention):
         head_dim: entries of the queries and keys of a head; the values of a head may have another number.
         scale: what the products of queries and keys are multiplied with.
 
-    It computes what `nn.MultiheadAttention` does; masks by head are (batch * num_heads, length, length) with the number
-    of its own heads. Raises ValueError for masks of other shapes, for `is_causal` without a mask and for nested tensors.
+    It computes what `nn.MultiheadAttention` does; masks by head are (batch * num_heads, length, length), with the
+    number of its own heads. Raises ValueError for masks of other shapes, `is_causal` without a mask and nested tensors.
     """
 
     scale: float

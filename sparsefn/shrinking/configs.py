@@ -25,8 +25,8 @@ def set_configs(
 ) -> Iterator[str]:
     """Set the configs in a smaller model so that new models from them equal it; say of which that cannot be.
 
-    A config is what a module keeps as `config`, and is made of. Its numbers become what attributes of their name are, or
-    else what most sizes of that number became, in the tensors' shapes or in `sizes` (before, after); with the choice
+    A config is what a module keeps as `config`, and is made of. Its numbers become what attributes of their name are,
+    or else what most sizes of that number became, in the tensors' shapes or in `sizes` (before, after); with the choice
     that gives more of the shapes, in at most BUILDS new models. These have to have the same tensors and tables in the
     end, and the smaller model has to work with their attributes, such as numbers of heads. Where that cannot be, a
     config stays as it was, so that it is not taken for one of the smaller model.

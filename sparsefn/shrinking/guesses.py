@@ -19,7 +19,10 @@ from sparsefn.shrinking.values import opname, scope, values_in
 
 TRIES = 200  # runs of a model in search of numbers
 
+_NEAR = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest value, where outputs show a wrong number
+
 Works = Callable[[nn.Module], bool]
+Outputs = list[tuple[str, list[Tensor]]]
 Sizes = list[tuple[int, int]]  # before and after
 
 
@@ -165,10 +168,15 @@ def _changes(numbers: Sequence[Open]) -> Iterator[list[tuple[Open, int]]]:
             yield [one, other]
 
 
-def settle(small: nn.Module, unknown: Sequence[Guess], works: Works, masked: nn.Module, cut: Cut) -> str:
+def outputs_of(model: nn.Module, works: Works) -> Outputs:
+    """What the modules give in turn while a model runs, by path."""
+    made: Outputs = []
+    _watched(model, works, lambda path, outs, error: made.append((path, outs)))
+    return made
+
+
+def settle(small: nn.Module, unknown: Sequence[Guess], works: Works, wanted: Outputs, cut: Cut) -> str:
     """Choose numbers with which a model works; the reason where none are found."""
-    wanted: list[tuple[str, list[Tensor]]] = []
-    _watched(masked, works, lambda path, outs, error: wanted.append((path, outs)))
     keeps = _keeps(cut)
 
     def order(tried: Tried) -> list[Guess]:
@@ -220,7 +228,7 @@ def _watched(model: nn.Module, works: Works, see: Callable[[str, list[Tensor], B
             handle.remove()
 
 
-def _run(small: nn.Module, works: Works, wanted: Sequence[tuple[str, list[Tensor]]], keeps: Any) -> Tried:
+def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
     # Its score is how many calls of modules gave what they give in the masked model.
     far, wrong = 0, []
 
@@ -261,7 +269,8 @@ def _alike_but(x: Tensor, y: Tensor, keeps: dict[tuple[int, int], list[Tensor]])
         left = y
         for d, keep in zip(dims, chosen, strict=True):
             left = left.index_select(d, keep.to(y.device))
-        if torch.allclose(x, left.to(x.dtype), 1e-5, 1e-6, equal_nan=True):
+        near = _NEAR.get(x.dtype, 0.05) * float(left.abs().max()) if left.numel() else 0.0
+        if torch.allclose(x, left.to(x.dtype), 0, near, equal_nan=True):
             return True
     return False
 
