@@ -135,7 +135,7 @@ def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, f
     why = ""
     if form != "program":
         cut = free(analyse(graph, masks, counted=True))
-        made = same_class(masked, cut, lambda small: not differs(masked, small, example), _tensors(masked, cut))
+        made = same_class(masked, cut, lambda small, exact: not differs(masked, small, example, exact=exact), _tensors(masked, cut))
         if made.model is not None:
             return Smaller(made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes)
         why = made.why
