@@ -16,6 +16,8 @@ from sparsefn.budgets.distributions import (
     rounded_up,
     uniform,
 )
+from sparsefn.budgets.within import Within as Within
+from sparsefn.budgets.within import within
 
 __all__ = [
     "apportion",
@@ -31,5 +33,6 @@ __all__ = [
     "rounded_down",
     "rounded_up",
     "uniform",
+    "within",
 ]
 __dir__ = __all__.copy

@@ -12,10 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sparsefn.budgets.within import Priced
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
 from sparsefn.shrinking.analysis import Analysis, analyse
+from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.cut import Cut, free, one_stays
+from sparsefn.shrinking.priced import priced
 from sparsefn.shrinking.traced import Example, traced
 from sparsefn.shrinking.values import Value, values_in
 
@@ -123,6 +126,14 @@ class Groups(Sequence[Group]):
                     kept = torch.from_numpy(cut.kept(label, value.shape[d]))
                     made[name] &= kept.reshape([-1 if e == d else 1 for e in range(len(value.shape))])
         return made
+
+    def cost(self, gone: Mapping[int, Sequence[int]] | None = None, unit: str = "params", **how: Any) -> int:
+        """What the model costs without these units: its parameters, FLOPs or bytes (`bits=`, `compressed=`)."""
+        return cost(self.cut(gone or {}), unit, **how)
+
+    def priced(self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None) -> Priced:
+        """The cost by kept units, for `sf.budgets.within`."""
+        return priced(self, unit, bits, compressed, only)
 
     def alive(self, masks: Mapping[str, Tensor]) -> list[Tensor]:
         """For each group which of its units stay under these masks: all but those that can go with equal outputs."""

@@ -1,0 +1,298 @@
+"""Budgets in parameters, FLOPs, bytes or measured time: as many units as cost at most so much."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from sparsefn.budgets.limits import Shapes
+from sparsefn.engine.checks import is_number, shown
+from sparsefn.engine.numbers import Real
+from sparsefn.engine.selection import Counts
+from sparsefn.engine.surroundings import at_compile_time, concrete
+from sparsefn.tree import check_globs, glob_match
+
+Number = int | float
+Table = Mapping[str, "Sequence[Number] | Mapping[int, Number]"]
+Prefer = Literal["uniform", "global"] | Mapping[str, Number | Tensor]
+Levels = Callable[[int], list[int]]  # a place on the way from one unit each to all -> kept units of each leaf
+
+
+class Priced(NamedTuple):
+    """What things cost by how many units of each are kept: a cost that never falls when a count rises.
+
+    >>> Priced({"w": 4}, lambda kept: 10 * kept[0], dict).cost([3])
+    30
+    """
+
+    sizes: Mapping[str, int]
+    cost: Callable[[Sequence[int]], Number]  # kept units, in the order of sizes
+    scores: Callable[[], Mapping[str, Any]]  # of all units, for prefer="global"
+    masks: Mapping[str, int] = {}  # what a leaf costs besides where it may lose units
+
+
+class Costed(Protocol):
+    """A model whose costs are known: `sf.shrinking.groups` and `sf.shrinking.weights` give them."""
+
+    def priced(self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None) -> Priced:
+        """Its cost by kept units."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Within:
+    """A distribution whose counts cost at most a limit (made by `within`)."""
+
+    limit: Number
+    unit: str
+    priced: Priced = dataclasses.field(repr=False)
+    prefer: Prefer = dataclasses.field(repr=False)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many units of each leaf or set are kept at the limit, where all of them may lose some."""
+        return dict(self._solved(tuple(self.priced.sizes), 1.0))
+
+    @property
+    def cost(self) -> Number:
+        """What these units cost."""
+        counts = self.counts
+        masks = sum(self.priced.masks.values()) if counts != self.priced.sizes else 0
+        return self.priced.cost(list(counts.values())) + masks
+
+    def __repr__(self) -> str:
+        return f"within({self.limit}, unit={self.unit!r})"
+
+    def __str__(self) -> str:
+        rows = [f"{name}: {n} of {self.priced.sizes[name]}" for name, n in self.counts.items()]
+        return "\n".join([*rows, f"{self.cost} of {self.limit} {self.unit}"])
+
+    def __call__(self, shapes: Shapes, sparsity: Real) -> Counts:
+        """The counts of these leaves, as far on the way to the limit as the sparsity says; others stay whole."""
+        for path, shape in shapes.items():
+            size = self.priced.sizes.get(path)
+            if size != math.prod(shape):
+                known = "no such leaf or set" if size is None else f"{size} units"
+                raise ValueError(
+                    f"within: expected the leaves or sets of the model that was priced, but {path!r} of shape "
+                    f"{tuple(shape)} has {known} there"
+                )
+        level = concrete(sparsity)
+        if level is None:
+            raise ValueError("within: expected a sparsity whose value is known, got one inside a transform of torch")
+        counts = _solved(self, tuple(shapes), float(level))
+        return {path: counts[path] for path in shapes}
+
+    @functools.cached_property
+    def _solved(self) -> Callable[[tuple[str, ...], float], dict[str, int]]:
+        return functools.lru_cache(maxsize=64)(self._solve)  # an update asks again and again
+
+    def _solve(self, free: tuple[str, ...], way: float) -> dict[str, int]:
+        names, sizes = list(self.priced.sizes), list(self.priced.sizes.values())
+        levels, last = _levels(self.priced, self.prefer, [name in free for name in names])
+        masks = sum(self.priced.masks.get(name, 0) for name in free)
+        whole = self.priced.cost(sizes)
+
+        def cost(kept: Sequence[int]) -> Number:
+            return self.priced.cost(kept) + masks
+
+        start = Fraction(whole) + masks
+        limit = start - Fraction(way) * (start - Fraction(self.limit)) if whole > self.limit else start
+        least = cost(levels(0))
+        if least > limit:
+            raise ValueError(
+                f"within: expected a limit of {least} {self.unit} or more, which is what one unit of each leaf or set "
+                f"that may lose units costs with the rest of the model, got {shown(self.limit)}"
+            )
+        kept = fill(cost, levels, last, limit)
+        return dict(zip(names, kept, strict=True))
+
+
+@at_compile_time
+def _solved(made: Within, free: tuple[str, ...], way: float) -> dict[str, int]:
+    return made._solved(free, way)
+
+
+def within(
+    limit: Number,
+    model: Costed,
+    unit: Literal["params", "flops", "bytes"] | Table = "params",
+    *,
+    prefer: Prefer = "uniform",
+    bits: int | None = None,
+    compressed: bool = False,
+    only: Sequence[int] | None = None,
+) -> Within:
+    """As many units of each leaf or tied set as cost at most `limit`: one more of any of them would pass it.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+    >>> groups = sf.shrinking.groups(net, torch.ones(1, 8))
+    >>> budget = sf.budgets.within(100, groups, "params")
+    >>> budget.counts, budget.cost, groups.cost({0: range(7, 16)})
+    ({'0.weight': 7}, 95, 95)
+    >>> algorithm = sf.gmp(1.0, pattern=groups.pattern(), distribution=budget)
+
+    `model` are `sf.shrinking.groups(model, example)` for units, with `pattern=groups.pattern(only)`, or
+    `sf.shrinking.weights(model, example)` for single weights. The sparsity of an algorithm is how far on the way to the
+    limit it is: at 1.0 the cost is at most the limit, at 0.0 the model is whole, and between them the bound falls in
+    proportion. Each leaf or set keeps a unit at least; those that `where` leaves out stay whole.
+
+    `unit` is what is counted, each time anew from all sizes, as what a unit costs depends on what others keep:
+
+    - "params": entries of parameters, shared ones once; of single weights those that are not zero.
+    - "flops": of one call on the example, as `sf.report.flops` counts them.
+    - "bytes": of the parameters in their dtypes, or in so many `bits` each. With `compressed` they are what the masked
+      model takes with a bit for each weight of the leaves that lose some, as `sf.checkpoint.compress` stores them.
+    - a table: the cost of each leaf or set by its path, as a sequence by kept count, from 0 on, or a dict by count, in
+      which counts that are missing cost what the next larger one does. The sum counts, such as of measured times. Where
+      fewer units cost more than more units do, they count as much as the largest cost below.
+
+    `prefer` says who loses: "uniform", the same share of units everywhere; a dict of weights by glob, in proportion to
+    which shares are lost (0: stays whole, others 1); "global", the units of the smallest mean magnitude in all of the
+    model as it is; or a dict of a tensor of scores for each leaf or set. All are deterministic: the common bound is the
+    highest that fits, then units are added one by one in this order until none fits.
+
+    Raises ValueError for a limit that cannot be met, with the least cost, for another unit, and for leaves of other
+    sizes; TypeError for a limit that is no number.
+    """
+    if not is_number(limit):
+        raise TypeError(f"within: expected limit to be a number, got {type(limit).__name__}")
+    if not (math.isfinite(limit) and limit >= 0):
+        raise ValueError(f"within: expected a limit >= 0, got {limit}")
+    if not hasattr(model, "priced"):
+        raise TypeError(
+            "within: expected sf.shrinking.groups(model, example) or sf.shrinking.weights(model, example), got "
+            f"{type(model).__name__}"
+        )
+    if isinstance(unit, Mapping):
+        priced, name = _by_table(model.priced("params", None, False, only), unit), "by the table"
+    else:
+        priced, name = model.priced(unit, bits, compressed, only), unit
+    made = Within(limit, name, priced, prefer)
+    _check_prefer(priced, prefer)
+    return made
+
+
+def fill(cost: Callable[[Sequence[int]], Number], levels: Levels, last: int, limit: Number | Fraction) -> list[int]:
+    """The most units whose cost is at most the limit: up to the highest level that fits, then one by one.
+
+    >>> fill(lambda kept: 3 * kept[0] + 5 * kept[1], lambda k: [k, k], 10, 30)
+    [5, 3]
+
+    From one level to the next each count rises by one at most, and from one unit each to all.
+    """
+    full: dict[int, int] = {}  # counts that cannot rise
+
+    def at(level: int) -> list[int]:
+        return [full.get(i, n) for i, n in enumerate(levels(level))]
+
+    low = 0
+    while low < last:
+        high = last
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if cost(at(middle)) <= limit else (low, middle - 1)
+        if low == last:
+            break
+        kept = at(low)
+        low += 1
+        for i, n in enumerate(at(low)):
+            if n > kept[i]:
+                kept[i] = n
+                if cost(kept) > limit:
+                    kept[i] = full[i] = n - 1
+    return at(last)
+
+
+def _levels(priced: Priced, prefer: Prefer, free: Sequence[bool]) -> tuple[Levels, int]:
+    names, sizes = list(priced.sizes), list(priced.sizes.values())
+    scores = _scores(priced, prefer)
+    if scores is not None:
+        return _by_scores([scores[name] if may else None for name, may in zip(names, free, strict=True)], sizes)
+    shares = [_weight(name, prefer) if may else Fraction(0) for name, may in zip(names, free, strict=True)]
+    smallest = min((share for share in shares if share > 0), default=Fraction(1))
+    rates = [size * share / smallest for size, share in zip(sizes, shares, strict=True)]
+    last = 128 << int(max([*rates, Fraction(1)])).bit_length()
+    ratios = [rate.as_integer_ratio() for rate in rates]
+
+    def levels(level: int) -> list[int]:
+        lost = [a * (last - level) // (b * last) for a, b in ratios]
+        return [max(size - n, min(size, 1)) for size, n in zip(sizes, lost, strict=True)]
+
+    return levels, last
+
+
+def _weight(name: str, prefer: Prefer) -> Fraction:
+    table = prefer if isinstance(prefer, Mapping) else {}
+    return next((Fraction(w) for glob, w in table.items() if glob_match(name, glob)), Fraction(1))  # type: ignore[arg-type]
+
+
+def _scores(priced: Priced, prefer: Prefer) -> Mapping[str, Any] | None:
+    if prefer == "global":
+        return priced.scores()
+    if isinstance(prefer, Mapping) and any(isinstance(x, Tensor) for x in prefer.values()):
+        return {name: x.detach().double().cpu().numpy() for name, x in prefer.items() if isinstance(x, Tensor)}
+    return None
+
+
+def _by_scores(scores: Sequence[Any], sizes: Sequence[int]) -> tuple[Levels, int]:
+    # Units come in the order of their scores, but the best of each leaf first; of equal ones the first.
+    ranked = [np.zeros(0) if x is None else -np.sort(-x.reshape(-1))[1:] for x in scores]
+    owners = np.repeat(np.arange(len(ranked)), [len(x) for x in ranked])
+    order = owners[np.argsort(-np.concatenate([*ranked, np.zeros(0)]), kind="stable")]
+    places: list[npt.NDArray[np.int64]] = [np.nonzero(order == i)[0] for i in range(len(ranked))]
+
+    def levels(level: int) -> list[int]:
+        fixed = (size if x is None else min(size, 1) for x, size in zip(scores, sizes, strict=True))
+        return [n + int(np.searchsorted(at, level)) for n, at in zip(fixed, places, strict=True)]
+
+    return levels, len(order)
+
+
+def _by_table(priced: Priced, table: Table) -> Priced:
+    missing = [name for name in table if name not in priced.sizes]
+    if missing:
+        raise ValueError(f"within: expected a table for {', '.join(map(repr, priced.sizes))}, got {missing[0]!r}")
+    rows = [_row(name, table[name], size) if name in table else None for name, size in priced.sizes.items()]
+
+    def cost(kept: Sequence[int]) -> Number:
+        return sum(row[n] for row, n in zip(rows, kept, strict=True) if row is not None)
+
+    return Priced(priced.sizes, cost, priced.scores)
+
+
+def _row(name: str, given: Sequence[Number] | Mapping[int, Number], size: int) -> list[Number]:
+    found = given if isinstance(given, Mapping) else dict(enumerate(given))
+    if size not in found:
+        raise ValueError(f"within: expected the cost of all {size} units in the table of {name!r}, got {sorted(found)}")
+    row: list[Number] = [found[size]] * (size + 1)
+    for n in range(size - 1, -1, -1):
+        row[n] = found.get(n, row[n + 1])
+    for n in range(1, size + 1):
+        row[n] = max(row[n - 1], row[n])
+    return row
+
+
+def _check_prefer(priced: Priced, prefer: object) -> None:
+    wanted = "within: expected prefer to be 'uniform', 'global', a dict of weights >= 0 by glob, or of scores by path"
+    if isinstance(prefer, str) and prefer in ("uniform", "global"):
+        return
+    if not isinstance(prefer, Mapping) or not prefer:
+        raise ValueError(f"{wanted}, got {shown(prefer)}")
+    if all(isinstance(x, Tensor) for x in prefer.values()):
+        for name, size in priced.sizes.items():
+            if name not in prefer or prefer[name].numel() != size:
+                got = f"shape {tuple(prefer[name].shape)}" if name in prefer else "none"
+                raise ValueError(f"within: expected {size} scores at {name!r}, got {got}")
+        return
+    for glob, weight in prefer.items():
+        if not is_number(weight) or not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(f"{wanted}, got {shown(weight)} for {glob!r}")
+    check_globs("within", list(prefer), list(priced.sizes))
