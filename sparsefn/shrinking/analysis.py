@@ -145,7 +145,8 @@ def _uniform(step: Step) -> Any:
     fills = {"zeros": 0.0, "new_zeros": 0.0, "ones": 1.0, "new_ones": 1.0}
     fill = fills.get(step.name, step.arguments.get("fill_value"))
     out: Value = step.outs
-    labels = tuple(step.atoms.new(n) if n > 1 else None for n in out.shape)
+    sizes = step.node.meta["val"].shape  # those of batches and sequences are symbols
+    labels = tuple(step.atoms.new(n) if n > 1 and isinstance(size, int) else None for n, size in zip(out.shape, sizes, strict=True))
     plain = isinstance(fill, int | float) and out.dtype.is_floating_point
     gone = tuple(np.full(n, float(fill)) if plain and n > 1 else None for n in out.shape)  # type: ignore[arg-type]
     return out._replace(labels=labels, gone=gone)
