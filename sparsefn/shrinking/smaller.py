@@ -23,14 +23,20 @@ from sparsefn.state import State
 from sparsefn.tree import flatten
 
 Form = Literal["class", "program"]
-Kept = Mapping[str, tuple[Tensor | None, ...]]  # of each tensor the indices that stay along each dimension; None: all
+
+
+class Kept(NamedTuple):
+    """What a smaller model kept of a tensor: its old shape, and the indices that stay along each dimension (None: all)."""
+
+    shape: tuple[int, ...]
+    indices: tuple[Tensor | None, ...]
 
 
 class Smaller(NamedTuple):
     """A smaller model, what it kept of the tensors of the old one, and in which form it is."""
 
     module: nn.Module
-    kept: Kept
+    kept: Mapping[str, Kept]  # of parameters and buffers by name
     form: Form
     stays: tuple[str, ...]  # what is masked and stays, with the reasons
     notes: tuple[str, ...] = ()  # what the model's configs cannot say, and why it is no model of its class
@@ -98,7 +104,7 @@ def smaller(
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).eval()
     >>> state = sf.State(sf.modules.params_of(net), sf.shrinking.groups(net, torch.ones(1, 1)).masks({0: [1]}))
     >>> made = sf.shrinking.smaller(net, state, torch.ones(1, 1))
-    >>> made.form, made.kept["2.weight"]
+    >>> made.form, made.kept["2.weight"].indices
     ('class', (None, tensor([0])))
     """
     if not isinstance(state, State):
@@ -152,14 +158,14 @@ def _tensors(masked: nn.Module, cut: Cut) -> dict[str, Tensor]:
     return folded(cut, params_of(masked))
 
 
-def _kept(cut: Cut) -> Kept:
+def _kept(cut: Cut) -> dict[str, Kept]:
     made = {}
     for name, value in cut.analysis.leaves.items():
         some: list[Tensor | None] = []
         for d, label in enumerate(value.labels):
             flags = cut.kept(label, value.shape[d])
             some.append(None if flags.all() else torch.from_numpy(flags).nonzero().flatten())
-        made[name] = tuple(some)
+        made[name] = Kept(value.shape, tuple(some))
     return made
 
 
