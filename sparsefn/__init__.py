@@ -96,7 +96,7 @@ __all__ += ["bernoulli_mask", "budgets", "calibration", "chain", "checkpoint", "
 __all__ += ["curvature", "default_where", "dense", "distributed", "donated", "drop_grow", "drop_lowest", "effective"]
 __all__ += ["ema", "ensemble", "every", "from_config", "from_masks", "from_shorthand", "gate", "gmp", "grow_highest"]
 __all__ += ["iterative", "linear_pair", "masks", "methods", "modules", "never", "one_shot", "optimizers"]
-__all__ += ["partition", "patterns", "permutation", "phases", "prune_biases", "random", "redistribute", "reparam"]
+__all__ += ["partition", "patterns", "permutation", "phases", "random", "redistribute", "reparam"]
 __all__ += ["reparametrised", "report", "rescore", "rewinding", "rewrite", "rigl", "schedules", "scores", "sequence"]
 __all__ += ["settled", "shorthand", "shrink", "snfs", "solve", "sparsify", "static", "ste", "straight_through"]
 __all__ += ["supermask", "terms", "threshold_mask", "tied", "to_shorthand", "topk_mask", "topk_masks", "tree"]
@@ -107,12 +107,12 @@ if _TYPE_CHECKING:
     from sparsefn.config import from_config, shorthand
     from sparsefn.config.shorthand import from_shorthand, to_shorthand
     from sparsefn.masks import activations
-    from sparsefn.shrinking import prune_biases, shrink
+    from sparsefn.shrinking import shrink
 
 # Loaded on first use: these modules take as long to load as the ones for training, and `sf.testing` needs Hypothesis,
 # which users who only train do not have.
 _LATER = {"from_config": "config", "from_shorthand": "shorthand", "to_shorthand": "shorthand"}
-_LATER |= {"prune_biases": "shrinking", "shrink": "shrinking"}
+_LATER |= {"shrink": "shrinking"}
 _LATER |= {name: name for name in ("activations", "calibration", "config", "curvature", "distributed", "ensemble")}
 _LATER |= {name: name for name in ("methods", "report", "shorthand", "testing")}
 

@@ -21,11 +21,12 @@ from sparsefn.patterns.places import Place, Sets, Shapes, TiedSet, check_units_m
 from sparsefn.patterns.units import Units, units_of
 from sparsefn.tree import Leaves
 
-Members: TypeAlias = Sequence[Sequence[str | int | Sequence[int]]]
+# Members, or lists of them.
+Members: TypeAlias = Sequence[Sequence[str | int | Sequence[str | int | Sequence[int]]]]
 
 
 @described
-def tied(members: Members | Sequence[Members], reduce: Reduce = "mean") -> Pattern:
+def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
     """Rows and columns of several leaves form one unit, and are kept or pruned together.
 
     >>> mlp = sf.tied([["*.up.weight", 0], ["*.up.bias", 0], ["*.down.weight", 1]])

@@ -61,6 +61,7 @@ def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: 
         return None
     if id(leaf) not in seen:
         mask = None if made.book.masks is None else made.book.masks.get(name)
+        mask = None if mask is None else mask.expand(leaf.shape)
         real = leaf.detach() if mask is None or leaf.device.type == "meta" else leaf.detach() * mask
         labels = tuple(made.book.atoms.new(n) if n > 1 else None for n in leaf.shape)
         constants = tuple(_constants(made.book, leaf, real, mask, d) for d in range(leaf.ndim))
@@ -79,7 +80,7 @@ def _constants(book: Book, leaf: Tensor, real: Tensor, mask: Tensor | None, d: i
     if leaf.numel() == size and leaf.is_floating_point() and leaf.device.type != "meta":
         found = real.double().cpu().reshape(-1).numpy().copy()
     if mask is not None:
-        found[~mask.expand(leaf.shape).movedim(d, 0).reshape(size, -1).any(1).cpu().numpy()] = 0
+        found[~mask.movedim(d, 0).reshape(size, -1).any(1).cpu().numpy()] = 0
     return found if np.isfinite(found).any() else None
 
 
@@ -144,7 +145,8 @@ def _uniform(step: Step) -> Any:
     fills = {"zeros": 0.0, "new_zeros": 0.0, "ones": 1.0, "new_ones": 1.0}
     fill = fills.get(step.name, step.arguments.get("fill_value"))
     out: Value = step.outs
-    labels = tuple(step.atoms.new(n) if n > 1 else None for n in out.shape)
+    sizes = step.node.meta["val"].shape  # those of batches and sequences are symbols
+    labels = tuple(step.atoms.new(n) if n > 1 and isinstance(size, int) else None for n, size in zip(out.shape, sizes, strict=True))
     plain = isinstance(fill, int | float) and out.dtype.is_floating_point
     gone = tuple(np.full(n, float(fill)) if plain and n > 1 else None for n in out.shape)  # type: ignore[arg-type]
     return out._replace(labels=labels, gone=gone)

@@ -47,10 +47,10 @@ def repeat(change: Change) -> None:
     x, out = change.values["self"], change.outs[0]
     key = "repeats" if "repeats" in change.arguments else "dims"
     made = list(change.arguments[key])
-    for e, times in enumerate(made):
-        d = e - len(made) + len(x.shape)
-        inside = change.kept(x, d) if d >= 0 else np.ones(1, bool)
-        made[e] = _times(change, times, change.kept(out, e).reshape(-1, len(inside)), inside)
+    for i in range(1, len(made) + 1):
+        inside = change.kept(x, len(x.shape) - i) if i <= len(x.shape) else np.ones(1, bool)
+        table = change.kept(out, len(out.shape) - i).reshape(-1, len(inside))
+        made[-i] = _times(change, made[-i], table, inside)
     change.arguments[key] = made
 
 
@@ -176,7 +176,7 @@ _SIZES = "view reshape _unsafe_view expand broadcast_to unflatten full zeros one
 _NEW = "new_zeros new_ones new_full new_empty"
 # Products have no such arguments; layouts and casts neither; and what is random cannot be tried.
 _STEADY = """linear matmul mm bmm mv dot addmm baddbmm addmv addr outer einsum bilinear embedding
-    grouped_mm_fallback lstm gru rnn_tanh rnn_relu permute transpose t T mT numpy_T adjoint movedim swapaxes unsqueeze
+    grouped_mm_fallback lstm gru rnn_tanh rnn_relu permute transpose t mT numpy_T adjoint movedim swapaxes unsqueeze
     flatten view_as reshape_as expand_as cat concat concatenate stack hstack vstack contiguous clone alias detach
     lift_fresh_copy to _to_copy type_as dropout feature_dropout alpha_dropout rand_like randn_like bernoulli"""
 RULES: dict[str, Rule] = {

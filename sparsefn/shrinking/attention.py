@@ -14,8 +14,8 @@ class SmallAttention(nn.MultiheadAttention):
         head_dim: entries of the queries and keys of a head; the values of a head may have another number.
         scale: what the products of queries and keys are multiplied with.
 
-    It computes what `nn.MultiheadAttention` does, with `num_heads` for its heads: masks of booleans or numbers, which
-    for each head are (batch * num_heads, length, length). Raises ValueError for masks of other shapes and nested tensors.
+    It computes what `nn.MultiheadAttention` does; masks by head are (batch * num_heads, length, length), with the
+    number of its own heads. Raises ValueError for masks of other shapes, `is_causal` without a mask and nested tensors.
     """
 
     scale: float
@@ -81,9 +81,13 @@ class SmallAttention(nn.MultiheadAttention):
         batch, length, seen = len(q), q.shape[2], k.shape[2] - more
         shapes = [(length, seen), (batch * self.num_heads, length, seen)]
         if mask is not None and tuple(mask.shape) not in shapes:
-            raise ValueError(f"SmallAttention: expected attn_mask of shape {shapes[0]} or {shapes[1]}, got {tuple(mask.shape)}")
+            raise ValueError(
+                f"SmallAttention: expected attn_mask of shape {shapes[0]} or {shapes[1]}, got {tuple(mask.shape)}"
+            )
         if padding is not None and tuple(padding.shape) != (batch, seen):
-            raise ValueError(f"SmallAttention: expected key_padding_mask of shape {(batch, seen)}, got {tuple(padding.shape)}")
+            raise ValueError(
+                f"SmallAttention: expected key_padding_mask of shape {(batch, seen)}, got {tuple(padding.shape)}"
+            )
         made = None
         if mask is not None:
             made = _added(mask, q.dtype).unflatten(0, (-1, self.num_heads)) if mask.ndim == 3 else _added(mask, q.dtype)

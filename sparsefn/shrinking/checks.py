@@ -83,7 +83,7 @@ def _input(val: Any, sizes: list[list[int]]) -> Any:
 class _Sizes(fx.Interpreter):
     def __init__(self, program: fx.GraphModule, sizes: Mapping[fx.Node, list[list[int]]], mode: FakeTensorMode) -> None:
         super().__init__(program)
-        self.sizes, self.mode = sizes, mode
+        self.sizes, self.mode, self.extra_traceback = sizes, mode, False
 
     def fetch_attr(self, target: str) -> Any:
         held = super().fetch_attr(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -11,18 +12,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparsefn.shrinking.guesses import Tried, named, search
+
 BUILDS = 100  # of a model on the meta device in search of numbers
 
-Facts = dict[tuple[str, str], Any]
+Fact = tuple[str, str]  # the path of a module, and the name of a tensor or attribute of it
 Place = tuple[Any, str, int | None]  # where a number stands: a config, a name, a place in a list
 
 
-def set_configs(small: nn.Module, model: nn.Module, works: Callable[[nn.Module], bool]) -> Iterator[str]:
+def set_configs(
+    small: nn.Module, model: nn.Module, sizes: Sequence[tuple[int, int]], works: Callable[[nn.Module], bool]
+) -> Iterator[str]:
     """Set the configs in a smaller model so that new models from them equal it; say of which that cannot be.
 
-    A config is what a module keeps as `config`, and is made of: its numbers become what most sizes of that number
-    became. Where no choice gives the same sizes, attributes and tables, a config stays as it was, so that it cannot be
-    taken for one of the smaller model.
+    A config is what a module keeps as `config`, and is made of. Its numbers become what attributes of their name are,
+    or else what most sizes of that number became, in the tensors' shapes or in `sizes` (before, after); with the choice
+    that gives more of the shapes, in at most BUILDS new models. These have to have the same tensors and tables in the
+    end, and the smaller model has to work with their attributes, such as numbers of heads. Where that cannot be, a
+    config stays as it was, so that it is not taken for one of the smaller model.
     """
     done: list[str] = []
     for path, part in small.named_modules():
@@ -30,79 +37,107 @@ def set_configs(small: nn.Module, model: nn.Module, works: Callable[[nn.Module],
             continue
         done.append(f"{path}." if path else "")
         whole = model.get_submodule(path)
-        if _facts(part) == _facts(whole):
+        if _shapes(part) == _shapes(whole) and _attributes(part) == _attributes(whole):
             continue
-        places, old = list(_places(part.config)), copy.deepcopy(part.config)
-        why = _set(part, whole, places) or ("" if works(small) else "the model gives other outputs with them")
+        places, old = list(_places(part.config)), list(_places(copy.deepcopy(part.config)))
+        why = (
+            _classes(part, whole)
+            or _fit(part, whole, places, sizes)
+            or _other_tables(part)
+            or _adopt(part, lambda: works(small))
+        )
         if why:
-            for place, before in zip(places, _places(old), strict=True):
+            for place, before in zip(places, old, strict=True):
                 _put(place, _get(before))
-            yield f"the config of the {type(part).__name__}{f' at {path!r}' if path else ''} keeps its numbers: {why}"
+            yield f"the config of {named(small, path)} keeps its numbers: {why}"
 
 
-def _set(part: nn.Module, whole: nn.Module, places: Sequence[Place]) -> str:
-    # One number after the other, as long as a new model differs less.
-    became = _became(_facts(whole), _facts(part))
-    options = [(place, [*(+became[_get(place)]), _get(place)]) for place in places]
-    for place, numbers in options:
-        _put(place, numbers[0])
-    best, why = _differs(part)
-    changes = [(place, number) for place, numbers in options for number in numbers if len(numbers) > 1]
-    for place, number in (changes * 2)[:BUILDS]:
-        if best and number != (before := _get(place)):
-            _put(place, number)
-            count, text = _differs(part)
-            if count < best:
-                best, why = count, text
-            else:
-                _put(place, before)
-    return why or _other_tables(part)
+def _classes(part: nn.Module, whole: nn.Module) -> str:
+    other = [path for path, layer in part.named_modules() if type(layer) is not type(whole.get_submodule(path))]
+    return f"no others give {named(part, other[0])}" if other else ""
 
 
-def _differs(part: nn.Module) -> tuple[float, str]:
-    # How many facts are others in a new model from its config, and one of them.
-    wanted, kind = _facts(part), type(part)
+def _fit(part: nn.Module, whole: nn.Module, places: Sequence[Place], sizes: Sequence[tuple[int, int]]) -> str:
+    # Numbers become what attributes of their name are, or else what most of that size became.
+    old, new = _attributes(whole), _attributes(part)
+    became: dict[Any, Counter[Any]] = defaultdict(Counter)
+    pairs = [(shape, _shapes(part).get(name)) for name, shape in _shapes(whole).items()]
+    for before, after in (*pairs, *((value, new.get(fact)) for fact, value in old.items()), *sizes):
+        many = type(before) is type(after) is tuple and len(before) == len(after)
+        for a, b in zip(before, after, strict=True) if many else [(before, after)]:
+            became[type(a), a].update([b] * (type(a) is type(b)))
+    for fact, value in old.items():
+        became[fact[1], value].update([new[fact]] * (type(new.get(fact)) is type(value)))
+    numbers = []
+    for place in places:
+        value = _get(place)
+        some = [*became[place[1], value].most_common(), *became[type(value), value].most_common(), (value, 0)]
+        numbers.append(_Number(place, list(dict.fromkeys(number for number, _ in some))))
+        numbers[-1].take(0)
+    return search(lambda _: numbers, lambda: _tried(part), BUILDS).why
+
+
+@dataclasses.dataclass
+class _Number:
+    place: Place
+    options: list[Any]
+    choice: int = 0
+
+    def take(self, choice: int) -> None:
+        self.choice = choice
+        _put(self.place, self.options[choice])
+
+
+def _new(part: Any, device: str) -> nn.Module:
+    with torch.random.fork_rng(), torch.device(device):
+        made: nn.Module = type(part)(copy.deepcopy(part.config))
+    return made
+
+
+def _tried(part: nn.Module) -> Tried:
+    # How many shapes and attributes are others in a new model from its config.
     try:
-        with torch.device("meta"):
-            made = _facts(kind(copy.deepcopy(part.config)))
+        made = _new(part, "meta")
     except Exception as error:  # a model's own code fails in any way
-        return math.inf, f"with others {kind.__name__} fails: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
-    wrong = [".".join(filter(None, fact)) for fact in {**wanted, **made} if wanted.get(fact) != made.get(fact)]
-    return len(wrong), f"none give {wrong[0]} = {wanted.get(tuple(wrong[0].rpartition('.')[::2]))}" if wrong else ""
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return Tried((-math.inf, 0), False, f"with others {type(part).__name__} fails: {line}")
+    wanted, got = _shapes(part), _shapes(made)
+    wrong = [path for path in wanted | got if wanted.get(path) != got.get(path)]
+    other = sum(value != _attributes(made).get(fact) for fact, value in _attributes(part).items())
+    return Tried((-len(wrong), -other), not wrong and not other, f"no others give {wrong[0]}" if wrong else "")
 
 
-def _other_tables(part: Any) -> str:
+def _other_tables(part: nn.Module) -> str:
     # The buffers that a checkpoint does not hold.
     saved = part.state_dict().keys()
     tables = {name: x for name, x in part.named_buffers() if name not in saved}
-    if tables:
-        with torch.random.fork_rng():
-            new = type(part)(copy.deepcopy(part.config))
-        for name, x in tables.items():
-            if not torch.equal(new.get_buffer(name).to(x), x):
-                return f"they give another {name}"
-    return ""
+    new = _new(part, "cpu") if tables else part
+    other = [name for name, x in tables.items() if not torch.equal(new.get_buffer(name).to(x), x)]
+    return f"others give another {other[0]}" if other else ""
 
 
-def _became(before: Facts, after: Facts) -> dict[Any, Counter[Any]]:
-    # What became of each number in shapes and attributes, and how often.
-    became: dict[Any, Counter[Any]] = defaultdict(Counter)
-    for fact, old in before.items():
-        new = after.get(fact)
-        many = type(old) is type(new) is tuple and len(old) == len(new)
-        for a, b in zip(old, new, strict=True) if many else [(old, new)]:
-            if type(a) is type(b):
-                became[a][b] += a != b
-    return became
+def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
+    # The attributes of a new model, as those were guessed.
+    old, new = _attributes(part), _attributes(_new(part, "meta"))
+    others = [fact for fact, value in new.items() if old.get(fact, value) != value]
+    for path, name in others:
+        vars(part.get_submodule(path))[name] = new[path, name]
+    if works():
+        return ""
+    for path, name in others:
+        vars(part.get_submodule(path))[name] = old[path, name]
+    return f"others give other outputs, by {', '.join('.'.join(fact) for fact in others[:3])}"
 
 
-def _facts(model: nn.Module) -> Facts:
-    # The classes, shapes and plain attributes of all modules.
-    made: Facts = {}
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: tuple(x.shape) for name, x in tensors}
+
+
+def _attributes(model: nn.Module) -> dict[Fact, Any]:
+    # What modules keep of numbers and words.
+    made: dict[Fact, Any] = {}
     for path, layer in model.named_modules():
-        made[path, ""] = type(layer)
-        for name, x in (*layer._parameters.items(), *layer._buffers.items()):
-            made[path, name] = None if x is None else tuple(x.shape)
         for name, value in vars(layer).items():
             if not name.startswith("_") and name != "training" and _is_plain(value):
                 made[path, name] = value

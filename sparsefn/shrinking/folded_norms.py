@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.layer_sizes import COUNTED, averages
@@ -13,20 +13,20 @@ from sparsefn.shrinking.values import opname, scope
 
 
 class Fold(NamedTuple):
-    """A weight of an RMS norm that is `factor * old + shift`, as its mean is over fewer entries."""
+    """The weight of an RMS norm that is `factor * old + shift`, as its mean is over fewer entries."""
 
     module: str
     factor: float
     shift: float
-    eps: tuple[float, float]  # old and new
+    exact: Tensor  # in float64, before it is rounded
 
 
 def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Fold]:
     """Scale the weights and eps of RMS norms that lose entries, by name of the weight.
 
-    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that are left, with eps * N / n. The weights
-    become float64, so that a proof sees no rounding. Half precision is left as it is: rounding would be
-    seen. Whether a module is an RMS norm is not asked: running it will tell.
+    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that are left with eps * N / n. Weights
+    in half precision are left alone, where rounding is much. Nothing asks whether a module is an RMS norm: running it
+    will tell.
     """
     made: dict[str, Fold] = {}
     for average in averages(cut):
@@ -38,12 +38,13 @@ def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Fold]:
             continue
         name, shift = found
         weight, ratio = layer.get_parameter(name), average.count / average.left
-        if weight.dtype not in (torch.float32, torch.float64):
-            continue
         whole = f"{path}.{name}".removeprefix(".")
-        made[whole] = Fold(path, ratio**0.5, shift * (ratio**0.5 - 1), (eps, eps * ratio))
-        weight.data = weight.data.double() * made[whole].factor + made[whole].shift
-        vars(layer).update(dict.fromkeys(own, eps * ratio))
+        if weight.dtype in (torch.float32, torch.float64) and whole not in made:
+            factor = ratio**0.5
+            exact = weight.detach().double() * factor + shift * (factor - 1)
+            made[whole] = Fold(path, factor, shift * (factor - 1), exact)
+            weight.data = exact.to(weight.dtype)
+            vars(layer).update(dict.fromkeys(own, eps * ratio))
     return made
 
 

@@ -156,7 +156,7 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
     >>> print(sf.shrinking.groups(net, torch.ones(1, 3)))
     0: 4 units of 6 weights: 0.weight[0], 0.bias[0], 2.weight[1]
     stays:
-      0.weight[1]: linear at '0' reads an input of the model
+      0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
     """
     graph = traced(model, example)

@@ -8,7 +8,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,10 @@ from sparsefn.shrinking.values import opname, scope, values_in
 
 TRIES = 200  # runs of a model in search of numbers
 
+_NEAR = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest value, where outputs show a wrong number
+
 Works = Callable[[nn.Module], bool]
+Outputs = list[tuple[str, list[Tensor]]]
 Sizes = list[tuple[int, int]]  # before and after
 
 
@@ -31,6 +34,7 @@ class Guess:
     key: str
     place: int | None  # in a list or tuple
     options: list[tuple[int, ...]]
+    stays: int | None  # which option is that it stays, if it is a size that does
     choice: int = 0
 
     def take(self, choice: int) -> None:
@@ -50,7 +54,7 @@ def guesses(small: nn.Module, cut: Cut) -> list[Guess]:
     A number is told by where it is a size in the module's own forward, or in that of its children: modules of one class
     whose forward does the same operations keep it from the same place.
     """
-    own, below = _sizes(cut, 0), _sizes(cut, 1)
+    own, below = sizes_seen(cut, 0), sizes_seen(cut, 1)
     alike: dict[Any, dict[str, tuple[nn.Module, int]]] = defaultdict(dict)
     for path, layer in small.named_modules():
         for key, place, value in _numbers(layer):
@@ -58,21 +62,21 @@ def guesses(small: nn.Module, cut: Cut) -> list[Guess]:
     made = []
     for (_, key, place, _), members in alike.items():
         values = tuple(value for _, value in members.values())
-        options = [
-            *_columns([own[path][1] for path in members], values),
-            *_columns([below[path][1] for path in members], values),
-        ]
-        options = [*(option for option in options if option != values), values]
+        seen = [column for sizes in (own, below) for column in _columns([sizes[path][1] for path in members], values)]
+        options = list(dict.fromkeys([*(option for option in seen if option != values), values]))
         if len(options) == 1:
-            options += _parts([own[path][1] for path in members], values)
-        if len(options := list(dict.fromkeys(options))) > 1:
-            made.append(Guess({path: layer for path, (layer, _) in members.items()}, key, place, options))
+            options += set(_parts([own[path][1] for path in members], values)) - {values}
+        if len(options) > 1:
+            stays = options.index(values) if values in seen else None
+            made.append(Guess({path: layer for path, (layer, _) in members.items()}, key, place, options, stays))
             made[-1].take(0)
     return made
 
 
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
-    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not isinstance(layer, nn.Unflatten | nn.Transformer):
+    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not isinstance(
+        layer, nn.Unflatten | nn.Transformer
+    ):
         return  # torch's layers: of those that keep sizes layer_sizes knows
     for key, value in list(vars(layer).items()):
         if key not in getattr(layer, "__constants__", ()):
@@ -82,8 +86,8 @@ def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
                     yield key, place, number
 
 
-def _sizes(cut: Cut, up: int) -> dict[str, tuple[list[str], Sizes]]:
-    # The operations in each module's forward, and the sizes of all dimensions that they see.
+def sizes_seen(cut: Cut, up: int = 0) -> dict[str, tuple[list[str], Sizes]]:
+    """The operations in each module's forward, and the sizes of all dimensions that they see, before and after."""
     made: dict[str, tuple[list[str], Sizes]] = defaultdict(lambda: ([], []))
     known: dict[Any, Sizes] = {}
     for node, tree in cut.analysis.values.items():
@@ -106,58 +110,99 @@ def _columns(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int,
 
 def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:
     # The same where a size is a multiple of the value.
-    made = [[(v, n * v // m) if m % v == 0 and n * v % m == 0 else (0, 0) for m, n in some] for some, v in zip(sizes, values, strict=True)]
+    made = [
+        [(v, n * v // m) if m and m % v == 0 and n * v % m == 0 else (0, 0) for m, n in some]
+        for some, v in zip(sizes, values, strict=True)
+    ]
     return [option for option in _columns(made, values) if all(option)]
 
 
-# ------------------------------------------------ which of them: the first module that differs from the masked model
-@dataclasses.dataclass
-class Run:
-    """How far a model came: so many calls of modules gave what they give in the masked model."""
+class Tried(NamedTuple):
+    """What came of a choice of numbers: more is better."""
 
-    works: bool = False
-    far: int = 0
-    path: str = ""
-    why: str = ""
-
-    def better(self, other: Run) -> bool:
-        return (self.works, self.far) > (other.works, other.far)
+    score: tuple[float, float]
+    done: bool
+    why: str = ""  # not
+    path: str = ""  # of the module that is to blame
 
 
-def settle(small: nn.Module, unknown: Sequence[Guess], works: Works, masked: nn.Module, cut: Cut) -> str:
-    """Choose numbers with which a model works; the reason where none are found."""
-    wanted: list[tuple[str, list[Tensor]]] = []
-    _watched(masked, works, lambda path, outs, error: wanted.append((path, outs)))
-    keeps, tries = _keeps(cut), itertools.count()
-    best = _run(small, works, wanted, keeps)
-    while not best.works:
-        near = sorted(unknown, key=lambda guess: -max(_shared(path, best.path) for path in guess.modules))
-        for change in _changes(near):
-            if next(tries) >= TRIES:
-                return best.why
-            before = [guess.choice for guess, _ in change]
-            for guess, choice in change:
-                guess.take(choice)
-            run = _run(small, works, wanted, keeps)
-            if run.better(best):
-                best = run
+class Open(Protocol):
+    """A number to choose."""
+
+    choice: int
+
+    @property
+    def options(self) -> Sequence[Any]: ...
+
+    def take(self, choice: int) -> None: ...
+
+
+def search(order: Callable[[Tried], Sequence[Open]], run: Callable[[], Tried], tries: int) -> Tried:
+    """Change one number, or two at once, as long as that is better; the best that was found in so many runs."""
+    best, left = run(), iter(range(tries))
+    while not best.done:
+        for change in _changes(order(best)):
+            if next(left, None) is None:
+                return best
+            before = [(number, number.choice) for number, _ in change]
+            for number, choice in change:
+                number.take(choice)
+            now = run()
+            if now.done or now.score > best.score:
+                best = now
                 break
-            for (guess, _), choice in zip(change, before, strict=True):
-                guess.take(choice)
+            for number, choice in before:
+                number.take(choice)
         else:
-            return best.why
-    return "" if works(small) else "it differs unless its modules are watched, so that they take no fast paths"
+            return best
+    return best
 
 
-def _changes(near: Sequence[Guess]) -> Iterator[list[tuple[Guess, int]]]:
-    single = [(guess, choice) for guess in near for choice in range(len(guess.options)) if choice != guess.choice]
+def _changes(numbers: Sequence[Open]) -> Iterator[list[tuple[Open, int]]]:
+    single = [
+        (number, choice) for number in numbers for choice in range(len(number.options)) if choice != number.choice
+    ]
     yield from ([one] for one in single)
     for one, other in itertools.combinations(single, 2):
         if one[0] is not other[0]:
             yield [one, other]
 
 
-def _shared(path: str, failed: str) -> float:
+def outputs_of(model: nn.Module, works: Works) -> Outputs:
+    """What the modules give in turn while a model runs, by path."""
+    made: Outputs = []
+    _watched(model, works, lambda path, outs, error: made.append((path, outs)))
+    return made
+
+
+def settle(small: nn.Module, unknown: Sequence[Guess], works: Works, wanted: Outputs, cut: Cut) -> str:
+    """Choose numbers with which a model works; the reason where none are found."""
+    keeps = _keeps(cut)
+
+    def order(tried: Tried) -> list[Guess]:
+        return sorted(unknown, key=lambda guess: -max(_near(path, tried.path) for path in guess.modules))
+
+    found = search(order, lambda: _run(small, works, wanted, keeps), TRIES)
+    if found.done and not works(small):
+        return "it only works while its modules are watched, so that they take no fast paths"
+    return found.why
+
+
+def give_back(small: nn.Module, unknown: Sequence[Guess], works: Works) -> None:
+    """Numbers that need not change stay as they were, if they are also a size that stays."""
+    unsure = [(guess, guess.choice) for guess in unknown if guess.stays not in (None, guess.choice)]
+    for some in [unsure] * (len(unsure) > 1) + [[one] for one in unsure]:
+        for guess, _ in some:
+            guess.take(guess.stays or 0)
+        if works(small):
+            if some is unsure:
+                return
+        else:
+            for guess, choice in some:
+                guess.take(choice)
+
+
+def _near(path: str, failed: str) -> float:
     # How near a module is to the one that failed: that one itself, then those around it from inside out.
     if path == failed:
         return math.inf
@@ -167,7 +212,11 @@ def _shared(path: str, failed: str) -> float:
 def _watched(model: nn.Module, works: Works, see: Callable[[str, list[Tensor], BaseException | None], None]) -> bool:
     def hook(path: str) -> Callable[..., None]:
         def seen(layer: nn.Module, args: Any, out: Any) -> None:
-            see(path, [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)], sys.exc_info()[1] if out is None else None)
+            see(
+                path,
+                [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)],
+                sys.exc_info()[1] if out is None else None,
+            )
 
         return seen
 
@@ -179,27 +228,32 @@ def _watched(model: nn.Module, works: Works, see: Callable[[str, list[Tensor], B
             handle.remove()
 
 
-def _run(small: nn.Module, works: Works, wanted: Sequence[tuple[str, list[Tensor]]], keeps: Any) -> Run:
-    run = Run()
+def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
+    # Its score is how many calls of modules gave what they give in the masked model.
+    far, wrong = 0, []
 
     def see(path: str, outs: list[Tensor], error: BaseException | None) -> None:
-        if run.why:
+        nonlocal far
+        if wrong:
             return
-        name = f"the {type(small.get_submodule(path)).__name__} at {path!r}" if path else f"the {type(small).__name__}"
         if error is not None:
-            run.why = f"{name} fails: {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
-        elif run.far >= len(wanted) or wanted[run.far][0] != path:
-            run.why = f"{name} runs where another module did"
-        elif not _alike(outs, wanted[run.far][1], keeps):
-            run.why = f"{name} gives other outputs"
+            wrong.append((path, f"fails: {(str(error).strip() or type(error).__name__).splitlines()[0]}"))
+        elif far == len(wanted) or wanted[far][0] != path:
+            wrong.append((path, "runs where another module did"))
+        elif not _alike(outs, wanted[far][1], keeps):
+            wrong.append((path, "gives other outputs"))
         else:
-            run.far += 1
-            return
-        run.path = path
+            far += 1
 
-    run.works = _watched(small, works, see)
-    run.why = run.why or "it gives other outputs"
-    return run
+    if _watched(small, works, see):
+        return Tried((math.inf, 0), True)
+    path, what = wrong[0] if wrong else ("", "gives other outputs")
+    return Tried((far, 0), False, f"{named(small, path)} {what}", path)
+
+
+def named(model: nn.Module, path: str) -> str:
+    """A module for a message."""
+    return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
 
 
 def _alike(some: list[Tensor], whole: list[Tensor], keeps: dict[tuple[int, int], list[Tensor]]) -> bool:
@@ -209,11 +263,14 @@ def _alike(some: list[Tensor], whole: list[Tensor], keeps: dict[tuple[int, int],
 def _alike_but(x: Tensor, y: Tensor, keeps: dict[tuple[int, int], list[Tensor]]) -> bool:
     # Whether tensors are the same, but for entries of dimensions that lose some.
     dims = [d for d, (n, m) in enumerate(zip(x.shape, y.shape, strict=False)) if n != m]
-    for chosen in itertools.product(*(keeps.get((y.shape[d], x.shape[d]), []) for d in dims)) if x.ndim == y.ndim else ():
+    for chosen in (
+        itertools.product(*(keeps.get((y.shape[d], x.shape[d]), []) for d in dims)) if x.ndim == y.ndim else ()
+    ):
         left = y
         for d, keep in zip(dims, chosen, strict=True):
             left = left.index_select(d, keep.to(y.device))
-        if torch.allclose(x, left.to(x.dtype), 1e-5, 1e-6, equal_nan=True):
+        near = _NEAR.get(x.dtype, 0.05) * float(left.abs().max()) if left.numel() else 0.0
+        if torch.allclose(x, left.to(x.dtype), 0, near, equal_nan=True):
             return True
     return False
 

@@ -151,7 +151,7 @@ def _read(change: Change, dim: int, places: Places) -> tuple[Any, ...]:
         change.refuse("it reads one that goes")
     x, step = change.arguments["self"], _step(new)
     if step is None:
-        index = change.constant("index", torch.from_numpy(new).to(_device(change)))
+        index = change.constant(f"index{dim}", torch.from_numpy(new).to(_device(change)))
         return aten.index_select.default, x, dim, index
     start, end = (int(new[0]), int(new[-1]) + 1) if len(new) else (0, 0)
     return aten.slice.Tensor, x, dim, start, end, step

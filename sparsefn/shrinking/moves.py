@@ -43,6 +43,8 @@ def move(step: Step) -> Any:
     ins, outs = values_in(step.arguments), values_in(step.outs)
     if step.name in _SAME:
         return replaced(step.outs, [out._replace(labels=ins[0].labels, gone=ins[0].gone) for out in outs])
+    if isinstance(dim := step.arguments.get("dim"), int) and step.is_symbolic and ins[0].shape:
+        step.freeze(ins[0].labels[dim % len(ins[0].shape)], "cuts it at a place that depends on the sizes of inputs")
     known = _readings(step, ins, outs)
     several = len(ins) > 1 and any(label is not None for value in ins for label in value.labels)
     found: dict[tuple[int, int], list[_Rows]] = {}

@@ -23,7 +23,9 @@ _WIDER = {
 }
 
 
-def differs(masked: nn.Module, small: nn.Module, example: Example, *, draws: int = 3) -> str:
+def differs(
+    masked: nn.Module, small: nn.Module, example: Example, *, draws: int = 3, exact: Mapping[str, Tensor] | None = None
+) -> str:
     """How the outputs of a smaller model differ from those of the masked one; nothing where they do not.
 
     >>> differs(torch.nn.ReLU(), torch.nn.ReLU(), torch.ones(1))
@@ -35,7 +37,7 @@ def differs(masked: nn.Module, small: nn.Module, example: Example, *, draws: int
     stays: on the example, and `draws` times on other inputs of its shapes and like values. Floating-point outputs may
     differ by 1e-10 of the largest, but not in where they are infinite or NaN, and others not at all. Outputs lie in
     tuples, lists, mappings, dataclasses and all that torch's pytrees know. The first module is named whose own
-    outputs differ.
+    outputs differ. `exact` has parameters of the smaller model in float64, by name, of which it holds the rounded ones.
 
     Raises TypeError for an example of another type, and ValueError for models on the meta device, and for a masked
     model that does not run on the example or gives no floating-point tensors.
@@ -45,6 +47,9 @@ def differs(masked: nn.Module, small: nn.Module, example: Example, *, draws: int
         raise ValueError("expected models whose outputs have values to compare, got parameters on the meta device")
     if reason := _fails(masked, small, call):
         return reason + _first(masked, small, call)
+    small = _double(small)
+    for name, x in (exact or {}).items():
+        small.get_parameter(name).data = x
     draw, one, two = torch.Generator().manual_seed(0), _double(masked), _double(small)
     for number in range(draws + 1):
         inputs = pytree.tree_map(lambda x: _like(x, draw), call) if number else call

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.folded_norms import Fold, fold_norms
-from sparsefn.shrinking.guesses import guesses, settle
+from sparsefn.shrinking.guesses import give_back, guesses, named, outputs_of, settle, sizes_seen
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
 from sparsefn.shrinking.values import opname, scope
 
-Works = Callable[[nn.Module], bool]
+Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
 
 
 class SameClass(NamedTuple):
@@ -25,44 +25,57 @@ class SameClass(NamedTuple):
 
     model: nn.Module | None
     why: str = ""  # there is none
-    scaled: Mapping[str, Fold] = {}  # the parameters that were scaled, as norms of fewer entries need it
+    scaled: Mapping[str, Fold] = {}  # the parameters that are scaled, as norms of fewer entries need it
     notes: tuple[str, ...] = ()  # what the model's configs cannot say
 
 
 def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, Tensor] | None = None) -> SameClass:
     """A copy of a model with smaller tensors, whose modules keep the sizes that fit them.
 
-    `works` has to run a model in float64 on the same inputs each time, and to say whether it gives what is wanted, with no exceptions; it
-    may copy the model. No model is returned of which it did not say so. Tensors have their old names, and those in
-    `tensors` come from there. What torch's layers keep about sizes follows from their tensors. Other numbers that
-    modules keep are guessed: those that are a size that changes in the module's forward. Where a number may mean
-    several sizes these are tried, at most `guesses.TRIES` in all: what makes more modules in turn give the outputs that
-    they have in the masked model is better. The reason, where there is none, names the first module that does not.
+    `works(small, exact)` has to run a model, with the tensors `exact` in float64 in place of its own, which were rounded,
+    and to say whether it gives what is wanted; on the same inputs each time, and an exception is a no. It may copy the
+    model. No model is returned of which it did not say yes.
+
+    Tensors have their old names; those in `tensors` come from there, and are rounded to the dtypes of the model. What
+    torch's layers keep about sizes follows from their tensors. Other numbers that modules keep are guessed: those that
+    are a size that changes in the module's forward. Where a number may mean several sizes these are tried, at most
+    `guesses.TRIES` in all: it is better if more modules in turn give the outputs that they have in the masked model.
+    The reason, where there is none, names the first module that does not.
 
     Norms of torch that lose entries become those of `sparsefn.shrinking.counted`. Of an RMS norm in a module's own code
     the weight and eps are scaled, which is the same: `scaled` names these parameters. Configs are set where a new model
     from them equals the smaller one; `notes` says where not.
     """
-    small = _with(model, cut, lambda name, x: cut.take(name, (tensors or {}).get(name, x)))
+    given, exact = tensors or {}, dict[str, Tensor]()
+
+    def taken(name: str, x: Tensor) -> Tensor:
+        made = cut.take(name, given.get(name, x))
+        if made.dtype != x.dtype:
+            exact[name] = made
+        return made.to(x.dtype)
+
+    def proven(some: nn.Module) -> bool:
+        return works(some, exact)
+
+    small = _with(model, cut, taken)
     if why := resize(small, cut):
         return SameClass(None, why)
-    dtypes = {name: x.dtype for name, x in small.named_parameters()}
     folds = fold_norms(small, cut)
+    exact |= {name: fold.exact for name, fold in folds.items()}
     ready = {fold.module for fold in folds.values()}
     for average in averages(cut):
         path = scope(average.node)
-        layer = small.get_submodule(path)
-        if type(layer) not in COUNTED.values() and path not in ready:
-            where = f"the {type(layer).__name__} at {path!r}" if path else f"the {type(layer).__name__}"
-            return SameClass(None, f"{where} takes a {opname(average.node)} of entries that go in code of its own")
+        if type(small.get_submodule(path)) not in COUNTED.values() and path not in ready:
+            what = f"takes a {opname(average.node)} of entries that go in code of its own"
+            return SameClass(None, f"{named(small, path)} {what}")
     unknown = guesses(small, cut)
-    if not works(small) and (why := settle(small, unknown, works, _masked(model, cut), cut)):
-        return SameClass(None, why)
-    notes = tuple(set_configs(small, model, works))
-    for name in folds:
-        weight = small.get_parameter(name)
-        weight.data = weight.data.to(dtypes[name])
-    return SameClass(small, "", folds, notes)
+    if not proven(small):
+        wanted = outputs_of(_masked(model, cut), lambda some: works(some, {}))
+        if why := settle(small, unknown, proven, wanted, cut):
+            return SameClass(None, why)
+    give_back(small, unknown, proven)
+    sizes = [pair for _, pairs in sizes_seen(cut).values() for pair in pairs]
+    return SameClass(small, "", folds, tuple(set_configs(small, model, sizes, proven)))
 
 
 def _with(model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]) -> nn.Module:

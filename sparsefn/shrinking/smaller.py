@@ -23,16 +23,23 @@ from sparsefn.state import State
 from sparsefn.tree import flatten
 
 Form = Literal["class", "program"]
-Kept = Mapping[str, tuple[Tensor | None, ...]]  # of each tensor the indices that stay along each dimension; None: all
+
+
+class Kept(NamedTuple):
+    """What a smaller model kept of a tensor: its old shape, and the indices that stay along each dimension (None: all)."""
+
+    shape: tuple[int, ...]
+    indices: tuple[Tensor | None, ...]
 
 
 class Smaller(NamedTuple):
     """A smaller model, what it kept of the tensors of the old one, and in which form it is."""
 
     module: nn.Module
-    kept: Kept
+    kept: Mapping[str, Kept]  # of parameters and buffers by name
     form: Form
-    notes: tuple[str, ...]  # what is masked and stays, what the model's configs cannot say, why it is no model of its class
+    stays: tuple[str, ...]  # what is masked and stays, with the reasons
+    notes: tuple[str, ...] = ()  # what the model's configs cannot say, and why it is no model of its class
 
 
 def shrink(
@@ -78,8 +85,8 @@ def shrink(
     `torch.export` cannot trace, for one in train mode, and for masks and buffers as `sf.modules.bake` does.
     """
     made = smaller(module, state, example, only=only, buffers=buffers, form=form)
-    if made.notes:
-        warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(made.notes), stacklevel=2)
+    if made.stays:
+        warnings.warn("shrink could not remove all that is pruned:\n  " + "\n  ".join(made.stays), stacklevel=2)
     return made.module
 
 
@@ -95,9 +102,9 @@ def smaller(
     """What `sf.shrink` makes, with what is kept of every parameter and buffer, and notes in place of a warning.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).eval()
-    >>> masks = {"0.weight": torch.tensor([[True], [False]]), "0.bias": torch.tensor([True, False])}
-    >>> made = sf.shrinking.smaller(net, sf.State(sf.modules.params_of(net), masks), torch.ones(1, 1))
-    >>> made.form, made.kept["2.weight"]
+    >>> state = sf.State(sf.modules.params_of(net), sf.shrinking.groups(net, torch.ones(1, 1)).masks({0: [1]}))
+    >>> made = sf.shrinking.smaller(net, state, torch.ones(1, 1))
+    >>> made.form, made.kept["2.weight"].indices
     ('class', (None, tensor([0])))
     """
     if not isinstance(state, State):
@@ -111,7 +118,7 @@ def smaller(
     if only is None:
         return _smaller(masked, masks, example, form)
     kept: dict[str, Any] = {}
-    forms, notes = [], []
+    forms, stays, notes = [], [], []
     small = masked
     paths = matched(masked, [only] if isinstance(only, str) else list(only))
     calls = calls_of(masked, paths, example)
@@ -119,13 +126,14 @@ def smaller(
         inside = {name.removeprefix(f"{path}."): mask for name, mask in masks.items() if name.startswith(f"{path}.")}
         made = _smaller(masked.get_submodule(path), inside, calls[path], form)
         kept |= {f"{path}.{name}": some for name, some in made.kept.items()}
-        notes += [f"in {path!r}: {note}" for note in made.notes]
+        stays += [f"in {path!r}: {line}" for line in made.stays]
+        notes += [f"in {path!r}: {line}" for line in made.notes]
         forms.append(made.form)
         small = copy.deepcopy(small)
         small.set_submodule(path, made.module)
     if reason := differs(masked, small, example):
         raise ValueError(f"shrink: the {type(module).__name__} with smaller {', '.join(map(repr, paths))} {reason}")
-    return Smaller(small, kept, "program" if "program" in forms else "class", tuple(notes))
+    return Smaller(small, kept, "program" if "program" in forms else "class", tuple(stays), tuple(notes))
 
 
 def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, form: Form | None) -> Smaller:
@@ -133,9 +141,9 @@ def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, f
     why = ""
     if form != "program":
         cut = free(analyse(graph, masks, counted=True))
-        made = same_class(masked, cut, lambda small: not differs(masked, small, example), _tensors(masked, cut))
+        made = same_class(masked, cut, lambda small, exact: not differs(masked, small, example, exact=exact), _tensors(masked, cut))
         if made.model is not None:
-            return Smaller(made.model, _kept(cut), "class", (*_stays(cut, masks), *made.notes))
+            return Smaller(made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes)
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
@@ -143,21 +151,21 @@ def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, f
     small = program(cut, _tensors(masked, cut))
     if reason := differs(masked, small, example):
         raise ValueError(f"shrink: the smaller program of the {type(masked).__name__} {reason}")
-    return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)))
+    return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ())
 
 
 def _tensors(masked: nn.Module, cut: Cut) -> dict[str, Tensor]:
     return folded(cut, params_of(masked))
 
 
-def _kept(cut: Cut) -> Kept:
+def _kept(cut: Cut) -> dict[str, Kept]:
     made = {}
     for name, value in cut.analysis.leaves.items():
         some: list[Tensor | None] = []
         for d, label in enumerate(value.labels):
             flags = cut.kept(label, value.shape[d])
             some.append(None if flags.all() else torch.from_numpy(flags).nonzero().flatten())
-        made[name] = tuple(some)
+        made[name] = Kept(value.shape, tuple(some))
     return made
 
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, fx
 
 from sparsefn.shrinking.atoms import Atoms, Flags, Label
@@ -59,6 +59,11 @@ class Step:
     @property
     def known(self) -> dict[Any, Any]:
         return self.book.known
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether an argument is a number that depends on the sizes of inputs."""
+        return any(isinstance(n.meta.get("val"), torch.SymInt) for n in self.node.all_input_nodes)
 
     def join(self, *labels: Label) -> Label:
         """The label of dimensions whose indices stay or go together."""
