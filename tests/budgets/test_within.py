@@ -36,8 +36,12 @@ def net():
 
 
 def one_by_one(cost, sizes, shares, limit):
-    """Units come one after the other, where a share more is lost first, and a leaf ends at the first that is too much."""
-    order = [(-Fraction(size - n + 1, size) / share, i) for i, (size, share) in enumerate(zip(sizes, shares, strict=True)) for n in range(2, size + 1)]
+    """Units come one after the other, first where a larger share is lost, and a leaf ends at the first too much."""
+    order = [
+        (-Fraction(size - n + 1, size) / share, i)
+        for i, (size, share) in enumerate(zip(sizes, shares, strict=True))
+        for n in range(2, size + 1)
+    ]
     kept, full = [1] * len(sizes), set()
     for _, i in sorted(order):
         if i not in full:
@@ -54,7 +58,7 @@ def check_most(made: Within):
     assert priced.cost(kept) <= made.limit
     assert min(kept) >= 1
     for i, n in enumerate(kept):
-        more = kept[:i] + [n + 1] + kept[i + 1 :]
+        more = [*kept[:i], n + 1, *kept[i + 1 :]]
         assert n == list(priced.sizes.values())[i] or priced.cost(more) > made.limit
 
 
@@ -86,8 +90,7 @@ def test_the_most_of_all_counts_by_brute_force(sizes, data):
     limit = data.draw(st.integers(cost([1] * len(sizes)), cost(sizes)))
     made = within(limit, Given({str(i): n for i, n in enumerate(sizes)}, cost))
     check_most(made)
-    shares = [sum(int(n * k / 60 + 1e-9) >= 0 for n in sizes) for k in range(61)]
-    assert list(made.counts.values()) == one_by_one(cost, sizes, [Fraction(1)] * len(sizes), limit) and shares
+    assert list(made.counts.values()) == one_by_one(cost, sizes, [Fraction(1)] * len(sizes), limit)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -167,7 +170,9 @@ def test_weights_within_bytes_count_a_bit_for_each_weight_of_sparse_leaves():
 
 def test_scores_decide_who_loses():
     sizes = {"a": 3, "b": 3}
-    model = Given(sizes, sum, lambda: {"a": torch.tensor([3.0, 1.0, 2.0]).numpy(), "b": torch.tensor([9.0, 8.0, 7.0]).numpy()})
+    model = Given(
+        sizes, sum, lambda: {"a": torch.tensor([3.0, 1.0, 2.0]).numpy(), "b": torch.tensor([9.0, 8.0, 7.0]).numpy()}
+    )
     assert within(4, model, prefer="global").counts == {"a": 1, "b": 3}
     assert within(3, model, prefer="global").counts == {"a": 1, "b": 2}
     given = {"a": torch.tensor([[9.0, 8.0, 7.0]]), "b": torch.tensor([1.0, 1.0, 1.0])}
@@ -206,7 +211,9 @@ def test_a_limit_that_cannot_be_met_says_the_least_cost():
     model, x = net()
     found = groups(model, x)
     least = found.cost({0: range(1, 6), 1: range(1, 8)})
-    text = f"within: expected a limit of {least} params or more, which is what one unit of each leaf or set that may lose"
+    text = (
+        f"within: expected a limit of {least} params or more, which is what one unit of each leaf or set that may lose"
+    )
     with pytest.raises(ValueError, match=text):
         _ = within(least - 1, found).counts
     assert within(least, found).counts == {"0.weight": 1, "2.weight": 1}
@@ -221,11 +228,15 @@ def test_bad_arguments_are_refused():
         within("1M", found)
     with pytest.raises(ValueError, match="within: expected a limit >= 0, got -1"):
         within(-1, found)
-    with pytest.raises(TypeError, match=r"within: expected sf.shrinking.groups\(model, example\) or .*, got Sequential"):
+    with pytest.raises(
+        TypeError, match=r"within: expected sf.shrinking.groups\(model, example\) or .*, got Sequential"
+    ):
         within(1, model)
     with pytest.raises(ValueError, match="expected unit to be 'params', 'flops' or 'bytes', got 'macs'"):
         within(1, found, "macs")
-    wanted = "within: expected prefer to be 'uniform', 'global', a dict of weights >= 0 by glob, or of scores by path, got"
+    wanted = (
+        "within: expected prefer to be 'uniform', 'global', a dict of weights >= 0 by glob, or of scores by path, got"
+    )
     for prefer, text in (("erk", "'erk'"), ({}, "{}"), ({"0.*": -1.0}, r"-1.0 for '0.\*'")):
         with pytest.raises(ValueError, match=f"{wanted} {text}"):
             within(1, found, prefer=prefer)
@@ -240,7 +251,8 @@ def test_bad_arguments_are_refused():
 def test_other_leaves_than_those_of_the_model_are_refused():
     model, x = net()
     made = within(200, groups(model, x))
-    with pytest.raises(ValueError, match=r"within: expected the leaves or sets of the model that was priced, but '0.weight' of shape \(6, 1, 3, 3\) has 6 units there"):
+    text = r"within: expected the leaves or sets of the model that was priced, but '0.weight' of shape "
+    with pytest.raises(ValueError, match=rf"{text}\(6, 1, 3, 3\) has 6 units there"):
         made({"0.weight": (6, 1, 3, 3)}, 1.0)
     with pytest.raises(ValueError, match="but 'w' of shape .* has no such leaf or set there"):
         made({"w": (6,)}, 1.0)

@@ -16,7 +16,14 @@ from tests.shrinking.networks import networks
 from tests.shrinking.zoo import MODELS
 
 OTHER = {"einsum", "bilinear", "mv", "dot"}  # what torch counts in part, or not at all
-SOME = "mobilenet v2", "shufflenet v2", "densenet", "unet with transposed convolutions", "grouped queries", "lstm classifier"
+SOME = (
+    "mobilenet v2",
+    "shufflenet v2",
+    "densenet",
+    "unet with transposed convolutions",
+    "grouped queries",
+    "lstm classifier",
+)
 
 
 @settings(max_examples=30, deadline=None)

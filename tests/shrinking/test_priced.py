@@ -34,7 +34,9 @@ def test_costs_by_kept_units_are_those_of_any_cut_or_the_most_of_them(drawn, see
             assert made.cost(more) >= made.cost(kept)
 
 
-@pytest.mark.parametrize("name", ["resnet bottleneck", "resnext", "mobilenet v2", "densenet", "grouped queries", "falcon"])
+@pytest.mark.parametrize(
+    "name", ["resnet bottleneck", "resnext", "mobilenet v2", "densenet", "grouped queries", "falcon"]
+)
 def test_they_are_exact_where_units_are_alike(name):
     found = groups(*MODELS[name]())
     for unit in UNITS:
@@ -101,7 +103,7 @@ def test_a_dimension_that_would_be_empty_keeps_an_index_and_that_is_counted():
 def test_sets_have_the_names_that_the_pattern_gives_them():
     for name in ("mobilenet v2", "resnext", "grouped queries"):
         found = groups(*MODELS[name]())
-        params = {path: x for path, x in found.analysis.graph.named_parameters()}
+        params = dict(found.analysis.graph.named_parameters())
         for only in (None, list(range(len(found)))):
             try:
                 sets = tied_sets(found.pattern(only), params)
