@@ -98,12 +98,12 @@ __all__ += ["ema", "ensemble", "every", "from_config", "from_masks", "from_short
 __all__ += ["iterative", "linear_pair", "masks", "methods", "modules", "never", "one_shot", "optimizers"]
 __all__ += ["partition", "patterns", "permutation", "phases", "random", "redistribute", "reparam"]
 __all__ += ["reparametrised", "report", "rescore", "rewinding", "rewrite", "rigl", "schedules", "scores", "sequence"]
-__all__ += ["settled", "shorthand", "shrink", "snfs", "solve", "sparsify", "static", "ste", "straight_through"]
+__all__ += ["settled", "shorthand", "shrink", "shrinking", "snfs", "solve", "sparsify", "static", "ste", "straight_through"]
 __all__ += ["supermask", "terms", "threshold_mask", "tied", "to_shorthand", "topk_mask", "topk_masks", "tree"]
 __all__ += ["triggers", "with_dense_gradients", "with_optimizer", "with_params", "with_terms"]
 
 if _TYPE_CHECKING:
-    from sparsefn import calibration, config, curvature, distributed, ensemble, methods, report
+    from sparsefn import calibration, config, curvature, distributed, ensemble, methods, report, shrinking
     from sparsefn.config import from_config, shorthand
     from sparsefn.config.shorthand import from_shorthand, to_shorthand
     from sparsefn.masks import activations
@@ -114,7 +114,7 @@ if _TYPE_CHECKING:
 _LATER = {"from_config": "config", "from_shorthand": "shorthand", "to_shorthand": "shorthand"}
 _LATER |= {"shrink": "shrinking"}
 _LATER |= {name: name for name in ("activations", "calibration", "config", "curvature", "distributed", "ensemble")}
-_LATER |= {name: name for name in ("methods", "report", "shorthand", "testing")}
+_LATER |= {name: name for name in ("methods", "report", "shorthand", "shrinking", "testing")}
 
 
 def __getattr__(name: str) -> object:

@@ -81,7 +81,7 @@ def _cut(path: str, x: Tensor, made: Smaller) -> Tensor:
     ends = (".".join(parts[i:]) for i in range(len(parts)))
     name = next((end for end in ends if end in made.kept), None)
     if name is None or not x.ndim:
-        return x
+        return x.clone()
     old, indices = made.kept[name]
     if tuple(x.shape) != old:
         raise ValueError(f"carry: expected a tensor of the old shape {old} at {path!r}, got {tuple(x.shape)}")

@@ -143,7 +143,7 @@ def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, f
         cut = free(analyse(graph, masks, counted=True))
         made = same_class(masked, cut, lambda small, exact: not differs(masked, small, example, exact=exact), _tensors(masked, cut))
         if made.model is not None:
-            return Smaller(made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes)
+            return Smaller(_as_before(made.model, masked), _kept(cut), "class", tuple(_stays(cut, masks)), made.notes)
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
@@ -151,7 +151,16 @@ def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, f
     small = program(cut, _tensors(masked, cut))
     if reason := differs(masked, small, example):
         raise ValueError(f"shrink: the smaller program of the {type(masked).__name__} {reason}")
-    return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ())
+    return Smaller(_as_before(small, masked), _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ())
+
+
+def _as_before(small: nn.Module, masked: nn.Module) -> nn.Module:
+    # In the dtypes of before: biases that took in constants are float64 until all is proven.
+    before = dict(masked.named_parameters(remove_duplicate=False))
+    for name, parameter in small.named_parameters(remove_duplicate=False):
+        if name in before:
+            parameter.data = parameter.data.to(before[name].dtype)
+    return small
 
 
 def _tensors(masked: nn.Module, cut: Cut) -> dict[str, Tensor]:
