@@ -16,5 +16,17 @@ from sparsefn.report.summary import Row as Row
 from sparsefn.report.summary import Summary as Summary
 from sparsefn.report.summary import changed, observe, summary
 
-__all__ = ["braille", "changed", "flops", "itop", "latency", "observe", "plan", "plot", "plot_masks", "scalars", "summary"]
+__all__ = [
+    "braille",
+    "changed",
+    "flops",
+    "itop",
+    "latency",
+    "observe",
+    "plan",
+    "plot",
+    "plot_masks",
+    "scalars",
+    "summary",
+]
 __dir__ = __all__.copy

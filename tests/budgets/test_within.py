@@ -1,8 +1,9 @@
 """Counts within a budget: as many as fit, one more of any would pass it, and algorithms keep exactly so many."""
 
+from fractions import Fraction
+
 import pytest
 import torch
-from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
