@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsefn.budgets.within import Priced
+from sparsefn.budgets.filling import Priced
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
 from sparsefn.shrinking.analysis import Analysis, analyse

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from sparsefn.budgets.within import Priced
+from sparsefn.budgets.filling import Priced
 from sparsefn.shrinking.analysis import Analysis, analyse
 from sparsefn.shrinking.atoms import Ids
 from sparsefn.shrinking.costs import check_unit, distinct, parameters, terms_of

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import sparsefn as sf
-from sparsefn.budgets.within import Priced, Within, fill, within
+from sparsefn.budgets.filling import Priced
+from sparsefn.budgets.within import Within, within
 from sparsefn.shrinking.groups import groups
 from sparsefn.shrinking.priced import weights
 from sparsefn.shrinking.smaller import shrink
@@ -259,8 +260,3 @@ def test_other_leaves_than_those_of_the_model_are_refused():
         made({"w": (6,)}, 1.0)
     with pytest.raises(ValueError, match="within: expected a sparsity whose value is known"):
         torch.vmap(lambda level: torch.as_tensor(made({"0.weight": (6,)}, level)["0.weight"]))(torch.ones(2))
-
-
-def test_fill_ends_where_no_count_can_rise():
-    assert fill(lambda kept: kept[0] + 10 * kept[1], lambda k: [1 + k, 1 + k], 4, 24) == [4, 2]
-    assert fill(lambda kept: sum(kept), lambda k: [1 + k, 1], 4, 100) == [5, 1]
