@@ -159,7 +159,7 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
     """
-    graph = traced(model, example)
+    graph = traced(model, example, dynamic=False)
     return grouped(analyse(graph, counted=counted, equal_parts=equal_parts))
 
 

@@ -38,7 +38,7 @@ def as_call(example: Example) -> Call:
     )
 
 
-def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.GraphModule:
+def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True) -> fx.GraphModule:
     """The ATen operations of a model, with its parameters and buffers under their names.
 
     >>> program = traced(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.ones(2, 3))
@@ -47,7 +47,8 @@ def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.Gra
     >>> program(torch.ones(5, 3)).shape
     torch.Size([5, 4])
 
-    Sizes of the example's tensors other than 1 may differ when it runs, where the model's code allows that. It holds
+    Sizes of the example's tensors other than 1 may differ when it runs, where the model's code allows that; of tensors
+    of four dimensions and more the first alone. Without `dynamic` they stay, which is traced faster. It holds
     the model's own tensors, and `node.meta["nn_module_stack"]` says of which modules an operation is. Nothing of the
     model changes. A model on the meta device is traced there, without memory.
 
@@ -59,9 +60,9 @@ def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.Gra
     if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
         call = optree.tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, call)  # type: ignore[arg-type]
     busy = any(part.training for part in model.modules())
-    program = _export(model, call, train)
+    program = _export(model, call, train, dynamic)
     program.meta["train"] = train and busy
-    if busy and not train and (node := _first_other(program, _export(model, call, True))) is not None:
+    if busy and not train and (node := _first_other(program, _export(model, call, True, dynamic))) is not None:
         raise ValueError(
             f"expected a model in eval mode, as model.eval() sets it: in train mode {_place(model, node)} computes "
             "otherwise. To trace modules in the modes that they are in, such as for fine-tuning, say train=True"
@@ -69,9 +70,9 @@ def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.Gra
     return program
 
 
-def _export(model: nn.Module, call: Call, train: bool) -> fx.GraphModule:
+def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.GraphModule:
     errors: list[Exception] = []
-    for most in (None, 1, 0):  # how many dimensions of a tensor may have another size: all, the first, none
+    for most in (None, 1, 0) if dynamic else (0,):  # how many dimensions of a tensor may have another size: all, the first, none
         own = _own(model)
         call = pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, call)  # as sizes are noted on it
         if not train:
@@ -97,7 +98,8 @@ def _dynamic(call: Call, most: int | None) -> ShapesCollection | None:
     shapes = ShapesCollection()
     found = [x for x in pytree.tree_leaves(call) if isinstance(x, Tensor)]
     for x in found:
-        shapes[x] = {d: Dim.AUTO for d, n in enumerate(x.shape[:most]) if n > 1}
+        few = most if x.ndim < 4 or most == 0 else 1  # with symbols for the sides of images some traces take minutes
+        shapes[x] = {d: Dim.AUTO for d, n in enumerate(x.shape[:few]) if n > 1}
     return shapes if found and most != 0 else None
 
 
