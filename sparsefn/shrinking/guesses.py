@@ -230,7 +230,8 @@ def _watched(model: nn.Module, works: Works, see: Callable[[str, list[Tensor], B
 
 def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
     # Its score is how many calls of modules gave what they give in the masked model.
-    far, wrong = 0, []
+    far = 0
+    wrong: list[tuple[str, str]] = []
 
     def see(path: str, outs: list[Tensor], error: BaseException | None) -> None:
         nonlocal far

@@ -34,7 +34,7 @@ class Average(NamedTuple):
     """A norm or mean that loses entries: how many it counts, and how many are left."""
 
     node: fx.Node
-    count: int
+    counted: int
     left: int
 
 
@@ -54,7 +54,7 @@ def averages(cut: Cut) -> Iterator[Average]:
             dims = mean_dims(given["dim"], rank)
         else:
             dims = list(range(rank - len(given["normalized_shape"]), rank))
-        before, after = (math.prod(shape[d] for d in dims) for shape in (x.shape, size))
+        before, after = math.prod(x.shape[d] for d in dims), math.prod(size[d] for d in dims)
         if before * left != after * whole:
             yield Average(node, before // whole, after // left)
 
@@ -74,7 +74,7 @@ def resize(small: nn.Module, cut: Cut) -> str:
     for node in cut.analysis.graph.graph.nodes:
         if node.op == "call_function":
             nodes.setdefault(scope(node), []).append(node)
-    counts = {scope(average.node): average.count for average in averages(cut)}
+    counts = {scope(average.node): average.counted for average in averages(cut)}
     for path, layer in small.named_modules():
         for kind, (tensor, names) in _SIZES.items():
             if isinstance(layer, kind):
@@ -93,7 +93,7 @@ def resize(small: nn.Module, cut: Cut) -> str:
     return ""
 
 
-def _convolution(layer: nn.Module, cut: Cut, nodes: list[fx.Node]) -> None:
+def _convolution(layer: Any, cut: Cut, nodes: list[fx.Node]) -> None:
     if isinstance(layer, nn.modules.conv._ConvNd):
         for node in nodes:
             if node in cut.analysis.book.groups:
@@ -102,10 +102,10 @@ def _convolution(layer: nn.Module, cut: Cut, nodes: list[fx.Node]) -> None:
         layer.out_channels, layer.in_channels = sides[::-1] if layer.transposed else sides
 
 
-def _norm(layer: nn.Module, cut: Cut, nodes: list[fx.Node], count: int | None) -> None:
+def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None:
     for node in nodes:
         name = opname(node)
-        size = cut.size(cut.analysis.values[node.args[0]]) if name.endswith("_norm") else []
+        size = cut.size(cut.analysis.values[node.all_input_nodes[0]]) if name.endswith("_norm") else []
         if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and name in ("layer_norm", "rms_norm"):
             layer.normalized_shape = tuple(size[-len(layer.normalized_shape) :])
         elif isinstance(layer, nn.GroupNorm) and name == "group_norm":
