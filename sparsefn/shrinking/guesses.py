@@ -74,12 +74,11 @@ def guesses(small: nn.Module, cut: Cut) -> list[Guess]:
 
 
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
-    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not isinstance(
-        layer, nn.Unflatten | nn.Transformer
-    ):
-        return  # torch's layers: of those that keep sizes layer_sizes knows
+    open_ = isinstance(layer, nn.Unflatten | nn.Transformer)
+    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_:
+        return  # layer_sizes knows of torch's layers
     for key, value in list(vars(layer).items()):
-        if key not in getattr(layer, "__constants__", ()):
+        if open_ or key not in getattr(layer, "__constants__", ()):
             many = type(value) in (list, tuple, torch.Size) and all(type(n) is int for n in value)
             for place, number in enumerate(value) if many else [(None, value)]:
                 if type(number) is int and number > 1:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import fx, nn
 
 from sparsefn.shrinking.attention import SmallAttention
@@ -85,7 +86,7 @@ def resize(small: nn.Module, cut: Cut) -> str:
                 layer.hidden_size = getattr(layer, f"weight_hh{end}").shape[1]
         _convolution(layer, cut, nodes.get(path, []))
         _norm(layer, cut, nodes.get(path, []), counts.get(path))
-        if type(layer) is nn.MultiheadAttention and (why := _attention(layer, cut, path)):
+        if type(layer) in (nn.MultiheadAttention, SmallAttention) and (why := _attention(layer, cut, path)):
             return f"the MultiheadAttention at {path!r} {why}"
     for layer in small.modules():  # its fast path takes the numbers of plain norms
         if isinstance(layer, nn.TransformerEncoderLayer) and isinstance(layer.norm1, CountedLayerNorm):
@@ -124,7 +125,8 @@ def _attention(layer: nn.MultiheadAttention, cut: Cut, path: str) -> str:
         if leaf is None:
             return ""  # it does not run
         kept = cut.kept(leaf.labels[0], leaf.shape[0])
-        parts.append((kept.reshape(3, -1)[i] if packed else kept).reshape(layer.num_heads, -1))
+        rows = layer.num_heads * layer.head_dim
+        parts.append((np.split(kept, [rows, 2 * rows])[i] if packed else kept).reshape(layer.num_heads, -1))
     heads = [kept.any(1) for kept in parts]
     widths = [set(kept.sum(1)[some].tolist()) for kept, some in zip(parts, heads, strict=True)]
     if any((some != heads[0]).any() for some in heads) or widths[0] != widths[1] or max(map(len, widths)) > 1:

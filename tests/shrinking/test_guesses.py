@@ -72,7 +72,7 @@ def test_numbers_in_lists_and_tuples():
 def test_modules_of_torch_that_keep_shapes():
     model = drawn(nn.Sequential(nn.Linear(6, 12), nn.Unflatten(-1, (3, 4)), nn.Tanh(), nn.Flatten(-2), nn.Linear(12, 2)))
     small, _ = small_of(model, tokens())
-    assert small[1].unflattened_size == (3, 2) or small[1].unflattened_size == (1, 4)
+    assert small[1].unflattened_size in [(2, 4), (3, 2), (1, 4)]
 
 
 class Tripled(nn.Module):
@@ -124,9 +124,9 @@ class Derived(nn.Module):
 
 
 def test_code_that_takes_a_size_from_elsewhere_has_no_smaller_model_of_its_class():
-    made, _, runs = same(drawn(nn.Sequential(nn.Linear(6, 6), Derived())), tokens())
+    made, _, runs = same(drawn(nn.Sequential(Derived())), tokens())
     assert made.model is None and len(runs) < 30
-    assert made.why.startswith("the Derived at '1' fails: shape '[2, -1, ")
+    assert made.why.startswith("the Derived at '0' fails: shape '[2, -1, ")
 
 
 class Silent(nn.Module):
