@@ -126,7 +126,8 @@ def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
         return ""
     for path, name in others:
         vars(part.get_submodule(path))[name] = old[path, name]
-    return f"others give other outputs, by {', '.join('.'.join(fact) for fact in others[:3])}"
+    names = ", ".join(".".join(filter(None, fact)) for fact in others[:3])
+    return f"others give other outputs{f', by {names}' if names else ''}"
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

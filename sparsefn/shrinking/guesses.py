@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.values import opname, scope, values_in
 
-TRIES = 200  # runs of a model in search of numbers
+TRIES = 64  # runs of a model in search of numbers
 
 _NEAR = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest value, where outputs show a wrong number
 

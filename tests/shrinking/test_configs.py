@@ -15,7 +15,7 @@ SIZES = {"vocab_size": 33, "hidden_size": 24, "intermediate_size": 40, "num_hidd
 
 
 def llama(heads=6, keys=3, **sizes):
-    config = hf.LlamaConfig(num_attention_heads=heads, num_key_value_heads=keys, head_dim=4, **{**SIZES, **sizes})
+    config = hf.LlamaConfig(num_attention_heads=heads, num_key_value_heads=keys, **{**SIZES, "head_dim": 4, **sizes})
     config.use_cache = False
     return drawn_weights(hf.LlamaForCausalLM(config))
 
@@ -75,10 +75,14 @@ def second_inner(model):
 
 
 def test_counted_layer_norms_are_not_in_a_config():
-    model = drawn_weights(hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=24, n_layer=2, n_head=6, n_inner=40, vocab_size=33, use_cache=False, **ENDS)))
+    model = drawn_weights(
+        hf.GPT2LMHeadModel(
+            hf.GPT2Config(n_embd=24, n_layer=2, n_head=6, n_inner=40, vocab_size=33, use_cache=False, **ENDS)
+        )
+    )
     made, whole, _ = same(model, words(), counted=True, share=1 / 3)
-    note = "the config of the GPT2LMHeadModel keeps its numbers: no others give the CountedLayerNorm at 'transformer.h.0.ln_1'"
-    assert made.notes == (note,) and made.model.config.n_embd == 24
+    assert made.notes[0].endswith("keeps its numbers: no others give the CountedLayerNorm at 'transformer.h.0.ln_1'")
+    assert len(made.notes) == 1 and made.model.config.n_embd == 24
     attention = made.model.transformer.h[0].attn
     assert (attention.num_heads, attention.split_size, attention.c_attn.nf, attention.c_attn.nx) == (4, 16, 48, 16)
     torch.testing.assert_close(made.model(**(x := words())).logits, whole(**x).logits, rtol=1e-4, atol=1e-5)

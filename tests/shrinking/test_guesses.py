@@ -70,7 +70,9 @@ def test_numbers_in_lists_and_tuples():
 
 
 def test_modules_of_torch_that_keep_shapes():
-    model = drawn(nn.Sequential(nn.Linear(6, 12), nn.Unflatten(-1, (3, 4)), nn.Tanh(), nn.Flatten(-2), nn.Linear(12, 2)))
+    model = drawn(
+        nn.Sequential(nn.Linear(6, 12), nn.Unflatten(-1, (3, 4)), nn.Tanh(), nn.Flatten(-2), nn.Linear(12, 2))
+    )
     small, _ = small_of(model, tokens())
     assert small[1].unflattened_size in [(2, 4), (3, 2), (1, 4)]
 

@@ -32,7 +32,9 @@ def image(channels=3, size=6, dims=2):
 CONVOLUTIONS = {
     "plain": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.PReLU(8), nn.Conv2d(8, 4, 1)),
     "groups": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1, groups=2), nn.Conv2d(8, 4, 1)),
-    "depthwise": lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 3, groups=8), nn.ReLU(), nn.Conv2d(16, 2, 1)),
+    "depthwise": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 3, groups=8), nn.ReLU(), nn.Conv2d(16, 2, 1)
+    ),
     "transposed": lambda: nn.Sequential(
         nn.Conv2d(3, 8, 1), nn.ConvTranspose2d(8, 12, 2, groups=2, bias=False), nn.ReLU(), nn.ConvTranspose2d(12, 2, 1)
     ),
@@ -131,8 +133,14 @@ def test_groups_of_norms_that_go_as_a_whole_need_no_counting():
     model = drawn(nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 2, 1)))
     small, _ = small_of(model, image())
     assert type(small[1]) is nn.GroupNorm and (small[1].num_groups, small[1].num_channels) == (2, 4)
-    small, _ = small_of(drawn(nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1))), image(), counted=True)
-    assert type(small[1]) is CountedGroupNorm and (small[1].num_groups, small[1].num_channels, small[1].count) == (2, 4, 4)
+    small, _ = small_of(
+        drawn(nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(2, 8), nn.Conv2d(8, 2, 1))), image(), counted=True
+    )
+    assert type(small[1]) is CountedGroupNorm and (small[1].num_groups, small[1].num_channels, small[1].count) == (
+        2,
+        4,
+        4,
+    )
 
 
 class Attending(nn.Module):
@@ -177,7 +185,9 @@ def fitting(model):
 @pytest.mark.parametrize("first", [False, True])
 def test_no_fast_path_of_encoders_takes_sizes_wrongly(counted, first):
     layer = nn.TransformerEncoderLayer(12, 4, 10, batch_first=True, norm_first=first)
-    model = drawn(nn.Sequential(nn.Linear(3, 12), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(12, 2)))
+    model = drawn(
+        nn.Sequential(nn.Linear(3, 12), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(12, 2))
+    )
     x = torch.randn(2, 5, 3)
     for gone in (None, fitting_widths(model, x, counted)):
         small, whole = small_of(model, x, counted=counted, gone=gone)
@@ -221,4 +231,6 @@ def test_heads_that_do_not_lose_the_same_are_refused(monkeypatch):
         return flags
 
     monkeypatch.setattr(Cut, "kept", uneven)
-    assert resize(copy.deepcopy(model), cut) == "the MultiheadAttention at 'attention' has heads that do not lose the same"
+    assert (
+        resize(copy.deepcopy(model), cut) == "the MultiheadAttention at 'attention' has heads that do not lose the same"
+    )

@@ -22,7 +22,11 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.table, self.heads = nn.Embedding(9, 8), 4
-        self.up, self.attention, self.down = nn.Linear(8, 12), nn.MultiheadAttention(8, 4, batch_first=True), nn.Linear(12, 8)
+        self.up, self.attention, self.down = (
+            nn.Linear(8, 12),
+            nn.MultiheadAttention(8, 4, batch_first=True),
+            nn.Linear(12, 8),
+        )
         self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 9, bias=False)
         self.head.weight = self.table.weight
         self.up.bias.requires_grad_(False)
