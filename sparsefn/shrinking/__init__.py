@@ -2,7 +2,12 @@
 
 from sparsefn.shrinking.carry import carry, carry_optimizer
 from sparsefn.shrinking.groups import Group, Groups, Member, groups
+from sparsefn.shrinking.priced import Weights as Weights
+from sparsefn.shrinking.priced import weights
 from sparsefn.shrinking.smaller import Kept, Smaller, shrink, smaller
 
-__all__ = ["Group", "Groups", "Kept", "Member", "Smaller", "carry", "carry_optimizer", "groups", "shrink", "smaller"]
+__all__ = [
+    *("Group", "Groups", "Kept", "Member", "Smaller", "carry", "carry_optimizer", "groups", "shrink", "smaller"),
+    "weights",
+]
 __dir__ = __all__.copy

@@ -87,12 +87,19 @@ class Groups(Sequence[Group]):
         names: dict[str, list[str]] = defaultdict(list)
         for (leaf, dim), why in self.stays.items():
             names[why].append(f"{leaf}[{dim}]")
-        lines = [f"{i}: {group}" for i, group in enumerate(self.groups)]
+        heads = (str(group).partition(":") for group in self.groups)
+        lines = [f"{i}: {head} and {self._flops(i)} FLOPs:{rest}" for i, (head, _, rest) in enumerate(heads)]
         lines += ["stays:"] * bool(names)
         for why, some in names.items():
             more = f" and {len(some) - 4} more" if len(some) > 4 else ""
             lines.append(f"  {', '.join(some[:4])}{more}: {why}")
         return "\n".join(lines)
+
+    def _flops(self, i: int) -> int:
+        # What the first unit of a group costs, with all others in place.
+        alive = np.ones(self.analysis.book.atoms.count, bool)
+        alive[self.atoms[i][:1]] = False
+        return self.cost(unit="flops") - cost(Cut(self.analysis, alive), "flops")
 
     def pattern(self, only: Sequence[int] | None = None, *, reduce: Reduce = "mean") -> Pattern:
         """The pattern for algorithms: every group is a tied set, named by its first leaf.
@@ -154,7 +161,7 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
     >>> print(sf.shrinking.groups(net, torch.ones(1, 3)))
-    0: 4 units of 6 weights: 0.weight[0], 0.bias[0], 2.weight[1]
+    0: 4 units of 6 weights and 10 FLOPs: 0.weight[0], 0.bias[0], 2.weight[1]
     stays:
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
