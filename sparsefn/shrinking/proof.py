@@ -55,18 +55,22 @@ def differs(masked: nn.Module, small: nn.Module, example: Example, *, draws: int
                 one, two = _double(masked), _double(small)
                 continue
             kind = type(masked).__name__
-            raise ValueError(f"expected an example that the {kind} can be called with, got {first_line(error)}") from error
+            raise ValueError(
+                f"expected an example that the {kind} can be called with, got {first_line(error)}"
+            ) from error
         if not number and not any(isinstance(x, Tensor) and x.is_floating_point() for x in wanted.values()):
             raise ValueError(
-                f"expected the {type(masked).__name__} to return floating-point tensors on the example, in tuples, mappings or "
-                "dataclasses, by which to compare it"
+                f"expected the {type(masked).__name__} to return floating-point tensors on the example, in tuples, "
+                "mappings or dataclasses, by which to compare it"
             )
         try:
             got = _run(two, inputs)
         except Exception as error:  # the model's own code fails in any way
             return f"fails on the example: {first_line(error)}" + _first(masked, small, inputs)
         if reason := _difference(wanted, got):
-            return reason + (" on other inputs of the example's shapes" if number else "") + _first(masked, small, inputs)
+            return (
+                reason + (" on other inputs of the example's shapes" if number else "") + _first(masked, small, inputs)
+            )
     return ""
 
 
@@ -90,7 +94,7 @@ def _double(model: nn.Module) -> nn.Module:
     return made
 
 
-class _Wide(TorchDispatchMode):
+class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Casts to shorter floats give float64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -124,7 +128,7 @@ def _like(x: Any, draw: torch.Generator) -> Any:
     if not isinstance(x, Tensor) or not x.numel():
         return x
     old = x.detach().cpu()
-    if len(old.unique()) < 3 or not old.isfinite().all() or old.is_complex():
+    if len(torch.unique(old)) < 3 or not old.isfinite().all() or old.is_complex():
         new = old[torch.randperm(len(old), generator=draw)] if old.ndim else old
     elif old.is_floating_point():
         new = torch.randn(x.shape, generator=draw, dtype=torch.float64) * old.double().std() + old.double().mean()
@@ -142,7 +146,7 @@ def _own(x: Any, wide: bool = True) -> Any:
 
 def _run(model: nn.Module, call: Call, mode: Any = None) -> dict[str, Any]:
     args, kwargs = pytree.tree_map(lambda x: _own(x, mode is None), call)
-    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode or _Wide():
+    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode or _Wide():  # type: ignore[no-untyped-call]
         torch.manual_seed(0)
         return dict(_leaves("", model(*args, **kwargs)))
 
@@ -200,7 +204,9 @@ def _first(masked: nn.Module, small: nn.Module, call: Call) -> str:
         if place not in got:
             continue
         reason = _difference(outputs, got[place])
-        if reason and [getattr(x, "shape", None) for x in outputs.values()] == [getattr(x, "shape", None) for x in got[place].values()]:
+        if reason and [getattr(x, "shape", None) for x in outputs.values()] == [
+            getattr(x, "shape", None) for x in got[place].values()
+        ]:
             return f", first in {_module(place[0])}"
     return f", in {_module(within)}" if within is not None else ""
 
@@ -210,7 +216,7 @@ def _module(path: str) -> str:
 
 
 def _followed(model: nn.Module, call: Call) -> tuple[dict[tuple[str, int], dict[str, Any]], str | None]:
-    """The outputs of modules by path and number of the call, in the order in which they end; and where the run ended."""
+    """The outputs of modules by path and number of the call, in the order of their ends; and where the run ended."""
     made: dict[tuple[str, int], dict[str, Any]] = {}
     inside: list[str] = []
     run, calls = _double(model), dict.fromkeys(dict(model.named_modules()), 0)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
@@ -57,7 +56,7 @@ def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.Gra
     """
     call = as_call(example)
     if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
-        call = optree.tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, call)  # type: ignore[arg-type]
+        call = _mapped(lambda x: x.to("meta"), call)
     busy = any(part.training for part in model.modules())
     program = _export(model, call, train)
     program.meta["train"] = train and busy
@@ -69,17 +68,23 @@ def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.Gra
     return program
 
 
+def _mapped(fn: Callable[[Tensor], Tensor], call: Call) -> Call:
+    made: Call = pytree.tree_map(lambda x: fn(x) if isinstance(x, Tensor) else x, call)
+    return made
+
+
 def _export(model: nn.Module, call: Call, train: bool) -> fx.GraphModule:
     errors: list[Exception] = []
     for most in (None, 1, 0):  # how many dimensions of a tensor may have another size: all, the first, none
         own = _own(model)
-        call = pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, call)  # as sizes are noted on it
+        call = _mapped(Tensor.detach, call)  # export notes on tensors which sizes may change
         if not train:
             own.eval()
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                program = torch.export.export(own, *call, dynamic_shapes=_dynamic(call, most), strict=False)
+                shapes: Any = _dynamic(call, most)
+                program = torch.export.export(own, *call, dynamic_shapes=shapes, strict=False)
                 return _unchecked((program.run_decompositions({}) if _shares(program) else program).module())
         except Exception as error:  # the model's own code fails in any way
             errors.append(error)
@@ -94,7 +99,7 @@ def _own(model: nn.Module) -> nn.Module:
 
 
 def _dynamic(call: Call, most: int | None) -> ShapesCollection | None:
-    shapes = ShapesCollection()
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
     found = [x for x in pytree.tree_leaves(call) if isinstance(x, Tensor)]
     for x in found:
         shapes[x] = {d: Dim.AUTO for d, n in enumerate(x.shape[:most]) if n > 1}
@@ -156,13 +161,13 @@ def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
     kind, run = type(model).__name__, _own(model).eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-            args, kwargs = optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, call)  # type: ignore[arg-type]
+            args, kwargs = _mapped(Tensor.clone, call)
             run(*args, **kwargs)
     except Exception as own:  # the model's own code fails in any way
         return ValueError(f"expected an example that the {kind} can be called with: it fails with {first_line(own)}")
     return ValueError(
-        f"torch.export cannot follow the {kind}: {first_line(error)}. Name submodules that it can follow in where=, or take "
-        "out of forward what depends on the values of tensors"
+        f"torch.export cannot follow the {kind}: {first_line(error)}. Name submodules that it can follow in where=, or "
+        "take out of forward what depends on the values of tensors"
     )
 
 
