@@ -6,15 +6,17 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.shrinking.traced import Call, Example, as_call, first_line
+from sparsefn.shrinking.values import scope
 
 TOLERANCE = 1e-10  # of the largest value of an output
 _WIDER = {
@@ -144,7 +146,7 @@ def _own(x: Any, wide: bool = True) -> Any:
     return x.detach().to(_WIDER.get(x.dtype, x.dtype) if wide else x.dtype, copy=True)
 
 
-def _run(model: nn.Module, call: Call, mode: Any = None) -> dict[str, Any]:
+def _run(model: Callable[..., Any], call: Call, mode: Any = None) -> dict[str, Any]:
     args, kwargs = pytree.tree_map(lambda x: _own(x, mode is None), call)
     with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode or _Wide():  # type: ignore[no-untyped-call]
         torch.manual_seed(0)
@@ -220,6 +222,11 @@ def _followed(model: nn.Module, call: Call) -> tuple[dict[tuple[str, int], dict[
     made: dict[tuple[str, int], dict[str, Any]] = {}
     inside: list[str] = []
     run, calls = _double(model), dict.fromkeys(dict(model.named_modules()), 0)
+    if isinstance(run, fx.GraphModule):
+        walk = _Walk(run)
+        with contextlib.suppress(Exception):
+            _run(lambda *args, **kwargs: walk.run(*tree_flatten_spec((args, kwargs), run._in_spec)), call)
+        return walk.made, walk.within
 
     def enter(path: str) -> Any:
         return lambda *_: inside.append(path)
@@ -238,3 +245,21 @@ def _followed(model: nn.Module, call: Call) -> tuple[dict[tuple[str, int], dict[
     with contextlib.suppress(Exception):
         _run(run, call)
     return made, inside[-1] if inside else None
+
+
+class _Walk(fx.Interpreter):
+    """A program's run: the last tensor that was made in each module, and where the run ended."""
+
+    def __init__(self, program: fx.GraphModule) -> None:
+        super().__init__(program)
+        self.made: dict[tuple[str, int], dict[str, Any]] = {}
+        self.within: str | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.within = scope(n)
+        out, up = super().run_node(n), len(n.meta.get("nn_module_stack") or {})
+        if isinstance(out, Tensor):
+            self.made.update({(scope(n, i), 0): {"": out.clone()} for i in range(up)})
+        if n.op == "output":
+            self.made["", 0], self.within = dict(_leaves("", out)), None
+        return out

@@ -119,6 +119,11 @@ def test_the_first_module_that_differs_is_named():
     broken = Returns(lambda self, x: self.net(x), 3)
     broken.net[2] = nn.Linear(5, 4)
     assert differs(whole, broken, X).endswith("in the module 'net.2'")
+    whole = nn.Sequential(nn.Linear(4, 6), nn.Sequential(nn.ReLU(), nn.Linear(6, 4)), nn.Tanh()).eval()
+    whole, small = both(whole, X)
+    with torch.no_grad():
+        small.get_parameter("1.1.bias")[0] += 0.1
+    assert differs(whole, small, X).endswith("of its largest value, first in the module '1.1'")
     assert differs(nn.ReLU(), nn.Tanh(), X).endswith("first in the module itself")
 
 

@@ -65,6 +65,14 @@ def test_sizes_that_the_code_does_not_let_change_are_those_of_the_example():
         program(torch.randn(5, 3))
 
 
+def test_static_sizes():
+    net, x = convnet(), torch.randn(2, 3, 5, 5)
+    program = traced(net, x, dynamic=False)
+    assert program(x).equal(net(x)) and names(program) == names(traced(net, x))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        program(torch.randn(7, 3, 5, 5))
+
+
 def test_what_exports_only_with_static_sizes_is_traced():
     def forward(self, x):
         return x.reshape(int(str(x.shape[0])), -1) + int(repr(int(x.shape[1])))
