@@ -69,5 +69,3 @@ def folded(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
             bias = made.get(fold.bias, params[fold.bias])
             made[fold.bias] = bias.double() + torch.from_numpy(shift).to(bias.device)
     return made
-
-

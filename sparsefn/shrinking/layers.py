@@ -65,13 +65,13 @@ def convolution(step: Step) -> Value:
                 step.join(part, i)
         step.book.groups[step.node] = group
     padding = step.arguments.get("padding", 0)
-    plain = not turned and (padding == "valid" or not any(np.atleast_1d(padding).tolist()) if padding != "same" else False)
+    plain = not turned and (
+        padding == "valid" or not any(np.atleast_1d(padding).tolist()) if padding != "same" else False
+    )
     return _layer(step, x, at, c, o, w, bias, Sides(groups, outputs, inputs, turned), plain)
 
 
-def _layer(
-    step: Step, x: Value, at: int, c: Label, o: Label, w: Value, bias: Any, sides: Sides, plain: bool
-) -> Value:
+def _layer(step: Step, x: Value, at: int, c: Label, o: Label, w: Value, bias: Any, sides: Sides, plain: bool) -> Value:
     # `plain`: every output reads every input as often, so that constants give constants.
     size = sides.groups * sides.outputs
     constants = _known(x, at, plain)

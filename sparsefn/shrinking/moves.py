@@ -94,9 +94,7 @@ class _Rows(NamedTuple):
     gone: npt.NDArray[np.float64]
 
 
-def read(
-    step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)
-) -> dict[int, _Rows]:
+def read(step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)) -> dict[int, _Rows]:
     dims, index = reading
     reached = index >= 0
     if not dims:
@@ -188,7 +186,9 @@ def _of_views(step: Step, value: Value) -> _Known | None:
     if schema.returns[0].alias_info is None:
         return None
     base, given = torch.empty(value.shape, device="meta"), replaced(step.arguments, [_BASE])
-    outs = step.target(*[base if given[s.name] is _BASE else given[s.name] for s in schema.arguments if not s.kwarg_only])
+    outs = step.target(
+        *[base if given[s.name] is _BASE else given[s.name] for s in schema.arguments if not s.kwarg_only]
+    )
     outs = list(outs) if isinstance(outs, list | tuple) else [outs]
     if any(out.untyped_storage()._cdata != base.untyped_storage()._cdata or not out.numel() for out in outs):
         return None

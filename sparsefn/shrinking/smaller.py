@@ -140,7 +140,9 @@ def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, f
     why = ""
     if form != "program":
         cut = free(analyse(traced(masked, example, dynamic=False), masks, counted=True))
-        made = same_class(masked, cut, lambda small, exact: not differs(masked, small, example, exact=exact), _tensors(masked, cut))
+        made = same_class(
+            masked, cut, lambda small, exact: not differs(masked, small, example, exact=exact), _tensors(masked, cut)
+        )
         if made.model is not None:
             return Smaller(_as_before(made.model, masked), _kept(cut), "class", tuple(_stays(cut, masks)), made.notes)
         why = made.why
