@@ -86,6 +86,7 @@ def _constants(book: Book, leaf: Tensor, real: Tensor, mask: Tensor | None, d: i
 
 def _of_node(made: Analysis, node: fx.Node) -> Any:
     atoms = made.book.atoms
+    args: Any
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: made.values[n])
     if node.op == "output":
         for value in values_in(args):
@@ -189,9 +190,9 @@ def _addmm(step: Step) -> Any:
 
 
 _PARTS = frozenset(
-    "chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes".split()
+    ["chunk", "split", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"]
 )
-_POINTWISE = frozenset("to _to_copy type_as masked_fill".split())
+_POINTWISE = frozenset(["to", "_to_copy", "type_as", "masked_fill"])
 _RULES: dict[str, Rule] = {
     "linear": layers.linear,
     "addmm": _addmm,
@@ -209,8 +210,8 @@ _RULES: dict[str, Rule] = {
     "group_norm": norms.group_norm,
     "mean": norms.mean,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
-    **dict.fromkeys("full zeros ones empty new_zeros new_ones new_full new_empty".split(), _uniform),
-    **dict.fromkeys("arange linspace eye scalar_tensor rand randn randint randperm".split(), _fixed),
+    **dict.fromkeys(["full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty"], _uniform),
+    **dict.fromkeys(["arange", "linspace", "eye", "scalar_tensor", "rand", "randn", "randint", "randperm"], _fixed),
     "dropout": _dropout,
     "channel_shuffle": _shuffle,
 }

@@ -32,7 +32,7 @@ def linear(step: Step) -> Value:
     if len(w.shape) != 2:
         return contract(step, [lead + "i", "i"], [x, w], lead, bias)
     label = step.join(x.labels[-1], w.labels[1]) if x.shape[-1] > 1 else None
-    return _layer(step, x, len(x.shape) - 1, label, w.labels[0], w, bias, Sides(1, *w.shape, False), True)
+    return _layer(step, x, len(x.shape) - 1, label, w.labels[0], w, bias, Sides(1, w.shape[0], w.shape[1], False), True)
 
 
 def addmm(step: Step) -> Value | None:

@@ -26,7 +26,7 @@ Form = Literal["class", "program"]
 
 
 class Kept(NamedTuple):
-    """What a smaller model kept of a tensor: its old shape, and the indices that stay along each dimension (None: all)."""
+    """What is kept of a tensor: its old shape, and the indices that stay along each dimension (None: all)."""
 
     shape: tuple[int, ...]
     indices: tuple[Tensor | None, ...]
