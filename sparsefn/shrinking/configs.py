@@ -63,8 +63,8 @@ def _fit(part: nn.Module, whole: nn.Module, places: Sequence[Place], sizes: Sequ
     became: dict[Any, Counter[Any]] = defaultdict(Counter)
     pairs = [(shape, _shapes(part).get(name)) for name, shape in _shapes(whole).items()]
     for before, after in (*pairs, *((value, new.get(fact)) for fact, value in old.items()), *sizes):
-        many = type(before) is type(after) is tuple and len(before) == len(after)
-        for a, b in zip(before, after, strict=True) if many else [(before, after)]:
+        many = isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after)
+        for a, b in zip(before, after, strict=True) if many else [(before, after)]:  # type: ignore[arg-type]
             became[type(a), a].update([b] * (type(a) is type(b)))
     for fact, value in old.items():
         became[fact[1], value].update([new[fact]] * (type(new.get(fact)) is type(value)))
@@ -126,7 +126,8 @@ def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
         return ""
     for path, name in others:
         vars(part.get_submodule(path))[name] = old[path, name]
-    return f"others give other outputs, by {', '.join('.'.join(fact) for fact in others[:3])}"
+    names = ", ".join(".".join(filter(None, fact)) for fact in others[:3])
+    return f"others give other outputs{f', by {names}' if names else ''}"
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -167,7 +168,8 @@ def _get(place: Place) -> Any:
 
 def _put(place: Place, number: Any) -> None:
     config, name, i = place
+    held: Any = vars(config)
     if i is None:
-        vars(config)[name] = number
+        held[name] = number
     else:
-        vars(config)[name][i] = number
+        held[name][i] = number

@@ -60,7 +60,9 @@ class Group(NamedTuple):
     preferred: bool  # of the groups that multiply, the one that `Groups.pattern` takes
 
     def __str__(self) -> str:
-        members = ", ".join(map(str, self.members[:6])) + (f" and {len(self.members) - 6} more" * (len(self.members) > 6))
+        members = ", ".join(map(str, self.members[:6])) + (
+            f" and {len(self.members) - 6} more" * (len(self.members) > 6)
+        )
         beside = f"; multiplies with {', '.join(map(str, sorted(self.beside)))}" if self.beside else ""
         return f"{self.size} units of {self.entries} weights: {members}{beside}"
 
@@ -110,7 +112,7 @@ class Groups(Sequence[Group]):
         chosen = [i for i, group in enumerate(self.groups) if group.preferred] if only is None else list(only)
         parameters = {name for name, value in self.analysis.leaves.items() if _is_parameter(self.analysis, name)}
         sets = [[m.tied() for m in self.groups[i].members if m.leaf in parameters] for i in chosen]
-        return tied(sets, reduce)  # type: ignore[arg-type]
+        return tied(sets, reduce)
 
     def cut(self, gone: Mapping[int, Sequence[int]]) -> Cut:
         """The program without these units, by number of the group."""
@@ -166,7 +168,7 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
     """
-    graph = traced(model, example)
+    graph = traced(model, example, dynamic=False)
     return grouped(analyse(graph, counted=counted, equal_parts=equal_parts))
 
 
@@ -190,7 +192,9 @@ def grouped(analysis: Analysis) -> Groups:
             if (at >= 0).any():
                 members.append(Member(name, d, at))
         entries = sum(
-            float(np.prod(analysis.leaves[m.leaf].shape)) * float((m.units >= 0).mean()) for m in members if m.leaf in parameters
+            float(np.prod(analysis.leaves[m.leaf].shape)) * float((m.units >= 0).mean())
+            for m in members
+            if m.leaf in parameters
         )
         made.append(members)
         weights.append(entries)
@@ -250,7 +254,9 @@ def _preferred(units: Any, weights: Any, beside: Mapping[int, set[int]], rank: A
     return taken
 
 
-def _stays(analysis: Analysis, labels: Mapping[tuple[str, int], Any], parameters: Sequence[str]) -> dict[tuple[str, int], str]:
+def _stays(
+    analysis: Analysis, labels: Mapping[tuple[str, int], Any], parameters: Sequence[str]
+) -> dict[tuple[str, int], str]:
     atoms, made = analysis.book.atoms, {}
     for (name, d), label in labels.items():
         if name in parameters and atoms.free(label) is None:

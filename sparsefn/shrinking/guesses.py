@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.values import opname, scope, values_in
 
-TRIES = 200  # runs of a model in search of numbers
+TRIES = 64  # runs of a model in search of numbers
 
 _NEAR = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest value, where outputs show a wrong number
 
@@ -74,12 +74,11 @@ def guesses(small: nn.Module, cut: Cut) -> list[Guess]:
 
 
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
-    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not isinstance(
-        layer, nn.Unflatten | nn.Transformer
-    ):
-        return  # torch's layers: of those that keep sizes layer_sizes knows
+    open_ = isinstance(layer, nn.Unflatten | nn.Transformer)
+    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_:
+        return  # layer_sizes knows of torch's layers
     for key, value in list(vars(layer).items()):
-        if key not in getattr(layer, "__constants__", ()):
+        if open_ or key not in getattr(layer, "__constants__", ()):
             many = type(value) in (list, tuple, torch.Size) and all(type(n) is int for n in value)
             for place, number in enumerate(value) if many else [(None, value)]:
                 if type(number) is int and number > 1:
@@ -230,7 +229,8 @@ def _watched(model: nn.Module, works: Works, see: Callable[[str, list[Tensor], B
 
 def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
     # Its score is how many calls of modules gave what they give in the masked model.
-    far, wrong = 0, []
+    far = 0
+    wrong: list[tuple[str, str]] = []
 
     def see(path: str, outs: list[Tensor], error: BaseException | None) -> None:
         nonlocal far
