@@ -85,6 +85,7 @@ def networks(draw, most_steps=6):
             else:
                 name, read = pick(*options), (one,)
             step = KINDS[name].make(pick, *[tuple(values[i].shape) for i in read]).double()
+            step.kind = name
             out = step(*[values[i] for i in read]).detach()
             if out.numel() > MOST or not 1 < out.ndim < 5 or 0 in out.shape:
                 continue
