@@ -56,7 +56,7 @@ def shrink(
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
     >>> x = torch.ones(2, 3)
     >>> groups = sf.shrinking.groups(net, x)
-    >>> state = sf.static(0.5, pattern=groups.pattern(), where="[02].*").init(sf.modules.params_of(net))
+    >>> state = sf.static(0.5, pattern=groups.pattern()).init(sf.modules.params_of(net))
     >>> small = sf.shrink(net, state, x)
     >>> small
     Sequential(
