@@ -59,9 +59,9 @@ def _classes(part: nn.Module, whole: nn.Module) -> str:
 
 def _fit(part: nn.Module, whole: nn.Module, places: Sequence[Place], sizes: Sequence[tuple[int, int]]) -> str:
     # Numbers become what attributes of their name are, or else what most of that size became.
-    old, new = _attributes(whole), _attributes(part)
+    old, new, shapes = _attributes(whole), _attributes(part), _shapes(part)
     became: dict[Any, Counter[Any]] = defaultdict(Counter)
-    pairs = [(shape, _shapes(part).get(name)) for name, shape in _shapes(whole).items()]
+    pairs = [(shape, shapes.get(name)) for name, shape in _shapes(whole).items()]
     for before, after in (*pairs, *((value, new.get(fact)) for fact, value in old.items()), *sizes):
         many = isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after)
         for a, b in zip(before, after, strict=True) if many else [(before, after)]:  # type: ignore[arg-type]
@@ -103,7 +103,8 @@ def _tried(part: nn.Module) -> Tried:
         return Tried((-math.inf, 0), False, f"with others {type(part).__name__} fails: {line}")
     wanted, got = _shapes(part), _shapes(made)
     wrong = [path for path in wanted | got if wanted.get(path) != got.get(path)]
-    other = sum(value != _attributes(made).get(fact) for fact, value in _attributes(part).items())
+    attributes = _attributes(made)
+    other = sum(value != attributes.get(fact) for fact, value in _attributes(part).items())
     return Tried((-len(wrong), -other), not wrong and not other, f"no others give {wrong[0]}" if wrong else "")
 
 

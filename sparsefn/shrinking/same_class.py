@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.folded_norms import Fold, fold_norms
-from sparsefn.shrinking.guesses import give_back, guesses, named, outputs_of, settle, sizes_seen
+from sparsefn.shrinking.guesses import give_back, guesses, named, node_sizes, outputs_of, settle
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
 from sparsefn.shrinking.values import opname, scope
 
@@ -68,13 +68,14 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
         if type(small.get_submodule(path)) not in COUNTED.values() and path not in ready:
             what = f"takes a {opname(average.node)} of entries that go in code of its own"
             return SameClass(None, f"{named(small, path)} {what}")
-    unknown = guesses(small, cut)
+    nodes = node_sizes(cut)
+    unknown = guesses(small, nodes)
     if not proven(small):
         wanted = outputs_of(_masked(model, cut), lambda some: works(some, {}))
         if why := settle(small, unknown, proven, wanted, cut):
             return SameClass(None, why)
     give_back(small, unknown, proven)
-    sizes = [pair for _, pairs in sizes_seen(cut).values() for pair in pairs]
+    sizes = [pair for pairs in nodes.values() for pair in pairs]
     return SameClass(small, "", folds, tuple(set_configs(small, model, sizes, proven)))
 
 

@@ -161,3 +161,30 @@ class Unused(nn.Module):
 
     def forward(self, x):
         return self.out(self.into(x).relu()) * self.scale.exp().sum(0)
+
+
+class Masked(Heads):
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).view(2, -1, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, mask)
+        return self.out(y.transpose(1, 2).reshape(2, -1, self.heads * self.size)) + x
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = Masked(heads=4, size=3), Masked(heads=2, size=6)
+
+    def forward(self, x):
+        return self.two(self.one(x), torch.zeros(x.shape[1], x.shape[1], dtype=x.dtype))
+
+
+def test_modules_that_are_called_with_more_or_less_are_alike():
+    small, _ = small_of(drawn(Two()), tokens())
+    assert (small.one.heads, small.two.heads) == (2, 1) and (small.one.size, small.two.size) == (3, 6)
+
+
+def test_shuffles_keep_whole_columns():
+    shuffle = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ChannelShuffle(4), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    small, _ = small_of(drawn(shuffle), torch.randn(2, 3, 4, 4))
+    assert small[0].out_channels == 4 and small[1].groups in (2, 4)
