@@ -76,7 +76,8 @@ def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
     choose the sets of all leaves that they match; a function is asked about the first leaf of a set, and its answer is
     for the whole set. Only algorithms take it: a mask of one tensor has no other leaves. Where single entries are drawn
     or move between leaves (`snfs`, `redistribute`, `supermask("bernoulli")`) it is refused, as other patterns are.
-    `sf.shrink(model, state, only=mlp)` removes the units that are pruned; of blocks and parts with `example=`.
+    `sf.shrinking.groups(model, example)` finds the sets of a whole model, and `sf.shrink(model, state, example)` removes
+    the units that are pruned.
 
     Raises TypeError for members of another form, ValueError for unit numbers that leave one out. `init` raises
     ValueError for a glob that no path matches, where no set has a leaf for each member, for members whose numbers of
