@@ -66,7 +66,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
         costs(left, network, rs)
         accuracies(right, rs)
     panels[-1][0].set_xlabel("% of the dense network")
-    panels[-1][1].set_xlabel("% of the test images; a dot is a seed, a bar their mean")
+    panels[-1][1].set_xlabel("% of the test images, dots are seeds")
     figure.suptitle(
         f"Pruned by tied units to at most {100 * report['share']:.0f} % of the FLOPs while it trains, then shrunk",
         x=0.01,
@@ -85,10 +85,11 @@ def costs(axes: Axes, network: str, rs: Results) -> None:
         share = 100 * after / before
         axes.barh(y, 100, color="0.93", height=0.62)
         axes.barh(y, share, color=COLOURS["tuned"], alpha=0.75, height=0.62)
-        told = f"{before:.2f} to {after:.2f} ms" if cost.endswith("ms") else f"{before:,.0f} to {after:,.0f}"
-        axes.annotate(f"{share:.0f} %   {told}", (share, y), (7, 0), textcoords="offset points", va="center")
+        told = f"{before:.2f} to {after:.2f} ms" if cost.endswith("_ms") else f"{before:,.0f} to {after:,.0f}"
+        axes.text(max(103, share + 3), y, f"{share:.0f} %, {told}", va="center")
     axes.set_yticks(range(len(shown)), [COSTS[cost] for cost in reversed(shown)])
-    axes.set_xlim(0, 100)
+    axes.set_xlim(0, 170)
+    axes.set_xticks(range(0, 101, 20))
     axes.set_title(network, loc="left", fontsize=12)
     plain(axes)
 
