@@ -69,7 +69,13 @@ class Group(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Groups(Sequence[Group]):
-    """The groups of units of a model, and for dimensions of parameters that cannot lose entries the reason."""
+    """The groups of units of a model, and for dimensions of parameters that cannot lose entries the reason.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    >>> groups = sf.shrinking.groups(net, torch.ones(1, 3))
+    >>> groups[0].size, groups.stays["2.bias", 0], groups.masks({0: [1, 2]})["0.bias"]
+    (4, 'it is an output of the model', tensor([ True, False, False,  True]))
+    """
 
     groups: tuple[Group, ...]
     stays: Mapping[tuple[str, int], str]
@@ -167,6 +173,19 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
     stays:
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
+
+    `example` is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments. A group
+    is a set of units that compete; each lies along dimensions of several tensors and goes from all of them at once, and
+    then the outputs are those of the model with these entries at 0. `Groups.pattern()` is the pattern for algorithms,
+    and `sf.shrink` removes what they prune.
+
+    With `counted`, norms and means may lose entries that are 0, and go on dividing by the old number, so that residual
+    widths can be pruned. Without `equal_parts` the parts of a chunk may lose different entries, which the code of the
+    model itself often does not allow, but its traced program does. `stays` says of each dimension that cannot lose
+    entries which operation is the reason. Nothing of the model changes, and one on the meta device is analysed there.
+
+    Raises TypeError for another example, and ValueError for a model that does not run on it, that `torch.export` cannot
+    trace, or that computes otherwise in train mode and is in it.
     """
     graph = traced(model, example, dynamic=False)
     return grouped(analyse(graph, counted=counted, equal_parts=equal_parts))

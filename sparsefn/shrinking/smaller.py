@@ -33,7 +33,13 @@ class Kept(NamedTuple):
 
 
 class Smaller(NamedTuple):
-    """A smaller model, what it kept of the tensors of the old one, and in which form it is."""
+    """A smaller model, what it kept of the tensors of the old one, and in which form it is.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).eval()
+    >>> made = sf.shrinking.smaller(net, sf.dense().init(sf.modules.params_of(net)), torch.ones(1, 3))
+    >>> made.form, made.stays, made.kept["0.bias"]
+    ('class', (), Kept(shape=(4,), indices=(None,)))
+    """
 
     module: nn.Module
     kept: Mapping[str, Kept]  # of parameters and buffers by name
