@@ -68,7 +68,7 @@ class Group(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Groups(Sequence[Group]):
+class Groups:
     """The groups of units of a model, and for dimensions of parameters that cannot lose entries the reason.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
@@ -82,7 +82,7 @@ class Groups(Sequence[Group]):
     analysis: Analysis = dataclasses.field(repr=False)
     atoms: tuple[npt.NDArray[np.int64], ...] = dataclasses.field(repr=False)
 
-    def __getitem__(self, i: Any) -> Any:
+    def __getitem__(self, i: int) -> Group:
         return self.groups[i]
 
     def __len__(self) -> int:
@@ -142,9 +142,16 @@ class Groups(Sequence[Group]):
                     made[name] &= kept.reshape([-1 if e == d else 1 for e in range(len(value.shape))])
         return made
 
-    def cost(self, gone: Mapping[int, Sequence[int]] | None = None, unit: str = "params", **how: Any) -> int:
+    def cost(
+        self,
+        gone: Mapping[int, Sequence[int]] | None = None,
+        unit: str = "params",
+        *,
+        bits: int | None = None,
+        compressed: bool = False,
+    ) -> int:
         """What the model costs without these units: its parameters, FLOPs or bytes (`bits=`, `compressed=`)."""
-        return cost(self.cut(gone or {}), unit, **how)
+        return cost(self.cut(gone or {}), unit, bits=bits, compressed=compressed)
 
     def priced(self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None) -> Priced:
         """The cost by kept units, for `sf.budgets.within`."""
