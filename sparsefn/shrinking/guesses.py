@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from sparsefn.modules.weights import is_conv1d
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.values import opname, scope, values_in
 
@@ -36,7 +37,7 @@ class Guess:
     key: str
     place: int | None  # in a list or tuple
     options: list[tuple[int, ...]]
-    stays: int | None  # which option is that it stays, if it is a size that does
+    old: int  # which option is that it stays
     choice: int = 0
 
     def take(self, choice: int) -> None:
@@ -69,16 +70,16 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
         if len(options) == 1:
             options += set(_parts([own[path][1] for path in members], values)) - {values}
         if len(options) > 1:
-            stays = options.index(values) if values in seen else None
-            made.append(Guess({path: layer for path, (layer, _) in members.items()}, key, place, options, stays))
+            modules = {path: layer for path, (layer, _) in members.items()}
+            made.append(Guess(modules, key, place, options, options.index(values)))
             made[-1].take(0)
     return made
 
 
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
     open_ = isinstance(layer, nn.Unflatten | nn.ChannelShuffle | nn.Transformer)
-    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_:
-        return  # layer_sizes knows of torch's layers
+    if (type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_) or is_conv1d(layer):
+        return  # layer_sizes knows of them
     for key, value in list(vars(layer).items()):
         if open_ or key not in getattr(layer, "__constants__", ()):
             many = type(value) in (list, tuple, torch.Size) and all(type(n) is int for n in value)
@@ -196,17 +197,16 @@ def settle(small: nn.Module, unknown: Sequence[Guess], works: Works, wanted: Out
 
 
 def give_back(small: nn.Module, unknown: Sequence[Guess], works: Works) -> None:
-    """Numbers that need not change stay as they were, if they are also a size that stays."""
-    unsure = [(guess, guess.choice) for guess in unknown if guess.stays not in (None, guess.choice)]
-    for some in [unsure] * (len(unsure) > 1) + [[one] for one in unsure]:
+    """Give numbers back that need not change: what is a size by chance would be wrong where nothing proves it."""
+    changed = [(guess, guess.choice) for guess in unknown if guess.choice != guess.old]
+    for some in [changed] * (len(changed) > 1) + [[one] for one in changed]:
         for guess, _ in some:
-            guess.take(guess.stays or 0)
-        if works(small):
-            if some is unsure:
-                return
-        else:
+            guess.take(guess.old)
+        if not works(small):
             for guess, choice in some:
                 guess.take(choice)
+        elif some is changed:
+            return
 
 
 def _near(path: str, failed: str) -> float:
