@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparsefn.shrinking.guesses import Tried, named, search
+from sparsefn.shrinking.guesses import named
+from sparsefn.shrinking.search import Tried, search
 
 BUILDS = 100  # of a model on the meta device in search of numbers
 

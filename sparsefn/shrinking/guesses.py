@@ -8,7 +8,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from sparsefn.modules.weights import is_conv1d
 from sparsefn.shrinking.cut import Cut
+from sparsefn.shrinking.search import Tried, search
 from sparsefn.shrinking.values import opname, scope, values_in
 
 TRIES = 64  # runs of a model in search of numbers
@@ -123,57 +124,6 @@ def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, .
         }
         made.append({at: pair for at, pair in parts.items() if pair[1]})
     return _columns(made, values)
-
-
-class Tried(NamedTuple):
-    """What came of a choice of numbers: more is better."""
-
-    score: tuple[float, float]
-    done: bool
-    why: str = ""  # not
-    path: str = ""  # of the module that is to blame
-
-
-class Open(Protocol):
-    """A number to choose."""
-
-    choice: int
-
-    @property
-    def options(self) -> Sequence[Any]: ...
-
-    def take(self, choice: int) -> None: ...
-
-
-def search(order: Callable[[Tried], Sequence[Open]], run: Callable[[], Tried], tries: int) -> Tried:
-    """Change one number, or two at once, as long as that is better; the best that was found in so many runs."""
-    best, left = run(), iter(range(tries))
-    while not best.done:
-        for change in _changes(order(best)):
-            if next(left, None) is None:
-                return best
-            before = [(number, number.choice) for number, _ in change]
-            for number, choice in change:
-                number.take(choice)
-            now = run()
-            if now.done or now.score > best.score:
-                best = now
-                break
-            for number, choice in before:
-                number.take(choice)
-        else:
-            return best
-    return best
-
-
-def _changes(numbers: Sequence[Open]) -> Iterator[list[tuple[Open, int]]]:
-    single = [
-        (number, choice) for number in numbers for choice in range(len(number.options)) if choice != number.choice
-    ]
-    yield from ([one] for one in single)
-    for one, other in itertools.combinations(single, 2):
-        if one[0] is not other[0]:
-            yield [one, other]
 
 
 def outputs_of(model: nn.Module, works: Works) -> Outputs:
