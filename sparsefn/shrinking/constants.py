@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sparsefn.shrinking.values import Constants, Value, call
 _DRAWS = 8  # for what varies: numbers of many sizes and both signs
 
 
+@functools.lru_cache(maxsize=64)
 def spread(count: int) -> Tensor:
     """Numbers from 1e-6 to 1e6 of both signs, and 0: a function that is the same at all of them does not vary.
 
@@ -69,7 +71,9 @@ def _same(draws: Tensor) -> Constants:
     return np.where(constant.numpy(), first.double().numpy(), np.nan) if constant.any() else None
 
 
-def by_running(step: Step, ins: list[Value], outs: list[Value], places: list[tuple[int, int]], made: list[list[Tensor]]) -> dict[tuple[int, int], Constants]:
+def by_running(
+    step: Step, ins: list[Value], outs: list[Value], places: list[tuple[int, int]], made: list[list[Tensor]]
+) -> dict[tuple[int, int], Constants]:
     """The constants of outputs along dimensions, found by running the operation on draws of its inputs, twice.
 
     `made` are the draws. Slices of inputs that are constant have their constant in them. `places` are (output,
@@ -91,4 +95,3 @@ def by_running(step: Step, ins: list[Value], outs: list[Value], places: list[tup
         if rows.is_floating_point() and rows.shape[1]:
             found[j, e] = _same(rows.T)
     return found
-
