@@ -1,0 +1,75 @@
+"""Networks of few steps, and short texts of what their analysis says."""
+
+import torch
+from torch import nn
+
+from sparsefn.shrinking.analysis import analyse
+from sparsefn.shrinking.groups import groups
+from sparsefn.shrinking.program import program
+from sparsefn.shrinking.traced import traced
+
+
+class Of(nn.Module):
+    """Named layers, parameters and buffers, and a function of them."""
+
+    def __init__(self, fn, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+        self.fn = fn
+
+    def forward(self, *xs):
+        return self.fn(self, *xs)
+
+
+def analysed(net, *xs, masks=None, **options):
+    return analyse(traced(net.eval(), xs), masks, **options)
+
+
+def weight(*shape):
+    return nn.Parameter(torch.randn(*shape))
+
+
+def drawn(net):
+    """Norms with statistics and weights of their own, as after training; in eval mode and float64."""
+    for layer in net.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.running_mean.normal_()
+            layer.running_var.uniform_(0.5, 2)
+        if "Norm" in type(layer).__name__:
+            for parameter in layer.parameters():
+                parameter.data.normal_()
+    return net.double().eval()
+
+
+def tied(net, *xs, **options):
+    """The members of each group as a text, and the reasons of what stays, once units are seen to go with equal outputs."""
+    net, xs = drawn(net), tuple(x.double() if x.is_floating_point() else x for x in xs)
+    found = groups(net, xs, **options)
+    for last in (False, True):
+        check_cut(net, found, {i: one_unit(group, last) for i, group in enumerate(found) if group.size > 1}, *xs)
+    return [str(group).split(": ", 1)[1].split("; ")[0] for group in found], dict(found.stays)
+
+
+def one_unit(group, last):
+    return [group.size - 1] if last else list(range(group.size // 2))
+
+
+def check_cut(net, found, gone, *xs):
+    """The smaller program gives the outputs of the masked model."""
+    masks, params = found.masks(gone), dict(net.named_parameters())
+    with torch.no_grad():
+        masked = {name: p * masks[name] if name in masks else p for name, p in params.items()}
+        wanted = torch.func.functional_call(net, masked, xs)
+        got = program(found.cut(gone))(*xs)
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+
+
+def stays(net, *xs, **options):
+    """Why dimensions of parameters stay, by "name[dimension]", but those of the first inputs and the last outputs."""
+    found = tied(net, *xs, **options)[1]
+    plain = ("it is an output", "joined with what stays")
+    return {f"{name}[{dim}]": why for (name, dim), why in found.items() if not why.startswith(plain)}

@@ -1,0 +1,67 @@
+"""Values, and helpers for operations of traced programs."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparsefn.shrinking import values
+from sparsefn.shrinking.traced import traced
+from tests.shrinking.small import Of
+
+aten = torch.ops.aten
+
+
+def test_a_value_says_where_its_slices_are_zero():
+    value = values.blank(torch.ones(2, 3))._replace(gone=(None, np.array([0.0, 1.0, np.nan])))
+    assert value.zero(0).tolist() == [False, False] and value.zero(1).tolist() == [True, False, False]
+
+
+def test_values_of_nothing_known():
+    one, two, three = values.blank([torch.ones(2, dtype=torch.int32), 5, None])
+    assert one.shape == (2,) and one.dtype == torch.int32 and one.labels == one.gone == (None,)
+    assert (two, three) == (5, None)
+
+
+def test_sizes_that_are_symbols_are_the_numbers_of_the_trace():
+    graph = traced(nn.Linear(3, 4), torch.ones(5, 3))
+    val = next(node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder")
+    assert isinstance(val.shape[0], torch.SymInt) and values.hint(val.shape[0]) == 5
+    assert values.hint(7) == 7 and values.hint("sum") == "sum"
+    assert values.blank(val).shape == (5, 3)
+
+
+def test_trees_of_values():
+    a, b = values.blank(torch.ones(2)), values.blank(torch.ones(3))
+    tree = {"x": [a, "mean", 2], "y": (b, torch.ones(4))}
+    assert values.values_in(tree) == [a, b]
+    made = values.replaced(tree, ["A", "B"])
+    assert made["x"] == ["A", "mean", 2] and made["y"][0] == "B"
+
+
+def test_arguments_by_name():
+    given = values.bind(aten.softmax.int, ("x", 1), {})
+    assert given == {"self": "x", "dim": 1, "dtype": None}
+    assert values.bind(aten.add.Tensor, ("x",), {"other": "y", "alpha": 2}) == {"self": "x", "other": "y", "alpha": 2}
+
+
+def test_calls_change_nothing_that_is_given():
+    x, value = torch.ones(2), values.blank(torch.ones(2))
+    (out,) = values.call(aten.mul_.Scalar, {"self": value, "other": 3}, [x])
+    assert out.tolist() == [3, 3] and x.tolist() == [1, 1]
+    arguments = {"tensors": [value, value], "dim": 0}
+    assert values.call(aten.cat.default, arguments, [x, 2 * x])[0].tolist() == [1, 1, 2, 2]
+    parts = values.call(aten.chunk.default, {"self": value, "chunks": 2, "dim": 0}, [x])
+    assert [part.shape for part in parts] == [(1,), (1,)]
+    made = values.call(aten.sum.default, {"self": value, "dtype": torch.float64}, [x])[0]
+    assert made.dtype == torch.float64  # by keyword alone
+
+
+def test_names_and_places_of_operations():
+    inner = Of(lambda net, x: net.a(x).add_(1) + 1, a=nn.Linear(2, 2))
+    graph = traced(nn.Sequential(inner), torch.ones(1, 2))
+    nodes = {values.opname(node): node for node in graph.graph.nodes if node.op == "call_function"}
+    assert list(nodes) == ["linear", "add"]
+    assert [values.scope(node) for node in nodes.values()] == ["0.a", "0"]
+    assert [values.scope(nodes["linear"], up) for up in (1, 2, 3)] == ["0", "", ""]
+    read = next(node for node in graph.graph.nodes if node.op == "get_attr")
+    assert values.leaf_of(graph, read) is getattr(graph, "0").a.weight
