@@ -254,14 +254,14 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line, and make the output folder before any training."""
     parser = argparse.ArgumentParser(description="Make two small networks smaller while they train.")
     add = parser.add_argument
-    add("--seeds", type=at_least(1), help="runs of each network (default: 3; 1 with --quick)")
-    add("--steps", type=at_least(20), help="training steps (default: 800; 40 with --quick)")
+    add("--seeds", type=at_least(1), help="runs of each network (default: 2; 1 with --quick)")
+    add("--steps", type=at_least(20), help="training steps (default: 600; 40 with --quick)")
     add("--share", type=fraction, default=1 / 3, help="of the FLOPs that may stay (default: a third)")
     add("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS), help="default: both")
     add("--quick", action="store_true", help="one seed, few steps")
     add("--out", type=Path, default=Path("out"), help="folder for smaller.png and smaller.json (default: out)")
     chosen = parser.parse_args(argv)
-    for name, full, quick in (("seeds", 3, 1), ("steps", 800, 40)):
+    for name, full, quick in (("seeds", 2, 1), ("steps", 600, 40)):
         setattr(chosen, name, getattr(chosen, name) or (quick if chosen.quick else full))
     make_folder(parser, chosen.out)
     return chosen

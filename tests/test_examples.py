@@ -485,6 +485,47 @@ def test_the_options_of_pruning(prune: ModuleType, tmp_path: Path, capsys: pytes
         assert message in capsys.readouterr().err
 
 
+# ---- smaller networks ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def smaller(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("smaller")
+
+
+def test_two_networks_get_smaller_while_they_train(
+    smaller: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["smaller.py", "--quick", "--steps=20", f"--out={tmp_path}"])
+    smaller.main()
+    printed = capsys.readouterr().out
+    results = json.loads((tmp_path / "smaller.json").read_text(encoding="utf-8"))["results"]
+    assert [r["network"] for r in results] == list(smaller.TITLES.values())
+    for r in results:
+        assert r["form"] == "class" and r["difference"] < 1e-4
+        share = r["small"]["flops"] / r["dense"]["flops"]
+        assert 0.25 < share <= 1 / 3 and r["small"]["params"] < 0.5 * r["dense"]["params"]
+        assert all(r[model]["torch_ms"] > 0 for model in ("dense", "small"))
+        assert f"{r['small']['params']:,}" in printed and f"{r['small']['flops']:,}" in printed
+    lines = printed.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("network"))
+    assert len({len(line) for line in lines[start : start + 6]}) == 1 and not lines[start + 6]
+    content = (tmp_path / "smaller.png").read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n") and int.from_bytes(content[16:20]) >= 1000
+
+
+def test_the_options_of_smaller_networks(
+    smaller: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = smaller.options([f"--out={tmp_path}"])
+    assert (chosen.seeds, chosen.steps, chosen.share, chosen.networks) == (2, 600, 1 / 3, ["convnet", "vit"])
+    for wrong, message in {"--share=1": "between 0 and 1", "--steps=19": "20 or more", "--networks=gpt": "gpt"}.items():
+        with pytest.raises(SystemExit):
+            smaller.options([wrong, f"--out={tmp_path}"])
+        assert message in capsys.readouterr().err
+
+
 # ---- the gallery ---------------------------------------------------------------------------------
 
 
