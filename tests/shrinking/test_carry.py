@@ -87,7 +87,9 @@ def test_a_state_gets_the_params_of_the_smaller_model():
 def test_other_shapes_and_other_parameters_are_refused():
     model = network().eval()
     made = sf.shrinking.smaller(model, sf.static(0.5, where="0.weight").init(sf.modules.params_of(model)), X)
-    with pytest.raises(ValueError, match=r"carry: expected a tensor of the old shape \(8, 4\) at 'm.0.weight', got \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"carry: expected a tensor of the old shape \(8, 4\) at 'm.0.weight', got \(3,\)"
+    ):
         sf.shrinking.carry({"m": {"0.weight": torch.ones(3)}}, made)
     other = torch.optim.Adam([nn.Parameter(torch.ones(2))])
     other.param_groups[0]["params"][0].sum().backward()

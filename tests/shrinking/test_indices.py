@@ -24,7 +24,9 @@ class Between(nn.Module):
         self.shape = (rows, 8) if rows > 1 else (8,)
         with torch.no_grad():
             wide = fn(torch.zeros(2, *self.shape))
-        self.b = nn.ModuleList(nn.Linear(y.flatten(1).shape[1], 2) for y in (wide if isinstance(wide, tuple) else (wide,)))
+        self.b = nn.ModuleList(
+            nn.Linear(y.flatten(1).shape[1], 2) for y in (wide if isinstance(wide, tuple) else (wide,))
+        )
 
     def forward(self, x):
         y = self.fn(self.a(x).unflatten(1, self.shape))
@@ -96,7 +98,10 @@ def test_tables_of_indices():
 
 
 def test_slices_are_read_as_slices_where_what_stays_lies_at_even_distances():
-    kept = {name: check(fn, share=0.3).code for name, fn in {"cut": lambda y: y[:, 2:], "gather": lambda y: y[:, PICKED]}.items()}
+    kept = {
+        name: check(fn, share=0.3).code
+        for name, fn in {"cut": lambda y: y[:, 2:], "gather": lambda y: y[:, PICKED]}.items()
+    }
     assert "slice" in kept["cut"] or "index_select" in kept["cut"]
     assert "aten.index" in kept["gather"]
 

@@ -31,7 +31,11 @@ def settled(model):
     for part in model.modules():
         for name, x in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
             if x.is_floating_point():
-                fresh = torch.rand(x.shape, generator=generator) + 0.5 if "var" in name else torch.randn(x.shape, generator=generator)
+                fresh = (
+                    torch.rand(x.shape, generator=generator) + 0.5
+                    if "var" in name
+                    else torch.randn(x.shape, generator=generator)
+                )
                 x.data.copy_(fresh)
     return model.eval().double()
 
@@ -43,13 +47,25 @@ def unet():
         c = self.up(b)
         return self.out(torch.cat([a, c], 1))
 
-    parts = {"a": nn.Conv2d(3, 6, 3, padding=1), "b": nn.Conv2d(6, 8, 3, padding=1), "up": nn.ConvTranspose2d(8, 4, 2, 2)}
+    parts = {
+        "a": nn.Conv2d(3, 6, 3, padding=1),
+        "b": nn.Conv2d(6, 8, 3, padding=1),
+        "up": nn.ConvTranspose2d(8, 4, 2, 2),
+    }
     return Plain(forward, **parts, out=nn.Conv2d(10, 2, 1)), torch.randn(2, 3, 8, 8)
 
 
 def grouped():
-    layers = [nn.Conv2d(3, 8, 1), nn.Conv2d(8, 16, 3, groups=4), nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 16, 3, groups=16)]
-    return nn.Sequential(*layers, nn.BatchNorm2d(16), nn.ConvTranspose2d(16, 8, 2, groups=4), nn.Conv2d(8, 2, 1)), torch.randn(2, 3, 8, 8)
+    layers = [
+        nn.Conv2d(3, 8, 1),
+        nn.Conv2d(8, 16, 3, groups=4),
+        nn.GroupNorm(4, 16),
+        nn.SiLU(),
+        nn.Conv2d(16, 16, 3, groups=16),
+    ]
+    return nn.Sequential(
+        *layers, nn.BatchNorm2d(16), nn.ConvTranspose2d(16, 8, 2, groups=4), nn.Conv2d(8, 2, 1)
+    ), torch.randn(2, 3, 8, 8)
 
 
 def parts():
@@ -78,7 +94,9 @@ def residual():
             y = y + layer(y)
         return self.b(self.norm(y)) + y.mean((1, 2), keepdim=True)
 
-    layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 8)) for _ in range(2))
+    layers = nn.ModuleList(
+        nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 8)) for _ in range(2)
+    )
     return Plain(forward, a=nn.Linear(3, 8), layers=layers, norm=nn.RMSNorm(8), b=nn.Linear(8, 2)), torch.randn(2, 5, 3)
 
 
@@ -114,7 +132,9 @@ HUGGING = {
     "mixtral": lambda: transformers.MixtralForCausalLM(
         transformers.MixtralConfig(num_key_value_heads=2, num_local_experts=3, **SIZES)
     ),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_head=4, n_layer=2, vocab_size=20)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_embd=16, n_head=4, n_layer=2, vocab_size=20)
+    ),
 }
 
 
@@ -144,7 +164,11 @@ def test_a_module_for_users():
     whole, small = both(model.eval(), x)
     assert "torch.ops.aten.conv2d" in small.code and list(small.state_dict()) == list(model.state_dict())
     wanted = whole(larger(x))
-    for other in (copy.deepcopy(small), torch.compile(small, backend="eager"), torch.export.export(small, (larger(x),)).module()):
+    for other in (
+        copy.deepcopy(small),
+        torch.compile(small, backend="eager"),
+        torch.export.export(small, (larger(x),)).module(),
+    ):
         torch.testing.assert_close(other(larger(x)), wanted)
     assert list(copy.deepcopy(small).state_dict()) == list(model.state_dict())
     assert small(x.bfloat16()).dtype == torch.bfloat16 if small.to(torch.bfloat16) else False
@@ -152,7 +176,10 @@ def test_a_module_for_users():
 
 
 def test_devices_are_those_of_the_inputs():
-    model, x = Plain(lambda self, x: self.a(x) + torch.arange(4, device=x.device), a=nn.Linear(3, 4)).eval(), torch.randn(2, 3)
+    model, x = (
+        Plain(lambda self, x: self.a(x) + torch.arange(4, device=x.device), a=nn.Linear(3, 4)).eval(),
+        torch.randn(2, 3),
+    )
     with torch.device("meta"):
         model.to("meta")
     _, small = both(model, x)

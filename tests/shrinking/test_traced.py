@@ -85,7 +85,9 @@ def test_names_and_places():
     assert program.lm_head.weight is program.transformer.wte.weight
 
 
-@pytest.mark.parametrize("example", [torch.ones(2, 3), (torch.ones(2, 3),), (torch.ones(2, 3), 2.0), {"x": torch.ones(2, 3)}])
+@pytest.mark.parametrize(
+    "example", [torch.ones(2, 3), (torch.ones(2, 3),), (torch.ones(2, 3), 2.0), {"x": torch.ones(2, 3)}]
+)
 def test_examples(example):
     model = Plain(lambda self, x, scale=1.0: scale * self.layer(x), layer=nn.Linear(3, 2))
     args, kwargs = as_call(example)
@@ -121,7 +123,9 @@ def test_train_mode_is_refused_where_it_computes_otherwise():
     assert traced(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Dropout(0.0)), x).meta["train"] is False
     for part, words in [(nn.BatchNorm1d(2), "the BatchNorm1d at '1'"), (nn.Dropout(0.1), "the Dropout at '1'")]:
         net = nn.Sequential(nn.Linear(3, 2), part)
-        with pytest.raises(ValueError, match=f"expected a model in eval mode, .*: in train mode {words} computes otherwise"):
+        with pytest.raises(
+            ValueError, match=f"expected a model in eval mode, .*: in train mode {words} computes otherwise"
+        ):
             traced(net, x)
         program = traced(net, x, train=True)
         assert program.meta["train"] and part.training
@@ -153,7 +157,9 @@ def test_models_on_meta_need_no_memory():
 
 
 def test_what_cannot_be_traced():
-    with pytest.raises(ValueError, match="expected an example that the Sequential can be called with: it fails with Run"):
+    with pytest.raises(
+        ValueError, match="expected an example that the Sequential can be called with: it fails with Run"
+    ):
         traced(convnet(), torch.randn(2, 4))
     data = Plain(lambda self, x: self.layer(x) if x.sum() > 0 else x, layer=nn.Linear(3, 3)).eval()
     with pytest.raises(ValueError, match=r"torch.export cannot follow the Plain: \w+: Could not guard on .* in where="):
