@@ -14,7 +14,7 @@ pytest := -m pytest -n auto --dist worksteal
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune gallery distributed bench format clean
+.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune smaller gallery distributed bench format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ gallery: $(VENV)/.installed-demo  ## draw what published methods do to a mask; o
 
 distributed: $(VENV)/.installed-demo  ## train a sharded transformer on four processes, then on two; options in ARGS="..."
 	$(py) examples/distributed.py $(ARGS)
+
+smaller: $(VENV)/.installed-demo  ## make two small networks smaller while they train; options in ARGS="..."
+	$(py) examples/smaller.py $(ARGS)
 
 bench: $(VENV)/.installed-dev  ## time masks, updates and ensembles against their peers; options in ARGS="--quick"
 	@for name in selection pieces updates training ensembles pruning sharded launches; do $(py) benchmarks/$$name.py $(ARGS) || exit; done

@@ -98,7 +98,18 @@ __all__ += ["ema", "ensemble", "every", "from_config", "from_masks", "from_short
 __all__ += ["iterative", "linear_pair", "masks", "methods", "modules", "never", "one_shot", "optimizers"]
 __all__ += ["partition", "patterns", "permutation", "phases", "random", "redistribute", "reparam"]
 __all__ += ["reparametrised", "report", "rescore", "rewinding", "rewrite", "rigl", "schedules", "scores", "sequence"]
-__all__ += ["settled", "shorthand", "shrink", "shrinking", "snfs", "solve", "sparsify", "static", "ste", "straight_through"]
+__all__ += [
+    "settled",
+    "shorthand",
+    "shrink",
+    "shrinking",
+    "snfs",
+    "solve",
+    "sparsify",
+    "static",
+    "ste",
+    "straight_through",
+]
 __all__ += ["supermask", "terms", "threshold_mask", "tied", "to_shorthand", "topk_mask", "topk_masks", "tree"]
 __all__ += ["triggers", "with_dense_gradients", "with_optimizer", "with_params", "with_terms"]
 

@@ -50,10 +50,10 @@ def within_bounds(
     return [a | b for a, b in zip(first, others, strict=True)]
 
 
-def at_least(least: int, counts: Sequence[Count] | Tensor, sizes: Sequence[int]) -> list[Count]:
+def with_least(least: int, counts: Sequence[Count] | Tensor, sizes: Sequence[int]) -> list[Count]:
     """Counts of units, of each leaf or of all in one, of which no leaf has less than `least` or all that it has.
 
-    >>> at_least(1, [0, torch.tensor(2)], [4, 4]), at_least(1, [2], [4, 0, 4, 4])
+    >>> with_least(1, [0, torch.tensor(2)], [4, 4]), with_least(1, [2], [4, 0, 4, 4])
     ([1, tensor(2)], [3])
     """
     each = [min(least, n) for n in sizes]

@@ -20,7 +20,7 @@ from sparsefn.patterns.matching import checked_sets
 from sparsefn.patterns.units import Units
 from sparsefn.state import Level, Schedule, Step, Where
 from sparsefn.tree import Leaves, Tree
-from sparsefn.tree.chosen import float_leaves, select_leaves
+from sparsefn.tree.chosen import default_where, float_leaves, select_leaves
 
 # What an algorithm was told about its counts: a sparsity at each step, a count by scores, or nothing.
 Goal = Schedule | Counted | None
@@ -57,12 +57,15 @@ class Competition(NamedTuple):
     def select(self, params: Tree, where: Where) -> Leaves:
         """The leaves that `where` chooses, or all leaves of each tied set of which it chooses one.
 
-        Globs are matched with all leaves of a set; a function is asked about the first.
+        Globs are matched with all leaves of a set; a function is asked about the first. Without a choice all sets are
+        taken: their leaves are named already.
         """
         if not self.pattern.members:
             return select_leaves(params, where)
         leaves = float_leaves(params)
         sets = checked_sets(self.pattern, list(leaves))
+        if where is default_where:
+            where = "*"
         asked = [paths[:1] if callable(where) else paths for paths in sets]
         known = {path for paths in asked for path in paths}
         hit = select_leaves({path: leaf for path, leaf in leaves.items() if path in known}, where)

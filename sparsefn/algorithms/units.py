@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsefn import random
-from sparsefn.algorithms.bounds import at_least, within_bounds
+from sparsefn.algorithms.bounds import with_least, within_bounds
 from sparsefn.algorithms.competition import Competition, Goal, count_of, fixed_count
 from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets.counts import Counted
@@ -195,7 +195,7 @@ class Field(NamedTuple):
         if not entries:
             return []
         if self.least and but is None:
-            counts = at_least(self.least, counts, [units.rows[1] for units in grids])
+            counts = with_least(self.least, counts, [units.rows[1] for units in grids])
         if isinstance(self.rule.distribution, Global):
             sizes = {path: units.of_all.rows[1] for path, units in self.grids.items()}
             return within_bounds(self.rule.distribution, sizes, entries, counts[0], list(held or none), self.least)

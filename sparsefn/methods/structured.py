@@ -92,7 +92,7 @@ def slimming(sparsity: Level, where: Where, *, steps: int, strength: float = 1e-
 
     `where` chooses the scales: a glob such as "*.bn*.weight". Their gradient gets strength * sign(scale) (eq. 1). The
     last of `steps` steps prunes them by |scale|, with one threshold for the whole network; from then on the rest is
-    fine-tuned, without the l1 term. `sf.shrink(model, state)` removes the channels.
+    fine-tuned, without the l1 term. `sf.shrink(model, state, example)` removes the channels.
 
     ValueError for a glob that matches no path; TypeError or ValueError for what is no number of steps.
 

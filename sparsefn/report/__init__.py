@@ -3,6 +3,8 @@
 from sparsefn.report.flop_count import Cost as Cost
 from sparsefn.report.flop_count import Flops as Flops
 from sparsefn.report.flop_count import flops
+from sparsefn.report.latency import Latency as Latency
+from sparsefn.report.latency import latency
 from sparsefn.report.picture import braille
 from sparsefn.report.plan import plan
 from sparsefn.report.plots import plot, plot_masks
@@ -14,5 +16,17 @@ from sparsefn.report.summary import Row as Row
 from sparsefn.report.summary import Summary as Summary
 from sparsefn.report.summary import changed, observe, summary
 
-__all__ = ["braille", "changed", "flops", "itop", "observe", "plan", "plot", "plot_masks", "scalars", "summary"]
+__all__ = [
+    "braille",
+    "changed",
+    "flops",
+    "itop",
+    "latency",
+    "observe",
+    "plan",
+    "plot",
+    "plot_masks",
+    "scalars",
+    "summary",
+]
 __dir__ = __all__.copy

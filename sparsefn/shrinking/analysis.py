@@ -86,6 +86,7 @@ def _constants(book: Book, leaf: Tensor, real: Tensor, mask: Tensor | None, d: i
 
 def _of_node(made: Analysis, node: fx.Node) -> Any:
     atoms = made.book.atoms
+    args: Any
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: made.values[n])
     if node.op == "output":
         for value in values_in(args):
@@ -124,10 +125,15 @@ def _rule(step: Step) -> Rule:
 def _known(step: Step, outs: Any) -> Any:
     # Integers that do not depend on inputs, such as indices.
     ins = values_in(step.arguments)
-    known = all(value.real is not None and value.real.device.type != "meta" and not value.dtype.is_floating_point for value in ins)
+    known = all(
+        value.real is not None and value.real.device.type != "meta" and not value.dtype.is_floating_point
+        for value in ins
+    )
     if not ins or not known or not isinstance(outs, Value) or outs.dtype.is_floating_point:
         return outs
-    return outs._replace(real=call(step.target, step.arguments, [value.real for value in ins if value.real is not None])[0])
+    return outs._replace(
+        real=call(step.target, step.arguments, [value.real for value in ins if value.real is not None])[0]
+    )
 
 
 def _parts(step: Step) -> Any:
@@ -146,7 +152,9 @@ def _uniform(step: Step) -> Any:
     fill = fills.get(step.name, step.arguments.get("fill_value"))
     out: Value = step.outs
     sizes = step.node.meta["val"].shape  # those of batches and sequences are symbols
-    labels = tuple(step.atoms.new(n) if n > 1 and isinstance(size, int) else None for n, size in zip(out.shape, sizes, strict=True))
+    labels = tuple(
+        step.atoms.new(n) if n > 1 and isinstance(size, int) else None for n, size in zip(out.shape, sizes, strict=True)
+    )
     plain = isinstance(fill, int | float) and out.dtype.is_floating_point
     gone = tuple(np.full(n, float(fill)) if plain and n > 1 else None for n in out.shape)  # type: ignore[arg-type]
     return out._replace(labels=labels, gone=gone)
@@ -181,8 +189,10 @@ def _addmm(step: Step) -> Any:
     return layers.addmm(step) or contractions.matmul(step)
 
 
-_PARTS = frozenset("chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unsafe_split_with_sizes".split())
-_POINTWISE = frozenset("to _to_copy type_as masked_fill".split())
+_PARTS = frozenset(
+    ["chunk", "split", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"]
+)
+_POINTWISE = frozenset(["to", "_to_copy", "type_as", "masked_fill"])
 _RULES: dict[str, Rule] = {
     "linear": layers.linear,
     "addmm": _addmm,
@@ -200,8 +210,8 @@ _RULES: dict[str, Rule] = {
     "group_norm": norms.group_norm,
     "mean": norms.mean,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
-    **dict.fromkeys("full zeros ones empty new_zeros new_ones new_full new_empty".split(), _uniform),
-    **dict.fromkeys("arange linspace eye scalar_tensor rand randn randint randperm".split(), _fixed),
+    **dict.fromkeys(["full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty"], _uniform),
+    **dict.fromkeys(["arange", "linspace", "eye", "scalar_tensor", "rand", "randn", "randint", "randperm"], _fixed),
     "dropout": _dropout,
     "channel_shuffle": _shuffle,
 }

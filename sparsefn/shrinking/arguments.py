@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, fx, nn
 
 from sparsefn.shrinking import indices
@@ -23,7 +22,11 @@ def sized(change: Change) -> None:
     out = change.outs[0]
     key = next(name for name in ("size", "shape", "sizes") if name in change.arguments)
     given = change.arguments[key]
-    first = change.values["dim"] % len(change.values["self"].shape) if change.name == "unflatten" else len(out.shape) - len(given)
+    first = (
+        change.values["dim"] % len(change.values["self"].shape)
+        if change.name == "unflatten"
+        else len(out.shape) - len(given)
+    )
     part = slice(first, first + len(given))
     infer = change.name in ("view", "reshape", "_unsafe_view")
     change.arguments[key] = change.fit(given, change.cut.size(out)[part], out.shape[part], infer)
@@ -65,7 +68,7 @@ def repeat_interleave(change: Change) -> None:
 
 def _times(change: Change, times: Any, table: Flags, inside: Flags) -> Any:
     # How many repeats stay, of a table (repeats, indices).
-    rows = table.any(1)
+    rows: Flags = table.any(1)  # type: ignore[assignment]
     if (table != rows[:, None] & inside).any() or (isinstance(times, fx.Node) and not rows.all()):
         change.refuse("its repeats do not lose the same")
     return times if rows.all() else int(rows.sum())
@@ -96,11 +99,10 @@ def convolution(change: Change) -> None:
 def _groups(change: Change, keep: Flags, groups: int) -> Flags:
     # Which groups stay, all of which keep the same entries.
     rows = keep.reshape(groups, -1)
-    left = rows.any(1)
+    left: Flags = rows.any(1)  # type: ignore[assignment]
     if (rows[left] != rows[left][:1]).any():
         change.refuse("its groups do not lose the same")
-    kept: Flags = left
-    return kept
+    return left
 
 
 def channel_shuffle(change: Change) -> None:
@@ -128,7 +130,13 @@ def group_norm(change: Change) -> None:
     if keep.sum() * groups != len(keep) * left.sum():
         dims = range(2, len(x.shape))
         count = change.number("input", dims, len(keep) // groups)
-        change.become(counted_group_norm, given["input"], given["num_groups"], count, *(given[name] for name in ("weight", "bias", "eps")))
+        change.become(
+            counted_group_norm,
+            given["input"],
+            given["num_groups"],
+            count,
+            *(given[name] for name in ("weight", "bias", "eps")),
+        )
 
 
 def mean(change: Change) -> None:
@@ -164,7 +172,8 @@ def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
     """
     inner, outer = -w.shape[1] % 8, -w.shape[2] % 8
     x, wide = nn.functional.pad(x, (0, inner)), nn.functional.pad(w, (0, outer, 0, inner))
-    return torch.ops.aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
+    made: Tensor = aten._grouped_mm.default(x, wide, offs)[:, : w.shape[2]]
+    return made
 
 
 def steady(change: Change) -> None:

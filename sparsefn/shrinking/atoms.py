@@ -58,7 +58,9 @@ class Atoms:
         label = self.find(label)
         while (split := self.parts[label, 0] > 0).any():
             columns = [
-                np.where(some[:, None], self.parts[column], np.pad(column[:, None], ((0, 0), (0, self.parts.shape[1] - 1))))
+                np.where(
+                    some[:, None], self.parts[column], np.pad(column[:, None], ((0, 0), (0, self.parts.shape[1] - 1)))
+                )
                 if some.any()
                 else column[:, None]
                 for column, some in zip(label.T, split.T, strict=True)
@@ -112,7 +114,8 @@ class Atoms:
                 width = int(n[same][0])
                 self._unite(one[same, :width].ravel(), two[same, :width].ravel())
             elif (single := (n == 1) | (m == 1)).any():
-                self._divide(np.where(n == 1, one[:, 0], two[:, 0])[single], *(s[single] for s in (one, two)), n[single] == 1)
+                whole = np.where(n == 1, one[:, 0], two[:, 0])[single]
+                self._divide(whole, one[single], two[single], n[single] == 1)
             else:
                 self.freeze(one, f"{why}, and divided in two ways")
                 self.freeze(two, f"{why}, and divided in two ways")
@@ -135,7 +138,7 @@ class Atoms:
         if width > self.parts.shape[1]:
             self.parts = np.pad(self.parts, ((0, 0), (0, width - self.parts.shape[1])))
         factors = np.where(first[:, None], two, one)[at]
-        clear = ~np.isin(factors, whole).any(1)  # no atom may become a factor of its own factors
+        clear = np.asarray(~np.isin(factors, whole).any(1))  # no atom may become a factor of its own factors
         clear[0] = True
         self.parts[whole[clear], :width] = factors[clear]
 

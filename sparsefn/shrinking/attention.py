@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -65,15 +67,16 @@ class SmallAttention(nn.MultiheadAttention):
         if self.in_proj_weight is None:
             parts = [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
         else:
-            parts = list(self.in_proj_weight.split([rows, rows, self.in_proj_weight.shape[0] - 2 * rows]))
-        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.split([len(part) for part in parts])
+            parts = list(torch.split(self.in_proj_weight, [rows, rows, len(self.in_proj_weight) - 2 * rows]))
+        bias: Any = self.in_proj_bias
+        biases = [None] * 3 if bias is None else torch.split(bias, [len(part) for part in parts])
         made = [F.linear(x, w, b) for x, w, b in zip((query, key, value), parts, biases, strict=True)]
         for i, more in ((1, self.bias_k), (2, self.bias_v)):
             if more is not None:
                 made[i] = torch.cat([made[i], more.expand(len(made[i]), -1, -1)], 1)
             if self.add_zero_attn:
                 made[i] = F.pad(made[i], (0, 0, 0, 1))
-        return [x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in made]
+        return [torch.unflatten(x, -1, (self.num_heads, -1)).transpose(1, 2) for x in made]
 
     def _mask(self, mask: Tensor | None, padding: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
         # Both masks as numbers that are added: (batch, head, length of q, length of k), or to be expanded to that.
@@ -90,7 +93,8 @@ class SmallAttention(nn.MultiheadAttention):
             )
         made = None
         if mask is not None:
-            made = _added(mask, q.dtype).unflatten(0, (-1, self.num_heads)) if mask.ndim == 3 else _added(mask, q.dtype)
+            made = _added(mask, q.dtype)
+            made = torch.unflatten(made, 0, (-1, self.num_heads)) if mask.ndim == 3 else made
         if padding is not None:
             padding = _added(padding, q.dtype)[:, None, None]
             made = padding if made is None else made + padding

@@ -89,5 +89,3 @@ def _cut(path: str, x: Tensor, made: Smaller) -> Tensor:
         if some is not None:
             x = x.index_select(d, some.to(x.device))
     return x.clone()
-
-

@@ -137,7 +137,7 @@ def _is_default(spec: Any, value: Any) -> bool:
     return bool(spec.has_default_value()) and type(value) is type(spec.default_value) and value == spec.default_value
 
 
-def moved(keep: Flags, places: Any, wanted: Flags) -> Any:
+def moved(keep: Flags, places: Any, wanted: Any) -> Any:
     """The new places of those of some indices that are wanted; None where one of them is gone.
 
     >>> moved(np.array([True, False, True]), np.array([2, 1, 0]), np.array([True, False, True])).tolist()

@@ -38,7 +38,9 @@ def check_operation(change: Change) -> None:
 
 def _sample(change: Change, value: Value, draw: torch.Generator) -> Tensor:
     if value.dtype.is_floating_point or value.dtype.is_complex:
-        return torch.randn(value.shape, generator=draw, dtype=torch.complex128 if value.dtype.is_complex else torch.float64)
+        return torch.randn(
+            value.shape, generator=draw, dtype=torch.complex128 if value.dtype.is_complex else torch.float64
+        )
     if value.dtype == torch.bool:
         return torch.randint(2, value.shape, generator=draw, dtype=torch.bool)
     if value.real is None or value.real.is_meta:

@@ -59,12 +59,12 @@ def _classes(part: nn.Module, whole: nn.Module) -> str:
 
 def _fit(part: nn.Module, whole: nn.Module, places: Sequence[Place], sizes: Sequence[tuple[int, int]]) -> str:
     # Numbers become what attributes of their name are, or else what most of that size became.
-    old, new = _attributes(whole), _attributes(part)
+    old, new, shapes = _attributes(whole), _attributes(part), _shapes(part)
     became: dict[Any, Counter[Any]] = defaultdict(Counter)
-    pairs = [(shape, _shapes(part).get(name)) for name, shape in _shapes(whole).items()]
+    pairs = [(shape, shapes.get(name)) for name, shape in _shapes(whole).items()]
     for before, after in (*pairs, *((value, new.get(fact)) for fact, value in old.items()), *sizes):
-        many = type(before) is type(after) is tuple and len(before) == len(after)
-        for a, b in zip(before, after, strict=True) if many else [(before, after)]:
+        many = isinstance(before, tuple) and isinstance(after, tuple) and len(before) == len(after)
+        for a, b in zip(before, after, strict=True) if many else [(before, after)]:  # type: ignore[arg-type]
             became[type(a), a].update([b] * (type(a) is type(b)))
     for fact, value in old.items():
         became[fact[1], value].update([new[fact]] * (type(new.get(fact)) is type(value)))
@@ -103,7 +103,8 @@ def _tried(part: nn.Module) -> Tried:
         return Tried((-math.inf, 0), False, f"with others {type(part).__name__} fails: {line}")
     wanted, got = _shapes(part), _shapes(made)
     wrong = [path for path in wanted | got if wanted.get(path) != got.get(path)]
-    other = sum(value != _attributes(made).get(fact) for fact, value in _attributes(part).items())
+    attributes = _attributes(made)
+    other = sum(value != attributes.get(fact) for fact, value in _attributes(part).items())
     return Tried((-len(wrong), -other), not wrong and not other, f"no others give {wrong[0]}" if wrong else "")
 
 
@@ -126,7 +127,8 @@ def _adopt(part: nn.Module, works: Callable[[], bool]) -> str:
         return ""
     for path, name in others:
         vars(part.get_submodule(path))[name] = old[path, name]
-    return f"others give other outputs, by {', '.join('.'.join(fact) for fact in others[:3])}"
+    names = ", ".join(".".join(filter(None, fact)) for fact in others[:3])
+    return f"others give other outputs{f', by {names}' if names else ''}"
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -167,7 +169,8 @@ def _get(place: Place) -> Any:
 
 def _put(place: Place, number: Any) -> None:
     config, name, i = place
+    held: Any = vars(config)
     if i is None:
-        vars(config)[name] = number
+        held[name] = number
     else:
-        vars(config)[name][i] = number
+        held[name][i] = number

@@ -69,7 +69,9 @@ def _same(draws: Tensor) -> Constants:
     return np.where(constant.numpy(), first.double().numpy(), np.nan) if constant.any() else None
 
 
-def by_running(step: Step, ins: list[Value], outs: list[Value], places: list[tuple[int, int]], made: list[list[Tensor]]) -> dict[tuple[int, int], Constants]:
+def by_running(
+    step: Step, ins: list[Value], outs: list[Value], places: list[tuple[int, int]], made: list[list[Tensor]]
+) -> dict[tuple[int, int], Constants]:
     """The constants of outputs along dimensions, found by running the operation on draws of its inputs, twice.
 
     `made` are the draws. Slices of inputs that are constant have their constant in them. `places` are (output,
@@ -91,4 +93,3 @@ def by_running(step: Step, ins: list[Value], outs: list[Value], places: list[tup
         if rows.is_floating_point() and rows.shape[1]:
             found[j, e] = _same(rows.T)
     return found
-

@@ -24,8 +24,7 @@ class Cut(NamedTuple):
         """Which indices of a dimension stay; of one without label all of them."""
         if label is None:
             return np.ones(size, bool)
-        kept: Flags = self.alive[self.analysis.book.atoms.resolve(label)].all(1)
-        return kept
+        return np.asarray(self.alive[self.analysis.book.atoms.resolve(label)].all(1))
 
     def size(self, value: Value) -> list[int]:
         """The shape of a tensor after the cut."""
@@ -69,5 +68,3 @@ def folded(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
             bias = made.get(fold.bias, params[fold.bias])
             made[fold.bias] = bias.double() + torch.from_numpy(shift).to(bias.device)
     return made
-
-

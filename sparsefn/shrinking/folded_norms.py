@@ -24,9 +24,9 @@ class Fold(NamedTuple):
 def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Fold]:
     """Scale the weights and eps of RMS norms that lose entries, by name of the weight.
 
-    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that are left with eps * N / n. Weights
-    in half precision are left alone, where rounding is much. Nothing asks whether a module is an RMS norm: running it
-    will tell.
+    x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that are left with eps * N / n.
+    Weights in half precision are left alone, where rounding is much. Nothing asks whether a module is an RMS norm:
+    running it will tell.
     """
     made: dict[str, Fold] = {}
     for average in averages(cut):
@@ -37,7 +37,7 @@ def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Fold]:
         if opname(average.node) != "mean" or type(layer) in COUNTED or found is None or not own:
             continue
         name, shift = found
-        weight, ratio = layer.get_parameter(name), average.count / average.left
+        weight, ratio = layer.get_parameter(name), average.counted / average.left
         whole = f"{path}.{name}".removeprefix(".")
         if weight.dtype in (torch.float32, torch.float64) and whole not in made:
             factor = ratio**0.5

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsefn.budgets.within import Priced
+from sparsefn.budgets.filling import Priced
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
 from sparsefn.shrinking.analysis import Analysis, analyse
@@ -60,7 +60,9 @@ class Group(NamedTuple):
     preferred: bool  # of the groups that multiply, the one that `Groups.pattern` takes
 
     def __str__(self) -> str:
-        members = ", ".join(map(str, self.members[:6])) + (f" and {len(self.members) - 6} more" * (len(self.members) > 6))
+        members = ", ".join(map(str, self.members[:6])) + (
+            f" and {len(self.members) - 6} more" * (len(self.members) > 6)
+        )
         beside = f"; multiplies with {', '.join(map(str, sorted(self.beside)))}" if self.beside else ""
         return f"{self.size} units of {self.entries} weights: {members}{beside}"
 
@@ -87,12 +89,19 @@ class Groups(Sequence[Group]):
         names: dict[str, list[str]] = defaultdict(list)
         for (leaf, dim), why in self.stays.items():
             names[why].append(f"{leaf}[{dim}]")
-        lines = [f"{i}: {group}" for i, group in enumerate(self.groups)]
+        heads = (str(group).partition(":") for group in self.groups)
+        lines = [f"{i}: {head} and {self._flops(i)} FLOPs:{rest}" for i, (head, _, rest) in enumerate(heads)]
         lines += ["stays:"] * bool(names)
         for why, some in names.items():
             more = f" and {len(some) - 4} more" if len(some) > 4 else ""
             lines.append(f"  {', '.join(some[:4])}{more}: {why}")
         return "\n".join(lines)
+
+    def _flops(self, i: int) -> int:
+        # What the first unit of a group costs, with all others in place.
+        alive = np.ones(self.analysis.book.atoms.count, bool)
+        alive[self.atoms[i][:1]] = False
+        return self.cost(unit="flops") - cost(Cut(self.analysis, alive), "flops")
 
     def pattern(self, only: Sequence[int] | None = None, *, reduce: Reduce = "mean") -> Pattern:
         """The pattern for algorithms: every group is a tied set, named by its first leaf.
@@ -103,7 +112,7 @@ class Groups(Sequence[Group]):
         chosen = [i for i, group in enumerate(self.groups) if group.preferred] if only is None else list(only)
         parameters = {name for name, value in self.analysis.leaves.items() if _is_parameter(self.analysis, name)}
         sets = [[m.tied() for m in self.groups[i].members if m.leaf in parameters] for i in chosen]
-        return tied(sets, reduce)  # type: ignore[arg-type]
+        return tied(sets, reduce)
 
     def cut(self, gone: Mapping[int, Sequence[int]]) -> Cut:
         """The program without these units, by number of the group."""
@@ -154,12 +163,12 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
     >>> print(sf.shrinking.groups(net, torch.ones(1, 3)))
-    0: 4 units of 6 weights: 0.weight[0], 0.bias[0], 2.weight[1]
+    0: 4 units of 6 weights and 10 FLOPs: 0.weight[0], 0.bias[0], 2.weight[1]
     stays:
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
     """
-    graph = traced(model, example)
+    graph = traced(model, example, dynamic=False)
     return grouped(analyse(graph, counted=counted, equal_parts=equal_parts))
 
 
@@ -183,7 +192,9 @@ def grouped(analysis: Analysis) -> Groups:
             if (at >= 0).any():
                 members.append(Member(name, d, at))
         entries = sum(
-            float(np.prod(analysis.leaves[m.leaf].shape)) * float((m.units >= 0).mean()) for m in members if m.leaf in parameters
+            float(np.prod(analysis.leaves[m.leaf].shape)) * float((m.units >= 0).mean())
+            for m in members
+            if m.leaf in parameters
         )
         made.append(members)
         weights.append(entries)
@@ -243,7 +254,9 @@ def _preferred(units: Any, weights: Any, beside: Mapping[int, set[int]], rank: A
     return taken
 
 
-def _stays(analysis: Analysis, labels: Mapping[tuple[str, int], Any], parameters: Sequence[str]) -> dict[tuple[str, int], str]:
+def _stays(
+    analysis: Analysis, labels: Mapping[tuple[str, int], Any], parameters: Sequence[str]
+) -> dict[tuple[str, int], str]:
     atoms, made = analysis.book.atoms, {}
     for (name, d), label in labels.items():
         if name in parameters and atoms.free(label) is None:

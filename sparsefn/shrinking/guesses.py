@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.values import opname, scope, values_in
 
-TRIES = 200  # runs of a model in search of numbers
+TRIES = 64  # runs of a model in search of numbers
 
 _NEAR = {torch.float64: 1e-8, torch.float32: 1e-4}  # of the largest value, where outputs show a wrong number
 
 Works = Callable[[nn.Module], bool]
 Outputs = list[tuple[str, list[Tensor]]]
-Sizes = list[tuple[int, int]]  # before and after
+Pairs = list[tuple[int, int]]  # sizes before and after
+Sizes = dict[tuple[int, int, int], tuple[int, int]]
+NodeSizes = dict[fx.Node, Pairs]
 
 
 @dataclasses.dataclass
@@ -48,13 +50,13 @@ class Guess:
             vars(layer)[self.key] = value
 
 
-def guesses(small: nn.Module, cut: Cut) -> list[Guess]:
+def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
     """Set whole numbers, also in lists and tuples, that are a size that changes; and say what else they may be.
 
     A number is told by where it is a size in the module's own forward, or in that of its children: modules of one class
     whose forward does the same operations keep it from the same place.
     """
-    own, below = sizes_seen(cut, 0), sizes_seen(cut, 1)
+    own, below = _seen(nodes, 0), _seen(nodes, 1)
     alike: dict[Any, dict[str, tuple[nn.Module, int]]] = defaultdict(dict)
     for path, layer in small.named_modules():
         for key, place, value in _numbers(layer):
@@ -74,47 +76,52 @@ def guesses(small: nn.Module, cut: Cut) -> list[Guess]:
 
 
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
-    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not isinstance(
-        layer, nn.Unflatten | nn.Transformer
-    ):
-        return  # torch's layers: of those that keep sizes layer_sizes knows
+    open_ = isinstance(layer, nn.Unflatten | nn.ChannelShuffle | nn.Transformer)
+    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_:
+        return  # layer_sizes knows of torch's layers
     for key, value in list(vars(layer).items()):
-        if key not in getattr(layer, "__constants__", ()):
+        if open_ or key not in getattr(layer, "__constants__", ()):
             many = type(value) in (list, tuple, torch.Size) and all(type(n) is int for n in value)
             for place, number in enumerate(value) if many else [(None, value)]:
                 if type(number) is int and number > 1:
                     yield key, place, number
 
 
-def sizes_seen(cut: Cut, up: int = 0) -> dict[str, tuple[list[str], Sizes]]:
-    """The operations in each module's forward, and the sizes of all dimensions that they see, before and after."""
-    made: dict[str, tuple[list[str], Sizes]] = defaultdict(lambda: ([], []))
-    known: dict[Any, Sizes] = {}
-    for node, tree in cut.analysis.values.items():
-        known[node] = [pair for value in values_in(tree) for pair in zip(value.shape, cut.size(value), strict=True)]
+def node_sizes(cut: Cut) -> NodeSizes:
+    """The sizes of all dimensions that the nodes of a program give, before and after."""
+    return {
+        node: [pair for value in values_in(tree) for pair in zip(value.shape, cut.size(value), strict=True)]
+        for node, tree in cut.analysis.values.items()
+    }
+
+
+def _seen(nodes: NodeSizes, up: int) -> dict[str, tuple[list[str], Sizes]]:
+    # The operations in each module's forward, and the sizes that these see: (operation, operand, dimension).
+    made: dict[str, tuple[list[str], Sizes]] = defaultdict(lambda: ([], {}))
+    for node in nodes:
         if node.op == "call_function":
             names, sizes = made[scope(node, up)]
+            for i, seen in enumerate((node, *node.all_input_nodes)):
+                sizes |= {(len(names), i, d): pair for d, pair in enumerate(nodes[seen])}
             names.append(opname(node))
-            for seen in (*node.all_input_nodes, node):
-                sizes += known[seen]
     return made
 
 
 def _columns(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:
     # What becomes of the sizes that are these values, in the same place of each module.
-    if len({len(some) for some in sizes}) > 1:
-        return []
-    pairs = (tuple(zip(*column, strict=True)) for column in zip(*sizes, strict=True))
-    return [new for old, new in pairs if old == values]
+    columns = [[some[at] for some in sizes] for at in sizes[0] if all(at in some for some in sizes)]
+    return [tuple(new for _, new in column) for column in columns if tuple(old for old, _ in column) == values]
 
 
 def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, ...]]:
     # The same where a size is a multiple of the value.
-    made = [
-        [(v, n * v // m) if m and m % v == 0 and n * v % m == 0 else (0, 0) for m, n in some]
-        for some, v in zip(sizes, values, strict=True)
-    ]
-    return [option for option in _columns(made, values) if all(option)]
+    made = []
+    for some, v in zip(sizes, values, strict=True):
+        parts = {
+            at: (v, new * v // old) for at, (old, new) in some.items() if old and not old % v and not new * v % old
+        }
+        made.append({at: pair for at, pair in parts.items() if pair[1]})
+    return _columns(made, values)
 
 
 class Tried(NamedTuple):
@@ -230,7 +237,8 @@ def _watched(model: nn.Module, works: Works, see: Callable[[str, list[Tensor], B
 
 def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
     # Its score is how many calls of modules gave what they give in the masked model.
-    far, wrong = 0, []
+    far = 0
+    wrong: list[tuple[str, str]] = []
 
     def see(path: str, outs: list[Tensor], error: BaseException | None) -> None:
         nonlocal far

@@ -24,14 +24,14 @@ def cut_slice(change: Change) -> None:
 
 def _range(change: Change, size: int) -> Places:
     # The indices that a slice takes.
-    some = [change.arguments.get(name) for name in ("start", "end", "step", "length")]
-    if any(isinstance(one, fx.Node) for one in some):
+    given = change.arguments
+    if any(isinstance(given.get(name), fx.Node) for name in ("start", "end", "step", "length")):
         change.refuse("it slices them at a place that depends on the sizes of inputs")
-    start, end, step, length = some
-    if length is not None:
+    start, end = given["start"], given.get("end")
+    if "length" in given:  # a narrow
         start = start % size
-        end = start + length
-    return np.arange(size)[slice(start, end, step)]
+        end = start + given["length"]
+    return np.arange(size)[slice(start, end, given.get("step"))]
 
 
 def cut_select(change: Change) -> None:
@@ -121,14 +121,20 @@ def cut_pad(change: Change) -> None:
         if dim not in change.lost(x) and dim not in change.lost(out):
             continue
         left, right = pads[2 * place : 2 * place + 2]
-        if isinstance(left, fx.Node) or isinstance(right, fx.Node) or change.values.get("mode", "constant") != "constant":
+        if (
+            isinstance(left, fx.Node)
+            or isinstance(right, fx.Node)
+            or change.values.get("mode", "constant") != "constant"
+        ):
             change.refuse("it pads them with others of them")
         keep, made = change.kept(x, dim), change.kept(out, dim)
         inside = keep[max(-left, 0) : len(keep) - max(-right, 0)]
         if (made[max(left, 0) : len(made) - max(right, 0)] != inside).any():
             change.refuse("it reads one that goes")
         pads[2 * place] = int(made[:left].sum()) if left > 0 else -int(keep[:-left].sum() if left else 0)
-        pads[2 * place + 1] = int(made[len(made) - right :].sum()) if right > 0 else -int(keep[len(keep) + right :].sum())
+        pads[2 * place + 1] = (
+            int(made[len(made) - right :].sum()) if right > 0 else -int(keep[len(keep) + right :].sum())
+        )
     change.arguments["pad"] = pads
 
 

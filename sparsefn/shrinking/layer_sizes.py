@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import fx, nn
 
 from sparsefn.shrinking.attention import SmallAttention
@@ -34,7 +35,7 @@ class Average(NamedTuple):
     """A norm or mean that loses entries: how many it counts, and how many are left."""
 
     node: fx.Node
-    count: int
+    counted: int
     left: int
 
 
@@ -54,7 +55,7 @@ def averages(cut: Cut) -> Iterator[Average]:
             dims = mean_dims(given["dim"], rank)
         else:
             dims = list(range(rank - len(given["normalized_shape"]), rank))
-        before, after = (math.prod(shape[d] for d in dims) for shape in (x.shape, size))
+        before, after = math.prod(x.shape[d] for d in dims), math.prod(size[d] for d in dims)
         if before * left != after * whole:
             yield Average(node, before // whole, after // left)
 
@@ -74,7 +75,7 @@ def resize(small: nn.Module, cut: Cut) -> str:
     for node in cut.analysis.graph.graph.nodes:
         if node.op == "call_function":
             nodes.setdefault(scope(node), []).append(node)
-    counts = {scope(average.node): average.count for average in averages(cut)}
+    counts = {scope(average.node): average.counted for average in averages(cut)}
     for path, layer in small.named_modules():
         for kind, (tensor, names) in _SIZES.items():
             if isinstance(layer, kind):
@@ -85,7 +86,7 @@ def resize(small: nn.Module, cut: Cut) -> str:
                 layer.hidden_size = getattr(layer, f"weight_hh{end}").shape[1]
         _convolution(layer, cut, nodes.get(path, []))
         _norm(layer, cut, nodes.get(path, []), counts.get(path))
-        if type(layer) is nn.MultiheadAttention and (why := _attention(layer, cut, path)):
+        if type(layer) in (nn.MultiheadAttention, SmallAttention) and (why := _attention(layer, cut, path)):
             return f"the MultiheadAttention at {path!r} {why}"
     for layer in small.modules():  # its fast path takes the numbers of plain norms
         if isinstance(layer, nn.TransformerEncoderLayer) and isinstance(layer.norm1, CountedLayerNorm):
@@ -93,7 +94,7 @@ def resize(small: nn.Module, cut: Cut) -> str:
     return ""
 
 
-def _convolution(layer: nn.Module, cut: Cut, nodes: list[fx.Node]) -> None:
+def _convolution(layer: Any, cut: Cut, nodes: list[fx.Node]) -> None:
     if isinstance(layer, nn.modules.conv._ConvNd):
         for node in nodes:
             if node in cut.analysis.book.groups:
@@ -102,10 +103,10 @@ def _convolution(layer: nn.Module, cut: Cut, nodes: list[fx.Node]) -> None:
         layer.out_channels, layer.in_channels = sides[::-1] if layer.transposed else sides
 
 
-def _norm(layer: nn.Module, cut: Cut, nodes: list[fx.Node], count: int | None) -> None:
+def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None:
     for node in nodes:
         name = opname(node)
-        size = cut.size(cut.analysis.values[node.args[0]]) if name.endswith("_norm") else []
+        size = cut.size(cut.analysis.values[node.all_input_nodes[0]]) if name.endswith("_norm") else []
         if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and name in ("layer_norm", "rms_norm"):
             layer.normalized_shape = tuple(size[-len(layer.normalized_shape) :])
         elif isinstance(layer, nn.GroupNorm) and name == "group_norm":
@@ -124,7 +125,8 @@ def _attention(layer: nn.MultiheadAttention, cut: Cut, path: str) -> str:
         if leaf is None:
             return ""  # it does not run
         kept = cut.kept(leaf.labels[0], leaf.shape[0])
-        parts.append((kept.reshape(3, -1)[i] if packed else kept).reshape(layer.num_heads, -1))
+        rows = layer.num_heads * layer.head_dim
+        parts.append((np.split(kept, [rows, 2 * rows])[i] if packed else kept).reshape(layer.num_heads, -1))
     heads = [kept.any(1) for kept in parts]
     widths = [set(kept.sum(1)[some].tolist()) for kept, some in zip(parts, heads, strict=True)]
     if any((some != heads[0]).any() for some in heads) or widths[0] != widths[1] or max(map(len, widths)) > 1:

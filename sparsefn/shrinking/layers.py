@@ -32,7 +32,7 @@ def linear(step: Step) -> Value:
     if len(w.shape) != 2:
         return contract(step, [lead + "i", "i"], [x, w], lead, bias)
     label = step.join(x.labels[-1], w.labels[1]) if x.shape[-1] > 1 else None
-    return _layer(step, x, len(x.shape) - 1, label, w.labels[0], w, bias, Sides(1, *w.shape, False), True)
+    return _layer(step, x, len(x.shape) - 1, label, w.labels[0], w, bias, Sides(1, w.shape[0], w.shape[1], False), True)
 
 
 def addmm(step: Step) -> Value | None:
@@ -65,13 +65,13 @@ def convolution(step: Step) -> Value:
                 step.join(part, i)
         step.book.groups[step.node] = group
     padding = step.arguments.get("padding", 0)
-    plain = not turned and (padding == "valid" or not any(np.atleast_1d(padding).tolist()) if padding != "same" else False)
+    plain = not turned and (
+        padding == "valid" or not any(np.atleast_1d(padding).tolist()) if padding != "same" else False
+    )
     return _layer(step, x, at, c, o, w, bias, Sides(groups, outputs, inputs, turned), plain)
 
 
-def _layer(
-    step: Step, x: Value, at: int, c: Label, o: Label, w: Value, bias: Any, sides: Sides, plain: bool
-) -> Value:
+def _layer(step: Step, x: Value, at: int, c: Label, o: Label, w: Value, bias: Any, sides: Sides, plain: bool) -> Value:
     # `plain`: every output reads every input as often, so that constants give constants.
     size = sides.groups * sides.outputs
     constants = _known(x, at, plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from sparsefn.shrinking.moves import Reading, read
 from sparsefn.shrinking.steps import Step
@@ -40,7 +41,7 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
             step.freeze(label, "is looked up by it")
     (dim, only), several = next(iter(at.items())), len(at) > 1
     known = only.real is not None and only.real.device.type != "meta" and only.dtype.is_floating_point is False
-    if several or not known or str(only.dtype) == "torch.bool" or len(only.shape) != 1:
+    if several or not known or only.dtype == torch.bool or len(only.shape) != 1:
         for d in at:
             step.freeze(x.labels[d], "looks up any of its entries")
     else:
@@ -53,14 +54,14 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
     dims = sorted(at)
     broadcast = len(np.broadcast_shapes(*(i.shape for i in at.values())))
     together = dims == list(range(dims[0], dims[-1] + 1))
-    if any(str(i.dtype) == "torch.bool" for i in at.values()):
+    if any(i.dtype == torch.bool for i in at.values()):
         for label in x.labels:
             step.freeze(label, "looks up any of its entries")
         return out
     first = dims[0] if together else 0
     left = [d for d in range(len(x.shape)) if d not in at]
     places = [*left[:first], *([None] * broadcast), *left[first:]] if together else [*([None] * broadcast), *left]
-    for e, d in enumerate(places):
-        if d is not None:
-            labels[e], gone[e] = x.labels[d], x.gone[d]
+    for e, place in enumerate(places):
+        if place is not None:
+            labels[e], gone[e] = x.labels[place], x.gone[place]
     return out._replace(labels=tuple(labels), gone=tuple(gone))

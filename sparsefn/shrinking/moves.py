@@ -14,15 +14,16 @@ from sparsefn.shrinking.atoms import Ids, Label
 from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.values import Constants, Value, call, replaced, values_in
 
-MOVES = frozenset(
-    """view reshape _unsafe_view _reshape_alias view_as reshape_as permute transpose t T mT numpy_T movedim swapaxes
-    adjoint expand expand_as broadcast_to repeat tile repeat_interleave slice narrow select cat concat concatenate stack
-    hstack vstack split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk tensor_split unbind flip
-    roll squeeze unsqueeze flatten unflatten contiguous clone alias detach lift_fresh_copy pixel_shuffle pixel_unshuffle
-    constant_pad_nd pad unfold diagonal rot90 slice_scatter select_scatter""".split()
-)
-_SAME = frozenset("contiguous clone alias detach lift_fresh_copy".split())
-_REPEATS = frozenset("expand expand_as broadcast_to repeat tile".split())
+_NAMES = """
+view reshape _unsafe_view _reshape_alias view_as reshape_as permute transpose t T mT numpy_T movedim swapaxes adjoint
+expand expand_as broadcast_to repeat tile repeat_interleave slice narrow select cat concat concatenate stack hstack
+vstack split split_with_sizes unsafe_split unsafe_split_with_sizes chunk unsafe_chunk tensor_split unbind flip roll
+squeeze unsqueeze flatten unflatten contiguous clone alias detach lift_fresh_copy pixel_shuffle pixel_unshuffle
+constant_pad_nd pad unfold diagonal rot90 slice_scatter select_scatter
+"""
+MOVES = frozenset(_NAMES.split())
+_SAME = frozenset(["contiguous", "clone", "alias", "detach", "lift_fresh_copy"])
+_REPEATS = frozenset(["expand", "expand_as", "broadcast_to", "repeat", "tile"])
 _BASE = object()  # stands for the input
 
 
@@ -30,7 +31,7 @@ class Reading(NamedTuple):
     """From where the indices of one dimension of an input went: along these output dimensions, -1 for elsewhere."""
 
     dims: tuple[int, ...]
-    index: npt.NDArray[np.int64]  # one axis for each of dims
+    places: npt.NDArray[np.int64]  # the indices, with one axis for each of dims
 
 
 def move(step: Step) -> Any:
@@ -70,6 +71,8 @@ def move(step: Step) -> Any:
                 gone[e] = np.where(keep, constants, np.nan) if keep.any() else None
             elif (j, e) in known.repeats:
                 labels[e] = step.atoms.new(size, rank=3)
+            if step.name == "pixel_shuffle" and e >= len(out.shape) - 2:  # places within a pixel
+                step.freeze(labels[e], "divides it")
             if step.name.endswith("_as"):  # the sizes are those of another tensor
                 labels[e] = step.join(labels[e], ins[1].labels[e])
         made.append(out._replace(labels=tuple(labels), gone=tuple(gone)))
@@ -94,9 +97,7 @@ class _Rows(NamedTuple):
     gone: npt.NDArray[np.float64]
 
 
-def read(
-    step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)
-) -> dict[int, _Rows]:
+def read(step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)) -> dict[int, _Rows]:
     dims, index = reading
     reached = index >= 0
     if not dims:
@@ -117,7 +118,7 @@ def read(
         even = ((constants == np.expand_dims(first, others)) | ~reached).all(others)
         size = index.shape[axis]
         label = np.stack(along, 1) if along else np.zeros((size, 0), np.int64)
-        made[e] = _Rows(label, reached.any(others), np.where(even & np.isfinite(first), first, np.nan))
+        made[e] = _Rows(label, np.asarray(reached.any(others)), np.where(even & np.isfinite(first), first, np.nan))
     return made
 
 
@@ -130,7 +131,8 @@ def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | 
         return None
     table = atoms.max(tuple(a for a in range(atoms.ndim) if a not in along))
     if len(along) == 1:
-        return table.clip(0)
+        factor: Ids = table.clip(0)
+        return factor
     key = (table.tobytes(), table.shape)
     if key not in step.splits:  # each atom of the grid is the product of one for each axis
         labels = [step.atoms.new(size, ranks[min(i, len(ranks) - 1)]) for i, size in enumerate(table.shape)]
@@ -138,7 +140,7 @@ def _factor(step: Step, atoms: Ids, axis: int, ranks: tuple[int, ...]) -> Ids | 
         rows = np.concatenate([label[at] for label, at in zip(labels, places, strict=True)], 1)
         step.atoms.join(table[places][:, None], rows, f"{step.where} divides it, and it is joined with what stays")
         step.splits[key] = labels
-    factor: Ids = step.splits[key][along.index(axis)][:, 0]
+    factor = step.splits[key][along.index(axis)][:, 0]
     return factor
 
 
@@ -188,7 +190,9 @@ def _of_views(step: Step, value: Value) -> _Known | None:
     if schema.returns[0].alias_info is None:
         return None
     base, given = torch.empty(value.shape, device="meta"), replaced(step.arguments, [_BASE])
-    outs = step.target(*[base if given[s.name] is _BASE else given[s.name] for s in schema.arguments if not s.kwarg_only])
+    outs = step.target(
+        *[base if given[s.name] is _BASE else given[s.name] for s in schema.arguments if not s.kwarg_only]
+    )
     outs = list(outs) if isinstance(outs, list | tuple) else [outs]
     if any(out.untyped_storage()._cdata != base.untyped_storage()._cdata or not out.numel() for out in outs):
         return None

@@ -87,4 +87,4 @@ def mean_dims(dim: object, rank: int) -> list[int]:
     """
     if dim is None or dim == []:
         return list(range(rank))
-    return sorted(d % rank for d in ([dim] if isinstance(dim, int) else dim))  # type: ignore[union-attr, attr-defined]
+    return sorted(d % rank for d in ([dim] if isinstance(dim, int) else dim))  # type: ignore[attr-defined]

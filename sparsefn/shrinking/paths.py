@@ -51,11 +51,13 @@ def calls_of(module: nn.Module, paths: Sequence[str], example: Example) -> dict[
 
     Raises ValueError for a submodule that is not called, and for arguments that have no name beside others that have.
     """
-    own, made = copy.deepcopy(module), {}
+    own = copy.deepcopy(module)
+    made: dict[str, Any] = {}
     for path in paths:
 
         def note(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path) -> None:
-            made.setdefault(path, optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, (args, kwargs)))
+            given: Any = (args, kwargs)
+            made.setdefault(path, optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given))
 
         own.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True)
     args, kwargs = as_call(example)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from sparsefn.budgets.within import Priced
+from sparsefn.budgets.filling import Priced
 from sparsefn.shrinking.analysis import Analysis, analyse
 from sparsefn.shrinking.atoms import Ids
 from sparsefn.shrinking.costs import check_unit, distinct, parameters, terms_of
@@ -182,7 +182,7 @@ def weights(model: nn.Module, example: Example) -> Weights:
     a part of a parameter, or with a tensor that is computed from one, costs what it does dense. Raises what
     `sf.shrinking.groups` raises for an example that the model does not run on.
     """
-    analysis = analyse(traced(model, example))
+    analysis = analyse(traced(model, example, dynamic=False))
     leaves = {name: x for name, (_, x) in parameters(analysis).items()}
     first = {id(x): name for name, x in leaves.items()}
     names = {n: first[id(x)] for n, x in analysis.graph.named_parameters(remove_duplicate=False)}

@@ -40,11 +40,11 @@ class Program(fx.GraphModule):
         if mode != self.meta.get("train", False) and any(map(_has_mode, self.graph.nodes)):
             made, other = ("eval", "True") if mode else ("train", "False")
             warnings.warn(
-                f"this program was traced in {made} mode, and computes so whatever train() and eval() say: take one with "
-                f"train={other}, and the parameters of this one by load_state_dict",
+                f"this program was traced in {made} mode, and computes so whatever train() and eval() say: take one "
+                f"with train={other}, and the parameters of this one by load_state_dict",
                 stacklevel=2,
             )
-        return super().train(mode)  # type: ignore[return-value]
+        return super().train(mode)
 
 
 def _has_mode(node: fx.Node) -> bool:
@@ -97,12 +97,13 @@ def _copied(cut: Cut, tensors: Mapping[str, Tensor]) -> tuple[Program, dict[fx.N
             owner.register_buffer(last, made[id(x)], persistent=name in saved)
     for node in old.graph.find_nodes(op="call_module"):  # checks of the inputs
         root.add_module(str(node.target), old.get_submodule(str(node.target)))
-    graph, nodes = fx.Graph(), {}
+    graph = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
     for node in old.graph.nodes:
         nodes[node] = graph.node_copy(node, nodes.__getitem__)
     graph.set_codegen(old.graph._codegen)
     with graph.inserting_before(nodes[old.graph.output_node()]):
-        for name, x in held:
+        for name, _ in held:
             if name not in reads:  # a second name of a tensor
                 graph.get_attr(name)
     program = Program(root, graph)
@@ -140,9 +141,9 @@ def _follow(cut: Cut, made: Program, old: fx.Node, node: fx.Node) -> None:
 
 def _unchanged(change: Change) -> None:
     # Numbers stay those of the whole program: a size that is read from a tensor is scaled to what it was.
-    node, value, dim = change.node, change.values["self"], change.values.get("dim")
     if change.name != "sym_size":
         change.refuse("it counts them")
+    node, value, dim = change.node, change.values["self"], change.values["dim"]
     if dim % len(value.shape) in change.lost(value):
         factors = scale(change.old.meta.get("val"), change.cut.size(value)[dim], value.shape[dim])
         if factors is None:

@@ -6,15 +6,17 @@ import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.shrinking.traced import Call, Example, as_call, first_line
+from sparsefn.shrinking.values import scope
 
 TOLERANCE = 1e-10  # of the largest value of an output
 _WIDER = {
@@ -60,18 +62,22 @@ def differs(
                 one, two = _double(masked), _double(small)
                 continue
             kind = type(masked).__name__
-            raise ValueError(f"expected an example that the {kind} can be called with, got {first_line(error)}") from error
+            raise ValueError(
+                f"expected an example that the {kind} can be called with, got {first_line(error)}"
+            ) from error
         if not number and not any(isinstance(x, Tensor) and x.is_floating_point() for x in wanted.values()):
             raise ValueError(
-                f"expected the {type(masked).__name__} to return floating-point tensors on the example, in tuples, mappings or "
-                "dataclasses, by which to compare it"
+                f"expected the {type(masked).__name__} to return floating-point tensors on the example, in tuples, "
+                "mappings or dataclasses, by which to compare it"
             )
         try:
             got = _run(two, inputs)
         except Exception as error:  # the model's own code fails in any way
             return f"fails on the example: {first_line(error)}" + _first(masked, small, inputs)
         if reason := _difference(wanted, got):
-            return reason + (" on other inputs of the example's shapes" if number else "") + _first(masked, small, inputs)
+            return (
+                reason + (" on other inputs of the example's shapes" if number else "") + _first(masked, small, inputs)
+            )
     return ""
 
 
@@ -95,7 +101,7 @@ def _double(model: nn.Module) -> nn.Module:
     return made
 
 
-class _Wide(TorchDispatchMode):
+class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Casts to shorter floats give float64."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -129,7 +135,7 @@ def _like(x: Any, draw: torch.Generator) -> Any:
     if not isinstance(x, Tensor) or not x.numel():
         return x
     old = x.detach().cpu()
-    if len(old.unique()) < 3 or not old.isfinite().all() or old.is_complex():
+    if len(torch.unique(old)) < 3 or not old.isfinite().all() or old.is_complex():
         new = old[torch.randperm(len(old), generator=draw)] if old.ndim else old
     elif old.is_floating_point():
         new = torch.randn(x.shape, generator=draw, dtype=torch.float64) * old.double().std() + old.double().mean()
@@ -145,9 +151,9 @@ def _own(x: Any, wide: bool = True) -> Any:
     return x.detach().to(_WIDER.get(x.dtype, x.dtype) if wide else x.dtype, copy=True)
 
 
-def _run(model: nn.Module, call: Call, mode: Any = None) -> dict[str, Any]:
+def _run(model: Callable[..., Any], call: Call, mode: Any = None) -> dict[str, Any]:
     args, kwargs = pytree.tree_map(lambda x: _own(x, mode is None), call)
-    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode or _Wide():
+    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))), mode or _Wide():  # type: ignore[no-untyped-call]
         torch.manual_seed(0)
         return dict(_leaves("", model(*args, **kwargs)))
 
@@ -205,7 +211,9 @@ def _first(masked: nn.Module, small: nn.Module, call: Call) -> str:
         if place not in got:
             continue
         reason = _difference(outputs, got[place])
-        if reason and [getattr(x, "shape", None) for x in outputs.values()] == [getattr(x, "shape", None) for x in got[place].values()]:
+        if reason and [getattr(x, "shape", None) for x in outputs.values()] == [
+            getattr(x, "shape", None) for x in got[place].values()
+        ]:
             return f", first in {_module(place[0])}"
     return f", in {_module(within)}" if within is not None else ""
 
@@ -215,10 +223,15 @@ def _module(path: str) -> str:
 
 
 def _followed(model: nn.Module, call: Call) -> tuple[dict[tuple[str, int], dict[str, Any]], str | None]:
-    """The outputs of modules by path and number of the call, in the order in which they end; and where the run ended."""
+    """The outputs of modules by path and number of the call, in the order of their ends; and where the run ended."""
     made: dict[tuple[str, int], dict[str, Any]] = {}
     inside: list[str] = []
     run, calls = _double(model), dict.fromkeys(dict(model.named_modules()), 0)
+    if isinstance(run, fx.GraphModule):
+        walk = _Walk(run)
+        with contextlib.suppress(Exception):
+            _run(lambda *args, **kwargs: walk.run(*tree_flatten_spec((args, kwargs), run._in_spec)), call)
+        return walk.made, walk.within
 
     def enter(path: str) -> Any:
         return lambda *_: inside.append(path)
@@ -237,3 +250,21 @@ def _followed(model: nn.Module, call: Call) -> tuple[dict[tuple[str, int], dict[
     with contextlib.suppress(Exception):
         _run(run, call)
     return made, inside[-1] if inside else None
+
+
+class _Walk(fx.Interpreter):
+    """A program's run: the last tensor that was made in each module, and where the run ended."""
+
+    def __init__(self, program: fx.GraphModule) -> None:
+        super().__init__(program)
+        self.made: dict[tuple[str, int], dict[str, Any]] = {}
+        self.within: str | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.within = scope(n)
+        out, up = super().run_node(n), len(n.meta.get("nn_module_stack") or {})
+        if isinstance(out, Tensor):
+            self.made.update({(scope(n, i), 0): {"": out.clone()} for i in range(up)})
+        if n.op == "output":
+            self.made["", 0], self.within = dict(_leaves("", out)), None
+        return out

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsefn.shrinking.moves import divided
 from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.values import Value, replaced, values_in
+from sparsefn.shrinking.values import replaced, values_in
 
 _GATES = {"lstm": (4, 2), "gru": (3, 2), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}  # how many, and which is the candidate
 _SUMS = "sums over it, and it is not 0 where it is masked"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.folded_norms import Fold, fold_norms
-from sparsefn.shrinking.guesses import give_back, guesses, named, outputs_of, settle, sizes_seen
+from sparsefn.shrinking.guesses import give_back, guesses, named, node_sizes, outputs_of, settle
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
 from sparsefn.shrinking.values import opname, scope
 
@@ -32,9 +32,9 @@ class SameClass(NamedTuple):
 def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, Tensor] | None = None) -> SameClass:
     """A copy of a model with smaller tensors, whose modules keep the sizes that fit them.
 
-    `works(small, exact)` has to run a model, with the tensors `exact` in float64 in place of its own, which were rounded,
-    and to say whether it gives what is wanted; on the same inputs each time, and an exception is a no. It may copy the
-    model. No model is returned of which it did not say yes.
+    `works(small, exact)` has to run a model, with the tensors `exact` in float64 in place of its own, which were
+    rounded, and to say whether it gives what is wanted: on the same inputs each time, and an exception is a no. It may
+    copy the model. No model is returned of which it did not say yes.
 
     Tensors have their old names; those in `tensors` come from there, and are rounded to the dtypes of the model. What
     torch's layers keep about sizes follows from their tensors. Other numbers that modules keep are guessed: those that
@@ -68,13 +68,14 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
         if type(small.get_submodule(path)) not in COUNTED.values() and path not in ready:
             what = f"takes a {opname(average.node)} of entries that go in code of its own"
             return SameClass(None, f"{named(small, path)} {what}")
-    unknown = guesses(small, cut)
+    nodes = node_sizes(cut)
+    unknown = guesses(small, nodes)
     if not proven(small):
         wanted = outputs_of(_masked(model, cut), lambda some: works(some, {}))
         if why := settle(small, unknown, proven, wanted, cut):
             return SameClass(None, why)
     give_back(small, unknown, proven)
-    sizes = [pair for _, pairs in sizes_seen(cut).values() for pair in pairs]
+    sizes = [pair for pairs in nodes.values() for pair in pairs]
     return SameClass(small, "", folds, tuple(set_configs(small, model, sizes, proven)))
 
 
@@ -82,7 +83,9 @@ def _with(model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]) -> n
     # A copy with other tensors in place of those of the program, shared ones shared.
     held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     made: dict[int, Any] = {}
-    for name in cut.analysis.leaves:
+    for name, value in cut.analysis.leaves.items():
+        if not value.reads:  # what nothing reads stays whole
+            continue
         try:
             x = held[name] if name in held else operator.attrgetter(name)(model)
         except AttributeError:  # a constant of the program

@@ -26,7 +26,7 @@ Form = Literal["class", "program"]
 
 
 class Kept(NamedTuple):
-    """What a smaller model kept of a tensor: its old shape, and the indices that stay along each dimension (None: all)."""
+    """What is kept of a tensor: its old shape, and the indices that stay along each dimension (None: all)."""
 
     shape: tuple[int, ...]
     indices: tuple[Tensor | None, ...]
@@ -56,7 +56,7 @@ def shrink(
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
     >>> x = torch.ones(2, 3)
     >>> groups = sf.shrinking.groups(net, x)
-    >>> state = sf.static(0.5, pattern=groups.pattern(), where="[02].*").init(sf.modules.params_of(net))
+    >>> state = sf.static(0.5, pattern=groups.pattern()).init(sf.modules.params_of(net))
     >>> small = sf.shrink(net, state, x)
     >>> small
     Sequential(
@@ -137,17 +137,18 @@ def smaller(
 
 
 def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, form: Form | None) -> Smaller:
-    graph = traced(masked, example)
     why = ""
     if form != "program":
-        cut = free(analyse(graph, masks, counted=True))
-        made = same_class(masked, cut, lambda small, exact: not differs(masked, small, example, exact=exact), _tensors(masked, cut))
+        cut = free(analyse(traced(masked, example, dynamic=False), masks, counted=True))
+        made = same_class(
+            masked, cut, lambda small, exact: not differs(masked, small, example, exact=exact), _tensors(masked, cut)
+        )
         if made.model is not None:
             return Smaller(_as_before(made.model, masked), _kept(cut), "class", tuple(_stays(cut, masks)), made.notes)
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
-    cut = free(analyse(graph, masks, counted=True, equal_parts=False))
+    cut = free(analyse(traced(masked, example), masks, counted=True, equal_parts=False))
     small = program(cut, _tensors(masked, cut))
     if reason := differs(masked, small, example):
         raise ValueError(f"shrink: the smaller program of the {type(masked).__name__} {reason}")

@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
@@ -38,7 +37,7 @@ def as_call(example: Example) -> Call:
     )
 
 
-def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.GraphModule:
+def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True) -> fx.GraphModule:
     """The ATen operations of a model, with its parameters and buffers under their names.
 
     >>> program = traced(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()), torch.ones(2, 3))
@@ -47,9 +46,10 @@ def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.Gra
     >>> program(torch.ones(5, 3)).shape
     torch.Size([5, 4])
 
-    Sizes of the example's tensors other than 1 may differ when it runs, where the model's code allows that. It holds
-    the model's own tensors, and `node.meta["nn_module_stack"]` says of which modules an operation is. Nothing of the
-    model changes. A model on the meta device is traced there, without memory.
+    Sizes of the example's tensors other than 1 may differ when it runs, where the model's code allows that; of tensors
+    of four dimensions and more the first alone. With `dynamic=False` none may, and tracing takes half of the time or
+    less. It holds the model's own tensors, and `node.meta["nn_module_stack"]` says of which modules an operation is.
+    Nothing of the model changes. A model on the meta device is traced there, without memory.
 
     Raises TypeError for an example of another type, and ValueError for a model that does not run on it, for one that
     `torch.export` cannot follow, and for modules in train mode that compute otherwise in eval mode (batch norm,
@@ -57,11 +57,11 @@ def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.Gra
     """
     call = as_call(example)
     if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
-        call = optree.tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, call)  # type: ignore[arg-type]
+        call = _mapped(lambda x: x.to("meta"), call)
     busy = any(part.training for part in model.modules())
-    program = _export(model, call, train)
+    program = _export(model, call, train, dynamic)
     program.meta["train"] = train and busy
-    if busy and not train and (node := _first_other(program, _export(model, call, True))) is not None:
+    if busy and not train and (node := _first_other(program, _export(model, call, True, dynamic))) is not None:
         raise ValueError(
             f"expected a model in eval mode, as model.eval() sets it: in train mode {_place(model, node)} computes "
             "otherwise. To trace modules in the modes that they are in, such as for fine-tuning, say train=True"
@@ -69,17 +69,26 @@ def traced(model: nn.Module, example: Example, *, train: bool = False) -> fx.Gra
     return program
 
 
-def _export(model: nn.Module, call: Call, train: bool) -> fx.GraphModule:
+def _mapped(fn: Callable[[Tensor], Tensor], call: Call) -> Call:
+    made: Call = pytree.tree_map(lambda x: fn(x) if isinstance(x, Tensor) else x, call)
+    return made
+
+
+def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.GraphModule:
     errors: list[Exception] = []
-    for most in (None, 1, 0):  # how many dimensions of a tensor may have another size: all, the first, none
+    many = (
+        (None, 1, 0) if dynamic else (0,)
+    )  # how many dimensions of a tensor may have another size: all, the first, none
+    for most in many:
         own = _own(model)
-        call = pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, call)  # as sizes are noted on it
+        call = _mapped(Tensor.detach, call)  # export notes on tensors which sizes may change
         if not train:
             own.eval()
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                program = torch.export.export(own, *call, dynamic_shapes=_dynamic(call, most), strict=False)
+                shapes: Any = _dynamic(call, most)
+                program = torch.export.export(own, *call, dynamic_shapes=shapes, strict=False)
                 return _unchecked((program.run_decompositions({}) if _shares(program) else program).module())
         except Exception as error:  # the model's own code fails in any way
             errors.append(error)
@@ -94,10 +103,11 @@ def _own(model: nn.Module) -> nn.Module:
 
 
 def _dynamic(call: Call, most: int | None) -> ShapesCollection | None:
-    shapes = ShapesCollection()
+    shapes = ShapesCollection()  # type: ignore[no-untyped-call]
     found = [x for x in pytree.tree_leaves(call) if isinstance(x, Tensor)]
     for x in found:
-        shapes[x] = {d: Dim.AUTO for d, n in enumerate(x.shape[:most]) if n > 1}
+        few = most if x.ndim < 4 or most == 0 else 1  # with symbols for the sides of images some traces take minutes
+        shapes[x] = {d: Dim.AUTO for d, n in enumerate(x.shape[:few]) if n > 1}
     return shapes if found and most != 0 else None
 
 
@@ -156,13 +166,13 @@ def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
     kind, run = type(model).__name__, _own(model).eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-            args, kwargs = optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, call)  # type: ignore[arg-type]
+            args, kwargs = _mapped(Tensor.clone, call)
             run(*args, **kwargs)
     except Exception as own:  # the model's own code fails in any way
         return ValueError(f"expected an example that the {kind} can be called with: it fails with {first_line(own)}")
     return ValueError(
-        f"torch.export cannot follow the {kind}: {first_line(error)}. Name submodules that it can follow in where=, or take "
-        "out of forward what depends on the values of tensors"
+        f"torch.export cannot follow the {kind}: {first_line(error)}. Name submodules that it can follow in where=, or "
+        "take out of forward what depends on the values of tensors"
     )
 
 

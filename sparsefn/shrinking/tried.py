@@ -74,7 +74,8 @@ def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[P
     for shapes in _shapes(ins):
         try:
             draws = [
-                [_real(x, value) for x, value in zip(_draw(ins, sign, shapes), ins, strict=True)] for sign in (1.0, -1.0)
+                [_real(x, value) for x, value in zip(_draw(ins, sign, shapes), ins, strict=True)]
+                for sign in (1.0, -1.0)
             ]
             return by_running(step, ins, outs, places, draws)
         except _FAILS:
@@ -84,7 +85,9 @@ def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[P
 
 def _shapes(ins: list[Value]) -> list[list[tuple[int, ...]]]:
     # With short dimensions in place of those that have no label, such as those of images; else as they are.
-    short = [tuple(min(n, _SHORT) if label is None else n for n, label in zip(v.shape, v.labels, strict=True)) for v in ins]
+    short = [
+        tuple(min(n, _SHORT) if label is None else n for n, label in zip(v.shape, v.labels, strict=True)) for v in ins
+    ]
     whole = [value.shape for value in ins]
     return [whole] if short == whole else [short, whole]
 
@@ -135,7 +138,11 @@ def _found_at(step: Step, ins: list[Value], open_: set[Place], shapes: list[tupl
     done: set[Place] = set()
     for k, d in sorted(open_):
         size, right = ins[k].shape[d], len(ins[k].shape) - d
-        aligned = [(i, len(v.shape) - right) for i, v in enumerate(ins) if v.shape[-right:][:1] == (size,) and len(v.shape) >= right]
+        aligned = [
+            (i, len(v.shape) - right)
+            for i, v in enumerate(ins)
+            if v.shape[-right:][:1] == (size,) and len(v.shape) >= right
+        ]
         with_vectors = [(k, d), *((i, 0) for i, v in enumerate(ins) if i != k and v.shape == (size,))]
         for ties in (tuple(aligned), tuple(with_vectors), ((k, d),)):
             if (k, d) in done or done & set(ties):
@@ -146,7 +153,9 @@ def _found_at(step: Step, ins: list[Value], open_: set[Place], shapes: list[tupl
                 yield Pass(ties, places)
 
 
-def _places(step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...], draws: Any) -> tuple[Place, ...] | None:
+def _places(
+    step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...], draws: Any
+) -> tuple[Place, ...] | None:
     # Where the outputs lose what the inputs lose; None where they do not.
     dims, size = dict(ties), ins[ties[0][0]].shape[ties[0][1]]
     found: list[tuple[Place, ...]] = []
@@ -155,7 +164,9 @@ def _places(step: Step, arguments: Any, ins: list[Value], ties: tuple[Place, ...
         keep, gone = order[:count].sort().values, order[count:]
         places: list[Place] = []
         try:
-            got = call(step.target, arguments, [x.index_select(dims[i], keep) if i in dims else x for i, x in enumerate(draw)])
+            got = call(
+                step.target, arguments, [x.index_select(dims[i], keep) if i in dims else x for i, x in enumerate(draw)]
+            )
         except _FAILS:
             return None
         for j, (a, b) in enumerate(zip(wanted, got, strict=True)):

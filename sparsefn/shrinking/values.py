@@ -13,7 +13,9 @@ from torch import Tensor, fx
 
 from sparsefn.shrinking.atoms import Label
 
-Constants = npt.NDArray[np.float64] | None  # by index: the constant that the slice holds, NaN where it varies; None: all vary
+Constants = (
+    npt.NDArray[np.float64] | None
+)  # by index: the constant that the slice holds, NaN where it varies; None: all vary
 
 
 class Value(NamedTuple):
@@ -46,7 +48,9 @@ def blank(val: Any) -> Any:
 
 def hint(x: Any) -> Any:
     """The number that a symbolic size had in the trace."""
-    return int(x.node.hint) if isinstance(x, torch.SymInt) else float(x.node.hint) if isinstance(x, torch.SymFloat) else x
+    return (
+        int(x.node.hint) if isinstance(x, torch.SymInt) else float(x.node.hint) if isinstance(x, torch.SymFloat) else x
+    )
 
 
 def values_in(tree: Any) -> list[Value]:

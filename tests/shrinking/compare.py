@@ -1,81 +1,82 @@
-"""Whether the smaller model gives the outputs of the masked one, in both forms, and has the size that was counted."""
+"""Whether smaller models give the outputs of the masked one, and have the sizes that were counted beforehand."""
 
 import torch
-from torch.utils import _pytree
+from sparsefn.shrinking.groups import groups
+from sparsefn.shrinking.program import program
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
 
 TOLERANCE = 1e-9
+NARROW = torch.float32, torch.float16, torch.bfloat16
 
 
 class InDouble(TorchDispatchMode):
-    """Runs in float64 what a model's code does in float32, so that rounding does not hide a difference."""
+    """Runs in float64 what a model's code does in float32, so that rounding hides no difference."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._assert_tensor_metadata.default:
             return None
-        args, kwargs = _pytree.tree_map(widened, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map(
+            lambda x: torch.float64 if x in NARROW else x, (args, kwargs or {}), is_leaf=plain
+        )
         return func(*args, **kwargs)
 
 
-def widened(x):
-    return torch.float64 if x in (torch.float32, torch.float16, torch.bfloat16) and isinstance(x, torch.dtype) else x
+def plain(x):
+    return isinstance(x, torch.Tensor)
 
 
-def random_units(seed, share=0.5):
-    """A choice of units that go: from every group a number of its own, never all."""
-
-    def choose(groups):
-        drawn, gone = torch.Generator().manual_seed(seed), {}
-        for i, group in enumerate(groups):
-            n = len(group.units)
-            count = min(int(torch.rand((), generator=drawn) * 2 * share * n + 0.5), n - 1)
-            gone[i] = torch.randperm(n, generator=drawn)[:count].tolist()
-        return {i: units for i, units in gone.items() if units}
-
-    return choose
+def random_units(found, seed):
+    """Units that go, by the number of their group: of each group some, never all."""
+    draw, gone = torch.Generator().manual_seed(seed), {}
+    for i, group in enumerate(found):
+        count = min(int(torch.rand((), generator=draw) * group.size + 0.5), group.size - 1)
+        gone[i] = torch.randperm(group.size, generator=draw)[:count].tolist()
+    return {i: units for i, units in gone.items() if units}
 
 
 def outputs(model, example, params=None):
-    """The tensors that a model gives on the example, under the weights given."""
-    args, kwargs = example if isinstance(example, tuple) else (), example if isinstance(example, dict) else {}
+    """The tensors that a model gives on the example, with the weights given."""
+    args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
     with torch.no_grad(), InDouble():
-        if params is not None:
-            out = torch.func.functional_call(model, params, args, kwargs)
-        else:
-            out = model(*args, **kwargs)
-    return [x for x in _pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
+        out = model(*args, **kwargs) if params is None else torch.func.functional_call(model, params, args, kwargs)
+    return [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
 
 
-def check_equal(wanted, got, what):
+def check_outputs(wanted, small, example, what):
+    got = outputs(small, example)
     assert [x.shape for x in wanted] == [x.shape for x in got], what
-    for i, (x, y) in enumerate(zip(wanted, got, strict=True)):
-        scale = max(1.0, float(x.double().abs().max())) if x.numel() else 1.0
-        torch.testing.assert_close(
-            y, x, rtol=0, atol=TOLERANCE * scale, equal_nan=True, msg=lambda m, i=i: f"{what}, output {i}: {m}"
-        )
+    for x, y in zip(wanted, got, strict=True):
+        atol = TOLERANCE * max(1.0, float(x.double().abs().max()))
+        torch.testing.assert_close(y, x, rtol=0, atol=atol, msg=lambda text: f"{what}: {text}")
 
 
-def check_sizes(small, masks, what):
-    """Every leaf that is left holds as many entries as its mask has ones."""
-    sizes = {name: p.numel() for name, p in small.named_parameters()}
-    wrong = {name: (n, int(masks[name].sum())) for name, n in sizes.items() if n != int(masks[name].sum())}
+def check_sizes(small, masks, what, exact=True):
+    """Each parameter holds as many entries as its mask keeps, or fewer."""
+    pairs = {name: (p.numel(), int(masks[name].sum())) for name, p in small.named_parameters()}
+    wrong = {name: (n, m) for name, (n, m) in pairs.items() if n > m or (exact and n < m)}
     assert not wrong, f"{what}: entries that are there, and that were counted: {wrong}"
 
 
-def check_small(model, example, choose, counted=False):
-    """Masked == smaller, as a program and as what `shrink` returns, for the units that go; says what was done."""
-    groups = sf.shrinking.groups(model, example, counted=counted)
-    gone = choose(groups)
-    masks = groups.masks(groups.drop(gone))
+def check(model, example, *, seed=0, counted=False, forms=(None,)):
+    """Masked == small for units drawn at random from every group: the program, and what `shrink` makes in these forms.
+
+    Gives back the groups, and which units go.
+    """
+    found = groups(model, example, counted=counted)
+    gone = random_units(found, seed)
+    masks = found.masks(gone)
     params = {name: p.detach() for name, p in model.named_parameters()}
+    masks |= {name: torch.ones(p.shape, dtype=torch.bool) for name, p in params.items() if name not in masks}
     wanted = outputs(model, example, {name: p * masks[name] for name, p in params.items()})
-    state = sf.State(params, masks)
-    for what, small in {
-        "the program": sf.shrinking.program(model, state, example, counted=counted),
-        "what shrink returns": sf.shrink(model, state, example=example),
-    }.items():
-        check_equal(wanted, outputs(small, example), what)
-        check_sizes(small, masks, what)
-    return gone
+    small = program(found.cut(gone))
+    check_outputs(wanted, small, example, "the program")
+    check_sizes(small, masks, "the program")
+    assert found.cost(gone, "params") == sum(p.numel() for p in small.parameters())
+    for form in forms:
+        made = sf.shrinking.smaller(model, sf.State(params, masks), example, form=form)
+        check_outputs(wanted, made.module, example, f"form={form}")
+        check_sizes(made.module, masks, f"form={form}", exact=False)
+    return found, gone

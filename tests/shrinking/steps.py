@@ -18,7 +18,7 @@ class Step(nn.Module):
 
     def __init__(self, text: str, fn: Callable[..., Any], **parts: Any) -> None:
         super().__init__()
-        self.text, self.fn = text, fn
+        self.text, self.fn, self.kind = text, fn, "first"
         for name, part in parts.items():
             if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
                 self.register_buffer(name, part)

@@ -29,7 +29,7 @@ def trained(model, optimizer, steps, sparse=None):
 
 def attached(model, optimizer):
     pattern = sf.shrinking.groups(model.eval(), X).pattern()
-    return sf.attach(sf.static(0.5, pattern=pattern, where=["[02].*", "4.weight"], init="magnitude"), model, optimizer)
+    return sf.attach(sf.static(0.5, pattern=pattern, init="magnitude"), model, optimizer)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])

@@ -1,0 +1,104 @@
+"""Measured time of a model, whole and by module."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparsefn.engine.checks import aligned, check_int
+
+
+class Latency(NamedTuple):
+    """The result of `latency`, in milliseconds; `str()` of it is a table.
+
+    >>> sf.report.Latency(1.5, {"0": 1.25}).total
+    1.5
+
+    `rows` has the modules that are called and have none of their own inside, by path: the time of all of their calls
+    in one of the model.
+    """
+
+    total: float
+    rows: Mapping[str, float]
+
+    def __str__(self) -> str:
+        """Align the rows, with the total below."""
+        lines = [("module", "ms"), *((path, f"{ms:.4f}") for path, ms in self.rows.items())]
+        return aligned([*lines, ("total", f"{self.total:.4f}")], left=1)
+
+
+def latency(module: nn.Module, example: Any, *, repeats: int = 30, warmup: int = 3) -> Latency:
+    """Measure how long a call of a module takes: medians of so many calls, in milliseconds.
+
+    >>> measured = sf.report.latency(torch.nn.Sequential(torch.nn.Linear(8, 4)), torch.ones(1, 8), repeats=3)
+    >>> list(measured.rows), measured.total > 0
+    (['0'], True)
+
+    `example` is a tensor, a tuple of arguments or a dict of keyword arguments. The module runs in the mode that it is
+    in, without gradients, after some calls that are not measured. The total is of calls without hooks, so that it may
+    be less than the sum of the rows. On CUDA each module is waited for. Times of smaller models of each layer are what
+    `sf.budgets.within` takes as a table:
+
+    >>> def time_of(width):
+    ...     return sf.report.latency(torch.nn.Linear(8, width), torch.ones(1, 8), repeats=3).total
+    >>> table = {"0.weight": {width: time_of(width) for width in (4, 8, 16)}}
+
+    Raises ValueError for fewer than one repeat.
+    """
+    check_int("latency", "repeats", repeats, 1)
+    check_int("latency", "warmup", warmup, 0)
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
+    args = args if isinstance(args, tuple) else (args,)
+    starts: dict[str, float] = {}
+    spent: dict[str, float] = defaultdict(float)
+
+    def timed() -> float:
+        start = _now(module)
+        module(*args, **kwargs)
+        return 1e3 * (_now(module) - start)
+
+    def before(path: str) -> Any:
+        def hook(part: nn.Module, inputs: Any) -> None:
+            starts[path] = _now(module)
+
+        return hook
+
+    def after(path: str) -> Any:
+        def hook(part: nn.Module, inputs: Any, outputs: Any) -> None:
+            spent[path] += 1e3 * (_now(module) - starts[path])
+
+        return hook
+
+    with torch.no_grad():
+        for _ in range(warmup):
+            timed()
+        total = statistics.median([timed() for _ in range(repeats)])
+        innermost = {path: part for path, part in module.named_modules() if not any(part.children())}
+        handles = [part.register_forward_pre_hook(before(path)) for path, part in innermost.items()]
+        handles += [part.register_forward_hook(after(path)) for path, part in innermost.items()]
+        runs: dict[str, list[float]] = defaultdict(list)
+        try:
+            for _ in range(repeats):
+                spent.clear()
+                timed()
+                for path, ms in spent.items():
+                    runs[path].append(ms)
+        finally:
+            for handle in handles:
+                handle.remove()
+    rows = {path: statistics.median(runs[path]) for path in innermost if path in runs}
+    return Latency(total, rows)
+
+
+def _now(module: nn.Module) -> float:
+    # After what was started on the device of the module.
+    first: Tensor | None = next(iter(module.parameters()), None)
+    if first is not None and first.device.type == "cuda":
+        torch.cuda.synchronize(first.device)
+    return time.perf_counter()
