@@ -119,18 +119,26 @@ class Groups:
         out by default: heads rather than the entries of a head, entries of a convolution's groups rather than groups.
         """
         chosen = [i for i, group in enumerate(self.groups) if group.preferred] if only is None else list(only)
+        if not chosen:
+            raise ValueError(f"groups: expected groups of units to prune, got none of the model's {len(self)}")
         parameters = _parameters(self.analysis)
-        sets = [[m.tied() for m in self.groups[i].members if m.leaf in parameters] for i in chosen]
+        sets = [[m.tied() for m in self._group(i).members if m.leaf in parameters] for i in chosen]
         return tied(sets, reduce)
+
+    def _group(self, i: int) -> Group:
+        if not 0 <= i < len(self.groups):
+            raise ValueError(f"groups: expected numbers of the model's {len(self)} groups, from 0, got {i}")
+        return self.groups[i]
 
     def cut(self, gone: Mapping[int, Sequence[int]]) -> Cut:
         """The program without these units, by number of the group."""
         alive = np.ones(self.analysis.book.atoms.count, bool)
         for i, units in gone.items():
-            if len(set(units)) >= self.groups[i].size:
-                raise ValueError(
-                    f"groups: expected at least one unit of group {i} to stay, but all {self.groups[i].size} go"
-                )
+            size = self._group(i).size
+            if wrong := [unit for unit in units if not 0 <= unit < size]:
+                raise ValueError(f"groups: expected units of group {i} from 0 to {size - 1}, got {wrong}")
+            if len(set(units)) >= size:
+                raise ValueError(f"groups: expected at least one unit of group {i} to stay, but all {size} go")
             alive[self.atoms[i][list(units)]] = False
         return one_stays(Cut(self.analysis, alive))
 
@@ -166,6 +174,17 @@ class Groups:
     def alive(self, masks: Mapping[str, Tensor]) -> list[Tensor]:
         """For each group which of its units stay under these masks: all but those that can go with equal outputs."""
         book = self.analysis.book
+        shapes = {n: value.shape for n, value in self.analysis.leaves.items() if _is_parameter(self.analysis, n)}
+        if masks.keys() != shapes.keys():
+            missing, unknown = sorted(shapes.keys() - masks.keys()), sorted(masks.keys() - shapes.keys())
+            raise ValueError(
+                f"groups: expected masks of the model's parameters, but missing are {missing} and unknown {unknown}"
+            )
+        for name, mask in masks.items():
+            if mask.ndim and tuple(mask.shape) != shapes[name]:
+                raise ValueError(
+                    f"groups: expected a mask of shape {shapes[name]} at {name!r}, got {tuple(mask.shape)}"
+                )
         found = free(analyse(self.analysis.graph, masks, counted=book.counted, equal_parts=book.equal_parts))
         kept = []
         for group in self.groups:
@@ -209,6 +228,8 @@ def grouped(analysis: Analysis) -> Groups:
     atoms, parameters = analysis.book.atoms, _parameters(analysis)
     labels: dict[tuple[str, int], Any] = {}
     for name, value in analysis.leaves.items():
+        if value.name != name:  # a second name of a tensor
+            continue
         labels |= {(name, d): atoms.resolve(label) for d, label in enumerate(value.labels) if label is not None}
     kinds = _alike(atoms, {place: label for place, label in labels.items() if place[0] in parameters})
     units = np.split(np.argsort(kinds, kind="stable"), np.bincount(kinds).cumsum())[1:-1]
