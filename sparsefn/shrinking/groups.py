@@ -174,9 +174,10 @@ class Groups:
     def alive(self, masks: Mapping[str, Tensor]) -> list[Tensor]:
         """For each group which of its units stay under these masks: all but those that can go with equal outputs."""
         book = self.analysis.book
-        shapes = {n: value.shape for n, value in self.analysis.leaves.items() if _is_parameter(self.analysis, n)}
-        if masks.keys() != shapes.keys():
-            missing, unknown = sorted(shapes.keys() - masks.keys()), sorted(masks.keys() - shapes.keys())
+        known = dict(self.analysis.graph.named_parameters(remove_duplicate=False))
+        shapes = {name: tuple(known[name].shape) for name in known if name in masks}
+        missing, unknown = sorted(_parameters(self.analysis) - masks.keys()), sorted(masks.keys() - known.keys())
+        if missing or unknown:
             raise ValueError(
                 f"groups: expected masks of the model's parameters, but missing are {missing} and unknown {unknown}"
             )
@@ -254,7 +255,9 @@ def grouped(analysis: Analysis) -> Groups:
 
 
 def _parameters(analysis: Analysis) -> set[str]:
-    return {name for name, _ in analysis.graph.named_parameters(remove_duplicate=False)}
+    # Each parameter that the program reads once, under its first name.
+    known = {name for name, _ in analysis.graph.named_parameters(remove_duplicate=False)}
+    return {str(value.name) for value in analysis.leaves.values() if value.name in known}
 
 
 def _alike(atoms: Atoms, labels: Mapping[tuple[str, int], Any]) -> npt.NDArray[np.int64]:

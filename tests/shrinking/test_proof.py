@@ -218,7 +218,6 @@ def test_nothing_is_left_behind():
 
 def test_bad_input():
     whole, small = pair(lambda self, x: self.net(x).argmax(-1))
-<<<<<<< HEAD
     with pytest.raises(
         ValueError, match="expected the Returns to return floating-point tensors on the example, in tuples"
     ):
@@ -230,13 +229,6 @@ def test_bad_input():
     with pytest.raises(
         ValueError, match="expected models whose outputs have values to compare, got parameters on the meta"
     ):
-=======
-    with pytest.raises(ValueError, match="expected the Returns to return floating-point tensors on the example"):
-        differs(whole, small, X)
-    with pytest.raises(ValueError, match="expected an example that the Returns can be called with, got Run"):
-        differs(whole, small, torch.randn(3, 5))
-    with pytest.raises(ValueError, match="expected models whose outputs have values to compare, got param"):
->>>>>>> h27-core
         differs(whole.to("meta"), small, X)
     with pytest.raises(TypeError, match="expected example to be what the model is called with"):
         differs(small, small, [X])
