@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 @functools.cache
-def cases(steps: tuple[str, ...] = (), count: int = 150) -> tuple[Case, ...]:
+def cases(steps: tuple[str, ...] = (), count: int = 250) -> tuple[Case, ...]:
     """The first random networks of these steps, always the same."""
     found: list[Case] = []
     once = {"derandomize": True, "database": None, "phases": (Phase.generate,)}
@@ -168,7 +168,7 @@ LEFT = (
     (arguments, "counted_group_norm", _of_what_is_left(counted_group_norm, _in_groups)),
 )
 
-COUNTED = ("norm_of_channels", "norm_by_hand", "group_norm", "convolution", "reduction")
+COUNTED = ("norm_of_channels", "norm_by_hand", "group_norm", "depthwise")
 PADDED = ("to_tokens_of_channels", "padded", "to_vector")
 NORMED = ("norm_of_channels", "scores_of_tokens", "gram_matrix_of_pixels")
 TABLES = ("constant_table", "scores_of_tokens", "gram_matrix_of_pixels", "norm_of_channels")
