@@ -30,6 +30,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_the_law_notices_the_bug": (),
         "test_the_law_of_a_primitive_notices_the_bug": (),
     },
+    "property_tests/test_mutants_shrinking.py": {},
     "property_tests/test_transforms.py": {
         "test_a_fresh_run_says_the_same": ("*-grad", "*-vmap", "*-functorch", "*step"),
         "test_batched_updates_compile_whole": (),

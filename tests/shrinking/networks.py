@@ -52,16 +52,16 @@ def first_step(kind: str, o: int) -> Step:
     return Step(f"first layer to {o}", lambda self, x: self.layer(x), layer=layer)
 
 
-def singles(values, one):
-    """The steps that can read a value."""
-    shape = values[one].shape
-    fits = [name for name, kind in KINDS.items() if kind.inputs == 1 and len(shape) in kind.ranks and kind.fits(shape)]
-    return [(name, (one,)) for name in fits]
+def singles(values, one, names):
+    """The steps that can read a value, of these names."""
+    shape, kinds = values[one].shape, {name: KINDS[name] for name in names if KINDS[name].inputs == 1}
+    fits = [name for name, kind in kinds.items() if len(shape) in kind.ranks and kind.fits(shape)]
+    return [(name, (one,)) for name in fits or ["dense"]]
 
 
-def pairs(values, one):
-    """The steps that can read a value and another one."""
-    made, kinds = [], {name: kind for name, kind in KINDS.items() if kind.inputs == 2}
+def pairs(values, one, names):
+    """The steps that can read a value and another one, of these names."""
+    made, kinds = [], {name: KINDS[name] for name in names if KINDS[name].inputs == 2}
     for two in range(1, len(values)):
         a, b = values[one].shape, values[two].shape
         fits = [name for name, kind in kinds.items() if len(a) in kind.ranks and kind.fits(a, b)]
@@ -70,8 +70,9 @@ def pairs(values, one):
 
 
 @st.composite
-def networks(draw, most_steps=6):
-    """A network in eval mode and float64, and its example."""
+def networks(draw, most_steps=6, names=()):
+    """A network in eval mode and float64, of steps of these names if any are given, and its example."""
+    names = list(names or KINDS)
 
     def pick(*options):
         return options[draw(st.integers(0, len(options) - 1))]
@@ -87,8 +88,8 @@ def networks(draw, most_steps=6):
         values = [x, steps[0](x).detach()]
         for _ in range(draw(st.integers(1, most_steps))):
             one = max(1, len(values) - 1 - pick(0, 0, 1, 2))
-            both = pairs(values, one)
-            name, read = evenly(*(both if both and evenly(0, 0, 1) else singles(values, one)))
+            both = pairs(values, one, names)
+            name, read = evenly(*(both if both and evenly(0, 0, 1) else singles(values, one, names)))
             step = KINDS[name].make(pick, *[tuple(values[i].shape) for i in read]).double()
             step.kind = name
             out = step(*[values[i] for i in read]).detach()

@@ -164,10 +164,9 @@ def gram_matrix(pick, shape):
 
 @step(MAP)
 def gram_matrix_of_pixels(pick, shape):
-    act = pick(torch.sigmoid, F.relu, torch.tanh)
+    one, two = pick(torch.sigmoid, F.relu, torch.tanh), pick(torch.cos, F.relu, torch.sigmoid)
 
     def run(self, x):
-        y = act(x).flatten(2)[..., :3]
-        return torch.einsum("bcp,bcq->bpq", y, x.flatten(2)[..., :4])
+        return torch.einsum("bcp,bcq->bpq", one(x).flatten(2)[..., :3], two(x).flatten(2)[..., :4])
 
-    return Step("gram matrix of pixels", run)
+    return Step(f"gram matrix of pixels, {one.__name__} by {two.__name__}", run)

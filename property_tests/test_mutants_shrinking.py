@@ -1,0 +1,15 @@
+"""The random networks notice every bug that is planted in what makes models smaller."""
+
+import pytest
+
+from property_tests.mutants_shrinking import SHRINKING, ShrinkingMutant, noticed
+
+
+@pytest.mark.parametrize("mutant", SHRINKING, ids=lambda mutant: mutant.bug)
+def test_the_networks_notice_the_bug(mutant: ShrinkingMutant) -> None:
+    assert noticed(mutant), f"not noticed: {mutant.bug}"
+
+
+@pytest.mark.parametrize("steps", sorted({mutant.steps for mutant in SHRINKING}), ids=str)
+def test_nothing_is_noticed_where_nothing_is_planted(steps: tuple[str, ...]) -> None:
+    assert not noticed(ShrinkingMutant("nothing", (), steps))
