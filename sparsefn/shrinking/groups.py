@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.budgets.filling import Priced
+from sparsefn.modules.wrappers import unwrapped
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
 from sparsefn.shrinking.analysis import Analysis, analyse
@@ -187,7 +188,7 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
     """
-    graph = traced(model, example, dynamic=False)
+    graph = traced(unwrapped(model), example, dynamic=False)
     return grouped(analyse(graph, counted=counted, equal_parts=equal_parts))
 
 

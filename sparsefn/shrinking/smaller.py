@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.modules.params import bake, params_of
+from sparsefn.modules.wrappers import unwrapped
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.cut import Cut, folded, free
 from sparsefn.shrinking.paths import calls_of, matched
@@ -114,7 +115,7 @@ def smaller(
         )
     if form not in (None, "class", "program"):
         raise ValueError(f"shrink: expected form None, 'class' or 'program', got {form!r}")
-    masked, masks = bake(module, state, buffers=buffers), dict(flatten(state.masks)[0])
+    masked, masks = unwrapped(bake(module, state, buffers=buffers)), dict(flatten(state.masks)[0])
     if only is None:
         return _smaller(masked, masks, example, form)[0]
     exact: dict[str, Tensor] = {}

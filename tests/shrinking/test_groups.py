@@ -15,8 +15,8 @@ def test_they_are_a_sequence_and_print_what_stays():
     groups = sf.shrinking.groups(NET, VECTOR)
     assert len(groups) == 2 and [group.size for group in groups] == [4, 6] and groups[1] is list(groups)[1]
     assert str(groups) == (
-        "0: 4 units of 10 weights and 40 FLOPs: 0.weight[0], 0.bias[0], 2.weight[1]\n"
-        "1: 6 units of 7 weights and 28 FLOPs: 2.weight[0], 2.bias[0], 4.weight[1]\n"
+        "0: 4 units of 10 weights and 36 FLOPs: 0.weight[0], 0.bias[0], 2.weight[1]\n"
+        "1: 6 units of 7 weights and 24 FLOPs: 2.weight[0], 2.bias[0], 4.weight[1]\n"
         "stays:\n"
         "  0.weight[1]: joined with what stays by linear at '0'\n"
         "  4.weight[0], 4.bias[0]: it is an output of the model"
