@@ -110,9 +110,13 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
     compiling = torch.compiler.is_compiling()
     parts = [part for part in module.modules() if not compiling or part._forward_pre_hooks or part._forward_hooks]
     before = [(part, dict(vars(part))) for part in parts]
+    # Of a module that is registered under two names functional_call puts back its own copies.
+    held = [(own, dict(own)) for part in parts if not compiling for own in (part._parameters, part._buffers)]
     try:
         yield
     finally:
+        for own, tensors in held:
+            own.update(tensors)
         for part, old in before:
             now = vars(part)
             if len(now) == len(old) and all(map(operator.is_, now.values(), old.values())):

@@ -28,6 +28,17 @@ def wrapped_child(module: nn.Module) -> str | None:
     return next((child for child, names in _CHILDREN.items() if names & kinds), None)
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that wrappers of torch's hold, itself if it is none.
+
+    >>> unwrapped(torch.nn.DataParallel(torch.nn.ReLU()))
+    ReLU()
+    """
+    while child := wrapped_child(module):
+        module = module.get_submodule(child)
+    return module
+
+
 def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str, tuple[str, Tensor]]:
     """`{name: (dotted path in the module, tensor)}` of the parameters or buffers of a module.
 

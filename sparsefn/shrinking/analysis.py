@@ -61,7 +61,7 @@ def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: 
         return None
     if id(leaf) not in seen:
         mask = None if made.book.masks is None else made.book.masks.get(name)
-        mask = None if mask is None else mask.expand(leaf.shape)
+        mask = None if mask is None or not mask.ndim else mask  # a 0-d mask is that of a dense leaf
         real = leaf.detach() if mask is None or leaf.device.type == "meta" else leaf.detach() * mask
         labels = tuple(made.book.atoms.new(n) if n > 1 else None for n in leaf.shape)
         constants = tuple(_constants(made.book, leaf, real, mask, d) for d in range(leaf.ndim))
@@ -170,7 +170,9 @@ def _fixed(step: Step) -> Any:
 
 def _dropout(step: Step) -> Any:
     ins, outs = values_in(step.arguments), values_in(step.outs)
-    gone = tuple(None if some is None else np.where(some == 0, 0.0, np.nan) for some in ins[0].gone)
+    gone = ins[0].gone
+    if step.arguments["train"] and step.arguments["p"]:
+        gone = tuple(None if some is None else np.where(some == 0, 0.0, np.nan) for some in gone)
     return replaced(step.outs, [out._replace(labels=ins[0].labels, gone=gone) for out in outs])
 
 

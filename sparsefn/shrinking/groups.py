@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.budgets.filling import Priced
+from sparsefn.modules.wrappers import unwrapped
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
 from sparsefn.shrinking.analysis import Analysis, analyse
@@ -220,7 +221,7 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
     Raises TypeError for another example, and ValueError for a model that does not run on it, that `torch.export` cannot
     trace, or that computes otherwise in train mode and is in it.
     """
-    graph = traced(model, example, dynamic=False)
+    graph = traced(unwrapped(model), example, dynamic=False)
     return grouped(analyse(graph, counted=counted, equal_parts=equal_parts))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.modules.params import bake, params_of
+from sparsefn.modules.wrappers import unwrapped
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.cut import Cut, folded, free
 from sparsefn.shrinking.paths import calls_of, matched
@@ -120,9 +121,10 @@ def smaller(
         )
     if form not in (None, "class", "program"):
         raise ValueError(f"shrink: expected form None, 'class' or 'program', got {form!r}")
-    masked, masks = bake(module, state, buffers=buffers), dict(flatten(state.masks)[0])
+    masked, masks = unwrapped(bake(module, state, buffers=buffers)), dict(flatten(state.masks)[0])
     if only is None:
-        return _smaller(masked, masks, example, form)
+        return _smaller(masked, masks, example, form)[0]
+    exact: dict[str, Tensor] = {}
     kept: dict[str, Any] = {}
     forms, stays, notes = [], [], []
     small = masked
@@ -130,27 +132,34 @@ def smaller(
     calls = calls_of(masked, paths, example)
     for path in paths:
         inside = {name.removeprefix(f"{path}."): mask for name, mask in masks.items() if name.startswith(f"{path}.")}
-        made = _smaller(masked.get_submodule(path), inside, calls[path], form)
+        made, precise = _smaller(masked.get_submodule(path), inside, calls[path], form)
+        exact |= {f"{path}.{name}": x for name, x in precise.items()}
         kept |= {f"{path}.{name}": some for name, some in made.kept.items()}
         stays += [f"in {path!r}: {line}" for line in made.stays]
         notes += [f"in {path!r}: {line}" for line in made.notes]
         forms.append(made.form)
         small = copy.deepcopy(small)
         small.set_submodule(path, made.module)
-    if reason := differs(masked, small, example):
+    if reason := differs(masked, small, example, exact=exact):
         raise ValueError(f"shrink: the {type(module).__name__} with smaller {', '.join(map(repr, paths))} {reason}")
     return Smaller(small, kept, "program" if "program" in forms else "class", tuple(stays), tuple(notes))
 
 
-def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, form: Form | None) -> Smaller:
-    why = ""
+def _smaller(
+    masked: nn.Module, masks: Mapping[str, Tensor], example: Example, form: Form | None
+) -> tuple[Smaller, dict[str, Tensor]]:
+    # With the parameters in float64 that it holds rounded.
+    why, exact = "", dict[str, Tensor]()
+
+    def works(small: nn.Module, precise: Mapping[str, Tensor]) -> bool:
+        exact.update(precise)
+        return not differs(masked, small, example, exact=precise)
+
     if form != "program":
         cut = free(analyse(traced(masked, example, dynamic=False), masks, counted=True))
-        made = same_class(
-            masked, cut, lambda small, exact: not differs(masked, small, example, exact=exact), _tensors(masked, cut)
-        )
+        made = same_class(masked, cut, works, _tensors(masked, cut))
         if made.model is not None:
-            return Smaller(made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes)
+            return Smaller(made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes), exact
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
@@ -159,7 +168,7 @@ def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, f
     exact = {name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64}
     if reason := differs(masked, _as_before(small, masked), example, exact=exact):
         raise ValueError(f"shrink: the smaller program of the {type(masked).__name__} {reason}")
-    return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ())
+    return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ()), exact
 
 
 def _as_before(small: nn.Module, masked: nn.Module) -> nn.Module:

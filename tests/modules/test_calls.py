@@ -305,3 +305,11 @@ def test_hooks_on_saved_tensors_around_a_call_work():
         grads = M.value_and_grad(lambda params: M.call(net, params, x).square().mean())(M.params_of(net))[1]
     assert saved
     assert tree_equal(grads, M.value_and_grad(lambda p: M.call(net, p, x).square().mean())(M.params_of(net))[1])
+
+
+def test_a_module_under_two_names_keeps_its_own_parameters_and_buffers():
+    norm = torch.nn.BatchNorm1d(2).eval()
+    net = torch.nn.Sequential(norm, torch.nn.ReLU(), norm)
+    before = [*net.parameters(), *net.buffers()]
+    sf.modules.call(net, sf.dense().init(sf.modules.params_of(net)), torch.ones(3, 2))
+    assert [id(x) for x in (*net.parameters(), *net.buffers())] == [id(x) for x in before]

@@ -1,0 +1,57 @@
+"""Which slices of results are constant, found by running."""
+
+import numpy as np
+import pytest
+import torch
+
+from sparsefn.shrinking import constants
+from tests.shrinking.small import analysed, lin
+
+nan = np.nan
+
+
+def test_draws_are_of_many_sizes_and_both_signs():
+    made = constants.spread(1000)
+    assert made.dtype == torch.float64 and made.shape == (8, 1000)
+    assert (made[0] > 0).all() and (made[1] < 0).all() and not made[-1].any()
+    assert made[0].min() < 1e-5 and made[0].max() > 1e5
+    assert torch.equal(made, constants.spread(1000))
+
+
+def test_arguments_in_double():
+    given = {"dtype": torch.float16, "device": torch.device("meta"), "dim": 1}
+    assert constants.in_double(given) == {"dtype": torch.float64, "device": None, "dim": 1}
+    assert constants.in_double({"dtype": torch.int32}) == {"dtype": torch.int32}
+    assert given["dtype"] == torch.float16
+
+
+# Of a layer with weights that are masked in row 0 and a bias of (1, -1, 2, -2): what the result is in each column.
+FUNCTIONS = {
+    "relu": (lambda net, x: net.b(net.a(x).relu()), [1, nan]),
+    "sign": (lambda net, x: net.b(net.a(x).sign()), [1, nan]),
+    "x - x": (lambda net, x: net.b(net.a(x) - net.a(x)), [0, nan]),
+    "0 * x": (lambda net, x: net.b(net.a(x) * 0.0), [0, 0]),
+    "x / 0": (lambda net, x: net.b(net.a(x) / 0.0), [nan, nan]),
+    "log of -x": (lambda net, x: net.b((-net.a(x)).log()), [nan, nan]),
+    "scaled": (lambda net, x: net.b(2 * net.a(x) + 3), [5, nan]),
+    "times what varies": (lambda net, x: net.b(net.a(x) * x[:, :1]), [nan, nan]),
+    "tiny": (lambda net, x: net.b((net.a(x) * 1e-9).clamp(-1, 1)), [1e-9, nan]),
+    "a threshold": (lambda net, x: net.b(torch.where(net.a(x) > 1e5, 1.0, 0.0)), [nan, nan]),
+    "softmax": (lambda net, x: net.b(net.a(x).softmax(1)), [nan, nan]),
+    "exp of a cast": (lambda net, x: net.b(net.a(x).half().float().exp()), [np.e, nan]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_constants_of_a_result(name):
+    fn, wanted = FUNCTIONS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = lin(fn)
+    net.a.bias.data = torch.tensor([1.0, -1.0, 2.0, -2.0])
+    masks = {"a.weight": torch.arange(4)[:, None].expand(4, 3) > 0}
+    analysis = analysed(net, x, masks=masks)
+    read = [node for node in analysis.graph.graph.nodes if node.name.startswith("linear")][-1].args[0]
+    gone = analysis.values[read].gone[-1]
+    got = [nan, nan] if gone is None else gone[:2]
+    np.testing.assert_allclose(got, wanted, rtol=1e-6)
