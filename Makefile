@@ -61,8 +61,8 @@ distributed: $(VENV)/.installed-demo  ## train a sharded transformer on four pro
 smaller: $(VENV)/.installed-demo  ## make two small networks smaller while they train; options in ARGS="..."
 	$(py) examples/smaller.py $(ARGS)
 
-bench: $(VENV)/.installed-dev  ## time masks, updates and ensembles against their peers; options in ARGS="--quick"
-	@for name in selection pieces updates training ensembles pruning sharded launches; do $(py) benchmarks/$$name.py $(ARGS) || exit; done
+bench: $(VENV)/.installed-dev  ## time masks, updates, ensembles and smaller models against their peers; options in ARGS="--quick"
+	@for name in selection pieces updates training ensembles pruning shrinking sharded launches; do $(py) benchmarks/$$name.py $(ARGS) || exit; done
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
 	$(py) -m ruff check --fix .

@@ -59,3 +59,11 @@ def cerebras_sparse() -> ModuleType | None:
     with mock.patch.dict(sys.modules, names):
         spec.loader.exec_module(module)
     return module
+
+
+def torch_pruning() -> Any:
+    """Torch-Pruning's package, which needs torch and numpy alone."""
+    try:
+        return importlib.import_module("torch_pruning")
+    except ImportError as error:
+        return _missing("torch-pruning", error)

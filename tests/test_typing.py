@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 RIGHT, WRONG = (ROOT / "tests" / "typed" / f"{name}.py" for name in ("right", "wrong"))
 
 # Types of what has no better one: a tree is whatever optree takes for one, and a value of torch.fx any constant.
-ALIASES = {"sparsefn/tree/leaves.py: Tree", "sparsefn/shrinking/channels.py: Value"}
+ALIASES = {"sparsefn/tree/leaves.py: Tree"}
 
 
 def expected(file: Path) -> set[tuple[str, int, str]]:

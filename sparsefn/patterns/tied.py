@@ -75,9 +75,9 @@ def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
     `sf.patterns.block`: members in their order, each row by row. It is kept if one of its entries is. All sets
     are pruned by default; globs in `where` choose the sets of all leaves that they match, and a function is asked about
     the first leaf of a set, for all of it. Only algorithms take it: a mask of one tensor has no other leaves. Where
-    single entries are drawn or move between leaves (`snfs`, `redistribute`, `supermask("bernoulli")`) it is refused, as other patterns are.
-    `sf.shrinking.groups(model, example)` finds the sets of a whole model, and `sf.shrink(model, state, example)` removes
-    the units that are pruned.
+    single entries are drawn or move between leaves (`snfs`, `redistribute`, `supermask("bernoulli")`) it is refused, as
+    other patterns are. `sf.shrinking.groups(model, example)` finds the sets of a whole model, and
+    `sf.shrink(model, state, example)` removes the units that are pruned.
 
     Raises TypeError for members of another form, ValueError for unit numbers that leave one out. `init` raises
     ValueError for a glob that no path matches, where no set has a leaf for each member, for members whose numbers of

@@ -33,7 +33,13 @@ class Latency(NamedTuple):
         return aligned([*lines, ("total", f"{self.total:.4f}")], left=1)
 
 
-def latency(module: nn.Module, example: Any, *, repeats: int = 30, warmup: int = 3) -> Latency:
+def latency(
+    module: nn.Module,
+    example: Tensor | tuple[object, ...] | Mapping[str, object],
+    *,
+    repeats: int = 30,
+    warmup: int = 3,
+) -> Latency:
     """Measure how long a call of a module takes: medians of so many calls, in milliseconds.
 
     >>> measured = sf.report.latency(torch.nn.Sequential(torch.nn.Linear(8, 4)), torch.ones(1, 8), repeats=3)

@@ -44,7 +44,7 @@ def carry(tree: SomeTree, made: Smaller) -> SomeTree:
     return carried  # type: ignore[no-any-return]
 
 
-def carry_optimizer(optimizer: Optimizer, model: nn.Module, made: Smaller) -> dict[str, Any]:
+def carry_optimizer(optimizer: Optimizer, model: nn.Module, made: Smaller) -> dict[str, object]:
     """The state of a torch optimizer of the old model, for `load_state_dict` of one of the smaller model.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1)).eval()

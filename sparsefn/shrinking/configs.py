@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparsefn.shrinking.guesses import Tried, named, search
+from sparsefn.shrinking.guesses import named
+from sparsefn.shrinking.search import Tried, search
 
 BUILDS = 100  # of a model on the meta device in search of numbers
 
@@ -22,8 +23,8 @@ Place = tuple[Any, str, int | None]  # where a number stands: a config, a name, 
 
 def set_configs(
     small: nn.Module, model: nn.Module, sizes: Sequence[tuple[int, int]], works: Callable[[nn.Module], bool]
-) -> Iterator[str]:
-    """Set the configs in a smaller model so that new models from them equal it; say of which that cannot be.
+) -> Iterator[tuple[str, str]]:
+    """Set the configs in a smaller model so that new models from them equal it; by path, why one cannot be set.
 
     A config is what a module keeps as `config`, and is made of. Its numbers become what attributes of their name are,
     or else what most sizes of that number became, in the tensors' shapes or in `sizes` (before, after); with the choice
@@ -49,7 +50,7 @@ def set_configs(
         if why:
             for place, before in zip(places, old, strict=True):
                 _put(place, _get(before))
-            yield f"the config of {named(small, path)} keeps its numbers: {why}"
+        yield path, f"the config of {named(small, path)} keeps its numbers: {why}" if why else ""
 
 
 def _classes(part: nn.Module, whole: nn.Module) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sparsefn.shrinking.values import Constants, Value, call
 _DRAWS = 8  # for what varies: numbers of many sizes and both signs
 
 
+@functools.lru_cache(maxsize=64)
 def spread(count: int) -> Tensor:
     """Numbers from 1e-6 to 1e6 of both signs, and 0: a function that is the same at all of them does not vary.
 

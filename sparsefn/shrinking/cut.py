@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.shrinking.analysis import Analysis
-from sparsefn.shrinking.atoms import Flags, Label
+from sparsefn.shrinking.atoms import Flags, Ids, Label
 from sparsefn.shrinking.values import Value, values_in
 
 
@@ -49,11 +49,19 @@ def free(analysis: Analysis) -> Cut:
 def one_stays(cut: Cut) -> Cut:
     """A cut that leaves the first index of a dimension all of whose indices would go."""
     alive = cut.alive.copy()
-    for value in values_in([cut.analysis.leaves, list(cut.analysis.values.values())]):
-        for label in value.labels:
-            if label is not None and len(label) and not Cut(cut.analysis, alive).kept(label).any():
-                alive[cut.analysis.book.atoms.resolve(label[:1])] = True
+    for label in labels_of(cut.analysis):
+        rows = cut.analysis.book.atoms.resolve(label)
+        if not alive[rows].all(1).any():
+            alive[rows[:1]] = True
     return Cut(cut.analysis, alive)
+
+
+def labels_of(analysis: Analysis) -> list[Ids]:
+    """The labels of all dimensions in a program, each once, without empty ones."""
+    values = values_in([analysis.leaves, list(analysis.values.values())])
+    return list(
+        {id(label): label for value in values for label in value.labels if label is not None and len(label)}.values()
+    )
 
 
 def folded(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +18,12 @@ from sparsefn.budgets.filling import Priced
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
 from sparsefn.shrinking.analysis import Analysis, analyse
+from sparsefn.shrinking.atoms import Atoms
 from sparsefn.shrinking.costs import cost
-from sparsefn.shrinking.cut import Cut, free, one_stays
+from sparsefn.shrinking.cut import Cut, free, labels_of, one_stays
 from sparsefn.shrinking.priced import priced
 from sparsefn.shrinking.traced import Example, traced
-from sparsefn.shrinking.values import Value, values_in
+from sparsefn.shrinking.values import Value
 
 
 class Member(NamedTuple):
@@ -68,15 +71,21 @@ class Group(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Groups(Sequence[Group]):
-    """The groups of units of a model, and for dimensions of parameters that cannot lose entries the reason."""
+class Groups:
+    """The groups of units of a model, and for dimensions of parameters that cannot lose entries the reason.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
+    >>> groups = sf.shrinking.groups(net, torch.ones(1, 3))
+    >>> groups[0].size, groups.stays["2.bias", 0], groups.masks({0: [1, 2]})["0.bias"]
+    (4, 'it is an output of the model', tensor([ True, False, False,  True]))
+    """
 
     groups: tuple[Group, ...]
     stays: Mapping[tuple[str, int], str]
     analysis: Analysis = dataclasses.field(repr=False)
     atoms: tuple[npt.NDArray[np.int64], ...] = dataclasses.field(repr=False)
 
-    def __getitem__(self, i: Any) -> Any:
+    def __getitem__(self, i: int) -> Group:
         return self.groups[i]
 
     def __len__(self) -> int:
@@ -110,35 +119,53 @@ class Groups(Sequence[Group]):
         out by default: heads rather than the entries of a head, entries of a convolution's groups rather than groups.
         """
         chosen = [i for i, group in enumerate(self.groups) if group.preferred] if only is None else list(only)
-        parameters = {name for name, value in self.analysis.leaves.items() if _is_parameter(self.analysis, name)}
-        sets = [[m.tied() for m in self.groups[i].members if m.leaf in parameters] for i in chosen]
+        if not chosen:
+            raise ValueError(f"groups: expected groups of units to prune, got none of the model's {len(self)}")
+        parameters = _parameters(self.analysis)
+        sets = [[m.tied() for m in self._group(i).members if m.leaf in parameters] for i in chosen]
         return tied(sets, reduce)
+
+    def _group(self, i: int) -> Group:
+        if not 0 <= i < len(self.groups):
+            raise ValueError(f"groups: expected numbers of the model's {len(self)} groups, from 0, got {i}")
+        return self.groups[i]
 
     def cut(self, gone: Mapping[int, Sequence[int]]) -> Cut:
         """The program without these units, by number of the group."""
         alive = np.ones(self.analysis.book.atoms.count, bool)
         for i, units in gone.items():
-            if len(set(units)) >= self.groups[i].size:
-                raise ValueError(
-                    f"groups: expected at least one unit of group {i} to stay, but all {self.groups[i].size} go"
-                )
+            size = self._group(i).size
+            if wrong := [unit for unit in units if not 0 <= unit < size]:
+                raise ValueError(f"groups: expected units of group {i} from 0 to {size - 1}, got {wrong}")
+            if len(set(units)) >= size:
+                raise ValueError(f"groups: expected at least one unit of group {i} to stay, but all {size} go")
             alive[self.atoms[i][list(units)]] = False
         return one_stays(Cut(self.analysis, alive))
 
     def masks(self, gone: Mapping[int, Sequence[int]]) -> dict[str, Tensor]:
         """The masks of all parameters without these units, by number of the group."""
         cut, made = self.cut(gone), {}
+        parameters = _parameters(self.analysis)
         for name, value in self.analysis.leaves.items():
-            if _is_parameter(self.analysis, name):
-                made[name] = torch.ones(value.shape, dtype=torch.bool)
-                for d, label in enumerate(value.labels):
-                    kept = torch.from_numpy(cut.kept(label, value.shape[d]))
+            if name not in parameters:
+                continue
+            made[name] = torch.ones(value.shape, dtype=torch.bool)
+            for d, label in enumerate(value.labels):
+                kept = torch.from_numpy(cut.kept(label, value.shape[d]))
+                if not kept.all():
                     made[name] &= kept.reshape([-1 if e == d else 1 for e in range(len(value.shape))])
         return made
 
-    def cost(self, gone: Mapping[int, Sequence[int]] | None = None, unit: str = "params", **how: Any) -> int:
+    def cost(
+        self,
+        gone: Mapping[int, Sequence[int]] | None = None,
+        unit: str = "params",
+        *,
+        bits: int | None = None,
+        compressed: bool = False,
+    ) -> int:
         """What the model costs without these units: its parameters, FLOPs or bytes (`bits=`, `compressed=`)."""
-        return cost(self.cut(gone or {}), unit, **how)
+        return cost(self.cut(gone or {}), unit, bits=bits, compressed=compressed)
 
     def priced(self, unit: str, bits: int | None, compressed: bool, only: Sequence[int] | None) -> Priced:
         """The cost by kept units, for `sf.budgets.within`."""
@@ -147,6 +174,18 @@ class Groups(Sequence[Group]):
     def alive(self, masks: Mapping[str, Tensor]) -> list[Tensor]:
         """For each group which of its units stay under these masks: all but those that can go with equal outputs."""
         book = self.analysis.book
+        known = dict(self.analysis.graph.named_parameters(remove_duplicate=False))
+        shapes = {name: tuple(known[name].shape) for name in known if name in masks}
+        missing, unknown = sorted(_parameters(self.analysis) - masks.keys()), sorted(masks.keys() - known.keys())
+        if missing or unknown:
+            raise ValueError(
+                f"groups: expected masks of the model's parameters, but missing are {missing} and unknown {unknown}"
+            )
+        for name, mask in masks.items():
+            if mask.ndim and tuple(mask.shape) != shapes[name]:
+                raise ValueError(
+                    f"groups: expected a mask of shape {shapes[name]} at {name!r}, got {tuple(mask.shape)}"
+                )
         found = free(analyse(self.analysis.graph, masks, counted=book.counted, equal_parts=book.equal_parts))
         kept = []
         for group in self.groups:
@@ -167,6 +206,19 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
     stays:
       0.weight[1]: joined with what stays by linear at '0'
       2.weight[0], 2.bias[0]: it is an output of the model
+
+    `example` is what the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments. A group
+    is a set of units that compete; each lies along dimensions of several tensors and goes from all of them at once, and
+    then the outputs are those of the model with these entries at 0. `Groups.pattern()` is the pattern for algorithms,
+    and `sf.shrink` removes what they prune.
+
+    With `counted`, norms and means may lose entries that are 0, and go on dividing by the old number, so that residual
+    widths can be pruned. Without `equal_parts` the parts of a chunk may lose different entries, which the code of the
+    model itself often does not allow, but its traced program does. `stays` says of each dimension that cannot lose
+    entries which operation is the reason. Nothing of the model changes, and one on the meta device is analysed there.
+
+    Raises TypeError for another example, and ValueError for a model that does not run on it, that `torch.export` cannot
+    trace, or that computes otherwise in train mode and is in it.
     """
     graph = traced(model, example, dynamic=False)
     return grouped(analyse(graph, counted=counted, equal_parts=equal_parts))
@@ -174,75 +226,66 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
 
 def grouped(analysis: Analysis) -> Groups:
     """The groups of an analysis."""
-    atoms, parameters = analysis.book.atoms, []
+    atoms, parameters = analysis.book.atoms, _parameters(analysis)
     labels: dict[tuple[str, int], Any] = {}
     for name, value in analysis.leaves.items():
-        parameters += [name] if _is_parameter(analysis, name) else []
+        if value.name != name:  # a second name of a tensor
+            continue
         labels |= {(name, d): atoms.resolve(label) for d, label in enumerate(value.labels) if label is not None}
-    kinds = _alike(analysis, labels)
-    units = [np.nonzero(kinds == kind)[0] for kind in range(1, int(kinds.max()) + 1)]
-    beside = _beside(analysis, kinds)
-    made, weights = [], []
+    kinds = _alike(atoms, {place: label for place, label in labels.items() if place[0] in parameters})
+    units = np.split(np.argsort(kinds, kind="stable"), np.bincount(kinds).cumsum())[1:-1]
+    number = np.zeros(atoms.count, np.int64)
     for own in units:
-        number = np.full(atoms.count, -1)
         number[own] = np.arange(len(own))
-        members = []
-        for (name, d), label in labels.items():
-            at = number[label].max(1, initial=-1)
-            if (at >= 0).any():
-                members.append(Member(name, d, at))
-        entries = sum(
-            float(np.prod(analysis.leaves[m.leaf].shape)) * float((m.units >= 0).mean())
-            for m in members
-            if m.leaf in parameters
-        )
-        made.append(members)
-        weights.append(entries)
+    made: list[list[Member]] = [[] for _ in units]
+    for (name, d), label in labels.items():
+        rows = kinds[label]
+        for kind in np.unique(rows[rows > 0]).tolist():
+            made[kind - 1].append(Member(name, d, np.where(rows == kind, number[label], -1).max(1)))
+    sizes = {name: math.prod(analysis.leaves[name].shape) for name, _ in labels if name in parameters}
+    weights = [sum(sizes[m.leaf] * float((m.units >= 0).mean()) for m in some if m.leaf in parameters) for some in made]
+    beside = _beside(analysis, kinds)
     preferred = _preferred(units, weights, beside, atoms.rank)
     groups = [
         Group(len(own), tuple(members), round(weight / len(own)), frozenset(beside[i]), i in preferred)
         for i, (own, members, weight) in enumerate(zip(units, made, weights, strict=True))
     ]
-    stays = _stays(analysis, labels, parameters)
+    stays = _stays(atoms, labels, parameters)
     return Groups(tuple(groups), stays, analysis, tuple(units))
 
 
-def _is_parameter(analysis: Analysis, name: str) -> bool:
-    return isinstance(dict(analysis.graph.named_parameters(remove_duplicate=False)).get(name), nn.Parameter)
+def _parameters(analysis: Analysis) -> set[str]:
+    # Each parameter that the program reads once, under its first name.
+    known = {name for name, _ in analysis.graph.named_parameters(remove_duplicate=False)}
+    return {str(value.name) for value in analysis.leaves.values() if value.name in known}
 
 
-def _alike(analysis: Analysis, labels: Mapping[tuple[str, int], Any]) -> npt.NDArray[np.int64]:
-    # A number from 1 for atoms that lie in the same dimensions of leaves, as the same factors; 0 for others.
-    atoms = analysis.book.atoms
-    kinds = np.zeros(atoms.count, np.int64)
-    place = 0
-    for (name, _), label in labels.items():
-        if not _is_parameter(analysis, name):
-            continue
+def _alike(atoms: Atoms, labels: Mapping[tuple[str, int], Any]) -> npt.NDArray[np.int64]:
+    # A number from 1 for atoms that lie in the same dimensions of parameters, as the same factors; 0 for others.
+    kinds, most = np.zeros(atoms.count, np.int64), 0
+    for label in labels.values():
         for column in label.T:
-            place += 1
             here = np.unique(column[atoms.reason[column] == 0])
-            pairs = np.unique(kinds[here], return_inverse=True)[1]
-            kinds[here] = int(kinds.max()) + 1 + pairs
-    used, numbers = np.unique(kinds, return_inverse=True)
-    first = {int(k): int(np.nonzero(kinds == k)[0][0]) for k in used if k}
-    order = {k: i + 1 for i, k in enumerate(sorted(first, key=lambda k: first[k]))}
-    return np.array([order.get(int(k), 0) for k in used])[numbers]
+            _, pairs = np.unique(kinds[here], return_inverse=True)
+            kinds[here] = most + 1 + pairs
+            most += len(here) and int(pairs.max()) + 1
+    _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
+    order: npt.NDArray[np.int64] = first.argsort().argsort()[numbers]  # atom 0 is the first, and of kind 0
+    return order
 
 
 def _beside(analysis: Analysis, kinds: npt.NDArray[np.int64]) -> dict[int, set[int]]:
     # Which groups are factors of one product.
     beside: dict[int, set[int]] = defaultdict(set)
-    for value in values_in([analysis.leaves, list(analysis.values.values())]):
-        for label in value.labels:
-            if label is None:
-                continue
-            rows = kinds[analysis.book.atoms.resolve(label)]
-            if rows.shape[1] > 1:
-                for row in np.unique(rows, axis=0).tolist():
-                    some = {k - 1 for k in row if k}
-                    for k in some:
-                        beside[k] |= some - {k}
+    count = int(kinds.max()) + 1
+    for label in labels_of(analysis):
+        rows = kinds[analysis.book.atoms.resolve(label)]
+        for i, j in itertools.combinations(range(rows.shape[1]), 2):
+            for pair in np.unique(rows[:, i] * count + rows[:, j]).tolist():
+                one, other = divmod(pair, count)
+                if one and other and one != other:
+                    beside[one - 1].add(other - 1)
+                    beside[other - 1].add(one - 1)
     return beside
 
 
@@ -254,14 +297,13 @@ def _preferred(units: Any, weights: Any, beside: Mapping[int, set[int]], rank: A
     return taken
 
 
-def _stays(
-    analysis: Analysis, labels: Mapping[tuple[str, int], Any], parameters: Sequence[str]
-) -> dict[tuple[str, int], str]:
-    atoms, made = analysis.book.atoms, {}
+def _stays(atoms: Atoms, labels: Mapping[tuple[str, int], Any], parameters: Set[str]) -> dict[tuple[str, int], str]:
+    made = {}
     for (name, d), label in labels.items():
-        if name in parameters and atoms.free(label) is None:
-            reasons = Counter(atoms.reasons[i] for i in atoms.reason[label].ravel() if i > 1)
-            made[name, d] = reasons.most_common(1)[0][0] if reasons else "it is joined with what stays"
+        reasons = np.bincount(atoms.reason[label].ravel(), minlength=2)
+        if name in parameters and not reasons[0]:
+            reasons[1] = 0  # of what fills up
+            made[name, d] = atoms.reasons[reasons.argmax()] or "it is joined with what stays"
     return made
 
 

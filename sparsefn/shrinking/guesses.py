@@ -8,13 +8,15 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from sparsefn.modules.weights import is_conv1d
 from sparsefn.shrinking.cut import Cut
+from sparsefn.shrinking.search import Tried, search
 from sparsefn.shrinking.values import opname, scope, values_in
 
 TRIES = 64  # runs of a model in search of numbers
@@ -36,7 +38,7 @@ class Guess:
     key: str
     place: int | None  # in a list or tuple
     options: list[tuple[int, ...]]
-    stays: int | None  # which option is that it stays, if it is a size that does
+    old: int  # which option is that it stays
     choice: int = 0
 
     def take(self, choice: int) -> None:
@@ -69,16 +71,16 @@ def guesses(small: nn.Module, nodes: NodeSizes) -> list[Guess]:
         if len(options) == 1:
             options += set(_parts([own[path][1] for path in members], values)) - {values}
         if len(options) > 1:
-            stays = options.index(values) if values in seen else None
-            made.append(Guess({path: layer for path, (layer, _) in members.items()}, key, place, options, stays))
+            modules = {path: layer for path, (layer, _) in members.items()}
+            made.append(Guess(modules, key, place, options, options.index(values)))
             made[-1].take(0)
     return made
 
 
 def _numbers(layer: nn.Module) -> Iterator[tuple[str, int | None, int]]:
     open_ = isinstance(layer, nn.Unflatten | nn.ChannelShuffle | nn.Transformer)
-    if type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_:
-        return  # layer_sizes knows of torch's layers
+    if (type(layer).__module__.startswith(("torch.nn.", "sparsefn.")) and not open_) or is_conv1d(layer):
+        return  # layer_sizes knows of them
     for key, value in list(vars(layer).items()):
         if open_ or key not in getattr(layer, "__constants__", ()):
             many = type(value) in (list, tuple, torch.Size) and all(type(n) is int for n in value)
@@ -124,57 +126,6 @@ def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, .
     return _columns(made, values)
 
 
-class Tried(NamedTuple):
-    """What came of a choice of numbers: more is better."""
-
-    score: tuple[float, float]
-    done: bool
-    why: str = ""  # not
-    path: str = ""  # of the module that is to blame
-
-
-class Open(Protocol):
-    """A number to choose."""
-
-    choice: int
-
-    @property
-    def options(self) -> Sequence[Any]: ...
-
-    def take(self, choice: int) -> None: ...
-
-
-def search(order: Callable[[Tried], Sequence[Open]], run: Callable[[], Tried], tries: int) -> Tried:
-    """Change one number, or two at once, as long as that is better; the best that was found in so many runs."""
-    best, left = run(), iter(range(tries))
-    while not best.done:
-        for change in _changes(order(best)):
-            if next(left, None) is None:
-                return best
-            before = [(number, number.choice) for number, _ in change]
-            for number, choice in change:
-                number.take(choice)
-            now = run()
-            if now.done or now.score > best.score:
-                best = now
-                break
-            for number, choice in before:
-                number.take(choice)
-        else:
-            return best
-    return best
-
-
-def _changes(numbers: Sequence[Open]) -> Iterator[list[tuple[Open, int]]]:
-    single = [
-        (number, choice) for number in numbers for choice in range(len(number.options)) if choice != number.choice
-    ]
-    yield from ([one] for one in single)
-    for one, other in itertools.combinations(single, 2):
-        if one[0] is not other[0]:
-            yield [one, other]
-
-
 def outputs_of(model: nn.Module, works: Works) -> Outputs:
     """What the modules give in turn while a model runs, by path."""
     made: Outputs = []
@@ -196,17 +147,16 @@ def settle(small: nn.Module, unknown: Sequence[Guess], works: Works, wanted: Out
 
 
 def give_back(small: nn.Module, unknown: Sequence[Guess], works: Works) -> None:
-    """Numbers that need not change stay as they were, if they are also a size that stays."""
-    unsure = [(guess, guess.choice) for guess in unknown if guess.stays not in (None, guess.choice)]
-    for some in [unsure] * (len(unsure) > 1) + [[one] for one in unsure]:
+    """Give numbers back that need not change: what is a size by chance would be wrong where nothing proves it."""
+    changed = [(guess, guess.choice) for guess in unknown if guess.choice != guess.old]
+    for some in [changed] * (len(changed) > 1) + [[one] for one in changed]:
         for guess, _ in some:
-            guess.take(guess.stays or 0)
-        if works(small):
-            if some is unsure:
-                return
-        else:
+            guess.take(guess.old)
+        if not works(small):
             for guess, choice in some:
                 guess.take(choice)
+        elif some is changed:
+            return
 
 
 def _near(path: str, failed: str) -> float:

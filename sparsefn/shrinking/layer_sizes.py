@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import fx, nn
 
+from sparsefn.modules.weights import is_conv1d
 from sparsefn.shrinking.attention import SmallAttention
 from sparsefn.shrinking.counted import CountedGroupNorm, CountedLayerNorm, CountedRMSNorm
 from sparsefn.shrinking.cut import Cut
@@ -84,6 +85,8 @@ def resize(small: nn.Module, cut: Cut) -> str:
             if isinstance(layer, kind) and not getattr(layer, "proj_size", 0):
                 layer.input_size = getattr(layer, f"weight_ih{end}").shape[1]
                 layer.hidden_size = getattr(layer, f"weight_hh{end}").shape[1]
+        if is_conv1d(layer):
+            vars(layer).update(zip(("nx", "nf"), layer.weight.shape, strict=True))
         _convolution(layer, cut, nodes.get(path, []))
         _norm(layer, cut, nodes.get(path, []), counts.get(path))
         if type(layer) in (nn.MultiheadAttention, SmallAttention) and (why := _attention(layer, cut, path)):

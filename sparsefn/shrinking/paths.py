@@ -11,6 +11,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
+from sparsefn.patterns.kinds import Pattern
 from sparsefn.shrinking.traced import Example, as_call
 from sparsefn.tree import check_globs, glob_match
 
@@ -25,9 +26,11 @@ def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
     Raises TypeError for anything but globs, and ValueError for a glob that matches none, and for a submodule that
     shares a parameter with the rest.
     """
-    for glob in globs:
-        if not isinstance(glob, str):
-            raise TypeError(f"shrink: expected only to be globs of submodules such as 'layers.*.mlp', got {glob!r}")
+    wanted = "shrink: expected only to be globs of submodules such as 'layers.*.mlp'"
+    if isinstance(globs, Pattern) or any(not isinstance(glob, str) for glob in globs):
+        raise TypeError(f"{wanted}, got {globs!r}; which units go is what the masks say")
+    if not globs:
+        raise ValueError(f"{wanted}, got none")
     names = [path for path, _ in module.named_modules(remove_duplicate=False) if path]
     check_globs("only", globs, names)
     found: list[str] = []

@@ -40,7 +40,8 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
     torch's layers keep about sizes follows from their tensors. Other numbers that modules keep are guessed: those that
     are a size that changes in the module's forward. Where a number may mean several sizes these are tried, at most
     `guesses.TRIES` in all: it is better if more modules in turn give the outputs that they have in the masked model.
-    The reason, where there is none, names the first module that does not.
+    What need not change for the outputs stays as it was, unless a config says it. The reason, where there is no such
+    model, names the first module that does not give those outputs.
 
     Norms of torch that lose entries become those of `sparsefn.shrinking.counted`. Of an RMS norm in a module's own code
     the weight and eps are scaled, which is the same: `scaled` names these parameters. Configs are set where a new model
@@ -74,9 +75,11 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
         wanted = outputs_of(_masked(model, cut), lambda some: works(some, {}))
         if why := settle(small, unknown, proven, wanted, cut):
             return SameClass(None, why)
-    give_back(small, unknown, proven)
     sizes = [pair for pairs in nodes.values() for pair in pairs]
-    return SameClass(small, "", folds, tuple(set_configs(small, model, sizes, proven)))
+    configs = dict(set_configs(small, model, sizes, proven))
+    said = tuple(f"{path}." if path else "" for path, why in configs.items() if not why)
+    give_back(small, [guess for guess in unknown if not all(path.startswith(said) for path in guess.modules)], proven)
+    return SameClass(small, "", folds, tuple(why for why in configs.values() if why))
 
 
 def _with(model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]) -> nn.Module:

@@ -33,7 +33,13 @@ class Kept(NamedTuple):
 
 
 class Smaller(NamedTuple):
-    """A smaller model, what it kept of the tensors of the old one, and in which form it is."""
+    """A smaller model, what it kept of the tensors of the old one, and in which form it is.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).eval()
+    >>> made = sf.shrinking.smaller(net, sf.dense().init(sf.modules.params_of(net)), torch.ones(1, 3))
+    >>> made.form, made.stays, made.kept["0.bias"]
+    ('class', (), Kept(shape=(4,), indices=(None,)))
+    """
 
     module: nn.Module
     kept: Mapping[str, Kept]  # of parameters and buffers by name
@@ -120,7 +126,7 @@ def smaller(
     kept: dict[str, Any] = {}
     forms, stays, notes = [], [], []
     small = masked
-    paths = matched(masked, [only] if isinstance(only, str) else list(only))
+    paths = matched(masked, [only] if isinstance(only, str) else only)
     calls = calls_of(masked, paths, example)
     for path in paths:
         inside = {name.removeprefix(f"{path}."): mask for name, mask in masks.items() if name.startswith(f"{path}.")}
@@ -144,15 +150,16 @@ def _smaller(masked: nn.Module, masks: Mapping[str, Tensor], example: Example, f
             masked, cut, lambda small, exact: not differs(masked, small, example, exact=exact), _tensors(masked, cut)
         )
         if made.model is not None:
-            return Smaller(_as_before(made.model, masked), _kept(cut), "class", tuple(_stays(cut, masks)), made.notes)
+            return Smaller(made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes)
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
     cut = free(analyse(traced(masked, example), masks, counted=True, equal_parts=False))
     small = program(cut, _tensors(masked, cut))
-    if reason := differs(masked, small, example):
+    exact = {name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64}
+    if reason := differs(masked, _as_before(small, masked), example, exact=exact):
         raise ValueError(f"shrink: the smaller program of the {type(masked).__name__} {reason}")
-    return Smaller(_as_before(small, masked), _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ())
+    return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ())
 
 
 def _as_before(small: nn.Module, masked: nn.Module) -> nn.Module:

@@ -1,12 +1,12 @@
 """Whether smaller models give the outputs of the masked one, and have the sizes that were counted beforehand."""
 
 import torch
-from sparsefn.shrinking.groups import groups
-from sparsefn.shrinking.program import program
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsefn as sf
+from sparsefn.shrinking.groups import groups
+from sparsefn.shrinking.program import program
 
 TOLERANCE = 1e-9
 NARROW = torch.float32, torch.float16, torch.bfloat16

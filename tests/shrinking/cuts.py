@@ -4,12 +4,12 @@ import copy
 
 import numpy as np
 import torch
+
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.cut import Cut, free
-from sparsefn.shrinking.values import values_in
-
 from sparsefn.shrinking.program import program
 from sparsefn.shrinking.traced import traced
+from sparsefn.shrinking.values import values_in
 
 
 def random_cut(graph, share=0.5, seed=0, counted=True):

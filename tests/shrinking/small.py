@@ -45,13 +45,25 @@ def drawn(net):
     return net.double().eval()
 
 
-def tied(net, *xs, **options):
-    """The members of each group as a text, and the reasons of what stays, once units are seen to go with equal outputs."""
-    net, xs = drawn(net), tuple(x.double() if x.is_floating_point() else x for x in xs)
-    found = groups(net, xs, **options)
+def told(build, **options):
+    """What goes together, and what stays by its reason, once units are seen to go with equal outputs.
+
+    Left out is what stays since it is an output, or joined with inputs.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, x = build()
+        net = drawn(net)
+    x = x.double() if x.is_floating_point() else x
+    found = groups(net, x, **options)
     for last in (False, True):
-        check_cut(net, found, {i: one_unit(group, last) for i, group in enumerate(found) if group.size > 1}, *xs)
-    return [str(group).split(": ", 1)[1].split("; ")[0] for group in found], dict(found.stays)
+        check_cut(net, found, {i: one_unit(group, last) for i, group in enumerate(found) if group.size > 1}, x)
+    why = {}
+    for (name, dim), reason in found.stays.items():
+        if not reason.startswith(("it is an output", "joined with what stays")):
+            why.setdefault(reason, []).append(f"{name}[{dim}]")
+    members = [str(group).split(": ", 1)[1].split("; ")[0] for group in found]
+    return members, {reason: ", ".join(names) for reason, names in why.items()}
 
 
 def one_unit(group, last):
@@ -68,8 +80,18 @@ def check_cut(net, found, gone, *xs):
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
-def stays(net, *xs, **options):
-    """Why dimensions of parameters stay, by "name[dimension]", but those of the first inputs and the last outputs."""
-    found = tied(net, *xs, **options)[1]
-    plain = ("it is an output", "joined with what stays")
-    return {f"{name}[{dim}]": why for (name, dim), why in found.items() if not why.startswith(plain)}
+VECTOR, MAP, TOKENS = (
+    torch.linspace(-1, 1, 6).reshape(2, 3),
+    torch.linspace(-1, 1, 96).reshape(2, 3, 4, 4),
+    torch.linspace(-1, 1, 30).reshape(2, 5, 3),
+)
+
+
+def lin(fn, mid=4, out=None, **parts):
+    """Linear layers a and b around a function."""
+    return Of(fn, a=nn.Linear(3, mid), b=nn.Linear(out or mid, 2), **parts), VECTOR
+
+
+def conv(fn, mid=4, out=None, **parts):
+    """Convolutions a and b around a function."""
+    return Of(fn, a=nn.Conv2d(3, mid, 1), b=nn.Conv2d(out or mid, 2, 1), **parts), MAP

@@ -188,3 +188,22 @@ def test_shuffles_keep_whole_columns():
     shuffle = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ChannelShuffle(4), nn.ReLU(), nn.Conv2d(8, 2, 1))
     small, _ = small_of(drawn(shuffle), torch.randn(2, 3, 4, 4))
     assert small[0].out_channels == 4 and small[1].groups in (2, 4)
+
+
+class Short(nn.Module):
+    """Keeps the longest input that it takes, which is a size by chance."""
+
+    def __init__(self):
+        super().__init__()
+        self.longest, self.inner = 8, 8
+        self.into, self.out = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.out(self.into(x[:, : self.longest]).relu().reshape(len(x), -1, self.inner))
+
+
+def test_what_is_a_size_by_chance_stays():
+    model = drawn(nn.Sequential(Short()))
+    small, whole = small_of(model, tokens())
+    assert (small[0].longest, small[0].inner) == (8, 4)
+    torch.testing.assert_close(small(x := torch.randn(2, 7, 6)), whole(x))

@@ -218,11 +218,17 @@ def test_nothing_is_left_behind():
 
 def test_bad_input():
     whole, small = pair(lambda self, x: self.net(x).argmax(-1))
-    with pytest.raises(ValueError, match="expected the Returns to return floating-point tensors on the example"):
+    with pytest.raises(
+        ValueError, match="expected the Returns to return floating-point tensors on the example, in tuples"
+    ):
         differs(whole, small, X)
-    with pytest.raises(ValueError, match="expected an example that the Returns can be called with, got Run"):
+    with pytest.raises(
+        ValueError, match="expected an example that the Returns can be called with, got RuntimeError: mat1"
+    ):
         differs(whole, small, torch.randn(3, 5))
-    with pytest.raises(ValueError, match="expected models whose outputs have values to compare, got param"):
+    with pytest.raises(
+        ValueError, match="expected models whose outputs have values to compare, got parameters on the meta"
+    ):
         differs(whole.to("meta"), small, X)
     with pytest.raises(TypeError, match="expected example to be what the model is called with"):
         differs(small, small, [X])

@@ -84,7 +84,7 @@ sf.checkpoint.decompress(state)  # error: arg-type
 sf.patterns.block((2, 2), "median")  # error: arg-type
 sf.patterns.nm("2:4")  # error: arg-type, call-arg
 sf.tied([["*.up.weight", 0.5]])  # error: list-item
-sf.shrink(layer, state, only=0)  # error: arg-type
+sf.shrink(layer, state, torch.ones(1), only=0)  # error: arg-type
 sf.schedules.linear("0.5", 0.1)  # error: arg-type
 sf.every("100")  # error: arg-type
 sf.at(3)  # error: arg-type
