@@ -61,7 +61,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
     networks = by_network(report["results"])
     figure = Figure(figsize=(12, 3.1 * len(networks) + 0.6), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
-    panels = figure.subplots(len(networks), 2, squeeze=False, width_ratios=(1.35, 1))
+    panels = figure.subplots(len(networks), 2, squeeze=False, width_ratios=(1.25, 1))
     for (network, rs), (left, right) in zip(networks.items(), panels, strict=True):
         costs(left, network, rs)
         accuracies(right, rs)
@@ -88,7 +88,7 @@ def costs(axes: Axes, network: str, rs: Results) -> None:
         told = f"{before:.2f} to {after:.2f} ms" if cost.endswith("_ms") else f"{before:,.0f} to {after:,.0f}"
         axes.text(max(103, share + 3), y, f"{share:.0f} %, {told}", va="center")
     axes.set_yticks(range(len(shown)), [COSTS[cost] for cost in reversed(shown)])
-    axes.set_xlim(0, 170)
+    axes.set_xlim(0, 165)
     axes.set_xticks(range(0, 101, 20))
     axes.set_title(network, loc="left", fontsize=12)
     plain(axes)
