@@ -61,12 +61,12 @@ def draw(report: dict[str, Any], file: Path) -> None:
     networks = by_network(report["results"])
     figure = Figure(figsize=(12, 3.1 * len(networks) + 0.6), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)
-    panels = figure.subplots(len(networks), 2, squeeze=False, width_ratios=(1.35, 1))
+    panels = figure.subplots(len(networks), 2, squeeze=False, width_ratios=(1.25, 1))
     for (network, rs), (left, right) in zip(networks.items(), panels, strict=True):
         costs(left, network, rs)
         accuracies(right, rs)
     panels[-1][0].set_xlabel("% of the dense network")
-    panels[-1][1].set_xlabel("% of the test images, dots are seeds")
+    panels[-1][1].set_xlabel("% of the test images; dots are seeds, lines their mean")
     figure.suptitle(
         f"Pruned by tied units to at most {100 * report['share']:.0f} % of the FLOPs while it trains, then shrunk",
         x=0.01,
@@ -88,24 +88,25 @@ def costs(axes: Axes, network: str, rs: Results) -> None:
         told = f"{before:.2f} to {after:.2f} ms" if cost.endswith("_ms") else f"{before:,.0f} to {after:,.0f}"
         axes.text(max(103, share + 3), y, f"{share:.0f} %, {told}", va="center")
     axes.set_yticks(range(len(shown)), [COSTS[cost] for cost in reversed(shown)])
-    axes.set_xlim(0, 170)
+    axes.set_xlim(0, 165)
     axes.set_xticks(range(0, 101, 20))
     axes.set_title(network, loc="left", fontsize=12)
     plain(axes)
 
 
 def accuracies(axes: Axes, rs: Results) -> None:
-    """A bar for the mean of each model, and a dot for each seed."""
+    """A dot for each seed, and a line for the mean of each model."""
     lowest = min(min(r["accuracy"].values()) for r in rs)
     for y, model in enumerate(reversed(NAMES)):
         scores = [r["accuracy"][model] for r in rs]
-        axes.barh(y, mean(scores), color=COLOURS[model], alpha=0.28, height=0.62)
+        axes.plot([mean(scores)] * 2, [y - 0.25, y + 0.25], color=COLOURS[model], linewidth=2.2)
         axes.scatter(scores, [y] * len(scores), color=COLOURS[model], s=26, zorder=3, edgecolor="white", linewidth=0.6)
         place = (max(scores), y)
         text = f"{mean(scores):.1f}"
         axes.annotate(text, place, (8, 0), textcoords="offset points", va="center", color=COLOURS[model], weight="bold")
     axes.set_yticks(range(len(NAMES)), reversed(NAMES.values()))
-    axes.set_xlim(max(0.0, lowest - 5), 102)
+    axes.set_xlim(max(0.0, lowest - 2), 101)
+    axes.set_ylim(-0.5, len(NAMES) - 0.5)
     axes.set_title("accuracy", loc="left", fontsize=12)
     plain(axes)
 

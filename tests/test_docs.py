@@ -277,6 +277,8 @@ def of_the_user(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> dic
         "grams": {path: torch.eye(n) for path, n in wide.items()},
         "loss": loss,
         "batch": (x, y),
+        "model": model,
+        "x": x,
         "prune": sf.iterative(0.1, when=sf.always()),
         "regrow": sf.rigl("current", when=sf.always(), drop_fraction=0.1),
         "rows": sf.static(0.5, pattern=sf.patterns.channel(0)),

@@ -505,7 +505,7 @@ def test_two_networks_get_smaller_while_they_train(
     for r in results:
         assert r["form"] == "class" and r["difference"] < 1e-4
         share = r["small"]["flops"] / r["dense"]["flops"]
-        assert 0.25 < share <= 1 / 3 and r["small"]["params"] < 0.5 * r["dense"]["params"]
+        assert 0.2 < share <= 1 / 3 and r["small"]["params"] < 0.5 * r["dense"]["params"]
         assert all(r[model]["torch_ms"] > 0 for model in ("dense", "small"))
         assert f"{r['small']['params']:,}" in printed and f"{r['small']['flops']:,}" in printed
     lines = printed.splitlines()
