@@ -1,147 +1,197 @@
-"""Planted bugs in what may go from a model, and in what the smaller model computes."""
+"""Planted bugs in the analysis of traced programs and in what is made of it."""
 
 from __future__ import annotations
 
-import contextlib
-import math
+import dataclasses
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
+import pytest
 import torch
-from hypothesis import Phase, find, settings
-from hypothesis.errors import NoSuchExample
-
-from sparsefn.shrinking import analysis, arguments, counted, cut, layers, tried
+from hypothesis import HealthCheck, Phase, given, settings
+from sparsefn.shrinking.atoms import Atoms
+from sparsefn.shrinking.counted import counted_group_norm, counted_layer_norm, counted_mean, counted_rms_norm
+from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.steps import Step
-from tests.shrinking import by_masks, compare
+from sparsefn.shrinking.traced import traced
+from sparsefn.shrinking.values import values_in
+from torch import Tensor, fx, nn
+
+from sparsefn.shrinking import analysis, arguments, moves, norms, tried
+from tests.shrinking.compare import check
 from tests.shrinking.networks import networks
-from tests.shrinking.test_random_networks import SETTINGS
+
+GROUPS = import_module("sparsefn.shrinking.groups")  # the package has a function of that name
+Place = tuple[Any, str, Any]  # where, which name, and what is put there
 
 
-class Mutant(NamedTuple):
-    """`put` for the attribute of an owner is a bug which the models of the zoo named here, or drawn ones, show."""
+class ShrinkingMutant(NamedTuple):
+    """Random networks, of all steps or of these, must get other outputs, or an error, under these changes."""
 
     bug: str
-    owner: Any
-    name: str
-    put: Callable[..., Any]
-    models: tuple[str, ...]
-    masks: bool = False  # by masks that no groups made
-    counted: bool = False
+    places: tuple[Place, ...]
+    steps: tuple[str, ...] = ()
 
 
-MUTANTS: list[Mutant] = []
+class Case(NamedTuple):
+    """A random network, what it is called with, and its trace."""
+
+    model: nn.Module
+    example: tuple[Tensor, ...]
+    graph: fx.GraphModule
 
 
-def planted(bug: str, owner: Any, name: str, *models: str, **options: bool) -> Callable[[Any], Any]:
-    def enter(put: Any) -> Any:
-        MUTANTS.append(Mutant(bug, owner, name, put, models, **options))
-        return put
+@functools.cache
+def cases(steps: tuple[str, ...] = (), count: int = 250) -> tuple[Case, ...]:
+    """The first random networks of these steps, always the same."""
+    found: list[Case] = []
+    once = {"derandomize": True, "database": None, "phases": (Phase.generate,)}
 
-    return enter
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), **once)
+    @given(networks(most_steps=5, names=steps))
+    def collect(net: Any) -> None:
+        model, example = net
+        found.append(Case(model, example, traced(model, example, dynamic=False)))
 
-
-@planted("every elementwise operation maps zero to zero", tried, "elementwise", "sums over channels after a sigmoid")
-def _zero_to_zero(step: Step, ins: Any, at: Any, size: int) -> Any:
-    zeros = [value.zero(d) for value, d in zip(ins, at, strict=True) if d is not None]
-    return np.where(np.any(zeros, 0), 0.0, np.nan)
-
-
-@planted("norms divide by what is left", arguments, "counted_layer_norm", "transformer encoder", counted=True)
-def _divides_by_what_is_left(x: Any, count: int, ndim: int, *args: Any) -> Any:
-    return counted.counted_layer_norm(x, math.prod(x.shape[-ndim:]), ndim, *args)
+    collect()
+    return tuple(found)
 
 
-@planted("the program keeps the first columns", cut.Cut, "take", "vgg", "resnet bottleneck")
-def _first_columns(self: Any, name: str, x: Any) -> Any:
-    value = self.analysis.leaves.get(name)
-    for d, label in enumerate(value.labels if value is not None else ()):
-        if label is not None:
-            x = x.narrow(d, 0, int(self.kept(label).sum()))
-    return x.detach().clone()
-
-
-_freeze = Step.freeze
-
-
-@planted("contraction does not require zero", Step, "freeze", "gram matrix of pixels")
-def _sums_of_anything(self: Step, label: Any, why: str, which: Any = None) -> None:
-    if "it is not 0 where it is masked" not in why:
-        _freeze(self, label, why, which)
-
-
-_move = analysis.move
-
-
-@planted("a concatenation of size 1 is a repeat", analysis, "move", "concatenations of one")
-def _repeats(step: Step) -> Any:
-    out = _move(step)
-    if step.name != "cat" or any(value.shape[step.arguments["dim"]] != 1 for value in step.arguments["tensors"]):
-        return out
-    labels = list(out.labels)
-    labels[step.arguments["dim"]] = step.atoms.new(out.shape[step.arguments["dim"]], rank=3)
-    return out._replace(labels=tuple(labels))
-
-
-@planted("tried operations always pass", tried, "_close", "block attention", "own layer norm", "normalised channels")
-def _always_close(a: Any, b: Any) -> bool:
-    return True
-
-
-@planted("join does not propagate", Step, "join", "resnet bottleneck", "vgg")
-def _joins_nothing(self: Step, *labels: Any) -> Any:
-    return labels[0] if all(label is not None for label in labels) else None
-
-
-_known = layers._known
-
-
-@planted("constants ignore padding", layers, "_known", "vgg", "resnet bottleneck", "mobilenet v3", masks=True)
-def _as_without_padding(x: Any, at: int, plain: bool) -> Any:
-    return _known(x, at, True)
-
-
-@planted("folded biases are not added", cut, "folded", "vgg", "lstm classifier", masks=True)
-def _nothing_folded(made: Any, params: Any) -> dict[str, Any]:
-    return {}
-
-
-@planted("groups of a grouped convolution are pruned unevenly", layers, "divided", "resnext", "shufflenet v1")
-def _uneven(step: Step, label: Any, m: int, n: int, ranks: Any = (1, 2)) -> Any:
-    return (None, None) if label is None else (step.atoms.new(m), step.atoms.new(n))
-
-
-@contextlib.contextmanager
-def with_bug(mutant: Mutant) -> Iterator[None]:
-    with mock.patch.object(mutant.owner, mutant.name, mutant.put):
+@contextmanager
+def planted(places: tuple[Place, ...]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, new in places:
+            (patch.setitem if isinstance(owner, dict) else patch.setattr)(owner, name, new)
         yield
 
 
-def differs(mutant: Mutant, model: Any, example: Any, seed: int) -> bool:
-    """Whether a model and its smaller program differ, or it fails: with the bug if it is planted."""
-    try:
-        if mutant.masks:
-            by_masks.check(model, example, seed)
-        else:
-            compare.check(model, example, seed=seed, counted=mutant.counted, forms=())
-    except Exception:  # a bug fails in any way
-        return True
-    return False
-
-
-def drawn_one_differs(mutant: Mutant, most: int) -> bool:
-    """Whether one of so many drawn networks shows the bug."""
-    with torch.random.fork_rng(), with_bug(mutant):
+def fault(case: Case, places: tuple[Place, ...], number: int) -> str:
+    """What goes wrong with a random network under these changes; nothing where it does not."""
+    with planted((*places, (GROUPS, "traced", lambda *given, **how: case.graph))):
         try:
-            find(networks(), lambda net: any(differs(mutant, *net, seed) for seed in (0, 1)), settings=_settings(most))
-        except NoSuchExample:
-            return False
-    return True
+            check(case.model, case.example, seed=number, counted=number % 2 == 0, forms=())
+        except Exception as error:  # a bug may do anything
+            return f"{type(error).__name__}: {error}"
+    return ""
 
 
-def _settings(most: int) -> Any:
+def noticed(mutant: ShrinkingMutant) -> str:
+    """The first random network that goes wrong: its number, and what it says."""
+    found = ((i, fault(case, mutant.places, i)) for i, case in enumerate(cases(mutant.steps)))
+    return next((f"{i}: {text}" for i, text in found if text), "")
 
 
-    return settings(SETTINGS, max_examples=most, phases=(Phase.generate,))
+def unless(words: str) -> Callable[..., None]:
+    """`Step.freeze` that does nothing for a reason of these words."""
+    real = Step.freeze
+
+    def freeze(self: Step, label: Any, why: str, which: Any = None) -> None:
+        if words not in why:
+            real(self, label, why, which)
+
+    return freeze
+
+
+def _always_zero(step: Step, ins: Any, at: Any, size: int) -> Any:
+    known = [value.zero(d) for value, d in zip(ins, at, strict=True) if d is not None]
+    return np.where(np.any(known, 0), 0.0, np.nan)
+
+
+def _first_columns(self: Cut, name: str, x: Tensor) -> Tensor:
+    value = self.analysis.leaves.get(name)
+    for d, label in enumerate(value.labels if value is not None else ()):
+        x = x.narrow(d, 0, int(self.kept(label, x.shape[d]).sum()))
+    return x.detach().clone()
+
+
+def _of_what_is_left(norm: Callable[..., Tensor], dims: Callable[..., int]) -> Callable[..., Tensor]:
+    @functools.wraps(norm)
+    def run(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        place = 1 if norm is counted_group_norm else 0
+        return norm(x, *args[:place], dims(x, *args), *args[place + 1 :], **kwargs)
+
+    return run
+
+
+def _last(x: Tensor, count: int, ndim: int, *_: Any) -> int:
+    return int(np.prod(x.shape[-ndim:]))
+
+
+def _over(x: Tensor, count: int, dim: Any, *_: Any) -> int:
+    return int(np.prod([x.shape[d] for d in dim]))
+
+
+def _in_groups(x: Tensor, count: int, *_: Any) -> int:
+    return x[0].numel() // count
+
+
+def _repeats(step: Step, ins: Any, outs: Any) -> Any:
+    known = _OF_GRIDS(step, ins, outs)
+    ones = {(0, e) for e, n in enumerate(outs[0].shape) if n == len(ins) > 1 and step.name in ("cat", "stack")}
+    return known._replace(repeats=known.repeats | ones)
+
+
+def _only_the_first(self: Atoms, a: Any, b: Any, why: str) -> None:
+    _JOIN(self, None if a is None else a[:1], None if b is None else b[:1], why)
+
+
+def _padding_of_zeros(step: Step) -> Any:
+    zeros = {"value": 0.0} if "value" in step.arguments else {}
+    return _MOVE(dataclasses.replace(step, arguments={**step.arguments, **zeros}))
+
+
+def _never_mixed(step: Step) -> Any:
+    ins, outs = values_in(step.arguments), values_in(step.outs)
+    alike = ins and all(out.shape == ins[0].shape for out in outs)
+    if not alike or any(value.dtype != torch.float64 for value in ins):
+        return _TRIED(step)
+    return outs[0]._replace(labels=ins[0].labels, gone=ins[0].gone) if len(outs) == 1 else _TRIED(step)
+
+
+def _norm_of_zeros(step: Step) -> Any:
+    return norms.layer_norm(step)._replace(gone=step.arguments["input"].gone)
+
+
+def _all_masked(book: Any, leaf: Tensor, real: Tensor, mask: Any, d: int) -> Any:
+    return np.zeros(leaf.shape[d]) if leaf.is_floating_point() else None
+
+
+_OF_GRIDS, _MOVE, _JOIN, _TRIED = moves._of_grids, analysis.move, Atoms.join, tried.tried
+LEFT = (
+    (arguments, "counted_layer_norm", _of_what_is_left(counted_layer_norm, _last)),
+    (arguments, "counted_rms_norm", _of_what_is_left(counted_rms_norm, _last)),
+    (arguments, "counted_mean", _of_what_is_left(counted_mean, _over)),
+    (arguments, "counted_group_norm", _of_what_is_left(counted_group_norm, _in_groups)),
+)
+
+COUNTED = ("norm_of_channels", "norm_by_hand", "group_norm", "depthwise")
+PADDED = ("to_tokens_of_channels", "padded", "to_vector")
+NORMED = ("norm_of_channels", "scores_of_tokens", "gram_matrix_of_pixels")
+TABLES = ("constant_table", "scores_of_tokens", "gram_matrix_of_pixels", "norm_of_channels")
+SUMMED = ("scores_of_tokens", "gram_matrix_of_pixels", "linear_attention", "activation", "dense")
+WIDTH = (arguments.RULES, "scaled_dot_product_attention", lambda change: None)
+
+SHRINKING = [
+    ShrinkingMutant("every elementwise operation maps zero to zero", ((tried, "elementwise", _always_zero),)),
+    *(ShrinkingMutant(f"{place[1]} divides by what is left", (place,), COUNTED) for place in LEFT),
+    ShrinkingMutant("the program keeps the first columns", ((Cut, "take", _first_columns),)),
+    ShrinkingMutant("what is summed over need not be 0", ((Step, "freeze", unless("sums over it")),), SUMMED),
+    ShrinkingMutant("a concatenation of size 1 is a repeat", ((moves, "_of_grids", _repeats),)),
+    ShrinkingMutant("every operation of one shape passes", ((analysis, "tried", _never_mixed),)),
+    ShrinkingMutant("only the first of the joined indices are joined", ((Atoms, "join", _only_the_first),)),
+    ShrinkingMutant("means lose entries that are not 0", ((norms, "averaged", lambda step, label, x, dim: None),)),
+    ShrinkingMutant("an index that is taken alone may go", ((Step, "freeze", unless("takes this index alone")),)),
+    ShrinkingMutant("every padding is of zeros", ((analysis, "move", _padding_of_zeros),), PADDED),
+    ShrinkingMutant("layer norms map zero to zero", ((analysis._RULES, "layer_norm", _norm_of_zeros),), NORMED),
+    ShrinkingMutant("tables are 0 where they go", ((analysis, "_constants", _all_masked),), TABLES),
+    ShrinkingMutant("attention is scaled by the width that is left", (WIDTH,), ("attention", "dense")),
+]
+
+if __name__ == "__main__":
+    for mutant in (ShrinkingMutant("nothing", ()), *SHRINKING):
+        lines = noticed(mutant).splitlines()
+        print(f"{mutant.bug}: network {lines[0]}" if lines else f"{mutant.bug}: not noticed", flush=True)

@@ -24,8 +24,15 @@ PEERS = {
     "ensembles": {"loop", "vmap", "vmap, compiled"},
     "pruning": {"forward alone", "hooks, squares", "hooks, products"}
     | {"Cholesky and products alone", "the authors' formulation, half kept"},
+    "shrinking": {"sparsefn, traced before", "torch.export alone", "traced and analysed", "analysis"},
 }
-APART = {"rigl-torch", "sparsefn.drop_grow", "cerebras_pytorch, masks alone"}  # rows of peers that are installed apart
+APART = {
+    "rigl-torch",
+    "sparsefn.drop_grow",
+    "cerebras_pytorch, masks alone",
+    "Torch-Pruning",
+}  # rows of peers that are installed apart
+APART |= {"Torch-Pruning"}
 FACTS = {"date", "cpus", "architecture", "capability", "threads", "omp_wait_policy", "load"}
 FACTS |= {"python", "torch", "numpy", "sparsefn"}
 

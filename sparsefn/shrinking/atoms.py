@@ -98,6 +98,12 @@ class Atoms:
             self.freeze(a, why)
             self.freeze(b, why)
             return
+        a, b = self.resolve(a), self.resolve(b)
+        if np.array_equal(a, b):
+            return
+        if a.shape[1] == b.shape[1] == 1 and not self.reason[a].any() and not self.reason[b].any():
+            self._unite(a[:, 0], b[:, 0])
+            return
         while True:
             one, two = self._apart(a, b)
             many = [(side > 0).sum(1) for side in (one, two)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,17 +14,21 @@ from sparsefn.shrinking.atoms import Flags, Ids, Label
 from sparsefn.shrinking.values import Value, values_in
 
 
-class Cut(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cut:
     """A program of which some atoms go."""
 
     analysis: Analysis
     alive: Flags  # by atom
+    known: dict[int, tuple[Ids, Flags]] = dataclasses.field(default_factory=dict, repr=False)  # by id of a label
 
     def kept(self, label: Label, size: int = 0) -> Flags:
         """Which indices of a dimension stay; of one without label all of them."""
         if label is None:
             return np.ones(size, bool)
-        return np.asarray(self.alive[self.analysis.book.atoms.resolve(label)].all(1))
+        if id(label) not in self.known:
+            self.known[id(label)] = label, np.asarray(self.alive[self.analysis.book.atoms.resolve(label)].all(1))
+        return self.known[id(label)][1]
 
     def size(self, value: Value) -> list[int]:
         """The shape of a tensor after the cut."""

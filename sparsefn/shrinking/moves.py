@@ -46,14 +46,19 @@ def move(step: Step) -> Any:
         return replaced(step.outs, [out._replace(labels=ins[0].labels, gone=ins[0].gone) for out in outs])
     if isinstance(dim := step.arguments.get("dim"), int) and step.is_symbolic and ins[0].shape:
         step.freeze(ins[0].labels[dim % len(ins[0].shape)], "cuts it at a place that depends on the sizes of inputs")
-    known = _readings(step, ins, outs)
     several = len(ins) > 1 and any(label is not None for value in ins for label in value.labels)
+    wanted = [
+        (k, d)
+        for k, value in enumerate(ins)
+        for d, label in enumerate(value.labels)
+        if value.shape[d] > 1 and (label is not None or several)
+    ]
+    known = _readings(step, ins, outs, wanted)
     found: dict[tuple[int, int], list[_Rows]] = {}
     for k, value in enumerate(ins):
         pieces: dict[tuple[int, int], list[_Rows]] = {}
-        for d, label in enumerate(value.labels):
-            if value.shape[d] == 1 or (label is None and not several):
-                continue
+        for d in [d for i, d in wanted if i == k]:
+            label = value.labels[d]
             rows = np.zeros((value.shape[d], 1), np.int64) if label is None else step.atoms.resolve(label)
             for j, reading in enumerate(known.readings[k, d]):
                 for e, piece in read(step, reading, rows, value.gone[d]).items():
@@ -175,16 +180,16 @@ class _Known(NamedTuple):
     filled: bool  # some entries come from no input
 
 
-def _readings(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
+def _readings(step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]) -> _Known:
     shown = repr(replaced(step.arguments, ["x"] * len(ins)))
-    key = ("move", step.target, shown, tuple(value.shape for value in ins))
+    key = ("move", step.target, shown, tuple(value.shape for value in ins), tuple(wanted))
     if key not in step.known:
-        step.known[key] = (_of_views(step, ins[0]) if len(ins) == 1 else None) or _of_grids(step, ins, outs)
+        step.known[key] = (_of_views(step, ins[0], wanted) if len(ins) == 1 else None) or _of_grids(step, ins, outs, wanted)
     made: _Known = step.known[key]
     return made
 
 
-def _of_views(step: Step, value: Value) -> _Known | None:
+def _of_views(step: Step, value: Value, wanted: list[tuple[int, int]]) -> _Known | None:
     # Read off strides, without memory, where all outputs are views of a contiguous input; else None.
     schema = step.target._schema
     if schema.returns[0].alias_info is None:
@@ -197,9 +202,8 @@ def _of_views(step: Step, value: Value) -> _Known | None:
     if any(out.untyped_storage()._cdata != base.untyped_storage()._cdata or not out.numel() for out in outs):
         return None
     readings: dict[tuple[int, int], list[Reading]] = {}
-    for d, size in enumerate(value.shape):
-        below = math.prod(value.shape[d + 1 :])
-        made = [_of_view(out, below, size) for out in outs]
+    for _, d in wanted:
+        made = [_of_view(out, math.prod(value.shape[d + 1 :]), value.shape[d]) for out in outs]
         readings[0, d] = [reading for reading in made if reading is not None]
         if len(readings[0, d]) < len(made):
             return None
@@ -222,7 +226,7 @@ def _of_view(view: Tensor, below: int, size: int) -> Reading | None:
     return _along(position // below % size, dims)
 
 
-def _of_grids(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
+def _of_grids(step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]) -> _Known:
     arguments = step.arguments
     if "value" in arguments and arguments.get("mode", "constant") == "constant":  # what padding fills in
         arguments = {**arguments, "value": -1.0}
@@ -236,9 +240,9 @@ def _of_grids(step: Step, ins: list[Value], outs: list[Value]) -> _Known:
         for j, grid in enumerate(grids):
             reached[j] |= grid >= 0
             repeats = {(i, e) for i, e in repeats if i != j or (grid == grid.take([0], e)).all()}
-        for d, size in enumerate(value.shape):
+        for d in [d for i, d in wanted if i == k]:
             below = math.prod(value.shape[d + 1 :])
-            indices = [np.where(grid < 0, -1, grid // below % size) for grid in grids]
+            indices = [np.where(grid < 0, -1, grid // below % value.shape[d]) for grid in grids]
             readings[k, d] = [_along(index, list(range(index.ndim))) for index in indices]
     return _Known(readings, repeats, not all(some.all() for some in reached))
 
@@ -252,8 +256,11 @@ def _along(index: npt.NDArray[np.int64], names: list[int]) -> Reading:
 
 def _varies(grid: npt.NDArray[np.int64]) -> list[int]:
     # The axes along which a grid varies, where it is not -1.
-    if not grid.size:
-        return []
-    low = np.where(grid < 0, np.iinfo(np.int64).max, grid)
-    axes = [axis for axis in range(grid.ndim) if grid.shape[axis] > 1]
-    return [axis for axis in axes if ((grid.max(axis) != low.min(axis)) & (grid.max(axis) >= 0)).any()]
+    along = []
+    for axis, size in enumerate(grid.shape if grid.size else ()):
+        top = grid.max(axis, keepdims=True) if size > 1 else grid
+        if ((grid != top) & (grid >= 0)).any():
+            along.append(axis)
+        else:
+            grid = top
+    return along
