@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
+from torch import Tensor, fx, nn
+
+from sparsefn.shrinking import analysis, arguments, moves, norms, tried
 from sparsefn.shrinking.atoms import Atoms
 from sparsefn.shrinking.counted import counted_group_norm, counted_layer_norm, counted_mean, counted_rms_norm
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.traced import traced
 from sparsefn.shrinking.values import values_in
-from torch import Tensor, fx, nn
-
-from sparsefn.shrinking import analysis, arguments, moves, norms, tried
 from tests.shrinking.compare import check
 from tests.shrinking.networks import networks
 

@@ -184,7 +184,9 @@ def _readings(step: Step, ins: list[Value], outs: list[Value], wanted: list[tupl
     shown = repr(replaced(step.arguments, ["x"] * len(ins)))
     key = ("move", step.target, shown, tuple(value.shape for value in ins), tuple(wanted))
     if key not in step.known:
-        step.known[key] = (_of_views(step, ins[0], wanted) if len(ins) == 1 else None) or _of_grids(step, ins, outs, wanted)
+        step.known[key] = (_of_views(step, ins[0], wanted) if len(ins) == 1 else None) or _of_grids(
+            step, ins, outs, wanted
+        )
     made: _Known = step.known[key]
     return made
 
