@@ -25,7 +25,7 @@ from _timing import Case, Row, call, compare, memory_of, options_of, show, write
 from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.analysis import analyse
-from sparsefn.shrinking.groups import Groups, grouped
+from sparsefn.shrinking.groups import Groups, groups_in
 from sparsefn.shrinking.program import program
 from sparsefn.shrinking.traced import traced
 
@@ -122,7 +122,7 @@ def weakest(groups: Groups, params: dict[str, Tensor]) -> dict[int, list[int]]:
 
 def smaller(graph: fx.GraphModule, params: dict[str, Tensor]) -> tuple[Groups, dict[int, list[int]], nn.Module]:
     """The groups of a traced model, which of their units go, and the program without them."""
-    groups = grouped(analyse(graph, counted=True, equal_parts=False))
+    groups = groups_in(analyse(graph, counted=True, equal_parts=False))
     gone = weakest(groups, params)
     return groups, gone, program(groups.cut(gone))
 
@@ -197,7 +197,7 @@ def language_model(options: argparse.Namespace) -> list[Row]:
         moments[:] = [time.perf_counter()]
         graph = traced(model, tokens)
         moments.append(time.perf_counter())
-        made = grouped(analyse(graph))
+        made = groups_in(analyse(graph))
         moments.append(time.perf_counter())
         return made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import warnings
+from typing import Any
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -111,6 +112,7 @@ def _unchanged(module: nn.Module) -> Iterator[None]:
     parts = [part for part in module.modules() if not compiling or part._forward_pre_hooks or part._forward_hooks]
     before = [(part, dict(vars(part))) for part in parts]
     # Of a module that is registered under two names functional_call puts back its own copies.
+    held: list[tuple[dict[str, Any], dict[str, Any]]]
     held = [(own, dict(own)) for part in parts if not compiling for own in (part._parameters, part._buffers)]
     try:
         yield

@@ -28,10 +28,10 @@ def wrapped_child(module: nn.Module) -> str | None:
     return next((child for child, names in _CHILDREN.items() if names & kinds), None)
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def inner_module(module: nn.Module) -> nn.Module:
     """The module that wrappers of torch's hold, itself if it is none.
 
-    >>> unwrapped(torch.nn.DataParallel(torch.nn.ReLU()))
+    >>> inner_module(torch.nn.DataParallel(torch.nn.ReLU()))
     ReLU()
     """
     while child := wrapped_child(module):

@@ -17,7 +17,7 @@ from sparsefn.shrinking.moves import MOVES, divided, move
 from sparsefn.shrinking.recurrent import recurrent
 from sparsefn.shrinking.steps import Book, Step
 from sparsefn.shrinking.tried import pointwise, tried
-from sparsefn.shrinking.values import Constants, Value, bind, blank, call, leaf_of, opname, replaced, scope, values_in
+from sparsefn.shrinking.values import Constants, Value, bind, blank, run_operation, leaf_of, opname, replaced, module_of, values_in
 
 Rule = Callable[[Step], Any]
 
@@ -63,7 +63,8 @@ def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: 
         mask = None if made.book.masks is None else made.book.masks.get(name)
         mask = None if mask is None or not mask.ndim else mask  # a 0-d mask is that of a dense leaf
         real = leaf.detach() if mask is None or leaf.device.type == "meta" else leaf.detach() * mask
-        labels = tuple(made.book.atoms.new(n) if n > 1 else None for n in leaf.shape)
+        # What nothing reads stays whole.
+        labels = tuple(made.book.atoms.new(n) if n > 1 and reads[id(leaf)] else None for n in leaf.shape)
         constants = tuple(_constants(made.book, leaf, real, mask, d) for d in range(leaf.ndim))
         shape = tuple(leaf.shape)
         seen[id(leaf)] = Value(shape, leaf.dtype, labels, constants, real, name, mask, reads[id(leaf)])
@@ -99,7 +100,7 @@ def _of_node(made: Analysis, node: fx.Node) -> Any:
     if node.target is operator.getitem:
         return args[0][args[1]]
     name = opname(node)
-    where = f"{name} at {scope(node)!r}" if scope(node) else name
+    where = f"{name} at {module_of(node)!r}" if module_of(node) else name
     if not hasattr(node.target, "_schema"):
         for value in values_in([args, kwargs]):
             for label in value.labels:
@@ -132,7 +133,7 @@ def _known(step: Step, outs: Any) -> Any:
     if not ins or not known or not isinstance(outs, Value) or outs.dtype.is_floating_point:
         return outs
     return outs._replace(
-        real=call(step.target, step.arguments, [value.real for value in ins if value.real is not None])[0]
+        real=run_operation(step.target, step.arguments, [value.real for value in ins if value.real is not None])[0]
     )
 
 
@@ -196,7 +197,7 @@ _PARTS = frozenset(
 )
 _POINTWISE = frozenset(["to", "_to_copy", "type_as", "masked_fill"])
 _RULES: dict[str, Rule] = {
-    "linear": layers.linear,
+    "linear": layers.linear_layer,
     "addmm": _addmm,
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "baddbmm"), contractions.matmul),
     **dict.fromkeys((f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)), layers.convolution),

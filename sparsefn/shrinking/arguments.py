@@ -10,14 +10,14 @@ from torch import Tensor, fx, nn
 
 from sparsefn.shrinking import indices
 from sparsefn.shrinking.atoms import Flags
-from sparsefn.shrinking.change import Change, aten
+from sparsefn.shrinking.change import Resizing, aten
 from sparsefn.shrinking.counted import counted_group_norm, counted_layer_norm, counted_mean, counted_rms_norm
 from sparsefn.shrinking.norms import mean_dims
 
-Rule = Callable[[Change], None]
+Rule = Callable[[Resizing], None]
 
 
-def sized(change: Change) -> None:
+def sized(change: Resizing) -> None:
     """Sizes of the output, as arguments."""
     out = change.outs[0]
     key = next(name for name in ("size", "shape", "sizes") if name in change.arguments)
@@ -34,7 +34,7 @@ def sized(change: Change) -> None:
         change.become(aten.reshape.default, change.arguments["self"], change.arguments[key])
 
 
-def split(change: Change) -> None:
+def resize_split(change: Resizing) -> None:
     """Parts of a dimension that loses entries, which lose some each."""
     x, dim = change.values["self"], change.values["dim"] % len(change.values["self"].shape)
     if dim in change.lost(x):
@@ -45,7 +45,7 @@ def split(change: Change) -> None:
         change.become(aten.split_with_sizes.default, change.arguments["self"], sizes, dim)
 
 
-def repeat(change: Change) -> None:
+def repeat(change: Resizing) -> None:
     """How often dimensions are repeated, of which repeats may go."""
     x, out = change.values["self"], change.outs[0]
     key = "repeats" if "repeats" in change.arguments else "dims"
@@ -57,7 +57,7 @@ def repeat(change: Change) -> None:
     change.arguments[key] = made
 
 
-def repeat_interleave(change: Change) -> None:
+def repeat_interleave(change: Resizing) -> None:
     x, out, dim = change.values["self"], change.outs[0], change.values.get("dim")
     if dim is None or not isinstance(change.values.get("repeats"), int):
         change.refuse("it repeats each of them by a number of its own")
@@ -66,7 +66,7 @@ def repeat_interleave(change: Change) -> None:
     change.arguments["repeats"] = _times(change, change.arguments["repeats"], table, inside)
 
 
-def _times(change: Change, times: Any, table: Flags, inside: Flags) -> Any:
+def _times(change: Resizing, times: Any, table: Flags, inside: Flags) -> Any:
     # How many repeats stay, of a table (repeats, indices).
     rows: Flags = table.any(1)  # type: ignore[assignment]
     if (table != rows[:, None] & inside).any() or (isinstance(times, fx.Node) and not rows.all()):
@@ -74,7 +74,7 @@ def _times(change: Change, times: Any, table: Flags, inside: Flags) -> Any:
     return times if rows.all() else int(rows.sum())
 
 
-def squeeze(change: Change) -> None:
+def squeeze(change: Resizing) -> None:
     """Dimensions of size 1, to which others that are left with one index do not belong."""
     x = change.values["self"]
     asked = change.values.get("dim")
@@ -85,7 +85,7 @@ def squeeze(change: Change) -> None:
         change.become(aten.squeeze.dims, change.arguments["self"], [d for d in dims if x.shape[d] == 1])
 
 
-def convolution(change: Change) -> None:
+def resize_convolution(change: Resizing) -> None:
     """Groups that go as a whole, and the same entries of each group."""
     x, w, out = change.values["input"], change.values["weight"], change.outs[0]
     groups, at = change.values["groups"], len(x.shape) - len(w.shape) + 1
@@ -96,7 +96,7 @@ def convolution(change: Change) -> None:
         change.count("groups", int(left.sum()))
 
 
-def _groups(change: Change, keep: Flags, groups: int) -> Flags:
+def _groups(change: Resizing, keep: Flags, groups: int) -> Flags:
     # Which groups stay, all of which keep the same entries.
     rows = keep.reshape(groups, -1)
     left: Flags = rows.any(1)  # type: ignore[assignment]
@@ -105,7 +105,7 @@ def _groups(change: Change, keep: Flags, groups: int) -> Flags:
     return left
 
 
-def channel_shuffle(change: Change) -> None:
+def channel_shuffle(change: Resizing) -> None:
     x, out, groups = change.values["self"], change.outs[0], change.values["groups"]
     keep = change.kept(x, 1)
     if (keep.reshape(groups, -1).T.reshape(-1) != change.kept(out, 1)).any():
@@ -113,7 +113,7 @@ def channel_shuffle(change: Change) -> None:
     change.count("groups", int(_groups(change, keep, groups).sum()))
 
 
-def layer_norm(change: Change) -> None:
+def resize_layer_norm(change: Resizing) -> None:
     x, some = change.values["input"], len(change.arguments["normalized_shape"])
     dims = list(range(len(x.shape) - some, len(x.shape)))
     if set(dims) & set(change.lost(x)):
@@ -122,7 +122,7 @@ def layer_norm(change: Change) -> None:
         change.become(counted_layer_norm if "bias" in given else counted_rms_norm, given["input"], count, some, *tail)
 
 
-def group_norm(change: Change) -> None:
+def resize_group_norm(change: Resizing) -> None:
     x, groups, given = change.values["input"], change.values["num_groups"], change.arguments
     keep = change.kept(x, 1)
     left = _groups(change, keep, groups)
@@ -139,7 +139,7 @@ def group_norm(change: Change) -> None:
         )
 
 
-def mean(change: Change) -> None:
+def resize_mean(change: Resizing) -> None:
     x, given = change.values["self"], change.arguments
     dims = mean_dims(given.get("dim"), len(x.shape))
     if set(dims) & set(change.lost(x)):
@@ -148,14 +148,14 @@ def mean(change: Change) -> None:
         change.become(counted_mean, given["self"], change.number("self", dims), dims, given.get("keepdim", False))
 
 
-def attention(change: Change) -> None:
+def resize_attention(change: Resizing) -> None:
     """The width of a head is part of the scale."""
     q = change.values["query"]
     if change.arguments["scale"] is None and len(q.shape) - 1 in change.lost(q):
         change.arguments["scale"] = q.shape[-1] ** -0.5
 
 
-def grouped_mm(change: Change) -> None:
+def resize_grouped_mm(change: Resizing) -> None:
     """Products with one matrix of each expert: torch has them for widths of whole 16 bytes."""
     given = change.arguments
     if given["offs"] is None or given["bias"] is not None or given["out_dtype"] is not None:
@@ -176,7 +176,7 @@ def padded_grouped_mm(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
     return made
 
 
-def steady(change: Change) -> None:
+def steady(change: Resizing) -> None:
     """Nothing to do: no argument speaks of sizes or places."""
 
 
@@ -190,7 +190,7 @@ _STEADY = """linear matmul mm bmm mv dot addmm baddbmm addmv addr outer einsum b
     lift_fresh_copy to _to_copy type_as dropout feature_dropout alpha_dropout rand_like randn_like bernoulli"""
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*_SIZES.split(), *_NEW.split()), sized),
-    **dict.fromkeys(_SPLITS.split(), split),
+    **dict.fromkeys(_SPLITS.split(), resize_split),
     **dict.fromkeys(_STEADY.split(), steady),
     **dict.fromkeys(("repeat", "tile"), repeat),
     "repeat_interleave": repeat_interleave,
@@ -203,12 +203,12 @@ RULES: dict[str, Rule] = {
     "flip": indices.same_order,
     **dict.fromkeys(("slice_scatter", "select_scatter"), indices.cut_slice_scatter),
     **dict.fromkeys(("constant_pad_nd", "pad"), indices.cut_pad),
-    **dict.fromkeys((f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)), convolution),
-    "convolution": convolution,
+    **dict.fromkeys((f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)), resize_convolution),
+    "convolution": resize_convolution,
     "channel_shuffle": channel_shuffle,
-    **dict.fromkeys(("layer_norm", "rms_norm"), layer_norm),
-    "group_norm": group_norm,
-    "mean": mean,
-    "_grouped_mm": grouped_mm,
-    "scaled_dot_product_attention": attention,
+    **dict.fromkeys(("layer_norm", "rms_norm"), resize_layer_norm),
+    "group_norm": resize_group_norm,
+    "mean": resize_mean,
+    "_grouped_mm": resize_grouped_mm,
+    "scaled_dot_product_attention": resize_attention,
 }

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from sparsefn.shrinking.atoms import Flags
 from sparsefn.shrinking.cut import Cut
-from sparsefn.shrinking.values import Value, bind, opname, scope, values_in
+from sparsefn.shrinking.values import Value, bind, opname, module_of, values_in
 
 Number = int | fx.Node
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class Resizing:
     """An operation whose tensors lose entries: a rule sets `arguments` anew, or replaces the operation."""
 
     cut: Cut
@@ -129,7 +129,7 @@ def scale(size: Any, new: int, was: int) -> tuple[int, int] | None:
 
 
 def refused(node: fx.Node, why: str) -> ValueError:
-    where = f" of the module {scope(node)!r}" if scope(node) else ""
+    where = f" of the module {module_of(node)!r}" if module_of(node) else ""
     return ValueError(f"the operation {opname(node)}{where} cannot follow entries that go: {why}")
 
 
@@ -137,10 +137,10 @@ def _is_default(spec: Any, value: Any) -> bool:
     return bool(spec.has_default_value()) and type(value) is type(spec.default_value) and value == spec.default_value
 
 
-def moved(keep: Flags, places: Any, wanted: Any) -> Any:
+def moved_places(keep: Flags, places: Any, wanted: Any) -> Any:
     """The new places of those of some indices that are wanted; None where one of them is gone.
 
-    >>> moved(np.array([True, False, True]), np.array([2, 1, 0]), np.array([True, False, True])).tolist()
+    >>> moved_places(np.array([True, False, True]), np.array([2, 1, 0]), np.array([True, False, True])).tolist()
     [1, 0]
     """
     some = np.asarray(places)[wanted]

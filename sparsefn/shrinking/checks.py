@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sparsefn.shrinking.change import Change, refused
-from sparsefn.shrinking.values import Value, call, values_in
+from sparsefn.shrinking.change import Resizing, refused
+from sparsefn.shrinking.values import Value, run_operation, values_in
 
 
-def check_operation(change: Change) -> None:
+def check_operation(change: Resizing) -> None:
     """Refuse an operation that does not give the same where entries of its inputs are left out.
 
     It runs on random numbers, with the constants that go in their places: an operation that no rule is about.
@@ -26,8 +26,8 @@ def check_operation(change: Change) -> None:
     whole = [_sample(change, value, draw) for value in ins]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            wanted = call(change.node.target, given, [_filled(change, v, x) for v, x in zip(ins, whole, strict=True)])
-            got = call(change.node.target, given, [_left(change, v, x) for v, x in zip(ins, whole, strict=True)])
+            wanted = run_operation(change.node.target, given, [_filled(change, v, x) for v, x in zip(ins, whole, strict=True)])
+            got = run_operation(change.node.target, given, [_left(change, v, x) for v, x in zip(ins, whole, strict=True)])
     except Exception as error:  # operations fail in any way
         change.refuse(str(error).strip().split("\n")[0])
     for value, a, b in zip(change.outs, wanted, got, strict=True):
@@ -36,7 +36,7 @@ def check_operation(change: Change) -> None:
             change.refuse("without them it gives something else")
 
 
-def _sample(change: Change, value: Value, draw: torch.Generator) -> Tensor:
+def _sample(change: Resizing, value: Value, draw: torch.Generator) -> Tensor:
     if value.dtype.is_floating_point or value.dtype.is_complex:
         return torch.randn(
             value.shape, generator=draw, dtype=torch.complex128 if value.dtype.is_complex else torch.float64
@@ -48,7 +48,7 @@ def _sample(change: Change, value: Value, draw: torch.Generator) -> Tensor:
     return value.real.cpu()
 
 
-def _filled(change: Change, value: Value, x: Tensor) -> Tensor:
+def _filled(change: Resizing, value: Value, x: Tensor) -> Tensor:
     # With the constants that are known of what goes.
     for d in change.lost(value):
         constants = value.gone[d]
@@ -60,7 +60,7 @@ def _filled(change: Change, value: Value, x: Tensor) -> Tensor:
     return x
 
 
-def _left(change: Change, value: Value, x: Tensor) -> Tensor:
+def _left(change: Resizing, value: Value, x: Tensor) -> Tensor:
     for d in change.lost(value):
         x = x.index_select(d, torch.from_numpy(change.kept(value, d)).nonzero().flatten())
     return x

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.values import Constants, Value, call
+from sparsefn.shrinking.values import Constants, Value, run_operation
 
 _DRAWS = 8  # for what varies: numbers of many sizes and both signs
 
 
 @functools.lru_cache(maxsize=64)
-def spread(count: int) -> Tensor:
+def many_sizes(count: int) -> Tensor:
     """Numbers from 1e-6 to 1e6 of both signs, and 0: a function that is the same at all of them does not vary.
 
-    >>> spread(4).shape
+    >>> many_sizes(4).shape
     torch.Size([8, 4])
     """
     draw = torch.Generator().manual_seed(0)
@@ -42,14 +42,14 @@ def elementwise(step: Step, ins: list[Value], at: list[int | None], size: int) -
         return None
     given = []
     for i, (value, constants) in enumerate(zip(ins, known, strict=True)):
-        varying = spread((i + 1) * size)[:, -size:]
+        varying = many_sizes((i + 1) * size)[:, -size:]
         if value.real is not None and value.real.numel() == 1 and value.real.device.type != "meta":
             given.append(value.real.double().reshape(1, 1).expand(_DRAWS, size))
         else:
             fixed = np.full(size, np.nan) if constants is None else constants
             given.append(torch.where(torch.from_numpy(np.isnan(fixed)), varying, torch.from_numpy(fixed)))
     try:
-        out = call(step.target, in_double(step.arguments), given)[0]
+        out = run_operation(step.target, in_double(step.arguments), given)[0]
     except (RuntimeError, TypeError, IndexError, NotImplementedError):
         return None
     return _same(out) if out.shape == (_DRAWS, size) and out.dtype.is_floating_point else None
@@ -88,7 +88,7 @@ def by_running(
                     view = torch.from_numpy(constants).reshape([-1 if e == d else 1 for e in range(x.ndim)])
                     x = torch.where(view.isnan(), x, view)
             given.append(x)
-        results.append(call(step.target, in_double(step.arguments), given))
+        results.append(run_operation(step.target, in_double(step.arguments), given))
     found: dict[tuple[int, int], Constants] = {}
     for j, e in places:
         rows = torch.cat([run[j].movedim(e, 0).reshape(outs[j].shape[e], -1) for run in results], 1)

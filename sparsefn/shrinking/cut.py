@@ -68,7 +68,7 @@ def labels_of(analysis: Analysis) -> list[Ids]:
     )
 
 
-def folded(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def folded_biases(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The biases that take in what constants give whose inputs go, in float64: a proof sees no rounding of theirs."""
     made: dict[str, Tensor] = {}
     for fold in cut.analysis.book.folds:

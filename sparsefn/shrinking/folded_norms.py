@@ -9,10 +9,10 @@ from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.layer_sizes import COUNTED, averages
-from sparsefn.shrinking.values import opname, scope
+from sparsefn.shrinking.values import opname, module_of
 
 
-class Fold(NamedTuple):
+class NormFold(NamedTuple):
     """The weight of an RMS norm that is `factor * old + shift`, as its mean is over fewer entries."""
 
     module: str
@@ -21,16 +21,16 @@ class Fold(NamedTuple):
     exact: Tensor  # in float64, before it is rounded
 
 
-def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Fold]:
+def fold_norms(small: nn.Module, cut: Cut) -> dict[str, NormFold]:
     """Scale the weights and eps of RMS norms that lose entries, by name of the weight.
 
     x / sqrt(mean(x^2) + eps) over N entries is sqrt(N / n) times that over the n that are left with eps * N / n.
     Weights in half precision are left alone, where rounding is much. Nothing asks whether a module is an RMS norm:
     running it will tell.
     """
-    made: dict[str, Fold] = {}
+    made: dict[str, NormFold] = {}
     for average in averages(cut):
-        path = scope(average.node)
+        path = module_of(average.node)
         layer = small.get_submodule(path)
         found, eps = _weight(cut.analysis.graph, path, layer), _eps(average.node)
         own = [key for key, value in vars(layer).items() if type(value) is float and value == eps]
@@ -42,7 +42,7 @@ def fold_norms(small: nn.Module, cut: Cut) -> dict[str, Fold]:
         if weight.dtype in (torch.float32, torch.float64) and whole not in made:
             factor = ratio**0.5
             exact = weight.detach().double() * factor + shift * (factor - 1)
-            made[whole] = Fold(path, factor, shift * (factor - 1), exact)
+            made[whole] = NormFold(path, factor, shift * (factor - 1), exact)
             weight.data = exact.to(weight.dtype)
             vars(layer).update(dict.fromkeys(own, eps * ratio))
     return made

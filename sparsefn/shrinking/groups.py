@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.budgets.filling import Priced
-from sparsefn.modules.wrappers import unwrapped
+from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
 from sparsefn.shrinking.analysis import Analysis, analyse
@@ -98,6 +98,8 @@ class Groups:
     def __str__(self) -> str:
         names: dict[str, list[str]] = defaultdict(list)
         for (leaf, dim), why in self.stays.items():
+            if dim > 1 and why.endswith("mixes its entries"):  # places of a kernel
+                continue
             names[why].append(f"{leaf}[{dim}]")
         heads = (str(group).partition(":") for group in self.groups)
         lines = [f"{i}: {head} and {self._flops(i)} FLOPs:{rest}" for i, (head, _, rest) in enumerate(heads)]
@@ -221,11 +223,11 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
     Raises TypeError for another example, and ValueError for a model that does not run on it, that `torch.export` cannot
     trace, or that computes otherwise in train mode and is in it.
     """
-    graph = traced(unwrapped(model), example, dynamic=False)
-    return grouped(analyse(graph, counted=counted, equal_parts=equal_parts))
+    graph = traced(inner_module(model), example, dynamic=False)
+    return groups_in(analyse(graph, counted=counted, equal_parts=equal_parts))
 
 
-def grouped(analysis: Analysis) -> Groups:
+def groups_in(analysis: Analysis) -> Groups:
     """The groups of an analysis."""
     atoms, parameters = analysis.book.atoms, _parameters(analysis)
     labels: dict[tuple[str, int], Any] = {}

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sparsefn.modules.weights import is_conv1d
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.search import Tried, search
-from sparsefn.shrinking.values import opname, scope, values_in
+from sparsefn.shrinking.values import opname, module_of, values_in
 
 TRIES = 64  # runs of a model in search of numbers
 
@@ -102,7 +102,7 @@ def _seen(nodes: NodeSizes, up: int) -> dict[str, tuple[list[str], Sizes]]:
     made: dict[str, tuple[list[str], Sizes]] = defaultdict(lambda: ([], {}))
     for node in nodes:
         if node.op == "call_function":
-            names, sizes = made[scope(node, up)]
+            names, sizes = made[module_of(node, up)]
             for i, seen in enumerate((node, *node.all_input_nodes)):
                 sizes |= {(len(names), i, d): pair for d, pair in enumerate(nodes[seen])}
             names.append(opname(node))
@@ -206,10 +206,10 @@ def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
     if _watched(small, works, see):
         return Tried((math.inf, 0), True)
     path, what = wrong[0] if wrong else ("", "gives other outputs")
-    return Tried((far, 0), False, f"{named(small, path)} {what}", path)
+    return Tried((far, 0), False, f"{named_numbers(small, path)} {what}", path)
 
 
-def named(model: nn.Module, path: str) -> str:
+def named_numbers(model: nn.Module, path: str) -> str:
     """A module for a message."""
     return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
 

@@ -9,20 +9,20 @@ import numpy.typing as npt
 import torch
 from torch import fx
 
-from sparsefn.shrinking.change import Change, aten, moved
+from sparsefn.shrinking.change import Resizing, aten, moved_places
 from sparsefn.shrinking.values import Value
 
 Places = npt.NDArray[np.int64]
 
 
-def cut_slice(change: Change) -> None:
+def cut_slice(change: Resizing) -> None:
     """A slice or narrow along a dimension that loses entries."""
     x, dim = _along(change)
     if dim in change.lost(x):
         change.become(*_read(change, dim, _range(change, x.shape[dim])))
 
 
-def _range(change: Change, size: int) -> Places:
+def _range(change: Resizing, size: int) -> Places:
     # The indices that a slice takes.
     given = change.arguments
     if any(isinstance(given.get(name), fx.Node) for name in ("start", "end", "step", "length")):
@@ -34,7 +34,7 @@ def _range(change: Change, size: int) -> Places:
     return np.arange(size)[slice(start, end, given.get("step"))]
 
 
-def cut_select(change: Change) -> None:
+def cut_select(change: Resizing) -> None:
     """One index of a dimension that loses others."""
     x, dim = _along(change)
     if dim in change.lost(x):
@@ -44,13 +44,13 @@ def cut_select(change: Change) -> None:
         change.arguments["index"] = int(keep[: index % len(keep)].sum())
 
 
-def cut_index_select(change: Change) -> None:
+def cut_index_select(change: Resizing) -> None:
     x, dim = _along(change)
     if dim in change.lost(x):
         change.become(*_read(change, dim, _known(change, change.values["index"])))
 
 
-def cut_roll(change: Change) -> None:
+def cut_roll(change: Resizing) -> None:
     x, lost = change.values["self"], change.lost(change.values["self"])
     shifts = dict(zip([d % len(x.shape) for d in change.values["dims"]], change.arguments["shifts"], strict=False))
     if not shifts or any(isinstance(shifts.get(d), fx.Node) for d in lost):
@@ -61,7 +61,7 @@ def cut_roll(change: Change) -> None:
     change.arguments["shifts"], change.arguments["dims"] = list(shifts.values()) or [0], list(shifts) or [0]
 
 
-def same_order(change: Change) -> None:
+def same_order(change: Resizing) -> None:
     """A flip, which turns what is left."""
     x, out = change.values["self"], change.outs[0]
     for dim in (d % len(x.shape) for d in change.values["dims"]):
@@ -69,7 +69,7 @@ def same_order(change: Change) -> None:
             change.refuse("it reads one that goes")
 
 
-def cut_index(change: Change) -> None:
+def cut_index(change: Resizing) -> None:
     """Tensors of indices, of which those that stay get new numbers."""
     x, out, indices = change.values["self"], change.outs[0], list(change.values["indices"])
     at = [d for d, index in enumerate(indices) if index is not None]
@@ -83,14 +83,14 @@ def cut_index(change: Change) -> None:
         wanted = [change.kept(out, first + rank - len(index.shape) + i) for i in range(len(index.shape))]
         wanted = [one if n > 1 else np.ones(1, bool) for n, one in zip(index.shape, wanted, strict=True)]
         if not keep.all() or not all(one.all() for one in wanted):
-            new = moved(keep, _known(change, index) % len(keep), np.ix_(*wanted))
+            new = moved_places(keep, _known(change, index) % len(keep), np.ix_(*wanted))
             if new is None:
                 change.refuse("it reads one that goes")
             made[d] = change.constant(f"index{d}", torch.from_numpy(new).to(_device(change)))
     change.arguments["indices"] = made
 
 
-def cut_slice_scatter(change: Change) -> None:
+def cut_slice_scatter(change: Resizing) -> None:
     """A slice or one index of a dimension, written into."""
     x, dim = _along(change)
     if dim not in change.lost(x):
@@ -105,7 +105,7 @@ def cut_slice_scatter(change: Change) -> None:
     places = _range(change, x.shape[dim])
     if (keep[places] != change.kept(src, dim)).any():
         change.refuse("it writes into one that goes")
-    new = moved(keep, places, keep[places])
+    new = moved_places(keep, places, keep[places])
     step = _step(new)
     if step is None:
         change.refuse("what stays does not lie at even distances")
@@ -113,7 +113,7 @@ def cut_slice_scatter(change: Change) -> None:
     change.arguments.update(start=start, end=end, step=step)
 
 
-def cut_pad(change: Change) -> None:
+def cut_pad(change: Resizing) -> None:
     """Pads on both sides of dimensions, some negative."""
     x, out, pads = change.values["self"], change.outs[0], list(change.arguments["pad"])
     for place in range(len(pads) // 2):
@@ -138,21 +138,21 @@ def cut_pad(change: Change) -> None:
     change.arguments["pad"] = pads
 
 
-def _along(change: Change) -> tuple[Value, int]:
+def _along(change: Resizing) -> tuple[Value, int]:
     x: Value = change.values["self"]
     return x, change.values["dim"] % max(len(x.shape), 1)
 
 
-def _known(change: Change, index: Any) -> Places:
+def _known(change: Resizing, index: Any) -> Places:
     if not isinstance(index, Value) or index.real is None or index.real.is_meta or index.dtype == torch.bool:
         change.refuse("it reads them at indices that depend on inputs")
     places: Places = index.real.cpu().numpy()
     return places
 
 
-def _read(change: Change, dim: int, places: Places) -> tuple[Any, ...]:
+def _read(change: Resizing, dim: int, places: Places) -> tuple[Any, ...]:
     # The operation that reads these places of the input along a dimension: those that its output keeps.
-    new = moved(change.kept(change.values["self"], dim), places, change.kept(change.outs[0], dim))
+    new = moved_places(change.kept(change.values["self"], dim), places, change.kept(change.outs[0], dim))
     if new is None:
         change.refuse("it reads one that goes")
     x, step = change.arguments["self"], _step(new)
@@ -169,6 +169,6 @@ def _step(new: Places) -> int | None:
     return 1 if not len(steps) else int(steps[0]) if len(steps) == 1 and steps[0] > 0 else None
 
 
-def _device(change: Change) -> torch.device:
+def _device(change: Resizing) -> torch.device:
     val = change.old.meta.get("val")
     return val.device if isinstance(val, torch.Tensor) else torch.device("cpu")

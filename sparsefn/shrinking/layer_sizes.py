@@ -14,7 +14,7 @@ from sparsefn.shrinking.attention import SmallAttention
 from sparsefn.shrinking.counted import CountedGroupNorm, CountedLayerNorm, CountedRMSNorm
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.norms import mean_dims
-from sparsefn.shrinking.values import Value, bind, opname, scope
+from sparsefn.shrinking.values import Value, bind, opname, module_of
 
 # Of a layer, the tensor whose shape says its sizes, and their names, dimension by dimension.
 _SIZES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
@@ -51,7 +51,7 @@ def averages(cut: Cut) -> Iterator[Average]:
         rank, size = len(x.shape), cut.size(x)
         whole = left = 1
         if name == "group_norm":
-            dims, whole, left = [1], given["num_groups"], groups_of(cut, node, given["num_groups"])
+            dims, whole, left = [1], given["num_groups"], groups_after(cut, node, given["num_groups"])
         elif name == "mean":
             dims = mean_dims(given["dim"], rank)
         else:
@@ -61,7 +61,7 @@ def averages(cut: Cut) -> Iterator[Average]:
             yield Average(node, before // whole, after // left)
 
 
-def groups_of(cut: Cut, node: fx.Node, groups: int) -> int:
+def groups_after(cut: Cut, node: fx.Node, groups: int) -> int:
     """How many groups of a convolution or norm are left."""
     return int(cut.kept(cut.analysis.book.groups.get(node), groups).sum())
 
@@ -75,8 +75,8 @@ def resize(small: nn.Module, cut: Cut) -> str:
     nodes: dict[str, list[fx.Node]] = {}
     for node in cut.analysis.graph.graph.nodes:
         if node.op == "call_function":
-            nodes.setdefault(scope(node), []).append(node)
-    counts = {scope(average.node): average.counted for average in averages(cut)}
+            nodes.setdefault(module_of(node), []).append(node)
+    counts = {module_of(average.node): average.counted for average in averages(cut)}
     for path, layer in small.named_modules():
         for kind, (tensor, names) in _SIZES.items():
             if isinstance(layer, kind):
@@ -101,7 +101,7 @@ def _convolution(layer: Any, cut: Cut, nodes: list[fx.Node]) -> None:
     if isinstance(layer, nn.modules.conv._ConvNd):
         for node in nodes:
             if node in cut.analysis.book.groups:
-                layer.groups = groups_of(cut, node, layer.groups)
+                layer.groups = groups_after(cut, node, layer.groups)
         sides = (layer.weight.shape[0], layer.weight.shape[1] * layer.groups)
         layer.out_channels, layer.in_channels = sides[::-1] if layer.transposed else sides
 
@@ -113,7 +113,7 @@ def _norm(layer: Any, cut: Cut, nodes: list[fx.Node], count: int | None) -> None
         if isinstance(layer, nn.LayerNorm | nn.RMSNorm) and name in ("layer_norm", "rms_norm"):
             layer.normalized_shape = tuple(size[-len(layer.normalized_shape) :])
         elif isinstance(layer, nn.GroupNorm) and name == "group_norm":
-            layer.num_channels, layer.num_groups = size[1], groups_of(cut, node, layer.num_groups)
+            layer.num_channels, layer.num_groups = size[1], groups_after(cut, node, layer.num_groups)
         elif isinstance(layer, nn.modules.batchnorm._NormBase) and name in ("batch_norm", "instance_norm"):
             layer.num_features = size[1]
     if count is not None and type(layer) in COUNTED:

@@ -26,7 +26,7 @@ class Sides(NamedTuple):
     turned: bool  # the weight is (inputs, outputs, ...), as those of transposed convolutions
 
 
-def linear(step: Step) -> Value:
+def linear_layer(step: Step) -> Value:
     x, w, bias = (step.arguments[name] for name in ("input", "weight", "bias"))
     lead = "abcdefgh"[: len(x.shape) - 1]
     if len(w.shape) != 2:
@@ -36,7 +36,7 @@ def linear(step: Step) -> Value:
 
 
 def addmm(step: Step) -> Value | None:
-    """A linear layer that holds its weight transposed; None for products of other things."""
+    """A linear_layer layer that holds its weight transposed; None for products of other things."""
     bias, x, w = (step.arguments[name] for name in ("self", "mat1", "mat2"))
     if w.name is None or len(bias.shape) != 1 or step.arguments["beta"] != 1 or step.arguments["alpha"] != 1:
         return None

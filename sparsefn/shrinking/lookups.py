@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsefn.shrinking.moves import Reading, read
+from sparsefn.shrinking.moves import Reading, read_off
 from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.values import Value
 
@@ -48,7 +48,7 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
         wanted = only.real.numpy() % x.shape[dim]  # type: ignore[union-attr]
         rows = x.labels[dim]
         if rows is not None:
-            piece = read(step, Reading((0,), wanted), rows, x.gone[dim])[0]
+            piece = read_off(step, Reading((0,), wanted), rows, x.gone[dim])[0]
             labels[dim], gone[dim] = (piece.rows if piece.rows.shape[1] else None), piece.gone
     # The indices lie where the first of them is if they are neighbours, else in front.
     dims = sorted(at)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsefn.shrinking.atoms import Ids, Label
 from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.values import Constants, Value, call, replaced, values_in
+from sparsefn.shrinking.values import Constants, Value, run_operation, replaced, values_in
 
 _NAMES = """
 view reshape _unsafe_view _reshape_alias view_as reshape_as permute transpose t T mT numpy_T movedim swapaxes adjoint
@@ -35,7 +35,7 @@ class Reading(NamedTuple):
 
 
 def move(step: Step) -> Any:
-    """The outputs of an operation that moves data: each dimension has the atoms of what it is read from.
+    """The outputs of an operation that moves data: each dimension has the atoms of what it is read_off from.
 
     An input dimension over several output dimensions is split; an output dimension that comes from several input
     dimensions is their product; one that comes from several inputs has the rows of each, which are joined where both
@@ -61,7 +61,7 @@ def move(step: Step) -> Any:
             label = value.labels[d]
             rows = np.zeros((value.shape[d], 1), np.int64) if label is None else step.atoms.resolve(label)
             for j, reading in enumerate(known.readings[k, d]):
-                for e, piece in read(step, reading, rows, value.gone[d]).items():
+                for e, piece in read_off(step, reading, rows, value.gone[d]).items():
                     pieces.setdefault((j, e), []).append(piece)
         for place, some in pieces.items():
             found.setdefault(place, []).append(_product(some))
@@ -90,7 +90,7 @@ def divided(step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (
         return None, None
     index = np.arange(m * n).reshape(m, n)
     dims = [axis for axis, size in enumerate((m, n)) if size > 1]
-    pieces = read(step, Reading(tuple(dims), index.reshape([(m, n)[axis] for axis in dims])), label, None, ranks)
+    pieces = read_off(step, Reading(tuple(dims), index.reshape([(m, n)[axis] for axis in dims])), label, None, ranks)
     labels = [step.atoms.resolve(pieces[axis].rows) if axis in pieces else None for axis in (0, 1)]
     first, second = (None if some is None or not some.shape[1] else some for some in labels)
     return first, second
@@ -102,7 +102,7 @@ class _Rows(NamedTuple):
     gone: npt.NDArray[np.float64]
 
 
-def read(step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)) -> dict[int, _Rows]:
+def read_off(step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)) -> dict[int, _Rows]:
     dims, index = reading
     reached = index >= 0
     if not dims:
@@ -238,7 +238,7 @@ def _of_grids(step: Step, ins: list[Value], outs: list[Value], wanted: list[tupl
     for k, value in enumerate(ins):
         given = [torch.full(other.shape, -1, dtype=torch.float64) for other in ins]
         given[k] = torch.arange(math.prod(value.shape), dtype=torch.float64).reshape(value.shape)
-        grids = [out.numpy().astype(np.int64) for out in call(step.target, arguments, given)]
+        grids = [out.numpy().astype(np.int64) for out in run_operation(step.target, arguments, given)]
         for j, grid in enumerate(grids):
             reached[j] |= grid >= 0
             repeats = {(i, e) for i, e in repeats if i != j or (grid == grid.take([0], e)).all()}

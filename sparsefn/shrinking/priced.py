@@ -33,7 +33,7 @@ class Grouped(Protocol):
     def atoms(self) -> Sequence[Ids]: ...
 
 
-class Piece(NamedTuple):
+class Priceable(NamedTuple):
     """Indices of a dimension that are alike: each stays where these units of these groups all stay."""
 
     groups: tuple[tuple[int, int], ...]  # a group, and how many of its units
@@ -88,7 +88,7 @@ def set_names(of: Grouped, only: Sequence[int] | None) -> dict[str, int]:
     return names
 
 
-def _pieces(label: Ids, group: Ids, sizes: Sequence[int]) -> tuple[int, list[Piece]]:
+def _pieces(label: Ids, group: Ids, sizes: Sequence[int]) -> tuple[int, list[Priceable]]:
     # How many indices of a dimension always stay, and the others.
     rows = np.where(group[label] >= 0, label, 0)
     rows, counts = np.unique(np.sort(rows, 1), axis=0, return_counts=True)
@@ -106,7 +106,7 @@ def _pieces(label: Ids, group: Ids, sizes: Sequence[int]) -> tuple[int, list[Pie
             each = np.pad(np.sort(here)[::-1], (0, all_choices - len(here)))
             most = np.concatenate([[0], np.cumsum(each)])
         covers = len(here) == all_choices and all(n == 1 for _, n in groups)
-        pieces.append(Piece(groups, len(here), covers, int(here.max()), int(here.sum()), most))
+        pieces.append(Priceable(groups, len(here), covers, int(here.max()), int(here.sum()), most))
     return fixed, pieces
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.arguments import RULES
-from sparsefn.shrinking.change import Change, aten, refused, scale
+from sparsefn.shrinking.change import Resizing, aten, refused, scale
 from sparsefn.shrinking.checks import check_operation, check_sizes
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.values import bind, leaf_of, opname, values_in
@@ -127,7 +127,7 @@ def _follow(cut: Cut, made: Program, old: fx.Node, node: fx.Node) -> None:
         raise refused(old, "it is a program of its own")
     if lost:
         values, given = bind(node.target, args, kwargs), bind(node.target, node.args, node.kwargs)
-        change, name = Change(cut, made, old, node, values, given), opname(old)
+        change, name = Resizing(cut, made, old, node, values, given), opname(old)
         if name.startswith("sym_"):
             _unchanged(change)
         elif name in RULES:
@@ -139,7 +139,7 @@ def _follow(cut: Cut, made: Program, old: fx.Node, node: fx.Node) -> None:
         node.target = aten.reshape.default
 
 
-def _unchanged(change: Change) -> None:
+def _unchanged(change: Resizing) -> None:
     # Numbers stay those of the whole program: a size that is read from a tensor is scaled to what it was.
     if change.name != "sym_size":
         change.refuse("it counts them")

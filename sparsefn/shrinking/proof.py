@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.shrinking.traced import Call, Example, as_call, first_line
-from sparsefn.shrinking.values import scope
+from sparsefn.shrinking.values import module_of
 
 TOLERANCE = 1e-10  # of the largest value of an output
 _WIDER = {
@@ -261,10 +261,10 @@ class _Walk(fx.Interpreter):
         self.within: str | None = None
 
     def run_node(self, n: fx.Node) -> Any:
-        self.within = scope(n)
+        self.within = module_of(n)
         out, up = super().run_node(n), len(n.meta.get("nn_module_stack") or {})
         if isinstance(out, Tensor):
-            self.made.update({(scope(n, i), 0): {"": out.clone()} for i in range(up)})
+            self.made.update({(module_of(n, i), 0): {"": out.clone()} for i in range(up)})
         if n.op == "output":
             self.made["", 0], self.within = dict(_leaves("", out)), None
         return out

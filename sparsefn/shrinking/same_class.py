@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import Cut
-from sparsefn.shrinking.folded_norms import Fold, fold_norms
-from sparsefn.shrinking.guesses import give_back, guesses, named, node_sizes, outputs_of, settle
+from sparsefn.shrinking.folded_norms import NormFold, fold_norms
+from sparsefn.shrinking.guesses import give_back, guesses, named_numbers, node_sizes, outputs_of, settle
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
-from sparsefn.shrinking.values import opname, scope
+from sparsefn.shrinking.values import opname, module_of
 
 Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
 
@@ -25,7 +25,7 @@ class SameClass(NamedTuple):
 
     model: nn.Module | None
     why: str = ""  # there is none
-    scaled: Mapping[str, Fold] = {}  # the parameters that are scaled, as norms of fewer entries need it
+    scaled: Mapping[str, NormFold] = {}  # the parameters that are scaled, as norms of fewer entries need it
     notes: tuple[str, ...] = ()  # what the model's configs cannot say
 
 
@@ -65,10 +65,10 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
     exact |= {name: fold.exact for name, fold in folds.items()}
     ready = {fold.module for fold in folds.values()}
     for average in averages(cut):
-        path = scope(average.node)
+        path = module_of(average.node)
         if type(small.get_submodule(path)) not in COUNTED.values() and path not in ready:
             what = f"takes a {opname(average.node)} of entries that go in code of its own"
-            return SameClass(None, f"{named(small, path)} {what}")
+            return SameClass(None, f"{named_numbers(small, path)} {what}")
     nodes = node_sizes(cut)
     unknown = guesses(small, nodes)
     if not proven(small):

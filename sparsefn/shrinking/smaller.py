@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.modules.params import bake, params_of
-from sparsefn.modules.wrappers import unwrapped
+from sparsefn.modules.wrappers import inner_module
 from sparsefn.shrinking.analysis import analyse
-from sparsefn.shrinking.cut import Cut, folded, free
+from sparsefn.shrinking.cut import Cut, folded_biases, free
 from sparsefn.shrinking.paths import calls_of, matched
 from sparsefn.shrinking.program import program
 from sparsefn.shrinking.proof import differs
@@ -121,7 +121,7 @@ def smaller(
         )
     if form not in (None, "class", "program"):
         raise ValueError(f"shrink: expected form None, 'class' or 'program', got {form!r}")
-    masked, masks = unwrapped(bake(module, state, buffers=buffers)), dict(flatten(state.masks)[0])
+    masked, masks = inner_module(bake(module, state, buffers=buffers)), dict(flatten(state.masks)[0])
     if only is None:
         return _smaller(masked, masks, example, form)[0]
     exact: dict[str, Tensor] = {}
@@ -181,7 +181,7 @@ def _as_before(small: nn.Module, masked: nn.Module) -> nn.Module:
 
 
 def _tensors(masked: nn.Module, cut: Cut) -> dict[str, Tensor]:
-    return folded(cut, params_of(masked))
+    return folded_biases(cut, params_of(masked))
 
 
 def _kept(cut: Cut) -> dict[str, Kept]:
@@ -207,5 +207,7 @@ def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
                 continue
             row = atoms.resolve(label[np.nonzero(still)[0][:1]])
             why = next((atoms.reasons[i] for i in atoms.reason[row].ravel().tolist() if i > 1), "one always stays")
+            if why.startswith("joined with what stays"):  # such as columns that read inputs of the model
+                continue
             lines.append(f"{name!r} keeps {still.sum()} of {pruned.sum()} pruned slices of dimension {d}: {why}")
     return lines

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
-from sparsefn.shrinking.values import bind, opname, scope
+from sparsefn.shrinking.values import bind, opname, module_of
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -158,7 +158,7 @@ def _text(node: fx.Node) -> str:
 
 
 def _place(model: nn.Module, node: fx.Node) -> str:
-    path = scope(node)
+    path = module_of(node)
     return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
 
 

@@ -91,7 +91,7 @@ def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     return {s.name: args[i] if i < len(args) else kwargs.get(s.name, s.default_value) for i, s in enumerate(schema)}
 
 
-def call(target: Any, arguments: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+def run_operation(target: Any, arguments: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that an operation gives for other tensors, which it does not change."""
     given, positional = replaced(arguments, [x.clone() for x in tensors]), []
     for arg in target._schema.arguments:
@@ -111,7 +111,7 @@ def opname(node: fx.Node) -> str:
     return name if name.startswith("__") else name.rstrip("_")
 
 
-def scope(node: fx.Node, up: int = 0) -> str:
+def module_of(node: fx.Node, up: int = 0) -> str:
     """The path of the module in whose forward an operation is; with `up` of those around it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1 - up][0]).removeprefix("L['self']").removeprefix(".") if len(stack) > up else ""

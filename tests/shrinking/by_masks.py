@@ -30,6 +30,6 @@ def check(model, example, seed):
     wanted = compare.outputs(model, example, {name: p * masks[name] for name, p in params.items()})
     made = cut.free(analyse(traced(model, example), masks, counted=True, equal_parts=False))
     tensors = {name: p * masks[name] for name, p in params.items()}
-    small = program(made, {**tensors, **cut.folded(made, tensors)})
+    small = program(made, {**tensors, **cut.folded_biases(made, tensors)})
     compare.check_outputs(wanted, small, example, "the program")
     return sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in small.parameters())

@@ -11,11 +11,11 @@ nan = np.nan
 
 
 def test_draws_are_of_many_sizes_and_both_signs():
-    made = constants.spread(1000)
+    made = constants.many_sizes(1000)
     assert made.dtype == torch.float64 and made.shape == (8, 1000)
     assert (made[0] > 0).all() and (made[1] < 0).all() and not made[-1].any()
     assert made[0].min() < 1e-5 and made[0].max() > 1e5
-    assert torch.equal(made, constants.spread(1000))
+    assert torch.equal(made, constants.many_sizes(1000))
 
 
 def test_arguments_in_double():

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparsefn.shrinking.cut import Cut, folded, free, one_stays
+from sparsefn.shrinking.cut import Cut, folded_biases, free, one_stays
 from tests.shrinking.small import VECTOR, analysed, lin
 
 NET = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).eval()
@@ -49,9 +49,9 @@ def test_masks_say_what_is_free():
 def test_folded_biases_are_exact_sums_in_float64():
     params = dict(NET.named_parameters())
     cut = free(analysed(NET, VECTOR, masks=rows(0, 2)))
-    (bias,) = folded(cut, params).values()
+    (bias,) = folded_biases(cut, params).values()
     wanted = params["1.bias"].double() + params["1.weight"].double()[:, [0, 2]] @ params["0.bias"].double()[[0, 2]]
     torch.testing.assert_close(bias, wanted, rtol=0, atol=1e-15)
-    assert folded(free(analysed(NET, VECTOR, masks=rows())), params) == {}
+    assert folded_biases(free(analysed(NET, VECTOR, masks=rows())), params) == {}
     whole = Cut(cut.analysis, np.ones_like(cut.alive))  # nothing goes: nothing is taken in
-    assert folded(whole, params) == {}
+    assert folded_biases(whole, params) == {}

@@ -46,13 +46,13 @@ def test_arguments_by_name():
 
 def test_calls_change_nothing_that_is_given():
     x, value = torch.ones(2), values.blank(torch.ones(2))
-    (out,) = values.call(aten.mul_.Scalar, {"self": value, "other": 3}, [x])
+    (out,) = values.run_operation(aten.mul_.Scalar, {"self": value, "other": 3}, [x])
     assert out.tolist() == [3, 3] and x.tolist() == [1, 1]
     arguments = {"tensors": [value, value], "dim": 0}
-    assert values.call(aten.cat.default, arguments, [x, 2 * x])[0].tolist() == [1, 1, 2, 2]
-    parts = values.call(aten.chunk.default, {"self": value, "chunks": 2, "dim": 0}, [x])
+    assert values.run_operation(aten.cat.default, arguments, [x, 2 * x])[0].tolist() == [1, 1, 2, 2]
+    parts = values.run_operation(aten.chunk.default, {"self": value, "chunks": 2, "dim": 0}, [x])
     assert [part.shape for part in parts] == [(1,), (1,)]
-    made = values.call(aten.sum.default, {"self": value, "dtype": torch.float64}, [x])[0]
+    made = values.run_operation(aten.sum.default, {"self": value, "dtype": torch.float64}, [x])[0]
     assert made.dtype == torch.float64  # by keyword alone
 
 
@@ -61,7 +61,7 @@ def test_names_and_places_of_operations():
     graph = traced(nn.Sequential(inner), torch.ones(1, 2))
     nodes = {values.opname(node): node for node in graph.graph.nodes if node.op == "call_function"}
     assert list(nodes) == ["linear", "add"]
-    assert [values.scope(node) for node in nodes.values()] == ["0.a", "0"]
-    assert [values.scope(nodes["linear"], up) for up in (1, 2, 3)] == ["0", "", ""]
+    assert [values.module_of(node) for node in nodes.values()] == ["0.a", "0"]
+    assert [values.module_of(nodes["linear"], up) for up in (1, 2, 3)] == ["0", "", ""]
     read = next(node for node in graph.graph.nodes if node.op == "get_attr")
     assert values.leaf_of(graph, read) is getattr(graph, "0").a.weight
