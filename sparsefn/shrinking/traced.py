@@ -64,7 +64,7 @@ def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: 
     if busy and not train and (node := _first_other(program, _export(model, call, True, dynamic))) is not None:
         raise ValueError(
             f"expected a model in eval mode, as model.eval() sets it: in train mode {_place(model, node)} computes "
-            "otherwise. To trace modules in the modes that they are in, such as for fine-tuning, say train=True"
+            "otherwise"
         )
     return program
 
@@ -171,8 +171,8 @@ def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
     except Exception as own:  # the model's own code fails in any way
         return ValueError(f"expected an example that the {kind} can be called with: it fails with {first_line(own)}")
     return ValueError(
-        f"torch.export cannot follow the {kind}: {first_line(error)}. Name submodules that it can follow in where=, or "
-        "take out of forward what depends on the values of tensors"
+        f"torch.export cannot follow the {kind}: {first_line(error)}. Name submodules that it can follow in only= of "
+        "sf.shrink, or take out of forward what depends on the values of tensors"
     )
 
 

@@ -166,5 +166,5 @@ def test_what_cannot_be_traced():
     with pytest.raises(ValueError, match="expected an example that the Sequential can be called with: it fails"):
         traced(convnet(), torch.randn(2, 4))
     data = Plain(lambda self, x: self.layer(x) if x.sum() > 0 else x, layer=nn.Linear(3, 3)).eval()
-    with pytest.raises(ValueError, match=r"torch.export cannot follow the Plain: \w+: Could not guard on .* in where="):
+    with pytest.raises(ValueError, match=r"torch.export cannot follow the Plain: \w+: Could not guard on .* in only="):
         traced(data, torch.ones(2, 3))
