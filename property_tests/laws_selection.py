@@ -23,7 +23,7 @@ class Choice(NamedTuple):
     part: float  # of what can be chosen
 
     def groups(self) -> list[list[oracle.Unit]]:
-        return [[("", unit) for unit in group] for group in oracle.grouped_units(self.layout, tuple(self.scores.shape))]
+        return [[("", unit) for unit in group] for group in oracle.unit_groups(self.layout, tuple(self.scores.shape))]
 
     def values(self, group: Sequence[oracle.Unit]) -> list[float]:
         table = {"": self.scores.double().reshape(-1).tolist()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import operator
 import warnings
-from typing import Any
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn

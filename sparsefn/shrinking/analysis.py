@@ -17,7 +17,18 @@ from sparsefn.shrinking.moves import MOVES, divided, move
 from sparsefn.shrinking.recurrent import recurrent
 from sparsefn.shrinking.steps import Book, Step
 from sparsefn.shrinking.tried import pointwise, tried
-from sparsefn.shrinking.values import Constants, Value, bind, blank, run_operation, leaf_of, opname, replaced, module_of, values_in
+from sparsefn.shrinking.values import (
+    Constants,
+    Value,
+    bind,
+    blank,
+    leaf_of,
+    module_of,
+    opname,
+    replaced,
+    run_op,
+    values_in,
+)
 
 Rule = Callable[[Step], Any]
 
@@ -133,7 +144,7 @@ def _known(step: Step, outs: Any) -> Any:
     if not ins or not known or not isinstance(outs, Value) or outs.dtype.is_floating_point:
         return outs
     return outs._replace(
-        real=run_operation(step.target, step.arguments, [value.real for value in ins if value.real is not None])[0]
+        real=run_op(step.target, step.arguments, [value.real for value in ins if value.real is not None])[0]
     )
 
 
@@ -211,7 +222,7 @@ _RULES: dict[str, Rule] = {
     "index_select": lookups.index_select,
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
     "group_norm": norms.group_norm,
-    "mean": norms.mean,
+    "mean": norms.mean_over,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
     **dict.fromkeys(["full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty"], _uniform),
     **dict.fromkeys(["arange", "linspace", "eye", "scalar_tensor", "rand", "randn", "randint", "randperm"], _fixed),

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from sparsefn.shrinking.atoms import Flags
 from sparsefn.shrinking.cut import Cut
-from sparsefn.shrinking.values import Value, bind, opname, module_of, values_in
+from sparsefn.shrinking.values import Value, bind, module_of, opname, values_in
 
 Number = int | fx.Node
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sparsefn.shrinking.change import Resizing, refused
-from sparsefn.shrinking.values import Value, run_operation, values_in
+from sparsefn.shrinking.values import Value, run_op, values_in
 
 
 def check_operation(change: Resizing) -> None:
@@ -26,8 +26,8 @@ def check_operation(change: Resizing) -> None:
     whole = [_sample(change, value, draw) for value in ins]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            wanted = run_operation(change.node.target, given, [_filled(change, v, x) for v, x in zip(ins, whole, strict=True)])
-            got = run_operation(change.node.target, given, [_left(change, v, x) for v, x in zip(ins, whole, strict=True)])
+            wanted = run_op(change.node.target, given, [_filled(change, v, x) for v, x in zip(ins, whole, strict=True)])
+            got = run_op(change.node.target, given, [_left(change, v, x) for v, x in zip(ins, whole, strict=True)])
     except Exception as error:  # operations fail in any way
         change.refuse(str(error).strip().split("\n")[0])
     for value, a, b in zip(change.outs, wanted, got, strict=True):

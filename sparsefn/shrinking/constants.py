@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.values import Constants, Value, run_operation
+from sparsefn.shrinking.values import Constants, Value, run_op
 
 _DRAWS = 8  # for what varies: numbers of many sizes and both signs
 
@@ -49,7 +49,7 @@ def elementwise(step: Step, ins: list[Value], at: list[int | None], size: int) -
             fixed = np.full(size, np.nan) if constants is None else constants
             given.append(torch.where(torch.from_numpy(np.isnan(fixed)), varying, torch.from_numpy(fixed)))
     try:
-        out = run_operation(step.target, in_double(step.arguments), given)[0]
+        out = run_op(step.target, in_double(step.arguments), given)[0]
     except (RuntimeError, TypeError, IndexError, NotImplementedError):
         return None
     return _same(out) if out.shape == (_DRAWS, size) and out.dtype.is_floating_point else None
@@ -88,7 +88,7 @@ def by_running(
                     view = torch.from_numpy(constants).reshape([-1 if e == d else 1 for e in range(x.ndim)])
                     x = torch.where(view.isnan(), x, view)
             given.append(x)
-        results.append(run_operation(step.target, in_double(step.arguments), given))
+        results.append(run_op(step.target, in_double(step.arguments), given))
     found: dict[tuple[int, int], Constants] = {}
     for j, e in places:
         rows = torch.cat([run[j].movedim(e, 0).reshape(outs[j].shape[e], -1) for run in results], 1)

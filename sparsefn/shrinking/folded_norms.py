@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.layer_sizes import COUNTED, averages
-from sparsefn.shrinking.values import opname, module_of
+from sparsefn.shrinking.values import module_of, opname
 
 
 class NormFold(NamedTuple):

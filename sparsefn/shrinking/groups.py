@@ -24,7 +24,6 @@ from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.cut import Cut, free, labels_of, one_stays
 from sparsefn.shrinking.priced import priced
 from sparsefn.shrinking.traced import Example, traced
-from sparsefn.shrinking.values import Value
 
 
 class Member(NamedTuple):
@@ -308,6 +307,3 @@ def _stays(atoms: Atoms, labels: Mapping[tuple[str, int], Any], parameters: Set[
             reasons[1] = 0  # of what fills up
             made[name, d] = atoms.reasons[reasons.argmax()] or "it is joined with what stays"
     return made
-
-
-__all__ = ["Group", "Groups", "Member", "Value", "grouped", "groups"]

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sparsefn.modules.weights import is_conv1d
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.search import Tried, search
-from sparsefn.shrinking.values import opname, module_of, values_in
+from sparsefn.shrinking.values import module_of, opname, values_in
 
 TRIES = 64  # runs of a model in search of numbers
 

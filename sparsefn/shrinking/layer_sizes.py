@@ -14,7 +14,7 @@ from sparsefn.shrinking.attention import SmallAttention
 from sparsefn.shrinking.counted import CountedGroupNorm, CountedLayerNorm, CountedRMSNorm
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.norms import mean_dims
-from sparsefn.shrinking.values import Value, bind, opname, module_of
+from sparsefn.shrinking.values import Value, bind, module_of, opname
 
 # Of a layer, the tensor whose shape says its sizes, and their names, dimension by dimension.
 _SIZES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsefn.shrinking.atoms import Ids, Label
 from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.values import Constants, Value, run_operation, replaced, values_in
+from sparsefn.shrinking.values import Constants, Value, replaced, run_op, values_in
 
 _NAMES = """
 view reshape _unsafe_view _reshape_alias view_as reshape_as permute transpose t T mT numpy_T movedim swapaxes adjoint
@@ -102,7 +102,9 @@ class _Rows(NamedTuple):
     gone: npt.NDArray[np.float64]
 
 
-def read_off(step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)) -> dict[int, _Rows]:
+def read_off(
+    step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)
+) -> dict[int, _Rows]:
     dims, index = reading
     reached = index >= 0
     if not dims:
@@ -238,7 +240,7 @@ def _of_grids(step: Step, ins: list[Value], outs: list[Value], wanted: list[tupl
     for k, value in enumerate(ins):
         given = [torch.full(other.shape, -1, dtype=torch.float64) for other in ins]
         given[k] = torch.arange(math.prod(value.shape), dtype=torch.float64).reshape(value.shape)
-        grids = [out.numpy().astype(np.int64) for out in run_operation(step.target, arguments, given)]
+        grids = [out.numpy().astype(np.int64) for out in run_op(step.target, arguments, given)]
         for j, grid in enumerate(grids):
             reached[j] |= grid >= 0
             repeats = {(i, e) for i, e in repeats if i != j or (grid == grid.take([0], e)).all()}

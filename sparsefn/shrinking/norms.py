@@ -66,7 +66,7 @@ def _averaged_in_groups(step: Step, label: Label, x: Value, groups: int) -> None
     step.freeze(label, "takes its mean, and it is not 0 where it is masked", ~(zero | whole).reshape(-1))
 
 
-def mean(step: Step) -> Value:
+def mean_over(step: Step) -> Value:
     x, out = step.arguments["self"], step.outs
     over = mean_dims(step.arguments.get("dim"), len(x.shape))
     for d in over:

@@ -15,7 +15,7 @@ from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.folded_norms import NormFold, fold_norms
 from sparsefn.shrinking.guesses import give_back, guesses, named_numbers, node_sizes, outputs_of, settle
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
-from sparsefn.shrinking.values import opname, module_of
+from sparsefn.shrinking.values import module_of, opname
 
 Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
 

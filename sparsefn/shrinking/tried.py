@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsefn.shrinking.constants import by_running, elementwise, in_double
 from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.values import Value, run_operation, replaced, values_in
+from sparsefn.shrinking.values import Value, replaced, run_op, values_in
 
 Place = tuple[int, int]  # (number of the tensor, dimension)
 _SHORT = 3
@@ -125,10 +125,10 @@ def _found_at(step: Step, ins: list[Value], open_: set[Place], shapes: list[tupl
         return
     arguments = in_double(step.arguments)
     try:
-        positive = any(out.isnan().any() for out in run_operation(step.target, arguments, _draw(ins, 0.0, shapes)))
+        positive = any(out.isnan().any() for out in run_op(step.target, arguments, _draw(ins, 0.0, shapes)))
         draws = [_draw(ins, 2.0 if positive else sign, shapes) for sign in (0.0, -1.0)]
-        wanted = [run_operation(step.target, arguments, draw) for draw in draws]
-        again = run_operation(step.target, arguments, draws[0])
+        wanted = [run_op(step.target, arguments, draw) for draw in draws]
+        again = run_op(step.target, arguments, draws[0])
     except _FAILS:
         return
     if not all(_close(a, b) for a, b in zip(wanted[0], again, strict=True)):  # it draws numbers itself
@@ -164,7 +164,7 @@ def _places(
         keep, gone = order[:count].sort().values, order[count:]
         places: list[Place] = []
         try:
-            got = run_operation(
+            got = run_op(
                 step.target, arguments, [x.index_select(dims[i], keep) if i in dims else x for i, x in enumerate(draw)]
             )
         except _FAILS:
@@ -184,7 +184,7 @@ def _places(
         if not places:
             zeroed = dict(_zeroed(ins, ties))
             with_zeros = [x.index_fill(zeroed[i], gone, 0) if i in zeroed else x for i, x in enumerate(draw)]
-            masked = run_operation(step.target, arguments, with_zeros)
+            masked = run_op(step.target, arguments, with_zeros)
             if not zeroed or not all(_close(a, b) for a, b in zip(masked, got, strict=True)):
                 return None
         found.append(tuple(places))

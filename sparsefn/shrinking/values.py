@@ -91,7 +91,7 @@ def bind(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
     return {s.name: args[i] if i < len(args) else kwargs.get(s.name, s.default_value) for i, s in enumerate(schema)}
 
 
-def run_operation(target: Any, arguments: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[Tensor]:
+def run_op(target: Any, arguments: Mapping[str, Any], tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that an operation gives for other tensors, which it does not change."""
     given, positional = replaced(arguments, [x.clone() for x in tensors]), []
     for arg in target._schema.arguments:

@@ -13,7 +13,7 @@ from sparsefn.state import with_params
 from sparsefn.testing.harness import Operations, algorithm_of, assert_same, mapped, states_of
 from sparsefn.testing.laws_states import threads, turned
 from sparsefn.testing.meta import Row
-from sparsefn.testing.oracle import grouped_units
+from sparsefn.testing.oracle import unit_groups
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
 
@@ -146,7 +146,7 @@ def _permuted(row: Row, tree: Tree) -> Tree:
         if x.ndim < 2 or not x.numel():
             return x
         values, new = torch.rand(x.numel(), generator=generator, device="cpu"), torch.empty(x.numel(), device="cpu")
-        for group in grouped_units(row.meta.layout, tuple(x.shape)):
+        for group in unit_groups(row.meta.layout, tuple(x.shape)):
             for unit in group:
                 new[unit] = values[torch.randperm(len(unit), generator=generator, device="cpu")]
         return new.to(x.dtype).reshape(x.shape)

@@ -54,7 +54,7 @@ def _transitions(case: Case, states: list[State]) -> Iterator[tuple[int, State, 
 def goals_of(meta: Meta, state: State, sparsity: float) -> Counts:
     """The kept count of every competition at a sparsity; only the total if `Meta` promises no more."""
     shapes = _shapes(state)
-    groups = {path: oracle.grouped_units(meta.layout, shape) for path, shape in shapes.items()}
+    groups = {path: oracle.unit_groups(meta.layout, shape) for path, shape in shapes.items()}
     sizes = {path: sum(map(len, found)) for path, found in groups.items()}
     if meta.layout.fixed is not None:
         return [oracle.fixed(meta.layout, shapes[path]) or 0 for path, found in groups.items() for _ in found]

@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     def ungrouped(self) -> bool:
         """Whether all units of a leaf compete with each other."""
         shape = min(size for size in shapes(self.form) if all(n > 1 for n in size))
-        return len(grouped_units(self, shape)) == 1
+        return len(unit_groups(self, shape)) == 1
 
 
 ELEMENTS = Layout(unstructured())
@@ -109,7 +109,7 @@ def budget_shape(layout: Layout, shape: Box) -> Box:
     return tuple(n for n, step, size in zip(grid(layout, shape), unit, shape, strict=True) if size == 1 or step != size)
 
 
-def grouped_units(layout: Layout, shape: Box) -> list[list[list[int]]]:
+def unit_groups(layout: Layout, shape: Box) -> list[list[list[int]]]:
     """Competing groups of a leaf, each a list of units, each a list of element indices, all in row-major order.
 
     Units that the pattern never keeps are left out.
@@ -132,7 +132,7 @@ def fixed(layout: Layout, shape: Box) -> int | None:
 
 def competing_units(layout: Layout, shapes: Shapes, joint: bool) -> list[list[Unit]]:
     """The units that compete with each other: a group of a leaf, or everything in one when `joint`."""
-    found = [[(path, unit) for unit in group] for path, shape in shapes.items() for group in grouped_units(layout, shape)]
+    found = [[(path, unit) for unit in group] for path, shape in shapes.items() for group in unit_groups(layout, shape)]
     return [[unit for group in found for unit in group]] if joint else found
 
 

@@ -46,13 +46,13 @@ def test_arguments_by_name():
 
 def test_calls_change_nothing_that_is_given():
     x, value = torch.ones(2), values.blank(torch.ones(2))
-    (out,) = values.run_operation(aten.mul_.Scalar, {"self": value, "other": 3}, [x])
+    (out,) = values.run_op(aten.mul_.Scalar, {"self": value, "other": 3}, [x])
     assert out.tolist() == [3, 3] and x.tolist() == [1, 1]
     arguments = {"tensors": [value, value], "dim": 0}
-    assert values.run_operation(aten.cat.default, arguments, [x, 2 * x])[0].tolist() == [1, 1, 2, 2]
-    parts = values.run_operation(aten.chunk.default, {"self": value, "chunks": 2, "dim": 0}, [x])
+    assert values.run_op(aten.cat.default, arguments, [x, 2 * x])[0].tolist() == [1, 1, 2, 2]
+    parts = values.run_op(aten.chunk.default, {"self": value, "chunks": 2, "dim": 0}, [x])
     assert [part.shape for part in parts] == [(1,), (1,)]
-    made = values.run_operation(aten.sum.default, {"self": value, "dtype": torch.float64}, [x])[0]
+    made = values.run_op(aten.sum.default, {"self": value, "dtype": torch.float64}, [x])[0]
     assert made.dtype == torch.float64  # by keyword alone
 
 
