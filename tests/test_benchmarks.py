@@ -26,13 +26,8 @@ PEERS = {
     | {"Cholesky and products alone", "the authors' formulation, half kept"},
     "shrinking": {"sparsefn, traced before", "torch.export alone", "traced and analysed", "analysis"},
 }
-APART = {
-    "rigl-torch",
-    "sparsefn.drop_grow",
-    "cerebras_pytorch, masks alone",
-    "Torch-Pruning",
-}  # rows of peers that are installed apart
-APART |= {"Torch-Pruning"}
+# Rows of peers that are installed apart.
+APART = {"rigl-torch", "sparsefn.drop_grow", "cerebras_pytorch, masks alone", "Torch-Pruning"}
 FACTS = {"date", "cpus", "architecture", "capability", "threads", "omp_wait_policy", "load"}
 FACTS |= {"python", "torch", "numpy", "sparsefn"}
 
