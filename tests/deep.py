@@ -109,6 +109,10 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_bits_are_those_of_the_parts": ("1-*-keep", "2-adam-keep"),
         "test_under_transforms_it_leaves_the_step_to_the_parts": (),
     },
+    "tests/shrinking/test_random_masks.py": {
+        "test_small_equals_masked_for_many_networks": (),
+        "test_small_equals_masked_in_the_zoo": ("vgg", "shufflenet v2", "lstm classifier", "llama"),
+    },
     "tests/shrinking/test_random_networks.py": {
         "test_small_equals_masked_for_many_networks": (),
     },

@@ -1,9 +1,12 @@
 """Random networks under masks of all kinds get smaller with equal outputs."""
 
+from unittest import mock
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparsefn.shrinking import cut, layers
 from tests.shrinking import by_masks, zoo
 from tests.shrinking.networks import networks
 from tests.shrinking.test_random_networks import SETTINGS
@@ -31,3 +34,34 @@ def test_small_equals_masked_in_the_zoo(name):
 @pytest.mark.parametrize("name", ["vgg", "lstm classifier"])
 def test_something_goes(name):
     assert sum(by_masks.check(*zoo.MODELS[name](), seed) for seed in range(3)) > 0
+
+
+BUGS = {
+    "constants ignore padding": (
+        "efficientnet",
+        layers,
+        "_known",
+        lambda x, at, plain, real=layers._known: real(x, at, True),
+    ),
+    "folded biases are not added": ("vgg", cut, "folded", lambda made, params: {}),
+    "groups of a grouped convolution are pruned unevenly": (
+        "resnext",
+        layers,
+        "divided",
+        lambda step, label, m, n, ranks=(1, 2): (step.atoms.new(m), step.atoms.new(n)),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_masks_show_the_bug(bug):
+    name, owner, attribute, put = BUGS[bug]
+    model, example = zoo.MODELS[name]()
+    failed = 0
+    for seed in range(4):
+        with mock.patch.object(owner, attribute, put):
+            try:
+                by_masks.check(model, example, seed)
+            except Exception:  # a bug fails in any way
+                failed += 1
+    assert failed

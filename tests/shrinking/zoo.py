@@ -13,7 +13,16 @@ from torch import nn
 
 Made = tuple[nn.Module, tuple | dict]
 MODELS: dict[str, Callable[[], Made]] = {}
-ROOMS = "zoo_convnets", "zoo_gates", "zoo_shapes", "zoo_attention", "zoo_sequences", "zoo_own_code", "zoo_hugging"
+ROOMS = (
+    "zoo_convnets",
+    "zoo_gates",
+    "zoo_shapes",
+    "zoo_attention",
+    "zoo_sequences",
+    "zoo_own_code",
+    "zoo_products",
+    "zoo_hugging",
+)
 
 
 def in_the_zoo(build: Callable[[], Made]) -> Callable[[], Made]:
