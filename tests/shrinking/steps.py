@@ -221,16 +221,16 @@ def norm_by_hand(pick, shape):
         return self.scale * x * (x.pow(2).mean(d, keepdim=True) + 1e-3).rsqrt()
 
     def by_length(self, x):
-        return x / (x.norm(dim=d, keepdim=True) + 1e-2)
+        return self.scale * x / (x.norm(dim=d, keepdim=True) + 1e-2)
 
     def by_sum(self, x):
-        return x / (x.abs().sum(d, keepdim=True) + 0.1)
+        return self.scale * x / (x.abs().sum(d, keepdim=True) + 0.1)
 
     def unit(self, x):
         return self.scale * F.normalize(x, dim=d, eps=1e-2)
 
     def by_variance(self, x):
-        return x / (x.var(d, keepdim=True, unbiased=False) + 1e-2).sqrt()
+        return self.scale * x / (x.var(d, keepdim=True, unbiased=False) + 1e-2).sqrt()
 
     run = pick(layer_norm, rms_norm, by_length, by_sum, unit, by_variance)
     return Step(f"{run.__name__} by hand", run, scale=scale)
