@@ -27,7 +27,8 @@ class Cut:
         if label is None:
             return np.ones(size, bool)
         if id(label) not in self.known:
-            self.known[id(label)] = label, self.alive[self.analysis.book.atoms.resolve(label)].all(1)
+            flags: Flags = self.alive[self.analysis.book.atoms.resolve(label)].all(1)  # type: ignore[assignment]
+            self.known[id(label)] = label, flags
         return self.known[id(label)][1]
 
     def size(self, value: Value) -> list[int]:

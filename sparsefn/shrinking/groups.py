@@ -105,7 +105,7 @@ class Groups(Sequence[Group]):
         chosen = [i for i, group in enumerate(self.groups) if group.preferred] if only is None else list(only)
         parameters = _parameters(self.analysis)
         sets = [[m.tied() for m in self.groups[i].members if m.leaf in parameters] for i in chosen]
-        return tied(sets, reduce)  # type: ignore[arg-type]
+        return tied(sets, reduce)
 
     def cut(self, gone: Mapping[int, Sequence[int]]) -> Cut:
         """The program without these units, by number of the group."""
