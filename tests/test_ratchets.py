@@ -24,7 +24,15 @@ WALKS = {
 STREET = ("budgets", "ensemble", "masks", "optimizers", "patterns", "random", "reparam", "scores", "solve", "state")
 STREET += ("timing", "tree")
 # Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
-LINES = {"engine": 4208, "algorithms": 1567, "compose": 691, "attached": 820, "street": 4367, "all": 16428}
+LINES = {
+    "engine": 4208,
+    "algorithms": 1587,
+    "compose": 691,
+    "attached": 820,
+    "street": 4716,
+    "shrinking": 3739,
+    "all": 19770,
+}
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {
     "algorithms/frame.py": 19,

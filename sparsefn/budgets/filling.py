@@ -32,10 +32,10 @@ class Priced(NamedTuple):
     masks: Mapping[str, int] = {}  # what a leaf costs besides where it may lose units
 
 
-def fill(cost: Callable[[Sequence[int]], Number], levels: Levels, last: int, limit: Number | Fraction) -> list[int]:
+def fill_up(cost: Callable[[Sequence[int]], Number], levels: Levels, last: int, limit: Number | Fraction) -> list[int]:
     """The most units whose cost is at most the limit: up to the highest level that fits, then one by one.
 
-    >>> fill(lambda kept: 3 * kept[0] + 5 * kept[1], lambda k: [k, k], 10, 30)
+    >>> fill_up(lambda kept: 3 * kept[0] + 5 * kept[1], lambda k: [k, k], 10, 30)
     [5, 3]
 
     From one level to the next each count rises by one at most, and from one unit each to all.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Literal, Protocol
 
-from sparsefn.budgets.filling import Number, Prefer, Priced, check_prefer, fill, levels_of
+from sparsefn.budgets.filling import Number, Prefer, Priced, check_prefer, fill_up, levels_of
 from sparsefn.budgets.limits import Shapes
 from sparsefn.engine.checks import is_number, shown
 from sparsefn.engine.numbers import Real
@@ -91,7 +91,7 @@ class Within:
                 f"within: expected a limit of {least} {self.unit} or more, which is what one unit of each leaf or set "
                 f"that may lose units costs with the rest of the model, got {shown(self.limit)}"
             )
-        kept = fill(cost, levels, last, limit)
+        kept = fill_up(cost, levels, last, limit)
         return dict(zip(names, kept, strict=True))
 
 

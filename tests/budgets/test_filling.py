@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from sparsefn.budgets.filling import Priced, check_prefer, fill, levels_of
+from sparsefn.budgets.filling import Priced, check_prefer, fill_up, levels_of
 
 
 def test_fill_ends_where_no_count_can_rise():
-    assert fill(lambda kept: kept[0] + 10 * kept[1], lambda k: [1 + k, 1 + k], 4, 24) == [4, 2]
-    assert fill(lambda kept: sum(kept), lambda k: [1 + k, 1], 4, 100) == [5, 1]
+    assert fill_up(lambda kept: kept[0] + 10 * kept[1], lambda k: [1 + k, 1 + k], 4, 24) == [4, 2]
+    assert fill_up(lambda kept: sum(kept), lambda k: [1 + k, 1], 4, 100) == [5, 1]
 
 
 @pytest.mark.parametrize("prefer", ["uniform", "global", {"a": 2.0, "b": 0.3}, {"a": 0}])
