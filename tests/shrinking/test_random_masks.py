@@ -43,7 +43,7 @@ BUGS = {
         "_known",
         lambda x, at, plain, real=layers._known: real(x, at, True),
     ),
-    "folded biases are not added": ("vgg", cut, "folded", lambda made, params: {}),
+    "folded biases are not added": ("vgg", cut, "folded_biases", lambda made, params: {}),
     "groups of a grouped convolution are pruned unevenly": (
         "resnext",
         layers,

@@ -8,7 +8,7 @@ from torch import nn
 import sparsefn as sf
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 64, "intermediate_size": 48}
-WORDS = {"input_ids": torch.arange(12).reshape(2, 6)}
+WORDS = {"input_ids": torch.arange(12).reshape(2, 6), "use_cache": False}
 KINDS = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(num_key_value_heads=4, **SIZES)),
     "gpt2": lambda: transformers.GPT2LMHeadModel(
