@@ -62,7 +62,13 @@ def copied(source: str) -> list[str]:
 
 
 # Where numbers are copied: for the CPU alone, from files, and in solvers, which wait in any case.
-COPIES = {"engine/checks/rounding.py", "engine/leaves/memory.py", "engine/selection/tiling.py"}
+COPIES = {
+    "engine/checks/rounding.py",
+    "engine/leaves/memory.py",
+    "engine/selection/tiling.py",
+    "patterns/places.py",
+    "patterns/tied.py",
+}
 COPIES |= {"calibration/sums.py", "checkpoint/states.py", "checkpoint/compressed.py", "solve/greedy.py"}
 
 

@@ -26,12 +26,12 @@ STREET += ("timing", "tree")
 # Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
 LINES = {
     "engine": 4208,
-    "algorithms": 1587,
+    "algorithms": 1585,
     "compose": 691,
     "attached": 820,
     "street": 4716,
-    "shrinking": 3739,
-    "all": 19770,
+    "shrinking": 3748,
+    "all": 19777,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

@@ -57,16 +57,13 @@ class Competition(NamedTuple):
     def select(self, params: Tree, where: Where) -> Leaves:
         """The leaves that `where` chooses, or all leaves of each tied set of which it chooses one.
 
-        Globs are matched with all leaves of a set; a function is asked about the first. Without a choice all sets are
-        taken: their leaves are named already.
+        Globs are matched with all leaves of a set, and so is the default; another function is asked about the first.
         """
         if not self.pattern.members:
             return select_leaves(params, where)
         leaves = float_leaves(params)
         sets = checked_sets(self.pattern, list(leaves))
-        if where is default_where:
-            where = "*"
-        asked = [paths[:1] if callable(where) else paths for paths in sets]
+        asked = [paths[:1] if callable(where) and where is not default_where else paths for paths in sets]
         known = {path for paths in asked for path in paths}
         hit = select_leaves({path: leaf for path, leaf in leaves.items() if path in known}, where)
         taken = [any(path in hit for path in paths) for paths in asked]

@@ -72,9 +72,9 @@ def tied(members: Members, reduce: Reduce = "mean") -> Pattern:
     begin with this leaf are `path:1`, `path:2` and so on. A glob that is the path of a leaf is that leaf alone.
 
     A unit's score is that of all of its entries, also of those that other sets prune, pooled by `reduce` as in
-    `sf.patterns.block`: members in their order, each row by row. It is kept if one of its entries is. All sets
-    are pruned by default; globs in `where` choose the sets of all leaves that they match, and a function is asked about
-    the first leaf of a set, for all of it. Only algorithms take it: a mask of one tensor has no other leaves. Where
+    `sf.patterns.block`: members in their order, each row by row. It is kept if one of its entries is. Globs in
+    `where` choose the sets of all leaves that they match, and so does the default; another function is asked about the
+    first leaf of a set, for all of it. Only algorithms take it: a mask of one tensor has no other leaves. Where
     single entries are drawn or move between leaves (`snfs`, `redistribute`, `supermask("bernoulli")`) it is refused, as
     other patterns are. `sf.shrinking.groups(model, example)` finds the sets of a whole model, and
     `sf.shrink(model, state, example)` removes the units that are pruned.

@@ -176,7 +176,7 @@ def _fixed(step: Step) -> Any:
     out = step.outs
     numbers = all(isinstance(x, int | bool | None) for x in step.node.args)
     if isinstance(out, Value) and numbers and step.name == "arange" and not out.dtype.is_floating_point:
-        return out._replace(real=torch.arange(*step.node.args))  # type: ignore[arg-type]
+        return out._replace(real=torch.arange(*step.node.args, device="cpu"))  # type: ignore[arg-type]
     return out
 
 

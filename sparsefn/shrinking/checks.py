@@ -39,10 +39,13 @@ def check_operation(change: Resizing) -> None:
 def _sample(change: Resizing, value: Value, draw: torch.Generator) -> Tensor:
     if value.dtype.is_floating_point or value.dtype.is_complex:
         return torch.randn(
-            value.shape, generator=draw, dtype=torch.complex128 if value.dtype.is_complex else torch.float64
+            value.shape,
+            generator=draw,
+            device="cpu",
+            dtype=torch.complex128 if value.dtype.is_complex else torch.float64,
         )
     if value.dtype == torch.bool:
-        return torch.randint(2, value.shape, generator=draw, dtype=torch.bool)
+        return torch.randint(2, value.shape, generator=draw, device="cpu", dtype=torch.bool)
     if value.real is None or value.real.is_meta:
         change.refuse("its result depends on integers that depend on inputs")
     return value.real.cpu()

@@ -23,8 +23,8 @@ def many_sizes(count: int) -> Tensor:
     torch.Size([8, 4])
     """
     draw = torch.Generator().manual_seed(0)
-    sizes = 10 ** (12 * torch.rand(_DRAWS, count, generator=draw, dtype=torch.float64) - 6)
-    signs = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(_DRAWS // 2)[:, None]
+    sizes = 10 ** (12 * torch.rand(_DRAWS, count, generator=draw, device="cpu", dtype=torch.float64) - 6)
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64, device="cpu").repeat(_DRAWS // 2)[:, None]
     made = sizes * signs
     made[-1] = 0
     return made

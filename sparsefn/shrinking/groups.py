@@ -125,7 +125,7 @@ class Groups:
         for name, value in self.analysis.leaves.items():
             if name not in parameters:
                 continue
-            made[name] = torch.ones(value.shape, dtype=torch.bool)
+            made[name] = torch.ones(value.shape, dtype=torch.bool, device="cpu")
             for d, label in enumerate(value.labels):
                 kept = torch.from_numpy(cut.kept(label, value.shape[d]))
                 if not kept.all():

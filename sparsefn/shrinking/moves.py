@@ -238,14 +238,14 @@ def _of_grids(step: Step, ins: list[Value], outs: list[Value], wanted: list[tupl
     repeats = {(j, e) for j, out in enumerate(outs) for e, n in enumerate(out.shape) if n > 1 and step.name in _REPEATS}
     reached = [np.zeros(out.shape, bool) for out in outs]
     for k, value in enumerate(ins):
-        given = [torch.full(other.shape, -1, dtype=torch.float64) for other in ins]
-        given[k] = torch.arange(math.prod(value.shape), dtype=torch.float64).reshape(value.shape)
+        given = [torch.full(other.shape, -1, dtype=torch.float64, device="cpu") for other in ins]
+        given[k] = torch.arange(math.prod(value.shape), dtype=torch.float64, device="cpu").reshape(value.shape)
         grids = [out.numpy().astype(np.int64) for out in run_op(step.target, arguments, given)]
         for j, grid in enumerate(grids):
             reached[j] |= grid >= 0
             repeats = {(i, e) for i, e in repeats if i != j or (grid == grid.take([0], e)).all()}
         for d in [d for i, d in wanted if i == k]:
-            below = math.prod(value.shape[d + 1 :])
+            below = max(1, math.prod(value.shape[d + 1 :]))
             indices = [np.where(grid < 0, -1, grid // below % value.shape[d]) for grid in grids]
             readings[k, d] = [_along(index, list(range(index.ndim))) for index in indices]
     return _Known(readings, repeats, not all(some.all() for some in reached))

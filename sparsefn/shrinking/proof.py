@@ -136,12 +136,15 @@ def _like(x: Any, draw: torch.Generator) -> Any:
         return x
     old = x.detach().cpu()
     if len(torch.unique(old)) < 3 or not old.isfinite().all() or old.is_complex():
-        new = old[torch.randperm(len(old), generator=draw)] if old.ndim else old
+        new = old[torch.randperm(len(old), generator=draw, device="cpu")] if old.ndim else old
     elif old.is_floating_point():
-        new = torch.randn(x.shape, generator=draw, dtype=torch.float64) * old.double().std() + old.double().mean()
+        new = (
+            torch.randn(x.shape, generator=draw, device="cpu", dtype=torch.float64) * old.double().std()
+            + old.double().mean()
+        )
         new = new.abs() if (old >= 0).all() else new
     else:
-        new = torch.randint(int(old.min()), int(old.max()) + 1, x.shape, generator=draw)
+        new = torch.randint(int(old.min()), int(old.max()) + 1, x.shape, generator=draw, device="cpu")
     return new.to(x)
 
 

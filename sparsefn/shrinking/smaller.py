@@ -207,7 +207,5 @@ def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:
                 continue
             row = atoms.resolve(label[np.nonzero(still)[0][:1]])
             why = next((atoms.reasons[i] for i in atoms.reason[row].ravel().tolist() if i > 1), "one always stays")
-            if why.startswith("joined with what stays"):  # such as columns that read inputs of the model
-                continue
             lines.append(f"{name!r} keeps {still.sum()} of {pruned.sum()} pruned slices of dimension {d}: {why}")
     return lines

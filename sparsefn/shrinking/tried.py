@@ -197,10 +197,10 @@ def _draw(ins: list[Value], sign: float, shapes: list[tuple[int, ...]]) -> list[
     for value, shape in zip(ins, shapes, strict=True):
         if not value.dtype.is_floating_point:
             known = value.real is not None and value.real.device.type != "meta"
-            bits = torch.randint(0, 2, shape, generator=draw).to(value.dtype)
+            bits = torch.randint(0, 2, shape, generator=draw, device="cpu").to(value.dtype)
             made.append(value.real if known and value.real is not None else bits)
             continue
-        x = torch.randn(shape, generator=draw, dtype=torch.float64)
+        x = torch.randn(shape, generator=draw, device="cpu", dtype=torch.float64)
         made.append(x if sign == 0 else sign * (x.abs() + 0.1))
     return made
 

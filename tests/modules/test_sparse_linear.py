@@ -354,7 +354,7 @@ def test_a_smaller_module_first():
     rows = sf.static(0.5, where="0.weight", pattern=sf.patterns.channel(0)).init(params).masks
     single = sf.static(0.5, where=["0.weight", "2.weight"]).init(params).masks
     state = sf.State(params, {name: rows[name] & single[name] for name in params})
-    small = sf.shrink(net, state)
+    small = sf.shrink(net, state, torch.randn(3, 16))
     params = sf.modules.params_of(small)
     fast = to_sparse(small, sf.State(params, sf.masks.from_zeros(params)), "csr")
     assert fast[0].out_features == fast[2].in_features == 16

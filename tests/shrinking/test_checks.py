@@ -27,6 +27,7 @@ def forced(fn, target, dim=1):
     label = cut.analysis.values[node.args[0]].labels[dim]
     cut.alive[label[1]] = cut.alive[label[4]] = False
     value = cut.analysis.values[node]
+    cut.known.clear()
     cut.analysis.values[node] = value._replace(labels=(*value.labels[:dim], label, *value.labels[dim + 1 :]))
     return cut
 

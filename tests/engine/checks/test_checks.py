@@ -51,6 +51,10 @@ ELSEWHERE = {
     "engine/checks/rounding.py": "what a schedule gives, and that may be a number of NumPy's",
     "engine/selection/groups.py": "an int, or a count for each group",
     "budgets/distributions.py": "a float, whose counts may be kept: they are looked up by it",
+    **dict.fromkeys(
+        (f"shrinking/{name}.py" for name in ("analysis", "arguments", "change", "folded_norms", "guesses")),
+        "the arguments of a traced operation, and the attributes of a module",
+    ),
     "config/shorthand.py": "a sparsity that was checked, and is a float or a tensor",
 }
 

@@ -17,6 +17,11 @@ ORDERS = {"sort", "argsort", "msort", "lexsort", "topk", "kthvalue", "partition"
 OTHER_ORDERS = {
     *(("timing/triggers.py", "sort"), ("random.py", "sort"), ("engine/numbers/ranks.py", "sort")),
     *(("masks/making.py", "sort"), ("masks/permutation.py", "sort")),
+    # Of counts, units, atoms, texts and drawn indices.
+    *(("budgets/filling.py", way) for way in ("argsort", "searchsorted", "sort")),
+    *((f"{name}.py", "argsort") for name in ("patterns/places", "shrinking/atoms", "shrinking/groups")),
+    *((f"shrinking/{name}.py", "partition") for name in ("contractions", "groups", "products")),
+    *(("shrinking/priced.py", "sort"), ("shrinking/tried.py", "sort")),
 }
 
 

@@ -270,6 +270,7 @@ def private_names(source: str) -> list[str]:
 # Names of torch.distributed have one place as well, and so has what torch 2.11 needs. The laws count graphs with a test
 # tool of the compiler, and operations with a mode, which has no public name.
 PLACES = {
+    *(f"shrinking/{name}.py" for name in ("checks", "guesses", "layer_sizes", "proof", "traced")),  # of traced programs
     "engine/surroundings/transforms.py",
     "engine/surroundings/older.py",
     "engine/leaves/mask_bytes.py",
