@@ -157,7 +157,7 @@ def pixel_unshuffle(pick, shape):
     return Step("pixel unshuffle", lambda self, x: F.pixel_unshuffle(x, 2))
 
 
-@step(MAP)
+@step(MAP, lambda shape: min(shape[2:]) > 1)
 def resampled(pick, shape):
     ways = {"max": lambda x: F.max_pool2d(x, 3, 1, 1), "average": lambda x: F.avg_pool2d(x, 3, 1, 1)}
     ways |= {
