@@ -103,6 +103,12 @@ class _Sizes(fx.Interpreter):
         except Exception as error:  # operations fail in any way
             raise refused(n, str(error).strip().split("\n")[0]) from error
         parts = [x for x in (made if isinstance(made, list | tuple) else [made]) if isinstance(x, Tensor)]
-        if n.op == "call_function" and n in self.sizes and [list(x.shape) for x in parts] != self.sizes[n]:
+        empty = all(0 in x.shape for x in parts) and all(0 in size for size in self.sizes.get(n, []))  # nothing to read
+        if (
+            n.op == "call_function"
+            and n in self.sizes
+            and not empty
+            and [list(x.shape) for x in parts] != self.sizes[n]
+        ):
             raise refused(n, f"it gives shapes {[list(x.shape) for x in parts]}, where {self.sizes[n]} are expected")
         return made

@@ -18,7 +18,7 @@ def test_small_equals_masked(net, counted, seed):
     compare.check(*net, seed=seed, counted=counted, forms=())
 
 
-@settings(SETTINGS, max_examples=1000)
+@settings(SETTINGS, max_examples=60)
 @given(networks(most_steps=8), st.booleans(), st.integers(0, 99), st.sampled_from([None, "program"]))
 def test_small_equals_masked_for_many_networks(net, counted, seed, form):
     compare.check(*net, seed=seed, counted=counted, forms=(form,))
@@ -27,7 +27,7 @@ def test_small_equals_masked_for_many_networks(net, counted, seed, form):
 def test_every_step_is_drawn():
     drawn = set()
 
-    @settings(SETTINGS, max_examples=1000)
+    @settings(SETTINGS, max_examples=60)
     @given(networks())
     def look(net):
         drawn.update(step.kind for step in net[0].steps)
