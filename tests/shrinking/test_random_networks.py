@@ -27,7 +27,7 @@ def test_small_equals_masked_for_many_networks(net, counted, seed, form):
 def test_every_step_is_drawn():
     drawn = set()
 
-    @settings(SETTINGS, max_examples=60)
+    @settings(SETTINGS, max_examples=1000)
     @given(networks())
     def look(net):
         drawn.update(step.kind for step in net[0].steps)
