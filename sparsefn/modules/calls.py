@@ -22,6 +22,28 @@ _CHECKPOINTED = (
 )
 
 
+Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def as_call(example: Example) -> Call:
+    """The arguments of a call, by position and by name: a tensor is the only argument, a mapping has names.
+
+    >>> as_call((1, 2)), as_call({"x": 1})
+    (((1, 2), {}), ((), {'x': 1}))
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, Tensor) or type(example) is tuple:
+        return example if isinstance(example, tuple) else (example,), {}
+    raise TypeError(
+        "expected example to be what the model is called with: a tensor, a tuple of arguments or a dict of keyword "
+        f"arguments, got {type(example).__name__}"
+    )
+
+
 def call(
     module: nn.Module,
     state_or_params: State | Tree,

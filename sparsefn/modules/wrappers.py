@@ -34,9 +34,15 @@ def inner_module(module: nn.Module) -> nn.Module:
     >>> inner_module(torch.nn.DataParallel(torch.nn.ReLU()))
     ReLU()
     """
-    while child := wrapped_child(module):
-        module = module.get_submodule(child)
-    return module
+    return _unwrapped(module)[1]
+
+
+def _unwrapped(module: nn.Module) -> tuple[str, nn.Module]:
+    # The path of the module that wrappers hold, with a dot at its end, and the module.
+    prefix = ""
+    while child := wrapped_child(module):  # a checkpointing wrapper renames the tensors that it holds
+        prefix, module = f"{prefix}{child}.", module.get_submodule(child)
+    return prefix, module
 
 
 def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str, tuple[str, Tensor]]:
@@ -55,9 +61,7 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str
         raise TypeError(f"expected a module first, as in call(module, state, x), got {type(module).__name__}")
     for _, part in sharded_parts(module):
         part.reshard()
-    prefix, inner = "", module
-    while child := wrapped_child(inner):  # a checkpointing wrapper renames the tensors that it holds
-        prefix, inner = f"{prefix}{child}.", inner.get_submodule(child)
+    prefix, inner = _unwrapped(module)
     named = inner.named_parameters if kind == "parameters" else inner.named_buffers
     return {
         _without_wrappers(inner, name): (prefix + name, tensor) for name, tensor in named(remove_duplicate=not tied)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.engine.checks import aligned, check_int
+from sparsefn.modules.calls import as_call
 
 
 class Latency(NamedTuple):
@@ -55,12 +56,11 @@ def latency(
     ...     return sf.report.latency(torch.nn.Linear(8, width), torch.ones(1, 8), repeats=3).total
     >>> table = {"0.weight": {width: time_of(width) for width in (4, 8, 16)}}
 
-    Raises ValueError for fewer than one repeat.
+    Raises TypeError for another example, and ValueError for fewer than one repeat.
     """
     check_int("latency", "repeats", repeats, 1)
     check_int("latency", "warmup", warmup, 0)
-    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
-    args = args if isinstance(args, tuple) else (args,)
+    args, kwargs = as_call(example)
     starts: dict[str, float] = {}
     spent: dict[str, float] = defaultdict(float)
 

@@ -73,7 +73,7 @@ def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: 
     if id(leaf) not in seen:
         mask = None if made.book.masks is None else made.book.masks.get(name)
         mask = None if mask is None or not mask.ndim else mask  # a 0-d mask is that of a dense leaf
-        real = leaf.detach() if mask is None or leaf.device.type == "meta" else leaf.detach() * mask
+        real = None if leaf.is_meta else leaf.detach() if mask is None else leaf.detach() * mask
         # What nothing reads stays whole.
         labels = tuple(made.book.atoms.new(n) if n > 1 and reads[id(leaf)] else None for n in leaf.shape)
         constants = tuple(_constants(made.book, leaf, real, mask, d) for d in range(leaf.ndim))
@@ -83,13 +83,13 @@ def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: 
     return seen[id(leaf)]
 
 
-def _constants(book: Book, leaf: Tensor, real: Tensor, mask: Tensor | None, d: int) -> Constants:
+def _constants(book: Book, leaf: Tensor, real: Tensor | None, mask: Tensor | None, d: int) -> Constants:
     # Masked slices are 0, and a slice of one entry is a constant.
     size = leaf.shape[d]
     if isinstance(leaf, nn.Parameter) and book.masks is None:
         return np.zeros(size)
     found = np.full(size, np.nan)
-    if leaf.numel() == size and leaf.is_floating_point() and leaf.device.type != "meta":
+    if leaf.numel() == size and leaf.is_floating_point() and real is not None:
         found = real.double().cpu().reshape(-1).numpy().copy()
     if mask is not None:
         found[~mask.movedim(d, 0).reshape(size, -1).any(1).cpu().numpy()] = 0
@@ -137,15 +137,10 @@ def _rule(step: Step) -> Rule:
 def _known(step: Step, outs: Any) -> Any:
     # Integers that do not depend on inputs, such as indices.
     ins = values_in(step.arguments)
-    known = all(
-        value.real is not None and value.real.device.type != "meta" and not value.dtype.is_floating_point
-        for value in ins
-    )
-    if not ins or not known or not isinstance(outs, Value) or outs.dtype.is_floating_point:
+    known = [value.real for value in ins if value.real is not None and not value.dtype.is_floating_point]
+    if not ins or len(known) < len(ins) or not isinstance(outs, Value) or outs.dtype.is_floating_point:
         return outs
-    return outs._replace(
-        real=run_op(step.target, step.arguments, [value.real for value in ins if value.real is not None])[0]
-    )
+    return outs._replace(real=run_op(step.target, step.arguments, known)[0])
 
 
 def _parts(step: Step) -> Any:

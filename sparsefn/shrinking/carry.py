@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsefn.modules.params import params_of
+from sparsefn.shrinking.cut import taken
 from sparsefn.shrinking.smaller import Smaller
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
@@ -85,7 +86,4 @@ def _cut(path: str, x: Tensor, made: Smaller) -> Tensor:
     old, indices = made.kept[name]
     if tuple(x.shape) != old:
         raise ValueError(f"carry: expected a tensor of the old shape {old} at {path!r}, got {tuple(x.shape)}")
-    for d, some in enumerate(indices):
-        if some is not None:
-            x = x.index_select(d, some.to(x.device))
-    return x.clone()
+    return taken(x, indices)

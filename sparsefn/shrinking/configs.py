@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sparsefn.shrinking.guesses import named_numbers
 from sparsefn.shrinking.search import Tried, search
+from sparsefn.shrinking.values import named_module
 
 BUILDS = 100  # of a model on the meta device in search of numbers
 
@@ -50,12 +50,12 @@ def set_configs(
         if why:
             for place, before in zip(places, old, strict=True):
                 _put(place, _get(before))
-        yield path, f"the config of {named_numbers(small, path)} keeps its numbers: {why}" if why else ""
+        yield path, f"the config of {named_module(small, path)} keeps its numbers: {why}" if why else ""
 
 
 def _classes(part: nn.Module, whole: nn.Module) -> str:
     other = [path for path, layer in part.named_modules() if type(layer) is not type(whole.get_submodule(path))]
-    return f"no others give {named_numbers(part, other[0])}" if other else ""
+    return f"no others give {named_module(part, other[0])}" if other else ""
 
 
 def _fit(part: nn.Module, whole: nn.Module, places: Sequence[Place], sizes: Sequence[tuple[int, int]]) -> str:

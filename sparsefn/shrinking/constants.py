@@ -43,7 +43,7 @@ def elementwise(step: Step, ins: list[Value], at: list[int | None], size: int) -
     given = []
     for i, (value, constants) in enumerate(zip(ins, known, strict=True)):
         varying = many_sizes((i + 1) * size)[:, -size:]
-        if value.real is not None and value.real.numel() == 1 and value.real.device.type != "meta":
+        if value.real is not None and value.real.numel() == 1:
             given.append(value.real.double().reshape(1, 1).expand(_DRAWS, size))
         else:
             fixed = np.full(size, np.nan) if constants is None else constants

@@ -11,8 +11,6 @@ from sparsefn.shrinking.atoms import Flags, Label, product
 from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.values import Value, values_in
 
-_SUMS = "sums over it, and it is not 0 where it is masked"
-
 
 def contract(step: Step, words: Sequence[str], ins: Sequence[Value], out: str, shift: Any = None) -> Value:
     """An einsum plus a shift: of the letters that are summed over an index may go where one of the sides is 0."""
@@ -25,7 +23,7 @@ def contract(step: Step, words: Sequence[str], ins: Sequence[Value], out: str, s
         if at:
             zeros[letter] = np.any([v.zero(d) for v, d in at], 0)
             if letter not in out:
-                step.freeze(labels[letter], _SUMS, ~zeros[letter])
+                step.sums(labels[letter], zeros[letter])
     made: Value = step.outs
     gone = [np.where(zeros[c], 0.0, np.nan) if c in zeros else None for c in out]
     return shifted(step, made._replace(labels=tuple(labels.get(c) for c in out), gone=tuple(gone)), shift)
@@ -81,9 +79,7 @@ def grouped_mm(step: Step) -> Value:
     step.freeze(w.labels[0], "looks up any of its entries")
     made: Value = step.outs
     if len(w.shape) != 3 or len(x.shape) != 2:
-        for value in (x, w):
-            for label in value.labels:
-                step.freeze(label, "mixes its entries")
+        step.mixes(x, w)
         return made
     return contract(step, ["tk", "ekn"], [x, w._replace(gone=(np.zeros(w.shape[0]), *w.gone[1:]))], "tn")
 

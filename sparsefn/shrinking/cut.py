@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -35,13 +35,40 @@ class Cut:
         pairs = zip(value.shape, value.labels, strict=True)
         return [n if label is None else int(self.kept(label).sum()) for n, label in pairs]
 
+    def indices(self, name: str) -> tuple[Tensor | None, ...]:
+        """Of a leaf the indices that stay along each dimension; None: all."""
+        value = self.analysis.leaves.get(name)
+        flags = [] if value is None else [self.kept(*pair) for pair in zip(value.labels, value.shape, strict=True)]
+        return tuple(None if keep.all() else torch.from_numpy(keep).nonzero().flatten() for keep in flags)
+
     def take(self, name: str, x: Tensor) -> Tensor:
         """A leaf without the entries that go, in memory of its own."""
-        value = self.analysis.leaves.get(name)
-        for d, label in enumerate(value.labels if value is not None else ()):
-            if label is not None and not (keep := self.kept(label)).all():
-                x = x.index_select(d, torch.from_numpy(keep).nonzero().flatten().to(x.device))
-        return x.detach().clone()
+        return taken(x, self.indices(name))
+
+    def mask(self, name: str) -> Tensor:
+        """The mask of a leaf: an entry stays if its index along every dimension does."""
+        shape = self.analysis.leaves[name].shape
+        made = torch.ones(shape, dtype=torch.bool, device="cpu")
+        for d, some in enumerate(self.indices(name)):
+            if some is not None:
+                made &= (
+                    torch.zeros(shape[d], dtype=torch.bool, device="cpu")
+                    .index_fill(0, some, True)
+                    .reshape([-1 if e == d else 1 for e in range(len(shape))])
+                )
+        return made
+
+
+def taken(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """The entries of a tensor at indices along each dimension (None: all), in memory of their own.
+
+    >>> taken(torch.tensor([[1, 2], [3, 4]]), (None, torch.tensor([1])))
+    tensor([[2],
+            [4]])
+    """
+    for d, some in enumerate(indices):
+        x = x if some is None else x.index_select(d, some.to(x.device))
+    return x.detach().clone()
 
 
 def free(analysis: Analysis) -> Cut:

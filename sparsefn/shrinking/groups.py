@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.budgets.filling import Priced
+from sparsefn.modules.calls import Example
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
@@ -24,7 +25,7 @@ from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.cut import Cut, free, labels_of, one_stays
 from sparsefn.shrinking.members import Member
 from sparsefn.shrinking.priced import priced
-from sparsefn.shrinking.traced import Example, traced
+from sparsefn.shrinking.traced import traced
 
 
 class Group(NamedTuple):
@@ -120,17 +121,8 @@ class Groups:
 
     def masks(self, gone: Mapping[int, Sequence[int]]) -> dict[str, Tensor]:
         """The masks of all parameters without these units, by number of the group."""
-        cut, made = self.cut(gone), {}
-        parameters = _parameters(self.analysis)
-        for name, value in self.analysis.leaves.items():
-            if name not in parameters:
-                continue
-            made[name] = torch.ones(value.shape, dtype=torch.bool, device="cpu")
-            for d, label in enumerate(value.labels):
-                kept = torch.from_numpy(cut.kept(label, value.shape[d]))
-                if not kept.all():
-                    made[name] &= kept.reshape([-1 if e == d else 1 for e in range(len(value.shape))])
-        return made
+        cut, parameters = self.cut(gone), _parameters(self.analysis)
+        return {name: cut.mask(name) for name in self.analysis.leaves if name in parameters}
 
     def cost(
         self,

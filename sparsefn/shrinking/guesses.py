@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from sparsefn.modules.weights import is_conv1d
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.search import Tried, search
-from sparsefn.shrinking.values import module_of, opname, values_in
+from sparsefn.shrinking.values import module_of, named_module, opname, values_in
 
 TRIES = 64  # runs of a model in search of numbers
 
@@ -206,12 +206,7 @@ def _run(small: nn.Module, works: Works, wanted: Outputs, keeps: Any) -> Tried:
     if _watched(small, works, see):
         return Tried((math.inf, 0), True)
     path, what = wrong[0] if wrong else ("", "gives other outputs")
-    return Tried((far, 0), False, f"{named_numbers(small, path)} {what}", path)
-
-
-def named_numbers(model: nn.Module, path: str) -> str:
-    """A module for a message."""
-    return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
+    return Tried((far, 0), False, f"{named_module(small, path)} {what}", path)
 
 
 def _alike(some: list[Tensor], whole: list[Tensor], keeps: dict[tuple[int, int], list[Tensor]]) -> bool:

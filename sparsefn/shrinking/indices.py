@@ -144,7 +144,7 @@ def _along(change: Resizing) -> tuple[Value, int]:
 
 
 def _known(change: Resizing, index: Any) -> Places:
-    if not isinstance(index, Value) or index.real is None or index.real.is_meta or index.dtype == torch.bool:
+    if not isinstance(index, Value) or index.real is None or index.dtype == torch.bool:
         change.refuse("it reads them at indices that depend on inputs")
     places: Places = index.real.cpu().numpy()
     return places

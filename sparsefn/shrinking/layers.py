@@ -36,7 +36,7 @@ def linear_layer(step: Step) -> Value:
 
 
 def addmm(step: Step) -> Value | None:
-    """A linear_layer layer that holds its weight transposed; None for products of other things."""
+    """A linear layer that holds its weight transposed; None for products of other things."""
     bias, x, w = (step.arguments[name] for name in ("self", "mat1", "mat2"))
     if w.name is None or len(bias.shape) != 1 or step.arguments["beta"] != 1 or step.arguments["alpha"] != 1:
         return None
@@ -88,7 +88,7 @@ def _layer(step: Step, x: Value, at: int, c: Label, o: Label, w: Value, bias: An
         if _takes(step, bias, size) and c is not None and np.isfinite(constants).any():
             step.book.folds.append(Fold(bias.name, sums, constants, c))
             constants = np.where(np.isnan(constants), np.nan, 0.0)
-    step.freeze(c, "sums over it, and it is not 0 where it is masked", ~(unread | (constants == 0)))
+    step.sums(c, unread | (constants == 0))
     out: Value = step.outs
     rest = len(out.shape) - at - 1
     labels = (*x.labels[:at], o if size > 1 else None, *([None] * rest))
@@ -107,7 +107,7 @@ def _known(x: Value, at: int, plain: bool) -> Array:
 
 def _matrix(step: Step, w: Value, sides: Sides) -> tuple[Flags, Array] | None:
     # Which weights of (group, output, input) are kept, and their sums over the kernel, where masks are given.
-    if step.book.masks is None or w.real is None or w.real.device.type == "meta":
+    if step.book.masks is None or w.real is None:
         return None
     shape = (sides.groups, sides.inputs, sides.outputs) if sides.turned else (sides.groups, sides.outputs, sides.inputs)
     swap = (0, 2, 1) if sides.turned else (0, 1, 2)

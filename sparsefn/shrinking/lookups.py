@@ -40,12 +40,11 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
         for label in i.labels:
             step.freeze(label, "is looked up by it")
     (dim, only), several = next(iter(at.items())), len(at) > 1
-    known = only.real is not None and only.real.device.type != "meta" and only.dtype.is_floating_point is False
-    if several or not known or only.dtype == torch.bool or len(only.shape) != 1:
+    if several or only.real is None or only.dtype == torch.bool or len(only.shape) != 1:
         for d in at:
             step.freeze(x.labels[d], "looks up any of its entries")
     else:
-        wanted = only.real.numpy() % x.shape[dim]  # type: ignore[union-attr]
+        wanted = only.real.numpy() % x.shape[dim]
         rows = x.labels[dim]
         if rows is not None:
             piece = read_off(step, Reading((0,), wanted), rows, x.gone[dim])[0]

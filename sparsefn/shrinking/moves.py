@@ -35,7 +35,7 @@ class Reading(NamedTuple):
 
 
 def move(step: Step) -> Any:
-    """The outputs of an operation that moves data: each dimension has the atoms of what it is read_off from.
+    """The outputs of an operation that moves data: each dimension has the atoms of what it is read from.
 
     An input dimension over several output dimensions is split; an output dimension that comes from several input
     dimensions is their product; one that comes from several inputs has the rows of each, which are joined where both

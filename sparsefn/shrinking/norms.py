@@ -14,8 +14,8 @@ from sparsefn.shrinking.values import Constants, Value
 def layer_norm(step: Step) -> Value:
     """Layer norms and RMS norms."""
     x, weight, bias = step.arguments["input"], step.arguments.get("weight"), step.arguments.get("bias")
-    labels, gone = list(x.labels), [None] * len(x.shape)
-    made: list[Constants] = list(gone)
+    labels = list(x.labels)
+    made: list[Constants] = [None] * len(x.shape)
     for i in range(1, len(step.arguments["normalized_shape"]) + 1):
         some = [v for v in (weight, bias) if isinstance(v, Value)]
         if x.shape[-i] > 1:

@@ -11,8 +11,8 @@ import optree
 import torch
 from torch import Tensor, nn
 
+from sparsefn.modules.calls import Example, as_call
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.shrinking.traced import Example, as_call
 from sparsefn.tree import check_globs, glob_match
 
 

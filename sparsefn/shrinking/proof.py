@@ -15,7 +15,8 @@ from torch.fx._pytree import tree_flatten_spec
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparsefn.shrinking.traced import Call, Example, as_call, first_line
+from sparsefn.modules.calls import Call, Example, as_call
+from sparsefn.shrinking.traced import first_line
 from sparsefn.shrinking.values import module_of
 
 TOLERANCE = 1e-10  # of the largest value of an output

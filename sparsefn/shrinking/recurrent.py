@@ -11,7 +11,6 @@ from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.values import replaced, values_in
 
 _GATES = {"lstm": (4, 2), "gru": (3, 2), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}  # how many, and which is the candidate
-_SUMS = "sums over it, and it is not 0 where it is masked"
 
 
 def recurrent(step: Step) -> Any:
@@ -22,9 +21,7 @@ def recurrent(step: Step) -> Any:
     per, sides = 4 if step.arguments["has_biases"] else 2, 2 if step.arguments["bidirectional"] else 1
     size = outs[1].shape[-1]
     if any(value.shape[0] != gates * size for value in params):  # projections of the state
-        for value in (x, *states, *params):
-            for label in value.labels:
-                step.freeze(label, "mixes its entries")
+        step.mixes(x, *states, *params)
         return step.outs
     for label in (label for state in states for label in state.labels[:-1]):
         step.freeze(label, "has a state for each layer and sequence")
@@ -40,7 +37,7 @@ def recurrent(step: Step) -> Any:
         silent = np.all([v.zero(0).reshape(gates, size)[candidate] for v in (w_in, w_state, *biases)], 0) & zero
         step.freeze(hidden, "keeps its state in it, and it is not 0 where it is masked", ~silent & ~w_state.zero(1))
         if w_in.shape[1] > 1:
-            step.freeze(step.join(below, w_in.labels[1]), _SUMS, ~(below_zero | w_in.zero(1)))
+            step.sums(step.join(below, w_in.labels[1]), below_zero | w_in.zero(1))
         above.append(silent)
         if len(above) % sides == 0:
             below, below_zero = _both(hidden, sides), np.concatenate(above[-sides:])

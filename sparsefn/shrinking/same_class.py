@@ -7,15 +7,14 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.folded_norms import NormFold, fold_norms
-from sparsefn.shrinking.guesses import give_back, guesses, named_numbers, node_sizes, outputs_of, settle
+from sparsefn.shrinking.guesses import give_back, guesses, node_sizes, outputs_of, settle
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
-from sparsefn.shrinking.values import module_of, opname
+from sparsefn.shrinking.values import module_of, named_module, opname
 
 Works = Callable[[nn.Module, Mapping[str, Tensor]], bool]
 
@@ -68,7 +67,7 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
         path = module_of(average.node)
         if type(small.get_submodule(path)) not in COUNTED.values() and path not in ready:
             what = f"takes a {opname(average.node)} of entries that go in code of its own"
-            return SameClass(None, f"{named_numbers(small, path)} {what}")
+            return SameClass(None, f"{named_module(small, path)} {what}")
     nodes = node_sizes(cut)
     unknown = guesses(small, nodes)
     if not proven(small):
@@ -86,9 +85,7 @@ def _with(model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]) -> n
     # A copy with other tensors in place of those of the program, shared ones shared.
     held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     made: dict[int, Any] = {}
-    for name, value in cut.analysis.leaves.items():
-        if not value.reads:  # what nothing reads stays whole
-            continue
+    for name in cut.analysis.leaves:
         try:
             x = held[name] if name in held else operator.attrgetter(name)(model)
         except AttributeError:  # a constant of the program
@@ -105,14 +102,10 @@ def _masked(model: nn.Module, cut: Cut) -> nn.Module:
     parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def masked(name: str, x: Tensor) -> Tensor:
-        mask = torch.ones_like(x, dtype=torch.bool)
-        if name in parameters and cut.analysis.book.masks is not None:
-            mask = cut.analysis.book.masks.get(name, mask)
-        elif name in parameters:
-            value = cut.analysis.leaves[name]
-            for d, label in enumerate(value.labels):
-                kept = torch.from_numpy(cut.kept(label, value.shape[d])).to(x.device)
-                mask &= kept.reshape([-1 if e == d else 1 for e in range(x.ndim)])
-        return x.detach() * mask
+        if name not in parameters:
+            return x.detach().clone()
+        masks = cut.analysis.book.masks
+        mask = cut.mask(name) if masks is None else masks.get(name)
+        return x.detach().clone() if mask is None else x.detach() * mask.to(x.device)
 
     return _with(model, cut, masked)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsefn.modules.params import bake, params_of
+from sparsefn.modules.calls import Example
+from sparsefn.modules.params import bake
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.shrinking.analysis import analyse
 from sparsefn.shrinking.cut import Cut, folded_biases, free
@@ -19,7 +20,7 @@ from sparsefn.shrinking.paths import calls_of, matched
 from sparsefn.shrinking.program import program
 from sparsefn.shrinking.proof import differs
 from sparsefn.shrinking.same_class import same_class
-from sparsefn.shrinking.traced import Example, traced
+from sparsefn.shrinking.traced import traced
 from sparsefn.state import State
 from sparsefn.tree import flatten
 
@@ -149,7 +150,7 @@ def _smaller(
     masked: nn.Module, masks: Mapping[str, Tensor], example: Example, form: Form | None
 ) -> tuple[Smaller, dict[str, Tensor]]:
     # With the parameters in float64 that it holds rounded.
-    why, exact = "", dict[str, Tensor]()
+    why, exact, before = "", dict[str, Tensor](), dict(masked.named_parameters(remove_duplicate=False))
 
     def works(small: nn.Module, precise: Mapping[str, Tensor]) -> bool:
         exact.update(precise)
@@ -157,42 +158,30 @@ def _smaller(
 
     if form != "program":
         cut = free(analyse(traced(masked, example, dynamic=False), masks, counted=True))
-        made = same_class(masked, cut, works, _tensors(masked, cut))
+        made = same_class(masked, cut, works, folded_biases(cut, before))
         if made.model is not None:
             return Smaller(made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes), exact
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
     cut = free(analyse(traced(masked, example), masks, counted=True, equal_parts=False))
-    small = program(cut, _tensors(masked, cut))
+    small = program(cut, folded_biases(cut, before))
     exact = {name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64}
-    if reason := differs(masked, _as_before(small, masked), example, exact=exact):
+    if reason := differs(masked, _as_before(small, before), example, exact=exact):
         raise ValueError(f"shrink: the smaller program of the {type(masked).__name__} {reason}")
     return Smaller(small, _kept(cut), "program", tuple(_stays(cut, masks)), (why,) if why else ()), exact
 
 
-def _as_before(small: nn.Module, masked: nn.Module) -> nn.Module:
+def _as_before(small: nn.Module, before: Mapping[str, Tensor]) -> nn.Module:
     # In the dtypes of before: biases that took in constants are float64 until all is proven.
-    before = dict(masked.named_parameters(remove_duplicate=False))
     for name, parameter in small.named_parameters(remove_duplicate=False):
         if name in before:
             parameter.data = parameter.data.to(before[name].dtype)
     return small
 
 
-def _tensors(masked: nn.Module, cut: Cut) -> dict[str, Tensor]:
-    return folded_biases(cut, params_of(masked))
-
-
 def _kept(cut: Cut) -> dict[str, Kept]:
-    made = {}
-    for name, value in cut.analysis.leaves.items():
-        some: list[Tensor | None] = []
-        for d, label in enumerate(value.labels):
-            flags = cut.kept(label, value.shape[d])
-            some.append(None if flags.all() else torch.from_numpy(flags).nonzero().flatten())
-        made[name] = Kept(value.shape, tuple(some))
-    return made
+    return {name: Kept(value.shape, cut.indices(name)) for name, value in cut.analysis.leaves.items()}
 
 
 def _stays(cut: Cut, masks: Mapping[str, Tensor]) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from sparsefn.shrinking.atoms import Atoms, Flags, Label
+from sparsefn.shrinking.values import Value
 
 
 @dataclasses.dataclass
@@ -71,6 +72,15 @@ class Step:
         for other in labels[1:]:
             self.atoms.join(labels[0], other, f"joined with what stays by {self.where}")
         return labels[0] if all(label is not None for label in labels) else None
+
+    def sums(self, label: Label, zero: Flags) -> None:
+        """The operation sums over a dimension: indices stay that are not 0 where they go."""
+        self.freeze(label, "sums over it, and it is not 0 where it is masked", ~zero)
+
+    def mixes(self, *values: Value) -> None:
+        """All indices of these tensors stay."""
+        for label in (label for value in values for label in value.labels):
+            self.freeze(label, "mixes its entries")
 
     def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
         """These indices stay, because the operation does this."""

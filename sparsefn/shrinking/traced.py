@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,28 +13,8 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
-from sparsefn.shrinking.values import bind, module_of, opname
-
-Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-def as_call(example: Example) -> Call:
-    """The arguments of a call, by position and by name: a tensor is the only argument, a mapping has names.
-
-    >>> as_call((1, 2)), as_call({"x": 1})
-    (((1, 2), {}), ((), {'x': 1}))
-
-    Raises TypeError for anything else.
-    """
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    if isinstance(example, Tensor) or type(example) is tuple:
-        return example if isinstance(example, tuple) else (example,), {}
-    raise TypeError(
-        "expected example to be what the model is called with: a tensor, a tuple of arguments or a dict of keyword "
-        f"arguments, got {type(example).__name__}"
-    )
+from sparsefn.modules.calls import Call, Example, as_call
+from sparsefn.shrinking.values import bind, module_of, named_module, opname
 
 
 def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True) -> fx.GraphModule:
@@ -63,8 +43,8 @@ def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: 
     program.meta["train"] = train and busy
     if busy and not train and (node := _first_other(program, _export(model, call, True, dynamic))) is not None:
         raise ValueError(
-            f"expected a model in eval mode, as model.eval() sets it: in train mode {_place(model, node)} computes "
-            "otherwise"
+            "expected a model in eval mode, as model.eval() sets it: in train mode "
+            f"{named_module(model, module_of(node))} computes otherwise"
         )
     return program
 
@@ -155,11 +135,6 @@ def _text(node: fx.Node) -> str:
     if given.get("p") == 0:  # a dropout that drops nothing
         given = {**given, "train": None}
     return str((node.target, given or (node.args, node.kwargs)))
-
-
-def _place(model: nn.Module, node: fx.Node) -> str:
-    path = module_of(node)
-    return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
 
 
 def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:

@@ -54,7 +54,7 @@ def tried(step: Step) -> Any:
         label = step.join(*(ins[k].labels[d] for k, d in passed.ties))
         if not passed.places:
             zero = np.all([ins[k].zero(d) for k, d in _zeroed(ins, passed.ties)], 0)
-            step.freeze(label, "sums over it, and it is not 0 where it is masked", ~zero)
+            step.sums(label, zero)
         for j, e in passed.places:
             labels[j][e] = label
     for k, d in sorted(open_):
@@ -93,8 +93,7 @@ def _shapes(ins: list[Value]) -> list[list[tuple[int, ...]]]:
 
 
 def _real(x: Tensor, value: Value) -> Tensor:
-    known = value.real is not None and value.real.device.type != "meta"
-    return value.real.to(x.dtype) if known and value.real is not None else x
+    return x if value.real is None else value.real.to(x.dtype)
 
 
 def _zeroed(ins: list[Value], ties: tuple[Place, ...]) -> list[Place]:
@@ -196,9 +195,8 @@ def _draw(ins: list[Value], sign: float, shapes: list[tuple[int, ...]]) -> list[
     draw, made = torch.Generator().manual_seed(0), []
     for value, shape in zip(ins, shapes, strict=True):
         if not value.dtype.is_floating_point:
-            known = value.real is not None and value.real.device.type != "meta"
             bits = torch.randint(0, 2, shape, generator=draw, device="cpu").to(value.dtype)
-            made.append(value.real if known and value.real is not None else bits)
+            made.append(bits if value.real is None else value.real)
             continue
         x = torch.randn(shape, generator=draw, device="cpu", dtype=torch.float64)
         made.append(x if sign == 0 else sign * (x.abs() + 0.1))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.atoms import Label
 
@@ -25,7 +25,7 @@ class Value(NamedTuple):
     dtype: torch.dtype
     labels: tuple[Label, ...]
     gone: tuple[Constants, ...]
-    real: Tensor | None = None  # the values of leaves, masked, and of integers that are made of such
+    real: Tensor | None = None  # the values of leaves that have some, masked, and of integers that are made of such
     name: str | None = None  # of a leaf
     mask: Tensor | None = None  # of a parameter, where masks are given
     reads: int = 0  # how many operations read a leaf
@@ -115,6 +115,15 @@ def module_of(node: fx.Node, up: int = 0) -> str:
     """The path of the module in whose forward an operation is; with `up` of those around it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1 - up][0]).removeprefix("L['self']").removeprefix(".") if len(stack) > up else ""
+
+
+def named_module(model: nn.Module, path: str) -> str:
+    """A module for a message.
+
+    >>> named_module(torch.nn.Sequential(torch.nn.ReLU()), "0")
+    "the ReLU at '0'"
+    """
+    return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
 
 
 def leaf_of(graph: fx.GraphModule, node: fx.Node) -> Any:
