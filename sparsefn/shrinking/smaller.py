@@ -15,6 +15,7 @@ from sparsefn.modules.calls import Example
 from sparsefn.modules.params import bake
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.shrinking.analysis import analyse
+from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.cut import Cut, folded_biases, free
 from sparsefn.shrinking.paths import calls_of, matched
 from sparsefn.shrinking.program import program
@@ -82,8 +83,9 @@ def shrink(
 
     The smaller module is of the same class where running it proves that its outputs are equal: in eval mode and in
     float64, on the example and on other inputs of its shapes, to 1e-10. Else, or with form="program", it is the traced
-    program with sizes made anew (`torch.fx.GraphModule`), whose parameters have their old names; with form="class" it
-    is an error. It never returns a module that differs.
+    program with sizes made anew (`torch.fx.GraphModule`), whose parameters have their old names, and which takes other
+    batch sizes and lengths where it need not keep more for that; with form="class" it is an error. It never returns a
+    module that differs.
 
     With `only`, globs of submodules, each of these is made smaller by itself, as it is called on the example.
     `buffers` are those of the copy, by name (the batch norm's of `sf.modules.call_with_buffers`), the module's own by
@@ -156,15 +158,17 @@ def _smaller(
         exact.update(precise)
         return not differs(masked, small, example, exact=precise)
 
+    still = traced(masked, example, dynamic=False)
     if form != "program":
-        cut = free(analyse(traced(masked, example, dynamic=False), masks, counted=True))
+        cut = free(analyse(still, masks, counted=True))
         made = same_class(masked, cut, works, folded_biases(cut, before))
         if made.model is not None:
             return Smaller(made.model, _kept(cut), "class", tuple(_stays(cut, masks)), made.notes), exact
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
-    cut = free(analyse(traced(masked, example), masks, counted=True, equal_parts=False))
+    cuts = [free(analyse(g, masks, counted=True, equal_parts=False)) for g in (traced(masked, example), still)]
+    cut = min(cuts, key=cost)  # sizes that may change hide what some operations do, and entries then stay
     small = program(cut, folded_biases(cut, before))
     exact = {name: p.data for name, p in small.named_parameters() if p.dtype == torch.float64}
     if reason := differs(masked, _as_before(small, before), example, exact=exact):
