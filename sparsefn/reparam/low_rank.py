@@ -63,8 +63,8 @@ def low_rank(rank: int, alpha: float | None = None, dropout: float = 0.0, *, sta
             check_plain("low_rank", path, leaf)
             if leaf.ndim < stacked + 2:
                 raise ValueError(
-                    f"low_rank: expected a leaf of {stacked + 2} axes or more, got shape {tuple(leaf.shape)} at {path!r}: "
-                    "leave it out with where="
+                    f"low_rank: expected a leaf of {stacked + 2} axes or more, got shape {tuple(leaf.shape)} at "
+                    f"{path!r}: leave it out with where="
                 )
             stack, outputs = leaf.shape[:stacked], leaf.shape[stacked]
             inputs = math.prod(leaf.shape[stacked + 1 :])
