@@ -124,8 +124,8 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
         if not kept and adapts and not any(whole([records[path].parameter.detach().count_nonzero()])):
             raise ValueError(
                 f"attach: the mask of {path!r} keeps none of its {count} weights, which are all zero as those of a new "
-                f"adapter are, and {frozen:,} weights are frozen: {advice}. Call sf.integrations.peft.keep_zeros(model) "
-                "in place of attach, which keeps the model's own zeros, or leave it out of `where`"
+                f"adapter are, and {frozen:,} weights are frozen: {advice}. In place of attach, "
+                "sf.integrations.peft.keep_zeros(model) keeps the model's own zeros; or leave it out of `where`"
             )
         if not kept:
             warnings.warn(f"attach: the mask of {path!r} keeps none of its {count} weights", stacklevel=4)

@@ -1,0 +1,40 @@
+"""What the callbacks of trainers share."""
+
+import pytest
+import torch
+from torch import nn
+
+import sparsefn as sf
+from sparsefn.integrations import resuming
+
+
+def test_algorithms_and_functions_to_them_are_taken():
+    made = []
+    for algorithm in (sf.rigl(0.5, steps=7), lambda steps: sf.rigl(0.5, steps=steps)):
+        resuming.check_arguments(algorithm, {"skip": sf.every(2)})
+        made.append(resuming.made(algorithm, lambda: 7))
+    assert repr(made[0]) == repr(made[1])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "text"),
+    [
+        (0.5, {}, r"expected an Algorithm such as sf.rigl\(0.9\), or a function .*, got float"),
+        (sf.rigl, {}, "returns one, got "),
+        (sf.rigl(0.5), {"hooks": True}, "expected options of attach, got hooks, which is the callback's own"),
+        (sf.rigl(0.5), {"steps": 4}, "expected options of attach, got steps"),
+    ],
+)
+def test_others_are_refused(algorithm, options, text):
+    with pytest.raises(TypeError, match=text):
+        resuming.check_arguments(algorithm, options)
+
+
+def test_masks_of_another_run_or_step_are_refused():
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+    sparse = sf.attach(sf.static(0.5), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    resuming.check_fits(model, sparse.state_dict(), -1)
+    with pytest.raises(ValueError, match="expected masks of step 3, got those of step -1"):
+        resuming.check_fits(model, sparse.state_dict(), 3)
+    with pytest.raises(ValueError, match="the saved mask of '0.weight' prunes weights that are not zero in the model"):
+        resuming.check_fits(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)), sparse.state_dict(), -1)
