@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from sparsefn.attached import Attached, attach
-from sparsefn.integrations.resuming import Source, check_arguments, check_fits, check_plain_model, made
+from sparsefn.integrations.resuming import Saved, Source, check_fits, check_plain_model, check_source, made
+from sparsefn.state import Trigger
+from sparsefn.timing.triggers import never
 
 try:
     from lightning import Callback
@@ -13,6 +16,10 @@ except ModuleNotFoundError as error:
     if error.name != "lightning":
         raise
     Callback = object
+
+if TYPE_CHECKING:
+    from lightning import LightningModule, Trainer
+    from torch.optim import Optimizer
 
 __all__ = ["SparsityCallback"]
 __dir__ = __all__.copy
@@ -25,10 +32,10 @@ class SparsityCallback(Callback):
     >>> callback.sparse is None  # until `trainer = lightning.Trainer(..., callbacks=[callback])` and `trainer.fit`
     True
 
-    `algorithm` is an Algorithm, or a function that makes it from `trainer.estimated_stepping_batches`. `options` are
-    those of `sf.attach`. `callback.sparse` is what `attach` returned. The module has zeros in its weights from
-    `on_fit_start` on, so also in the validation before training. After `fit`, `callback.sparse.detach()` leaves an
-    ordinary module for a loop of your own.
+    `algorithm` is an Algorithm, or a function that makes it from `trainer.estimated_stepping_batches`. `extra_group`,
+    `skip` and `reset` are those of `sf.attach`. `callback.sparse` is what `attach` returned. The module has zeros in
+    its weights from `on_fit_start` on, so also in the validation before training. After `fit`,
+    `callback.sparse.detach()` leaves an ordinary module for a loop of your own.
 
     A step of the algorithm is a step of the optimizer, as `trainer.global_step` counts them, however many batches are
     accumulated. `gradient_clip_val` clips masked gradients. A second `fit` goes on where the first ended, with the new
@@ -40,15 +47,23 @@ class SparsityCallback(Callback):
 
     sparse: Attached | None
 
-    def __init__(self, algorithm: Source, **options: Any) -> None:
+    def __init__(
+        self,
+        algorithm: Source,
+        *,
+        extra_group: Mapping[str, object] | None = None,
+        skip: Trigger | None = None,
+        reset: Trigger = never(),
+    ) -> None:
         if Callback is object:
             raise ModuleNotFoundError("SparsityCallback needs lightning: pip install lightning")
-        check_arguments(algorithm, options)
-        self._algorithm, self._options = algorithm, options
-        self._loaded: dict[str, Any] | None = None
+        check_source(algorithm)
+        self._algorithm = algorithm
+        self._options: dict[str, Any] = {"extra_group": extra_group, "skip": skip, "reset": reset}
+        self._loaded: Saved | None = None
         self._done, self.sparse = 0, None
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach the algorithm: the optimizers exist, and a checkpoint's weights are loaded."""
         check_plain_model(pl_module)
         if len(trainer.optimizers) != 1:
@@ -56,7 +71,8 @@ class SparsityCallback(Callback):
                 f"SparsityCallback: expected one optimizer, got {len(trainer.optimizers)}: call sf.attach with a list "
                 "of them in a callback of your own"
             )
-        saved, self._loaded = self._loaded, None
+        saved: Saved | None = self._loaded
+        self._loaded = None
         if self.sparse is not None and self.sparse.is_attached:  # to the optimizer of another fit
             if saved is None:
                 saved = self.sparse.state_dict()
@@ -71,12 +87,12 @@ class SparsityCallback(Callback):
         if saved is not None:
             self._load(saved)
 
-    def _load(self, saved: dict[str, Any]) -> None:
+    def _load(self, saved: Saved) -> None:
         assert self.sparse is not None
         self.sparse.load_state_dict(saved)
         self._done = saved["step"] + 1
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the run goes on where the state was saved."""
         if self._loaded is not None:  # some strategies load checkpoints after on_fit_start
             self._load(self._loaded)
@@ -88,22 +104,22 @@ class SparsityCallback(Callback):
                 "written with this callback"
             )
 
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Mask the gradients, which are complete and not clipped yet."""
         assert self.sparse is not None
         self.sparse.before_step()
 
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
         """Update the masks, where the batch ended in a step of the optimizer."""
         assert self.sparse is not None
         if trainer.global_step > self._done:
             self._done = trainer.global_step
             self.sparse.after_step(self._done - 1)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a checkpoint has of it."""
         return {} if self.sparse is None else {"sparse": self.sparse.state_dict()}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Saved) -> None:
         """Take what a checkpoint has; it is put into the module when the algorithm is attached."""
         self._loaded = state_dict["sparse"]

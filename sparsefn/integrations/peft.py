@@ -169,7 +169,8 @@ class _Kept:
         bias = None if bias is None else bias * module.scaling[active_adapter]
         if update.ndim == 2:
             return result + functional.linear(x, update.T if module.fan_in_fan_out else update, bias)
-        return result + module.get_base_layer()._conv_forward(x, update, bias)
+        added: Tensor = module.get_base_layer()._conv_forward(x, update, bias)
+        return result + added
 
 
 def _update(module: Any, adapter: str) -> Tensor:

@@ -13,15 +13,16 @@ from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import Algorithm
 
 Source = Algorithm | Callable[[int], Algorithm]
+Saved = Mapping[str, Any]  # the state_dict() of what attach returned
 
 __all__: list[str] = []
 __dir__ = __all__.copy
 
 
-def check_arguments(algorithm: object, options: Mapping[str, Any]) -> None:
-    """Raise TypeError for what is no algorithm, nor a function of the steps to one, and for `hooks`.
+def check_source(algorithm: object) -> None:
+    """Raise TypeError for what is no algorithm, nor a function of the steps to one.
 
-    >>> check_arguments(sf.rigl(0.9), {})
+    >>> check_source(sf.rigl(0.9))
     """
     if not isinstance(algorithm, Algorithm) and (uncalled(algorithm) or not callable(algorithm)):
         got = uncalled(algorithm) or type(algorithm).__name__
@@ -29,8 +30,6 @@ def check_arguments(algorithm: object, options: Mapping[str, Any]) -> None:
             f"SparsityCallback: expected an Algorithm such as sf.rigl(0.9), or a function of the number of steps that "
             f"returns one, got {got}"
         )
-    if wrong := {"hooks", "steps"} & set(options):
-        raise TypeError(f"SparsityCallback: expected options of attach, got {min(wrong)}, which is the callback's own")
 
 
 def made(algorithm: Source, steps: Callable[[], int]) -> Algorithm:
@@ -55,7 +54,7 @@ def check_plain_model(model: nn.Module) -> None:
             )
 
 
-def check_fits(model: nn.Module, saved: Mapping[str, Any], step: int) -> None:
+def check_fits(model: nn.Module, saved: Saved, step: int) -> None:
     """Raise ValueError for saved masks that prune weights which are not zero, or are of another step.
 
     >>> layer = torch.nn.Linear(2, 1)

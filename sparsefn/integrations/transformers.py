@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from sparsefn.attached import Attached, attach
-from sparsefn.integrations.resuming import Source, check_arguments, check_fits, check_plain_model, made
+from sparsefn.integrations.resuming import Saved, Source, check_fits, check_plain_model, check_source, made
+from sparsefn.state import Trigger
+from sparsefn.timing.triggers import never
 
 try:
     from transformers import TrainerCallback
@@ -16,6 +21,9 @@ except ModuleNotFoundError as error:
     if error.name != "transformers":
         raise
     TrainerCallback = object
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 __all__ = ["SparsityCallback"]
 __dir__ = __all__.copy
@@ -30,9 +38,9 @@ class SparsityCallback(TrainerCallback):
     >>> callback.sparse is None  # until `trainer = Trainer(..., callbacks=[callback])` and `trainer.train()`
     True
 
-    `algorithm` is an Algorithm, or a function that makes it from the number of optimizer steps. `options` are those of
-    `sf.attach`. `callback.sparse` is what `attach` returned; its `state` stays when training ends, and the model is
-    then an ordinary one with zeros in its weights.
+    `algorithm` is an Algorithm, or a function that makes it from the number of optimizer steps. `extra_group`, `skip`
+    and `reset` are those of `sf.attach`. `callback.sparse` is what `attach` returned; its `state` stays when training
+    ends, and the model is then an ordinary one with zeros in its weights.
 
     A step of the algorithm is a step of the optimizer, however many batches are accumulated. `Trainer` clips before the
     gradients are masked. Each checkpoint gets a file `sparse.pt`. `train(resume_from_checkpoint=...)` goes on with the
@@ -47,16 +55,33 @@ class SparsityCallback(TrainerCallback):
 
     sparse: Attached | None
 
-    def __init__(self, algorithm: Source, *, resume_from: str | Path | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        algorithm: Source,
+        *,
+        resume_from: str | Path | None = None,
+        extra_group: Mapping[str, object] | None = None,
+        skip: Trigger | None = None,
+        reset: Trigger = never(),
+    ) -> None:
         if TrainerCallback is object:
             raise ModuleNotFoundError("SparsityCallback needs transformers: pip install transformers")
-        check_arguments(algorithm, options)
-        self._algorithm, self._folder, self._options = algorithm, resume_from, options
-        self._optimizer, self._steps, self.sparse = None, 0, None
+        check_source(algorithm)
+        self._algorithm, self._folder = algorithm, resume_from
+        self._options: dict[str, Any] = {"extra_group": extra_group, "skip": skip, "reset": reset}
+        self._optimizer: Optimizer | None = None
+        self._steps, self.sparse = 0, None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        optimizer: Optimizer,
+        **kwargs: object,
+    ) -> None:
         """Attach the algorithm; where the run goes on from a checkpoint, with its masks."""
-        model, optimizer = kwargs["model"], kwargs["optimizer"]
         check_plain_model(model)
         if self._steps and not state.global_step:
             raise RuntimeError(
@@ -79,39 +104,45 @@ class SparsityCallback(TrainerCallback):
         if saved is not None:
             self.sparse.load_state_dict(saved)
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Mask the gradients."""
         assert self.sparse is not None
         self.sparse.before_step(state.global_step)
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Update the masks."""
         assert self.sparse is not None
         self.sparse.after_step(state.global_step)
         self._steps = state.global_step + 1
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         """Save the state of the algorithm beside the weights."""
         if state.is_world_process_zero and self.sparse is not None and self.sparse.is_attached:
             torch.save(self.sparse.state_dict(), _folder(args, state) / _FILE)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Leave an ordinary model, with the masks of the weights that it ends with."""
         assert self.sparse is not None
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self.sparse.load_state_dict(self._saved(state.best_model_checkpoint))
         self.sparse.detach()
 
-    def _saved(self, folder: str | Path) -> dict[str, Any]:
+    def _saved(self, folder: str | Path) -> Saved:
         file = Path(folder) / _FILE
         if not file.is_file():
             raise ValueError(
                 f"SparsityCallback: expected {file}, as the checkpoint of a run with this callback has it, got none: "
                 "where the checkpoint is in another folder, give it as resume_from"
             )
-        saved: dict[str, Any] = torch.load(file, map_location="cpu")
+        saved: Saved = torch.load(file, map_location="cpu")
         return saved
 
 
-def _folder(args: Any, state: Any) -> Path:
+def _folder(args: TrainingArguments, state: TrainerState) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
