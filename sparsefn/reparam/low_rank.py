@@ -35,7 +35,7 @@ def low_rank(rank: int, alpha: float | None = None, dropout: float = 0.0, *, sta
     uniform in +-1 / sqrt(inputs) by the key of `reparametrised` (Kaiming, as in the authors' code), and B, (outputs,
     rank), is zero: the first weights are W. Without `alpha` the factor is 1. The weights are merged at every step, and
     exactly the zeros of W stay; an `inner` algorithm may prune more. A, B and the sum are float32 for leaves of half
-    precision.
+    precision. In a module W has to require a gradient, from which those of A and B come: freeze only what has none.
 
     The first axis of a leaf is outputs, and all others are inputs: a kernel is flattened. Of a stack of matrices, as
     in `[experts, outputs, inputs]`, the first `stacked` axes have an A and a B for each entry.

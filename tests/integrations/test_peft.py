@@ -11,52 +11,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import sparsefn as sf
 
 peft = pytest.importorskip("peft")
+from tests.integrations.lora_nets import NAMES, X, config, pruned, train, wrapped  # noqa: E402
+
 keep_zeros = sf.integrations.peft.keep_zeros
 
 # transformers says it of its own wrapper, which peft calls.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-
-
-class Net(nn.Module):
-    """A convolution, two linear layers and a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.up, self.down = nn.Conv2d(3, 6, 3, padding=1, dilation=1), nn.Linear(96, 20), nn.Linear(20, 12)
-        self.head = nn.Linear(12, 5)
-
-    def forward(self, x, **kwargs):
-        x = self.conv(x).relu().flatten(1)
-        return self.head(self.down(self.up(x, **kwargs).relu(), **kwargs).relu())
-
-
-X = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-NAMES = ["conv", "up", "down"]
-
-
-def pruned(sparsity=0.5, where="[!h]*.weight"):
-    torch.manual_seed(0)
-    model = Net()
-    algorithm = sf.static(sparsity, init="magnitude", where=where)
-    return sf.modules.bake(model, algorithm.init(sf.modules.params_of(model)))
-
-
-def config(**options):
-    return peft.LoraConfig(**{"r": 3, "lora_alpha": 6, "target_modules": NAMES, **options})
-
-
-def wrapped(base=None, **options):
-    return keep_zeros(peft.get_peft_model(pruned() if base is None else base, config(**options)))
-
-
-def train(model, steps=4):
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
-    model.train()
-    for _ in range(steps):
-        nn.functional.cross_entropy(model(X), torch.arange(8) % 5).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.eval()
 
 
 def zeros(model):
@@ -215,93 +175,3 @@ def test_rows_of_zeros_in_an_embedding_are_padding():
         base[1].weight[0, :2] = 0.0
     model = keep_zeros(peft.get_peft_model(copy.deepcopy(base), config(target_modules=["0", "1"])))
     assert same_zeros(model.merge_and_unload(), base)
-
-
-# ---- what it refuses ------------------------------------------------------------------------------
-
-
-def refused(model, text, error=ValueError):
-    before = {name: type(m.lora_variant) for name, m in model.named_modules() if hasattr(m, "lora_variant")}
-    with pytest.raises(error, match=text):
-        keep_zeros(model)
-    assert before == {name: type(m.lora_variant) for name, m in model.named_modules() if hasattr(m, "lora_variant")}
-    assert not [name for name, _ in model.named_buffers() if "sparsefn" in name]
-
-
-def test_models_without_lora():
-    refused(
-        pruned(),
-        "keep_zeros: expected a model with LoRA layers, as peft.get_peft_model returns it, got a Net",
-        TypeError,
-    )
-    with pytest.raises(TypeError, match="keep_zeros: expected a peft model, got dict"):
-        keep_zeros({})
-    ia3 = peft.IA3Config(target_modules=["up"], feedforward_modules=[])
-    refused(peft.get_peft_model(pruned(), ia3), "'base_model.model.up': expected LoRA of a linear layer .* got Linear")
-
-
-def test_a_base_without_zeros():
-    refused(peft.get_peft_model(Net(), config()), "expected zeros in the weights beneath the adapters, got none: prune")
-    pissa = config(target_modules=["up"], init_lora_weights="pissa")
-    refused(peft.get_peft_model(pruned(), pissa), "got none: prune the model before .* with an init_lora_weights that")
-
-
-def test_merged_adapters():
-    model = peft.get_peft_model(pruned(), config())
-    model.merge_adapter()
-    refused(model, r"'base_model.model.conv': its adapters are merged: call unmerge_adapter\(\) first")
-
-
-def test_variants_of_lora():
-    dora = config(target_modules=["up"], use_dora=True)
-    refused(peft.get_peft_model(pruned(), dora), "expected plain LoRA, got the DoraLinearVariant 'default'")
-    model = wrapped(target_modules=["up"])
-    with pytest.raises(
-        ValueError, match="expected adapters of plain LoRA, got the DoraLinearVariant 'late': the zeros"
-    ):
-        model.add_adapter("late", dora)
-
-
-def test_layers_that_are_not_known():
-    embedding, grouped = nn.Sequential(nn.Embedding(6, 4)), nn.Sequential(nn.Conv2d(4, 4, 1, groups=2))
-    with torch.no_grad():
-        embedding[0].weight[0, 0] = grouped[0].weight[0] = 0.0
-    refused(peft.get_peft_model(embedding, config(target_modules=["0"])), "model.0': expected LoRA of .* got Embedding")
-    with pytest.warns(UserWarning, match="groups > 1"):
-        model = peft.get_peft_model(grouped, config(r=2, target_modules=["0"]))
-    refused(model, "'base_model.model.0': peft cannot merge a convolution of 2 groups")
-
-
-def test_a_bias_of_lora_without_one_of_the_base():
-    base = nn.Sequential(nn.Linear(4, 4, bias=False))
-    with torch.no_grad():
-        base[0].weight[0] = 0.0
-    with pytest.warns(UserWarning, match="has no bias"):
-        model = peft.get_peft_model(base, config(target_modules=["0"], lora_bias=True))
-    refused(model, "expected a base with a bias for lora_bias in 'default', got none")
-
-
-def test_weights_that_train_whole():
-    base = pruned(where="*.weight")
-    model = peft.get_peft_model(base, config(modules_to_save=["head"]))
-    refused(model, r"'base_model.model.head.modules_to_save.default.weight': it trains whole, and has 30: freeze it")
-    keep_zeros(peft.get_peft_model(pruned(), config(modules_to_save=["head"])))  # dense
-
-
-def test_other_weights_beneath_are_noticed_when_they_are_merged():
-    model = train(wrapped())
-    with torch.no_grad():
-        model.base_model.model.up.base_layer.weight.fill_(1.0)
-    with pytest.raises(
-        RuntimeError, match="merge: the base of a layer has other zeros than when keep_zeros was called"
-    ):
-        model.merge_and_unload()
-
-
-def test_the_trap_of_attach_is_an_error_that_names_it():
-    model = peft.get_peft_model(
-        nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))), config(r=1, target_modules=["0"])
-    )
-    optimizer = torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
-    with pytest.raises(ValueError, match=r"lora_B.*which are all zero .* sf.integrations.peft.keep_zeros\(model\)"):
-        sf.attach(sf.static(None, init="from_zeros"), model, optimizer)
