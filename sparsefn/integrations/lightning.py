@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparsefn.attached import Attached, attach
-from sparsefn.integrations.resuming import Saved, Source, check_fits, check_plain_model, check_source, made
+from sparsefn.integrations.resuming import Saved, Source, check_plain_model, check_same_run, check_source, made
 from sparsefn.state import Trigger
 from sparsefn.timing.triggers import never
 
@@ -81,7 +81,7 @@ class SparsityCallback(Callback):
             self.sparse.detach()
         algorithm = made(self._algorithm, lambda: int(trainer.estimated_stepping_batches))
         if saved is not None:
-            check_fits(pl_module, saved, saved["step"])
+            check_same_run(pl_module, saved, saved["step"])
         self.sparse = attach(algorithm, pl_module, trainer.optimizers, **self._options)
         self._done = 0
         if saved is not None:

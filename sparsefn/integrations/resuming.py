@@ -54,12 +54,12 @@ def check_plain_model(model: nn.Module) -> None:
             )
 
 
-def check_fits(model: nn.Module, saved: Saved, step: int) -> None:
+def check_same_run(model: nn.Module, saved: Saved, step: int) -> None:
     """Raise ValueError for saved masks that prune weights which are not zero, or are of another step.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.SGD(layer.parameters(), lr=0.1))
-    >>> check_fits(layer, sparse.state_dict(), -1)
+    >>> check_same_run(layer, sparse.state_dict(), -1)
     """
     if saved["step"] != step:
         raise ValueError(f"SparsityCallback: expected masks of step {step}, got those of step {saved['step']}")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparsefn.attached import Attached, attach
-from sparsefn.integrations.resuming import Saved, Source, check_fits, check_plain_model, check_source, made
+from sparsefn.integrations.resuming import Saved, Source, check_plain_model, check_same_run, check_source, made
 from sparsefn.state import Trigger
 from sparsefn.timing.triggers import never
 
@@ -91,7 +91,7 @@ class SparsityCallback(TrainerCallback):
             )
         saved = self._saved(self._folder or _folder(args, state)) if state.global_step else None
         if saved is not None:
-            check_fits(model, saved, state.global_step - 1)
+            check_same_run(model, saved, state.global_step - 1)
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it anew
         if self.sparse is not None and self.sparse.is_attached and inner is not self._optimizer:
             if saved is not None:

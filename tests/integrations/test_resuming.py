@@ -30,11 +30,11 @@ def test_others_are_refused(algorithm):
 def test_masks_of_another_run_or_step_are_refused():
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
     sparse = sf.attach(sf.static(0.5), model, torch.optim.SGD(model.parameters(), lr=0.1))
-    resuming.check_fits(model, sparse.state_dict(), -1)
+    resuming.check_same_run(model, sparse.state_dict(), -1)
     with pytest.raises(ValueError, match="expected masks of step 3, got those of step -1"):
-        resuming.check_fits(model, sparse.state_dict(), 3)
+        resuming.check_same_run(model, sparse.state_dict(), 3)
     with pytest.raises(ValueError, match="the saved mask of '0.weight' prunes weights that are not zero in the model"):
-        resuming.check_fits(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)), sparse.state_dict(), -1)
+        resuming.check_same_run(nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2)), sparse.state_dict(), -1)
 
 
 @pytest.mark.filterwarnings("ignore")
