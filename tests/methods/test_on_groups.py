@@ -143,9 +143,7 @@ def test_fpgm_compares_the_vectors_of_whole_units(kind, distribution):
     model, x, groups, params = made(kind)
     first, sizes = chosen(groups)[0].members[0].leaf, [group.size for group in chosen(groups)]
     shares = {"uniform": budgets.uniform(), "global": budgets.global_(), "by path": budgets.by_path({first: 0.0})}
-    algorithm = methods.fpgm(
-        0.5, epoch=2, steps=4, pattern=groups.pattern(), distribution=shares[distribution], where="*"
-    )
+    algorithm = methods.fpgm(0.5, epoch=2, steps=4, pattern=groups.pattern(), distribution=shares[distribution])
     state = algorithm.init(params)
     sums = [torch.cdist(v, v).sum(1) for v in (vectors(group, params) for group in chosen(groups))]
     counts = [round(size / 2) for size in sizes]
@@ -170,7 +168,13 @@ def scales_of(groups, params):
 @pytest.mark.parametrize("distribution", ["global", "uniform", "by path"])
 def test_slimming_takes_the_mean_of_the_scales_of_a_channel(distribution):
     model, x, groups, params = made("residual")
-    assert [len(scales) for scales in scales_of(groups, params)] == [5, 4]
+    params |= {
+        f"bn{i}.weight": torch.linspace(0.1 + low, 0.5 + low, n) for i, n, low in ((1, 5, 0), (2, 4, 0.1), (3, 5, 0))
+    }
+    model.load_state_dict(params, strict=False)
+    means = scales_of(groups, params)
+    assert [len(own) for own in means] == [5, 4]
+    assert lowest(means, 4) != lowest([2 * means[0], means[1]], 4)  # the sums: the first have two scales each
     shares = {"uniform": budgets.uniform(), "global": budgets.global_(), "by path": budgets.by_path({"*conv1.*": 0.2})}
     algorithm = methods.slimming(
         0.4, "*bn*.weight", steps=2, strength=0.01, pattern=groups.pattern(), distribution=shares[distribution]
@@ -183,7 +187,7 @@ def test_slimming_takes_the_mean_of_the_scales_of_a_channel(distribution):
         assert all(mask.all() for mask in state.masks.values())
         state = algorithm.update(state, zeros, step)
     counts = {"global": round(9 * 0.4), "uniform": [2, 2], "by path": [1, 2]}[distribution]
-    assert gone(groups, state) == lowest(scales_of(groups, params), counts)
+    assert gone(groups, state) == lowest(means, counts)
     assert smaller(model, x, state) < sum(p.numel() for p in model.parameters())
 
 
