@@ -26,12 +26,12 @@ STREET += ("timing", "tree")
 # Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
 LINES = {
     "engine": 4208,
-    "algorithms": 1585,
+    "algorithms": 1591,
     "compose": 691,
     "attached": 831,
-    "street": 4774,
-    "shrinking": 3653,
-    "all": 20127,
+    "street": 4860,
+    "shrinking": 3705,
+    "all": 20271,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

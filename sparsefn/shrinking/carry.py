@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from sparsefn.shrinking.smaller import Smaller
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
 
+_SECOND = re.compile(r":\d+$")  # of several tied sets with one first leaf
 SomeTree = TypeVar("SomeTree", bound=Tree)
 
 
@@ -80,10 +82,12 @@ def carry_optimizer(optimizer: Optimizer, model: nn.Module, made: Smaller) -> di
 def _cut(path: str, x: Tensor, made: Smaller) -> Tensor:
     parts = path.split(".")
     ends = (".".join(parts[i:]) for i in range(len(parts)))
-    name = next((end for end in ends if end in made.kept), None)
+    name = next((end for end in ends if _SECOND.sub("", end) in made.kept), None)
     if name is None or not x.ndim:
         return x.clone()
-    old, indices = made.kept[name]
-    if tuple(x.shape) != old:
-        raise ValueError(f"carry: expected a tensor of the old shape {old} at {path!r}, got {tuple(x.shape)}")
+    old, indices = made.kept[_SECOND.sub("", name)]
+    if tuple(x.shape) != old or _SECOND.search(name):
+        text = f"carry: expected a tensor of the old shape {old} at {path!r}, got {tuple(x.shape)}"
+        units = "; a score of tied units is not cut: start its algorithm anew, from the params of the smaller model"
+        raise ValueError(text + units * (x.ndim == 1))
     return taken(x, indices)
