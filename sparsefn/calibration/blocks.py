@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import optree
 import torch
 from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
-from sparsefn.calibration.inputs import collected, layer_at, names_of, weights_of_call
+from sparsefn.calibration.carried import prune_block
+from sparsefn.calibration.inputs import names_of, weights_of_call
 from sparsefn.calibration.sums import Stats
 from sparsefn.engine.checks import check_int
 from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import Algorithm, State, Where, effective
-from sparsefn.tree import Tree, flatten, leaves_at, opened, with_leaves
+from sparsefn.tree import Tree, flatten, opened
 from sparsefn.tree.chosen import matching
 
 
@@ -54,36 +54,17 @@ def in_order(
     """
     state = dense().init(params_of(module)) if state is None else state
     names, chunks = names_of(of), list(_chunks(args, kwargs, chunk_size))
+    own = {name: name for name in params_of(module)}
     for block in blocks:
         weights = weights_of_call(module, state)
         chosen = [path for path, leaf in matching("blocks", block, weights).items() if leaf.ndim > 1]
-        stats: Stats = {}
-        for some, named in chunks:
-            new = collected(module, weights, chosen, names, some, named)
-            stats = _added(stats, new) if stats else new
-        for path, found in stats.items():
-            if not found["count"].any():
-                raise ValueError(f"in_order: no input reached {layer_at(module, path)}")
-        if not stats:
-            raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
-        state = _pruned(state, prune(stats), list(stats))
+        pruned, _ = prune_block(
+            *(module, own, state, [(block, chosen)], prune, lambda: chunks, names),
+            inputs_from="dense",
+            keep=lambda out: None,
+        )
+        state = pruned[-1].state
     return state
-
-
-def _added(stats: Stats, new: Stats) -> Stats:
-    both = {path: {name: x + new[path][name] for name, x in of.items()} for path, of in stats.items() if path in new}
-    return stats | new | both
-
-
-def _pruned(state: State, algorithm: Algorithm, chosen: list[str]) -> State:
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"in_order: expected prune to give an Algorithm, got {type(algorithm).__name__}")
-    start = algorithm.init(leaves_at(effective(state), chosen))
-    done = algorithm.update(start, optree.tree_map(torch.zeros_like, start.params), 0)
-    return state._replace(
-        params=with_leaves(state.params, flatten(done.params)[0]),
-        masks=with_leaves(state.masks, flatten(done.masks)[0]),
-    )
 
 
 def _chunks(
