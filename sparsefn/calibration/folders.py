@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -151,6 +152,17 @@ def _to_disk(path: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def digest_of(x: Tensor) -> str:
+    """A digest of the shape, dtype and bits of a tensor.
+
+    >>> digest_of(torch.zeros(2)) == digest_of(-torch.zeros(2)), digest_of(torch.ones(2)) == digest_of(torch.ones(2))
+    (False, True)
+    """
+    digest = hashlib.sha256(f"{x.dtype} {tuple(x.shape)} ".encode())
+    digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def some(names: Iterable[object]) -> str:

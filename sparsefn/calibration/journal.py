@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparsefn.calibration.folders import Stored, read_json, some, write_json
+from sparsefn.calibration.folders import Stored, digest_of, read_json, some, write_json
 from sparsefn.tree import Tree, flatten
 
 PLACE = ".stream"  # in the folder that the run makes, until it is whole
@@ -73,9 +73,7 @@ def digest_of_batches(batches: Iterable[Tree]) -> str:
     digest = hashlib.sha256()
     for batch in batches:
         for path, leaf in flatten(batch)[0].items():
-            digest.update(f"{path} {getattr(leaf, 'dtype', '')} {getattr(leaf, 'shape', leaf)} ".encode())
-            if isinstance(leaf, Tensor):
-                digest.update(bytes_of(leaf))
+            digest.update(f"{path} {digest_of(leaf) if isinstance(leaf, Tensor) else leaf} ".encode())
     return digest.hexdigest()
 
 
@@ -87,13 +85,3 @@ def digest_of_model(config: Path, stored: Mapping[str, Stored]) -> str:
     """
     named = sorted((name, one.shape, one.dtype) for name, one in stored.items())
     return hashlib.sha256(config.read_bytes() + repr(named).encode()).hexdigest()
-
-
-def bytes_of(x: Tensor) -> memoryview:
-    """The memory of a tensor, for a digest.
-
-    >>> bytes(bytes_of(torch.tensor([1, 2], dtype=torch.int8)))
-    b'\\x01\\x02'
-    """
-    view: memoryview = x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return view

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparsefn.calibration.folders import Stored, read, some
+from sparsefn.calibration.folders import Stored, digest_of, read, some
 
 
 class Leaf(NamedTuple):
@@ -151,13 +151,11 @@ def loaded(folder: Path, stored: Mapping[str, Stored], leaves: Iterable[Leaf]) -
     """
     owner = {name: leaf for leaf in leaves for name in leaf.stored}
     found: dict[str, Tensor] = {}
-    digest = hashlib.sha256()
+    digests: dict[str, str] = {}
     for name, tensor in read(folder, {name: stored[name].file for name in owner}):
-        digest.update(f"{name} {stored[name].dtype} {stored[name].shape} ".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        first = owner[name].names[0]
-        cast = tensor.to(owner[name].dtype)
+        digests[name] = digest_of(tensor)
+        first, cast = owner[name].names[0], tensor.to(owner[name].dtype)
         if first in found and not torch.equal(found[first], cast):
             raise ValueError(f"stream: expected equal tensors where the model ties them, got {some(owner[name].stored)}")
         found[first] = cast
-    return found, digest.hexdigest()
+    return found, hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()
