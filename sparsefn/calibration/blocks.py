@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import importlib.util
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
-from sparsefn.calibration.carried import prune_block
+from sparsefn.calibration.carried import Prune, PrunedBlock, prune_block
+from sparsefn.calibration.caught import BrokenChainError, in_memory, stow, unstow
+from sparsefn.calibration.chain import Chain, Paused, chain_of, names_in
 from sparsefn.calibration.inputs import names_of, weights_of_call
+from sparsefn.calibration.stored import on_disk
 from sparsefn.calibration.sums import Stats
 from sparsefn.engine.checks import check_int
+from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
-from sparsefn.state import Algorithm, State, Where, effective
-from sparsefn.tree import Tree, flatten, opened
+from sparsefn.state import State, Where, effective
+from sparsefn.tree import flatten, leaves_at, opened, with_leaves
 from sparsefn.tree.chosen import matching
+
+_Asked = tuple[Where, list[str]]  # a block as it was asked for, and the paths of its leaves
 
 
 def in_order(
     module: nn.Module,
     state: State | None,
     blocks: Sequence[Where],
-    prune: Callable[[Stats], Algorithm],
-    *args: Tree,
+    prune: Prune,
+    inputs: Example,
+    *,
     of: str | Sequence[str] = ("count", "square", "gram"),
     chunk_size: int | None = None,
-    **kwargs: Tree,
+    inputs_from: str = "pruned",
+    offload: str | None = None,
+    progress: bool = False,
 ) -> State:
     """Prune the blocks of a module in turn, each with the inputs that come from the pruned blocks before it.
 
@@ -39,42 +54,153 @@ def in_order(
     >>> state.masks["0.weight"].sum(1).tolist(), state.masks["2.weight"].sum(1).tolist()
     ([2, 2, 2, 2, 2, 2, 2, 2], [4, 4])
 
-    For each block the module runs once, with the weights as they are by then, and the statistics of the block's leaves
-    are collected as `inputs` does. `prune` gets them, and gives the algorithm that prunes the block: its `init` takes
-    the effective weights of these leaves, a dict by path, then its `update` runs at step 0, with gradients of zero. The
-    block's params and masks are taken from the result. Nothing else of the state changes.
-
-    `blocks` are globs, sequences of globs or functions of (path, leaf) each, in the order in which data passes them.
-    `state` is where to begin, or None for the module's own weights without masks. `args`, `kwargs` and `of` are those
-    of `inputs`. With `chunk_size` the module gets so many examples at a time, split along the first axis of every
-    tensor in `args` and `kwargs`, which bounds the memory of activations. ValueError names the path and the layer of a
-    weight that no input reached, and as `inputs`; TypeError for a `prune` that gives no Algorithm.
-
-    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
+    The state is that of the last block of `by_block`, which has the same arguments and errors, and also says how long
+    each block took, and how far its outputs moved. With `progress` a bar of tqdm shows this, where tqdm is installed.
     """
-    state = dense().init(params_of(module)) if state is None else state
-    names, chunks = names_of(of), list(_chunks(args, kwargs, chunk_size))
-    own = {name: name for name in params_of(module)}
-    for block in blocks:
-        weights = weights_of_call(module, state)
-        chosen = [path for path, leaf in matching("blocks", block, weights).items() if leaf.ndim > 1]
-        pruned, _ = prune_block(
-            *(module, own, state, [(block, chosen)], prune, lambda: chunks, names),
-            inputs_from="dense",
-            keep=lambda out: None,
-        )
-        state = pruned[-1].state
+    if state is None:
+        state = dense().init(params_of(module))
+    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "inputs_from": inputs_from, "offload": offload}
+    steps = by_block(module, state, blocks, prune, inputs, **options)
+    for done in _shown(steps, len(blocks)) if progress else steps:
+        state = done.state
     return state
 
 
-def _chunks(
-    args: tuple[Tree, ...], kwargs: dict[str, Tree], size: int | None
-) -> Iterator[tuple[tuple[Tree, ...], dict[str, Tree]]]:
+def by_block(
+    module: nn.Module,
+    state: State | None,
+    blocks: Sequence[Where],
+    prune: Prune,
+    inputs: Example,
+    *,
+    of: str | Sequence[str] = ("count", "square", "gram"),
+    chunk_size: int | None = None,
+    inputs_from: str = "pruned",
+    offload: str | None = None,
+) -> Iterator[PrunedBlock]:
+    """Prune the blocks of a module in turn, as `in_order` does, and give a record of each when it is pruned.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> def prune(stats):
+    ...     return sf.one_shot(0.5, sf.scores.wanda(stats))
+    >>> x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    >>> for done in sf.calibration.by_block(model, None, ["0.*", "2.*"], prune, x, of="square"):
+    ...     print(done.block, sf.masks.n_kept(done.state.masks) - 10, 0 < done.error < 1)
+    0.* 24 True
+    2.* 16 True
+
+    `blocks` are globs, sequences of globs or functions of (path, leaf) each, in the order in which data passes them.
+    Blocks may be left out, and be halves of a layer. For each block the statistics of its leaves are collected as
+    `inputs` does. `prune` gets them, and gives the algorithm that prunes the block: its `init` takes the effective
+    weights of these leaves, a dict by path, then its `update` runs at step 0, with gradients of zero. The block's
+    params and masks are taken from the result. Nothing else of the state changes.
+
+    `inputs` are those of the module: a tensor, a tuple of arguments, or a dict of them by name. `state` is where to
+    begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
+    gets so many examples at a time, split along the first axis of every tensor in `inputs`.
+
+    The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
+    the layer that a block is in runs twice on what it is called with, without the rest of the model: once for the
+    statistics, and once pruned, which makes the inputs of the next one. With `inputs_from="dense"` it runs once,
+    and every block is pruned for the inputs that it has in the model as it is at first. What is in memory is the
+    inputs and outputs of one layer for all data, besides one chunk's activations and the statistics of one block; with
+    `offload="disk"` the inputs and outputs are in files of a temporary folder, which goes at the end.
+
+    One example is run beforehand, as the whole model and layer by layer. Where the statistics are not the same bits (on
+    a CPU), or the model uses its blocks otherwise than one after the other, the module runs once for each block. A
+    UserWarning and each record then say why. Nothing is written to the module, and no hook is left.
+
+    ValueError names the path and the layer of a weight that no input reached, or whose inputs are not finite, and tells
+    of blocks in another order; as `inputs`. TypeError for a `prune` that gives no Algorithm.
+
+    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
+    """
+    if isinstance(blocks, str) or not isinstance(blocks, Sequence):
+        raise TypeError(f"in_order: expected blocks to be a sequence, with an entry a block, got {blocks!r}")
+    if inputs_from not in ("pruned", "dense"):
+        raise ValueError(f"in_order: expected inputs_from to be 'pruned' or 'dense', got {inputs_from!r}")
+    if offload not in (None, "disk"):
+        raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
+    names, calls = names_of(of), list(_chunks(as_call(inputs), chunk_size))
+    state = dense().init(params_of(module)) if state is None else state
+    leaves, asked = weights_of_call(module, state), list[_Asked]()
+    for block in blocks:
+        chosen = [path for path, leaf in matching("blocks", block, leaves).items() if leaf.ndim > 1]
+        if not chosen:
+            raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
+        asked.append((block, chosen))
+    return _steps(module, state, asked, prune, calls, names, inputs_from, offload)
+
+
+def _steps(
+    module: nn.Module,
+    start: State,
+    asked: list[_Asked],
+    prune: Prune,
+    calls: list[Call],
+    of: Sequence[str],
+    inputs_from: str,
+    offload: str | None,
+) -> Iterator[PrunedBlock]:
+    if not asked:
+        return
+    state, left = start, list(asked)
+    with contextlib.ExitStack() as stack:
+        keep = in_memory if offload is None else on_disk(stack.enter_context(tempfile.TemporaryDirectory()))
+        try:
+            chain = _chain(module, start, [chosen for _, chosen in asked], calls)
+            runs = [Paused(module, chain, call, keep) for call in calls]
+            for number, path in enumerate(chain.order):
+                for run in runs:
+                    run.go_on(number, state if inputs_from == "pruned" else start)
+                own = [one for one, at in zip(asked, chain.at, strict=True) if at == number]
+                results, outputs = prune_block(
+                    *(chain.parts[path], names_in(module, path), state, own, prune),
+                    *(partial(_calls, runs, number), of),
+                    inputs_from=inputs_from,
+                    keep=partial(stow, keep=keep),
+                    read=unstow,
+                )
+                for done in results:
+                    state, left = done.state, left[1:]
+                    yield done
+                for run, out in zip(runs, outputs, strict=True):
+                    run.done(number, out)
+        except BrokenChainError as error:
+            why = str(error)
+    if len(left) > 1:
+        warnings.warn(f"in_order: the whole model runs once for each block, as {why}", UserWarning, stacklevel=3)
+    names = {name: name for name in params_of(module)}
+    for block, chosen in left:
+        base = state if inputs_from == "pruned" else start
+        one = (block, chosen)
+        (done,), _ = prune_block(
+            *(module, names, base, [one], prune, lambda: calls, of), inputs_from="dense", keep=lambda out: None
+        )
+        state = state._replace(
+            params=with_leaves(state.params, leaves_at(done.state.params, chosen)),
+            masks=with_leaves(state.masks, leaves_at(done.state.masks, chosen)),
+        )
+        yield done._replace(state=state, why=why)
+
+
+def _calls(runs: Sequence[Paused], number: int) -> Iterator[Call]:
+    return (run.call(number) for run in runs)
+
+
+def _chain(module: nn.Module, state: State, chosen: Sequence[Sequence[str]], calls: Sequence[Call]) -> Chain:
+    # One example says as much as all of them, where they can be told apart.
+    with contextlib.suppress(Exception):
+        return chain_of(module, state, chosen, next(_chunks(calls[0], 1)))
+    return chain_of(module, state, chosen, calls[0], whole=len(calls) == 1)
+
+
+def _chunks(call: Call, size: int | None) -> Iterator[Call]:
     if size is None:
-        yield args, kwargs
+        yield call
         return
     check_int("in_order", "chunk_size", size, 1)
-    leaves, rebuild = opened((args, kwargs))
+    leaves, rebuild = opened(call)
     tensors = [x for x in leaves if isinstance(x, Tensor)]
     lengths = {len(x) if x.ndim else 0 for x in tensors}
     if len(lengths) != 1 or 0 in lengths:
@@ -82,6 +208,16 @@ def _chunks(
         raise ValueError(f"in_order: expected tensors with one number of examples to split, got shapes {shapes}")
     for first in range(0, lengths.pop(), size):
         yield rebuild([x[first : first + size] if isinstance(x, Tensor) else x for x in leaves])
+
+
+def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:
+    if importlib.util.find_spec("tqdm") is None:
+        yield from steps
+        return
+    with importlib.import_module("tqdm").tqdm(steps, total=total, unit="block") as bar:
+        for done in bar:
+            bar.set_postfix(error="unknown" if done.error is None else f"{done.error:.3g}")
+            yield done
 
 
 def outlier_ratios(state: State, stats: Stats, blocks: Sequence[str], multiple: float = 5.0) -> dict[str, float]:

@@ -75,7 +75,7 @@ def test_a_block_that_gets_no_data_and_other_bad_arguments():
     with pytest.raises(ValueError, match="in_order: expected chunk_size >= 1, got 0"):
         in_order(model, None, ["0.*"], prune, x, chunk_size=0)
     with pytest.raises(ValueError, match=r"one number of examples to split, got shapes \(32, 4\), \(\)"):
-        in_order(model, None, ["0.*"], prune, x, torch.tensor(1.0), chunk_size=2)
+        in_order(model, None, ["0.*"], prune, (x, torch.tensor(1.0)), chunk_size=2)
     with pytest.raises(ValueError, match="expected more than one calibration input at '0.weight', got 1"):
         in_order(model, None, ["0.*"], prune, x[:1])
 
