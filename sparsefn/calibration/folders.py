@@ -115,7 +115,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
         except SafetensorError as error:  # of the system, as a full disk
             raise OSError(str(error)) from None
 
-    _whole(file, write)
+    write_whole(file, write)
 
 
 def write_json(file: Path, value: object) -> None:
@@ -127,10 +127,18 @@ def write_json(file: Path, value: object) -> None:
     ...     read_json(Path(folder, "a.json"))
     {'x': 1}
     """
-    _whole(file, lambda path: path.write_text(json.dumps(value, indent=2) + "\n", "utf-8"))
+    write_whole(file, lambda path: path.write_text(json.dumps(value, indent=2) + "\n", "utf-8"))
 
 
-def _whole(file: Path, write: Callable[[Path], object]) -> None:
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a file by a function of a path; after a crash it is there as a whole, or as it was before.
+
+    >>> write_whole(Path("/nowhere/a"), lambda path: path.write_text("x"))
+    Traceback (most recent call last):
+        ...
+    OSError: stream: '/nowhere/a' could not be written: [Errno 2] No such file or directory: '/nowhere/a.part'. What was
+    written before it is safe: make room, and the same call goes on from there
+    """
     # Under another name first: what is on the disk before the file has its name cannot be torn.
     part = file.with_name(f"{file.name}.part")
     try:

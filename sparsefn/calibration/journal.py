@@ -17,8 +17,19 @@ from sparsefn.tree import Tree, flatten
 PLACE = ".stream"  # in the folder that the run makes, until it is whole
 
 
+class Part(NamedTuple):
+    """A part of a model that is done: a digest of what was read, and the errors of the blocks in it.
+
+    >>> Part("a1", {"0.*": 0.25}).errors
+    {'0.*': 0.25}
+    """
+
+    digest: str
+    errors: dict[str, float | None]
+
+
 class Journal(NamedTuple):
-    """The folder of a run, what the run is of, and a digest of what it read for each part that it has done.
+    """The folder of a run, what the run is of, and the parts that it has done.
 
     >>> Journal(Path("out"), {"batches": "a1"}, ()).parts
     ()
@@ -26,12 +37,13 @@ class Journal(NamedTuple):
 
     out: Path
     run: Mapping[str, str]
-    parts: tuple[str, ...]
+    parts: tuple[Part, ...]
 
-    def done(self, digest: str) -> Journal:
+    def done(self, part: Part) -> Journal:
         """The journal with one part more, on the disk."""
-        after = self._replace(parts=(*self.parts, digest))
-        write_json(self.out / PLACE / "journal.json", {"run": dict(self.run), "parts": list(after.parts)})
+        after = self._replace(parts=(*self.parts, part))
+        parts = [one._asdict() for one in after.parts]
+        write_json(self.out / PLACE / "journal.json", {"run": dict(self.run), "parts": parts})
         return after
 
 
@@ -40,7 +52,7 @@ def begun(out: Path, run: Mapping[str, str]) -> Journal:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     journal = begun(Path(folder), {"batches": "a1"}).done("c3")
+    ...     journal = begun(Path(folder), {"batches": "a1"}).done(Part("c3", {}))
     ...     begun(Path(folder), {"batches": "a1"}) == journal
     True
 
@@ -60,7 +72,7 @@ def begun(out: Path, run: Mapping[str, str]) -> Journal:
             f"stream: expected the run that was killed in {os.fspath(out)!r}, but of another run were its "
             f"{', '.join(others)}: go on with the same, or give another folder out"
         )
-    return Journal(out, run, tuple(before["parts"]))
+    return Journal(out, run, tuple(Part(**one) for one in before["parts"]))
 
 
 def digest_of_batches(batches: Iterable[Tree]) -> str:

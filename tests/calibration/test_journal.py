@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from sparsefn.calibration.folders import Stored
-from sparsefn.calibration.journal import begun, digest_of_batches, digest_of_model
+from sparsefn.calibration.journal import Part, begun, digest_of_batches, digest_of_model
 
+ONE, TWO = Part("one", {}), Part("two", {"0.*": 0.5, "1.*": None})
 RUN = {"batches": "a", "blocks": "b"}
 
 
@@ -13,8 +14,8 @@ def test_it_goes_on_where_it_was(tmp_path):
     out = tmp_path / "deep" / "out"
     journal = begun(out, RUN)
     assert journal.parts == () and begun(out, RUN) == journal
-    later = journal.done("one").done("two")
-    assert begun(out, RUN) == later and later.parts == ("one", "two") and journal.parts == ()
+    later = journal.done(ONE).done(TWO)
+    assert begun(out, RUN) == later and later.parts == (ONE, TWO) and journal.parts == ()
 
 
 def test_it_refuses_another_run_and_other_folders(tmp_path):
