@@ -149,8 +149,8 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise OSError(
-            f"stream: {os.fspath(file)!r} could not be written: {error}. What was written before it is safe: make room, "
-            "and the same call goes on from there"
+            f"stream: {os.fspath(file)!r} could not be written: {error}. What was written before it is safe: make "
+            "room, and the same call goes on from there"
         ) from error
 
 

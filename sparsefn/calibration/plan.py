@@ -83,8 +83,8 @@ def planned(
         own = {next((path for paths in members.values() for path in paths if _inside(n, path)), None) for n in chosen}
         if len(own) != 1 or None in own:
             raise ValueError(
-                f"stream: expected each block to be in one member of a list of layers ({some(members)}), but the matrices "
-                f"of {block!r} are {some(chosen)}"
+                f"stream: expected each block to be in one layer of a list ({some(members)}), but the matrices of "
+                f"{block!r} are {some(chosen)}"
             )
         found.setdefault(str(*own), []).append((block, chosen))
     order = [path for paths in members.values() if any(p in found for p in paths) for path in paths]
@@ -95,9 +95,9 @@ def _lists_of_layers(model: nn.Module) -> dict[str, nn.Module]:
     # The outermost lists whose members are made of other modules: experts are inside of layers, and heads are plain.
     lists: dict[str, nn.Module] = {}
     for path, part in model.named_modules():
-        if isinstance(part, nn.ModuleList) and len(part) and not any(_inside(path, other) for other in lists):
-            if all(any(True for _ in member.children()) for member in part):
-                lists[path] = part
+        layers = isinstance(part, nn.ModuleList) and len(part) and all(any(one.children()) for one in part)
+        if layers and not any(_inside(path, other) for other in lists):
+            lists[path] = part
     return lists
 
 
@@ -107,8 +107,8 @@ def _by_part(leaves: Iterable[Leaf], order: Sequence[str]) -> dict[str, list[Lea
         own = {next((path for path in order if _inside(name, path)), OUTSIDE) for name in leaf.names}
         if len(own) > 1:
             raise ValueError(
-                f"stream: expected the leaves of a layer to be its own, but {some(leaf.names)} are one tensor: prune the "
-                "model in memory, with sf.calibration.in_order"
+                f"stream: expected the leaves of a layer to be its own, but {some(leaf.names)} are one tensor: prune "
+                "the model in memory, with sf.calibration.in_order"
             )
         found[own.pop()].append(leaf)
     return found

@@ -45,7 +45,9 @@ class Runs:
         self.entered.add(number)
         state = self.plan.state(self.plan.load(OUTSIDE, self.device)[0])
         if self.chain.forms[number] is _UNKNOWN:
-            first = Paused(self.plan.model, self.chain._replace(order=self.plan.order[: number + 1]), self.paused[0].start)
+            first = Paused(
+                self.plan.model, self.chain._replace(order=self.plan.order[: number + 1]), self.paused[0].start
+            )
             first.outputs = dict(self.paused[0].outputs)
             first.go_on(number, state)
             self._learn(number, first.call(number))
@@ -72,7 +74,7 @@ class Runs:
 
         def keep(out: Tree) -> Stowed:
             file = self._file(number, next(turns))
-            tensors = [x.clone() for x in optree.tree_leaves(out) if isinstance(x, Tensor)]  # type: ignore[arg-type]
+            tensors = [x.clone() for x in optree.tree_leaves(out) if isinstance(x, Tensor)]
             write_whole(file, lambda path: torch.save(tensors, path))
             return _stowed(file, form_of(out))
 
@@ -108,7 +110,9 @@ class Runs:
 
 def _stowed(file: Path, form: Form) -> Stowed:
     places = itertools.count()
-    return Stowed(form.tree, [Kept(partial(_read, file, next(places))) if leaf is None else leaf for leaf in form.leaves])
+    return Stowed(
+        form.tree, [Kept(partial(_read, file, next(places))) if leaf is None else leaf for leaf in form.leaves]
+    )
 
 
 def _read(file: Path, place: int) -> Tensor:

@@ -70,7 +70,7 @@ def together(prune: Callable[[Stats], Algorithm]) -> Callable[[Stats], Algorithm
 
 
 def _total(stats: Stats) -> Stats:
-    # On the first process the sums of all, on others nothing. Leaves that share a tensor share its sum: it is sent once.
+    # On the first process the sums of all, on others nothing. A tensor that leaves share is sent once.
     agree(everyone())
     own = list({id(x): x for of in stats.values() for x in of.values()}.values())
     index = {id(x): i for i, x in enumerate(own)}
@@ -79,13 +79,16 @@ def _total(stats: Stats) -> Stats:
     distributed.all_gather_object(told, (named, [(x.shape, x.dtype) for x in own]))
     for number, (theirs, _) in enumerate(told):
         if others := sorted({*theirs} ^ {*told[0][0]}):
-            raise ValueError(f"stream: expected data of the same leaves on all processes, but {number} and 0 differ at {some(others)}")
+            raise ValueError(
+                f"stream: expected data of the same leaves on all processes, but {number} and 0 differ at "
+                f"{some(others)}"
+            )
     if place()[0]:
         for x in own:
             distributed.send(x.contiguous(), 0)
         return {}
     for number, (theirs, kinds) in enumerate(told[1:], 1):
-        sums = dict[tuple[int, int], tuple[Tensor, Tensor]]()  # with what is added, as the id of a tensor in use is its own
+        sums: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # beside a sum what it is of, so that no id is reused
         received = [_received(number, shape, dtype, own[0].device) for shape, dtype in kinds]
         for path, of in stats.items():
             for name, x in of.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import tempfile
@@ -16,19 +15,18 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import Prune, prune_block
 from sparsefn.calibration.caught import BrokenChainError, unstow
 from sparsefn.calibration.chain import names_in
-from sparsefn.calibration.folders import INDEX, digest_of, read, write_json, write_tensors, write_whole
+from sparsefn.calibration.folders import INDEX
 from sparsefn.calibration.inputs import names_of
 from sparsefn.calibration.journal import PLACE, Journal, Part, begun, digest_of_batches, digest_of_model
 from sparsefn.calibration.plan import OUTSIDE, Plan, bare, planned
 from sparsefn.calibration.runs import Runs
+from sparsefn.calibration.shards import check_part, finish, write_part
 from sparsefn.calibration.shares import place, share, together
 from sparsefn.distributed.ends import everyone
 from sparsefn.engine.processes import agreement
 from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.state import Where, effective
 from sparsefn.tree import flatten, leaves_of
-
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}  # files of weights are not copied
 
 
 def stream(
@@ -41,17 +39,48 @@ def stream(
     of: str | Sequence[str] = ("count", "square", "gram"),
     make: Callable[[], nn.Module] | None = None,
 ) -> dict[str, float | None]:
-    """Prune a model that need not fit in memory: from a folder of transformers to a new one, block after block.
+    """Prune a model that need not fit in memory, from a folder of transformers to a new folder, block after block.
 
-    >>> sf.calibration.stream("/nowhere", sf.one_shot, [torch.arange(8)[None]], "pruned")
+    >>> def prune(stats):
+    ...     return sf.methods.wanda(0.5, stats)
+    >>> sf.calibration.stream("/nowhere", prune, [{"input_ids": torch.arange(8)[None]}], "pruned")
     Traceback (most recent call last):
         ...
     ValueError: stream: expected the folder of a model, got '/nowhere', which is no folder
+
+    `folder` has config.json and safetensors, as `save_pretrained` writes it, and `from_pretrained` loads the new folder
+    `out`: the same tensors, names and other files, with the weights that `in_order` gives for the whole model, bit for
+    bit, where a batch is a chunk. `prune` and `of` are those of `in_order`. A batch is what the model is called with: a
+    dict, a tuple or a tensor. Batches may differ in length, and must have no padding, which is no data. Blocks run on
+    the device of the batches. Returned are the errors of the blocks, by block: the norm of the change of their outputs
+    over their norm.
+
+    `blocks` are those of `in_order`; by default they are the members of the model's lists of layers. Other layers of
+    these lists run as they are. `make()` gives the model; by default it is the class that config.json names. Wherever
+    it is made, its parameters are not kept: at one time there are in memory one layer, its statistics, what `prune`
+    makes of them, and one batch's activations; or the leaves outside of all layers, embeddings and head, while data
+    passes these. Activations of the other batches are in `out`, about three times the hidden states of all batches.
+    Weights are run and written in the dtype that `from_pretrained` gives them; folders of quantized models are refused.
+
+    **Killed at any moment**, the same call goes on at the block where it was, with the same bits: a file is on the disk
+    before it has its name. What is there already is looked at: a digest of the weights that were read, the batches,
+    and the last block that was pruned, which is pruned again and must have the same bits, as no one can look into
+    `prune`. Where something differs ValueError says what. So it is with a full disk, an OSError: make room, call again.
+
+    **Several processes** of `torch.distributed` share the batches, if all make the same call and see the same folders.
+    The first one adds their sums in the order of the processes, prunes and writes. So masks have the same bits in every
+    run on so many processes, and differ from those of one process as sums in another order do.
+
+    ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a layer that are tied to leaves
+    outside of it; layers that the model does not call one after the other, which need `in_order`; the block and the
+    layer whose inputs are not finite, or that no input reached; and an `out` that holds anything else.
+
+    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
     """
     names, calls = names_of(of), _calls(batches)
-    source, target, groups = Path(folder), Path(out), everyone()
+    source, target, first = Path(folder), Path(out), place()[0] == 0
     device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
-    with agreement(groups):
+    with agreement(everyone()):
         if source.resolve() == target.resolve():
             raise ValueError(f"stream: expected another folder to write to, got {os.fspath(out)!r} twice")
         plan = planned(source, blocks, make, device)
@@ -62,50 +91,45 @@ def stream(
             "statistics": repr(names),
             "processes": str(place()[1]),
         }
-        if place()[0] == 0:
-            _checked(begun(target, run), plan, device)
+        if first:
+            _check_read(begun(target, run), plan, device)
     journal = begun(target, run)
-    if len(journal.parts) <= len(plan.order) or not (target / INDEX).exists():
+    if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
         with tempfile.TemporaryDirectory(dir=_work(target)) as scratch:
             runs = Runs(plan, share(calls), Path(scratch).parent, Path(scratch), device)
-            try:
-                journal = _streamed(plan, runs, journal, prune, names)
-            except BrokenChainError as error:
-                raise ValueError(
-                    f"stream: expected layers that run one after the other, but {error}: prune the model in memory, with "
-                    "sf.calibration.in_order"
-                ) from None
-    with agreement(groups):
-        if place()[0] == 0:
-            _finish(plan, target)
+            journal = _streamed(plan, runs, journal, prune, names)
+    with agreement(everyone()):
+        if first:
+            finish(plan, target)
     return {block: error for part in journal.parts for block, error in part.errors.items()}
 
 
 def _calls(batches: Sequence[Example]) -> list[Call]:
     calls = [as_call(batch) for batch in batches]
     if len(calls) < place()[1]:
-        raise ValueError(f"stream: expected a batch for each of {place()[1]} processes, got {len(calls)}")
+        raise ValueError(
+            f"stream: expected a batch or more for each of {place()[1]} processes, got {len(calls)} in all"
+        )
     for number, call in enumerate(calls):
         tensors = [x for x in leaves_of(call) if isinstance(x, Tensor)]
         if not tensors or any(not x.numel() for x in tensors):
-            raise ValueError(f"stream: expected batches of tensors with values, got none in batch {number}")
+            raise ValueError(f"stream: expected batches of tensors that have entries, got none in batch {number}")
         mask = call[1].get("attention_mask")
         if isinstance(mask, Tensor) and not mask.all():
             raise ValueError(
-                f"stream: expected batches without padding, which is no data, got zeros in attention_mask of batch {number}"
-                ": sequences of another length go into a batch of their own"
+                f"stream: expected batches without padding, which is no data, got zeros in attention_mask of batch "
+                f"{number}: put sequences of each length into batches of their own"
             )
     return calls
 
 
-def _checked(journal: Journal, plan: Plan, device: torch.device) -> None:
+def _check_read(journal: Journal, plan: Plan, device: torch.device) -> None:
     # What was read for the parts that are done must be what is there now.
-    for path, part in zip([OUTSIDE, *plan.order], journal.parts, strict=False):
+    for path, part in zip(plan.leaves, journal.parts, strict=False):
         if plan.load(path, device)[1] != part.digest:
-            where = f"the part {path!r}" if path else "the leaves outside of all layers"
             raise ValueError(
-                f"stream: expected the run that was killed in {os.fspath(journal.out)!r}, but {where} has other weights now: "
-                "go on with the same, or give another folder out"
+                f"stream: expected the run that was killed in {os.fspath(journal.out)!r}, but the weights of "
+                f"{path or 'the embeddings and head'!r} are others now: go on with the same, or give another folder out"
             )
 
 
@@ -118,83 +142,58 @@ def _work(out: Path) -> Path:
 
 
 def _streamed(plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> Journal:
-    groups, before = everyone(), set[int]()
     if not journal.parts:
-        journal = _written(plan, journal, OUTSIDE, *plan.load(OUTSIDE, runs.device), {})
-    pruned = [number for number in range(len(journal.parts) - 1) if plan.order[number] in plan.blocks]
+        with agreement(everyone()):
+            journal = _written(plan, journal, OUTSIDE, *plan.load(OUTSIDE, runs.device), {})
+    done = len(journal.parts) - 1
+    last = max((number for number in range(done) if plan.order[number] in plan.blocks), default=None)
+    before = set[int]()  # whose outputs the last part that was pruned was called with, so that it can be pruned again
     for number, path in enumerate(plan.order):
-        part, blocks = plan.model.get_submodule(path), plan.blocks.get(path, [])
-        again = number < len(journal.parts) - 1
-        with agreement(groups):
-            runs.reach(number)
-            inputs = runs.needed()
-            if again and pruned[-1:] != [number]:
-                runs.passed(number)
-                continue
-            weights, digest = plan.load(path, runs.device)
-            results, outputs = prune_block(
-                *(part, names_in(plan.model, path), bare(weights), blocks, together(prune), lambda: runs.calls(number)),
-                of,
-                keep=runs.keep(number),
-                read=unstow,
-            )
-            weights = flatten(effective(results[-1].state))[0] if results else weights
-            if again and place()[0] == 0:
-                _check_again(plan, journal.out, path, weights)
-        runs.done(number, outputs)
-        if not again:
-            errors = {str(one.block): one.error for one in results}
-            journal = _written(plan, journal, path, weights, digest, errors)
-        before = inputs if blocks else before
+        with agreement(everyone()):
+            try:
+                runs.reach(number)
+                if number < done and number != last:
+                    runs.passed(number)
+                    continue
+                before = runs.needed() if path in plan.blocks else before
+                weights, digest, errors = _pruned(plan, runs, number, prune, of)
+            except BrokenChainError as error:
+                raise ValueError(
+                    f"stream: expected layers that run one after the other, but {error}: prune the model in memory, "
+                    "with sf.calibration.in_order"
+                ) from None
+        with agreement(everyone()):  # the outputs of all processes are on the disk by now
+            if number >= done:
+                journal = _written(plan, journal, path, weights, digest, errors)
+            elif place()[0] == 0:
+                check_part(plan, journal.out, path, weights)
+            del weights
         runs.forget(before | runs.needed() | {entered - 1 for entered in runs.entered})
     return journal
 
 
-def _file(plan: Plan, path: str) -> str:
-    number = 1 + (plan.order.index(path) + 1 if path else 0)
-    return f"model-{number:05d}-of-{len(plan.order) + 1:05d}.safetensors"
-
-
-def _named(plan: Plan, path: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    # By the names that the folder has; tied leaves once.
-    tensors = dict(plan.model.named_buffers()) | weights
-    return {leaf.stored[0]: tensors[leaf.names[0]] for leaf in plan.leaves[path]}
+def _pruned(
+    plan: Plan, runs: Runs, number: int, prune: Prune, of: Sequence[str]
+) -> tuple[dict[str, Tensor], str, dict[str, float | None]]:
+    path = plan.order[number]
+    weights, digest = plan.load(path, runs.device)
+    results, outputs = prune_block(
+        *(plan.model.get_submodule(path), names_in(plan.model, path), bare(weights), plan.blocks.get(path, [])),
+        *(together(prune), partial(runs.calls, number), of),
+        keep=runs.keep(number),
+        read=unstow,
+    )
+    runs.done(number, outputs)
+    if results:
+        weights = flatten(effective(results[-1].state))[0]
+    return weights, digest, {str(one.block): one.error for one in results}
 
 
 def _written(
     plan: Plan, journal: Journal, path: str, weights: dict[str, Tensor], digest: str, errors: dict[str, float | None]
 ) -> Journal:
     part = Part(digest, errors)
-    with agreement(everyone()):
-        if place()[0]:
-            return journal._replace(parts=(*journal.parts, part))
-        write_tensors(journal.out / _file(plan, path), _named(plan, path, weights))
-        return journal.done(part)
-
-
-def _check_again(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> None:
-    # The last part that was pruned must come out as it did before: the settings of `prune` are seen in nothing else.
-    tensors = _named(plan, path, weights)
-    for name, old in read(out, dict.fromkeys(tensors, _file(plan, path))):
-        if digest_of(old) != digest_of(tensors[name]):
-            raise ValueError(
-                f"stream: expected the run that was killed in {os.fspath(out)!r}, but {name!r} is pruned otherwise now: go "
-                "on with the same prune, threads and versions, or give another folder out"
-            )
-
-
-def _finish(plan: Plan, out: Path) -> None:
-    # The index comes last: without it the folder is no model.
-    for file in plan.folder.iterdir():
-        weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
-        if file.is_file() and not weights and not file.name.startswith("."):
-            write_whole(out / file.name, partial(shutil.copyfile, file))
-    placed, size = {}, 0
-    for path, leaves in plan.leaves.items():
-        placed |= {leaf.stored[0]: _file(plan, path) for leaf in leaves}
-        size += sum(math.prod(plan.stored[leaf.stored[0]].shape) * leaf.dtype.itemsize for leaf in leaves)
-    write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": placed})
-    for folder in (out / PLACE).iterdir():
-        if folder.is_dir():
-            shutil.rmtree(folder)
-    shutil.rmtree(out / PLACE)
+    if place()[0]:
+        return journal._replace(parts=(*journal.parts, part))
+    write_part(plan, journal.out, path, weights)
+    return journal.done(part)

@@ -46,14 +46,16 @@ def unloaded(folder: Path, make: Callable[[], nn.Module] | None, dtype: torch.dt
     if not isinstance(model, nn.Module):
         raise TypeError(f"stream: expected make() to give a module, got {type(model).__name__}")
     if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
-        raise ValueError(f"stream: expected make() to give a model with buffers in memory, but on meta are {some(lost)}")
+        raise ValueError(
+            f"stream: expected make() to give a model with buffers in memory, but on meta are {some(lost)}"
+        )
     return model.eval()
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
     # A parameter that is registered twice is tied, and becomes one empty parameter. Weak keys let it leave memory.
-    empty: Any = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]
+    empty: Any = WeakTensorKeyDictionary()
 
     def emptied(module: nn.Module, name: str, param: Tensor | None) -> Tensor | None:
         if param is None or param.is_meta:
@@ -63,7 +65,7 @@ def _parameters_on_meta() -> Iterator[None]:
         found: Tensor = empty[param]
         return found
 
-    hook = register_module_parameter_registration_hook(emptied)
+    hook = register_module_parameter_registration_hook(emptied)  # type: ignore[arg-type]
     try:
         yield
     finally:
@@ -80,7 +82,8 @@ def _named(folder: Path, dtype: torch.dtype) -> nn.Module:
             "quantization_config: dequantize the model, and prune the folder that save_pretrained makes of that"
         )
     name = (config.architectures or [None])[0]
-    if not isinstance(kind := getattr(transformers, str(name), None), type):
+    kind: Any = getattr(transformers, str(name), None)
+    if not hasattr(kind, "_from_config"):
         raise ValueError(
             f"stream: expected config.json to name an architecture of transformers, got {name!r}: pass make="
         )
@@ -102,9 +105,9 @@ def leaves_of(model: nn.Module, stored: Mapping[str, Stored]) -> list[Leaf]:
     found: dict[str, list[str]] = {}
     unknown = []
     for name in stored:
-        own = next((one for one in (name, head + name, name.removeprefix(head)) if one in tensors), None)
-        if own is not None:
-            found.setdefault(own, []).append(name)
+        known = [one for one in (name, head + name, name.removeprefix(head)) if one in tensors]
+        if known:
+            found.setdefault(known[0], []).append(name)
         elif not _ignored(model, "unexpected", name):
             unknown.append(name)
     alike: dict[int, list[str]] = {}
@@ -136,8 +139,8 @@ def _check_like(name: str, stored: Stored, like: Tensor) -> None:
         raise ValueError(f"stream: expected a tensor of shape {tuple(like.shape)} at {name!r}, got {stored.shape}")
     if like.is_floating_point() and stored.dtype not in ("F64", "F32", "F16", "BF16"):
         raise ValueError(
-            f"stream: expected floats of 16 bits or more at {name!r}, got {stored.dtype}: such weights are multiplied by "
-            "scales, so dequantize the model, and prune the folder that save_pretrained makes of that"
+            f"stream: expected floats of 16 bits or more at {name!r}, got {stored.dtype}: such weights are multiplied "
+            "by scales, so dequantize the model, and prune the folder that save_pretrained makes of that"
         )
 
 
@@ -156,6 +159,6 @@ def loaded(folder: Path, stored: Mapping[str, Stored], leaves: Iterable[Leaf]) -
         digests[name] = digest_of(tensor)
         first, cast = owner[name].names[0], tensor.to(owner[name].dtype)
         if first in found and not torch.equal(found[first], cast):
-            raise ValueError(f"stream: expected equal tensors where the model ties them, got {some(owner[name].stored)}")
+            raise ValueError(f"stream: expected tied tensors to be equal, got others at {some(owner[name].stored)}")
         found[first] = cast
     return found, hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()

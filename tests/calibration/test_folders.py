@@ -46,7 +46,9 @@ def test_tensors_are_listed_and_read_in_memory_of_their_own(tmp_path, sharded):
 def test_a_folder_that_is_no_model_is_told(tmp_path):
     with pytest.raises(ValueError, match="expected the folder of a model, got '.*nowhere', which is no folder"):
         stored_in(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"expected config.json and model.safetensors or .* in '.*', got nothing: write"):
+    with pytest.raises(
+        ValueError, match=r"expected config.json and model.safetensors or .* in '.*', got nothing: write"
+    ):
         stored_in(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_text("x")
@@ -103,12 +105,18 @@ for write, value in [(write_tensors, {"x": torch.ones(2**16)}), (write_json, ["x
 def test_a_disk_without_room_loses_nothing(tmp_path):
     (tmp_path / "file").write_text("before")
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", FULL, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 2, done
     for line in lines:
-        assert "could not be written" in line and "File too large" in line and "the same call goes on from there" in line
+        assert (
+            "could not be written" in line and "File too large" in line and "the same call goes on from there" in line
+        )
     assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "before"
 
 

@@ -20,7 +20,9 @@ def test_it_goes_on_where_it_was(tmp_path):
 
 def test_it_refuses_another_run_and_other_folders(tmp_path):
     begun(tmp_path / "out", RUN)
-    with pytest.raises(ValueError, match="expected the run that was killed in '.*out', but of another run were its batches:"):
+    with pytest.raises(
+        ValueError, match="expected the run that was killed in '.*out', but of another run were its batches:"
+    ):
         begun(tmp_path / "out", RUN | {"batches": "c"})
     with pytest.raises(ValueError, match="expected '.*' to be new or a run that was killed, got 'out'$"):
         begun(tmp_path, RUN)
@@ -35,7 +37,15 @@ def test_digests_see_every_value_and_no_layout(tmp_path):
     x = torch.arange(6).reshape(2, 3)
     digest = digest_of_batches([{"ids": x}])
     assert digest == digest_of_batches([{"ids": x.T.contiguous().T}])
-    others = [[{"ids": x + 1}], [{"ids": x.T}], [{"ids": x.int()}], [{"words": x}], [{"ids": x}] * 2, [(x,)], [{"ids": x, "n": 1}]]
+    others = [
+        [{"ids": x + 1}],
+        [{"ids": x.T}],
+        [{"ids": x.int()}],
+        [{"words": x}],
+        [{"ids": x}] * 2,
+        [(x,)],
+        [{"ids": x, "n": 1}],
+    ]
     digests = {digest, *map(digest_of_batches, others), digest_of_batches([{"ids": x, "n": 2}])}
     assert len(digests) == len(others) + 2
     config, stored = tmp_path / "config.json", {"a": Stored("f", (1,), "F32")}

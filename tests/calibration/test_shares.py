@@ -50,7 +50,9 @@ def cases():
 
     def parts_of_data():
         parts = [list(range(7))[7 * i // 3 : 7 * (i + 1) // 3] for i in range(3)]
-        assert share(range(7)) == range(7)[parts[rank][0] : parts[rank][-1] + 1] and sum(parts, []) == list(range(7))
+        assert share(range(7)) == range(7)[parts[rank][0] : parts[rank][-1] + 1] and [
+            x for part in parts for x in part
+        ] == list(range(7))
 
     def an_error_on_one_is_one_on_all():
         with pytest.raises((ValueError, RuntimeError), match="no data on the last"), agreement(everyone()):
@@ -67,10 +69,10 @@ def cases():
             algorithm.update(algorithm.init(params), params, 0)
 
     def no_algorithm():
-        with pytest.raises((TypeError, RuntimeError), match="expected prune to give an Algorithm, got dict"):
-            with agreement(everyone()):
-                algorithm = together(lambda stats: stats)(stats_of(rank))
-                algorithm.update(algorithm.init(params), params, 0)
+        told = pytest.raises((TypeError, RuntimeError), match="expected prune to give an Algorithm, got dict")
+        with told, agreement(everyone()):
+            algorithm = together(lambda stats: stats)(stats_of(rank))
+            algorithm.update(algorithm.init(params), params, 0)
 
     def other_leaves():
         stats = stats_of(rank)

@@ -96,7 +96,9 @@ def test_what_makes_no_model_is_told(folder):
         with pytest.raises(ValueError, match=f"name an architecture of transformers, got '{named}': pass make="):
             unloaded(folder, None, torch.float32)
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
-    with pytest.raises(ValueError, match="expected weights that are numbers, but config.json of '.*' has a quantization_c"):
+    with pytest.raises(
+        ValueError, match="expected weights that are numbers, but config.json of '.*' has a quantization_c"
+    ):
         unloaded(folder, None, torch.float32)
 
 
@@ -121,9 +123,11 @@ def test_a_folder_of_the_base_serves_the_model_and_old_names_are_passed_over(fol
     old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     leaves = leaves_in(edited(folder, **old), lambda: with_old(tiny_lms.llama()))
     assert len(leaves) == len(tensors)
-    base = {name: None for name in tensors} | {name.removeprefix("model."): x for name, x in tensors.items()}
+    base = dict.fromkeys(tensors) | {name.removeprefix("model."): x for name, x in tensors.items()}
     edited(folder, **base, **dict.fromkeys(old))
-    assert {leaf.names[0]: leaf.stored[0] for leaf in leaves_in(folder)} == {n: n.removeprefix("model.") for n in tensors}
+    assert {leaf.names[0]: leaf.stored[0] for leaf in leaves_in(folder)} == {
+        n: n.removeprefix("model.") for n in tensors
+    }
 
 
 def with_old(model):
@@ -133,7 +137,9 @@ def with_old(model):
 
 def test_tied_leaves_may_be_stored_twice_if_they_are_equal(tmp_path):
     folder = tiny_lms.folder_of(tiny_lms.llama, tmp_path / "tied", tie_word_embeddings=True)
-    embedding = {n: x for f in folder.glob("*.safetensors") for n, x in load_file(f).items()}["model.embed_tokens.weight"]
+    embedding = {n: x for f in folder.glob("*.safetensors") for n, x in load_file(f).items()}[
+        "model.embed_tokens.weight"
+    ]
     edited(folder, **{"lm_head.weight": embedding.clone()})
     model, stored = unloaded(folder, None, torch.float32), stored_in(folder)
     leaf = next(leaf for leaf in leaves_of(model, stored) if len(leaf.names) > 1)
@@ -141,7 +147,9 @@ def test_tied_leaves_may_be_stored_twice_if_they_are_equal(tmp_path):
     values, before = loaded(folder, stored, [leaf])
     assert torch.equal(values["model.embed_tokens.weight"], embedding) and len(values) == 1
     edited(folder, **{"lm_head.weight": embedding + 1})
-    with pytest.raises(ValueError, match="equal tensors where the model ties them, got 'model.embed_tokens.weight', 'lm_"):
+    with pytest.raises(
+        ValueError, match="equal tensors where the model ties them, got 'model.embed_tokens.weight', 'lm_"
+    ):
         loaded(folder, stored_in(folder), [leaf])
     edited(folder, **{"lm_head.weight": None, "model.embed_tokens.weight": embedding * float("nan")})
     leaf = leaf._replace(stored=leaf.stored[:1])
