@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -75,7 +76,8 @@ class Runs:
         def keep(out: Tree) -> Stowed:
             file = self._file(number, next(turns))
             tensors = [x.clone() for x in optree.tree_leaves(out) if isinstance(x, Tensor)]
-            write_whole(file, lambda path: torch.save(tensors, path))
+            torch.save(tensors, saved := io.BytesIO())  # to a full disk torch itself raises no OSError
+            write_whole(file, lambda path: path.write_bytes(saved.getbuffer()))
             return _stowed(file, form_of(out))
 
         return keep

@@ -43,8 +43,8 @@ def check_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> 
     for name, old in read(out, dict.fromkeys(tensors, _file(plan, path))):
         if digest_of(old) != digest_of(tensors[name]):
             raise ValueError(
-                f"stream: expected the run that was killed in {os.fspath(out)!r}, but {name!r} comes out otherwise now: "
-                "go on with the same prune, number of threads and versions, or give another folder out"
+                f"stream: expected the run that was killed in {os.fspath(out)!r}, but {name!r} comes out otherwise: go "
+                "on with the same prune, number of threads and versions, or give another folder out"
             )
 
 

@@ -168,7 +168,8 @@ def _streamed(plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequen
             elif place()[0] == 0:
                 check_part(plan, journal.out, path, weights)
             del weights
-        runs.forget(before | runs.needed() | {entered - 1 for entered in runs.entered})
+        if number >= done:
+            runs.forget(before | runs.needed() | {entered - 1 for entered in runs.entered})
     return journal
 
 
