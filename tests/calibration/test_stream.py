@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 import torch
 import transformers
 from calibration import tiny_lms
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import sparsefn as sf
 
