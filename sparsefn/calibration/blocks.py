@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
-from sparsefn.calibration.carried import Prune, PrunedBlock, prune_block
+from sparsefn.calibration.carried import Prune, PrunedBlock, part_of, prune_block
 from sparsefn.calibration.caught import BrokenChainError, in_memory, stow, unstow
-from sparsefn.calibration.chain import Chain, Paused, chain_of, names_in
+from sparsefn.calibration.chain import Chain, Paused, chain_of
 from sparsefn.calibration.inputs import names_of, weights_of_call
 from sparsefn.calibration.stored import on_disk
 from sparsefn.calibration.sums import Stats
@@ -25,7 +25,7 @@ from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import State, Where, effective
-from sparsefn.tree import flatten, leaves_at, opened, with_leaves
+from sparsefn.tree import flatten, leaves_at, opened
 from sparsefn.tree.chosen import matching
 
 _Asked = tuple[Where, list[str]]  # a block as it was asked for, and the paths of its leaves
@@ -40,6 +40,7 @@ def in_order(
     *,
     of: str | Sequence[str] = ("count", "square", "gram"),
     chunk_size: int | None = None,
+    tokens: Tensor | None = None,
     inputs_from: str = "pruned",
     offload: str | None = None,
     progress: bool = False,
@@ -59,8 +60,8 @@ def in_order(
     """
     if state is None:
         state = dense().init(params_of(module))
-    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "inputs_from": inputs_from, "offload": offload}
-    steps = by_block(module, state, blocks, prune, inputs, **options)
+    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
+    steps = by_block(module, state, blocks, prune, inputs, inputs_from=inputs_from, offload=offload, **options)
     for done in _shown(steps, len(blocks)) if progress else steps:
         state = done.state
     return state
@@ -75,6 +76,7 @@ def by_block(
     *,
     of: str | Sequence[str] = ("count", "square", "gram"),
     chunk_size: int | None = None,
+    tokens: Tensor | None = None,
     inputs_from: str = "pruned",
     offload: str | None = None,
 ) -> Iterator[PrunedBlock]:
@@ -97,7 +99,8 @@ def by_block(
 
     `inputs` are those of the module: a tensor, a tuple of arguments, or a dict of them by name. `state` is where to
     begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
-    gets so many examples at a time, split along the first axis of every tensor in `inputs`.
+    gets so many examples at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool, of shape
+    (examples, tokens), says which tokens are counted, where some are padding; each layer must get one input a token.
 
     The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
     the layer that a block is in runs twice on what it is called with, without the rest of the model: once for the
@@ -121,7 +124,9 @@ def by_block(
         raise ValueError(f"in_order: expected inputs_from to be 'pruned' or 'dense', got {inputs_from!r}")
     if offload not in (None, "disk"):
         raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
-    names, calls = names_of(of), list(_chunks(as_call(inputs), chunk_size))
+    names, call = names_of(of), as_call(inputs)
+    _check_tokens(module, tokens, call)
+    chunks = list(_chunks((call, tokens), chunk_size))
     state = dense().init(params_of(module)) if state is None else state
     leaves, asked = weights_of_call(module, state), list[_Asked]()
     for block in blocks:
@@ -129,7 +134,7 @@ def by_block(
         if not chosen:
             raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
         asked.append((block, chosen))
-    return _steps(module, state, asked, prune, calls, names, inputs_from, offload)
+    return _steps(module, state, asked, prune, chunks, names, inputs_from, offload)
 
 
 def _steps(
@@ -137,14 +142,24 @@ def _steps(
     start: State,
     asked: list[_Asked],
     prune: Prune,
-    calls: list[Call],
+    chunks: list[tuple[Call, Tensor | None]],
     of: Sequence[str],
     inputs_from: str,
     offload: str | None,
 ) -> Iterator[PrunedBlock]:
     if not asked:
         return
-    state, left = start, list(asked)
+    (params, put), (masks, put_masks) = flatten(start.params), flatten(start.masks)
+    calls, counted = [call for call, _ in chunks], [tokens for _, tokens in chunks]
+    dense_leaves, left = (params, masks), list(asked)
+
+    def record(done: PrunedBlock) -> PrunedBlock:
+        nonlocal params, masks, left
+        params, masks, left = params | flatten(done.state.params)[0], masks | flatten(done.state.masks)[0], left[1:]
+        state = start._replace(params=put(list(params.values())), masks=put_masks(list(masks.values())))
+        return done._replace(state=state)
+
+    state = start
     with contextlib.ExitStack() as stack:
         keep = in_memory if offload is None else on_disk(stack.enter_context(tempfile.TemporaryDirectory()))
         try:
@@ -153,16 +168,18 @@ def _steps(
             for number, path in enumerate(chain.order):
                 for run in runs:
                     run.go_on(number, state if inputs_from == "pruned" else start)
+                names = chain.names[path]
                 own = [one for one, at in zip(asked, chain.at, strict=True) if at == number]
                 results, outputs = prune_block(
-                    *(chain.parts[path], names_in(module, path), state, own, prune),
+                    *(chain.parts[path], names, part_of(params, masks, names.values()), own, prune),
                     *(partial(_calls, runs, number), of),
                     inputs_from=inputs_from,
+                    tokens=counted,
                     keep=partial(stow, keep=keep),
                     read=unstow,
                 )
-                for done in results:
-                    state, left = done.state, left[1:]
+                for done in map(record, results):
+                    state = done.state
                     yield done
                 for run, out in zip(runs, outputs, strict=True):
                     run.done(number, out)
@@ -170,18 +187,17 @@ def _steps(
             why = str(error)
     if len(left) > 1:
         warnings.warn(f"in_order: the whole model runs once for each block, as {why}", UserWarning, stacklevel=3)
-    names = {name: name for name in params_of(module)}
+    own_names = {name: name for name in params}
     for block, chosen in left:
-        base = state if inputs_from == "pruned" else start
-        one = (block, chosen)
+        base = State(params, masks) if inputs_from == "pruned" else State(*dense_leaves)
         (done,), _ = prune_block(
-            *(module, names, base, [one], prune, lambda: calls, of), inputs_from="dense", keep=lambda out: None
+            *(module, own_names, base, [(block, chosen)], prune, lambda: calls, of),
+            inputs_from="dense",
+            tokens=counted,
+            keep=lambda out: None,
         )
-        state = state._replace(
-            params=with_leaves(state.params, leaves_at(done.state.params, chosen)),
-            masks=with_leaves(state.masks, leaves_at(done.state.masks, chosen)),
-        )
-        yield done._replace(state=state, why=why)
+        leaves = State(leaves_at(done.state.params, chosen), leaves_at(done.state.masks, chosen))
+        yield record(done._replace(state=leaves, why=why))
 
 
 def _calls(runs: Sequence[Paused], number: int) -> Iterator[Call]:
@@ -191,16 +207,32 @@ def _calls(runs: Sequence[Paused], number: int) -> Iterator[Call]:
 def _chain(module: nn.Module, state: State, chosen: Sequence[Sequence[str]], calls: Sequence[Call]) -> Chain:
     # One example says as much as all of them, where they can be told apart.
     with contextlib.suppress(Exception):
-        return chain_of(module, state, chosen, next(_chunks(calls[0], 1)))
+        return chain_of(module, state, chosen, next(_chunks((calls[0], None), 1))[0])
     return chain_of(module, state, chosen, calls[0], whole=len(calls) == 1)
 
 
-def _chunks(call: Call, size: int | None) -> Iterator[Call]:
+def _check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
+    if tokens is None:
+        mask = call[1].get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.all():
+            raise ValueError(
+                f"in_order: expected whole windows, but 'attention_mask' hides {int((mask == 0).sum())} of "
+                f"{mask.numel()} tokens as padding: leave it out of the statistics with tokens=attention_mask.bool()"
+            )
+        return
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
+        got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"in_order: expected tokens to be a bool tensor, True for each token that counts, got {got}")
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        raise ValueError("in_order: expected a model of one sequence with tokens, got an encoder with a decoder")
+
+
+def _chunks(data: tuple[Call, Tensor | None], size: int | None) -> Iterator[tuple[Call, Tensor | None]]:
     if size is None:
-        yield call
+        yield data
         return
     check_int("in_order", "chunk_size", size, 1)
-    leaves, rebuild = opened(call)
+    leaves, rebuild = opened(data)
     tensors = [x for x in leaves if isinstance(x, Tensor)]
     lengths = {len(x) if x.ndim else 0 for x in tensors}
     if len(lengths) != 1 or 0 in lengths:

@@ -159,12 +159,15 @@ def unstow(stowed: Stowed, outputs: Mapping[int, Stowed] | None = None) -> Tree:
             if id(leaf) not in read:
                 read[id(leaf)] = leaf.read()
             return read[id(leaf)]
-        return leaf if isinstance(leaf, nn.Module) else copy.deepcopy(leaf, copies)
+        if isinstance(leaf, nn.Module):
+            return leaf
+        try:
+            return copy.deepcopy(leaf, copies)
+        except (_Touched, Exception):
+            kind = type(leaf).__name__
+            raise BrokenChainError(f"gets a {kind} that cannot be copied or holds outputs of others") from None
 
-    try:
-        return optree.tree_unflatten(stowed.tree, [value(leaf) for leaf in stowed.leaves])
-    except _Touched:
-        raise BrokenChainError("gets the outputs of others inside of an object") from None
+    return optree.tree_unflatten(stowed.tree, [value(leaf) for leaf in stowed.leaves])
 
 
 @contextlib.contextmanager
