@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
-from sparsefn.calibration.carried import Prune, PrunedBlock, part_of, prune_block
-from sparsefn.calibration.caught import BrokenChainError, in_memory, stow, unstow
-from sparsefn.calibration.chain import Chain, Paused, chain_of
+from sparsefn.calibration.carried import Prune, PrunedBlock
 from sparsefn.calibration.inputs import names_of, weights_of_call
-from sparsefn.calibration.stored import on_disk
+from sparsefn.calibration.steps import Asked, chunks_of, steps_of
 from sparsefn.calibration.sums import Stats
-from sparsefn.engine.checks import check_int
 from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import State, Where, effective
-from sparsefn.tree import flatten, leaves_at, opened
+from sparsefn.tree import flatten
 from sparsefn.tree.chosen import matching
-
-_Asked = tuple[Where, list[str]]  # a block as it was asked for, and the paths of its leaves
 
 
 def in_order(
@@ -126,89 +117,15 @@ def by_block(
         raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
     names, call = names_of(of), as_call(inputs)
     _check_tokens(module, tokens, call)
-    chunks = list(_chunks((call, tokens), chunk_size))
+    chunks = list(chunks_of((call, tokens), chunk_size))
     state = dense().init(params_of(module)) if state is None else state
-    leaves, asked = weights_of_call(module, state), list[_Asked]()
+    leaves, asked = weights_of_call(module, state), list[Asked]()
     for block in blocks:
         chosen = [path for path, leaf in matching("blocks", block, leaves).items() if leaf.ndim > 1]
         if not chosen:
             raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
         asked.append((block, chosen))
-    return _steps(module, state, asked, prune, chunks, names, inputs_from, offload)
-
-
-def _steps(
-    module: nn.Module,
-    start: State,
-    asked: list[_Asked],
-    prune: Prune,
-    chunks: list[tuple[Call, Tensor | None]],
-    of: Sequence[str],
-    inputs_from: str,
-    offload: str | None,
-) -> Iterator[PrunedBlock]:
-    if not asked:
-        return
-    (params, put), (masks, put_masks) = flatten(start.params), flatten(start.masks)
-    calls, counted = [call for call, _ in chunks], [tokens for _, tokens in chunks]
-    dense_leaves, left = (params, masks), list(asked)
-
-    def record(done: PrunedBlock) -> PrunedBlock:
-        nonlocal params, masks, left
-        params, masks, left = params | flatten(done.state.params)[0], masks | flatten(done.state.masks)[0], left[1:]
-        state = start._replace(params=put(list(params.values())), masks=put_masks(list(masks.values())))
-        return done._replace(state=state)
-
-    state = start
-    with contextlib.ExitStack() as stack:
-        keep = in_memory if offload is None else on_disk(stack.enter_context(tempfile.TemporaryDirectory()))
-        try:
-            chain = _chain(module, start, [chosen for _, chosen in asked], calls)
-            runs = [Paused(module, chain, call, keep) for call in calls]
-            for number, path in enumerate(chain.order):
-                for run in runs:
-                    run.go_on(number, state if inputs_from == "pruned" else start)
-                names = chain.names[path]
-                own = [one for one, at in zip(asked, chain.at, strict=True) if at == number]
-                results, outputs = prune_block(
-                    *(chain.parts[path], names, part_of(params, masks, names.values()), own, prune),
-                    *(partial(_calls, runs, number), of),
-                    inputs_from=inputs_from,
-                    tokens=counted,
-                    keep=partial(stow, keep=keep),
-                    read=unstow,
-                )
-                for done in map(record, results):
-                    state = done.state
-                    yield done
-                for run, out in zip(runs, outputs, strict=True):
-                    run.done(number, out)
-        except BrokenChainError as error:
-            why = str(error)
-    if len(left) > 1:
-        warnings.warn(f"in_order: the whole model runs once for each block, as {why}", UserWarning, stacklevel=3)
-    own_names = {name: name for name in params}
-    for block, chosen in left:
-        base = State(params, masks) if inputs_from == "pruned" else State(*dense_leaves)
-        (done,), _ = prune_block(
-            *(module, own_names, base, [(block, chosen)], prune, lambda: calls, of),
-            inputs_from="dense",
-            tokens=counted,
-            keep=lambda out: None,
-        )
-        leaves = State(leaves_at(done.state.params, chosen), leaves_at(done.state.masks, chosen))
-        yield record(done._replace(state=leaves, why=why))
-
-
-def _calls(runs: Sequence[Paused], number: int) -> Iterator[Call]:
-    return (run.call(number) for run in runs)
-
-
-def _chain(module: nn.Module, state: State, chosen: Sequence[Sequence[str]], calls: Sequence[Call]) -> Chain:
-    # One example says as much as all of them, where they can be told apart.
-    with contextlib.suppress(Exception):
-        return chain_of(module, state, chosen, next(_chunks((calls[0], None), 1))[0])
-    return chain_of(module, state, chosen, calls[0], whole=len(calls) == 1)
+    return steps_of(module, state, asked, prune, chunks, names, inputs_from, offload)
 
 
 def _check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
@@ -225,21 +142,6 @@ def _check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
         raise TypeError(f"in_order: expected tokens to be a bool tensor, True for each token that counts, got {got}")
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
         raise ValueError("in_order: expected a model of one sequence with tokens, got an encoder with a decoder")
-
-
-def _chunks(data: tuple[Call, Tensor | None], size: int | None) -> Iterator[tuple[Call, Tensor | None]]:
-    if size is None:
-        yield data
-        return
-    check_int("in_order", "chunk_size", size, 1)
-    leaves, rebuild = opened(data)
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
-    lengths = {len(x) if x.ndim else 0 for x in tensors}
-    if len(lengths) != 1 or 0 in lengths:
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise ValueError(f"in_order: expected tensors with one number of examples to split, got shapes {shapes}")
-    for first in range(0, lengths.pop(), size):
-        yield rebuild([x[first : first + size] if isinstance(x, Tensor) else x for x in leaves])
 
 
 def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:

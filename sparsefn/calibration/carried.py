@@ -70,7 +70,8 @@ def prune_block(
     leaves to prune, of which there may be none. Each pass makes all `calls` of the part: one for each block, which
     collects its statistics, and a last one, whose outputs are returned. From "dense" inputs there is one pass, with the
     weights as they are at first, and no errors. Outputs go through `keep` when they are made, and through `read` when
-    they are used. `tokens` say, for each call, which of its inputs are counted. Raises ValueError for a leaf that no input reached, and for inputs that are not finite.
+    they are used. `tokens` say, for each call, which of its inputs are counted. Raises ValueError for a leaf that no
+    input reached, and for inputs that are not finite.
     """
     results, outputs, start = list[PrunedBlock](), list[Any](), time.perf_counter()
     local, together = {name: own for own, name in names.items()}, [path for _, chosen in blocks for path in chosen]

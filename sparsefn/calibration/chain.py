@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sparsefn.calibration.carried import block_weights, part_of
-from sparsefn.calibration.caught import (
-    BrokenChainError,
-    Form,
-    Keep,
-    NeededError,
-    Stowed,
-    catch,
-    in_memory,
-    recorded,
-    stow,
-    unstow,
-)
+from sparsefn.calibration.caught import NeededError, recorded
 from sparsefn.calibration.inputs import collected, layer_at, weights_of_call
+from sparsefn.calibration.kept import BrokenChainError, in_memory, stow
+from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
 from sparsefn.modules.wrappers import own_tensors
@@ -31,75 +21,6 @@ from sparsefn.tree import Tree, flatten, leaves_of
 
 _MOST_KEPT = 4  # parts whose outputs are kept to the end, as the model does more with them than hand them on
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-
-
-class Chain(NamedTuple):
-    """The parts of a model that run one by one.
-
-    `parts` are they by path, `names` those of their weights in the model by their own, `order` the paths as they are
-    called, `forms` what each call returns, `kept` the numbers of the calls whose outputs the model itself needs, and
-    `at` the number of the call for each block.
-    """
-
-    parts: dict[str, nn.Module]
-    names: dict[str, dict[str, str]]
-    order: list[str]
-    forms: list[Form]
-    kept: frozenset[int]
-    at: list[int]
-
-
-class Paused:
-    """A run of the model for one call, paused before one of its parts.
-
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    >>> state = sf.dense().init(sf.modules.params_of(model))
-    >>> call = ((torch.ones(3, 2),), {})
-    >>> chain = chain_of(model, state, [["0.weight"], ["1.weight"]], call)
-    >>> paused = Paused(model, chain, call)
-    >>> paused.go_on(0, state)
-    >>> paused.call(0)[0][0].shape
-    torch.Size([3, 2])
-    """
-
-    def __init__(self, module: nn.Module, chain: Chain, call: Call, keep: Keep = in_memory) -> None:
-        self.module, self.chain, self.start, self.keep = module, chain, call, keep
-        self.calls: dict[int, Stowed] = {}
-        self.outputs: dict[int, Stowed] = {}
-        self.last: dict[int, int] = {}  # the call that is the last to get outputs of a call
-
-    def go_on(self, number: int, state: State) -> None:
-        """Find out what the part of a number, and those after it, are called with, where that is not known."""
-        if number in self.calls:
-            return
-        chain, weights = self.chain, weights_of_call(self.module, state)
-        parts, known = (chain.parts, chain.order, chain.forms), self.outputs
-        found = catch(self.module, weights, *parts, known, number, self.start)
-        memo: dict[int, tuple[Tensor, Any]] = {}
-        for i, call in enumerate(found, number):
-            stowed = stow(call, self.keep, memo)
-            for slot in stowed.slots():
-                if slot.number < number:
-                    raise NeededError(slot.number)
-                self.last[slot.number] = i
-            self.calls[i] = stowed
-
-    def call(self, number: int) -> Call:
-        """What the part of a number is called with."""
-        try:
-            args, kwargs = unstow(self.calls[number], self.outputs)
-        except BrokenChainError as error:
-            raise BrokenChainError(f"{self.chain.order[number]!r} {error}") from None
-        return args, kwargs
-
-    def done(self, number: int, outputs: Stowed) -> None:
-        """Take the outputs of a part, and forget what is not needed any more."""
-        if outputs.form() != self.chain.forms[number]:
-            raise BrokenChainError(f"{self.chain.order[number]!r} does not always return the same")
-        del self.calls[number]
-        self.outputs[number] = outputs
-        needed = {number, *self.chain.kept, *(i for i, last in self.last.items() if last > number)}
-        self.outputs = {i: one for i, one in self.outputs.items() if i in needed}
 
 
 def names_in(module: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
@@ -209,9 +130,9 @@ def _inside(path: str, other: str) -> bool:
 def _by_parts(module: nn.Module, state: State, chain: Chain, chosen: Sequence[Sequence[str]], call: Call) -> Stats:
     # The statistics over one call, part by part.
     paused, stats, wanted = Paused(module, chain, call), Stats(), ("count", "square")
-    leaves = flatten(state.params)[0], flatten(state.masks)[0]
+    leaves, whole = (flatten(state.params)[0], flatten(state.masks)[0]), weights_of_call(module, state)
     for number, path in enumerate(chain.order):
-        paused.go_on(number, state)
+        paused.go_on(number, whole)
         part, names = chain.parts[path], chain.names[path]
         weights = block_weights(part, names, part_of(*leaves, names.values()))
         asked = {name for at, paths in zip(chain.at, chosen, strict=True) if at == number for name in paths}
