@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
-from sparsefn.calibration.carried import Prune, PrunedBlock, prune_block
-from sparsefn.calibration.caught import BrokenChainError, in_memory, stow, unstow
-from sparsefn.calibration.chain import Chain, Paused, chain_of, names_in
+from sparsefn.calibration.carried import Prune, PrunedBlock
 from sparsefn.calibration.inputs import names_of, weights_of_call
-from sparsefn.calibration.stored import on_disk
+from sparsefn.calibration.steps import Asked, chunks_of, steps_of
 from sparsefn.calibration.sums import Stats
-from sparsefn.engine.checks import check_int
 from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import State, Where, effective
-from sparsefn.tree import flatten, leaves_at, opened, with_leaves
+from sparsefn.tree import flatten
 from sparsefn.tree.chosen import matching
-
-_Asked = tuple[Where, list[str]]  # a block as it was asked for, and the paths of its leaves
 
 
 def in_order(
@@ -40,6 +31,7 @@ def in_order(
     *,
     of: str | Sequence[str] = ("count", "square", "gram"),
     chunk_size: int | None = None,
+    tokens: Tensor | None = None,
     inputs_from: str = "pruned",
     offload: str | None = None,
     progress: bool = False,
@@ -59,8 +51,8 @@ def in_order(
     """
     if state is None:
         state = dense().init(params_of(module))
-    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "inputs_from": inputs_from, "offload": offload}
-    steps = by_block(module, state, blocks, prune, inputs, **options)
+    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
+    steps = by_block(module, state, blocks, prune, inputs, inputs_from=inputs_from, offload=offload, **options)
     for done in _shown(steps, len(blocks)) if progress else steps:
         state = done.state
     return state
@@ -75,6 +67,7 @@ def by_block(
     *,
     of: str | Sequence[str] = ("count", "square", "gram"),
     chunk_size: int | None = None,
+    tokens: Tensor | None = None,
     inputs_from: str = "pruned",
     offload: str | None = None,
 ) -> Iterator[PrunedBlock]:
@@ -97,7 +90,8 @@ def by_block(
 
     `inputs` are those of the module: a tensor, a tuple of arguments, or a dict of them by name. `state` is where to
     begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
-    gets so many examples at a time, split along the first axis of every tensor in `inputs`.
+    gets so many examples at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool, of shape
+    (examples, tokens), says which tokens are counted, where some are padding; each layer must get one input a token.
 
     The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
     the layer that a block is in runs twice on what it is called with, without the rest of the model: once for the
@@ -121,93 +115,33 @@ def by_block(
         raise ValueError(f"in_order: expected inputs_from to be 'pruned' or 'dense', got {inputs_from!r}")
     if offload not in (None, "disk"):
         raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
-    names, calls = names_of(of), list(_chunks(as_call(inputs), chunk_size))
+    names, call = names_of(of), as_call(inputs)
+    _check_tokens(module, tokens, call)
+    chunks = list(chunks_of((call, tokens), chunk_size))
     state = dense().init(params_of(module)) if state is None else state
-    leaves, asked = weights_of_call(module, state), list[_Asked]()
+    leaves, asked = weights_of_call(module, state), list[Asked]()
     for block in blocks:
         chosen = [path for path, leaf in matching("blocks", block, leaves).items() if leaf.ndim > 1]
         if not chosen:
             raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
         asked.append((block, chosen))
-    return _steps(module, state, asked, prune, calls, names, inputs_from, offload)
+    return steps_of(module, state, asked, prune, chunks, names, inputs_from, offload)
 
 
-def _steps(
-    module: nn.Module,
-    start: State,
-    asked: list[_Asked],
-    prune: Prune,
-    calls: list[Call],
-    of: Sequence[str],
-    inputs_from: str,
-    offload: str | None,
-) -> Iterator[PrunedBlock]:
-    if not asked:
+def _check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
+    if tokens is None:
+        mask = call[1].get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.all():
+            raise ValueError(
+                f"in_order: expected whole windows, but 'attention_mask' hides {int((mask == 0).sum())} of "
+                f"{mask.numel()} tokens as padding: leave it out of the statistics with tokens=attention_mask.bool()"
+            )
         return
-    state, left = start, list(asked)
-    with contextlib.ExitStack() as stack:
-        keep = in_memory if offload is None else on_disk(stack.enter_context(tempfile.TemporaryDirectory()))
-        try:
-            chain = _chain(module, start, [chosen for _, chosen in asked], calls)
-            runs = [Paused(module, chain, call, keep) for call in calls]
-            for number, path in enumerate(chain.order):
-                for run in runs:
-                    run.go_on(number, state if inputs_from == "pruned" else start)
-                own = [one for one, at in zip(asked, chain.at, strict=True) if at == number]
-                results, outputs = prune_block(
-                    *(chain.parts[path], names_in(module, path), state, own, prune),
-                    *(partial(_calls, runs, number), of),
-                    inputs_from=inputs_from,
-                    keep=partial(stow, keep=keep),
-                    read=unstow,
-                )
-                for done in results:
-                    state, left = done.state, left[1:]
-                    yield done
-                for run, out in zip(runs, outputs, strict=True):
-                    run.done(number, out)
-        except BrokenChainError as error:
-            why = str(error)
-    if len(left) > 1:
-        warnings.warn(f"in_order: the whole model runs once for each block, as {why}", UserWarning, stacklevel=3)
-    names = {name: name for name in params_of(module)}
-    for block, chosen in left:
-        base = state if inputs_from == "pruned" else start
-        one = (block, chosen)
-        (done,), _ = prune_block(
-            *(module, names, base, [one], prune, lambda: calls, of), inputs_from="dense", keep=lambda out: None
-        )
-        state = state._replace(
-            params=with_leaves(state.params, leaves_at(done.state.params, chosen)),
-            masks=with_leaves(state.masks, leaves_at(done.state.masks, chosen)),
-        )
-        yield done._replace(state=state, why=why)
-
-
-def _calls(runs: Sequence[Paused], number: int) -> Iterator[Call]:
-    return (run.call(number) for run in runs)
-
-
-def _chain(module: nn.Module, state: State, chosen: Sequence[Sequence[str]], calls: Sequence[Call]) -> Chain:
-    # One example says as much as all of them, where they can be told apart.
-    with contextlib.suppress(Exception):
-        return chain_of(module, state, chosen, next(_chunks(calls[0], 1)))
-    return chain_of(module, state, chosen, calls[0], whole=len(calls) == 1)
-
-
-def _chunks(call: Call, size: int | None) -> Iterator[Call]:
-    if size is None:
-        yield call
-        return
-    check_int("in_order", "chunk_size", size, 1)
-    leaves, rebuild = opened(call)
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
-    lengths = {len(x) if x.ndim else 0 for x in tensors}
-    if len(lengths) != 1 or 0 in lengths:
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise ValueError(f"in_order: expected tensors with one number of examples to split, got shapes {shapes}")
-    for first in range(0, lengths.pop(), size):
-        yield rebuild([x[first : first + size] if isinstance(x, Tensor) else x for x in leaves])
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
+        got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"in_order: expected tokens to be a bool tensor, True for each token that counts, got {got}")
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        raise ValueError("in_order: expected a model of one sequence with tokens, got an encoder with a decoder")
 
 
 def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,6 +50,7 @@ def prune_block(
     of: Sequence[str],
     *,
     inputs_from: str = "pruned",
+    tokens: Sequence[Tensor | None] = (),
     keep: Callable[[Tree], Any] = lambda outputs: outputs,
     read: Callable[[Any], Tree] = lambda kept: kept,
 ) -> tuple[list[PrunedBlock], list[Any]]:
@@ -68,7 +70,8 @@ def prune_block(
     leaves to prune, of which there may be none. Each pass makes all `calls` of the part: one for each block, which
     collects its statistics, and a last one, whose outputs are returned. From "dense" inputs there is one pass, with the
     weights as they are at first, and no errors. Outputs go through `keep` when they are made, and through `read` when
-    they are used. Raises ValueError for a leaf that no input reached, and for inputs that are not finite.
+    they are used. `tokens` say, for each call, which of its inputs are counted. Raises ValueError for a leaf that no
+    input reached, and for inputs that are not finite.
     """
     results, outputs, start = list[PrunedBlock](), list[Any](), time.perf_counter()
     local, together = {name: own for own, name in names.items()}, [path for _, chosen in blocks for path in chosen]
@@ -77,7 +80,7 @@ def prune_block(
         if inputs_from == "pruned" or not number:
             asked = chosen if inputs_from == "pruned" else list(dict.fromkeys(together))
             weights = block_weights(part, names, state)
-            stats, error = _passed(part, weights, local, asked, calls, of, outputs, keep, read, block)
+            stats, error = _passed(part, weights, local, asked, calls, of, tokens, outputs, keep, read, block)
             results = [*results[:-1], results[-1]._replace(error=error)] if results else results
         seen = {path: stats[path] for path in chosen if path in stats}
         for path, found in seen.items():
@@ -90,11 +93,21 @@ def prune_block(
         start = now
     if inputs_from == "pruned" or not blocks:
         weights = block_weights(part, names, state)
-        _, error = _passed(part, weights, local, [], calls, of, outputs, keep, read, "")
+        _, error = _passed(part, weights, local, [], calls, of, (), outputs, keep, read, "")
         if results:
             last = results.pop()
             results.append(last._replace(error=error, seconds=last.seconds + time.perf_counter() - start))
     return results, outputs
+
+
+def part_of(params: Mapping[str, Tensor], masks: Mapping[str, Tensor], names: Iterable[str]) -> State:
+    """The state of some leaves out of those of a model, by path.
+
+    >>> part_of({"a": 1, "b": 2}, {"a": 3, "b": 4}, ["b"])[:2]
+    ({'b': 2}, {'b': 4})
+    """
+    names = list(names)
+    return State({name: params[name] for name in names}, {name: masks[name] for name in names})
 
 
 def block_weights(part: nn.Module, names: Mapping[str, str], state: State) -> dict[str, Tensor]:
@@ -104,7 +117,7 @@ def block_weights(part: nn.Module, names: Mapping[str, str], state: State) -> di
     >>> block_weights(torch.nn.Linear(2, 1, bias=False), {"weight": "7.weight"}, state)
     {'weight': tensor([[1., 1.]])}
     """
-    params, masks = (leaves_at(tree, names.values()) for tree in (state.params, state.masks))
+    params, masks = (flatten(tree)[0] for tree in (state.params, state.masks))
     own = State(*({local: tree[name] for local, name in names.items()} for tree in (params, masks)))
     return weights_of_call(part, own)
 
@@ -144,15 +157,16 @@ def _passed(
     asked: Sequence[str],
     calls: Calls,
     of: Sequence[str],
+    tokens: Sequence[Tensor | None],
     outputs: list[Any],
     keep: Callable[[Tree], Any],
     read: Callable[[Any], Tree],
     block: Where,
 ) -> tuple[Stats, float | None]:
     # One pass: statistics, and how far the outputs are from those of the pass before, whose place they take.
-    stats, changed, total = Stats(), 0.0, 0.0
+    stats, changed, total, counted = Stats(), 0.0, 0.0, itertools.chain(tokens, itertools.repeat(None))
     for number, call in enumerate(calls()):
-        found, out = collected(part, weights, [local[path] for path in asked], of, call)
+        found, out = collected(part, weights, [local[path] for path in asked], of, call, next(counted))
         new = {path: found[local[path]] for path in asked if local[path] in found}
         check_finite(new, lambda path: _told(part, local, path), f"in_order, block {block!r}")
         stats = added(stats, new) if stats else new
@@ -175,6 +189,7 @@ def _changes(old: Tree, new: Tree) -> tuple[float, float]:
     """Of the first tensor of the outputs, the square of its change and its own."""
     for one, other in zip(leaves_of(old), leaves_of(new), strict=True):
         if isinstance(one, Tensor) and one.is_floating_point():
-            one, other = one.double(), other.double()
-            return float((other - one).square().sum()), float(one.square().sum())
+            dtype = torch.promote_types(one.dtype, torch.float32)
+            change, square = (torch.linalg.vector_norm(x, dtype=dtype) for x in (other - one, one))
+            return float(change) ** 2, float(square) ** 2
     return 0.0, 0.0

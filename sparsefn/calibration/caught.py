@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import optree
 import torch
 from torch import Tensor, nn
 
 from sparsefn.calibration.inputs import without_fusion
+from sparsefn.calibration.kept import BrokenChainError, Form, Stowed, Touched, form_of, marked, unstow
 from sparsefn.modules.calls import Call, call_with_buffers
 from sparsefn.modules.params import buffers_of
 from sparsefn.tree import Tree
 
 Run = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Tree]
-Keep = Callable[[Tensor], "Kept"]
-_PLAIN = (bool, int, float, complex, str, bytes)
-
-
-class BrokenChainError(Exception):
-    """The parts of a model cannot be run one by one; says why."""
 
 
 class NeededError(BrokenChainError):
@@ -37,134 +29,6 @@ class NeededError(BrokenChainError):
 
 class _Stop(BaseException):
     pass
-
-
-class _Touched(BaseException):
-    def __init__(self, slot: Slot) -> None:
-        super().__init__(slot)
-        self.slot = slot
-
-
-class Slot(NamedTuple):
-    """A tensor that a part returns: the number of the part's call, and that of the leaf."""
-
-    number: int
-    leaf: int
-
-
-class Form(NamedTuple):
-    """What a part returns, without the tensors in it."""
-
-    tree: Any
-    leaves: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A tensor that is kept somewhere, and how to read it."""
-
-    read: Callable[[], Tensor]
-
-
-class Stowed(NamedTuple):
-    """A tree whose tensors are kept, or are outputs of parts."""
-
-    tree: Any
-    leaves: list[Any]
-
-    def slots(self) -> list[Slot]:
-        """The outputs of parts in it."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, Slot)]
-
-    def form(self) -> Form:
-        """The tree without its tensors."""
-        return Form(self.tree, tuple(None if isinstance(leaf, Kept) else leaf for leaf in self.leaves))
-
-
-class _Marker(Tensor):
-    # Stands for an output of a part that did not run. It can be handed on, and nothing else.
-    slot: Slot
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves = optree.tree_leaves((args, kwargs))  # type: ignore[arg-type,var-annotated]
-        raise _Touched(next(leaf.slot for leaf in leaves if isinstance(leaf, _Marker)))
-
-
-def in_memory(x: Tensor) -> Kept:
-    """Keep a tensor where it is.
-
-    >>> in_memory(torch.ones(1)).read()
-    tensor([1.])
-    """
-    return Kept(lambda: x)
-
-
-def form_of(out: Tree) -> Form:
-    """What a part returns, without the tensors.
-
-    >>> form_of((torch.ones(1), None)) == form_of((torch.zeros(2), None)), form_of(torch.ones(1)) == form_of([1])
-    (True, False)
-
-    Raises BrokenChainError for objects that may hide tensors.
-    """
-    leaves, tree = optree.tree_flatten(out)
-    for leaf in leaves:
-        if not isinstance(leaf, (Tensor, *_PLAIN)):
-            raise BrokenChainError(f"returns a {type(leaf).__name__}")
-    return Form(tree, tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves))
-
-
-def _marked(form: Form, number: int) -> Tree:
-    leaves = list(form.leaves)
-    for i, leaf in enumerate(leaves):
-        if leaf is None:
-            leaves[i] = torch.empty(0).as_subclass(_Marker)
-            leaves[i].__dict__["slot"] = Slot(number, i)
-    return optree.tree_unflatten(form.tree, leaves)
-
-
-def stow(tree: Tree, keep: Keep, memo: dict[int, tuple[Tensor, Kept]] | None = None) -> Stowed:
-    """A tree with its tensors kept; those that `memo` has seen are kept once.
-
-    >>> unstow(stow({"x": torch.ones(1), "n": 2}, in_memory))
-    {'n': 2, 'x': tensor([1.])}
-    """
-    memo = {} if memo is None else memo
-    leaves, form = optree.tree_flatten(tree)
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, _Marker):
-            leaves[i] = leaf.slot
-        elif isinstance(leaf, Tensor):
-            if id(leaf) not in memo:
-                memo[id(leaf)] = (leaf, keep(leaf))
-            leaves[i] = memo[id(leaf)][1]
-    return Stowed(form, leaves)
-
-
-def unstow(stowed: Stowed, outputs: Mapping[int, Stowed] | None = None) -> Tree:
-    """The tree with its tensors. Other objects are copied, as caches of keys and values are, which a call changes.
-
-    >>> out = stow(torch.ones(1), in_memory)
-    >>> unstow(Stowed(out.tree, [Slot(3, 0)]), {3: out})
-    tensor([1.])
-    """
-    read: dict[int, Tensor] = {}
-    copies: dict[int, Any] = {}
-
-    def value(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
-            return value((outputs or {})[leaf.number].leaves[leaf.leaf])
-        if isinstance(leaf, Kept):
-            if id(leaf) not in read:
-                read[id(leaf)] = leaf.read()
-            return read[id(leaf)]
-        return leaf if isinstance(leaf, nn.Module) else copy.deepcopy(leaf, copies)
-
-    try:
-        return optree.tree_unflatten(stowed.tree, [value(leaf) for leaf in stowed.leaves])
-    except _Touched:
-        raise BrokenChainError("gets the outputs of others inside of an object") from None
 
 
 @contextlib.contextmanager
@@ -231,14 +95,14 @@ def catch(
             found.append((args, kwargs))
         if number == len(order) - 1:
             raise _Stop
-        return unstow(outputs[number]) if number in outputs else _marked(forms[number], number)
+        return unstow(outputs[number]) if number in outputs else marked(forms[number], number)
 
     try:
         with torch.no_grad(), without_fusion(), intercepted(parts, run):
             call_with_buffers(module, weights, buffers_of(module), *call[0], **call[1])
     except _Stop:
         pass
-    except _Touched as touched:
+    except Touched as touched:
         if not found:
             raise NeededError(touched.slot.number) from None
     if not found:

@@ -4,112 +4,35 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.carried import block_weights
-from sparsefn.calibration.caught import (
-    BrokenChainError,
-    Form,
-    Keep,
-    NeededError,
-    Stowed,
-    catch,
-    in_memory,
-    recorded,
-    stow,
-    unstow,
-)
+from sparsefn.calibration.carried import block_weights, part_of
+from sparsefn.calibration.caught import NeededError, recorded
 from sparsefn.calibration.inputs import collected, layer_at, weights_of_call
+from sparsefn.calibration.kept import BrokenChainError, in_memory, stow
+from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
-from sparsefn.tree import Tree, leaves_of
+from sparsefn.tree import Tree, flatten, leaves_of
 
 _MOST_KEPT = 4  # parts whose outputs are kept to the end, as the model does more with them than hand them on
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-class Chain(NamedTuple):
-    """The parts of a model that run one by one.
-
-    `parts` are they by path, `order` their paths in the order of their calls, `forms` what each call returns, `kept`
-    the numbers of the calls whose outputs the model itself needs, and `at` the number of the call for each block.
-    """
-
-    parts: dict[str, nn.Module]
-    order: list[str]
-    forms: list[Form]
-    kept: frozenset[int]
-    at: list[int]
-
-
-class Paused:
-    """A run of the model for one call, paused before one of its parts.
-
-    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    >>> state = sf.dense().init(sf.modules.params_of(model))
-    >>> call = ((torch.ones(3, 2),), {})
-    >>> chain = chain_of(model, state, [["0.weight"], ["1.weight"]], call)
-    >>> paused = Paused(model, chain, call)
-    >>> paused.go_on(0, state)
-    >>> paused.call(0)[0][0].shape
-    torch.Size([3, 2])
-    """
-
-    def __init__(self, module: nn.Module, chain: Chain, call: Call, keep: Keep = in_memory) -> None:
-        self.module, self.chain, self.start, self.keep = module, chain, call, keep
-        self.calls: dict[int, Stowed] = {}
-        self.outputs: dict[int, Stowed] = {}
-        self.last: dict[int, int] = {}  # the call that is the last to get outputs of a call
-
-    def go_on(self, number: int, state: State) -> None:
-        """Find out what the part of a number, and those after it, are called with, where that is not known."""
-        if number in self.calls:
-            return
-        chain, weights = self.chain, weights_of_call(self.module, state)
-        parts, known = (chain.parts, chain.order, chain.forms), self.outputs
-        found = catch(self.module, weights, *parts, known, number, self.start)
-        memo: dict[int, tuple[Tensor, Any]] = {}
-        for i, call in enumerate(found, number):
-            stowed = stow(call, self.keep, memo)
-            for slot in stowed.slots():
-                if slot.number < number:
-                    raise NeededError(slot.number)
-                self.last[slot.number] = i
-            self.calls[i] = stowed
-
-    def call(self, number: int) -> Call:
-        """What the part of a number is called with."""
-        try:
-            args, kwargs = unstow(self.calls[number], self.outputs)
-        except BrokenChainError as error:
-            raise BrokenChainError(f"{self.chain.order[number]!r} {error}") from None
-        return args, kwargs
-
-    def done(self, number: int, outputs: Stowed) -> None:
-        """Take the outputs of a part, and forget what is not needed any more."""
-        if outputs.form() != self.chain.forms[number]:
-            raise BrokenChainError(f"{self.chain.order[number]!r} does not always return the same")
-        del self.calls[number]
-        self.outputs[number] = outputs
-        needed = {number, *self.chain.kept, *(i for i, last in self.last.items() if last > number)}
-        self.outputs = {i: one for i, one in self.outputs.items() if i in needed}
-
-
-def names_in(module: nn.Module, path: str) -> dict[str, str]:
-    """The names in the model of the weights of the part at a path, by the part's own names.
+def names_in(module: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, dict[str, str]]:
+    """The names in the model of the weights of some parts, by the parts' own names.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Linear(2, 1))
-    >>> names_in(model, "1")
-    {'weight': '1.weight', 'bias': '1.bias'}
+    >>> names_in(model, {"1": model[1]})
+    {'1': {'weight': '1.weight', 'bias': '1.bias'}}
     """
     names = {id(tensor): name for name, (_, tensor) in own_tensors(module, "parameters").items()}
-    own = own_tensors(module.get_submodule(path), "parameters")
-    return {name: names[id(tensor)] for name, (_, tensor) in own.items()}
+    own = {path: own_tensors(part, "parameters") for path, part in parts.items()}
+    return {path: {name: names[id(tensor)] for name, (_, tensor) in of.items()} for path, of in own.items()}
 
 
 def chain_of(
@@ -128,7 +51,8 @@ def chain_of(
     after the other, ValueError where the blocks are in another order than the model has them, and, if the call has the
     `whole` data, for a leaf that no input reached.
     """
-    above = [_lists_above(module, paths) for paths in chosen]
+    places = {name: place for name, (place, _) in own_tensors(module, "parameters").items()}
+    above = [_lists_above(module, [places[path] for path in paths]) for paths in chosen]
     for level in range(max(map(len, above))):
         try:
             return _chain(module, state, chosen, [paths[min(level, len(paths) - 1)] for paths in above], call, whole)
@@ -156,9 +80,9 @@ def _chain(
     if why:
         raise BrokenChainError(why)
     numbers, kept = [order.index(path) for path in at], frozenset[int]()
-    end = max(numbers) + 1
+    end, names = max(numbers) + 1, names_in(module, parts)
     while True:
-        chain = Chain(parts, order[:end], forms[:end], kept, numbers)
+        chain = Chain(parts, names, order[:end], forms[:end], kept, numbers)
         try:
             alone = _by_parts(module, state, chain, chosen, call)
             break
@@ -172,11 +96,10 @@ def _chain(
     return chain
 
 
-def _lists_above(module: nn.Module, paths: Sequence[str]) -> list[str]:
-    # The paths of the parts that hold all of some leaves and are in a list of parts; the innermost comes first.
-    own, parametrized = own_tensors(module, "parameters"), ".parametrizations."
-    at = [own[path][0] for path in paths]
-    owners = [(p.split(parametrized)[0] if parametrized in p else p.rpartition(".")[0]).split(".") for p in at]
+def _lists_above(module: nn.Module, places: Sequence[str]) -> list[str]:
+    # The paths of the parts that hold some tensors and are in a list of parts; the innermost comes first.
+    inner = ".parametrizations."
+    owners = [(at.split(inner)[0] if inner in at else at.rpartition(".")[0]).split(".") for at in places]
     common = list[str]()
     for names in zip(*owners, strict=False):
         if len(set(names)) > 1:
@@ -206,20 +129,22 @@ def _inside(path: str, other: str) -> bool:
 
 def _by_parts(module: nn.Module, state: State, chain: Chain, chosen: Sequence[Sequence[str]], call: Call) -> Stats:
     # The statistics over one call, part by part.
-    paused, stats = Paused(module, chain, call), Stats()
+    paused, stats, wanted = Paused(module, chain, call), Stats(), ("count", "square")
+    leaves, whole = (flatten(state.params)[0], flatten(state.masks)[0]), weights_of_call(module, state)
     for number, path in enumerate(chain.order):
-        paused.go_on(number, state)
-        part, names = chain.parts[path], names_in(module, path)
-        local = {name: own for own, name in names.items()}
-        asked = [name for at, paths in zip(chain.at, chosen, strict=True) if at == number for name in paths]
-        given = paused.call(number)
+        paused.go_on(number, whole)
+        part, names = chain.parts[path], chain.names[path]
+        weights = block_weights(part, names, part_of(*leaves, names.values()))
+        asked = {name for at, paths in zip(chain.at, chosen, strict=True) if at == number for name in paths}
+        own, given = [name for name, path in names.items() if path in asked], paused.call(number)
         before = [x.clone() for x in _tensors(given)]
-        own = [local[name] for name in dict.fromkeys(asked)]
         try:
-            found, out = collected(part, block_weights(part, names, state), own, ["count", "square"], given)
+            found, out = collected(part, weights, own, wanted, given)
+            if own:  # the other pass
+                _, out = collected(part, weights, [], wanted, paused.call(number))
         except Exception as error:  # which the model did not raise
             raise BrokenChainError(f"{path!r} by itself raises {type(error).__name__}: {error}") from error
-        if asked and not all(map(_equal, before, _tensors(given))):
+        if own and not all(map(_equal, before, _tensors(given))):
             raise BrokenChainError(f"{path!r} writes into its inputs")
         stats |= {names[name]: of for name, of in found.items()}
         paused.done(number, stow(out, in_memory))

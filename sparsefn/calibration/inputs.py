@@ -119,7 +119,12 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
 
 
 def collected(
-    module: nn.Module, weights: Mapping[str, Tensor], chosen: Sequence[str], names: Sequence[str], call: Call
+    module: nn.Module,
+    weights: Mapping[str, Tensor],
+    chosen: Sequence[str],
+    names: Sequence[str],
+    call: Call,
+    tokens: Tensor | None = None,
 ) -> tuple[Stats, Tree]:
     """The statistics of some leaves over one call of the module with these weights, and what the call returns.
 
@@ -128,10 +133,11 @@ def collected(
     >>> stats["weight"], out.shape
     ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}, torch.Size([5, 1]))
 
-    Leaves come in the order in which they were first seen; after them those of layers that were not reached.
+    Leaves come in the order in which they were first seen; after them those of layers that were not reached. Without
+    leaves nothing is watched, which is faster. Inputs are counted where `tokens` is True.
     """
-    watch = Watch({path: weights[path] for path in chosen}, "gram" in names)
-    with torch.no_grad(), without_fusion(), watch:
+    watch = Watch({path: weights[path] for path in chosen}, "gram" in names, tokens)
+    with torch.no_grad(), without_fusion(), watch if chosen else contextlib.nullcontext():
         out, _ = call_with_buffers(module, weights, buffers_of(module), *call[0], **call[1])
     stats, at = watch.stats(), {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
     for path in chosen:

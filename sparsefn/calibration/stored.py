@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparsefn.calibration.caught import Keep, Kept
+from sparsefn.calibration.kept import Keep, Kept
 
 _SMALLEST = 4096  # bytes: a page
 
