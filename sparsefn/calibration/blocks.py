@@ -116,7 +116,7 @@ def by_block(
     if offload not in (None, "disk"):
         raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
     names, call = names_of(of), as_call(inputs)
-    _check_tokens(module, tokens, call)
+    check_tokens(module, tokens, call)
     chunks = list(chunks_of((call, tokens), chunk_size))
     state = dense().init(params_of(module)) if state is None else state
     leaves, asked = weights_of_call(module, state), list[Asked]()
@@ -128,7 +128,15 @@ def by_block(
     return steps_of(module, state, asked, prune, chunks, names, inputs_from, offload)
 
 
-def _check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
+def check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
+    """Raise for padding that no one has said to leave out, and for tokens that are no bool tensor.
+
+    >>> check_tokens(torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
+    Traceback (most recent call last):
+        ...
+    TypeError: in_order: expected tokens to be a bool tensor, True for each token that counts, got torch.float32 of
+    shape (2, 3)
+    """
     if tokens is None:
         mask = call[1].get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.all():

@@ -39,10 +39,10 @@ class Plan(NamedTuple):
             buffers[name].copy_(found.pop(name))
         return {name: x.to(device) for name, x in found.items()}, digest
 
-    def state(self, weights: dict[str, Tensor]) -> State:
-        """A state of the whole model with these weights, and without values for the others."""
-        own = {name: param.detach() for name, (_, param) in own_tensors(self.model, "parameters").items()} | weights
-        return bare(own)
+    def outside(self, device: torch.device) -> dict[str, Tensor]:
+        """The weights of the model, of which those outside of all parts have values."""
+        own = {name: param.detach() for name, (_, param) in own_tensors(self.model, "parameters").items()}
+        return own | self.load(OUTSIDE, device)[0]
 
 
 def bare(weights: dict[str, Tensor]) -> State:

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from sparsefn.calibration.carried import block_weights
-from sparsefn.calibration.caught import Form, Kept, Stowed, form_of
-from sparsefn.calibration.chain import Chain, Paused, names_in
+from sparsefn.calibration.chain import names_in
 from sparsefn.calibration.folders import write_whole
 from sparsefn.calibration.inputs import collected
-from sparsefn.calibration.plan import OUTSIDE, Plan, bare
+from sparsefn.calibration.kept import Form, Kept, Stowed, form_of
+from sparsefn.calibration.paused import Chain, Paused
+from sparsefn.calibration.plan import Plan, bare
 from sparsefn.calibration.stored import on_disk
 from sparsefn.modules.calls import Call
 from sparsefn.tree import Tree
@@ -28,14 +29,16 @@ _UNKNOWN = Form(None, ())
 class Runs:
     """The runs of a model for some batches, all paused before the same part.
 
-    The outputs of parts are files in the folder `work`, which outlive the process; all other tensors that parts are
-    called with are files in `scratch`. Both are read when a part is called, for one batch at a time.
+    The outputs of parts are files in the folder that `scratch` is in, which outlive the process; all other tensors that
+    parts are called with are files in `scratch`. Both are read when a part is called, for one batch at a time.
     """
 
-    def __init__(self, plan: Plan, calls: Sequence[Call], work: Path, scratch: Path, device: torch.device) -> None:
+    def __init__(
+        self, plan: Plan, calls: Sequence[Call], tokens: Sequence[Tensor | None], scratch: Path, device: torch.device
+    ) -> None:
         parts = {path: plan.model.get_submodule(path) for path in plan.order}
-        self.plan, self.work, self.device = plan, work, device
-        self.chain = Chain(parts, plan.order, [_UNKNOWN] * len(parts), frozenset(), [])
+        self.plan, self.work, self.tokens, self.device = plan, scratch.parent, tokens, device
+        self.chain = Chain(parts, names_in(plan.model, parts), plan.order, [_UNKNOWN] * len(parts), frozenset(), [])
         self.paused = [Paused(plan.model, self.chain, call, on_disk(scratch)) for call in calls]
         self.entered: set[int] = set()  # parts before which the model itself computes
 
@@ -44,23 +47,22 @@ class Runs:
         if number in self.paused[0].calls:
             return
         self.entered.add(number)
-        state = self.plan.state(self.plan.load(OUTSIDE, self.device)[0])
+        weights = self.plan.outside(self.device)
         if self.chain.forms[number] is _UNKNOWN:
             first = Paused(
                 self.plan.model, self.chain._replace(order=self.plan.order[: number + 1]), self.paused[0].start
             )
             first.outputs = dict(self.paused[0].outputs)
-            first.go_on(number, state)
+            first.go_on(number, weights)
             self._learn(number, first.call(number))
         for run in self.paused:
-            run.go_on(number, state)
+            run.go_on(number, weights)
 
     def _learn(self, number: int, call: Call) -> None:
         # Members of one list return the same kind of thing; Paused.done looks whether they did.
         path = self.plan.order[number]
-        names = names_in(self.plan.model, path)
-        weights = block_weights(self.chain.parts[path], names, bare(self.plan.load(path, self.device)[0]))
-        form = form_of(collected(self.chain.parts[path], weights, [], ["count"], call)[1])
+        part, state = self.chain.parts[path], bare(self.plan.load(path, self.device)[0])
+        form = form_of(collected(part, block_weights(part, self.chain.names[path], state), [], ["count"], call)[1])
         for i, other in enumerate(self.plan.order):
             if other.rpartition(".")[0] == path.rpartition(".")[0]:
                 self.chain.forms[i] = form

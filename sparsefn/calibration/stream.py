@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from sparsefn.calibration.blocks import check_tokens
 from sparsefn.calibration.carried import Prune, prune_block
-from sparsefn.calibration.caught import BrokenChainError, unstow
-from sparsefn.calibration.chain import names_in
 from sparsefn.calibration.folders import INDEX
 from sparsefn.calibration.inputs import names_of
 from sparsefn.calibration.journal import PLACE, Journal, Part, begun, digest_of_batches, digest_of_model
+from sparsefn.calibration.kept import BrokenChainError, unstow
 from sparsefn.calibration.plan import OUTSIDE, Plan, bare, planned
 from sparsefn.calibration.runs import Runs
 from sparsefn.calibration.shards import check_part, finish, write_part
@@ -37,6 +37,7 @@ def stream(
     *,
     blocks: Sequence[Where] | None = None,
     of: str | Sequence[str] = ("count", "square", "gram"),
+    tokens: Sequence[Tensor] | None = None,
     make: Callable[[], nn.Module] | None = None,
 ) -> dict[str, float | None]:
     """Prune a model that need not fit in memory, from a folder of transformers to a new folder, block after block.
@@ -51,9 +52,9 @@ def stream(
     `folder` has config.json and safetensors, as `save_pretrained` writes it, and `from_pretrained` loads the new folder
     `out`: the same tensors, names and other files, with the weights that `in_order` gives for the whole model, bit for
     bit, where a batch is a chunk. `prune` and `of` are those of `in_order`. A batch is what the model is called with: a
-    dict, a tuple or a tensor. Batches may differ in length, and must have no padding, which is no data. Blocks run on
-    the device of the batches. Returned are the errors of the blocks, by block: the norm of the change of their outputs
-    over their norm.
+    dict, a tuple or a tensor. Batches may differ in length. Where they are padded, `tokens` has a bool tensor for each,
+    which says which tokens count. Blocks run on the device of the batches. Returned are the errors of the blocks, by
+    block: the norm of the change of their outputs over their norm.
 
     `blocks` are those of `in_order`; by default they are the members of the model's lists of layers. Other layers of
     these lists run as they are. `make()` gives the model; by default it is the class that config.json names. Wherever
@@ -78,15 +79,22 @@ def stream(
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
     """
     names, calls = names_of(of), _calls(batches)
+    counted = [None] * len(calls) if tokens is None else list(tokens)
+    if len(counted) != len(calls):
+        raise ValueError(
+            f"stream: expected tokens to have a tensor for each of {len(calls)} batches, got {len(counted)}"
+        )
     source, target, first = Path(folder), Path(out), place()[0] == 0
     device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
     with agreement(everyone()):
         if source.resolve() == target.resolve():
             raise ValueError(f"stream: expected another folder to write to, got {os.fspath(out)!r} twice")
         plan = planned(source, blocks, make, device)
+        for call, one in zip(calls, counted, strict=True):
+            check_tokens(plan.model, one, call)
         run = {
             "model": digest_of_model(source / "config.json", plan.stored),
-            "batches": digest_of_batches(calls),
+            "batches": digest_of_batches(zip(calls, counted, strict=True)),
             "blocks": repr([chosen for own in plan.blocks.values() for _, chosen in own]),
             "statistics": repr(names),
             "processes": str(place()[1]),
@@ -96,7 +104,7 @@ def stream(
     journal = begun(target, run)
     if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
         with tempfile.TemporaryDirectory(dir=_work(target)) as scratch:
-            runs = Runs(plan, share(calls), Path(scratch).parent, Path(scratch), device)
+            runs = Runs(plan, share(calls), share(counted), Path(scratch), device)
             journal = _streamed(plan, runs, journal, prune, names)
     with agreement(everyone()):
         if first:
@@ -114,12 +122,6 @@ def _calls(batches: Sequence[Example]) -> list[Call]:
         tensors = [x for x in leaves_of(call) if isinstance(x, Tensor)]
         if not tensors or any(not x.numel() for x in tensors):
             raise ValueError(f"stream: expected batches of tensors that have entries, got none in batch {number}")
-        mask = call[1].get("attention_mask")
-        if isinstance(mask, Tensor) and not mask.all():
-            raise ValueError(
-                f"stream: expected batches without padding, which is no data, got zeros in attention_mask of batch "
-                f"{number}: put sequences of each length into batches of their own"
-            )
     return calls
 
 
@@ -179,8 +181,9 @@ def _pruned(
     path = plan.order[number]
     weights, digest = plan.load(path, runs.device)
     results, outputs = prune_block(
-        *(plan.model.get_submodule(path), names_in(plan.model, path), bare(weights), plan.blocks.get(path, [])),
+        *(runs.chain.parts[path], runs.chain.names[path], bare(weights), plan.blocks.get(path, [])),
         *(together(prune), partial(runs.calls, number), of),
+        tokens=runs.tokens,
         keep=runs.keep(number),
         read=unstow,
     )
