@@ -146,7 +146,16 @@ def added(stats: Stats, new: Stats) -> Stats:
     >>> added({"a": {"count": torch.tensor(1)}}, {"a": {"count": torch.tensor(2)}, "b": {"count": torch.tensor(3)}})
     {'a': {'count': tensor(3)}, 'b': {'count': tensor(3)}}
     """
-    both = {path: {name: x + new[path][name] for name, x in of.items()} for path, of in stats.items() if path in new}
+    sums: dict[tuple[int, int], Tensor] = {}  # leaves that read one tensor share their sums
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        if (id(x), id(y)) not in sums:
+            sums[id(x), id(y)] = x + y
+        return sums[id(x), id(y)]
+
+    both = {
+        path: {name: total(x, new[path][name]) for name, x in of.items()} for path, of in stats.items() if path in new
+    }
     return stats | new | both
 
 

@@ -141,13 +141,31 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     """
     # Under another name first: what is on the disk before the file has its name cannot be torn.
     part = file.with_name(f"{file.name}.part")
+    with told(file):
+        try:
+            write(part)
+            _to_disk(part)
+            os.replace(part, file)
+            _to_disk(file.parent)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def told(file: Path) -> Iterator[None]:
+    """While it is entered, an OSError says which file could not be written, and what to do.
+
+    >>> with told(Path("a")):
+    ...     raise OSError("No space left on device")
+    Traceback (most recent call last):
+        ...
+    OSError: stream: 'a' could not be written: No space left on device. What was written before it is safe: make
+    room, and the same call goes on from there
+    """
     try:
-        write(part)
-        _to_disk(part)
-        os.replace(part, file)
-        _to_disk(file.parent)
+        yield
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise OSError(
             f"stream: {os.fspath(file)!r} could not be written: {error}. What was written before it is safe: make "
             "room, and the same call goes on from there"

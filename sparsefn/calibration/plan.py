@@ -75,6 +75,7 @@ def planned(
     if not lists:
         raise ValueError(f"stream: expected a model with a list of layers, but the {type(model).__name__} has none")
     members = {path: [f"{path}.{name}" for name, _ in layers.named_children()] for path, layers in lists.items()}
+    _by_part(leaves, [path for paths in members.values() for path in paths])  # which raises where layers share leaves
     asked = [f"{path}.*" for paths in members.values() for path in paths] if blocks is None else blocks
     found: dict[str, list[tuple[Where, list[str]]]] = {}
     named = {name: param for name, (_, param) in own_tensors(model, "parameters").items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparsefn.calibration.carried import block_weights
 from sparsefn.calibration.chain import names_in
-from sparsefn.calibration.folders import write_whole
+from sparsefn.calibration.folders import told, write_whole
 from sparsefn.calibration.inputs import collected
 from sparsefn.calibration.kept import Form, Kept, Stowed, form_of
 from sparsefn.calibration.paused import Chain, Paused
@@ -39,7 +39,13 @@ class Runs:
         parts = {path: plan.model.get_submodule(path) for path in plan.order}
         self.plan, self.work, self.tokens, self.device = plan, scratch.parent, tokens, device
         self.chain = Chain(parts, names_in(plan.model, parts), plan.order, [_UNKNOWN] * len(parts), frozenset(), [])
-        self.paused = [Paused(plan.model, self.chain, call, on_disk(scratch)) for call in calls]
+        kept = on_disk(scratch)
+
+        def keep(x: Tensor) -> Kept:
+            with told(scratch):
+                return kept(x)
+
+        self.paused = [Paused(plan.model, self.chain, call, keep) for call in calls]
         self.entered: set[int] = set()  # parts before which the model itself computes
 
     def reach(self, number: int) -> None:

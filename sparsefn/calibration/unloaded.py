@@ -124,7 +124,8 @@ def leaves_of(model: nn.Module, stored: Mapping[str, Stored]) -> list[Leaf]:
     if missing or unknown:
         raise ValueError(
             f"stream: expected the tensors of the {type(model).__name__}, but missing are {some(missing)}, and unknown "
-            f"{some(unknown)}: make= gives a model of another kind"
+            f"{some(unknown)}: make= gives a model of another kind; where transformers renames or joins tensors as it "
+            "loads the folder, load it once, and write it with save_pretrained(..., save_original_format=False)"
         )
     return leaves
 
