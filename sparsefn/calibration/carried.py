@@ -175,8 +175,7 @@ def _passed(
     # One pass: statistics, and how far the outputs are from those of the pass before, whose place they take.
     stats, changed, total, counted = Stats(), 0.0, 0.0, itertools.chain(tokens, itertools.repeat(None))
     for number, call in enumerate(calls()):
-        found, out = collected(part, weights, [local[path] for path in asked], of, call, next(counted))
-        new = {path: found[local[path]] for path in asked if local[path] in found}
+        new, out = collected(part, weights, {path: local[path] for path in asked}, of, call, next(counted))
         check_finite(new, lambda path: _told(part, local, path), f"in_order, block {block!r}")
         stats = added(stats, new) if stats else new
         if number < len(outputs):

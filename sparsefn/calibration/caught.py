@@ -71,6 +71,7 @@ def catch(
 ) -> list[Call]:
     """What the parts are called with from the call of a number on, as far as no value is needed that is not known.
 
+    >>> from sparsefn.calibration.kept import in_memory, stow
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
     >>> parts, form = {"0": model[0], "2": model[2]}, form_of(torch.ones(1))
     >>> weights, call = sf.modules.params_of(model), ((torch.ones(1, 2),), {})

@@ -118,7 +118,7 @@ def stow(tree: Tree, keep: Keep, memo: dict[int, tuple[Tensor, Kept]] | None = N
     """A tree with its tensors kept; those that `memo` has seen are kept once.
 
     >>> unstow(stow({"x": torch.ones(1), "n": 2}, in_memory))
-    {'n': 2, 'x': tensor([1.])}
+    {'x': tensor([1.]), 'n': 2}
     """
     memo = {} if memo is None else memo
     leaves, form = optree.tree_flatten(tree)
@@ -139,22 +139,19 @@ def unstow(stowed: Stowed, outputs: Mapping[int, Stowed] | None = None) -> Tree:
     >>> unstow(Stowed(out.tree, [Slot(3, 0)]), {3: out})
     tensor([1.])
     """
-    read: dict[int, Tensor] = {}
+    known = outputs or {}
+    leaves = [known[x.number].leaves[x.leaf] if isinstance(x, Slot) else x for x in stowed.leaves]
+    # One that is there twice is read once: attention asks whether its keys are its queries.
+    read = {id(x): x.read() for x in {id(x): x for x in leaves if isinstance(x, Kept)}.values()}
     copies: dict[int, Any] = {}
+    return optree.tree_unflatten(stowed.tree, [read[id(x)] if id(x) in read else _copied(x, copies) for x in leaves])
 
-    def value(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
-            return value((outputs or {})[leaf.number].leaves[leaf.leaf])
-        if isinstance(leaf, Kept):
-            if id(leaf) not in read:
-                read[id(leaf)] = leaf.read()
-            return read[id(leaf)]
-        if isinstance(leaf, nn.Module):
-            return leaf
-        try:
-            return copy.deepcopy(leaf, copies)
-        except (Touched, Exception):
-            kind = type(leaf).__name__
-            raise BrokenChainError(f"gets a {kind} that cannot be copied or holds outputs of others") from None
 
-    return optree.tree_unflatten(stowed.tree, [value(leaf) for leaf in stowed.leaves])
+def _copied(leaf: Any, copies: dict[int, Any]) -> Any:
+    if isinstance(leaf, nn.Module):
+        return leaf
+    try:
+        return copy.deepcopy(leaf, copies)
+    except (Touched, Exception):
+        kind = type(leaf).__name__
+        raise BrokenChainError(f"gets a {kind} that cannot be copied or holds outputs of others") from None

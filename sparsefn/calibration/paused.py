@@ -31,6 +31,7 @@ class Chain(NamedTuple):
 class Paused:
     """A run of the model for one call, paused before one of its parts.
 
+    >>> from sparsefn.calibration.chain import chain_of
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     >>> state = sf.dense().init(sf.modules.params_of(model))
     >>> call = ((torch.ones(3, 2),), {})

@@ -43,9 +43,9 @@ def on_disk(folder: str | Path) -> Keep:
         except BaseException:
             os.unlink(file)
             raise
-        kept = Kept(partial(_read, file, packed.shape, axes, x.shape, x.dtype, x.device))
-        weakref.finalize(kept, _removed, file)
-        return kept
+        read = partial(_read, file, packed.shape, axes, x.shape, x.dtype, x.device)
+        weakref.finalize(read, _removed, file)
+        return Kept(read)
 
     return keep
 
