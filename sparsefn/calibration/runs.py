@@ -68,7 +68,7 @@ class Runs:
         # Members of one list return the same kind of thing; Paused.done looks whether they did.
         path = self.plan.order[number]
         part, state = self.chain.parts[path], bare(self.plan.load(path, self.device)[0])
-        form = form_of(collected(part, block_weights(part, self.chain.names[path], state), [], ["count"], call)[1])
+        form = form_of(collected(part, block_weights(part, self.chain.names[path], state), {}, ["count"], call)[1])
         for i, other in enumerate(self.plan.order):
             if other.rpartition(".")[0] == path.rpartition(".")[0]:
                 self.chain.forms[i] = form
