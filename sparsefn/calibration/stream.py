@@ -103,9 +103,15 @@ def stream(
             _check_read(begun(target, run), plan, device)
     journal = begun(target, run)
     if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
-        with tempfile.TemporaryDirectory(dir=_work(target)) as scratch:
-            runs = Runs(plan, share(calls), share(counted), Path(scratch), device)
-            journal = _streamed(plan, runs, journal, prune, names)
+        with tempfile.TemporaryDirectory(dir=_work(target)) as scratch, agreement(everyone()):
+            try:
+                runs = Runs(plan, share(calls), share(counted), Path(scratch), device)
+                journal = _streamed(plan, runs, journal, prune, names)
+            except BrokenChainError as error:
+                raise ValueError(
+                    f"stream: expected layers that run one after the other, but {error}: prune the model in memory, "
+                    "with sf.calibration.in_order"
+                ) from None
     with agreement(everyone()):
         if first:
             finish(plan, target)
@@ -152,18 +158,12 @@ def _streamed(plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequen
     before = set[int]()  # whose outputs the last part that was pruned was called with, so that it can be pruned again
     for number, path in enumerate(plan.order):
         with agreement(everyone()):
-            try:
-                runs.reach(number)
-                if number < done and number != last:
-                    runs.passed(number)
-                    continue
-                before = runs.needed() if path in plan.blocks else before
-                weights, digest, errors = _pruned(plan, runs, number, prune, of)
-            except BrokenChainError as error:
-                raise ValueError(
-                    f"stream: expected layers that run one after the other, but {error}: prune the model in memory, "
-                    "with sf.calibration.in_order"
-                ) from None
+            runs.reach(number)
+            if number < done and number != last:
+                runs.passed(number)
+                continue
+            before = runs.needed() if path in plan.blocks else before
+            weights, digest, errors = _pruned(plan, runs, number, prune, of)
         with agreement(everyone()):  # the outputs of all processes are on the disk by now
             if number >= done:
                 journal = _written(plan, journal, path, weights, digest, errors)

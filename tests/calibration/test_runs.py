@@ -14,6 +14,7 @@ import torch
 from calibration import tiny_lms
 from calibration.tiny_lms import BATCHES, WORDS, ending_at, files, sparsegpt, wanda, weights_in
 from safetensors.torch import save_file
+from torch import nn
 
 import sparsefn as sf
 
@@ -23,6 +24,53 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def folder(tmp_path):
     return tiny_lms.folder_of(tiny_lms.llama, tmp_path / "llama", layers=2)
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ("x = self.layers[0](self.layers[0](x))", "'layers.0' is called 2 times"),
+        ("x = self.layers[1](self.layers[1](self.layers[0](x)) + 1)", "'layers.1' is called 2 times"),
+        ("x = self.layers[1](self.layers[0](x)); x = self.layers[1](x * 2)", "'layers.1' is called 2 times"),
+        ("x = self.layers[1](x)", "'layers.0' is called 0 times"),
+        ("x = self.layers[0](self.layers[1](x))", "'layers.1' is called before 'layers.0'"),
+        ("x = self.layers[1](self.layers[0](x)); h = self.layers[0]", ""),
+        ("x = self.layers[1](2 * self.layers[0](x)) + 1", ""),
+        ("y = self.layers[0](x); x = self.layers[1](y + x) + y", ""),
+    ],
+)
+def test_the_order_in_which_a_model_calls_its_layers(tmp_path, calls, words):
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.tanh(self.up(x))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(2))
+
+        def forward(self, x):
+            space = {"self": self, "x": x}
+            exec(calls, space)
+            return space["x"]
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(12, 4)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "config.json").write_text("{}")
+    save_file(model.state_dict(), tmp_path / "in" / "model.safetensors")
+    if words:
+        words = f"expected layers that run one after the other, but {words}: prune the model in memory, with sf.calib"
+        with pytest.raises(ValueError, match=words):
+            sf.calibration.stream(tmp_path / "in", wanda, [x], tmp_path / "out", make=Model)
+        return
+    sf.calibration.stream(tmp_path / "in", wanda, [x], tmp_path / "out", make=Model)
+    state = sf.calibration.in_order(model, None, ["layers.0.*", "layers.1.*"], wanda, x)
+    assert all(torch.equal(weights_in(tmp_path / "out")[n], w) for n, w in sf.effective(state).items())
 
 
 def end_everywhere(folder, batches, place, step=1, **options):
