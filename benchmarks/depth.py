@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import sparsefn as sf
 
-CHUNK = 16  # windows at a time
+CHUNK = 32  # windows at a time
 METHODS: dict[str, tuple[Callable[[Any], sf.Algorithm], str]] = {
     "Wanda": (lambda stats: sf.one_shot(0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced()), "square"),
     "SparseGPT": (lambda stats: sf.methods.sparsegpt(0.5, stats), "gram"),
