@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.carried import block_weights, part_of
+from sparsefn.calibration.carried import block_weights, state_in
 from sparsefn.calibration.caught import NeededError, recorded
 from sparsefn.calibration.inputs import collected, layer_at, weights_of_call
 from sparsefn.calibration.kept import BrokenChainError, in_memory, stow
@@ -134,7 +134,7 @@ def _by_parts(module: nn.Module, state: State, chain: Chain, chosen: Sequence[Se
     for number, path in enumerate(chain.order):
         paused.go_on(number, whole)
         part, names = chain.parts[path], chain.names[path]
-        weights = block_weights(part, names, part_of(*leaves, names.values()))
+        weights = block_weights(part, names, state_in(*leaves, names.values()))
         asked = {name for at, paths in zip(chain.at, chosen, strict=True) if at == number for name in paths}
         own, given = {path: name for name, path in names.items() if path in asked}, paused.call(number)
         before = [x.clone() for x in _tensors(given)]

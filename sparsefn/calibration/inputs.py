@@ -78,7 +78,7 @@ def inputs(
     matrices = {path: path for path in chosen if weights[path].ndim > 1}
     stats, _ = collected(module, weights, matrices, names, (args, kwargs))
     stats = {path: stats[path] for path in chosen if path in stats}
-    check_finite(stats, lambda path: layer_at(module, path))
+    check_finite_stats(stats, lambda path: layer_at(module, path))
     globs: list[Where] = [paths] if callable(paths) else list(as_globs("*" if paths is None else paths, "paths"))
     for glob in globs:
         asked = list(matching("paths", glob, weights))
@@ -143,19 +143,21 @@ def collected(
     watch = Watch({path: weights[own] for path, own in chosen.items()}, "gram" in names, tokens)
     with torch.no_grad(), without_fusion(), watch if chosen else contextlib.nullcontext():
         out, _ = call_with_buffers(module, weights, buffers_of(module), *call[0], **call[1])
-    stats, at = watch.stats(), {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
-    for path, own in chosen.items():
-        if path not in stats and _is_seen(module, at[own], weights[own]):
+    stats = watch.stats()
+    unseen = {path: own for path, own in chosen.items() if path not in stats}
+    at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()} if unseen else {}
+    for path, own in unseen.items():
+        if _is_seen(module, at[own], weights[own]):
             device = weights[own].device
             zeros = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
             stats[path] = zeros | {"count": torch.zeros((), dtype=torch.int64, device=device)}
     return stats, out
 
 
-def check_finite(stats: Stats, told: Callable[[str], str], what: str = "inputs") -> None:
+def check_finite_stats(stats: Stats, told: Callable[[str], str], what: str = "inputs") -> None:
     """Raise ValueError where inputs were not finite, with what is told of the first such leaf.
 
-    >>> check_finite({"w": {"square": torch.tensor([torch.inf])}}, repr)
+    >>> check_finite_stats({"w": {"square": torch.tensor([torch.inf])}}, repr)
     Traceback (most recent call last):
         ...
     ValueError: inputs: expected finite inputs of 'w', got NaN or infinity in sums

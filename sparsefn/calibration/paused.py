@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from sparsefn.calibration.caught import NeededError, catch
-from sparsefn.calibration.kept import BrokenChainError, Form, Keep, Kept, Stowed, in_memory, stow, unstow
+from sparsefn.calibration.kept import BrokenChainError, Keep, KeptTensor, OutputForm, Stowed, in_memory, stow, unstow
 from sparsefn.modules.calls import Call
 
 
@@ -23,7 +23,7 @@ class Chain(NamedTuple):
     parts: dict[str, nn.Module]
     names: dict[str, dict[str, str]]
     order: list[str]
-    forms: list[Form]
+    forms: list[OutputForm]
     kept: frozenset[int]
     at: list[int]
 
@@ -55,7 +55,7 @@ class Paused:
         chain = self.chain
         parts = (chain.parts, chain.order, chain.forms)
         found = catch(self.module, weights, *parts, self.outputs, number, self.start)
-        memo: dict[int, tuple[Tensor, Kept]] = {}
+        memo: dict[int, tuple[Tensor, KeptTensor]] = {}
         for i, call in enumerate(found, number):
             stowed = stow(call, self.keep, memo)
             for slot in stowed.slots():

@@ -14,7 +14,7 @@ def test_one_tensor_is_kept_once_and_read_as_one():
 
     def keep(y):
         kept_ones.append(y)
-        return kept.Kept(y.clone)
+        return kept.KeptTensor(y.clone)
 
     memo = {}
     first = kept.stow((x, {"a": x, "b": None}), keep, memo)
