@@ -143,8 +143,9 @@ def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> St
 def added_stats(stats: Stats, new: Stats) -> Stats:
     """The sums of two batches.
 
-    >>> added_stats({"a": {"count": torch.tensor(1)}}, {"a": {"count": torch.tensor(2)}, "b": {"count": torch.tensor(3)}})
-    {'a': {'count': tensor(3)}, 'b': {'count': tensor(3)}}
+    >>> one, other = {"count": torch.tensor(1)}, {"count": torch.tensor(2)}
+    >>> added_stats({"a": one}, {"a": other, "b": other})
+    {'a': {'count': tensor(3)}, 'b': {'count': tensor(2)}}
     """
     sums: dict[tuple[int, int], Tensor] = {}  # leaves that read one tensor share their sums
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import block_weights
 from sparsefn.calibration.caught import intercepted
 from sparsefn.calibration.chain import names_in
-from sparsefn.calibration.folders import told, write_whole
+from sparsefn.calibration.folders import naming, write_whole
 from sparsefn.calibration.inputs import collected, without_fusion
-from sparsefn.calibration.kept import BrokenChainError, Form, Kept, Stowed, form_of
+from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.plan import Plan, bare
 from sparsefn.calibration.steps import chunks_of
@@ -44,8 +44,8 @@ class Runs:
         self.chain = Chain(parts, names_in(plan.model, parts), plan.order, forms, frozenset(), [])
         kept = on_disk(scratch)
 
-        def keep(x: Tensor) -> Kept:
-            with told(scratch):
+        def keep(x: Tensor) -> KeptTensor:
+            with naming(scratch):
                 return kept(x)
 
         self.paused = [Paused(plan.model, self.chain, call, keep) for call in calls]
@@ -105,7 +105,7 @@ class Runs:
         return self.work / f"outputs-{number}-{batch}.pt"
 
 
-def forms_of(plan: Plan, call: Call, device: torch.device) -> list[Form]:
+def forms_of(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
     """What each part of a model returns, without the tensors in it.
 
     >>> layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
@@ -123,7 +123,7 @@ def forms_of(plan: Plan, call: Call, device: torch.device) -> list[Form]:
     return _forms(plan, call, device)
 
 
-def _forms(plan: Plan, call: Call, device: torch.device) -> list[Form]:
+def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
     parts, called = {path: plan.model.get_submodule(path) for path in plan.order}, list[str]()
     names, outputs = names_in(plan.model, parts), dict[str, Tree]()
 
@@ -150,10 +150,10 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[Form]:
     return [form_of(outputs[path.rpartition(".")[0]]) for path in plan.order]
 
 
-def _stowed(file: Path, form: Form) -> Stowed:
+def _stowed(file: Path, form: OutputForm) -> Stowed:
     places = itertools.count()
     return Stowed(
-        form.tree, [Kept(partial(_read, file, next(places))) if leaf is None else leaf for leaf in form.leaves]
+        form.tree, [KeptTensor(partial(_read, file, next(places))) if leaf is None else leaf for leaf in form.leaves]
     )
 
 

@@ -16,7 +16,7 @@ from sparsefn.calibration.blocks import check_tokens
 from sparsefn.calibration.carried import Prune, prune_block
 from sparsefn.calibration.folders import INDEX
 from sparsefn.calibration.inputs import names_of
-from sparsefn.calibration.journal import PLACE, Journal, Part, begun, digest_of_batches, digest_of_model
+from sparsefn.calibration.journal import PLACE, Journal, Part, digest_of_batches, digest_of_model, journal_in
 from sparsefn.calibration.kept import BrokenChainError, unstow
 from sparsefn.calibration.plan import OUTSIDE, Plan, bare, planned
 from sparsefn.calibration.runs import Runs
@@ -100,8 +100,8 @@ def stream(
             "processes": str(place()[1]),
         }
         if first:
-            _check_read(begun(target, run), plan, device)
-    journal = begun(target, run)
+            _check_read(journal_in(target, run), plan, device)
+    journal = journal_in(target, run)
     if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
         with tempfile.TemporaryDirectory(dir=_work(target)) as scratch, agreement(everyone()):
             try:
