@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,11 +55,13 @@ def unloaded(folder: Path, make: Callable[[], nn.Module] | None, dtype: torch.dt
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    # A parameter that is registered twice is tied, and becomes one empty parameter. Weak keys let it leave memory.
+    # A parameter that is registered twice is tied, and becomes one empty parameter. Weak keys let it leave memory. The
+    # hook is there for all threads, and others make their models as ever.
     empty: Any = WeakTensorKeyDictionary()
+    thread = threading.get_ident()
 
     def emptied(module: nn.Module, name: str, param: Tensor | None) -> Tensor | None:
-        if param is None or param.is_meta:
+        if param is None or param.is_meta or threading.get_ident() != thread:
             return param
         if param not in empty:
             empty[param] = nn.Parameter(param.detach().to("meta"), param.requires_grad)

@@ -1,6 +1,7 @@
 """Models without weights, and which tensors of a folder are their leaves."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -71,6 +72,16 @@ def test_a_parameter_under_two_names_is_one(tmp_path):
     assert [name for name, _ in model.named_parameters()] == ["a"] and model.a is model.c.weight and model.a.is_meta
     (leaf,) = leaves_in(model, {"b": StoredTensor("f", (2, 2), "F32")})
     assert leaf.names == ("a", "b", "c.weight") and leaf.stored == ("b",)
+
+
+def test_another_thread_makes_its_models_as_ever(tmp_path):
+    def make():
+        with ThreadPoolExecutor() as pool:
+            others.append(pool.submit(nn.Linear, 2, 2).result())
+        return nn.Linear(2, 2)
+
+    others = []
+    assert unloaded(tmp_path, make, torch.float32).weight.is_meta and not others[0].weight.is_meta
 
 
 def test_the_dtype_is_that_of_the_config_or_else_of_the_files(tmp_path):
