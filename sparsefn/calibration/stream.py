@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -72,6 +72,9 @@ def stream(
     The first one adds their sums in the order of the processes, prunes and writes. So masks have the same bits in every
     run on so many processes, and differ from those of one process as sums in another order do.
 
+    One example is run beforehand, to see in which order the model calls its layers. No module but the one that `make`
+    gives is written to, and no hook is left.
+
     ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a layer that are tied to leaves
     outside of it; layers that the model does not call one after the other, which need `in_order`; the block and the
     layer whose inputs are not finite, or that no input reached; and an `out` that holds anything else.
@@ -101,7 +104,8 @@ def stream(
         }
         if first:
             _check_read(journal_in(target, run), plan, device)
-    journal = journal_in(target, run)
+    with agreement(everyone()):
+        journal = journal_in(target, run)
     if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
         with tempfile.TemporaryDirectory(dir=_work(target)) as scratch, agreement(everyone()):
             try:
@@ -119,6 +123,11 @@ def stream(
 
 
 def _calls(batches: Sequence[Example]) -> list[Call]:
+    if isinstance(batches, Tensor | Mapping | str):
+        kind = type(batches).__name__
+        raise TypeError(
+            f"stream: expected a sequence of batches, as batches=[{{'input_ids': tokens}}, ...], got a {kind}"
+        )
     calls = [as_call(batch) for batch in batches]
     if len(calls) < place()[1]:
         raise ValueError(

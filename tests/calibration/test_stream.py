@@ -160,6 +160,9 @@ def test_bad_input_is_told_before_anything_is_written(folder, tmp_path):
     ]:
         with pytest.raises(ValueError, match=words):
             sf.calibration.stream(folder, wanda, batches, out)
+    for batches, kind in [(WORDS, "Tensor"), ({"input_ids": WORDS}, "dict"), ("some text", "str")]:
+        with pytest.raises(TypeError, match=rf"a sequence of batches, as batches=\[.*\], got a {kind}$"):
+            sf.calibration.stream(folder, wanda, batches, out)
     with pytest.raises(TypeError, match="a tensor, a tuple of arguments or a dict"):
         sf.calibration.stream(folder, wanda, ["some text"], out)
     with pytest.raises(ValueError, match="expected another folder to write to, got '.*llama' twice"):
@@ -239,6 +242,11 @@ def cases(folder, place):
         with pytest.raises(ValueError, match="expected a batch or more for each of 2 processes, got 1 in all"):
             sf.calibration.stream(folder, pruner, BATCHES[:1], place / "few")
 
+    def other_batches():
+        batches = BATCHES if torch.distributed.get_rank() == 0 else BATCHES[::-1]
+        with pytest.raises((ValueError, RuntimeError), match="of another run were its batches"):
+            sf.calibration.stream(folder, pruner, batches, place / "other")
+
     def nan_on_one():
         batches = [{"inputs_embeds": torch.ones(1, 4, 32)}, {"inputs_embeds": torch.full((1, 4, 32), torch.nan)}]
         with pytest.raises((ValueError, RuntimeError), match="expected finite inputs of 'model.layers.0.self_attn"):
@@ -252,6 +260,7 @@ def cases(folder, place):
 
     yield "one model", one_model
     yield "too few batches", too_few_batches
+    yield "other batches", other_batches
     yield "nan on one", nan_on_one
     yield "goes on", goes_on
 
