@@ -143,8 +143,10 @@ def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> St
 def added_stats(stats: Stats, new: Stats) -> Stats:
     """The sums of two batches.
 
-    >>> added_stats({"a": {"count": torch.tensor(1)}}, {"a": {"count": torch.tensor(2)}, "b": {"count": torch.tensor(3)}})
-    {'a': {'count': tensor(3)}, 'b': {'count': tensor(3)}}
+    >>> added_stats({"a": {"count": torch.tensor(1)}}, {"a": {"count": torch.tensor(2)}})
+    {'a': {'count': tensor(3)}}
+
+    A leaf may be in one of them alone.
     """
     both = {path: {name: x + new[path][name] for name, x in of.items()} for path, of in stats.items() if path in new}
     return stats | new | both
