@@ -93,15 +93,15 @@ def planned(
             )
         found.setdefault(str(*own), []).append((block, chosen))
         places.append((every.index(str(*own)), block))
-    check_order(places)
+    check_places(places)
     order = [path for paths in members.values() if any(p in found for p in paths) for path in paths]
     return Plan(folder, stored, model, order, found, _by_part(leaves, order))
 
 
-def check_order(places: Sequence[tuple[int, Where]]) -> None:
+def check_places(places: Sequence[tuple[int, Where]]) -> None:
     """Raise ValueError where blocks, each with its place in the model, are in another order than data passes them.
 
-    >>> check_order([(1, "1.*"), (0, "0.*")])
+    >>> check_places([(1, "1.*"), (0, "0.*")])
     Traceback (most recent call last):
         ...
     ValueError: stream: expected blocks in the order in which data passes them, but '1.*' is before '0.*'

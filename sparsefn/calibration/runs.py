@@ -21,7 +21,7 @@ from sparsefn.calibration.folders import naming, write_whole
 from sparsefn.calibration.inputs import collected, without_fusion
 from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of
 from sparsefn.calibration.paused import Chain, Paused
-from sparsefn.calibration.plan import Plan, bare, check_order
+from sparsefn.calibration.plan import Plan, bare, check_places
 from sparsefn.calibration.steps import chunks_of
 from sparsefn.calibration.stored import on_disk
 from sparsefn.modules.calls import Call, call_with_buffers
@@ -154,7 +154,7 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
         places = [
             (min((first[name] for name in chosen if name in first), default=-1), block) for block, chosen in blocks
         ]
-        check_order([place for place in places if place[0] >= 0])
+        check_places([place for place in places if place[0] >= 0])
     return [form_of(outputs[path.rpartition(".")[0]]) for path in plan.order]
 
 
