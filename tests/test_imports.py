@@ -30,7 +30,7 @@ WINGS = (
 )
 
 # Only tests, benchmarks and examples need these; a function may still import one when it is called.
-NOT_ON_IMPORT = {"hypothesis", "matplotlib", "pytest", "sklearn", "torchopt", "tqdm"}
+NOT_ON_IMPORT = {"hypothesis", "matplotlib", "pytest", "safetensors", "sklearn", "torchopt", "tqdm", "transformers"}
 
 
 def modules_in(package: Path) -> dict[str, str]:
