@@ -5,9 +5,11 @@ by path: those of several batches are added leaf by leaf, `optree.tree_map(torch
 after block, where the inputs of a block come from the pruned blocks before it.
 """
 
-from sparsefn.calibration.blocks import in_order, outlier_ratios
+from sparsefn.calibration.blocks import by_block, in_order, outlier_ratios
+from sparsefn.calibration.carried import PrunedBlock
 from sparsefn.calibration.inputs import inputs
+from sparsefn.calibration.stream import stream
 from sparsefn.engine.numbers import as_matrix
 
-__all__ = ["as_matrix", "in_order", "inputs", "outlier_ratios"]
+__all__ = ["PrunedBlock", "as_matrix", "by_block", "in_order", "inputs", "outlier_ratios", "stream"]
 __dir__ = __all__.copy

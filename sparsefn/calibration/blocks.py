@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import importlib.util
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import optree
 import torch
 from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
-from sparsefn.calibration.inputs import collected, layer_at, names_of, weights_of_call
+from sparsefn.calibration.carried import Prune, PrunedBlock
+from sparsefn.calibration.inputs import names_of, weights_of_call
+from sparsefn.calibration.steps import Asked, chunks_of, steps_of
 from sparsefn.calibration.sums import Stats
-from sparsefn.engine.checks import check_int
+from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
-from sparsefn.state import Algorithm, State, Where, effective
-from sparsefn.tree import Tree, flatten, leaves_at, opened, with_leaves
+from sparsefn.state import State, Where, effective
+from sparsefn.tree import flatten, leaves_of
 from sparsefn.tree.chosen import matching
 
 
@@ -23,11 +27,15 @@ def in_order(
     module: nn.Module,
     state: State | None,
     blocks: Sequence[Where],
-    prune: Callable[[Stats], Algorithm],
-    *args: Tree,
+    prune: Prune,
+    inputs: Example,
+    *,
     of: str | Sequence[str] = ("count", "square", "gram"),
     chunk_size: int | None = None,
-    **kwargs: Tree,
+    tokens: Tensor | None = None,
+    inputs_from: str = "pruned",
+    offload: str | None = None,
+    progress: bool = False,
 ) -> State:
     """Prune the blocks of a module in turn, each with the inputs that come from the pruned blocks before it.
 
@@ -39,68 +47,127 @@ def in_order(
     >>> state.masks["0.weight"].sum(1).tolist(), state.masks["2.weight"].sum(1).tolist()
     ([2, 2, 2, 2, 2, 2, 2, 2], [4, 4])
 
-    For each block the module runs once, with the weights as they are by then, and the statistics of the block's leaves
-    are collected as `inputs` does. `prune` gets them, and gives the algorithm that prunes the block: its `init` takes
-    the effective weights of these leaves, a dict by path, then its `update` runs at step 0, with gradients of zero. The
-    block's params and masks are taken from the result. Nothing else of the state changes.
-
-    `blocks` are globs, sequences of globs or functions of (path, leaf) each, in the order in which data passes them.
-    `state` is where to begin, or None for the module's own weights without masks. `args`, `kwargs` and `of` are those
-    of `inputs`. With `chunk_size` the module gets so many examples at a time, split along the first axis of every
-    tensor in `args` and `kwargs`, which bounds the memory of activations. ValueError names the path and the layer of a
-    weight that no input reached, and as `inputs`; TypeError for a `prune` that gives no Algorithm.
-
-    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
+    The state is that of the last block of `by_block`, which has the same arguments and errors, and also says how long
+    each block took, and how far its outputs moved. With `progress` a bar of tqdm shows this, where tqdm is installed.
     """
-    state = dense().init(params_of(module)) if state is None else state
-    names, chunks = names_of(of), list(_chunks(args, kwargs, chunk_size))
-    for block in blocks:
-        weights = weights_of_call(module, state)
-        chosen = [path for path, leaf in matching("blocks", block, weights).items() if leaf.ndim > 1]
-        stats: Stats = {}
-        for some, named in chunks:
-            new = collected(module, weights, chosen, names, some, named)
-            stats = _added(stats, new) if stats else new
-        for path, found in stats.items():
-            if not found["count"].any():
-                raise ValueError(f"in_order: no input reached {layer_at(module, path)}")
-        if not stats:
-            raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
-        state = _pruned(state, prune(stats), list(stats))
+    if state is None:
+        state = dense().init(params_of(module))
+    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
+    steps = by_block(module, state, blocks, prune, inputs, inputs_from=inputs_from, offload=offload, **options)
+    for done in _shown(steps, len(blocks)) if progress else steps:
+        state = done.state
     return state
 
 
-def _added(stats: Stats, new: Stats) -> Stats:
-    both = {path: {name: x + new[path][name] for name, x in of.items()} for path, of in stats.items() if path in new}
-    return stats | new | both
+def by_block(
+    module: nn.Module,
+    state: State | None,
+    blocks: Sequence[Where],
+    prune: Prune,
+    inputs: Example,
+    *,
+    of: str | Sequence[str] = ("count", "square", "gram"),
+    chunk_size: int | None = None,
+    tokens: Tensor | None = None,
+    inputs_from: str = "pruned",
+    offload: str | None = None,
+) -> Iterator[PrunedBlock]:
+    """Prune the blocks of a module in turn, as `in_order` does, and give a record of each when it is pruned.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> def prune(stats):
+    ...     return sf.one_shot(0.5, sf.scores.wanda(stats))
+    >>> x = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    >>> for done in sf.calibration.by_block(model, None, ["0.*", "2.*"], prune, x, of="square"):
+    ...     print(done.block, [int(mask.sum()) for mask in done.state.masks.values()], 0 < done.error < 1)
+    0.* [16, 1, 1, 1] True
+    2.* [16, 1, 8, 1] True
+
+    `blocks` are globs, sequences of globs or functions of (path, leaf) each, in the order in which data passes them.
+    Blocks may be left out, and be halves of a layer. For each block the statistics of its leaves are collected as
+    `inputs` does. `prune` gets them, and gives the algorithm that prunes the block: its `init` takes the effective
+    weights of these leaves, a dict by path, then its `update` runs at step 0, with gradients of zero. The block's
+    params and masks are taken from the result. Nothing else of the state changes.
+
+    `inputs` are those of the module: a tensor, a tuple of arguments, or a dict of them by name. `state` is where to
+    begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
+    gets so many examples at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool, of shape
+    (examples, tokens), says which tokens are counted, where some are padding; each layer must get one input a token.
+    An `attention_mask` that hides tokens is refused without it.
+
+    The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
+    the layer that a block is in runs twice on what it is called with, without the rest of the model: once for the
+    statistics, and once pruned, which makes the inputs of the next one. With `inputs_from="dense"` it runs once,
+    and every block is pruned for the inputs that it has in the model as it is at first. What is in memory is the
+    inputs and outputs of one layer for all data, besides one chunk's activations and the statistics of one block; with
+    `offload="disk"` the inputs and outputs are in files of a temporary folder, which goes at the end. Outputs that the
+    model itself uses before the next block, as a decoder uses its encoder's, are kept to the end, of four layers at
+    most.
+
+    One example is run beforehand, as the whole model and layer by layer. Where the statistics are not the same bits (on
+    a CPU), or the model uses its blocks otherwise than one after the other, the module runs once for each block. A
+    UserWarning and each record then say why. Nothing is written to the module, and no hook is left.
+
+    ValueError names the path and the layer of a weight that no input reached, or whose inputs are not finite, and tells
+    of blocks in another order; as `inputs`. TypeError for a `prune` that gives no Algorithm.
+
+    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
+    """
+    if isinstance(blocks, str) or not isinstance(blocks, Sequence):
+        raise TypeError(f"in_order: expected blocks to be a sequence, with an entry a block, got {blocks!r}")
+    if inputs_from not in ("pruned", "dense"):
+        raise ValueError(f"in_order: expected inputs_from to be 'pruned' or 'dense', got {inputs_from!r}")
+    if offload not in (None, "disk"):
+        raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
+    names, call = names_of(of), as_call(inputs)
+    check_tokens(module, tokens, call)
+    chunks = list(chunks_of((call, tokens), chunk_size))
+    state = dense().init(params_of(module)) if state is None else state
+    leaves, asked = weights_of_call(module, state), list[Asked]()
+    for block in blocks:
+        chosen = [path for path, leaf in matching("blocks", block, leaves).items() if leaf.ndim > 1]
+        if not chosen:
+            raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
+        asked.append((block, chosen))
+    return steps_of(module, state, asked, prune, chunks, names, inputs_from, offload)
 
 
-def _pruned(state: State, algorithm: Algorithm, chosen: list[str]) -> State:
-    if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"in_order: expected prune to give an Algorithm, got {type(algorithm).__name__}")
-    start = algorithm.init(leaves_at(effective(state), chosen))
-    done = algorithm.update(start, optree.tree_map(torch.zeros_like, start.params), 0)
-    return state._replace(
-        params=with_leaves(state.params, flatten(done.params)[0]),
-        masks=with_leaves(state.masks, flatten(done.masks)[0]),
-    )
+def check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
+    """Raise where a mask hides tokens as padding and nothing says which tokens count, or what says so cannot.
 
-
-def _chunks(
-    args: tuple[Tree, ...], kwargs: dict[str, Tree], size: int | None
-) -> Iterator[tuple[tuple[Tree, ...], dict[str, Tree]]]:
-    if size is None:
-        yield args, kwargs
+    >>> check_tokens(torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
+    Traceback (most recent call last):
+        ...
+    TypeError: in_order: expected tokens to be a bool tensor, True for each token that counts, got torch.float32 of
+    shape (2, 3)
+    """
+    if tokens is None:
+        given = dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False)) | call[1]
+        mask = given.pop("attention_mask", None)
+        data = [x for x in leaves_of(given) if isinstance(x, Tensor)]
+        if isinstance(mask, Tensor) and any(x.shape[:2] == mask.shape for x in data):
+            hidden = int((mask == 0).sum())
+            if hidden and bool(((mask == 0) | (mask == 1)).all()):
+                raise ValueError(
+                    f"in_order: expected whole windows, but 'attention_mask' hides {hidden} of {mask.numel()} tokens "
+                    "as padding: leave it out of the statistics with tokens=attention_mask.bool()"
+                )
         return
-    check_int("in_order", "chunk_size", size, 1)
-    leaves, rebuild = opened((args, kwargs))
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
-    lengths = {len(x) if x.ndim else 0 for x in tensors}
-    if len(lengths) != 1 or 0 in lengths:
-        shapes = ", ".join(str(tuple(x.shape)) for x in tensors)
-        raise ValueError(f"in_order: expected tensors with one number of examples to split, got shapes {shapes}")
-    for first in range(0, lengths.pop(), size):
-        yield rebuild([x[first : first + size] if isinstance(x, Tensor) else x for x in leaves])
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
+        got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"in_order: expected tokens to be a bool tensor, True for each token that counts, got {got}")
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        raise ValueError("in_order: expected a model of one sequence with tokens, got an encoder with a decoder")
+
+
+def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:
+    if importlib.util.find_spec("tqdm") is None:
+        yield from steps
+        return
+    with importlib.import_module("tqdm").tqdm(steps, total=total, unit="block") as bar:
+        for done in bar:
+            bar.set_postfix(error="unknown" if done.error is None else f"{done.error:.3g}")
+            yield done
 
 
 def outlier_ratios(state: State, stats: Stats, blocks: Sequence[str], multiple: float = 5.0) -> dict[str, float]:

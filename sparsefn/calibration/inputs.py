@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.products import Watch
 from sparsefn.calibration.sums import Stats
 from sparsefn.ensemble import check_one_state
-from sparsefn.modules.calls import call_with_buffers, tensors_for
+from sparsefn.modules.calls import Call, call_with_buffers, tensors_for
 from sparsefn.modules.params import buffers_of
 from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
 from sparsefn.modules.wrappers import own_tensors
@@ -75,7 +75,10 @@ def inputs(
     """
     names, weights = names_of(of), weights_of_call(module, state)
     chosen = weights if paths is None else matching("paths", paths, weights)
-    stats = collected(module, weights, [path for path in chosen if weights[path].ndim > 1], names, args, kwargs)
+    matrices = {path: path for path in chosen if weights[path].ndim > 1}
+    stats, _ = collected(module, weights, matrices, names, (args, kwargs))
+    stats = {path: stats[path] for path in chosen if path in stats}
+    check_finite_stats(stats, lambda path: layer_at(module, path))
     globs: list[Where] = [paths] if callable(paths) else list(as_globs("*" if paths is None else paths, "paths"))
     for glob in globs:
         asked = list(matching("paths", glob, weights))
@@ -118,35 +121,51 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
 
 def collected(
     module: nn.Module,
-    weights: dict[str, Tensor],
-    chosen: Sequence[str],
+    weights: Mapping[str, Tensor],
+    chosen: Mapping[str, str],
     names: Sequence[str],
-    args: tuple[Tree, ...],
-    kwargs: dict[str, Tree],
-) -> Stats:
-    """The statistics of some leaves over one call of the module with these weights.
+    call: Call,
+    tokens: Tensor | None = None,
+) -> tuple[Stats, Tree]:
+    """The statistics of some leaves over one call of the module with these weights, and what the call returns.
 
-    >>> layer = torch.nn.Linear(2, 1)
-    >>> collected(layer, dict(layer.named_parameters()), ["weight"], ["count"], (torch.ones(5, 2),), {})["weight"]
-    {'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}
+    `chosen` are the module's own names of the leaves by the names that they go by.
+
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> weights, call = {"weight": torch.ones(1, 2)}, ((torch.ones(5, 2),), {})
+    >>> stats, out = collected(layer, weights, {"7.weight": "weight"}, ["count"], call)
+    >>> stats["7.weight"], out.shape
+    ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}, torch.Size([5, 1]))
+
+    Leaves come in the order in which they were first seen; after them those of layers that were not reached. Without
+    leaves nothing is watched, which is faster. Inputs are counted where `tokens` is True.
     """
-    watch = Watch({path: weights[path] for path in chosen}, "gram" in names)
-    with torch.no_grad(), _without_fusion(), watch:
-        call_with_buffers(module, weights, buffers_of(module), *args, **kwargs)
-    seen, at = watch.stats(), {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
-    stats = {}
-    for path in chosen:
-        if path in seen:
-            stats[path] = seen[path]
-        elif _is_seen(module, at[path], weights[path]):
-            device = weights[path].device
+    watch = Watch({path: weights[own] for path, own in chosen.items()}, "gram" in names, tokens)
+    with torch.no_grad(), without_fusion(), watch if chosen else contextlib.nullcontext():
+        out, _ = call_with_buffers(module, weights, buffers_of(module), *call[0], **call[1])
+    stats = watch.stats()
+    unseen = {path: own for path, own in chosen.items() if path not in stats}
+    at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()} if unseen else {}
+    for path, own in unseen.items():
+        if _is_seen(module, at[own], weights[own]):
+            device = weights[own].device
             zeros = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
             stats[path] = zeros | {"count": torch.zeros((), dtype=torch.int64, device=device)}
-    finite = [_finite(of) for of in stats.values()]  # all are asked for before the first is waited for
-    for path, fine in zip(stats, finite, strict=True):
+    return stats, out
+
+
+def check_finite_stats(stats: Stats, told: Callable[[str], str], what: str = "inputs") -> None:
+    """Raise ValueError where inputs were not finite, with what is told of the first such leaf.
+
+    >>> check_finite_stats({"w": {"square": torch.tensor([torch.inf])}}, repr)
+    Traceback (most recent call last):
+        ...
+    ValueError: inputs: expected finite inputs of 'w', got NaN or infinity in sums
+    """
+    finite = {path: _finite(of) for path, of in stats.items()}  # all are asked for before the first is waited for
+    for path, fine in finite.items():
         if not fine:
-            raise ValueError(f"inputs: expected finite inputs of {layer_at(module, path)}, got NaN or infinity in sums")
-    return stats
+            raise ValueError(f"{what}: expected finite inputs of {told(path)}, got NaN or infinity in sums")
 
 
 def _finite(stats: dict[str, Tensor]) -> Tensor:
@@ -155,14 +174,14 @@ def _finite(stats: dict[str, Tensor]) -> Tensor:
     return stats["square"].isfinite().all() & (gram.diagonal(0, -2, -1) if gram.ndim > 1 else gram).isfinite().all()
 
 
-def layer_at(module: nn.Module, path: str) -> str:
-    """The path of a leaf and the type of its layer, for errors.
+def layer_at(module: nn.Module, path: str, name: str = "") -> str:
+    """The path of a leaf, or the name that it goes by, and the type of its layer, for errors.
 
     >>> layer_at(torch.nn.Sequential(torch.nn.Embedding(2, 2)), "0.weight")
     "'0.weight' (Embedding)"
     """
     at = own_tensors(module, "parameters")[path][0]
-    return f"{path!r} ({type(layer_of(module, at)[0]).__name__})"
+    return f"{(name or path)!r} ({type(layer_of(module, at)[0]).__name__})"
 
 
 def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:
@@ -172,8 +191,13 @@ def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _without_fusion() -> Iterator[None]:
-    # Torch's fused attention and encoder layer, and compiled parts, would hide their products.
+def without_fusion() -> Iterator[None]:
+    """Without torch's fused attention and encoder layer, and compiled parts, which would hide their products.
+
+    >>> with without_fusion():
+    ...     torch.backends.mha.get_fastpath_enabled()
+    False
+    """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     compiler = "torch._dynamo" in sys.modules  # it takes a second to import, and without it nothing is compiled

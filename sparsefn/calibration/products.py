@@ -29,11 +29,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     inputs, as `x @ weight[:, :2].T`.
     """
 
-    def __init__(self, leaves: Mapping[str, Tensor], gram: bool) -> None:
+    def __init__(self, leaves: Mapping[str, Tensor], gram: bool, tokens: Tensor | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # A weak reference keeps the address of a storage from being used again.
         self.leaves = {_storage(leaf): (path, leaf) for path, leaf in leaves.items()}
         self.gram = gram
+        self.tokens = None if tokens is None else tokens.flatten()
         self.found: dict[str, tuple[bool, int, dict[tuple[int, int], Sums]]] = {}
         self.last: tuple[Tensor, int, Sums] | None = None
 
@@ -91,6 +92,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self.leaf(b)
         if known is None or ends is None or a.ndim != 2 or b.ndim != 3:
             return
+        if self.tokens is not None:
+            raise ValueError(
+                f"inputs: expected {known[0]!r} to get its inputs in the order of tokens, but it sorts them"
+            )
         bounds = [0, *ends.tolist()]
         for one, first, end in zip(b.mT, bounds, bounds[1:], strict=False):
             self.add(*known, one, a[first:end])
@@ -105,16 +110,24 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"inputs: expected products with whole rows of {path!r}, of shape {tuple(leaf.shape)}, got one with a "
                 f"part of shape {tuple(weight.shape)}; leave it out with paths="
             )
-        self.keep(path, leaf, axis == leaf.ndim - 2, first, last + 1, self.sums(x))
+        self.keep(path, leaf, axis == leaf.ndim - 2, first, last + 1, self.sums(path, x))
 
-    def sums(self, x: Tensor) -> Sums:
+    def sums(self, path: str, x: Tensor) -> Sums:
         """The sums over the rows of x; those of the tensor before if it is the same one, as q, k and v read it."""
+        if self.tokens is not None and len(self.tokens) != len(x):
+            raise ValueError(
+                f"inputs: expected an input of {path!r} for each of {len(self.tokens)} tokens, got {len(x)}"
+            )
         if x.is_inference():
-            return row_sums(x, self.gram)
+            return row_sums(self.counted(x), self.gram)
         if self.last is not None and self.last[1] == x._version and _same_memory(self.last[0], x):
             return self.last[2]
-        self.last = (x, x._version, row_sums(x, self.gram))
+        self.last = (x, x._version, row_sums(self.counted(x), self.gram))
         return self.last[2]
+
+    def counted(self, x: Tensor) -> Tensor:
+        """The rows of x that are tokens."""
+        return x if self.tokens is None else x[self.tokens.to(x.device)]
 
     def convolution(self, x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int) -> None:
         """Look at a convolution with these strides, paddings and dilations."""
@@ -122,6 +135,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is None:
             return
         path, leaf = known
+        if self.tokens is not None:
+            raise ValueError(
+                f"inputs: expected an input of {path!r} for each token, but it is the kernel of a convolution"
+            )
         if not _same_memory(weight, leaf):
             raise ValueError(f"inputs: expected a convolution with the whole of {path!r}, got one with a part of it")
         size = len(leaf) // groups

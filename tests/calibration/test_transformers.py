@@ -54,7 +54,7 @@ def test_a_model_is_pruned_block_after_block(make, blocks, axis):
         return sf.one_shot(0.5, sf.scores.wanda(stats), pattern=rows, where=list(stats))
 
     names = [blocks.format(i) for i in range(2)]
-    state = sf.calibration.in_order(model, None, names, prune, input_ids=WORDS, of="square", chunk_size=4)
+    state = sf.calibration.in_order(model, None, names, prune, {"input_ids": WORDS}, of="square", chunk_size=4)
     sparse = {name: mask for name, mask in state.masks.items() if mask.ndim}
     assert len(sparse) == (8 if make is gpt2 else 14)
     for mask in sparse.values():

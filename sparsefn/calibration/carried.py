@@ -1,0 +1,205 @@
+"""One block with the inputs that it gets: its pruned weights, and its outputs."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import optree
+import torch
+from torch import Tensor, nn
+
+from sparsefn.calibration.inputs import check_finite_stats, collected, layer_at, weights_of_call
+from sparsefn.calibration.sums import Stats
+from sparsefn.modules.calls import Call
+from sparsefn.state import Algorithm, State, Where, effective
+from sparsefn.tree import Tree, flatten, leaves_at, leaves_of, with_leaves
+
+Prune = Callable[[Stats], Algorithm]
+Calls = Callable[[], Iterable[Call]]  # the same calls each time
+
+
+class PrunedBlock(NamedTuple):
+    """What pruning one block gave.
+
+    >>> PrunedBlock("0.*", sf.State({}, {}), seconds=1.5, error=0.25).error
+    0.25
+
+    `block` is as it was asked for, `state` the state with this block and all before it pruned, `seconds` the time that
+    it took. `error` is the norm of the change of the block's outputs over their norm, for the inputs that the block
+    was pruned with, None where the outputs are not known. `why` says why the whole model ran for this block, and is
+    empty where only the block did.
+    """
+
+    block: Where
+    state: State
+    seconds: float
+    error: float | None = None
+    why: str = ""
+
+
+def prune_block(
+    part: nn.Module,
+    names: Mapping[str, str],
+    state: State,
+    blocks: Sequence[tuple[Where, Sequence[str]]],
+    prune: Prune,
+    calls: Calls,
+    of: Sequence[str],
+    *,
+    inputs_from: str = "pruned",
+    tokens: Sequence[Tensor | None] = (),
+    keep: Callable[[Tree], Any] = lambda outputs: outputs,
+    read: Callable[[Any], Tree] = lambda kept: kept,
+) -> tuple[list[PrunedBlock], list[Any]]:
+    """Prune the blocks in a part of a model in turn, and run the part: a result a block, and the outputs of each call.
+
+    >>> layer, x = torch.nn.Linear(4, 2), torch.randn(8, 4)
+    >>> names = {"weight": "7.weight", "bias": "7.bias"}
+    >>> state = sf.dense().init({"7.weight": layer.weight.detach(), "7.bias": layer.bias.detach()})
+    >>> def prune(stats):
+    ...     return sf.one_shot(0.5, sf.scores.wanda(stats))
+    >>> blocks = [("7.*", ["7.weight"])]
+    >>> (done,), (out,) = prune_block(layer, names, state, blocks, prune, lambda: [((x,), {})], ["square"])
+    >>> int(done.state.masks["7.weight"].sum()), out.shape, done.error > 0
+    (4, torch.Size([8, 2]), True)
+
+    `names` are those that the part's weights have in the state, and `blocks` what was asked for with the names of the
+    leaves to prune, of which there may be none. Each pass makes all `calls` of the part: one for each block, which
+    collects its statistics, and a last one, whose outputs are returned. From "dense" inputs there is one pass, with the
+    weights as they are at first, and no errors. Outputs go through `keep` when they are made, and through `read` when
+    they are used. `tokens` say, for each call, which of its inputs are counted. Raises ValueError for a leaf that no
+    input reached, and for inputs that are not finite.
+    """
+    results, outputs, start = list[PrunedBlock](), list[Any](), time.perf_counter()
+    local, together = {name: own for own, name in names.items()}, [path for _, chosen in blocks for path in chosen]
+    stats: Stats = {}
+    for number, (block, chosen) in enumerate(blocks):
+        if inputs_from == "pruned" or not number:
+            asked = chosen if inputs_from == "pruned" else list(dict.fromkeys(together))
+            weights = block_weights(part, names, state)
+            stats, error = _passed(part, weights, local, asked, calls, of, tokens, outputs, keep, read, block)
+            results = [*results[:-1], results[-1]._replace(error=error)] if results else results
+        seen = {path: stats[path] for path in chosen if path in stats}
+        for path, found in seen.items():
+            if not found["count"].any():
+                raise ValueError(f"in_order: no input reached {_told(part, local, path)}")
+        if not seen:
+            raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
+        state = pruned_with(state, prune(seen), list(seen))
+        results.append(PrunedBlock(block, state, (now := time.perf_counter()) - start))
+        start = now
+    if inputs_from == "pruned" or not blocks:
+        weights = block_weights(part, names, state)
+        _, error = _passed(part, weights, local, [], calls, of, (), outputs, keep, read, "")
+        if results:
+            last = results.pop()
+            results.append(last._replace(error=error, seconds=last.seconds + time.perf_counter() - start))
+    return results, outputs
+
+
+def state_in(params: Mapping[str, Tensor], masks: Mapping[str, Tensor], names: Iterable[str]) -> State:
+    """The state of some leaves out of those of a model, by path.
+
+    >>> state_in({"a": 1, "b": 2}, {"a": 3, "b": 4}, ["b"])[:2]
+    ({'b': 2}, {'b': 4})
+    """
+    names = list(names)
+    return State({name: params[name] for name in names}, {name: masks[name] for name in names})
+
+
+def block_weights(part: nn.Module, names: Mapping[str, str], state: State) -> dict[str, Tensor]:
+    """The effective weights of a part of a model, by its own names.
+
+    >>> state = sf.dense().init({"7.weight": torch.ones(1, 2)})
+    >>> block_weights(torch.nn.Linear(2, 1, bias=False), {"weight": "7.weight"}, state)
+    {'weight': tensor([[1., 1.]])}
+    """
+    params, masks = (flatten(tree)[0] for tree in (state.params, state.masks))
+    own = State(*({local: tree[name] for local, name in names.items()} for tree in (params, masks)))
+    return weights_of_call(part, own)
+
+
+def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> State:
+    """The state with some of its leaves as an algorithm makes them out of their effective weights, at step 0.
+
+    >>> state = pruned_with(sf.dense().init({"a": torch.ones(4), "b": torch.ones(4)}), sf.one_shot(0.5, where="*"), "b")
+    >>> state.masks["a"].shape, int(state.masks["b"].sum())
+    (torch.Size([]), 2)
+    """
+    if not isinstance(algorithm, Algorithm):
+        raise TypeError(f"in_order: expected prune to give an Algorithm, got {type(algorithm).__name__}")
+    leaves = State(leaves_at(state.params, chosen), leaves_at(state.masks, chosen))
+    start = algorithm.init(effective(leaves))
+    done = algorithm.update(start, optree.tree_map(torch.zeros_like, start.params), 0)
+    return state._replace(
+        params=with_leaves(state.params, flatten(done.params)[0]),
+        masks=with_leaves(state.masks, flatten(done.masks)[0]),
+    )
+
+
+def added_stats(stats: Stats, new: Stats) -> Stats:
+    """The sums of two batches.
+
+    >>> added_stats({"a": {"count": torch.tensor(1)}}, {"a": {"count": torch.tensor(2)}})
+    {'a': {'count': tensor(3)}}
+
+    A leaf may be in one of them alone.
+    """
+    sums: dict[tuple[int, int], Tensor] = {}  # leaves that read one tensor share their sums
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        if (id(x), id(y)) not in sums:
+            sums[id(x), id(y)] = x + y
+        return sums[id(x), id(y)]
+
+    both = {
+        path: {name: total(x, new[path][name]) for name, x in of.items()} for path, of in stats.items() if path in new
+    }
+    return stats | new | both
+
+
+def _passed(
+    part: nn.Module,
+    weights: Mapping[str, Tensor],
+    local: Mapping[str, str],
+    asked: Sequence[str],
+    calls: Calls,
+    of: Sequence[str],
+    tokens: Sequence[Tensor | None],
+    outputs: list[Any],
+    keep: Callable[[Tree], Any],
+    read: Callable[[Any], Tree],
+    block: Where,
+) -> tuple[Stats, float | None]:
+    # One pass: statistics, and how far the outputs are from those of the pass before, whose place they take.
+    stats, changed, total, counted = Stats(), 0.0, 0.0, itertools.chain(tokens, itertools.repeat(None))
+    for number, call in enumerate(calls()):
+        new, out = collected(part, weights, {path: local[path] for path in asked}, of, call, next(counted))
+        check_finite_stats(new, lambda path: _told(part, local, path), f"in_order, block {block!r}")
+        stats = added_stats(stats, new) if stats else new
+        if number < len(outputs):
+            change, square = _changes(read(outputs[number]), out)
+            changed, total = changed + change, total + square
+            outputs[number] = keep(out)
+        else:
+            outputs.append(keep(out))
+    error = (changed / total) ** 0.5 if total else None
+    return {path: stats[path] for path in asked if path in stats}, error
+
+
+def _told(part: nn.Module, local: Mapping[str, str], path: str) -> str:
+    """The path of a leaf in the model and the type of its layer."""
+    return layer_at(part, local[path], path)
+
+
+def _changes(old: Tree, new: Tree) -> tuple[float, float]:
+    """Of the first tensor of the outputs, the square of its change and its own."""
+    for one, other in zip(leaves_of(old), leaves_of(new), strict=True):
+        if isinstance(one, Tensor) and one.is_floating_point():
+            dtype = torch.promote_types(one.dtype, torch.float32)
+            change, square = (torch.linalg.vector_norm(x, dtype=dtype) for x in (other - one, one))
+            return float(change) ** 2, float(square) ** 2
+    return 0.0, 0.0

@@ -1,0 +1,202 @@
+"""Safetensors files of a folder: reading some tensors of them at a time, and writing so that a crash loses nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SHOWN = 4  # names in an error
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a file of a folder; `dtype` is as safetensors writes it.
+
+    >>> StoredTensor("model.safetensors", (2, 3), "BF16").shape
+    (2, 3)
+    """
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def stored_in(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors in the safetensors files of a model's folder, by name; no values are read.
+
+    >>> stored_in(Path("/nowhere"))
+    Traceback (most recent call last):
+        ...
+    ValueError: stream: expected the folder of a model, got '/nowhere', which is no folder
+    """
+    if not folder.is_dir():
+        raise ValueError(f"stream: expected the folder of a model, got {os.fspath(folder)!r}, which is no folder")
+    single = (folder / SINGLE).exists()  # transformers looks for it first
+    if not (folder / "config.json").exists() or not (single or (folder / INDEX).exists()):
+        there = some(sorted(path.name for path in folder.iterdir()))
+        raise ValueError(
+            f"stream: expected config.json and {SINGLE} or {INDEX} in {os.fspath(folder)!r}, got {there}: write the "
+            "folder with model.save_pretrained"
+        )
+    placed = None if single else read_json(folder / INDEX).get("weight_map", {})
+    found = {}
+    for file in [SINGLE] if placed is None else sorted({*placed.values()}):
+        with _opened(folder / file) as inside:
+            for name in inside.keys():  # noqa: SIM118
+                if placed is None or placed.get(name) == file:
+                    one = inside.get_slice(name)
+                    found[name] = StoredTensor(file, tuple(one.get_shape()), one.get_dtype())
+    if lost := [name for name in placed or () if name not in found]:
+        raise ValueError(f"stream: {INDEX} names tensors that its files lack: {some(lost)}")
+    return found
+
+
+def read_tensors(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of a folder, each in memory of its own, from `{name: file}`; one file is open at a time.
+
+    >>> list(read_tensors(Path("."), {}))
+    []
+    """
+    for file in sorted({*files.values()}):
+        with _opened(folder / file) as inside:
+            for name in sorted(name for name, own in files.items() if own == file):
+                yield name, inside.get_tensor(name).clone()  # the file may change or go away
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        inside = safe_open(file, framework="pt")  # type: ignore[no-untyped-call, unused-ignore]
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"stream: expected a safetensors file at {os.fspath(file)!r}, but: {error}") from None
+    with inside as one:
+        yield one
+
+
+def read_json(file: Path) -> Any:
+    """What a file of JSON holds.
+
+    >>> read_json(Path("/nowhere"))
+    Traceback (most recent call last):
+        ...
+    ValueError: stream: expected a file of JSON at '/nowhere', but: [Errno 2] No such file or directory: '/nowhere'
+    """
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"stream: expected a file of JSON at {os.fspath(file)!r}, but: {error}") from None
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a file of safetensors; after a crash it is there as a whole, or as it was before.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_tensors(Path(folder, "a.safetensors"), {"x": torch.ones(2)})
+    ...     list(read_tensors(Path(folder), {"x": "a.safetensors"}))
+    [('x', tensor([1., 1.]))]
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    def write(path: Path) -> None:
+        try:
+            save_file({name: x.contiguous() for name, x in tensors.items()}, path, metadata={"format": "pt"})
+        except SafetensorError as error:  # of the system, as a full disk
+            raise OSError(str(error)) from None
+
+    write_whole(file, write)
+
+
+def write_json(file: Path, value: object) -> None:
+    """Write a file of JSON; after a crash it is there as a whole, or as it was before.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json(Path(folder, "a.json"), {"x": 1})
+    ...     read_json(Path(folder, "a.json"))
+    {'x': 1}
+    """
+    write_whole(file, lambda path: path.write_text(json.dumps(value, indent=2) + "\n", "utf-8"))
+
+
+def write_whole(file: Path, write: Callable[[Path], object]) -> None:
+    """Write a file by a function of a path; after a crash it is there as a whole, or as it was before.
+
+    >>> write_whole(Path("/nowhere/a"), lambda path: path.write_text("x"))
+    Traceback (most recent call last):
+        ...
+    OSError: stream: '/nowhere/a' could not be written: [Errno 2] No such file or directory: '/nowhere/a.part'. What was
+    written before it is safe: make room, and the same call goes on from there
+    """
+    # Under another name first: what is on the disk before the file has its name cannot be torn.
+    part = file.with_name(f"{file.name}.part")
+    with naming(file):
+        try:
+            write(part)
+            _to_disk(part)
+            os.replace(part, file)
+            _to_disk(file.parent)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """While it is entered, an OSError says which file could not be written, and what to do.
+
+    >>> with naming(Path("a")):
+    ...     raise OSError("No space left on device")
+    Traceback (most recent call last):
+        ...
+    OSError: stream: 'a' could not be written: No space left on device. What was written before it is safe: make
+    room, and the same call goes on from there
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"stream: {os.fspath(file)!r} could not be written: {error}. What was written before it is safe: make "
+            "room, and the same call goes on from there"
+        ) from error
+
+
+def _to_disk(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def digest_of(x: Tensor) -> str:
+    """A digest of the shape, dtype and bits of a tensor.
+
+    >>> digest_of(torch.zeros(2)) == digest_of(-torch.zeros(2)), digest_of(torch.ones(2)) == digest_of(torch.ones(2))
+    (False, True)
+    """
+    digest = hashlib.sha256(f"{x.dtype} {tuple(x.shape)} ".encode())
+    digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def some(names: Iterable[object]) -> str:
+    """The first names of many, for errors.
+
+    >>> some("abcdef")
+    "'a', 'b', 'c', 'd' and 2 more"
+    """
+    every = [*map(repr, names)]
+    more = f" and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+    return ", ".join(every[:_SHOWN]) + more if every else "nothing"

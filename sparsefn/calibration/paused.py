@@ -1,0 +1,82 @@
+"""A run of a model that stops before each of its parts, which run elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from sparsefn.calibration.caught import NeededError, catch
+from sparsefn.calibration.kept import BrokenChainError, Keep, KeptTensor, OutputForm, Stowed, in_memory, stow, unstow
+from sparsefn.modules.calls import Call
+
+
+class Chain(NamedTuple):
+    """The parts of a model that run one by one.
+
+    `parts` are they by path, `names` those of their weights in the model by their own, `order` the paths as they are
+    called, `forms` what each call returns, `kept` the numbers of the calls whose outputs the model itself needs, and
+    `at` the number of the call for each block.
+    """
+
+    parts: dict[str, nn.Module]
+    names: dict[str, dict[str, str]]
+    order: list[str]
+    forms: list[OutputForm]
+    kept: frozenset[int]
+    at: list[int]
+
+
+class Paused:
+    """A run of the model for one call, paused before one of its parts.
+
+    >>> from sparsefn.calibration.chain import chain_of
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    >>> state = sf.dense().init(sf.modules.params_of(model))
+    >>> call = ((torch.ones(3, 2),), {})
+    >>> chain = chain_of(model, state, [["0.weight"], ["1.weight"]], call)
+    >>> paused = Paused(model, chain, call)
+    >>> paused.go_on(0, state.params)
+    >>> paused.call(0)[0][0].shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, module: nn.Module, chain: Chain, call: Call, keep: Keep = in_memory) -> None:
+        self.module, self.chain, self.start, self.keep = module, chain, call, keep
+        self.calls: dict[int, Stowed] = {}
+        self.outputs: dict[int, Stowed] = {}
+        self.last: dict[int, int] = {}  # the call that is the last to get outputs of a call
+
+    def go_on(self, number: int, weights: Mapping[str, Tensor]) -> None:
+        """Find out what the part of a number, and those after it, are called with, where that is not known."""
+        if number in self.calls:
+            return
+        chain = self.chain
+        parts = (chain.parts, chain.order, chain.forms)
+        found = catch(self.module, weights, *parts, self.outputs, number, self.start)
+        memo: dict[int, tuple[Tensor, KeptTensor]] = {}
+        for i, call in enumerate(found, number):
+            stowed = stow(call, self.keep, memo)
+            for slot in stowed.slots():
+                if slot.number < number:
+                    raise NeededError(slot.number)
+                self.last[slot.number] = i
+            self.calls[i] = stowed
+
+    def call(self, number: int) -> Call:
+        """What the part of a number is called with."""
+        try:
+            args, kwargs = unstow(self.calls[number], self.outputs)
+        except BrokenChainError as error:
+            raise BrokenChainError(f"{self.chain.order[number]!r} {error}") from None
+        return args, kwargs
+
+    def done(self, number: int, outputs: Stowed) -> None:
+        """Take the outputs of a part, and forget what is not needed any more."""
+        if outputs.form() != self.chain.forms[number]:
+            raise BrokenChainError(f"{self.chain.order[number]!r} does not always return the same")
+        del self.calls[number]
+        self.outputs[number] = outputs
+        needed = {number, *self.chain.kept, *(i for i, last in self.last.items() if last > number)}
+        self.outputs = {i: one for i, one in self.outputs.items() if i in needed}

@@ -1,0 +1,212 @@
+"""Pruning a model from a folder to a folder, with one of its blocks in memory at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sparsefn.calibration.blocks import check_tokens
+from sparsefn.calibration.carried import Prune, prune_block
+from sparsefn.calibration.folders import INDEX
+from sparsefn.calibration.inputs import names_of
+from sparsefn.calibration.journal import PLACE, Journal, Part, digest_of_batches, digest_of_model, journal_in
+from sparsefn.calibration.kept import BrokenChainError, unstow
+from sparsefn.calibration.plan import OUTSIDE, Plan, bare, planned
+from sparsefn.calibration.runs import Runs
+from sparsefn.calibration.shards import check_part, finish, write_part
+from sparsefn.calibration.shares import place, share, together
+from sparsefn.distributed.ends import everyone
+from sparsefn.engine.processes import agreement
+from sparsefn.modules.calls import Call, Example, as_call
+from sparsefn.state import Where, effective
+from sparsefn.tree import flatten, leaves_of
+
+
+def stream(
+    folder: str | os.PathLike[str],
+    prune: Prune,
+    batches: Sequence[Example],
+    out: str | os.PathLike[str],
+    *,
+    blocks: Sequence[Where] | None = None,
+    of: str | Sequence[str] = ("count", "square", "gram"),
+    tokens: Sequence[Tensor] | None = None,
+    make: Callable[[], nn.Module] | None = None,
+) -> dict[str, float | None]:
+    """Prune a model that need not fit in memory, from a folder of transformers to a new folder, block after block.
+
+    >>> def prune(stats):
+    ...     return sf.methods.wanda(0.5, stats)
+    >>> sf.calibration.stream("/nowhere", prune, [{"input_ids": torch.arange(8)[None]}], "pruned")
+    Traceback (most recent call last):
+        ...
+    ValueError: stream: expected the folder of a model, got '/nowhere', which is no folder
+
+    `folder` has config.json and safetensors, as `save_pretrained` writes it, and `from_pretrained` loads the new folder
+    `out`: the same tensors, names and other files, with the weights that `in_order` gives for the whole model, bit for
+    bit, where a batch is a chunk. `prune` and `of` are those of `in_order`. A batch is what the model is called with: a
+    dict, a tuple or a tensor. Batches may differ in length. Where they are padded, `tokens` has a bool tensor for each,
+    which says which tokens count. Blocks run on the device of the batches. Returned are the errors of the blocks, by
+    block: the norm of the change of their outputs over their norm.
+
+    `blocks` are those of `in_order`; by default they are the members of the model's lists of layers. Other layers of
+    these lists run as they are. `make()` gives the model; by default it is the class that config.json names. Wherever
+    it is made, its parameters are not kept: at one time there are in memory one layer, its statistics, what `prune`
+    makes of them, and one batch's activations; or the leaves outside of all layers, embeddings and head, while data
+    passes these. Activations of the other batches are in `out`, about three times the hidden states of all batches.
+    Weights are run and written in the dtype that `from_pretrained` gives them; folders of quantized models are refused.
+
+    **Killed at any moment**, the same call goes on at the block where it was, with the same bits: a file is on the disk
+    before it has its name. What is there already is looked at: a digest of the weights that were read, the batches,
+    and the last block that was pruned, which is pruned again and must have the same bits, as no one can look into
+    `prune`. Where something differs ValueError says what. So it is with a full disk, an OSError: make room, call again.
+
+    **Several processes** of `torch.distributed` share the batches, if all make the same call and see the same folders.
+    The first one adds their sums in the order of the processes, prunes and writes. So masks have the same bits in every
+    run on so many processes, and differ from those of one process as sums in another order do.
+
+    One example is run beforehand, to see in which order the model calls its layers. No module but the one that `make`
+    gives is written to, and no hook is left.
+
+    ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a layer that are tied to leaves
+    outside of it; layers that the model does not call one after the other, which need `in_order`; the block and the
+    layer whose inputs are not finite, or that no input reached; and an `out` that holds anything else.
+
+    Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
+    """
+    names, calls = names_of(of), _calls(batches)
+    counted = [None] * len(calls) if tokens is None else list(tokens)
+    if len(counted) != len(calls):
+        raise ValueError(
+            f"stream: expected tokens to have a tensor for each of {len(calls)} batches, got {len(counted)}"
+        )
+    source, target, first = Path(folder), Path(out), place()[0] == 0
+    device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
+    with agreement(everyone()):
+        if source.resolve() == target.resolve():
+            raise ValueError(f"stream: expected another folder to write to, got {os.fspath(out)!r} twice")
+        plan = planned(source, blocks, make, device)
+        for call, one in zip(calls, counted, strict=True):
+            check_tokens(plan.model, one, call)
+        run = {
+            "model": digest_of_model(source / "config.json", plan.stored),
+            "batches": digest_of_batches(zip(calls, counted, strict=True)),
+            "blocks": repr([chosen for own in plan.blocks.values() for _, chosen in own]),
+            "statistics": repr(names),
+            "processes": str(place()[1]),
+        }
+        if first:
+            _check_read(journal_in(target, run), plan, device)
+    with agreement(everyone()):
+        journal = journal_in(target, run)
+    if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
+        with tempfile.TemporaryDirectory(dir=_work(target)) as scratch, agreement(everyone()):
+            try:
+                runs = Runs(plan, share(calls), share(counted), Path(scratch), device)
+                journal = _streamed(plan, runs, journal, prune, names)
+            except BrokenChainError as error:
+                raise ValueError(
+                    f"stream: expected layers that run one after the other, but {error}: prune the model in memory, "
+                    "with sf.calibration.in_order"
+                ) from None
+    with agreement(everyone()):
+        if first:
+            finish(plan, target)
+    return {block: error for part in journal.parts for block, error in part.errors.items()}
+
+
+def _calls(batches: Sequence[Example]) -> list[Call]:
+    if isinstance(batches, Tensor | Mapping | str):
+        kind = type(batches).__name__
+        raise TypeError(
+            f"stream: expected a sequence of batches, as batches=[{{'input_ids': tokens}}, ...], got a {kind}"
+        )
+    calls = [as_call(batch) for batch in batches]
+    if len(calls) < place()[1]:
+        raise ValueError(
+            f"stream: expected a batch or more for each of {place()[1]} processes, got {len(calls)} in all"
+        )
+    for number, call in enumerate(calls):
+        tensors = [x for x in leaves_of(call) if isinstance(x, Tensor)]
+        if not tensors or any(not x.numel() for x in tensors):
+            raise ValueError(f"stream: expected batches of tensors that have entries, got none in batch {number}")
+    return calls
+
+
+def _check_read(journal: Journal, plan: Plan, device: torch.device) -> None:
+    # What was read for the parts that are done must be what is there now.
+    for path, part in zip(plan.leaves, journal.parts, strict=False):
+        if plan.load(path, device)[1] != part.digest:
+            raise ValueError(
+                f"stream: expected the run that was killed in {os.fspath(journal.out)!r}, but the weights of "
+                f"{path or 'the embeddings and head'!r} are others now: go on with the same, or give another folder out"
+            )
+
+
+def _work(out: Path) -> Path:
+    work = out / PLACE / str(place()[0])
+    work.mkdir(exist_ok=True)
+    for left in work.glob("tmp*"):  # by a run that was killed
+        shutil.rmtree(left)
+    return work
+
+
+def _streamed(plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequence[str]) -> Journal:
+    if not journal.parts:
+        with agreement(everyone()):
+            journal = _written(plan, journal, OUTSIDE, *plan.load(OUTSIDE, runs.device), {})
+    done = len(journal.parts) - 1
+    last = max((number for number in range(done) if plan.order[number] in plan.blocks), default=None)
+    before = set[int]()  # whose outputs the last part that was pruned was called with, so that it can be pruned again
+    for number, path in enumerate(plan.order):
+        with agreement(everyone()):
+            runs.reach(number)
+            if number < done and number != last:
+                runs.passed(number)
+                continue
+            before = runs.needed() if path in plan.blocks else before
+            weights, digest, errors = _pruned(plan, runs, number, prune, of)
+        with agreement(everyone()):  # the outputs of all processes are on the disk by now
+            if number >= done:
+                journal = _written(plan, journal, path, weights, digest, errors)
+            elif place()[0] == 0:
+                check_part(plan, journal.out, path, weights)
+            del weights
+        if number >= done:
+            runs.forget(before | runs.needed() | {entered - 1 for entered in runs.entered})
+    return journal
+
+
+def _pruned(
+    plan: Plan, runs: Runs, number: int, prune: Prune, of: Sequence[str]
+) -> tuple[dict[str, Tensor], str, dict[str, float | None]]:
+    path = plan.order[number]
+    weights, digest = plan.load(path, runs.device)
+    results, outputs = prune_block(
+        *(runs.chain.parts[path], runs.chain.names[path], bare(weights), plan.blocks.get(path, [])),
+        *(together(prune), partial(runs.calls, number), of),
+        tokens=runs.tokens,
+        keep=runs.keep(number),
+        read=unstow,
+    )
+    runs.done(number, outputs)
+    if results:
+        weights = flatten(effective(results[-1].state))[0]
+    return weights, digest, {str(one.block): one.error for one in results}
+
+
+def _written(
+    plan: Plan, journal: Journal, path: str, weights: dict[str, Tensor], digest: str, errors: dict[str, float | None]
+) -> Journal:
+    part = Part(digest, errors)
+    if place()[0]:
+        return journal._replace(parts=(*journal.parts, part))
+    write_part(plan, journal.out, path, weights)
+    return journal.done(part)

@@ -1,0 +1,93 @@
+"""Statistics added over processes, and weights that the first of them makes."""
+
+import pytest
+import torch
+from distributed.harness import on_ranks
+
+import sparsefn as sf
+from sparsefn.calibration.shares import place, share, together
+from sparsefn.distributed.ends import everyone
+from sparsefn.engine.processes import agreement
+
+
+def stats_of(rank):
+    gram = torch.tensor([[3.0, 1.0], [1.0, 2.0]]) * (rank + 1)  # one tensor of two leaves
+    return {
+        "a": {"count": torch.tensor(2 + rank), "square": torch.tensor([1.0, rank]), "gram": gram},
+        "b": {"count": torch.tensor(2 + rank), "square": torch.tensor([1.0, rank]), "gram": gram},
+    }
+
+
+def test_one_process_has_all():
+    def prune(stats):
+        return sf.dense()
+
+    assert together(prune) is prune and place() == (0, 1) and share([1, 2]) == [1, 2]
+
+
+def cases():
+    rank = place()[0]
+    params = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([[3.0, 1.0]])}
+    if rank:  # only the first has the weights that count
+        params = {path: x + 1 for path, x in params.items()}
+    seen = []
+
+    def prune(stats):
+        seen.append(stats)
+        return sf.one_shot(0.5, sf.scores.wanda(stats), pattern=sf.patterns.row_balanced(), where="*")
+
+    def sums_and_masks():
+        algorithm = together(prune)(stats_of(rank))
+        state = algorithm.init(params)
+        state = algorithm.update(state, params, 0)
+        assert len(seen) == (rank == 0)
+        for of in seen:
+            stats = of["a"]
+            assert int(stats["count"]) == 9 and stats["square"].tolist() == [3, 3]
+            assert stats["gram"].tolist() == [[18, 6], [6, 12]] and of["b"]["gram"] is stats["gram"]
+        assert state.masks["a"].tolist() == [[False, True]] and state.masks["b"].tolist() == [[True, False]]
+        assert sf.effective(state)["a"].tolist() == [[0, 2]]  # those of the first
+
+    def parts_of_data():
+        parts = [list(range(7))[7 * i // 3 : 7 * (i + 1) // 3] for i in range(3)]
+        assert share(range(7)) == range(7)[parts[rank][0] : parts[rank][-1] + 1] and [
+            x for part in parts for x in part
+        ] == list(range(7))
+
+    def an_error_on_one_is_one_on_all():
+        with pytest.raises((ValueError, RuntimeError), match="no data on the last"), agreement(everyone()):
+            if rank == 2:
+                raise ValueError("no data on the last")
+            together(prune)(stats_of(rank))
+
+    def an_error_of_the_first_is_one_on_all():
+        def fails(stats):
+            raise ValueError("no such pattern")
+
+        with pytest.raises((ValueError, RuntimeError), match="no such pattern"), agreement(everyone()):
+            algorithm = together(fails)(stats_of(rank))
+            algorithm.update(algorithm.init(params), params, 0)
+
+    def no_algorithm():
+        told = pytest.raises((TypeError, RuntimeError), match="expected prune to give an Algorithm, got dict")
+        with told, agreement(everyone()):
+            algorithm = together(lambda stats: stats)(stats_of(rank))
+            algorithm.update(algorithm.init(params), params, 0)
+
+    def other_leaves():
+        stats = stats_of(rank)
+        if rank == 1:
+            del stats["b"]
+        with pytest.raises(ValueError, match="data of the same leaves on all processes, but 1 and 0 differ at 'b'"):
+            together(prune)(stats)
+
+    yield "sums and masks", sums_and_masks
+    yield "parts of data", parts_of_data
+    yield "an error on one", an_error_on_one_is_one_on_all
+    yield "an error of the first", an_error_of_the_first_is_one_on_all
+    yield "no algorithm", no_algorithm
+    yield "other leaves", other_leaves
+
+
+def test_on_three_processes():
+    on_ranks(3, cases)
