@@ -31,7 +31,7 @@ LINES = {
     "attached": 831,
     "street": 4860,
     "shrinking": 3705,
-    "all": 20271,
+    "all": 21652,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {
