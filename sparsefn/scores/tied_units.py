@@ -1,0 +1,72 @@
+"""Scores with one value for each unit of tied sets, whose entries lie in several leaves, and may be in several units."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparsefn.engine.leaves import is_sparse
+from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.tied import over_units, tied_sets
+from sparsefn.patterns.units import Units
+from sparsefn.scores.plain import Function
+from sparsefn.state import Accumulated, State
+from sparsefn.tree import Leaves, Tree, check_like, flatten, wide
+
+# (name of a set, its units, their entries as rows) -> a value for each unit, (1, units)
+OfRows = Callable[[str, Units, Tensor], Tensor]
+
+
+class OfUnits(Function):
+    """A score of the units of tied sets: its values are {name of the set: (units,)}."""
+
+    def __init__(self, pattern: Pattern, fn: Callable[..., Tree]) -> None:
+        super().__init__(fn)
+        self.pattern, self.fn = pattern, fn
+
+    def __call__(self, *args: Tree) -> Tree:
+        """The values by the name of the set."""
+        return self.fn(*args)
+
+    def zeros(self, params: Tree) -> Leaves:
+        """Zeros for each unit, in float32 or wider."""
+        leaves, made = flatten(params)[0], {}
+        for name, units in tied_sets(self.pattern, leaves).items():
+            own = [leaves[place.path] for place in units.places]
+            dtype = functools.reduce(torch.promote_types, [leaf.dtype for leaf in own], torch.float32)
+            made[name] = own[0].new_zeros(units.rows[1], dtype=dtype)
+        return made
+
+
+def scored_units(score: object) -> OfUnits | None:
+    """The score of units by which a score is read, with memory or an absolute one, too; None for a score of entries.
+
+    >>> scored_units(sf.scores.magnitude) is None
+    True
+    """
+    value = score.value if isinstance(score, Accumulated) else score
+    value = getattr(value, "signed", value)
+    return value if isinstance(value, OfUnits) else None
+
+
+def of_tied_units(fn: OfRows, pattern: Pattern, state: State, values: Tree) -> Leaves:
+    """What a function makes of the entries of each unit in a tree like params; 0 for sets that are not sparsified.
+
+    >>> params = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0, 4.0]])}
+    >>> state = sf.State(params, {path: x == x for path, x in params.items()})
+    >>> of_tied_units(lambda name, units, rows: rows.sum(1)[None], sf.tied([["a", 0], ["b", 1]]), state, params)
+    {'a': tensor([4., 6.])}
+    """
+    check_like("scores", values, state.params, dtype=False)
+    leaves, given, masks = (flatten(tree)[0] for tree in (state.params, values, state.masks))
+    given = {path: wide(x.detach()) for path, x in given.items()}
+    made = {}
+    for name, units in tied_sets(pattern, leaves).items():
+        if all(is_sparse(masks[place.path], leaves[place.path]) for place in units.places):
+            made[name] = over_units(units, given, functools.partial(fn, name)).reshape(-1)
+        else:
+            made[name] = given[units.places[0].path].new_zeros(units.rows[1])
+    return made
