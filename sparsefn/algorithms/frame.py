@@ -22,7 +22,7 @@ from sparsefn.engine.draws import lifted
 from sparsefn.engine.leaves import offer, saves, sparse_among, zeroed
 from sparsefn.engine.processes import agreed, any_sharded, check_bare, check_shards
 from sparsefn.engine.surroundings import transformed
-from sparsefn.scores.tied_units import scored_units
+from sparsefn.scores.units import scored_units
 from sparsefn.state import (
     Accumulated,
     Algorithm,

@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.engine.numbers import check_float
 from sparsefn.scores.plain import Absolute, Drawn
-from sparsefn.scores.tied_units import scored_units
+from sparsefn.scores.units import scored_units
 from sparsefn.state import Accumulated, Score, State, Step
 from sparsefn.tree import Leaves, Tree, check_like, leaves_at
 

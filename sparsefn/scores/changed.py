@@ -16,7 +16,7 @@ from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import Units, from_rows, to_rows, units_of
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import plain
-from sparsefn.scores.tied_units import OfUnits, of_tied_units
+from sparsefn.scores.units import OfUnits, check_units, of_tied_units
 from sparsefn.state import Accumulated, Level, Score, State, Step
 from sparsefn.tree import Tree
 
@@ -135,10 +135,7 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
     ValueError for a pattern whose units are single entries, for a `fn` that gives another shape, and for a DTensor;
     TypeError for anything but a pattern.
     """
-    if not isinstance(pattern, Pattern):
-        raise TypeError(f"expected pattern to be one such as sf.patterns.channel(0), got {pattern!r}")
-    if pattern.reduce is None:
-        raise ValueError(f"by_unit: expected a pattern whose units have several entries, got {pattern}")
+    check_units("by_unit", pattern)
     check_call("fn", fn, "scores")
 
     def values_of(path: str, units: Units, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from sparsefn.engine.leaves import take
 from sparsefn.engine.surroundings import concrete
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import absolute, given, magnitude, plain
-from sparsefn.scores.tied_units import OfUnits
+from sparsefn.scores.units import OfUnits
 from sparsefn.state import Accumulated, Score, State, Step, Trigger
 from sparsefn.timing.triggers import never
 from sparsefn.tree import Tree, choose, flatten, leaves_of, wide

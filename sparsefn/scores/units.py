@@ -52,19 +52,38 @@ def scored_units(score: object) -> OfUnits | None:
     return value if isinstance(value, OfUnits) else None
 
 
-def of_tied_units(fn: OfRows, pattern: Pattern, state: State, values: Tree) -> Leaves:
+def check_units(name: str, pattern: object) -> None:
+    """Raise for anything but a pattern whose units have several entries.
+
+    >>> check_units("by_unit", sf.patterns.channel(0))
+    """
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"{name}: expected pattern to be one such as sf.patterns.channel(0), got {pattern!r}")
+    if pattern.reduce is None:
+        raise ValueError(f"{name}: expected a pattern whose units have several entries, got {pattern}")
+
+
+def of_tied_units(fn: OfRows, pattern: Pattern, state: State, values: Tree, alike: str = "") -> Leaves:
     """What a function makes of the entries of each unit in a tree like params; 0 for sets that are not sparsified.
 
     >>> params = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0, 4.0]])}
     >>> state = sf.State(params, {path: x == x for path, x in params.items()})
     >>> of_tied_units(lambda name, units, rows: rows.sum(1)[None], sf.tied([["a", 0], ["b", 1]]), state, params)
     {'a': tensor([4., 6.])}
+
+    It gets some units at a time where they differ in how many entries they have; for one that is named `alike`, which
+    compares units, they may not.
     """
     check_like("scores", values, state.params, dtype=False)
     leaves, given, masks = (flatten(tree)[0] for tree in (state.params, values, state.masks))
     given = {path: wide(x.detach()) for path, x in given.items()}
     made = {}
     for name, units in tied_sets(pattern, leaves).items():
+        if alike and len(units.classes) > 1:
+            raise ValueError(
+                f"{alike}: expected units that have as many entries in each leaf, but those of the tied set of {name!r} "
+                "have not: leave it out of the pattern"
+            )
         if all(is_sparse(masks[place.path], leaves[place.path]) for place in units.places):
             made[name] = over_units(units, given, functools.partial(fn, name)).reshape(-1)
         else:
