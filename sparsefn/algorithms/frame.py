@@ -224,8 +224,8 @@ class Masked(NamedTuple):
             check_score(name, score)
             if (of := scored_units(score)) is not None and of.pattern.members != self.rule.pattern.members:
                 raise ValueError(
-                    f"{name}: expected the algorithm and its score to have one pattern, but the score has values of the "
-                    f"units of {of.pattern}, and the algorithm prunes those of {self.rule.pattern}"
+                    f"{name}: expected the algorithm and its score to have one pattern, but the score has values of "
+                    f"the units of {of.pattern}, and the algorithm prunes those of {self.rule.pattern}"
                 )
         check_trigger("when", self.when)
         rule, memory, seed = self.rule, self.memory, random.key(0) if self.key is None else self.key

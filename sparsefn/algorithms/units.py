@@ -217,7 +217,9 @@ class Field(NamedTuple):
             total = total.sum() if total.ndim else total * (1 if joint else units.of_all.rows[0])
             chance = total.double() / max(sum(sizes.values()) if joint else sizes[path], 1)
             places = None if units.alignment is None else layout.unit_places(units).to(device)
-            flags.append(random.bernoulli(brought(random.leaf_key(key, path), device), chance, units.rows, index=places))
+            flags.append(
+                random.bernoulli(brought(random.leaf_key(key, path), device), chance, units.rows, index=places)
+            )
         return flags
 
     def masks_of(self, flags: Flags, scores: Scores | None = None, among: Leaves | None = None) -> Leaves:

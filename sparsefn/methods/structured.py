@@ -141,7 +141,9 @@ def slimming(
     def before(state: State, step: Step) -> Tree:
         for path, leaf in matching("slimming", where, flatten(state.params)[0]).items() if tied else ():
             if leaf.ndim != 1:
-                raise ValueError(f"slimming: expected scales of one dimension, got shape {tuple(leaf.shape)} at {path!r}")
+                raise ValueError(
+                    f"slimming: expected scales of one dimension, got shape {tuple(leaf.shape)} at {path!r}"
+                )
         return optree.tree_map(lambda x: x * (step < steps), l1(state, step))
 
     def scales(state: State, grads: Tree, step: Step) -> Tree:

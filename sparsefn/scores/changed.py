@@ -16,7 +16,7 @@ from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import Units, from_rows, to_rows, units_of
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import plain
-from sparsefn.scores.units import OfUnits, check_units, of_tied_units
+from sparsefn.scores.units import OfUnits, check_units, of_tied_units, scored_units
 from sparsefn.state import Accumulated, Level, Score, State, Step
 from sparsefn.tree import Tree
 
@@ -24,8 +24,10 @@ from sparsefn.tree import Tree
 Change = Callable[[Tree, State, Step], Tree]
 
 
-def _changed(score: Score, change: Change) -> Score:
+def _changed(name: str, score: Score, change: Change) -> Score:
     # The score, with memory or without, whose values are changed.
+    if scored_units(score) is not None:
+        raise ValueError(f"{name}: expected a score with a value for each entry, got {shown(score)}")
     if isinstance(score, Accumulated):
         value = score.value
         return score._replace(
@@ -69,7 +71,7 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
 
         return of_sparsified(of_leaf, state, values)
 
-    return _changed(score, change)
+    return _changed("sampled", score, change)
 
 
 _TINY, _HUGE = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
@@ -100,7 +102,7 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
         ranks = ranks_within(flat, mask.reshape(-1).to(torch.uint8), kind.reshape(-1)).double()
         return torch.where(flat.isnan(), torch.nan, ranks).reshape(weight.shape)
 
-    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values, reader="ranked"))
+    return _changed("ranked", score, lambda x, state, step: of_sparsified(of_leaf, state, x, reader="ranked"))
 
 
 @described
@@ -159,9 +161,14 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
             raise ValueError(f"{error} at {path!r}") from None
         return from_rows(units, values_of(path, units, value))
 
+    def change(values: Tree, state: State, step: Step) -> Tree:
+        if pattern.members:
+            return of_tied_units(values_of, pattern, state, values)
+        return of_sparsified(of_leaf, state, values, reader="by_unit")
+
+    made = _changed("by_unit", score, change)
     if not pattern.members:
-        return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values, reader="by_unit"))
-    made = _changed(score, lambda values, state, step: of_tied_units(values_of, pattern, state, values))
+        return made
     if isinstance(made, Accumulated):
         return made._replace(value=OfUnits(pattern, made.value))
     return OfUnits(pattern, made)

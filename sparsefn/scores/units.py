@@ -1,4 +1,4 @@
-"""Scores with one value for each unit of tied sets, whose entries lie in several leaves, and may be in several units."""
+"""Scores with one value for each unit of tied sets: its entries lie in several leaves, and may be in other units."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def of_tied_units(fn: OfRows, pattern: Pattern, state: State, values: Tree, alik
     for name, units in tied_sets(pattern, leaves).items():
         if alike and len(units.classes) > 1:
             raise ValueError(
-                f"{alike}: expected units that have as many entries in each leaf, but those of the tied set of {name!r} "
-                "have not: leave it out of the pattern"
+                f"{alike}: expected units that have as many entries in each leaf, but those of the tied set of "
+                f"{name!r} have not: leave it out of the pattern"
             )
         if all(is_sparse(masks[place.path], leaves[place.path]) for place in units.places):
             made[name] = over_units(units, given, functools.partial(fn, name)).reshape(-1)

@@ -68,17 +68,21 @@ def chosen(groups):
 def vectors(group, tree):
     """The entries of each unit of a group in a tree of params, by brute force."""
     members = [member for member in group.members if member.leaf in tree]
-    some = [[tree[m.leaf].movedim(m.dim, 0)[torch.from_numpy(m.units) == u] for m in members] for u in range(group.size)]
+    some = [
+        [tree[m.leaf].movedim(m.dim, 0)[torch.from_numpy(m.units) == u] for m in members] for u in range(group.size)
+    ]
     return torch.stack([torch.cat([part.flatten() for part in parts]) for parts in some])
 
 
 def gone(groups, state):
     kept = groups.alive({p: m.expand_as(state.params[p]) for p, m in state.masks.items()})
-    return [set((~own).nonzero().flatten().tolist()) for own, group in zip(kept, groups, strict=True) if group.preferred]
+    return [
+        set((~own).nonzero().flatten().tolist()) for own, group in zip(kept, groups, strict=True) if group.preferred
+    ]
 
 
 def lowest(scores, counts):
-    """The units of least score, `counts` of each group or one number of all; of each one stays, of equal ones the first."""
+    """The units of least score, `counts` of each group or one number of all; one stays, of equal ones the first."""
     order = sorted((float(x), -u, i) for i, own in enumerate(scores) for u, x in enumerate(own))
     left = counts if isinstance(counts, list) else [len(own) - 1 for own in scores]
     total, found = counts if isinstance(counts, int) else sum(counts), [set() for _ in scores]
@@ -107,9 +111,7 @@ def grads_of(params, seed):
 @pytest.mark.parametrize("distribution", [budgets.global_(), budgets.uniform()], ids=["global", "uniform"])
 def test_taylor_squares_the_sum_over_all_members(kind, distribution):
     model, x, groups, params = made(kind)
-    algorithm = methods.taylor(
-        1, when=sf.at([2]), pattern=groups.pattern(), distribution=distribution, where="*"
-    )
+    algorithm = methods.taylor(1, when=sf.at([2]), pattern=groups.pattern(), distribution=distribution, where="*")
     state = algorithm.init(params)
     for step in range(3):
         state = algorithm.update(state, grads_of(params, step), step)

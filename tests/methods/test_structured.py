@@ -1,6 +1,5 @@
 """Structured methods: held against recordings, the conditions of an optimum, all masks, and the shrunk model."""
 
-import itertools
 import math
 import re
 
