@@ -208,18 +208,16 @@ class Field(NamedTuple):
 
     def coins(self, sparsity: Real, key: Tensor) -> Flags:
         """Units that are kept by chance: each with the share of its competition that a sparsity keeps."""
-        flags, joint = [], self.joint
+        flags, counts, joint = [], self._of_whole(sparsity, {}), self.joint
         sizes = {path: math.prod(units.of_all.rows) for path, units in self.grids.items()}
-        counts = self._of_whole(sparsity, {})
         for i, (path, units) in enumerate(self.grids.items()):
             device = self.leaves[layout.paths_of({path: units})[0]].device
             total = as_tensor_on(counts[0 if joint else i], device)
             total = total.sum() if total.ndim else total * (1 if joint else units.of_all.rows[0])
             chance = total.double() / max(sum(sizes.values()) if joint else sizes[path], 1)
             places = None if units.alignment is None else layout.unit_places(units).to(device)
-            flags.append(
-                random.bernoulli(brought(random.leaf_key(key, path), device), chance, units.rows, index=places)
-            )
+            own = brought(random.leaf_key(key, path), device)
+            flags.append(random.bernoulli(own, chance, units.rows, index=places))
         return flags
 
     def masks_of(self, flags: Flags, scores: Scores | None = None, among: Leaves | None = None) -> Leaves:

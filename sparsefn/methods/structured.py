@@ -150,15 +150,11 @@ def slimming(
         chosen = matching("slimming", where, flatten(state.params)[0])
         return map_with_path(lambda p, x: x.abs() if p in chosen else torch.full_like(x, _NO_SCALE), state.params)
 
-    prune = one_shot(
-        sparsity,
-        scales if tied else scores.magnitude,
-        when=at([steps - 1]),
-        where=where,
-        pattern=_pooled(pattern, _mean_of_scales) if tied else pattern,
-        distribution=distribution,
+    score, units = (scales, _pooled(pattern, _mean_of_scales)) if tied else (scores.magnitude, pattern)
+    last = at([steps - 1])
+    return with_terms(
+        one_shot(sparsity, score, when=last, where=where, pattern=units, distribution=distribution), before
     )
-    return with_terms(prune, before)
 
 
 _NO_SCALE = -1.0  # which no absolute value is
