@@ -11,7 +11,6 @@ import optree
 from torch import Tensor, nn
 
 from sparsefn.modules.calls import Example, as_call
-from sparsefn.patterns.kinds import Pattern
 from sparsefn.shrinking.traced import placed, run_once
 from sparsefn.tree import check_globs, glob_match
 
@@ -27,7 +26,7 @@ def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
     shares a parameter with the rest.
     """
     wanted = "expected only to be globs of submodules such as 'layers.*.mlp'"
-    if isinstance(globs, Pattern) or any(not isinstance(glob, str) for glob in globs):
+    if not isinstance(globs, Sequence) or any(not isinstance(glob, str) for glob in globs):
         raise TypeError(f"{wanted}, got {globs!r}; which units go is what the masks say")
     if not globs:
         raise ValueError(f"{wanted}, got none")
@@ -57,6 +56,9 @@ class Parts(nn.Module):
         super().__init__()
         self._called = list(paths)
         self._modules, self._parameters, self._buffers = module._modules, module._parameters, module._buffers
+
+    def _get_name(self) -> str:
+        return f"submodules {', '.join(map(repr, self._called))}"
 
     def forward(self, *calls: Example) -> list[Any]:
         """What each submodule gives for its call."""

@@ -158,8 +158,7 @@ def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
             args, kwargs = _mapped(Tensor.clone, call)
             return run(*args, **kwargs)
     except Exception as own:  # the model's own code fails in any way
-        kind = type(model).__name__
-        text = f"expected an example that the {kind} can be called with: it fails with {first_line(own)}"
+        text = f"expected an example that the {_kind(model)} can be called with: it fails with {first_line(own)}"
         raise ValueError(text) from own
 
 
@@ -170,20 +169,27 @@ def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
         return own
     place = _PLACE.findall(str(error))
     at = f" (in {place[-1][2]} at {place[-1][0]}:{place[-1][1]})" if place else ""
-    why = f"torch.export cannot follow the {type(model).__name__}: {first_line(error)}{at}"
+    why = f"torch.export cannot follow the {_kind(model)}: {first_line(error)}{at}"
     for what, tree in (("arguments", call), ("outputs", out)):
-        for x in pytree.tree_leaves(tree):
-            if not isinstance(x, (Tensor, *_PLAIN)):
-                kind = type(x).__name__
-                return ValueError(f"{why}. Among its {what} is a {kind}, which is no tensor: {_without(model, call)}")
+        if other := _other(tree):
+            return ValueError(f"{why}. Among its {what} is a {other}, which is no tensor: {_without(model, call)}")
     return ValueError(
         f"{why}. Name submodules that it can follow in only= of sf.shrinking.groups and of sf.shrink, or take out of "
         "forward what depends on the values of tensors"
     )
 
 
-_PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\w+)')
-_PLAIN = (int, float, complex, str, type(None), torch.dtype, torch.device)  # which torch.export takes
+def _kind(model: nn.Module) -> str:
+    return str(model._get_name())  # type: ignore[no-untyped-call]
+
+
+_PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_PLAIN = (Tensor, int, float, complex, str, type(None), torch.dtype, torch.device)  # which torch.export takes
+
+
+def _other(tree: Any) -> str:
+    # The type of the first object that torch.export does not take.
+    return next((type(x).__name__ for x in pytree.tree_leaves(tree) if not isinstance(x, _PLAIN)), "")
 
 
 def _without(model: nn.Module, call: Call) -> str:
@@ -191,8 +197,9 @@ def _without(model: nn.Module, call: Call) -> str:
     known = list(inspect.signature(model.forward).parameters)
     if "use_cache" not in known:
         return "call it so that it takes and gives tensors alone, and tuples, lists and dicts of them"
-    names = [*known[: len(call[0])], *call[1]]
-    shown = ", ".join([*(f"{name!r}: ..." for name in names if name != "use_cache"), "'use_cache': False"])
+    given = {**dict(zip(known, call[0], strict=False)), **call[1]}
+    names = [name for name, value in given.items() if name != "use_cache" and not _other(value)]
+    shown = ", ".join([*(f"{name!r}: ..." for name in names), "'use_cache': False"])
     return f"give use_cache=False in the example, as {{{shown}}}"
 
 
