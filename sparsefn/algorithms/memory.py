@@ -9,8 +9,7 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.numbers import check_float
-from sparsefn.scores.plain import Absolute, Drawn
-from sparsefn.scores.units import scored_units
+from sparsefn.scores.plain import Absolute, Drawn, OfUnits
 from sparsefn.state import Accumulated, Score, State, Step
 from sparsefn.tree import Leaves, Tree, check_like, leaves_at
 
@@ -85,8 +84,8 @@ class Reader:
             value: Callable[..., Tree] = score.value if isinstance(score, Accumulated) else score
             absolute = isinstance(value, Absolute)
             own = state if isinstance(value, Absolute) and not value.keyed else self._state(role)
-            values = (value.signed if isinstance(value, Absolute) else value)(*given, own, grads, step)
-            of_units = scored_units(score) is not None
+            read = value.signed if isinstance(value, Absolute) else value
+            values, of_units = read(*given, own, grads, step), isinstance(read, OfUnits)
             checked = values is state.params or values is grads
             if not checked and not of_units:
                 check_like("scores", values, state.params, dtype=False)

@@ -15,8 +15,8 @@ from sparsefn.engine.processes import here, sharded_like
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.units import Units, from_rows, to_rows, units_of
 from sparsefn.scores.leaves import of_sparsified
-from sparsefn.scores.plain import plain
-from sparsefn.scores.units import OfUnits, check_units, of_tied_units, scored_units
+from sparsefn.scores.plain import OfUnits, plain
+from sparsefn.scores.units import check_units, of_tied_units, scored_units
 from sparsefn.state import Accumulated, Level, Score, State, Step
 from sparsefn.tree import Tree
 

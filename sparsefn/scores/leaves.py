@@ -18,7 +18,8 @@ from sparsefn.engine.sums import Pooling
 from sparsefn.patterns.boxes import boxes_of, over_elements
 from sparsefn.patterns.kinds import Pattern, channel
 from sparsefn.patterns.units import Units, units_of
-from sparsefn.scores.units import OfUnits, check_units, of_tied_units
+from sparsefn.scores.plain import OfUnits
+from sparsefn.scores.units import check_units, of_tied_units
 from sparsefn.state import PlainScore, State, Step
 from sparsefn.tree import Tree, map_with_path, wide
 

@@ -13,8 +13,8 @@ from sparsefn.engine.checks import check_int, check_positive, check_trigger, des
 from sparsefn.engine.leaves import take
 from sparsefn.engine.surroundings import concrete
 from sparsefn.scores.leaves import of_sparsified
-from sparsefn.scores.plain import absolute, given, magnitude, plain
-from sparsefn.scores.units import OfUnits
+from sparsefn.scores.plain import OfUnits, absolute, given, magnitude, plain
+from sparsefn.scores.units import zeros_of_units
 from sparsefn.state import Accumulated, Score, State, Step, Trigger
 from sparsefn.timing.triggers import never
 from sparsefn.tree import Tree, choose, flatten, leaves_of, wide
@@ -26,7 +26,7 @@ def _zeros(params: Tree) -> Tree:
 
 def _alike(score: Callable[..., Tree], params: Tree) -> Tree:
     # Zeros for the values of a score.
-    return score.zeros(params) if isinstance(score, OfUnits) else _zeros(params)
+    return zeros_of_units(score.pattern, params) if isinstance(score, OfUnits) else _zeros(params)
 
 
 def _read(score: Callable[..., Tree], value: Callable[..., Tree]) -> Callable[..., Tree]:

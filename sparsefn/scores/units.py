@@ -12,7 +12,7 @@ from sparsefn.engine.leaves import is_sparse
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.tied import over_units, tied_sets
 from sparsefn.patterns.units import Units
-from sparsefn.scores.plain import Function
+from sparsefn.scores.plain import OfUnits
 from sparsefn.state import Accumulated, State
 from sparsefn.tree import Leaves, Tree, check_like, flatten, wide
 
@@ -20,25 +20,18 @@ from sparsefn.tree import Leaves, Tree, check_like, flatten, wide
 OfRows = Callable[[str, Units, Tensor], Tensor]
 
 
-class OfUnits(Function):
-    """A score of the units of tied sets: its values are {name of the set: (units,)}."""
+def zeros_of_units(pattern: Pattern, params: Tree) -> Leaves:
+    """A zero for each unit of tied sets, in float32 or wider, by the name of the set.
 
-    def __init__(self, pattern: Pattern, fn: Callable[..., Tree]) -> None:
-        super().__init__(fn)
-        self.pattern, self.fn = pattern, fn
-
-    def __call__(self, *args: Tree) -> Tree:
-        """The values by the name of the set."""
-        return self.fn(*args)
-
-    def zeros(self, params: Tree) -> Leaves:
-        """Zeros for each unit, in float32 or wider."""
-        leaves, made = flatten(params)[0], {}
-        for name, units in tied_sets(self.pattern, leaves).items():
-            own = [leaves[place.path] for place in units.places]
-            dtype = functools.reduce(torch.promote_types, [leaf.dtype for leaf in own], torch.float32)
-            made[name] = own[0].new_zeros(units.rows[1], dtype=dtype)
-        return made
+    >>> zeros_of_units(sf.tied([["a", 0], ["b", 1]]), {"a": torch.ones(2), "b": torch.ones(3, 2)})
+    {'a': tensor([0., 0.])}
+    """
+    leaves, made = flatten(params)[0], {}
+    for name, units in tied_sets(pattern, leaves).items():
+        own = [leaves[place.path] for place in units.places]
+        dtype = functools.reduce(torch.promote_types, [leaf.dtype for leaf in own], torch.float32)
+        made[name] = own[0].new_zeros(units.rows[1], dtype=dtype)
+    return made
 
 
 def scored_units(score: object) -> OfUnits | None:

@@ -11,7 +11,7 @@ import optree
 from torch import Tensor, nn
 
 from sparsefn.modules.calls import Example, as_call
-from sparsefn.shrinking.traced import placed, run_once
+from sparsefn.shrinking.traced import run_once, where_it_lies
 from sparsefn.tree import check_globs, glob_match
 
 
@@ -84,7 +84,7 @@ def calls_of(module: nn.Module, paths: Sequence[str], example: Example) -> dict[
             made.setdefault(path, optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given))
 
         own.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True)
-    run_once(own, own, placed(module, as_call(example)))
+    run_once(own, own, where_it_lies(module, as_call(example)))
     calls: dict[str, Example] = {}
     for path in paths:
         if path not in made:

@@ -37,7 +37,7 @@ def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: 
     `torch.export` cannot follow, and for modules in train mode that compute otherwise in eval mode (batch norm,
     dropout): with `train` modules keep the modes that they are in.
     """
-    call = placed(model, as_call(example))
+    call = where_it_lies(model, as_call(example))
     busy = any(part.training for part in model.modules())
     program = _export(model, call, train, dynamic)
     program.meta["train"] = train and busy
@@ -49,10 +49,10 @@ def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: 
     return program
 
 
-def placed(model: nn.Module, call: Call) -> Call:
+def where_it_lies(model: nn.Module, call: Call) -> Call:
     """The arguments of a call, on the meta device for a model that is there.
 
-    >>> placed(torch.nn.Linear(1, 1, device="meta"), ((torch.ones(1, 1),), {}))[0][0].device
+    >>> where_it_lies(torch.nn.Linear(1, 1, device="meta"), ((torch.ones(1, 1),), {}))[0][0].device
     device(type='meta')
     """
     meta = any(x.is_meta for x in (*model.parameters(), *model.buffers()))

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.scores.units import OfUnits, scored_units
+from sparsefn.scores.plain import OfUnits
+from sparsefn.scores.units import scored_units
 
 # The kernel b has its columns in the first set and its rows in the second; c has more entries for some units.
 NET = sf.tied([[["a", 0], ["b", 1]], [["b", 0], ["c", 1, [0, 1, 2, 2, 1, 0]], ["n", 0]]])
