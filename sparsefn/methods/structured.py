@@ -28,8 +28,13 @@ from sparsefn.tree.chosen import default_where, matching
 _LENGTH, _SUM = Pooling("norm", 2), Pooling("sum")
 
 
-def _pooled(pattern: Pattern, reduce: Reduce) -> Pattern:
+def _pooled(name: str, pattern: Pattern, reduce: Reduce) -> Pattern:
     # The same units, scored otherwise.
+    if not isinstance(pattern, Pattern):
+        got = type(pattern).__name__
+        raise TypeError(
+            f"{name}: expected pattern to be one such as sf.patterns.channel(0) or groups.pattern(), got {got}"
+        )
     return pattern if pattern.reduce is None else dataclasses.replace(pattern, reduce=reduction(reduce))
 
 
@@ -79,13 +84,14 @@ def taylor(
 
     Molchanov, Mallya, Tyree, Frosio and Kautz 2019, arXiv 1906.10771.
     """
+    whole = _pooled("taylor", pattern, "max")
     unit = scores.by_unit(scores.movement, pattern, _squared_sum)
     return iterative(
         count=count,
         when=when,
         score=scores.mean(unit, reset=when),
         where=where,
-        pattern=_pooled(pattern, "max"),
+        pattern=whole,
         distribution=distribution,
     )
 
@@ -134,6 +140,7 @@ def slimming(
     Liu, Li, Shen, Huang, Yan and Zhang 2017, arXiv 1708.06519.
     """
     check_int("slimming", "steps", steps, 1)
+    whole = _pooled("slimming", pattern, _mean_of_scales)
     l1, tied = terms.on(where, terms.l1(strength)), bool(pattern.members)
     if tied and callable(where):
         raise TypeError(f"slimming: expected where to be globs of the scales of tied sets, got {shown(where)}")
@@ -150,7 +157,7 @@ def slimming(
         chosen = matching("slimming", where, flatten(state.params)[0])
         return map_with_path(lambda p, x: x.abs() if p in chosen else torch.full_like(x, _NO_SCALE), state.params)
 
-    score, units = (scales, _pooled(pattern, _mean_of_scales)) if tied else (scores.magnitude, pattern)
+    score, units = (scales, whole) if tied else (scores.magnitude, pattern)
     last = at([steps - 1])
     return with_terms(
         one_shot(sparsity, score, when=last, where=where, pattern=units, distribution=distribution), before
@@ -207,7 +214,7 @@ def fpgm(
     """
     check_int("fpgm", "epoch", epoch, 1)
     check_int("fpgm", "steps", steps, epoch)
-    last, whole = steps // epoch * epoch - 1, _pooled(pattern, "max")
+    last, whole = steps // epoch * epoch - 1, _pooled("fpgm", pattern, "max")
     prune = gmp(
         sparsity,
         score=scores.distance(pattern=pattern),

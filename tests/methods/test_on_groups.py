@@ -226,6 +226,14 @@ def test_errors():
         algorithm.view.grads(algorithm.init(params), params, 0)
     with pytest.raises(ValueError, match="expected distribution to be uniform"):
         methods.taylor(1, pattern=pattern, distribution=budgets.by_path({"conv1.weight": 0.5}))
+    for name, make in (
+        ("taylor", methods.taylor),
+        ("fpgm", lambda pattern: methods.fpgm(0.5, epoch=1, steps=1, pattern=pattern)),
+        ("slimming", lambda pattern: methods.slimming(0.5, "*", steps=1, pattern=pattern)),
+    ):
+        text = f"{name}: expected pattern to be one such as sf.patterns.channel(0) or groups.pattern(), got Groups"
+        with pytest.raises(TypeError, match=re.escape(text)):
+            make(pattern=made("residual")[2])
     with pytest.raises(ValueError, match="by_unit: expected a pattern whose units have several entries, got unstr"):
         methods.taylor(1, pattern=sf.patterns.unstructured())
     with pytest.raises(ValueError, match="distance: expected a pattern whose units have several entries, got unstr"):
