@@ -22,7 +22,7 @@ from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.timing.schedules import as_schedule
 from sparsefn.timing.triggers import always, at, every
-from sparsefn.tree import Tree, flatten, map_with_path, wide
+from sparsefn.tree import Leaves, Tree, flatten, map_with_path, wide
 from sparsefn.tree.chosen import default_where, matching
 
 _LENGTH, _SUM = Pooling("norm", 2), Pooling("sum")
@@ -145,17 +145,22 @@ def slimming(
     if tied and callable(where):
         raise TypeError(f"slimming: expected where to be globs of the scales of tied sets, got {shown(where)}")
 
-    def before(state: State, step: Step) -> Tree:
-        for path, leaf in matching("slimming", where, flatten(state.params)[0]).items() if tied else ():
+    def chosen(params: Tree) -> Leaves:
+        found = matching("slimming", where, flatten(params)[0])
+        for path, leaf in found.items():
             if leaf.ndim != 1:
-                raise ValueError(
-                    f"slimming: expected scales of one dimension, got shape {tuple(leaf.shape)} at {path!r}"
-                )
+                shape = tuple(leaf.shape)
+                raise ValueError(f"slimming: expected scales of one dimension, got shape {shape} at {path!r}")
+        return found
+
+    def before(state: State, step: Step) -> Tree:
+        if tied:
+            chosen(state.params)
         return optree.tree_map(lambda x: x * (step < steps), l1(state, step))
 
     def scales(state: State, grads: Tree, step: Step) -> Tree:
-        chosen = matching("slimming", where, flatten(state.params)[0])
-        return map_with_path(lambda p, x: x.abs() if p in chosen else torch.full_like(x, _NO_SCALE), state.params)
+        own = chosen(state.params)
+        return map_with_path(lambda p, x: x.abs() if p in own else torch.full_like(x, _NO_SCALE), state.params)
 
     score, units = (scales, whole) if tied else (scores.magnitude, pattern)
     last = at([steps - 1])

@@ -224,6 +224,8 @@ def test_errors():
     text = "slimming: expected scales of one dimension, got shape (5, 2, 3, 3) at 'conv1.weight'"
     with pytest.raises(ValueError, match=re.escape(text)):
         algorithm.view.grads(algorithm.init(params), params, 0)
+    with pytest.raises(ValueError, match=re.escape(text)):
+        algorithm.update(algorithm.init(params), params, 0)
     with pytest.raises(ValueError, match="expected distribution to be uniform"):
         methods.taylor(1, pattern=pattern, distribution=budgets.by_path({"conv1.weight": 0.5}))
     for name, make in (

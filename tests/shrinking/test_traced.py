@@ -175,17 +175,17 @@ def test_what_cannot_be_traced():
 
 
 def test_what_is_no_tensor_among_arguments_and_outputs():
-    words = {"input_ids": WORDS["input_ids"]}
+    words, model = {"input_ids": WORDS["input_ids"]}, llama()
     text = (
         "torch.export cannot follow the LlamaForCausalLM: .*. Among its {} is a DynamicCache, which is no tensor: give "
         "use_cache=False in the example, as {{'input_ids': ..., 'use_cache': False}}$"
     )
     for example in (words, words["input_ids"], {**words, "use_cache": True}):
         with pytest.raises(ValueError, match=text.format("outputs")):
-            traced(llama(), example)
+            traced(model, example, dynamic=False)
     with pytest.raises(ValueError, match=text.format("arguments")):
-        traced(llama(), {**words, "past_key_values": transformers.DynamicCache()})
-    assert traced(llama(), {**words, "use_cache": False})
+        traced(model, {**words, "past_key_values": transformers.DynamicCache()}, dynamic=False)
+    assert traced(model, {**words, "use_cache": False}, dynamic=False)
     boxed = Plain(lambda self, x: Box(self.layer(x)), layer=nn.Linear(3, 3)).eval()
     text = (
         "Among its outputs is a Box, which is no tensor: call it so that it takes and gives tensors alone, and tuples, "
