@@ -127,6 +127,26 @@ def test_the_best_units_are_kept(model: Model, sparsity: float) -> None:
 
 
 @given(models(), SPARSITIES)
+def test_scores_of_units_are_remembered_and_the_best_units_are_kept(model: Model, sparsity: float) -> None:
+    pattern = model.pattern
+    unit = sf.scores.by_unit(sf.scores.movement, pattern, lambda rows: rows.sum(-1).square())
+    score = sf.scores.sum(unit)
+    algorithm = sf.one_shot(sparsity, score, pattern=pattern, where="*", when=sf.at([1]))
+    state, taken = algorithm.init(model.params), [model.grads, model.params]
+    for step, grads in enumerate(taken):
+        state = algorithm.update(state, grads, step)
+    values = score.value(state.scores["score"], state, (), 1)
+    assert len(values) == len(model.sets)
+    flags = kept(model, state.masks)
+    for members, own, found in zip(model.sets, flags, values.values(), strict=True):
+        products = [{path: w * grads[path] for path, w in model.params.items()} for grads in taken]
+        for u in range(len(own)):
+            assert float(found[u]) == sum(float(entries(model, members, u, some).sum()) ** 2 for some in products)
+        order = sorted(range(len(own)), key=lambda u: (-float(found[u]), u))
+        assert sorted(order[: sum(own)]) == [u for u, flag in enumerate(own) if flag]
+
+
+@given(models(), SPARSITIES)
 def test_one_competition_keeps_its_total(model: Model, sparsity: float) -> None:
     algorithm = sf.one_shot(sparsity, pattern=model.pattern, where="*", distribution=sf.budgets.global_())
     flags = kept(model, algorithm.update(algorithm.init(model.params), model.grads, 0).masks)

@@ -22,6 +22,7 @@ from sparsefn.engine.draws import lifted
 from sparsefn.engine.leaves import offer, saves, sparse_among, zeroed
 from sparsefn.engine.processes import agreed, any_sharded, check_bare, check_shards
 from sparsefn.engine.surroundings import transformed
+from sparsefn.scores.units import scored_units
 from sparsefn.state import (
     Accumulated,
     Algorithm,
@@ -221,6 +222,11 @@ class Masked(NamedTuple):
         check_pruned(self.memory.pruned)
         for name, score in self.memory.scores.items():
             check_score(name, score)
+            if (of := scored_units(score)) is not None and of.pattern.members != self.rule.pattern.members:
+                raise ValueError(
+                    f"{name}: expected the algorithm and its score to have one pattern, but the score has values of "
+                    f"the units of {of.pattern}, and the algorithm prunes those of {self.rule.pattern}"
+                )
         check_trigger("when", self.when)
         rule, memory, seed = self.rule, self.memory, random.key(0) if self.key is None else self.key
         remembers = any(isinstance(score, Accumulated) for score in memory.scores.values())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.numbers import check_float
-from sparsefn.scores.plain import Absolute, Drawn
+from sparsefn.scores.plain import Absolute, Drawn, OfUnits
 from sparsefn.state import Accumulated, Score, State, Step
 from sparsefn.tree import Leaves, Tree, check_like, leaves_at
 
@@ -20,11 +20,11 @@ Pruned = Literal["zero", "keep", "train"]
 class Scores:
     """The scores of some leaves by path: `values`, which are the absolute values of `signed` where it says so.
 
-    They are taken when they are read: selection compares without them.
+    They are taken when they are read: selection compares without them. Scores `of_units` are by the names of tied sets.
     """
 
-    def __init__(self, signed: Leaves, absolute: bool = False) -> None:
-        self.signed, self.absolute = signed, absolute
+    def __init__(self, signed: Leaves, absolute: bool = False, of_units: bool = False) -> None:
+        self.signed, self.absolute, self.of_units = signed, absolute, of_units
         self._values: Leaves | None = None if absolute else signed
 
     @property
@@ -84,14 +84,15 @@ class Reader:
             value: Callable[..., Tree] = score.value if isinstance(score, Accumulated) else score
             absolute = isinstance(value, Absolute)
             own = state if isinstance(value, Absolute) and not value.keyed else self._state(role)
-            values = (value.signed if isinstance(value, Absolute) else value)(*given, own, grads, step)
+            read = value.signed if isinstance(value, Absolute) else value
+            values, of_units = read(*given, own, grads, step), isinstance(read, OfUnits)
             checked = values is state.params or values is grads
-            if not checked:
+            if not checked and not of_units:
                 check_like("scores", values, state.params, dtype=False)
-            chosen = leaves_at(values, self.leaves)
+            chosen = values if of_units else leaves_at(values, self.leaves)
             for path, leaf in () if checked else chosen.items():
                 check_float("scores", leaf, path)
-            self.known[role] = Scores(chosen, absolute)
+            self.known[role] = Scores(chosen, absolute, of_units)
         return self.known[role]
 
     def _state(self, role: str) -> State:

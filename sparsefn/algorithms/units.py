@@ -71,6 +71,10 @@ class Field(NamedTuple):
         for path, units in self.grids.items():
             yield over_units(units, leaves, read) if units.places else read(units, leaves[path])
 
+    def _scored(self, scores: Scores, signed: bool = False) -> Iterator[Tensor]:
+        leaves = scores.signed if signed else scores.values
+        return (leaves[name][None] for name in self.grids) if scores.of_units else self._each(leaves, competing)
+
     @property
     def groups(self) -> list[int]:
         """How many competing groups each entry of a list of counts is for."""
@@ -163,7 +167,7 @@ class Field(NamedTuple):
         """The scores of each competition, (groups, units of a group), for a function of whole leaves if it is named."""
         if what is not None:
             layout.refuse_parts(what, self.grids)
-        return self._in_groups([grouped(rows) for rows in self._each(scores.values, competing)])
+        return self._in_groups([grouped(rows) for rows in self._scored(scores)])
 
     def rows_of(self, flags: Open) -> list[Tensor]:
         """Flags of each competition, (groups, units of a group)."""
@@ -188,9 +192,8 @@ class Field(NamedTuple):
         `held` are units that are kept already, which count for the bounds of a leaf.
         """
         none = [None] * len(self.grids)
-        values, absolute = (scores.signed, scores.absolute) if self.elementwise else (scores.values, False)
-        grids = self.grids.values()
-        rows = zip(self._each(values, competing), among or none, but or none, grids, strict=True)
+        grids, absolute = self.grids.values(), self.elementwise and scores.absolute
+        rows = zip(self._scored(scores, self.elementwise), among or none, but or none, grids, strict=True)
         entries = [Entry(x, allow, deny, absolute, units.extent) for x, allow, deny, units in rows]
         if not entries:
             return []
@@ -205,10 +208,8 @@ class Field(NamedTuple):
 
     def coins(self, sparsity: Real, key: Tensor) -> Flags:
         """Units that are kept by chance: each with the share of its competition that a sparsity keeps."""
-        flags = []
-        joint = self.joint
+        flags, counts, joint = [], self._of_whole(sparsity, {}), self.joint
         sizes = {path: math.prod(units.of_all.rows) for path, units in self.grids.items()}
-        counts = self._of_whole(sparsity, {})
         for i, (path, units) in enumerate(self.grids.items()):
             device = self.leaves[layout.paths_of({path: units})[0]].device
             total = as_tensor_on(counts[0 if joint else i], device)
@@ -248,8 +249,7 @@ class Field(NamedTuple):
 
     def part(self, at: Sequence[int]) -> Field:
         """The field of the grids at some places."""
-        names = list(self.grids)
-        grids = {names[i]: self.grids[names[i]] for i in at}
+        grids = dict([[*self.grids.items()][i] for i in at])
         leaves, masks = (
             {path: tree[path] for path in layout.paths_of(grids) if path in tree} for tree in (self.leaves, self.masks)
         )

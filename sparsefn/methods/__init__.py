@@ -14,8 +14,9 @@ from sparsefn.methods.learned import (
     soft_movement,
     str_,
 )
+from sparsefn.methods.n_of_m import asp, sr_ste
 from sparsefn.methods.rewiring import chts, deep_rewiring, dsr
-from sparsefn.methods.structured import asp, fpgm, proximal, slimming, sr_ste, taylor
+from sparsefn.methods.structured import fpgm, proximal, slimming, taylor
 from sparsefn.methods.trained import obd, obs, ria, sparsegpt, wanda, woodfisher
 
 __all__ = [

@@ -1,31 +1,41 @@
-"""Structured pruning: whole filters, or other units, which `sf.shrink` then removes; n of every m weights."""
+"""Structured pruning: whole filters, or other units, which `sf.shrink` then removes."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn import patterns, scores
-from sparsefn.algorithms.prune import gmp, iterative, one_shot, ste
+from sparsefn.algorithms.prune import gmp, iterative, one_shot
 from sparsefn.algorithms.rewrite import rewrite
-from sparsefn.budgets.distributions import global_
+from sparsefn.budgets.distributions import Distribution, global_, uniform
 from sparsefn.compose.sequence import sequence
 from sparsefn.compose.with_terms import with_terms
-from sparsefn.engine.checks import check_int, described
+from sparsefn.engine.checks import check_int, described, shown
 from sparsefn.engine.sums import Pooling
 from sparsefn.optimizers import terms
-from sparsefn.patterns.kinds import Pattern, unstructured
+from sparsefn.patterns.kinds import Pattern, Reduce, reduction, unstructured
 from sparsefn.patterns.units import from_rows, to_rows, units_of
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.timing.schedules import as_schedule
 from sparsefn.timing.triggers import always, at, every
-from sparsefn.tree import Tree, wide
-from sparsefn.tree.chosen import default_where
+from sparsefn.tree import Leaves, Tree, flatten, map_with_path, wide
+from sparsefn.tree.chosen import default_where, matching
 
 _LENGTH, _SUM = Pooling("norm", 2), Pooling("sum")
+
+
+def _pooled(name: str, pattern: Pattern, reduce: Reduce) -> Pattern:
+    # The same units, scored otherwise.
+    if not isinstance(pattern, Pattern):
+        got = type(pattern).__name__
+        raise TypeError(
+            f"{name}: expected pattern to be one such as sf.patterns.channel(0) or groups.pattern(), got {got}"
+        )
+    return pattern if pattern.reduce is None else dataclasses.replace(pattern, reduce=reduction(reduce))
 
 
 @described
@@ -33,7 +43,8 @@ def taylor(
     count: int | Tensor = 100,
     *,
     when: Trigger = every(30, start=29),
-    axis: int = 0,
+    pattern: Pattern = patterns.channel(0),
+    distribution: Distribution = global_(),
     where: Where = default_where,
 ) -> Algorithm:
     """Taylor-FO: prunes the filters whose removal changes the loss least to first order, some at a time.
@@ -49,28 +60,39 @@ def taylor(
     The score of a filter is (sum of weight * gradient)^2, averaged over the steps since filters were pruned
     last. Where `when` fires, the `count` lowest filters of all leaves together are pruned; the others train on. 100
     filters every 30 batches are those of the authors. `every(30, start=29, stop=1000)` ends it, and a `count` that is a
-    0-d tensor is clamped to what is left. `axis` is that of the outputs: `sf.modules.channel_axis` knows it. Choose the
-    leaves by `where`: the outputs of the last layer are classes.
+    0-d tensor is clamped to what is left. Choose the leaves by `where`: the outputs of the last layer are classes. In
+    the Conv1D of transformers outputs lie along axis 1: `pattern=sf.patterns.channel(1)`.
 
-    ValueError for an int count above what is left.
+    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, the sum is over all parameters that go with a unit,
+    in all members of its set (the S of eq. 8). `distribution=sf.budgets.uniform()` prunes `count` units of each leaf or
+    set. For a sparsity that rises, and shares by path, give the score to `gmp`:
+
+    >>> def squared_sum(rows):
+    ...     return rows.sum(-1).square()
+    >>> score = sf.scores.mean(sf.scores.by_unit(sf.scores.movement, sf.patterns.channel(0), squared_sum))
+    >>> algorithm = sf.gmp(0.5, steps=1000, score=score, pattern=sf.patterns.channel(0, norm=math.inf),
+    ...                    distribution=sf.budgets.by_path({"first.*": 0.25}))
+
+    ValueError for an int count above what is left, and for another distribution.
 
     Differs from the authors' code: it adds up a filter before it squares, as the paper says, where theirs adds up
     squares, which is the same for gates of one number; inside `with_optimizer` the weights of a score are those after
     the optimizer's step.
 
-    Verified by a worked example in which the sum of squares prunes the other filter, brute force over batches, the
-    shrunk model that has the outputs of the masked one, and the laws.
+    Verified by a worked example in which the sum of squares prunes the other filter, brute force over batches, also of
+    tied sets, the shrunk model that has the outputs of the masked one, and the laws.
 
     Molchanov, Mallya, Tyree, Frosio and Kautz 2019, arXiv 1906.10771.
     """
-    unit = scores.by_unit(scores.movement, patterns.channel(axis), _squared_sum)
+    whole = _pooled("taylor", pattern, "max")
+    unit = scores.by_unit(scores.movement, pattern, _squared_sum)
     return iterative(
         count=count,
         when=when,
         score=scores.mean(unit, reset=when),
         where=where,
-        pattern=patterns.channel(axis, norm=math.inf),
-        distribution=global_(),
+        pattern=whole,
+        distribution=distribution,
     )
 
 
@@ -79,7 +101,15 @@ def _squared_sum(rows: Tensor) -> Tensor:
 
 
 @described
-def slimming(sparsity: Level, where: Where, *, steps: int, strength: float = 1e-4) -> Algorithm:
+def slimming(
+    sparsity: Level,
+    where: Where,
+    *,
+    steps: int,
+    strength: float = 1e-4,
+    pattern: Pattern = unstructured(),
+    distribution: Distribution = global_(),
+) -> Algorithm:
     """Network slimming: trains the scales of batch norms with an l1 term, then prunes the smallest of all layers.
 
     >>> algorithm = sf.with_optimizer(sf.methods.slimming(0.5, "*.weight", steps=2), sf.optimizers.sgd(0.1))
@@ -94,26 +124,69 @@ def slimming(sparsity: Level, where: Where, *, steps: int, strength: float = 1e-
     last of `steps` steps prunes them by |scale|, with one threshold for the whole network; from then on the rest is
     fine-tuned, without the l1 term. `sf.shrink(model, state, example)` removes the channels.
 
-    ValueError for a glob that matches no path; TypeError or ValueError for what is no number of steps.
+    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, channels are pruned in all members of their set.
+    The sets are those that have a scale among their leaves; other sets stay. A channel's score is the mean of |scale|
+    over its scales: of a residual stream, which has none of its own, those of all norms that write to it or read it.
+
+    ValueError for a glob that matches no path; TypeError or ValueError for what is no number of steps. With tied sets
+    TypeError for a `where` that is no globs, and ValueError at the first step for scales of two dimensions or more.
 
     Differs from the authors' code: exactly as many scales are kept as the sparsity says; and the shifts of pruned
-    scales stay, where theirs sets them to 0. `shrink` adds what they give to the next layer.
+    scales stay, where theirs sets them to 0 (with tied sets they go). `shrink` adds what they give to the next layer.
 
-    Verified by a worked example, the shrunk model that has the outputs of the masked one, and the laws.
+    Verified by a worked example, brute force over tied sets, the shrunk model that has the outputs of the masked one,
+    and the laws.
 
     Liu, Li, Shen, Huang, Yan and Zhang 2017, arXiv 1708.06519.
     """
     check_int("slimming", "steps", steps, 1)
-    l1 = terms.on(where, terms.l1(strength))
+    whole = _pooled("slimming", pattern, _mean_of_scales)
+    l1, tied = terms.on(where, terms.l1(strength)), bool(pattern.members)
+    if tied and callable(where):
+        raise TypeError(f"slimming: expected where to be globs of the scales of tied sets, got {shown(where)}")
+
+    def chosen(params: Tree) -> Leaves:
+        found = matching("slimming", where, flatten(params)[0])
+        for path, leaf in found.items():
+            if leaf.ndim != 1:
+                shape = tuple(leaf.shape)
+                raise ValueError(f"slimming: expected scales of one dimension, got shape {shape} at {path!r}")
+        return found
 
     def before(state: State, step: Step) -> Tree:
+        if tied:
+            chosen(state.params)
         return optree.tree_map(lambda x: x * (step < steps), l1(state, step))
 
-    return with_terms(one_shot(sparsity, when=at([steps - 1]), where=where, distribution=global_()), before)
+    def scales(state: State, grads: Tree, step: Step) -> Tree:
+        own = chosen(state.params)
+        return map_with_path(lambda p, x: x.abs() if p in own else torch.full_like(x, _NO_SCALE), state.params)
+
+    score, units = (scales, whole) if tied else (scores.magnitude, pattern)
+    last = at([steps - 1])
+    return with_terms(
+        one_shot(sparsity, score, when=last, where=where, pattern=units, distribution=distribution), before
+    )
+
+
+_NO_SCALE = -1.0  # which no absolute value is
+
+
+def _mean_of_scales(rows: Tensor) -> Tensor:
+    other = rows == _NO_SCALE
+    return _SUM(torch.where(other, 0.0, rows)) / _SUM((~other).to(rows.dtype))
 
 
 @described
-def fpgm(sparsity: Level, *, epoch: int, steps: int, axis: int = 0, where: Where = default_where) -> Algorithm:
+def fpgm(
+    sparsity: Level,
+    *,
+    epoch: int,
+    steps: int,
+    pattern: Pattern = patterns.channel(0),
+    distribution: Distribution = uniform(),
+    where: Where = default_where,
+) -> Algorithm:
     """FPGM: sets the filters nearest to the geometric median of their layer to zero after each epoch, and trains on.
 
     >>> algorithm = sf.methods.fpgm(1 / 5, epoch=10, steps=20)
@@ -127,35 +200,40 @@ def fpgm(sparsity: Level, *, epoch: int, steps: int, axis: int = 0, where: Where
     In each leaf these are the filters with the smallest sum of distances to the others (eq. 4 and 5). After the last
     step of each epoch they are chosen anew, set to 0 and trained further, so that they may recover: masks stay open.
     The last choice, at the end of the last whole epoch of `steps`, is for good, and `sf.shrink` removes its filters.
-    `epoch=1, steps=1` prunes a trained network once. `axis` is that of the outputs. Choose the leaves by `where`: the
-    outputs of the last layer are classes.
+    `epoch=1, steps=1` prunes a trained network once. Choose the leaves by `where`: the outputs of the last layer are
+    classes. In the Conv1D of transformers outputs lie along axis 1: `pattern=sf.patterns.channel(1)`.
+
+    With the pattern of `sf.shrinking.groups`, or another `sf.tied`, a unit is the vector of all of its entries: the
+    filters of all layers that write it, its biases, scales and shifts, and the columns of all layers that read it.
+    Distances are Euclidean ones between units of a set, which all have as many entries.
 
     TypeError or ValueError for what is no number of steps, ValueError for an epoch longer than all steps.
 
     Differs from the authors' code: exactly as many filters are pruned as the sparsity says, where theirs truncates, and
     all compete, where theirs may leave out some of small norm first.
 
-    Verified by recordings of the filters that the authors' code prunes (1 case), a worked example, the shrunk model
-    that has the outputs of the masked one, and the laws.
+    Verified by recordings of the filters that the authors' code prunes (1 case), a worked example, brute force over
+    tied sets, the shrunk model that has the outputs of the masked one, and the laws.
 
     He, Liu, Wang, Hu and Yang 2019, arXiv 1811.00250.
     """
     check_int("fpgm", "epoch", epoch, 1)
     check_int("fpgm", "steps", steps, epoch)
-    last = steps // epoch * epoch - 1
+    last, whole = steps // epoch * epoch - 1, _pooled("fpgm", pattern, "max")
     prune = gmp(
         sparsity,
-        score=scores.distance(axis=axis),
+        score=scores.distance(pattern=pattern),
         when=every(epoch, start=epoch - 1, stop=last + 1),
         where=where,
-        pattern=patterns.channel(axis, norm=math.inf),
+        pattern=whole,
+        distribution=distribution,
         init="dense",
         regrow=True,
     )
     if last < epoch:
         return prune
-    reopen = gmp(0.0, when=every(epoch, start=epoch - 1, stop=last), where=where, init="dense", regrow=True)
-    return sequence(prune, reopen)
+    again = every(epoch, start=epoch - 1, stop=last)
+    return sequence(prune, gmp(0.0, when=again, where=where, pattern=whole, init="dense", regrow=True))
 
 
 @described
@@ -203,57 +281,3 @@ def proximal(
         return torch.where(kept, w - limit * (w / length), 0.0).to(weight.dtype), kept
 
     return rewrite(step_towards_zero, when=when, where=where, pruned="train")
-
-
-@described
-def sr_ste(n: int = 2, m: int = 4, *, decay: float = 2e-4, axis: int = 1, where: Where = default_where) -> Algorithm:
-    """SR-STE: trains N:M weights from scratch; pruned weights get the gradient too, and a decay that keeps them pruned.
-
-    >>> algorithm = sf.with_optimizer(sf.methods.sr_ste(decay=0.1), sf.optimizers.sgd(0.1))
-    >>> state = algorithm.init({"w": torch.tensor([[3.0, -1.0, 0.5, 2.0]])})
-    >>> algorithm.update(state, {"w": torch.ones(1, 4)}, 0).params
-    {'w': tensor([[ 2.9000, -1.0900,  0.3950,  1.9000]])}
-
-    The forward pass sees the n largest of every m weights along `axis`, chosen anew after every step. All weights get
-    the dense gradient, and pruned ones decay * weight besides (eq. 8). This is a part of the gradient, so it goes
-    through the optimizer's momentum; weight decay of the optimizer comes on top. Axis 1 is that of the inputs in a
-    linear layer and in a convolution, whose groups of m then lie along its channels. It is 0 in the Conv1D of
-    transformers.
-
-    ValueError for n > m, and at `init` for a leaf whose axis is not divisible by m, such as a first convolution of 3
-    channels: leave it out by `where`.
-
-    The authors' code does the same.
-
-    Verified by recordings of the authors' weights and gradients (3 cases), a worked example, and the laws.
-
-    Zhou, Ma, Zhu, Liu, Zhang, Yuan, Sun and Li 2021, arXiv 2102.04010.
-    """
-    return with_terms(ste(None, pattern=patterns.nm(n, m, axis), where=where), terms.pruned_decay(decay))
-
-
-@described
-def asp(n: int = 2, m: int = 4, *, axis: int = 1, when: Trigger = at([0]), where: Where = default_where) -> Algorithm:
-    """ASP: prunes a trained network to N:M by magnitude, once, to be trained again under these masks.
-
-    >>> algorithm = sf.methods.asp()
-    >>> state = algorithm.init({"w": torch.tensor([[4.0, -1.0, 2.0, -3.0]])})
-    >>> algorithm.update(state, state.params, 0).params
-    {'w': tensor([[ 4.,  0.,  0., -3.]])}
-
-    Where `when` fires, the n largest of every m weights along `axis` stay, which keep the largest sum of magnitudes of
-    all N:M masks; pruned weights stay 0. The paper then repeats the training, with the same learning rates and an
-    optimizer that starts anew: `with_optimizer(asp(), optimizer)`. Axis 1 is that of the inputs in a linear layer and
-    in a convolution; it is 0 in the Conv1D of transformers. `sf.permutation.channels` finds an order of the inputs in
-    which more magnitude is kept.
-
-    ValueError for n > m, and at `init` for a leaf whose axis is not divisible by m.
-
-    Differs from the authors' code: where m does not divide an axis theirs pads it with zeros; leave such leaves out by
-    `where`.
-
-    Verified by the best of all masks by exhaustion, a worked example, and the laws.
-
-    Mishra, Albericio Latorre, Pool, Stosic, Stosic, Venkatesh, Yu and Micikevicius 2021, arXiv 2104.08378.
-    """
-    return one_shot(None, pattern=patterns.nm(n, m, axis), when=when, where=where)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, TypeGuard
 
@@ -141,15 +142,17 @@ def _sets_among(families: tuple[tuple[Member, ...], ...]) -> Sets:
     # The tied sets among leaves of these shapes, which are worked out once.
     @functools.lru_cache(maxsize=16)
     def found(shapes: Shapes) -> tuple[TiedSet, ...]:
-        leaves, sets = dict(shapes), dict[str, TiedSet]()
+        leaves, sets, begun = dict(shapes), dict[str, TiedSet](), Counter[str]()
         for members in families:
-            for paths in sets_of(tuple(glob for glob, *_ in members), tuple(leaves)):
+            globs = tuple(glob for glob, *_ in members)
+            for paths in sets_of(globs, tuple(leaves)):
                 pairs = zip(paths, members, strict=True)
                 places = [place_of(path, leaves[path], *member[1:]) for path, member in pairs]
                 _check_as_many(places)
-                names = itertools.chain(paths[:1], (f"{paths[0]}:{i}" for i in itertools.count(1)))
+                names = (f"{paths[0]}:{i}" if i else paths[0] for i in itertools.count(begun[paths[0]]))
                 name = next(name for name in names if name not in sets)
                 sets[name] = classed(name, places)
+            begun.update(path for (path,) in sets_of(globs[:1], tuple(leaves)))  # whether or not others lack a leaf
         check_units_meet(tuple(sets.values()))
         return tuple(sets.values())
 

@@ -13,9 +13,10 @@ from sparsefn.engine.leaves import placed
 from sparsefn.engine.numbers import elementary, ranks_within, widened
 from sparsefn.engine.processes import here, sharded_like
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.units import from_rows, to_rows, units_of
+from sparsefn.patterns.units import Units, from_rows, to_rows, units_of
 from sparsefn.scores.leaves import of_sparsified
-from sparsefn.scores.plain import plain
+from sparsefn.scores.plain import OfUnits, plain
+from sparsefn.scores.units import check_units, of_tied_units, scored_units
 from sparsefn.state import Accumulated, Level, Score, State, Step
 from sparsefn.tree import Tree
 
@@ -23,8 +24,10 @@ from sparsefn.tree import Tree
 Change = Callable[[Tree, State, Step], Tree]
 
 
-def _changed(score: Score, change: Change) -> Score:
+def _changed(name: str, score: Score, change: Change) -> Score:
     # The score, with memory or without, whose values are changed.
+    if scored_units(score) is not None:
+        raise ValueError(f"{name}: expected a score with a value for each entry, got {shown(score)}")
     if isinstance(score, Accumulated):
         value = score.value
         return score._replace(
@@ -68,7 +71,7 @@ def sampled(score: Score, power: Level = 1.0) -> Score:
 
         return of_sparsified(of_leaf, state, values)
 
-    return _changed(score, change)
+    return _changed("sampled", score, change)
 
 
 _TINY, _HUGE = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).max
@@ -99,7 +102,7 @@ def ranked(score: Score, by: Callable[[Tensor], Tensor] = torch.sign) -> Score:
         ranks = ranks_within(flat, mask.reshape(-1).to(torch.uint8), kind.reshape(-1)).double()
         return torch.where(flat.isnan(), torch.nan, ranks).reshape(weight.shape)
 
-    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values, reader="ranked"))
+    return _changed("ranked", score, lambda x, state, step: of_sparsified(of_leaf, state, x, reader="ranked"))
 
 
 @described
@@ -116,17 +119,28 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
     Every entry of a unit has the value of its unit, so that `patterns.channel(0, norm=math.inf)` or
     `patterns.block(shape, "max")` prune by these values, and `sf.scores.mean` averages them. `fn` reduces over the last
     dimension of contiguous rows, the scores of some units at a time where there are many; 16-bit scores are given in
-    float32. Leaves that are not sparsified score 0. ValueError for a pattern whose units are single entries or lie in
-    several leaves, for a `fn` that gives another shape, and for a DTensor. The example is Molchanov et al. 2019,
-    arXiv 1906.10771.
+    float32. Leaves that are not sparsified score 0. The example is Molchanov et al. 2019, arXiv 1906.10771.
+
+    Of `sf.tied`, such as the pattern of `sf.shrinking.groups`, a row has the scores of all entries of a unit: members
+    in their order, each row by row. The values are those of the units of each set, by its name, as an entry may be in
+    several units. Give the algorithm the same pattern; it then reads the values, and its `reduce` is not used:
+
+    >>> mlp = sf.tied([["up", 0], ["down", 1]])
+    >>> norms = sf.scores.by_unit(sf.scores.magnitude, mlp, lambda scores: scores.norm(dim=-1))
+    >>> params = {"up": torch.tensor([[3.0], [1.0]]), "down": torch.tensor([[4.0, 1.0]])}
+    >>> algorithm = sf.one_shot(0.5, norms, pattern=mlp)
+    >>> norms(algorithm.init(params), (), 0)
+    {'up': tensor([5.0000, 1.4142])}
+    >>> algorithm.update(algorithm.init(params), params, 0).masks["down"]
+    tensor([[ True, False]])
+
+    ValueError for a pattern whose units are single entries, for a `fn` that gives another shape, and for a DTensor;
+    TypeError for anything but a pattern.
     """
-    if not isinstance(pattern, Pattern):
-        raise TypeError(f"expected pattern to be one such as sf.patterns.channel(0), got {pattern!r}")
-    if pattern.reduce is None or pattern.members:
-        raise ValueError(f"by_unit: expected a pattern whose units have several entries of one leaf, got {pattern}")
+    check_units("by_unit", pattern)
     check_call("fn", fn, "scores")
 
-    def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
+    def values_of(path: str, units: Units, x: Tensor) -> Tensor:
         def checked(rows: Tensor) -> Tensor:
             made: object = fn(rows)
             if not isinstance(made, Tensor) or made.shape != rows.shape[:-1]:
@@ -138,10 +152,23 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
                 )
             return made
 
+        return to_rows(units, x, checked)
+
+    def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
         try:
             units = units_of(pattern, tuple(value.shape))
         except ValueError as error:
             raise ValueError(f"{error} at {path!r}") from None
-        return from_rows(units, to_rows(units, value, checked))
+        return from_rows(units, values_of(path, units, value))
 
-    return _changed(score, lambda values, state, step: of_sparsified(of_leaf, state, values, reader="by_unit"))
+    def change(values: Tree, state: State, step: Step) -> Tree:
+        if pattern.members:
+            return of_tied_units(values_of, pattern, state, values)
+        return of_sparsified(of_leaf, state, values, reader="by_unit")
+
+    made = _changed("by_unit", score, change)
+    if not pattern.members:
+        return made
+    if isinstance(made, Accumulated):
+        return made._replace(value=OfUnits(pattern, made.value))
+    return OfUnits(pattern, made)

@@ -15,6 +15,11 @@ from sparsefn.engine.leaves import is_sparse
 from sparsefn.engine.numbers import back, falling, running_sums, widened
 from sparsefn.engine.processes import check_plain
 from sparsefn.engine.sums import Pooling
+from sparsefn.patterns.boxes import boxes_of, over_elements
+from sparsefn.patterns.kinds import Pattern, channel
+from sparsefn.patterns.units import Units, units_of
+from sparsefn.scores.plain import OfUnits
+from sparsefn.scores.units import check_units, of_tied_units
 from sparsefn.state import PlainScore, State, Step
 from sparsefn.tree import Tree, map_with_path, wide
 
@@ -98,8 +103,8 @@ def lamp(state: State, grads: Tree, step: Step) -> Tree:
 
 
 @described
-def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> PlainScore:
-    """Sum of the distances of a slice of the weights to the other slices along an axis.
+def distance(norm: float | Callable[[Tensor], Tensor] = 2, pattern: Pattern = channel(0)) -> PlainScore:
+    """Sum of the distances of a unit of the weights, such as a filter, to the other units of its leaf.
 
     >>> state = sf.State({"w": torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])}, {"w": torch.ones(3, 2) > 0})
     >>> sf.scores.distance(norm=1)(state, (), 0)["w"]
@@ -107,31 +112,49 @@ def distance(norm: float | Callable[[Tensor], Tensor] = 2, axis: int = 0) -> Pla
             [13., 13.],
             [ 7.,  7.]])
 
-    Each entry of a slice has its slice's sum, so that `patterns.channel(axis, norm=float("inf"))` prunes the
+    Each entry of a unit has its unit's sum, so that `patterns.channel(axis, norm=float("inf"))` prunes the
     slices nearest to the geometric median: `sf.one_shot(0.5, score=distance(), pattern=channel(0, norm=inf))`.
-    `norm` is the order of the vector norm of the difference, or a function of the slices, (n, elements), that
+    `norm` is the order of the vector norm of the difference, or a function of the units, (n, elements), that
     gives their distances, (n, n). Leaves that are not sparsified score 0. float16 and bfloat16 are summed
-    in float32. ValueError for a DTensor. He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
+    in float32. He et al. 2019, arXiv 1811.00250, eq. 4 and 5.
+
+    With `sf.tied`, such as the pattern of `sf.shrinking.groups`, a unit is the vector of all of its entries in all
+    members, and the others are those of its set. As in `sf.scores.by_unit` the values are those of units, and the
+    algorithm has the same pattern.
+
+    TypeError for anything but a pattern, ValueError for one whose units are single entries, for units of a leaf or set
+    that differ in size, and for a DTensor.
     """
     if not callable(norm) and not is_number(norm):
         raise TypeError(f"expected norm to be a number or a function of the slices, got {norm!r}")
+    check_units("distance", pattern)
+
+    def sums(path: str, flat: Tensor) -> Tensor:
+        if not callable(norm):
+            return _distance_sums(flat, norm)
+        apart, size = norm(flat), len(flat)
+        if tuple(apart.shape) != (size, size):
+            got = tuple(apart.shape)
+            raise ValueError(f"distance: expected norm to give shape {(size, size)} at {path!r}, got {got}")
+        return _SUM(apart.abs())
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor) -> Tensor:
-        if not -weight.ndim <= axis < weight.ndim:
-            raise ValueError(f"distance: no axis {axis} in shape {tuple(weight.shape)} at {path!r}")
-        slices = wide(weight.detach()).movedim(axis, 0)
-        size, rest = slices.shape[0], slices.shape[1:]
-        flat = slices.reshape(size, math.prod(rest)).contiguous()
-        if callable(norm):
-            apart = norm(flat)
-            if tuple(apart.shape) != (size, size):
-                got = tuple(apart.shape)
-                raise ValueError(f"distance: expected norm to give shape {(size, size)} at {path!r}, got {got}")
-            sums = _SUM(apart.abs())
-        else:
-            sums = _distance_sums(flat, norm)
-        return sums.reshape(size, *(1 for _ in rest)).expand(size, *rest).movedim(0, axis)
+        try:
+            units = units_of(pattern, tuple(weight.shape))
+        except ValueError as error:
+            raise ValueError(f"distance: {error} at {path!r}") from None
+        if any(size % max(box, 1) for size, box in zip(units.shape, units.unit, strict=True)):
+            raise ValueError(f"distance: expected whole units of {pattern}, got shape {units.shape} at {path!r}")
+        found = sums(path, boxes_of(wide(weight.detach()), units.unit).contiguous())
+        return over_elements(found.reshape(units.grid), units.unit, units.shape)
 
+    def of_set(name: str, units: Units, rows: Tensor) -> Tensor:
+        return sums(name, rows)[None]
+
+    if pattern.members:
+        return OfUnits(
+            pattern, lambda state, grads, step: of_tied_units(of_set, pattern, state, state.params, "distance")
+        )
     return lambda state, grads, step: of_sparsified(of_leaf, state, reader="distance")
 
 

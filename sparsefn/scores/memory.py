@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import optree
 import torch
 from torch import Tensor
@@ -11,7 +13,8 @@ from sparsefn.engine.checks import check_int, check_positive, check_trigger, des
 from sparsefn.engine.leaves import take
 from sparsefn.engine.surroundings import concrete
 from sparsefn.scores.leaves import of_sparsified
-from sparsefn.scores.plain import absolute, given, magnitude, plain
+from sparsefn.scores.plain import OfUnits, absolute, given, magnitude, plain
+from sparsefn.scores.units import zeros_of_units
 from sparsefn.state import Accumulated, Score, State, Step, Trigger
 from sparsefn.timing.triggers import never
 from sparsefn.tree import Tree, choose, flatten, leaves_of, wide
@@ -19,6 +22,16 @@ from sparsefn.tree import Tree, choose, flatten, leaves_of, wide
 
 def _zeros(params: Tree) -> Tree:
     return optree.tree_map(lambda leaf: torch.zeros_like(wide(leaf)), params)  # 16-bit sums would stop growing
+
+
+def _alike(score: Callable[..., Tree], params: Tree) -> Tree:
+    # Zeros for the values of a score.
+    return zeros_of_units(score.pattern, params) if isinstance(score, OfUnits) else _zeros(params)
+
+
+def _read(score: Callable[..., Tree], value: Callable[..., Tree]) -> Callable[..., Tree]:
+    # What is remembered of a score of units is one, too.
+    return OfUnits(score.pattern, value) if isinstance(score, OfUnits) else value
 
 
 def _blend(decay: float, memory: Tree, new: Tree) -> Tree:
@@ -68,9 +81,9 @@ def ema(score: Score, decay: float) -> Accumulated:
     _check_decay(decay)
     fn = plain(score)
     return Accumulated(
-        init=_zeros,
+        init=lambda params: _alike(fn, params),
         accumulate=lambda memory, state, grads, step: _blend(decay, memory, fn(state, grads, step)),
-        value=lambda memory, state, grads, step: memory,
+        value=_read(fn, lambda memory, state, grads, step: memory),
     )
 
 
@@ -102,9 +115,9 @@ def sum(score: Score, reset: Trigger | None = None) -> Accumulated:
     def init(params: Tree) -> Tree:
         device = next((leaf.device for leaf in leaves_of(params)), torch.device("cpu"))
         count = torch.zeros((), dtype=torch.int64, device=device)
-        return {"sum": _zeros(params), "count": count, "fresh": count > 0}
+        return {"sum": _alike(fn, params), "count": count, "fresh": count > 0}
 
-    return Accumulated(init, accumulate, lambda memory, state, grads, step: memory["sum"])
+    return Accumulated(init, accumulate, _read(fn, lambda memory, state, grads, step: memory["sum"]))
 
 
 @described
@@ -123,7 +136,7 @@ def mean(score: Score, reset: Trigger | None = None) -> Accumulated:
     def value(memory: Tree, state: State, grads: Tree, step: Step) -> Tree:
         return optree.tree_map(lambda m: m / memory["count"].clamp(min=1), memory["sum"])
 
-    return Accumulated(total.init, total.accumulate, value)
+    return Accumulated(total.init, total.accumulate, _read(plain(score), value))
 
 
 @described

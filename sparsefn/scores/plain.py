@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_kind, has_name, with_call
 from sparsefn.engine.draws import drawn_leaves
+from sparsefn.patterns.kinds import Pattern
 from sparsefn.state import Accumulated, State, Step
 from sparsefn.tree import Leaves, Tree, flatten
 
@@ -51,6 +52,18 @@ class Absolute(Function):
     def __call__(self, *args: Tree) -> Tree:
         """The absolute values."""
         return optree.tree_map(torch.abs, self.signed(*args))
+
+
+class OfUnits(Function):
+    """A score of the units of a pattern of tied sets: its values are {name of the set: (units,)}."""
+
+    def __init__(self, pattern: Pattern, fn: Callable[..., Tree]) -> None:
+        super().__init__(fn)
+        self.pattern, self.fn = pattern, fn
+
+    def __call__(self, *args: Tree) -> Tree:
+        """The values by the name of the set."""
+        return self.fn(*args)
 
 
 class Drawn(Function):

@@ -85,5 +85,7 @@ def _cut(path: str, x: Tensor, made: Smaller) -> Tensor:
         return x.clone()
     old, indices = made.kept[name]
     if tuple(x.shape) != old:
-        raise ValueError(f"carry: expected a tensor of the old shape {old} at {path!r}, got {tuple(x.shape)}")
+        text = f"carry: expected a tensor of the old shape {old} at {path!r}, got {tuple(x.shape)}"
+        units = "; a score of tied units is not cut: start its algorithm anew, from the params of the smaller model"
+        raise ValueError(text + units * (x.ndim == 1 < len(old)))
     return taken(x, indices)

@@ -24,6 +24,7 @@ from sparsefn.shrinking.atoms import Atoms
 from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.cut import Cut, free, labels_of, one_stays
 from sparsefn.shrinking.members import Member
+from sparsefn.shrinking.paths import Parts, calls_of, matched
 from sparsefn.shrinking.priced import priced
 from sparsefn.shrinking.shuffles import without_shuffles
 from sparsefn.shrinking.traced import traced
@@ -166,7 +167,14 @@ class Groups:
         return kept
 
 
-def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_parts: bool = True) -> Groups:
+def groups(
+    model: nn.Module,
+    example: Example,
+    *,
+    only: str | Sequence[str] | None = None,
+    counted: bool = False,
+    equal_parts: bool = True,
+) -> Groups:
     """The groups of units of a model, from one analysis of its traced program.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).eval()
@@ -187,10 +195,20 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
     `stays` says of each dimension that cannot lose entries which operation is the reason. Nothing of the model changes,
     and one on the meta device is analysed there.
 
+    With `only`, globs of submodules, the groups are those of each of these by itself, as the model calls it the first
+    time on the example, under the names that their leaves have in the model: for a model that `torch.export` cannot
+    trace, or a part of one. Algorithms then run on all params of the model. Costs in parameters and bytes are those of
+    the model, FLOPs those of the submodules. Give `sf.shrink` the same `only`.
+
     Raises TypeError for another example, and ValueError for a model that does not run on it, that `torch.export` cannot
-    trace, or that computes otherwise in train mode and is in it.
+    trace, or that computes otherwise in train mode and is in it; for globs as `sf.shrink` does.
     """
-    graph = traced(inner_module(model), example, dynamic=False)
+    own = inner_module(model)
+    if only is not None:
+        paths = matched(own, [only] if isinstance(only, str) else only)
+        calls = calls_of(own, paths, example)
+        own, example = Parts(own, paths), tuple([calls[path] for path in paths])
+    graph = traced(own, example, dynamic=False)
     graph = graph if equal_parts else without_shuffles(graph)
     return groups_in(analyse(graph, counted=counted, equal_parts=equal_parts))
 

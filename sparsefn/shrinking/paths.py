@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import optree
-import torch
 from torch import Tensor, nn
 
 from sparsefn.modules.calls import Example, as_call
-from sparsefn.patterns.kinds import Pattern
+from sparsefn.shrinking.traced import run_once, where_it_lies
 from sparsefn.tree import check_globs, glob_match
 
 
@@ -26,8 +25,8 @@ def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
     Raises TypeError for anything but globs, and ValueError for a glob that matches none, and for a submodule that
     shares a parameter with the rest.
     """
-    wanted = "shrink: expected only to be globs of submodules such as 'layers.*.mlp'"
-    if isinstance(globs, Pattern) or any(not isinstance(glob, str) for glob in globs):
+    wanted = "expected only to be globs of submodules such as 'layers.*.mlp'"
+    if not isinstance(globs, Sequence) or any(not isinstance(glob, str) for glob in globs):
         raise TypeError(f"{wanted}, got {globs!r}; which units go is what the masks say")
     if not globs:
         raise ValueError(f"{wanted}, got none")
@@ -41,8 +40,30 @@ def matched(module: nn.Module, globs: Sequence[str]) -> list[str]:
         inside = {id(param) for param in module.get_submodule(path).parameters()}
         for name, param in module.named_parameters(remove_duplicate=False):
             if id(param) in inside and not name.startswith(f"{path}."):
-                raise ValueError(f"shrink: expected {path!r} to have its parameters alone, but it shares {name!r}")
+                raise ValueError(f"expected {path!r} to have its parameters alone, but it shares {name!r}")
     return found
+
+
+class Parts(nn.Module):
+    """A module that runs some of its submodules instead of itself, each on a call of its own.
+
+    >>> net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.ReLU()).eval()
+    >>> Parts(net, ["0"])(torch.ones(3, 1))[0].shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self, module: nn.Module, paths: Sequence[str]) -> None:
+        super().__init__()
+        self._called = list(paths)
+        self._modules, self._parameters, self._buffers = module._modules, module._parameters, module._buffers
+
+    def _get_name(self) -> str:
+        return f"submodules {', '.join(map(repr, self._called))}"
+
+    def forward(self, *calls: Example) -> list[Any]:
+        """What each submodule gives for its call."""
+        given = [as_call(example) for example in calls]
+        return [self.get_submodule(path)(*args, **kw) for path, (args, kw) in zip(self._called, given, strict=True)]
 
 
 def calls_of(module: nn.Module, paths: Sequence[str], example: Example) -> dict[str, Example]:
@@ -63,13 +84,11 @@ def calls_of(module: nn.Module, paths: Sequence[str], example: Example) -> dict[
             made.setdefault(path, optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, given))
 
         own.get_submodule(path).register_forward_pre_hook(note, with_kwargs=True)
-    args, kwargs = as_call(example)
-    with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
-        own(*args, **kwargs)
+    run_once(own, own, where_it_lies(module, as_call(example)))
     calls: dict[str, Example] = {}
     for path in paths:
         if path not in made:
-            raise ValueError(f"shrink: expected the module to call {path!r} on the example, but it does not")
+            raise ValueError(f"expected the module to call {path!r} on the example, but it does not")
         args, kwargs = made[path]
         calls[path] = _by_name(module.get_submodule(path), path, args, kwargs) if kwargs else args
     return calls
@@ -81,6 +100,6 @@ def _by_name(part: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
         if kind in (kind.VAR_POSITIONAL, kind.POSITIONAL_ONLY):
-            raise ValueError(f"shrink: expected a forward of {path!r} all of whose arguments have names")
+            raise ValueError(f"expected a forward of {path!r} all of whose arguments have names")
         named |= value if kind is kind.VAR_KEYWORD else {name: value}
     return named

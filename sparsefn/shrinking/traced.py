@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -35,9 +37,7 @@ def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: 
     `torch.export` cannot follow, and for modules in train mode that compute otherwise in eval mode (batch norm,
     dropout): with `train` modules keep the modes that they are in.
     """
-    call = as_call(example)
-    if any(x.is_meta for x in (*model.parameters(), *model.buffers())):
-        call = _mapped(lambda x: x.to("meta"), call)
+    call = where_it_lies(model, as_call(example))
     busy = any(part.training for part in model.modules())
     program = _export(model, call, train, dynamic)
     program.meta["train"] = train and busy
@@ -47,6 +47,16 @@ def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: 
             f"{named_module(model, module_of(node))} computes otherwise"
         )
     return program
+
+
+def where_it_lies(model: nn.Module, call: Call) -> Call:
+    """The arguments of a call, on the meta device for a model that is there.
+
+    >>> where_it_lies(torch.nn.Linear(1, 1, device="meta"), ((torch.ones(1, 1),), {}))[0][0].device
+    device(type='meta')
+    """
+    meta = any(x.is_meta for x in (*model.parameters(), *model.buffers()))
+    return _mapped(lambda x: x.to("meta"), call) if meta else call
 
 
 def _mapped(fn: Callable[[Tensor], Tensor], call: Call) -> Call:
@@ -137,18 +147,60 @@ def _text(node: fx.Node) -> str:
     return str((node.target, given or (node.args, node.kwargs)))
 
 
-def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
-    kind, run = type(model).__name__, _own(model).eval()
+def run_once(model: nn.Module, run: nn.Module, call: Call) -> Any:
+    """What a copy of a model gives for a call; ValueError where the model does not run on it.
+
+    >>> run_once(torch.nn.ReLU(), torch.nn.ReLU(), ((torch.ones(1),), {}))
+    tensor([1.])
+    """
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
             args, kwargs = _mapped(Tensor.clone, call)
-            run(*args, **kwargs)
+            return run(*args, **kwargs)
     except Exception as own:  # the model's own code fails in any way
-        return ValueError(f"expected an example that the {kind} can be called with: it fails with {first_line(own)}")
+        text = f"expected an example that the {_kind(model)} can be called with: it fails with {first_line(own)}"
+        raise ValueError(text) from own
+
+
+def _failed(model: nn.Module, call: Call, error: Exception) -> ValueError:
+    try:
+        out = run_once(model, _own(model).eval(), call)
+    except ValueError as own:
+        return own
+    place = _PLACE.findall(str(error))
+    at = f" (in {place[-1][2]} at {place[-1][0]}:{place[-1][1]})" if place else ""
+    why = f"torch.export cannot follow the {_kind(model)}: {first_line(error)}{at}"
+    for what, tree in (("arguments", call), ("outputs", out)):
+        if other := _other(tree):
+            return ValueError(f"{why}. Among its {what} is a {other}, which is no tensor: {_without(model, call)}")
     return ValueError(
-        f"torch.export cannot follow the {kind}: {first_line(error)}. Name submodules that it can follow in only= of "
-        "sf.shrink, or take out of forward what depends on the values of tensors"
+        f"{why}. Name submodules that it can follow in only= of sf.shrinking.groups and of sf.shrink, or take out of "
+        "forward what depends on the values of tensors"
     )
+
+
+def _kind(model: nn.Module) -> str:
+    return str(model._get_name())  # type: ignore[no-untyped-call]
+
+
+_PLACE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_PLAIN = (Tensor, int, float, complex, str, type(None), torch.dtype, torch.device)  # which torch.export takes
+
+
+def _other(tree: Any) -> str:
+    # The type of the first object that torch.export does not take.
+    return next((type(x).__name__ for x in pytree.tree_leaves(tree) if not isinstance(x, _PLAIN)), "")
+
+
+def _without(model: nn.Module, call: Call) -> str:
+    # How to call a model so that nothing but tensors go in and out.
+    known = list(inspect.signature(model.forward).parameters)
+    if "use_cache" not in known:
+        return "call it so that it takes and gives tensors alone, and tuples, lists and dicts of them"
+    given = {**dict(zip(known, call[0], strict=False)), **call[1]}
+    names = [name for name, value in given.items() if name != "use_cache" and not _other(value)]
+    shown = ", ".join([*(f"{name!r}: ..." for name in names), "'use_cache': False"])
+    return f"give use_cache=False in the example, as {{{shown}}}"
 
 
 def first_line(error: Exception) -> str:

@@ -370,3 +370,10 @@ def test_members_of_another_form_are_refused(members, error, text):
 def test_numbers_that_do_not_fit_are_refused(members, text):
     with pytest.raises(ValueError, match=text):
         sf.one_shot(0.5, pattern=sf.tied(members)).init(anyhow())
+
+
+def test_names_of_sets_do_not_depend_on_which_are_pruned():
+    pattern, sizes = sf.tied([[["a", 0], ["b", 0]], [["a", 1], ["c", 0]]]), {"a": (4, 3), "b": (4,), "c": (3,)}
+    weights = {path: torch.randn(size) for path, size in sizes.items()}
+    assert list(tied_sets(pattern, weights)) == ["a", "a:1"]
+    assert list(tied_sets(pattern, {path: weights[path] for path in ("a", "c")})) == ["a:1"]

@@ -131,9 +131,9 @@ class TestByUnit:
         assert other.value(other.init({"w": torch.ones(2, 2)}), state, (), 0)["w"].tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
     def test_errors(self):
-        with pytest.raises(TypeError, match="expected pattern to be one such as"):
+        with pytest.raises(TypeError, match="by_unit: expected pattern to be one such as"):
             sf.scores.by_unit(MAGNITUDE, 0, torch.sum)
-        with pytest.raises(ValueError, match=r"several entries of one leaf, got nm\(2, 4, axis=-1\)"):
+        with pytest.raises(ValueError, match=r"several entries, got nm\(2, 4, axis=-1\)"):
             sf.scores.by_unit(MAGNITUDE, sf.patterns.nm(2, 4), torch.sum)
         bad = sf.scores.by_unit(MAGNITUDE, CHANNEL, lambda scores: scores.sum())
         with pytest.raises(

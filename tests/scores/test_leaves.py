@@ -114,7 +114,7 @@ def distances(w, *args, **kwargs):
 )
 def test_distance_sums_over_the_other_slices(shape, axis, norm, dtype):
     w = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    found = distances(w, norm, axis=axis)
+    found = distances(w, norm, pattern=sf.patterns.channel(axis))
     flat = w.movedim(axis, 0).reshape(w.shape[axis], -1)
     want = torch.cdist(flat, flat, p=norm).sum(1)
     assert found.shape == w.shape
@@ -155,8 +155,8 @@ def test_distance_of_16_bit_weights_is_summed_in_32(dtype):
 
 
 def test_distance_errors():
-    with pytest.raises(ValueError, match=r"distance: no axis 2 in shape \(2, 2\) at 'w'"):
-        distances(torch.ones(2, 2), axis=2)
+    with pytest.raises(ValueError, match=r"distance: channel.axis=2, norm=1.: no axis 2 in shape \(2, 2\) at 'w'"):
+        distances(torch.ones(2, 2), pattern=sf.patterns.channel(2))
     for bad in ("2", True, None):
         with pytest.raises(TypeError, match=f"expected norm to be a number or a function of the slices, got {bad!r}"):
             sf.scores.distance(bad)

@@ -91,6 +91,13 @@ def test_other_shapes_and_other_parameters_are_refused():
         ValueError, match=r"carry: expected a tensor of the old shape \(8, 4\) at 'm.0.weight', got \(3,\)"
     ):
         sf.shrinking.carry({"m": {"0.weight": torch.ones(3)}}, made)
+    pattern = sf.shrinking.groups(model, X).pattern()
+    state = sf.methods.taylor(1, pattern=pattern).init(sf.modules.params_of(model))
+    text = (
+        r"of the old shape \(8, 4\) at 'scores.score.sum.0.weight', got \(8,\); a score of tied units is not cut: start"
+    )
+    with pytest.raises(ValueError, match=text):
+        sf.shrinking.carry(state, made)
     other = torch.optim.Adam([nn.Parameter(torch.ones(2))])
     other.param_groups[0]["params"][0].sum().backward()
     other.step()

@@ -1,5 +1,7 @@
 """Groups: what is printed, patterns, masks, and what masks leave alive."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -118,3 +120,74 @@ def test_parts_of_a_chunk_are_tied_where_the_code_has_to_run_as_it_is():
     )
     sizes = [[g.size for g in sf.shrinking.groups(net.eval(), x, equal_parts=parts)] for parts in (True, False)]
     assert sizes == [[2], [2, 2]]
+
+
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    def forward(self, x, scale=1.0):
+        return self.f(x) * scale
+
+
+class Branching(nn.Module):
+    """What runs depends on values, and one part runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder, self.head = Coder(), Coder(), nn.Linear(4, 2)
+        self.shift = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        x = self.encoder(self.encoder(x), scale=2.0)
+        return self.head(self.decoder(x if x.sum() > 0 else -x, 0.5) + self.shift)
+
+
+@pytest.mark.parametrize(
+    ("only", "leaves"),
+    [
+        ("encoder", ["encoder.f.0.weight"]),
+        (["decoder", "encoder"], ["encoder.f.0.weight", "decoder.f.0.weight"]),
+        ("*.f", ["encoder.f.0.weight", "decoder.f.0.weight"]),
+    ],
+)
+def test_submodules_of_a_model_that_cannot_be_exported(only, leaves):
+    torch.manual_seed(0)
+    model, x = Branching().eval(), torch.randn(3, 4)
+    with pytest.raises(ValueError, match="torch.export cannot follow the Branching: GuardOnDataDep"):
+        sf.shrinking.groups(model, x)
+    before = {name: (id(p), p._version) for name, p in model.named_parameters()}
+    groups, params = sf.shrinking.groups(model, x, only=only), sf.modules.params_of(model)
+    assert [group.members[0].leaf for group in groups] == leaves
+    assert before == {name: (id(p), p._version) for name, p in model.named_parameters()}
+    assert groups.cost() == sum(p.numel() for p in params.values()) and groups.masks({0: [1]}).keys() == params.keys()
+    for algorithm in (
+        sf.one_shot(0.5, pattern=groups.pattern()),
+        sf.methods.taylor(2, when=sf.at([0]), pattern=groups.pattern()),
+        sf.gmp(1.0, distribution=sf.budgets.within(groups.cost() - 20, groups, "params"), pattern=groups.pattern()),
+    ):
+        state = algorithm.update(algorithm.init(params), params, 0)
+        kept = [int(units.sum()) for units in groups.alive(state.masks)]
+        small = sf.shrink(model, state, x, only=only)
+        assert [small.get_parameter(leaf).shape[0] for leaf in leaves] == kept and sum(kept) < 8 * len(leaves)
+        for more in (x, -x, torch.randn(7, 4)):
+            torch.testing.assert_close(small(more), sf.modules.call(model, state, more), atol=1e-6, rtol=1e-5)
+
+
+def test_submodules_that_cannot_be_exported():
+    model, x = nn.Sequential(nn.Linear(4, 4), Branching()).eval(), torch.randn(3, 4)
+    with pytest.raises(ValueError, match="torch.export cannot follow the submodules '0', '1': GuardOnDataDependent"):
+        sf.shrinking.groups(model, x, only=["0", "1"])
+    for only, kind, text in (
+        ("none", ValueError, "only: no path matches 'none'; the paths are '0', '1', '1.encoder'"),
+        ([], ValueError, r"expected only to be globs of submodules such as 'layers.\*.mlp', got none"),
+        (0, TypeError, r"expected only to be globs of submodules such as 'layers.\*.mlp', got 0"),
+    ):
+        with pytest.raises(kind, match=text):
+            sf.shrinking.groups(model, x, only=only)
+    with pytest.raises(ValueError, match="expected an example that the Sequential can be called with: it fails with"):
+        sf.shrinking.groups(model, torch.randn(3, 5), only="1.encoder")
+    assert [
+        group.size for group in sf.shrinking.groups(nn.Sequential(copy.deepcopy(NET)).to("meta"), VECTOR, only="0")
+    ] == [4, 6]

@@ -93,7 +93,7 @@ def refused(text, net=None, example=X, state=None, error=ValueError, **options):
 
 def test_bad_arguments():
     refused("shrink: expected form None, 'class' or 'program', got 'onnx'", form="onnx")
-    globs = "shrink: expected only to be globs of submodules such as 'layers.*.mlp', got"
+    globs = "expected only to be globs of submodules such as 'layers.*.mlp', got"
     refused(
         f"{globs} channel(axis=0, norm=1); which units go is what the masks say",
         only=sf.patterns.channel(0),

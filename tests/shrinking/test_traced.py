@@ -166,5 +166,36 @@ def test_what_cannot_be_traced():
     with pytest.raises(ValueError, match="expected an example that the Sequential can be called with: it fails"):
         traced(convnet(), torch.randn(2, 4))
     data = Plain(lambda self, x: self.layer(x) if x.sum() > 0 else x, layer=nn.Linear(3, 3)).eval()
-    with pytest.raises(ValueError, match=r"torch.export cannot follow the Plain: \w+: Could not guard on .* in only="):
+    text = (
+        r"torch.export cannot follow the Plain: \w+: Could not guard on .* \(in <lambda> at .*test_traced.py:\d+\)\. "
+        r"Name submodules that it can follow in only= of sf.shrinking.groups and of sf.shrink, or take out of forward "
+    )
+    with pytest.raises(ValueError, match=text):
         traced(data, torch.ones(2, 3))
+
+
+def test_what_is_no_tensor_among_arguments_and_outputs():
+    words, model = {"input_ids": WORDS["input_ids"]}, llama()
+    text = (
+        "torch.export cannot follow the LlamaForCausalLM: .*. Among its {} is a DynamicCache, which is no tensor: give "
+        "use_cache=False in the example, as {{'input_ids': ..., 'use_cache': False}}$"
+    )
+    for example in (words, words["input_ids"], {**words, "use_cache": True}):
+        with pytest.raises(ValueError, match=text.format("outputs")):
+            traced(model, example, dynamic=False)
+    with pytest.raises(ValueError, match=text.format("arguments")):
+        traced(model, {**words, "past_key_values": transformers.DynamicCache()}, dynamic=False)
+    assert traced(model, {**words, "use_cache": False}, dynamic=False)
+    boxed = Plain(lambda self, x: Box(self.layer(x)), layer=nn.Linear(3, 3)).eval()
+    text = (
+        "Among its outputs is a Box, which is no tensor: call it so that it takes and gives tensors alone, and tuples, "
+    )
+    with pytest.raises(ValueError, match=text):
+        traced(boxed, torch.ones(2, 3))
+
+
+class Box:
+    """An output that is no tensor."""
+
+    def __init__(self, x):
+        self.x = x
