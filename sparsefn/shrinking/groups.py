@@ -279,8 +279,10 @@ def _beside(analysis: Analysis, kinds: npt.NDArray[np.int64]) -> dict[int, set[i
 
 
 def _preferred(units: Any, weights: Any, beside: Mapping[int, set[int]], rank: Any) -> set[int]:
-    taken: set[int] = set()
-    for i in sorted(range(len(units)), key=lambda i: (rank[units[i][0]], -weights[i])):
+    ranks, taken = [int(rank[own[0]]) for own in units], set[int]()
+    for i, one in enumerate(ranks):  # the width of the only head is never divided, and has no rank of its own
+        ranks[i] = one or 3 * any(ranks[j] == 1 for j in beside[i])
+    for i in sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i])):
         if not beside[i] & taken and len(units[i]) > 1:
             taken.add(i)
     return taken
