@@ -6,8 +6,9 @@ after block, where the inputs of a block come from the pruned blocks before it.
 """
 
 from sparsefn.calibration.blocks import in_order, outlier_ratios
+from sparsefn.calibration.experts import experts
 from sparsefn.calibration.inputs import inputs
 from sparsefn.engine.numbers import as_matrix
 
-__all__ = ["as_matrix", "in_order", "inputs", "outlier_ratios"]
+__all__ = ["as_matrix", "experts", "in_order", "inputs", "outlier_ratios"]
 __dir__ = __all__.copy

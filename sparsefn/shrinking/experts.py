@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
-import types
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,9 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from sparsefn.engine.surroundings import CAST, TorchDispatchMode
 from sparsefn.modules.calls import Example
 from sparsefn.modules.params import bake
 from sparsefn.modules.wrappers import inner_module
@@ -25,12 +21,11 @@ from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import taken
 from sparsefn.shrinking.guesses import TRIES, Guess, give_back
 from sparsefn.shrinking.proof import differs
+from sparsefn.shrinking.routers import never_routed
 from sparsefn.shrinking.search import Tried, search
 from sparsefn.shrinking.smaller import Kept, Smaller
 from sparsefn.state import State
 from sparsefn.tree import flatten
-
-_aten = torch.ops.aten
 
 
 def without_experts(module: nn.Module, state: State, example: Example, pattern: Pattern) -> Smaller:
@@ -70,7 +65,8 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
         raise TypeError(f"without_experts: expected a State, got {type(state).__name__}")
     masked = inner_module(bake(module, state))
     sets = _sets(pattern, state)
-    reference, seen = _never_routed(masked, sets)
+    routers = [(place, ~experts.flags(place)) for experts in sets.values() for place in experts.routers if experts.lost]
+    reference, seen = never_routed(masked, routers)
     small, before = _cut(masked, sets), dict(masked.named_parameters())
     why = ""
 
@@ -95,8 +91,8 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
             if path in [place.path for place in experts.routers] and most > experts.kept.sum()
         ]
         raise ValueError(
-            f"without_experts: the smaller {type(masked).__name__} {found.why}, where 'the masked one' never routes to "
-            f"what is removed{few[0] if few else ''}"
+            f"without_experts: the smaller {type(masked).__name__} {found.why}{few[0] if few else ''} (the masked one "
+            "is that whose router gives -inf for what is removed)"
         )
     sizes = [(len(experts.kept), int(experts.kept.sum())) for experts in sets.values()]
     configs = dict(set_configs(small, masked, sizes, works))
@@ -190,67 +186,3 @@ def _numbers(small: nn.Module, sets: Mapping[str, _Experts]) -> list[Guess]:
         made.append(Guess(modules, key, None, options, 1))
         made[-1].take(0)
     return made
-
-
-class _Seen(NamedTuple):
-    products: set[str]  # routers that something was multiplied by
-    most: dict[str, int]  # to how many experts a token is routed after a product with a router
-
-
-def _never_routed(masked: nn.Module, sets: Mapping[str, _Experts]) -> tuple[nn.Module, _Seen]:
-    """A copy that runs with logits -inf of what goes, and what is seen of routers then."""
-    seen = _Seen(set(), {})
-    routers = [(place, ~experts.flags(place)) for experts in sets.values() if experts.lost for place in experts.routers]
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with _Logits(self, routers, seen):
-            return type(self).forward(self, *args, **kwargs)
-
-    reference = copy.deepcopy(masked)
-    reference.forward = types.MethodType(forward, reference)  # type: ignore[method-assign]
-    return reference, seen
-
-
-class _Logits(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Fills the outputs of products with some rows of routers with -inf; a router is known by its storage."""
-
-    def __init__(self, module: nn.Module, routers: list[tuple[Place, Tensor]], seen: _Seen) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.known = {_storage(x): (x, place, gone) for place, gone in routers for x in (module.get_parameter(place.path),)}
-        self.seen, self.last = seen, ""
-
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run the operation, and fill its output if it is a product with a router."""
-        out, op = func(*args, **(kwargs or {})), func.overloadpacket
-        if op is CAST and (router := self.known.get(_storage(args[0]))) is not None:
-            if args[0].shape == router[1].shape and args[0].stride() == router[0].stride():
-                self.known[_storage(out)] = (out, *router[1:])
-        elif op in _FACTORS:
-            for axis, x in enumerate(args[_FACTORS[op] :][:2], -2):
-                self.fill(out, axis, x)
-        elif op is _aten.topk and self.last:
-            self.seen.most[self.last], self.last = args[1], ""
-        return out
-
-    def fill(self, out: Tensor, axis: int, x: Tensor) -> None:
-        """Fill the outputs of a product along this axis, if its factor x has the rows of a router along it."""
-        router, place, gone = self.known.get(_storage(x), (None, None, None))
-        if router is None or place is None or gone is None or x.ndim < 2:
-            return
-        size, step = router.shape[place.dim], router.stride(place.dim)
-        if x.shape[axis] == size and x.stride(axis) == step:
-            out.index_fill_(out.ndim + axis, gone.nonzero().flatten().to(out.device), -math.inf)
-            self.seen.products.add(place.path)
-            self.last = place.path
-
-
-_FACTORS = {  # where the factors of products begin among the arguments
-    **dict.fromkeys((_aten.mm, _aten.bmm), 0),
-    **dict.fromkeys((_aten.addmm, _aten.baddbmm), 1),
-}
-
-
-def _storage(x: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
