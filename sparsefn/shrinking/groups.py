@@ -95,7 +95,8 @@ class Groups:
         """The pattern for algorithms: every group is a tied set, named by its first leaf.
 
         `only` are the numbers of the groups to prune; of groups that multiply with each other all but one are left
-        out by default: heads rather than the entries of a head, entries of a convolution's groups rather than groups.
+        out by default: heads rather than the entries of a head (heads of queries where these read one head of keys),
+        entries of a convolution's groups rather than groups.
         """
         chosen = [i for i, group in enumerate(self.groups) if group.preferred] if only is None else list(only)
         if not chosen:
