@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -17,11 +18,12 @@ from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.places import Place
 from sparsefn.patterns.tied import over_units, tied_sets
+from sparsefn.patterns.units import Units
 from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import taken
 from sparsefn.shrinking.guesses import TRIES, Guess, give_back
 from sparsefn.shrinking.proof import differs
-from sparsefn.shrinking.routers import never_routed
+from sparsefn.shrinking.routers import Seen, never_routed
 from sparsefn.shrinking.search import Tried, search
 from sparsefn.shrinking.smaller import Kept, Smaller
 from sparsefn.state import State
@@ -54,7 +56,8 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
 
     The copy is of the same class. Whole numbers that modules keep and that are the number of experts become the new one
     where the proof needs it, and those of a config where a new model from it equals the copy, as when all layers lose
-    as many experts; `notes` says where not. Returns what `sf.shrinking.smaller` does.
+    as many experts; `notes` says where not, and `stays` where an expert is masked in some leaves alone. Returns what
+    `sf.shrinking.smaller` does.
 
     Raises TypeError for anything but a State. ValueError for a pattern without such sets, a set that loses all experts,
     a router that no product is seen with, and where the proof fails: where fewer experts stay than a token is routed
@@ -84,15 +87,10 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
                 f"but no product was seen with {', '.join(place.path for place in experts.routers) or 'any of them'}"
             )
     if not found.done:
-        few = [
-            f"; a token of {path!r} is routed to {most} experts, of which {experts.kept.sum()} stay: keep more of them"
-            for experts in sets.values()
-            for path, most in seen.most.items()
-            if path in [place.path for place in experts.routers] and most > experts.kept.sum()
-        ]
+        hints = "".join(f"; {hint}" for hint in (*_few(sets, seen), *_left_out(masked, sets)))
         raise ValueError(
-            f"without_experts: the smaller {type(masked).__name__} {found.why}{few[0] if few else ''} (the masked one "
-            "is that whose router gives -inf for what is removed)"
+            f"without_experts: the smaller {type(masked).__name__} {found.why}{hints} (the masked one is that whose "
+            "router gives -inf for what is removed)"
         )
     sizes = [(len(experts.kept), int(experts.kept.sum())) for experts in sets.values()]
     configs = dict(set_configs(small, masked, sizes, works))
@@ -100,12 +98,18 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
     give_back(small, [one for one in numbers if not all(path.startswith(said) for path in one.modules)], works)
     kept = {name: Kept(tuple(x.shape), _indices(name, x.ndim, sets)) for name, x in before.items()}
     kept |= {name: Kept(tuple(x.shape), (None,) * x.ndim) for name, x in masked.named_buffers()}
-    return Smaller(small, kept, "class", (), tuple(problem for problem in configs.values() if problem))
+    stays = [
+        f"{experts.part} experts of {name!r} are masked in some of their leaves, and stay"
+        for name, experts in sets.items()
+        if experts.part
+    ]
+    return Smaller(small, kept, "class", tuple(stays), tuple(problem for problem in configs.values() if problem))
 
 
 class _Experts(NamedTuple):
     places: tuple[Place, ...]
-    kept: np.ndarray[Any, np.dtype[np.bool_]]
+    kept: npt.NDArray[np.bool_]
+    part: int  # of those how many have leaves that are masked whole
 
     @property
     def routers(self) -> list[Place]:
@@ -132,12 +136,36 @@ def _sets(pattern: Pattern, state: State) -> dict[str, _Experts]:
     for name, units in tied_sets(pattern, leaves).items():
         if not any(len(place.shape) > 2 for place in units.places):
             raise ValueError(f"{wanted}, but the set of {name!r} has no leaf of experts [experts, out, in]")
-        own = {place.path: masks[place.path].expand(place.shape) for place in units.places}
-        kept = over_units(units, own, lambda _, rows: rows.any(1)[None]).reshape(-1).cpu().numpy()
+        zeros = {place.path: torch.zeros(place.shape, dtype=torch.bool, device="cpu") for place in units.places}
+        own = {place.path: masks[place.path].expand(place.shape).cpu() for place in units.places}
+        kept = _any(units, own)
         if not kept.any():
             raise ValueError(f"without_experts: expected at least one expert of {name!r} to stay, but all are masked")
-        made[name] = _Experts(units.places, kept)
+        each = np.logical_and.reduce([_any(units, {**zeros, path: own[path]}) for path in own])
+        made[name] = _Experts(units.places, kept, int((kept & ~each).sum()))
     return made
+
+
+def _any(units: Units, masks: Mapping[str, Tensor]) -> npt.NDArray[np.bool_]:
+    # Which units have an entry that is not masked.
+    return np.asarray(over_units(units, masks, lambda _, rows: rows.any(1)[None]).reshape(-1).cpu())
+
+
+def _few(sets: Mapping[str, _Experts], seen: Seen) -> Iterator[str]:
+    for experts in sets.values():
+        for path, most in seen.most.items():
+            if path in [place.path for place in experts.routers] and most > experts.kept.sum():
+                yield f"a token of {path!r} is routed to {most} experts, of which {experts.kept.sum()} stay: keep more"
+
+
+def _left_out(masked: nn.Module, sets: Mapping[str, _Experts]) -> Iterator[str]:
+    # Tensors beside those of the sets that have an entry for each expert, too.
+    known = {place.path for experts in sets.values() for place in experts.places}
+    for experts in sets.values():
+        beside = {place.path.rpartition(".")[0] for place in experts.places} if experts.lost else set()
+        for name, x in (*masked.named_parameters(), *masked.named_buffers()):
+            if name not in known and name.rpartition(".")[0] in beside and len(experts.kept) in x.shape:
+                yield f"{name!r} of shape {tuple(x.shape)} is no member of the set, and stays"
 
 
 def _indices(name: str, ndim: int, sets: Mapping[str, _Experts]) -> tuple[Tensor | None, ...]:

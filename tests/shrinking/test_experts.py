@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import sparsefn as sf
@@ -30,6 +32,18 @@ def test_the_outputs_are_those_of_never_routing_to_what_goes(gone):
     assert made.kept["router.weight"].indices[0].tolist() == [i for i in range(4) if i not in gone]
 
 
+@settings(max_examples=8)
+@given(st.integers(2, 6), st.data())
+def test_of_any_experts(count, data):
+    gone = sorted(data.draw(st.sets(st.integers(0, count - 1), max_size=count - 1)))
+    k = data.draw(st.integers(1, count - len(gone)))
+    model = by_hand(experts=count, k=k)
+    made = sf.shrinking.without_experts(model, without(model, BY_HAND, gone), X, BY_HAND)
+    model.out = gone
+    assert torch.allclose(made.module(X), model(X), atol=1e-6) and made.module.k == k
+    assert len(made.module.experts.up) == count - len(gone)
+
+
 def test_it_is_not_the_masked_model_whose_logits_are_0():
     model = by_hand()
     state = without(model, BY_HAND, [1])
@@ -43,6 +57,7 @@ def test_masks_of_other_leaves_are_zeros_and_an_expert_with_one_entry_stays():
     state.masks["experts.up"][2, 0, 0] = True
     state.masks["experts.down"][0, 0] = False
     made = sf.shrinking.without_experts(model, state, X, BY_HAND)
+    assert made.stays == ("1 experts of 'router.weight' are masked in some of their leaves, and stay",)
     assert len(made.module.experts.up) == 3 and not made.module.experts.down[0, 0].any()
 
 
@@ -135,8 +150,12 @@ def test_pruned_by_reap_in_exact_counts_and_carried():
         (sf.tied([["router.weight", 0], ["router.bias", 0]]), [0], "'router.weight' has no leaf of experts"),
         (BY_HAND, [0, 1, 2, 3], "expected at least one expert of 'router.weight' to stay, but all are masked"),
         (sf.tied([["experts.up", 0], ["experts.down", 0]]), [0], "no product was seen with any of them"),
-        (sf.tied([["router.weight", 0], ["experts.up", 0]]), [0], "the smaller Mixture fails on the example"),
-        (BY_HAND, [0, 1, 2], "is routed to 2 experts, of which 1 stay: keep more of them .the masked one is that"),
+        (
+            sf.tied([["router.weight", 0], ["router.bias", 0], ["experts.up", 0]]),
+            [0],
+            r"Mixture gives another output .*; 'experts.down' of shape \(4, 3, 5\) is no member of the set, and stays",
+        ),
+        (BY_HAND, [0, 1, 2], "is routed to 2 experts, of which 1 stay: keep more .the masked one is that"),
     ],
 )
 def test_what_is_refused(pattern, gone, text):
@@ -162,15 +181,18 @@ def test_logits_among_the_outputs_and_choices_by_more_than_logits_are_refused():
     class Corrected(Mixture):
         def __init__(self):
             super().__init__()
-            self.correction = nn.Buffer(torch.tensor([9.0, 0.0, 0.0, 0.0]))
+            self.router.correction = nn.Buffer(torch.tensor([9.0, 0.0, 0.0, 0.0]))
 
         def forward(self, x):
             logits = self.router(x).sigmoid()
-            index = (logits + self.correction[: self.number]).topk(self.k)[1]
+            index = (logits + self.router.correction[: self.number]).topk(self.k)[1]
             return self.experts(x, index, weights=logits.gather(1, index))
 
-    for kind in (Open, Corrected):
+    for kind, text in (
+        (Open, "gives an"),
+        (Corrected, "gives another output .*; 'router.correction' of shape .4,. is no member of the set"),
+    ):
         torch.manual_seed(0)
         model = kind().eval()
-        with pytest.raises(ValueError, match=f"the smaller {kind.__name__} gives an"):
+        with pytest.raises(ValueError, match=f"the smaller {kind.__name__} {text}"):
             sf.shrinking.without_experts(model, without(model, BY_HAND, [0]), X, BY_HAND)
