@@ -198,3 +198,13 @@ def test_reap_of_other_patterns_and_statistics():
         sf.scores.reap(seen(), sf.patterns.channel(0))
     with pytest.raises(TypeError, match="reap: expected stats by path, from sf.calibration.experts, got list"):
         sf.scores.reap([], EXPERTS)
+
+
+def test_reap_in_compiled_code_and_under_vmap():
+    algorithm = sf.one_shot(0.5, sf.scores.reap(seen(), EXPERTS), pattern=EXPERTS)
+    eager = algorithm.update(algorithm.init(PARAMS), PARAMS, 0)
+    compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")(algorithm.init(PARAMS), PARAMS, 0)
+    assert sf.checkpoint.tree_equal(eager, compiled)
+    stacked = {path: torch.stack([x, 2 * x]) for path, x in PARAMS.items()}
+    masks = torch.vmap(lambda params: algorithm.update(algorithm.init(params), params, 0).masks)(stacked)
+    assert all(torch.equal(mask[1], eager.masks[path]) for path, mask in masks.items())
