@@ -118,6 +118,9 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_bits_are_those_of_the_parts": ("1-*-keep", "2-adam-keep"),
         "test_under_transforms_it_leaves_the_step_to_the_parts": (),
     },
+    "tests/shrinking/test_groups.py": {
+        "test_of_one_head_of_keys_and_values_heads_of_queries_go_and_it_stays": (),
+    },
     "tests/shrinking/test_random_masks.py": {
         "test_small_equals_masked_for_many_networks": (),
         "test_small_equals_masked_in_the_zoo": ("vgg", "shufflenet v2", "lstm classifier", "llama"),

@@ -7,9 +7,10 @@ after block, where the inputs of a block come from the pruned blocks before it.
 
 from sparsefn.calibration.blocks import by_block, in_order, outlier_ratios
 from sparsefn.calibration.carried import PrunedBlock
+from sparsefn.calibration.experts import experts
 from sparsefn.calibration.inputs import inputs
 from sparsefn.calibration.stream import stream
 from sparsefn.engine.numbers import as_matrix
 
-__all__ = ["PrunedBlock", "as_matrix", "by_block", "in_order", "inputs", "outlier_ratios", "stream"]
+__all__ = ["PrunedBlock", "as_matrix", "by_block", "experts", "in_order", "inputs", "outlier_ratios", "stream"]
 __dir__ = __all__.copy

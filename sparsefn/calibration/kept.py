@@ -109,7 +109,7 @@ def marked(form: OutputForm, number: int) -> Tree:
     leaves = list(form.leaves)
     for i, leaf in enumerate(leaves):
         if leaf is None:
-            leaves[i] = torch.empty(0).as_subclass(Marker)
+            leaves[i] = torch.empty(0, device="cpu").as_subclass(Marker)
             leaves[i].__dict__["slot"] = Slot(number, i)
     return optree.tree_unflatten(form.tree, leaves)
 

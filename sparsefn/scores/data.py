@@ -9,9 +9,13 @@ from torch import Tensor
 
 from sparsefn.engine.checks import described, number
 from sparsefn.engine.numbers import Real, as_matrix
+from sparsefn.patterns.kinds import Pattern
+from sparsefn.patterns.units import Units
 from sparsefn.scores.leaves import of_sparsified
-from sparsefn.state import PlainScore
-from sparsefn.tree import wide
+from sparsefn.scores.plain import OfUnits
+from sparsefn.scores.units import of_tied_units
+from sparsefn.state import PlainScore, State, Step
+from sparsefn.tree import Tree, wide
 
 Stats = Mapping[str, Mapping[str, Tensor]]  # of leaves, by path, as sf.calibration.inputs gives them
 
@@ -60,6 +64,51 @@ def ria(stats: Stats, power: Real = 0.5) -> PlainScore:
     return _scored("ria", stats, importance)
 
 
+@described
+def reap(stats: Stats, pattern: Pattern) -> OfUnits:
+    """Router-weighted expert activation pruning: the mean over an expert's tokens of weight times norm of its output.
+
+    >>> stats = {"experts": {"count": torch.tensor([2, 1, 0]), "norm": torch.tensor([3.0, 2.0, 0.0])}}
+    >>> pattern = sf.tied([["router", 0], ["experts", 0]])
+    >>> prune = sf.one_shot(2 / 3, sf.scores.reap(stats, pattern), pattern=pattern)
+    >>> params = {"router": torch.ones(3, 4), "experts": torch.ones(3, 5, 4)}
+    >>> prune.update(prune.init(params), params, 0).masks["experts"][:, 0, 0]
+    tensor([False,  True, False])
+
+    `stats` are those of `sf.calibration.experts`, and a unit of `pattern`, an `sf.tied` one, is an expert: one of its
+    leaves has statistics. An expert to which no token was routed scores 0. Sets that are not sparsified score 0. In the
+    paper the experts of a layer compete, as they do by default. `sf.shrinking.without_experts` removes those that are
+    pruned.
+
+    ValueError for a pattern of another kind, for a set none of whose leaves has statistics, or whose units are no
+    experts, for statistics of no token, and for some that are not finite; each names the path. Lasby et al. 2025, arXiv
+    2510.13999, eq. 9.
+    """
+    faults = _faults("reap", stats)
+    if not isinstance(pattern, Pattern) or pattern.sets is None:
+        raise ValueError(f"reap: expected a pattern of tied sets, sf.tied, whose units are experts, got {pattern}")
+
+    def of_experts(name: str, units: Units, rows: Tensor) -> Tensor:
+        place = next((place for place in units.places if place.path in stats), None)
+        if place is None:
+            raise ValueError(f"reap: no data for the experts of {name!r}, but for {', '.join(sorted(stats))}")
+        if place.path in faults:
+            raise ValueError(faults[place.path])
+        count, norm = (stats[place.path][key] for key in ("count", "norm"))
+        if place.dim or count.shape != (place.units,) or place.shape[0] != place.units:
+            raise ValueError(
+                f"reap: expected units that are the {len(count)} experts along dimension 0 of {place.path!r}, got "
+                f"{place.units} units along dimension {place.dim}"
+            )
+        values = torch.where(count > 0, norm / count.clamp(min=1), 0).to(rows)
+        return values[None] if place.taken is None else values[None, torch.from_numpy(place.taken).to(values.device)]
+
+    def values(state: State, grads: Tree, step: Step) -> Tree:
+        return of_tied_units(of_experts, pattern, state, state.params, alike="reap")
+
+    return OfUnits(pattern, values)
+
+
 def _scored(name: str, stats: Stats, score: Callable[[Tensor, Tensor], Tensor]) -> PlainScore:
     faults = _faults(name, stats)
 
@@ -101,18 +150,22 @@ def _of_inputs(
 
 def _faults(name: str, stats: Stats) -> dict[str, str]:
     # What is wrong with the statistics of each leaf. Values are read here, as scores may be computed in a transform.
+    faults, source = {}, "experts" if name == "reap" else "inputs"
     if not isinstance(stats, Mapping):
-        raise TypeError(f"{name}: expected stats by path, from sf.calibration.inputs, got {type(stats).__name__}")
-    faults = {}
+        raise TypeError(f"{name}: expected stats by path, from sf.calibration.{source}, got {type(stats).__name__}")
+    key = "norm" if name == "reap" else "square"
     for path, of in stats.items():
-        missing = [key for key in ("count", "square") if key not in of]
+        missing = [one for one in ("count", key) if one not in of]
         if missing:
             faults[path] = f"{name}: expected {missing[0]!r} among the statistics at {path!r}, got {', '.join(of)}"
+        elif name == "reap":
+            if not bool((of["count"] > 0).any()):
+                faults[path] = f"reap: no data for the experts of {path!r}: no token was routed to any"
         elif not bool((of["count"] > 0).all()):
             some = "" if of["count"].ndim == 0 else " some outputs of"
             faults[path] = f"{name}: no data for{some} the leaf {path!r}: no input of the calibration data reached it"
         elif bool((of["count"] < 2).any()):
             faults[path] = f"{name}: expected more than one calibration input at {path!r}, got 1; give more tokens"
-        elif not bool(of["square"].isfinite().all()):
+        if path not in faults and not bool(of[key].isfinite().all()):
             faults[path] = f"{name}: expected finite statistics at {path!r}, got NaN or infinity"
     return faults

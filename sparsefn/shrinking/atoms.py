@@ -28,7 +28,9 @@ class Atoms:
         self.parent = np.zeros(1 << 12, np.int64)
         self.parts = np.zeros((1 << 12, 2), np.int64)  # the factors of an atom that is a product
         self.reason = np.zeros(1 << 12, np.int32)  # why a root stays: a place in `reasons`, 0 where it may go
-        self.rank = np.zeros(1 << 12, np.int32)  # of factors of one product: which is pruned rather
+        self.rank = np.zeros(
+            1 << 12, np.int32
+        )  # of factors of one product, what is pruned rather: 1 heads, 2 their repeats, 3 widths
         self.reasons = ["", "it fills up"]
         self._places = {why: i for i, why in enumerate(self.reasons)}
         self.reason[0] = 1

@@ -89,7 +89,7 @@ def attention(step: Step) -> Value:
     q, k, v, mask = (step.arguments[name] for name in ("query", "key", "value", "attn_mask"))
     lead = "abcdefgh"[: len(q.shape) - 2]
     if step.arguments["enable_gqa"] and (times := q.shape[-3] // k.shape[-3]) > 1:
-        readers = step.atoms.new(times, rank=3)
+        readers = step.atoms.new(times, rank=2)
         k, v = (_repeated(u, readers, times) for u in (k, v))
     scores = contract(step, [lead + "sd", lead + "td"], [q, k], lead + "st")
     if isinstance(mask, Value):

@@ -95,7 +95,8 @@ class Groups:
         """The pattern for algorithms: every group is a tied set, named by its first leaf.
 
         `only` are the numbers of the groups to prune; of groups that multiply with each other all but one are left
-        out by default: heads rather than the entries of a head, entries of a convolution's groups rather than groups.
+        out by default: heads rather than the entries of a head (heads of queries where these read one head of keys),
+        entries of a convolution's groups rather than groups.
         """
         chosen = [i for i, group in enumerate(self.groups) if group.preferred] if only is None else list(only)
         if not chosen:
@@ -279,8 +280,10 @@ def _beside(analysis: Analysis, kinds: npt.NDArray[np.int64]) -> dict[int, set[i
 
 
 def _preferred(units: Any, weights: Any, beside: Mapping[int, set[int]], rank: Any) -> set[int]:
-    taken: set[int] = set()
-    for i in sorted(range(len(units)), key=lambda i: (rank[units[i][0]], -weights[i])):
+    ranks, taken = [int(rank[own[0]]) for own in units], set[int]()
+    for i, one in enumerate(ranks):  # the width of the only head is never divided, and has no rank of its own
+        ranks[i] = one or 3 * any(ranks[j] == 1 for j in beside[i])
+    for i in sorted(range(len(units)), key=lambda i: (ranks[i], -weights[i])):
         if not beside[i] & taken and len(units[i]) > 1:
             taken.add(i)
     return taken

@@ -104,7 +104,7 @@ def cut_pad(change: Resizing) -> None:
         if dim not in change.lost(x) and dim not in change.lost(out):
             continue
         left, right = pads[2 * place : 2 * place + 2]
-        if not isinstance(left, int) or not isinstance(right, int) or change.values.get("mode") not in _WITH_ONE:
+        if any(isinstance(n, fx.Node) for n in (left, right)) or change.values.get("mode") not in _WITH_ONE:
             change.refuse("it pads them with others of them, or as many as inputs have")
         keep, made = change.kept(x, dim), change.kept(out, dim)
         pads[2 * place] = int(made[:left].sum()) if left > 0 else -int(keep[:-left].sum() if left else 0)

@@ -75,7 +75,7 @@ def move(step: Step) -> Any:
                 keep = (constants == 0) & fills_zeros if known.filled else np.isfinite(constants)
                 gone[e] = np.where(keep, constants, np.nan) if keep.any() else None
             elif (j, e) in known.repeats:
-                labels[e] = step.atoms.new(size, rank=3)
+                labels[e] = step.atoms.new(size, rank=2)
             if step.name == "pixel_shuffle" and e >= len(out.shape) - 2:  # places within a pixel
                 step.freeze(labels[e], "divides it")
             if step.name.endswith("_as"):  # the sizes are those of another tensor
@@ -84,7 +84,7 @@ def move(step: Step) -> Any:
     return replaced(step.outs, made)
 
 
-def divided(step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (1, 2)) -> tuple[Label, Label]:
+def divided(step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (1, 3)) -> tuple[Label, Label]:
     """The labels of the two dimensions of sizes m and n that one of m * n indices is made of."""
     if label is None:
         return None, None
@@ -103,7 +103,7 @@ class _Rows(NamedTuple):
 
 
 def read_off(
-    step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 2)
+    step: Step, reading: Reading, rows: Ids, gone: Constants, ranks: tuple[int, ...] = (1, 3)
 ) -> dict[int, _Rows]:
     dims, index = reading
     reached = index >= 0

@@ -148,3 +148,63 @@ def test_other_bad_arguments():
         sf.scores.wanda([])
     with pytest.raises(TypeError, match="expected power to be a number"):
         sf.scores.ria(stats_of(X), "0.5")
+
+
+EXPERTS = sf.tied([["router", 0], ["up", 0]])
+PARAMS = {"router": torch.ones(4, 3), "up": torch.ones(4, 2, 3)}
+
+
+def seen(count=(2, 1, 0, 4), norm=(3.0, 2.0, 0.0, 4.0), path="up"):
+    return {path: {"count": torch.tensor(count), "norm": torch.tensor(norm, dtype=torch.float64)}}
+
+
+def test_reap_is_the_mean_over_the_tokens_of_an_expert_and_0_without():
+    algorithm = sf.one_shot(0.5, sf.scores.reap(seen(), EXPERTS), pattern=EXPERTS)
+    state = algorithm.init(PARAMS)
+    values = sf.scores.reap(seen(), EXPERTS)(state, None, 0)
+    assert values == {"router": values["router"]} and values["router"].tolist() == [1.5, 2.0, 0.0, 1.0]
+    masks = algorithm.update(state, PARAMS, 0).masks
+    assert masks["router"][:, 0].tolist() == masks["up"][:, 0, 0].tolist() == [True, True, False, False]
+
+
+def test_reap_of_experts_in_another_order_and_of_sets_that_stay_dense():
+    turned = sf.tied([["up", 0, [3, 0, 1, 2]], ["router", 0]])
+    state = sf.one_shot(0.5, pattern=turned).init(PARAMS)
+    assert sf.scores.reap(seen(), turned)(state, None, 0)["up"].tolist() == [2.0, 0.0, 1.0, 1.5]
+    dense = sf.dense().init(PARAMS)
+    assert sf.scores.reap(seen(), EXPERTS)(dense, None, 0)["router"].tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("stats", "pattern", "text"),
+    [
+        (seen(path="other"), EXPERTS, "no data for the experts of 'router', but for other"),
+        (seen((0,) * 4), EXPERTS, "no data for the experts of 'up': no token was routed to any"),
+        (seen(norm=(1.0, 2.0, float("nan"), 1.0)), EXPERTS, "expected finite statistics at 'up', got NaN"),
+        ({"up": {"count": torch.ones(4)}}, EXPERTS, "expected 'norm' among the statistics at 'up', got count"),
+        (seen((1, 2), (1.0, 2.0)), EXPERTS, "expected units that are the 2 experts along dimension 0 of 'up', got 4"),
+        (seen(), sf.tied([["up", 0, 2]]), "the 4 experts along dimension 0 of 'up', got 2 units along dimension 0"),
+        (seen(), sf.tied([["up", 2]]), "got 3 units along dimension 2"),
+    ],
+)
+def test_reap_names_what_is_wrong(stats, pattern, text):
+    score = sf.scores.reap(stats, pattern)
+    with pytest.raises(ValueError, match=f"reap: .*{text}"):
+        score(sf.one_shot(0.5, pattern=pattern).init(PARAMS), None, 0)
+
+
+def test_reap_of_other_patterns_and_statistics():
+    with pytest.raises(ValueError, match=r"reap: expected a pattern of tied sets, sf.tied, .*, got channel\(axis=0"):
+        sf.scores.reap(seen(), sf.patterns.channel(0))
+    with pytest.raises(TypeError, match="reap: expected stats by path, from sf.calibration.experts, got list"):
+        sf.scores.reap([], EXPERTS)
+
+
+def test_reap_in_compiled_code_and_under_vmap():
+    algorithm = sf.one_shot(0.5, sf.scores.reap(seen(), EXPERTS), pattern=EXPERTS)
+    eager = algorithm.update(algorithm.init(PARAMS), PARAMS, 0)
+    compiled = torch.compile(algorithm.update, fullgraph=True, backend="eager")(algorithm.init(PARAMS), PARAMS, 0)
+    assert sf.checkpoint.tree_equal(eager, compiled)
+    stacked = {path: torch.stack([x, 2 * x]) for path, x in PARAMS.items()}
+    masks = torch.vmap(lambda params: algorithm.update(algorithm.init(params), params, 0).masks)(stacked)
+    assert all(torch.equal(mask[1], eager.masks[path]) for path, mask in masks.items())

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
 
 import sparsefn as sf
@@ -58,6 +59,35 @@ def test_of_groups_that_multiply_one_is_preferred():
         (frozenset({0, 2}), False),
         (frozenset({1}), True),
     ]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_of_one_head_of_keys_and_values_heads_of_queries_go_and_it_stays(implementation):
+    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 1, "head_dim": 8}
+    config = hf.LlamaConfig(num_attention_heads=4, num_key_value_heads=1, attn_implementation=implementation, **sizes)
+    model = hf.LlamaForCausalLM(config).eval()
+    x = {"input_ids": torch.arange(10).reshape(2, 5), "use_cache": False}
+    groups, params = sf.shrinking.groups(model, x), sf.modules.params_of(model)
+    name = "model.layers.0.self_attn"
+    heads = next(i for i, group in enumerate(groups) if f"{name}.q_proj.weight[0] (blocks of 8)" in str(group))
+    widths = [i for i, group in enumerate(groups) if f"{name}.k_proj" in str(group) or f"{name}.v_proj" in str(group)]
+    assert groups[heads].preferred and len(widths) == 2 and not any(groups[i].preferred for i in widths)
+    assert all(groups[i].beside == {heads} for i in widths)
+    for chosen, shapes in (([heads], [(16, 16), (8, 16)]), (widths, [(16, 16), (4, 16)])):
+        algorithm = sf.one_shot(0.5, pattern=groups.pattern(chosen))
+        state = algorithm.update(algorithm.init(params), params, 0)
+        made, program = sf.shrinking.smaller(model, state, x), sf.shrink(model, state, x, form="program")
+        small = made.module.get_submodule(name)
+        assert (made.form, made.stays) == ("class", ())
+        assert [tuple(layer.weight.shape) for layer in (small.q_proj, small.k_proj)] == shapes
+        config = made.module.config
+        if chosen == [heads]:
+            assert made.notes == () and (config.num_attention_heads, config.num_key_value_heads) == (2, 1)
+        else:  # a new model would rotate by other angles
+            assert "keeps its numbers: no others give model.rotary_emb" in made.notes[0] and config.head_dim == 8
+        masked = sf.modules.bake(model, state)(**x).logits
+        for one in (made.module, program):
+            assert torch.allclose(one(**x).logits, masked, atol=1e-6)
 
 
 def test_masks_and_alive_are_inverse():
