@@ -29,9 +29,9 @@ LINES = {
     "algorithms": 1591,
     "compose": 691,
     "attached": 831,
-    "street": 4860,
-    "shrinking": 3705,
-    "all": 21652,
+    "street": 4891,
+    "shrinking": 3915,
+    "all": 21967,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {
