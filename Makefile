@@ -14,7 +14,7 @@ pytest := -m pytest -n auto --dist worksteal
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune smaller gallery distributed bench format clean
+.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune lora smaller gallery distributed bench format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -37,8 +37,8 @@ triton: $(VENV)/.installed-triton  ## run the kernels in Triton's interpreter an
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(py) -m pytest kernels/tests
 	OMP_NUM_THREADS=1 $(py) -m pytest kernels/tests
 
-recipes: $(VENV)/.installed-recipes  ## run every page of docs/recipes
-	OMP_NUM_THREADS=1 $(py) $(pytest) docs/recipes
+recipes: $(VENV)/.installed-recipes  ## run every page of docs/recipes, and what needs the libraries that they need
+	OMP_NUM_THREADS=1 $(py) $(pytest) docs/recipes tests/integrations tests/test_public.py::test_examples_are_right
 
 demo: $(VENV)/.installed-demo  ## train a small sparse network; options in ARGS="..."
 	$(py) examples/digits.py $(ARGS)
@@ -51,6 +51,9 @@ lm: $(VENV)/.installed-demo  ## train a small character-level transformer, dense
 
 prune: $(VENV)/.installed-demo  ## prune a small trained transformer with data; options in ARGS="..."
 	$(py) examples/prune.py $(ARGS)
+
+lora: $(VENV)/.installed-demo  ## fine-tune it with low-rank updates that keep its zeros; options in ARGS="..."
+	$(py) examples/lora.py $(ARGS)
 
 gallery: $(VENV)/.installed-demo  ## draw what published methods do to a mask; options in ARGS="..."
 	$(py) examples/gallery.py $(ARGS)

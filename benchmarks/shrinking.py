@@ -108,12 +108,13 @@ class Sized(NamedTuple):
 
 def weakest(groups: Groups, params: dict[str, Tensor]) -> dict[int, list[int]]:
     """The half of the units of each group whose weights have the smaller sum of squares."""
-    gone = {}
+    gone, squares = {}, {leaf: x.square() for leaf, x in params.items()}
     for i, group in enumerate(groups):
         scores = torch.zeros(group.size)
         for leaf, dim, units in group.members if group.preferred else ():
             if leaf in params:
-                rows = params[leaf].movedim(dim, 0).reshape(len(units), -1).square().sum(1)
+                rest = [d for d in range(params[leaf].ndim) if d != dim]
+                rows = squares[leaf].sum(rest) if rest else squares[leaf]
                 scores.index_add_(0, torch.from_numpy(units[units >= 0]), rows[torch.from_numpy(units >= 0)])
         if group.preferred:
             gone[i] = scores.argsort()[: group.size // 2].tolist()

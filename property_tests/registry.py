@@ -553,6 +553,11 @@ ROWS = [
         Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
     ),
     Row(
+        "low_rank",
+        lambda s, key, _: sf.reparametrised(sf.reparam.low_rank(2, 4.0, dropout=0.25), key=key),
+        Meta(exact_count=False, when=NEVER, start="other", baseline=None, **LEARNED),
+    ),
+    Row(
         "supermask",
         lambda s, key, _: sf.supermask(s, key=key),
         Meta(start="random", stochastic=True, pruned="train", trains="scores", baseline=None, permutes=False),

@@ -95,7 +95,17 @@ __all__ = ["Accumulated", "Algorithm", "State", "TrainView", "activations", "alw
 __all__ += ["bernoulli_mask", "budgets", "calibration", "chain", "checkpoint", "clip_norm", "config", "counts"]
 __all__ += ["curvature", "default_where", "dense", "distributed", "donated", "drop_grow", "drop_lowest", "effective"]
 __all__ += ["ema", "ensemble", "every", "from_config", "from_masks", "from_shorthand", "gate", "gmp", "grow_highest"]
-__all__ += ["iterative", "linear_pair", "masks", "methods", "modules", "never", "one_shot", "optimizers"]
+__all__ += [
+    "integrations",
+    "iterative",
+    "linear_pair",
+    "masks",
+    "methods",
+    "modules",
+    "never",
+    "one_shot",
+    "optimizers",
+]
 __all__ += ["partition", "patterns", "permutation", "phases", "random", "redistribute", "reparam"]
 __all__ += ["reparametrised", "report", "rescore", "rewinding", "rewrite", "rigl", "schedules", "scores", "sequence"]
 __all__ += [
@@ -114,7 +124,7 @@ __all__ += ["supermask", "terms", "threshold_mask", "tied", "to_shorthand", "top
 __all__ += ["triggers", "with_dense_gradients", "with_optimizer", "with_params", "with_terms"]
 
 if _TYPE_CHECKING:
-    from sparsefn import calibration, config, curvature, distributed, ensemble, methods, report, shrinking
+    from sparsefn import calibration, config, curvature, distributed, ensemble, integrations, methods, report, shrinking
     from sparsefn.config import from_config, shorthand
     from sparsefn.config.shorthand import from_shorthand, to_shorthand
     from sparsefn.masks import activations
@@ -125,7 +135,7 @@ if _TYPE_CHECKING:
 _LATER = {"from_config": "config", "from_shorthand": "shorthand", "to_shorthand": "shorthand"}
 _LATER |= {"shrink": "shrinking"}
 _LATER |= {name: name for name in ("activations", "calibration", "config", "curvature", "distributed", "ensemble")}
-_LATER |= {name: name for name in ("methods", "report", "shorthand", "shrinking", "testing")}
+_LATER |= {name: name for name in ("integrations", "methods", "report", "shorthand", "shrinking", "testing")}
 
 
 def __getattr__(name: str) -> object:

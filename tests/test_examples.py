@@ -485,6 +485,35 @@ def test_the_options_of_pruning(prune: ModuleType, tmp_path: Path, capsys: pytes
         assert message in capsys.readouterr().err
 
 
+# ---- low-rank updates of a pruned model ----------------------------------------------------------
+
+
+def test_low_rank_updates_keep_the_zeros_where_they_are_masked(
+    prune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lora = importlib.import_module("lora")
+    arguments = ["--quick", "--steps=12", "--tune=3", "--windows=4", "--level=2:4", "--rank=2", f"--out={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["lora.py", *arguments])
+    lora.main()
+    printed = capsys.readouterr().out
+    report = json.loads((tmp_path / "lora.json").read_text(encoding="utf-8"))
+    results = {r["way"]: r for r in report["results"]}
+    half = report["total"] // 2
+    assert report["total"] == 3 * 12 * 16 * 16
+    assert {way: r["zeros"] for way, r in results.items() if way != lora.CARELESS} == {
+        "dense": 0,
+        lora.PRUNED: half,
+        lora.MASKED: half,
+        lora.KEPT: half,
+        lora.FULL: half,
+    }
+    assert results[lora.CARELESS]["zeros"] < half // 10
+    few = 2 * 3 * (4 + 2 + 5 + 5) * 16  # rank times the sides of the matrices
+    assert {results[way]["trained"] for way in (lora.CARELESS, lora.MASKED, lora.KEPT)} == {few}
+    assert len({r["bits"] for r in results.values()}) == 6
+    assert "50.00%" in printed and f"{results[lora.KEPT]['bits']:.3f}" in printed
+
+
 # ---- smaller networks ----------------------------------------------------------------------------
 
 

@@ -28,10 +28,10 @@ LINES = {
     "engine": 4208,
     "algorithms": 1585,
     "compose": 691,
-    "attached": 820,
-    "street": 4716,
-    "shrinking": 3727,
-    "all": 19768,
+    "attached": 831,
+    "street": 4774,
+    "shrinking": 3653,
+    "all": 20127,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {
@@ -44,7 +44,7 @@ MACHINE = {
     "compose/with_optimizer.py": 3,
     "scores/leaves.py": 2,
 }
-HOMONYMS = 19  # public names of functions and classes that two modules or more define: 16 are public names of `sf`
+HOMONYMS = 20  # public names of functions and classes that two modules or more define: 16 are public names of `sf`
 
 WORDS = re.compile(
     "agreed|alignment|any_sharded|by_leaf|check_bare|check_plain|check_shards|compiled_well|donation|extent|"

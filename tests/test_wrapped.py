@@ -236,6 +236,7 @@ def test_what_reads_whole_leaves_refuses_distributed_tensors_by_path(mesh):
     maps = {
         "soft_topk": sf.reparam.soft_topk(0.5, 1.0),
         "soft_nm": sf.reparam.soft_nm(2, 4),
+        "low_rank": sf.reparam.low_rank(2),
         "hard_concrete with channel": sf.reparam.hard_concrete(pattern=sf.patterns.channel(0)),
     }
     for name, map_ in maps.items():

@@ -17,8 +17,9 @@ from sparsefn.attached.records import owned_parameters, put_in
 from sparsefn.compose.paired import check_paired
 from sparsefn.engine.checks import check_trigger, uncalled
 from sparsefn.engine.leaves import is_sparse
+from sparsefn.engine.processes import whole
 from sparsefn.masks.counts import kept_in
-from sparsefn.state import Algorithm, State, Trigger
+from sparsefn.state import Algorithm, Trigger
 from sparsefn.timing.timetable import unfinished
 from sparsefn.timing.triggers import never
 from sparsefn.tree.chosen import default_where
@@ -64,7 +65,7 @@ def attach(
     `skip` leaves out the optimizer's step where it fires, and `reset` starts the optimizer anew after the update, as in
     `with_optimizer`. With `steps`, the length of the run, a warning says what of the algorithm's schedules and triggers
     lies after its end. Warnings also name a leaf of which the mask keeps nothing, and a model of which nearly all
-    weights are frozen, as with adapters.
+    weights are frozen, as with adapters. Both at once, where the leaf is all zeros as a new adapter is, are an error.
 
     With `hooks` the optimizer's step calls both methods itself, and counts the steps, for frameworks that call `step()`
     themselves. Gradients are then clipped before they are masked. An optimizer that accelerate has wrapped is
@@ -72,8 +73,8 @@ def attach(
 
     A parameter that requires no gradient is left alone. Raises TypeError for other arguments, ValueError for a
     parameter that no optimizer has or more than one, for a model that is attached already, for an algorithm with an
-    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, and for a score that multiplies
-    weights by gradients without `skip`.
+    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, for new adapters that the masks
+    would keep nothing of, and for a score that multiplies weights by gradients without `skip`.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {type(algorithm).__name__}")
@@ -96,10 +97,9 @@ def attach(
         if order.watched(record.parameter):
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
     placed = Placed(algorithm, weights)
+    _judge(placed, model, steps)
     put_in(placed.extra, extra_group)
-    sparse = Attached(model, placed, skip or never(), reset, hooks)
-    _warn(placed.state, model, algorithm, steps)
-    return sparse
+    return Attached(model, placed, skip or never(), reset, hooks)
 
 
 def _name_of(optimizer: object) -> str:
@@ -111,17 +111,29 @@ def _name_of(optimizer: object) -> str:
     return type(optimizer).__name__
 
 
-def _warn(state: State, model: nn.Module, algorithm: Algorithm, steps: int | None) -> None:
-    masks = {path: mask for path, mask in state.masks.items() if is_sparse(mask, state.params[path])}
-    for path, kept in zip(masks, kept_in(list(masks.values())), strict=True):
-        if not kept:
-            warnings.warn(f"attach: the mask of {path!r} keeps none of its {masks[path].numel()} weights", stacklevel=4)
+def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
+    """Raise for the masks of fresh adapters, which nothing passes, and warn of masks that may not be meant."""
+    records, masks = placed.weights, placed.state.masks
+    sparse = [path for path, record in records.items() if is_sparse(masks[path], record.parameter)]
+    total = sum(masks[path].numel() for path in sparse)
     frozen = sum(p.numel() for n, p in model.named_parameters() if not p.requires_grad and default_where(n, p))
-    if frozen > _ADAPTERS * (masked := sum(mask.numel() for mask in masks.values())):
+    adapts = frozen > _ADAPTERS * total
+    advice = "with adapters such as LoRA, masks prune the adapters and not the model"
+    for path, kept in zip(sparse, kept_in([masks[path] for path in sparse]), strict=True):
+        count = masks[path].numel()
+        if not kept and adapts and not any(whole([records[path].parameter.detach().count_nonzero()])):
+            raise ValueError(
+                f"attach: the mask of {path!r} keeps none of its {count} weights, which are all zero as those of a new "
+                f"adapter are, and {frozen:,} weights are frozen: {advice}. In place of attach, "
+                "sf.integrations.peft.keep_zeros(model) keeps the model's own zeros; or leave it out of `where`"
+            )
+        if not kept:
+            warnings.warn(f"attach: the mask of {path!r} keeps none of its {count} weights", stacklevel=4)
+    if adapts:
         warnings.warn(
-            f"attach: masks go to {masked:,} weights that train, and {frozen:,} frozen weights stay as they are: with "
-            "adapters such as LoRA, masks prune the adapters and not the model",
+            f"attach: masks go to {total:,} weights that train, and {frozen:,} frozen weights stay as they are: "
+            f"{advice}",
             stacklevel=4,
         )
-    for sentence in [] if steps is None else unfinished(algorithm, steps):
+    for sentence in [] if steps is None else unfinished(placed.algorithm, steps):
         warnings.warn(f"attach: {sentence}", stacklevel=4)

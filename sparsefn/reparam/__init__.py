@@ -2,6 +2,7 @@
 
 from sparsefn.reparam.base import Reparametrisation
 from sparsefn.reparam.gates import chance_kept, hard_concrete, sigmoid_gate
+from sparsefn.reparam.low_rank import low_rank
 from sparsefn.reparam.selections import faded, soft_nm, soft_topk
 from sparsefn.reparam.thresholds import power, soft_threshold
 
@@ -10,6 +11,7 @@ __all__ = [
     "chance_kept",
     "faded",
     "hard_concrete",
+    "low_rank",
     "power",
     "sigmoid_gate",
     "soft_nm",

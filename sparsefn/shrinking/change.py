@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.atoms import Flags
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.values import Value, bind, module_of, opname, values_in
 
 Number = int | fx.Node
+Places = npt.NDArray[np.int64]
 
 aten = torch.ops.aten
 
@@ -25,7 +27,7 @@ class Resizing:
     """An operation whose tensors lose entries: a rule sets `arguments` anew, or replaces the operation."""
 
     cut: Cut
-    program: fx.GraphModule  # the small one
+    root: nn.Module  # holds the leaves of the small program
     old: fx.Node
     node: fx.Node  # the same in the small program
     values: dict[str, Any]  # the arguments by name: Values for tensors, numbers for symbolic sizes
@@ -49,6 +51,14 @@ class Resizing:
     def refuse(self, why: str) -> NoReturn:
         raise refused(self.old, why)
 
+    def moved(self, keep: Flags, places: Places, wanted: Any) -> Places:
+        """The new places of those of some indices that are wanted."""
+        some = places[wanted]
+        if not keep[some].all():
+            self.refuse("it reads one that goes")
+        made: Places = (np.cumsum(keep) - 1)[some]
+        return made
+
     def write(self) -> None:
         """The new arguments into the node, without defaults at the end."""
         if not self.arguments:  # it became a function of Python
@@ -70,17 +80,17 @@ class Resizing:
 
     def insert(self, target: Any, *args: Any) -> fx.Node:
         """An operation before it."""
-        with self.program.graph.inserting_before(self.node):
-            made = self.program.graph.call_function(target, args)
+        with self.node.graph.inserting_before(self.node):
+            made = self.node.graph.call_function(target, args)
         made.meta = {key: self.node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in self.node.meta}
         return made
 
     def constant(self, name: str, x: Tensor) -> fx.Node:
         """A tensor that is no parameter."""
         name = f"_{self.node.name}_{name}"
-        self.program.register_buffer(name, x, persistent=False)
-        with self.program.graph.inserting_before(self.node):
-            return self.program.graph.get_attr(name)
+        self.root.register_buffer(name, x, persistent=False)
+        with self.node.graph.inserting_before(self.node):
+            return self.node.graph.get_attr(name)
 
     def fit(self, given: Sequence[Any], new: Sequence[int], was: Sequence[int], infer: bool = False) -> list[Any]:
         """Size arguments for the new sizes; at most one may be -1, to infer it."""
@@ -135,13 +145,3 @@ def refused(node: fx.Node, why: str) -> ValueError:
 
 def _is_default(spec: Any, value: Any) -> bool:
     return bool(spec.has_default_value()) and type(value) is type(spec.default_value) and value == spec.default_value
-
-
-def moved_places(keep: Flags, places: Any, wanted: Any) -> Any:
-    """The new places of those of some indices that are wanted; None where one of them is gone.
-
-    >>> moved_places(np.array([True, False, True]), np.array([2, 1, 0]), np.array([True, False, True])).tolist()
-    [1, 0]
-    """
-    some = np.asarray(places)[wanted]
-    return (np.cumsum(keep) - 1)[some] if keep[some].all() else None

@@ -66,9 +66,10 @@ def taken(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     tensor([[2],
             [4]])
     """
+    made = x.detach()
     for d, some in enumerate(indices):
-        x = x if some is None else x.index_select(d, some.to(x.device))
-    return x.detach().clone()
+        made = made if some is None else made.index_select(d, some.to(x.device))
+    return made.clone() if all(some is None for some in indices) else made
 
 
 def free(analysis: Analysis) -> Cut:

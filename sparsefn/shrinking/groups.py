@@ -25,6 +25,7 @@ from sparsefn.shrinking.costs import cost
 from sparsefn.shrinking.cut import Cut, free, labels_of, one_stays
 from sparsefn.shrinking.members import Member
 from sparsefn.shrinking.priced import priced
+from sparsefn.shrinking.shuffles import without_shuffles
 from sparsefn.shrinking.traced import traced
 
 
@@ -181,14 +182,16 @@ def groups(model: nn.Module, example: Example, *, counted: bool = False, equal_p
     and `sf.shrink` removes what they prune.
 
     With `counted`, norms and means may lose entries that are 0, and go on dividing by the old number, so that residual
-    widths can be pruned. Without `equal_parts` the parts of a chunk may lose different entries, which the code of the
-    model itself often does not allow, but its traced program does. `stays` says of each dimension that cannot lose
-    entries which operation is the reason. Nothing of the model changes, and one on the meta device is analysed there.
+    widths can be pruned. Without `equal_parts` the parts of a chunk, and the groups of channels that a shuffle mixes,
+    may lose different entries, which the code of the model itself often does not allow, but its traced program does.
+    `stays` says of each dimension that cannot lose entries which operation is the reason. Nothing of the model changes,
+    and one on the meta device is analysed there.
 
     Raises TypeError for another example, and ValueError for a model that does not run on it, that `torch.export` cannot
     trace, or that computes otherwise in train mode and is in it.
     """
     graph = traced(inner_module(model), example, dynamic=False)
+    graph = graph if equal_parts else without_shuffles(graph)
     return groups_in(analyse(graph, counted=counted, equal_parts=equal_parts))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import fx
 
-from sparsefn.shrinking.change import Resizing, aten, moved_places
+from sparsefn.shrinking.atoms import Flags
+from sparsefn.shrinking.change import Places, Resizing, aten
 from sparsefn.shrinking.values import Value
 
-Places = npt.NDArray[np.int64]
+_WITH_ONE = (None, "constant")  # modes of padding
 
 
 def cut_slice(change: Resizing) -> None:
@@ -25,8 +25,6 @@ def cut_slice(change: Resizing) -> None:
 def _range(change: Resizing, size: int) -> Places:
     # The indices that a slice takes.
     given = change.arguments
-    if any(isinstance(given.get(name), fx.Node) for name in ("start", "end", "step", "length")):
-        change.refuse("it slices them at a place that depends on the sizes of inputs")
     start, end = given["start"], given.get("end")
     if "length" in given:  # a narrow
         start = start % size
@@ -38,10 +36,11 @@ def cut_select(change: Resizing) -> None:
     """One index of a dimension that loses others."""
     x, dim = _along(change)
     if dim in change.lost(x):
-        keep, index = change.kept(x, dim), change.arguments["index"]
-        if isinstance(index, fx.Node) or not keep[index]:
-            change.refuse("it selects one that goes")
-        change.arguments["index"] = int(keep[: index % len(keep)].sum())
+        change.arguments["index"] = _moved_index(change, change.kept(x, dim))
+
+
+def _moved_index(change: Resizing, keep: Flags) -> int:
+    return int(change.moved(keep, np.arange(len(keep)), change.arguments["index"]))
 
 
 def cut_index_select(change: Resizing) -> None:
@@ -61,14 +60,6 @@ def cut_roll(change: Resizing) -> None:
     change.arguments["shifts"], change.arguments["dims"] = list(shifts.values()) or [0], list(shifts) or [0]
 
 
-def same_order(change: Resizing) -> None:
-    """A flip, which turns what is left."""
-    x, out = change.values["self"], change.outs[0]
-    for dim in (d % len(x.shape) for d in change.values["dims"]):
-        if (change.kept(x, dim)[::-1] != change.kept(out, dim)).any():
-            change.refuse("it reads one that goes")
-
-
 def cut_index(change: Resizing) -> None:
     """Tensors of indices, of which those that stay get new numbers."""
     x, out, indices = change.values["self"], change.outs[0], list(change.values["indices"])
@@ -83,9 +74,7 @@ def cut_index(change: Resizing) -> None:
         wanted = [change.kept(out, first + rank - len(index.shape) + i) for i in range(len(index.shape))]
         wanted = [one if n > 1 else np.ones(1, bool) for n, one in zip(index.shape, wanted, strict=True)]
         if not keep.all() or not all(one.all() for one in wanted):
-            new = moved_places(keep, _known(change, index) % len(keep), np.ix_(*wanted))
-            if new is None:
-                change.refuse("it reads one that goes")
+            new = change.moved(keep, _known(change, index) % len(keep), np.ix_(*wanted))
             made[d] = change.constant(f"index{d}", torch.from_numpy(new).to(_device(change)))
     change.arguments["indices"] = made
 
@@ -95,22 +84,16 @@ def cut_slice_scatter(change: Resizing) -> None:
     x, dim = _along(change)
     if dim not in change.lost(x):
         return
-    keep, src = change.kept(x, dim), change.values["src"]
+    keep = change.kept(x, dim)
     if "index" in change.arguments:
-        index = change.arguments["index"]
-        if isinstance(index, fx.Node) or not keep[index]:
-            change.refuse("it writes into one that goes")
-        change.arguments["index"] = int(keep[: index % len(keep)].sum())
+        change.arguments["index"] = _moved_index(change, keep)
         return
     places = _range(change, x.shape[dim])
-    if (keep[places] != change.kept(src, dim)).any():
-        change.refuse("it writes into one that goes")
-    new = moved_places(keep, places, keep[places])
+    new = change.moved(keep, places, keep[places])
     step = _step(new)
     if step is None:
         change.refuse("what stays does not lie at even distances")
-    start, end = (int(new[0]), int(new[-1]) + 1) if len(new) else (0, 0)
-    change.arguments.update(start=start, end=end, step=step)
+    change.arguments.update(zip(("start", "end", "step"), _bounds(new, step), strict=True))
 
 
 def cut_pad(change: Resizing) -> None:
@@ -121,16 +104,9 @@ def cut_pad(change: Resizing) -> None:
         if dim not in change.lost(x) and dim not in change.lost(out):
             continue
         left, right = pads[2 * place : 2 * place + 2]
-        if (
-            isinstance(left, fx.Node)
-            or isinstance(right, fx.Node)
-            or change.values.get("mode", "constant") != "constant"
-        ):
-            change.refuse("it pads them with others of them")
+        if not isinstance(left, int) or not isinstance(right, int) or change.values.get("mode") not in _WITH_ONE:
+            change.refuse("it pads them with others of them, or as many as inputs have")
         keep, made = change.kept(x, dim), change.kept(out, dim)
-        inside = keep[max(-left, 0) : len(keep) - max(-right, 0)]
-        if (made[max(left, 0) : len(made) - max(right, 0)] != inside).any():
-            change.refuse("it reads one that goes")
         pads[2 * place] = int(made[:left].sum()) if left > 0 else -int(keep[:-left].sum() if left else 0)
         pads[2 * place + 1] = (
             int(made[len(made) - right :].sum()) if right > 0 else -int(keep[len(keep) + right :].sum())
@@ -152,15 +128,17 @@ def _known(change: Resizing, index: Any) -> Places:
 
 def _read(change: Resizing, dim: int, places: Places) -> tuple[Any, ...]:
     # The operation that reads these places of the input along a dimension: those that its output keeps.
-    new = moved_places(change.kept(change.values["self"], dim), places, change.kept(change.outs[0], dim))
-    if new is None:
-        change.refuse("it reads one that goes")
+    new = change.moved(change.kept(change.values["self"], dim), places, change.kept(change.outs[0], dim))
     x, step = change.arguments["self"], _step(new)
     if step is None:
         index = change.constant(f"index{dim}", torch.from_numpy(new).to(_device(change)))
         return aten.index_select.default, x, dim, index
-    start, end = (int(new[0]), int(new[-1]) + 1) if len(new) else (0, 0)
-    return aten.slice.Tensor, x, dim, start, end, step
+    return aten.slice.Tensor, x, dim, *_bounds(new, step)
+
+
+def _bounds(new: Places, step: int) -> tuple[int, int, int]:
+    # A slice that takes these places.
+    return (int(new[0]), int(new[-1]) + 1, step) if len(new) else (0, 0, step)
 
 
 def _step(new: Places) -> int | None:

@@ -7,12 +7,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.arguments import RULES
 from sparsefn.shrinking.change import Resizing, aten, refused, scale
-from sparsefn.shrinking.checks import check_operation, check_sizes
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.values import bind, leaf_of, opname, values_in
 
@@ -63,24 +61,32 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
 
     Raises ValueError for an operation that cannot follow, with its name and module.
     """
-    made, nodes = _copied(cut, tensors or {})
-    for old, node in nodes.items():
+    old, graph, nodes = cut.analysis.graph, fx.Graph(), dict[fx.Node, fx.Node]()
+    root = _leaves(cut, tensors or {})
+    for node in old.graph.nodes:
+        nodes[node] = graph.node_copy(node, nodes.__getitem__)
+    graph.set_codegen(old.graph._codegen)
+    for before, node in nodes.items():
         if node.op == "call_function" and node.target is not operator.getitem:
-            _follow(cut, made, old, node)
-    sizes = {node: [cut.size(value) for value in values_in(cut.analysis.values[old])] for old, node in nodes.items()}
-    check_sizes(made, sizes)
-    _open(made)
+            _follow(cut, root, before, node)
+    _open(graph)
+    read = {node.target for node in graph.find_nodes(op="get_attr")}
+    with graph.inserting_before(nodes[old.graph.output_node()]):
+        for name, _ in (*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)):
+            if name not in read:  # a second name of a tensor
+                graph.get_attr(name)
     for node in nodes.values():  # of the sizes before the cut
         for key in ("val", "tensor_meta", "from_node"):
             node.meta.pop(key, None)
-    made.graph.lint()
-    made.recompile()
+    graph.lint()
+    made = Program(root, graph)
+    made.meta["train"] = old.meta.get("train", False)
     nn.Module.train(made, made.meta["train"])
     return made
 
 
-def _copied(cut: Cut, tensors: Mapping[str, Tensor]) -> tuple[Program, dict[fx.Node, fx.Node]]:
-    # With smaller leaves, and the nodes that stand for those of the program.
+def _leaves(cut: Cut, tensors: Mapping[str, Tensor]) -> nn.Module:
+    # A module of modules with the smaller parameters, buffers and constants under their names.
     old, root, saved = cut.analysis.graph, nn.Module(), set(cut.analysis.graph.state_dict())
     reads = {str(node.target): leaf_of(old, node) for node in old.graph.find_nodes(op="get_attr")}
     names = {id(x): name for name, x in reads.items()}
@@ -97,18 +103,7 @@ def _copied(cut: Cut, tensors: Mapping[str, Tensor]) -> tuple[Program, dict[fx.N
             owner.register_buffer(last, made[id(x)], persistent=name in saved)
     for node in old.graph.find_nodes(op="call_module"):  # checks of the inputs
         root.add_module(str(node.target), old.get_submodule(str(node.target)))
-    graph = fx.Graph()
-    nodes: dict[fx.Node, fx.Node] = {}
-    for node in old.graph.nodes:
-        nodes[node] = graph.node_copy(node, nodes.__getitem__)
-    graph.set_codegen(old.graph._codegen)
-    with graph.inserting_before(nodes[old.graph.output_node()]):
-        for name, _ in held:
-            if name not in reads:  # a second name of a tensor
-                graph.get_attr(name)
-    program = Program(root, graph)
-    program.meta["train"] = old.meta.get("train", False)
-    return program, nodes
+    return root
 
 
 def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -120,21 +115,19 @@ def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
     return root, last
 
 
-def _follow(cut: Cut, made: Program, old: fx.Node, node: fx.Node) -> None:
+def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
     args, kwargs = fx.map_arg((old.args, old.kwargs), cut.analysis.values.__getitem__)
     lost = any(cut.size(value) != list(value.shape) for value in values_in([args, kwargs, cut.analysis.values[old]]))
     if lost and not hasattr(node.target, "_schema"):
         raise refused(old, "it is a program of its own")
     if lost:
         values, given = bind(node.target, args, kwargs), bind(node.target, node.args, node.kwargs)
-        change, name = Resizing(cut, made, old, node, values, given), opname(old)
+        change, name = Resizing(cut, root, old, node, values, given), opname(old)
         if name.startswith("sym_"):
             _unchanged(change)
         elif name in RULES:
             RULES[name](change)
             change.write()
-        elif torch.Tag.pointwise not in node.target.tags:  # type: ignore[union-attr]
-            check_operation(change)
     if node.target in (aten.view.default, aten._unsafe_view.default):  # strides may be others
         node.target = aten.reshape.default
 
@@ -149,10 +142,10 @@ def _unchanged(change: Resizing) -> None:
         if factors is None:
             change.refuse("it counts them, in a number that is no product")
         users = list(node.users)
-        with change.program.graph.inserting_after(node):
-            part = change.program.graph.call_function(operator.floordiv, (node, factors[1]))
-        with change.program.graph.inserting_after(part):
-            whole = change.program.graph.call_function(operator.mul, (part, factors[0]))
+        with node.graph.inserting_after(node):
+            part = node.graph.call_function(operator.floordiv, (node, factors[1]))
+        with node.graph.inserting_after(part):
+            whole = node.graph.call_function(operator.mul, (part, factors[0]))
         for user in users:
             user.replace_input_with(node, whole)
 
@@ -170,18 +163,18 @@ def same_input(given: object, traced: object, name: str) -> None:
         raise ValueError(f"the program was traced with {name}={traced!r}, got {given!r}; trace the model with that")
 
 
-def _open(made: Program) -> None:
+def _open(graph: fx.Graph) -> None:
     # Arguments that are no tensors have to be those of the trace; new tensors lie where the first input does.
-    inputs = made.graph.find_nodes(op="placeholder")
+    inputs = graph.find_nodes(op="placeholder")
     tensors = [node for node in inputs if isinstance(node.meta.get("val"), Tensor)]
     if not inputs:
         return
-    with made.graph.inserting_before(inputs[-1].next):
+    with graph.inserting_before(inputs[-1].next):
         for node in inputs:
             if node not in tensors:
-                made.graph.call_function(same_input, (node, node.meta.get("val"), node.target))
-        device = made.graph.call_function(getattr, (tensors[0], "device")) if tensors else None
-    for node in made.graph.nodes if device is not None else ():
+                graph.call_function(same_input, (node, node.meta.get("val"), node.target))
+        device = graph.call_function(getattr, (tensors[0], "device")) if tensors else None
+    for node in graph.nodes if device is not None else ():
         schema = getattr(node.target, "_schema", None)
         names = [spec.name for spec in schema.arguments] if schema is not None else []
         if "device" in names and bind(node.target, node.args, node.kwargs)["device"] == tensors[0].meta["val"].device:
@@ -191,4 +184,4 @@ def _open(made: Program) -> None:
             else:
                 node.update_kwarg("device", device)
     if device is not None and not device.users:
-        made.graph.erase_node(device)
+        graph.erase_node(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -192,15 +193,21 @@ def _places(
 
 def _draw(ins: list[Value], sign: float, shapes: list[tuple[int, ...]]) -> list[Tensor]:
     # Numbers of both signs (0), of one, or further positive ones (2).
-    draw, made = torch.Generator().manual_seed(0), []
-    for value, shape in zip(ins, shapes, strict=True):
+    made = []
+    for i, (value, shape) in enumerate(zip(ins, shapes, strict=True)):
+        x = _numbers(shape, i)
         if not value.dtype.is_floating_point:
-            bits = torch.randint(0, 2, shape, generator=draw, device="cpu").to(value.dtype)
-            made.append(bits if value.real is None else value.real)
-            continue
-        x = torch.randn(shape, generator=draw, device="cpu", dtype=torch.float64)
-        made.append(x if sign == 0 else sign * (x.abs() + 0.1))
+            made.append((x > 0).to(value.dtype) if value.real is None else value.real)
+        else:
+            made.append(x if sign == 0 else sign * (x.abs() + 0.1))
     return made
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(shape: tuple[int, ...], seed: int) -> Tensor:
+    # The same for all operations, as layers repeat.
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw, device="cpu", dtype=torch.float64)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

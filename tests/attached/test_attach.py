@@ -260,21 +260,51 @@ def test_a_mask_that_keeps_nothing_warns():
         sf.attach(sf.from_masks(sf.masks.from_dict(sf.modules.params_of(model), masks)), model, adam(model))
 
 
-def test_adapters_warn():
-    class Adapted(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.base, self.lora_a, self.lora_b = nn.Linear(64, 64), nn.Linear(64, 2, bias=False), nn.Linear(2, 64)
-            self.base.requires_grad_(False)
+class Adapted(nn.Module):
+    """A frozen layer and an adapter that changes nothing yet."""
 
-        def forward(self, x):
-            return self.base(x) + self.lora_b(self.lora_a(x))
+    def __init__(self, zeros=True):
+        super().__init__()
+        self.base, self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 2, bias=False), nn.Linear(2, 64, bias=False)
+        self.base.requires_grad_(False)
+        if zeros:
+            nn.init.zeros_(self.b.weight)
 
-    model = Adapted()
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_adapters_warn(zeros):
+    model = Adapted(zeros)
     with pytest.warns(
         UserWarning, match=r"attach: masks go to 256 weights that train, and 4,096 frozen weights stay .*LoRA"
     ):
         sf.attach(sf.rigl(0.5), model, adam(model))
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [sf.static(None, init="from_zeros"), sf.static(0.6, init="magnitude", distribution=sf.budgets.global_())],
+    ids=["from_zeros", "global"],
+)
+def test_adapters_that_nothing_would_pass_are_refused(algorithm):
+    model = Adapted()
+    before, optimizer = copy.deepcopy(model.state_dict()), adam(model)
+    with pytest.raises(ValueError, match=r"the mask of 'b.weight' keeps none of its 128 weights.*peft.keep_zeros"):
+        sf.attach(algorithm, model, optimizer)
+    assert sf.checkpoint.tree_equal(dict(model.state_dict()), dict(before))
+    assert not optimizer._optimizer_step_pre_hooks
+    trains = sf.static(None, init="from_zeros", where="a.weight")
+    with pytest.warns(UserWarning, match="LoRA"):
+        sf.attach(trains, model, optimizer)
+
+
+def test_a_layer_that_is_pruned_whole_is_no_adapter():
+    model = net()
+    nn.init.zeros_(model[0].weight)
+    with pytest.warns(UserWarning, match="attach: the mask of '0.weight' keeps none of its 96 weights"):
+        sf.attach(sf.static(None, init="from_zeros"), model, adam(model))
 
 
 def test_sparse_adam_on_masked_leaves_is_refused():

@@ -1,10 +1,9 @@
 """Arguments of one operation: symbolic sizes, numbers of entries, and what is refused."""
 
-import numpy as np
 import torch
 from torch import nn
 
-from sparsefn.shrinking.change import moved_places, refused, scale
+from sparsefn.shrinking.change import refused, scale
 from sparsefn.shrinking.proof import differs
 from sparsefn.shrinking.traced import traced
 from tests.shrinking.cuts import both
@@ -24,12 +23,6 @@ def test_a_symbolic_size_is_scaled_in_its_factor():
     assert scale(n + 8, 10, 14) is None
     assert scale(n * 8 // m, 6, 12) is None
     assert scale(48, 12, 48) is None
-
-
-def test_new_places():
-    keep = np.array([True, False, True, True])
-    assert moved_places(keep, np.array([[3, 1], [0, 2]]), np.array([[True, False], [True, True]])).tolist() == [2, 0, 1]
-    assert moved_places(keep, np.array([0, 1]), np.array([True, True])) is None
 
 
 def test_sizes_that_are_no_products_are_inferred_or_refused():

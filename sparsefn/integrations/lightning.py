@@ -1,0 +1,125 @@
+"""An algorithm in a run of Lightning's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparsefn.attached import Attached, attach
+from sparsefn.integrations.resuming import Saved, Source, check_plain_model, check_same_run, check_source, made
+from sparsefn.state import Trigger
+from sparsefn.timing.triggers import never
+
+try:
+    from lightning import Callback
+except ModuleNotFoundError as error:
+    if error.name != "lightning":
+        raise
+    Callback = object
+
+if TYPE_CHECKING:
+    from lightning import LightningModule, Trainer
+    from torch.optim import Optimizer
+
+__all__ = ["SparsityCallback"]
+__dir__ = __all__.copy
+
+
+class SparsityCallback(Callback):
+    """Attach an algorithm when `Trainer.fit` begins; its state is saved in each checkpoint, and a run goes on from it.
+
+    >>> callback = sf.integrations.lightning.SparsityCallback(sf.rigl(0.8, steps=100))
+    >>> callback.sparse is None  # until `trainer = lightning.Trainer(..., callbacks=[callback])` and `trainer.fit`
+    True
+
+    `algorithm` is an Algorithm, or a function that makes it from `trainer.estimated_stepping_batches`. `extra_group`,
+    `skip` and `reset` are those of `sf.attach`. `callback.sparse` is what `attach` returned. The module has zeros in
+    its weights from `on_fit_start` on, so also in the validation before training. After `fit`,
+    `callback.sparse.detach()` leaves an ordinary module for a loop of your own.
+
+    A step of the algorithm is a step of the optimizer, as `trainer.global_step` counts them, however many batches are
+    accumulated. `gradient_clip_val` clips masked gradients. A second `fit` goes on where the first ended, with the new
+    optimizer that Lightning makes, and `fit(ckpt_path=...)` where the checkpoint was written, with the same bits.
+
+    Raises ValueError for several optimizers, for a checkpoint without the callback's state, or with that of other
+    weights or steps, and for DTensors; TypeError for other arguments; ModuleNotFoundError without lightning.
+    """
+
+    sparse: Attached | None
+
+    def __init__(
+        self,
+        algorithm: Source,
+        *,
+        extra_group: Mapping[str, object] | None = None,
+        skip: Trigger | None = None,
+        reset: Trigger = never(),
+    ) -> None:
+        if Callback is object:
+            raise ModuleNotFoundError("SparsityCallback needs lightning: pip install lightning")
+        check_source(algorithm)
+        self._algorithm = algorithm
+        self._options: dict[str, Any] = {"extra_group": extra_group, "skip": skip, "reset": reset}
+        self._loaded: Saved | None = None
+        self._done, self.sparse = 0, None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Attach the algorithm: the optimizers exist, and a checkpoint's weights are loaded."""
+        check_plain_model(pl_module)
+        if len(trainer.optimizers) != 1:
+            raise ValueError(
+                f"SparsityCallback: expected one optimizer, got {len(trainer.optimizers)}: call sf.attach with a list "
+                "of them in a callback of your own"
+            )
+        saved: Saved | None = self._loaded
+        self._loaded = None
+        if self.sparse is not None and self.sparse.is_attached:  # to the optimizer of another fit
+            if saved is None:
+                saved = self.sparse.state_dict()
+            else:
+                self.sparse.load_state_dict(saved)
+            self.sparse.detach()
+        algorithm = made(self._algorithm, lambda: int(trainer.estimated_stepping_batches))
+        if saved is not None:
+            check_same_run(pl_module, saved, saved["step"])
+        self.sparse = attach(algorithm, pl_module, trainer.optimizers, **self._options)
+        self._done = 0
+        if saved is not None:
+            self._load(saved)
+
+    def _load(self, saved: Saved) -> None:
+        assert self.sparse is not None
+        self.sparse.load_state_dict(saved)
+        self._done = saved["step"] + 1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the run goes on where the state was saved."""
+        if self._loaded is not None:  # some strategies load checkpoints after on_fit_start
+            self._load(self._loaded)
+            self._loaded = None
+        if trainer.global_step != self._done:
+            raise ValueError(
+                f"SparsityCallback: the run begins after {trainer.global_step} steps, and the masks are those after "
+                f"{self._done}: a new run needs a callback of its own, and fit(ckpt_path=...) a checkpoint that was "
+                "written with this callback"
+            )
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Mask the gradients, which are complete and not clipped yet."""
+        assert self.sparse is not None
+        self.sparse.before_step()
+
+    def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
+        """Update the masks, where the batch ended in a step of the optimizer."""
+        assert self.sparse is not None
+        if trainer.global_step > self._done:
+            self._done = trainer.global_step
+            self.sparse.after_step(self._done - 1)
+
+    def state_dict(self) -> dict[str, object]:
+        """What a checkpoint has of it."""
+        return {} if self.sparse is None else {"sparse": self.sparse.state_dict()}
+
+    def load_state_dict(self, state_dict: Saved) -> None:
+        """Take what a checkpoint has; it is put into the module when the algorithm is attached."""
+        self._loaded = state_dict["sparse"]
