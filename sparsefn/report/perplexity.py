@@ -44,7 +44,7 @@ def perplexity(
     `tokens`, integers, are a text, (tokens,), or several, (texts, tokens). Windows begin every `stride` tokens, by
     default `window`: then the first token of each is not predicted, as in most papers. With a smaller stride every
     token but the first of a text counts once, in the first window that predicts it, given `window - stride` tokens or
-    more before it. The last window of a text is as long as what is left. The mean is over the tokens, whatever the window:
+    more before it. The last window of a text is as long as what is left. The mean is over tokens, not over windows:
     log-likelihoods are float32 (float64 for float64 logits), and their sums float64.
 
     `attention_mask`, of the shape of `tokens`, is 0 for padding, which is cut off before the model sees it. `labels`
