@@ -55,6 +55,15 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/algorithms/test_supermask.py": {
         "test_compiled_updates_are_the_eager_ones": ("ste-*",),
     },
+    "tests/calibration/test_runs.py": {
+        "test_a_disk_without_room_loses_nothing": (),
+        "test_a_process_that_is_killed_goes_on_with_the_same_bits": (),
+        "test_so_does_one_that_leaves_layers_out": (),
+        "test_so_does_one_with_an_encoder_and_a_decoder": (),
+    },
+    "tests/calibration/test_stream.py": {
+        "test_a_model_of_four_times_the_memory": (),
+    },
     "tests/compose/test_donated.py": {
         "test_a_change_takes_new_masks_and_little_more": ("gmp",),
         "test_under_transforms_it_is_the_pure_update": (),

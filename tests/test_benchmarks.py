@@ -24,10 +24,12 @@ PEERS = {
     "ensembles": {"loop", "vmap", "vmap, compiled"},
     "pruning": {"forward alone", "hooks, squares", "hooks, products"}
     | {"Cholesky and products alone", "the authors' formulation, half kept"},
+    "depth": {"one forward pass and the solver alone", "sparsefn.calibration.in_order"},
     "shrinking": {"sparsefn, traced before", "torch.export alone", "traced and analysed", "analysis"},
 }
 # Rows of peers that are installed apart.
 APART = {"rigl-torch", "sparsefn.drop_grow", "cerebras_pytorch, masks alone", "Torch-Pruning"}
+APART |= {"llm-compressor's oneshot"}
 FACTS = {"date", "cpus", "architecture", "capability", "threads", "omp_wait_policy", "load"}
 FACTS |= {"python", "torch", "numpy", "sparsefn"}
 

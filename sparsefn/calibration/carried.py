@@ -11,7 +11,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.inputs import check_finite, collected, layer_at, weights_of_call
+from sparsefn.calibration.inputs import check_finite_stats, collected, layer_at, weights_of_call
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
 from sparsefn.state import Algorithm, State, Where, effective
@@ -100,10 +100,10 @@ def prune_block(
     return results, outputs
 
 
-def part_of(params: Mapping[str, Tensor], masks: Mapping[str, Tensor], names: Iterable[str]) -> State:
+def state_in(params: Mapping[str, Tensor], masks: Mapping[str, Tensor], names: Iterable[str]) -> State:
     """The state of some leaves out of those of a model, by path.
 
-    >>> part_of({"a": 1, "b": 2}, {"a": 3, "b": 4}, ["b"])[:2]
+    >>> state_in({"a": 1, "b": 2}, {"a": 3, "b": 4}, ["b"])[:2]
     ({'b': 2}, {'b': 4})
     """
     names = list(names)
@@ -140,13 +140,23 @@ def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> St
     )
 
 
-def added(stats: Stats, new: Stats) -> Stats:
+def added_stats(stats: Stats, new: Stats) -> Stats:
     """The sums of two batches.
 
-    >>> added({"a": {"count": torch.tensor(1)}}, {"a": {"count": torch.tensor(2)}, "b": {"count": torch.tensor(3)}})
-    {'a': {'count': tensor(3)}, 'b': {'count': tensor(3)}}
+    >>> one, other = {"count": torch.tensor(1)}, {"count": torch.tensor(2)}
+    >>> added_stats({"a": one}, {"a": other, "b": other})
+    {'a': {'count': tensor(3)}, 'b': {'count': tensor(2)}}
     """
-    both = {path: {name: x + new[path][name] for name, x in of.items()} for path, of in stats.items() if path in new}
+    sums: dict[tuple[int, int], Tensor] = {}  # leaves that read one tensor share their sums
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        if (id(x), id(y)) not in sums:
+            sums[id(x), id(y)] = x + y
+        return sums[id(x), id(y)]
+
+    both = {
+        path: {name: total(x, new[path][name]) for name, x in of.items()} for path, of in stats.items() if path in new
+    }
     return stats | new | both
 
 
@@ -166,10 +176,9 @@ def _passed(
     # One pass: statistics, and how far the outputs are from those of the pass before, whose place they take.
     stats, changed, total, counted = Stats(), 0.0, 0.0, itertools.chain(tokens, itertools.repeat(None))
     for number, call in enumerate(calls()):
-        found, out = collected(part, weights, [local[path] for path in asked], of, call, next(counted))
-        new = {path: found[local[path]] for path in asked if local[path] in found}
-        check_finite(new, lambda path: _told(part, local, path), f"in_order, block {block!r}")
-        stats = added(stats, new) if stats else new
+        new, out = collected(part, weights, {path: local[path] for path in asked}, of, call, next(counted))
+        check_finite_stats(new, lambda path: _told(part, local, path), f"in_order, block {block!r}")
+        stats = added_stats(stats, new) if stats else new
         if number < len(outputs):
             change, square = _changes(read(outputs[number]), out)
             changed, total = changed + change, total + square

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.calibration.inputs import without_fusion
-from sparsefn.calibration.kept import BrokenChainError, Form, Stowed, Touched, form_of, marked, unstow
+from sparsefn.calibration.kept import BrokenChainError, OutputForm, Stowed, Touched, form_of, marked, unstow
 from sparsefn.modules.calls import Call, call_with_buffers
 from sparsefn.modules.params import buffers_of
 from sparsefn.tree import Tree
@@ -64,13 +64,14 @@ def catch(
     weights: Mapping[str, Tensor],
     parts: Mapping[str, nn.Module],
     order: Sequence[str],
-    forms: Sequence[Form],
+    forms: Sequence[OutputForm],
     outputs: Mapping[int, Stowed],
     first: int,
     call: Call,
 ) -> list[Call]:
     """What the parts are called with from the call of a number on, as far as no value is needed that is not known.
 
+    >>> from sparsefn.calibration.kept import in_memory, stow
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
     >>> parts, form = {"0": model[0], "2": model[2]}, form_of(torch.ones(1))
     >>> weights, call = sf.modules.params_of(model), ((torch.ones(1, 2),), {})
@@ -110,7 +111,7 @@ def catch(
     return found
 
 
-def recorded(parts: Mapping[str, nn.Module], run: Callable[[], Tree]) -> tuple[Tree, list[str], list[Form], str]:
+def recorded(parts: Mapping[str, nn.Module], run: Callable[[], Tree]) -> tuple[Tree, list[str], list[OutputForm], str]:
     """What a run of the model gives, the paths of some of its parts in the order of their calls, and what they return.
 
     >>> model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU())
@@ -119,7 +120,7 @@ def recorded(parts: Mapping[str, nn.Module], run: Callable[[], Tree]) -> tuple[T
 
     The text at the end says why these cannot run one by one; it is empty where they may.
     """
-    order, forms, inside, why = list[str](), list[Form](), list[str](), list[str]()
+    order, forms, inside, why = list[str](), list[OutputForm](), list[str](), list[str]()
     before = {path: part._compiled_call_impl or part._call_impl for path, part in parts.items()}
 
     def noted(path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:

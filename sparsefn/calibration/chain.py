@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.carried import block_weights, part_of
+from sparsefn.calibration.carried import block_weights, state_in
 from sparsefn.calibration.caught import NeededError, recorded
 from sparsefn.calibration.inputs import collected, layer_at, weights_of_call
 from sparsefn.calibration.kept import BrokenChainError, in_memory, stow
@@ -70,7 +70,7 @@ def _chain(
     weights, together = weights_of_call(module, state), list(dict.fromkeys(path for paths in chosen for path in paths))
     parts = _parts(module, at)
     (stats, _), order, forms, why = recorded(
-        parts, lambda: collected(module, weights, together, ["count", "square"], call)
+        parts, lambda: collected(module, weights, {path: path for path in together}, ["count", "square"], call)
     )
     _check_order(stats, chosen)
     for path, of in stats.items() if whole else ():
@@ -134,19 +134,19 @@ def _by_parts(module: nn.Module, state: State, chain: Chain, chosen: Sequence[Se
     for number, path in enumerate(chain.order):
         paused.go_on(number, whole)
         part, names = chain.parts[path], chain.names[path]
-        weights = block_weights(part, names, part_of(*leaves, names.values()))
+        weights = block_weights(part, names, state_in(*leaves, names.values()))
         asked = {name for at, paths in zip(chain.at, chosen, strict=True) if at == number for name in paths}
-        own, given = [name for name, path in names.items() if path in asked], paused.call(number)
+        own, given = {path: name for name, path in names.items() if path in asked}, paused.call(number)
         before = [x.clone() for x in _tensors(given)]
         try:
             found, out = collected(part, weights, own, wanted, given)
             if own:  # the other pass
-                _, out = collected(part, weights, [], wanted, paused.call(number))
+                _, out = collected(part, weights, {}, wanted, paused.call(number))
         except Exception as error:  # which the model did not raise
             raise BrokenChainError(f"{path!r} by itself raises {type(error).__name__}: {error}") from error
         if own and not all(map(_equal, before, _tensors(given))):
             raise BrokenChainError(f"{path!r} writes into its inputs")
-        stats |= {names[name]: of for name, of in found.items()}
+        stats |= found
         paused.done(number, stow(out, in_memory))
     return stats
 

@@ -17,10 +17,10 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _SHOWN = 4  # names in an error
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file of a folder; `dtype` is as safetensors writes it.
 
-    >>> Stored("model.safetensors", (2, 3), "BF16").shape
+    >>> StoredTensor("model.safetensors", (2, 3), "BF16").shape
     (2, 3)
     """
 
@@ -29,7 +29,7 @@ class Stored(NamedTuple):
     dtype: str
 
 
-def stored_in(folder: Path) -> dict[str, Stored]:
+def stored_in(folder: Path) -> dict[str, StoredTensor]:
     """The tensors in the safetensors files of a model's folder, by name; no values are read.
 
     >>> stored_in(Path("/nowhere"))
@@ -53,16 +53,16 @@ def stored_in(folder: Path) -> dict[str, Stored]:
             for name in inside.keys():  # noqa: SIM118
                 if placed is None or placed.get(name) == file:
                     one = inside.get_slice(name)
-                    found[name] = Stored(file, tuple(one.get_shape()), one.get_dtype())
+                    found[name] = StoredTensor(file, tuple(one.get_shape()), one.get_dtype())
     if lost := [name for name in placed or () if name not in found]:
         raise ValueError(f"stream: {INDEX} names tensors that its files lack: {some(lost)}")
     return found
 
 
-def read(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
+def read_tensors(folder: Path, files: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a folder, each in memory of its own, from `{name: file}`; one file is open at a time.
 
-    >>> list(read(Path("."), {}))
+    >>> list(read_tensors(Path("."), {}))
     []
     """
     for file in sorted({*files.values()}):
@@ -103,7 +103,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     write_tensors(Path(folder, "a.safetensors"), {"x": torch.ones(2)})
-    ...     list(read(Path(folder), {"x": "a.safetensors"}))
+    ...     list(read_tensors(Path(folder), {"x": "a.safetensors"}))
     [('x', tensor([1., 1.]))]
     """
     from safetensors import SafetensorError
@@ -141,13 +141,31 @@ def write_whole(file: Path, write: Callable[[Path], object]) -> None:
     """
     # Under another name first: what is on the disk before the file has its name cannot be torn.
     part = file.with_name(f"{file.name}.part")
+    with naming(file):
+        try:
+            write(part)
+            _to_disk(part)
+            os.replace(part, file)
+            _to_disk(file.parent)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """While it is entered, an OSError says which file could not be written, and what to do.
+
+    >>> with naming(Path("a")):
+    ...     raise OSError("No space left on device")
+    Traceback (most recent call last):
+        ...
+    OSError: stream: 'a' could not be written: No space left on device. What was written before it is safe: make
+    room, and the same call goes on from there
+    """
     try:
-        write(part)
-        _to_disk(part)
-        os.replace(part, file)
-        _to_disk(file.parent)
+        yield
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise OSError(
             f"stream: {os.fspath(file)!r} could not be written: {error}. What was written before it is safe: make "
             "room, and the same call goes on from there"

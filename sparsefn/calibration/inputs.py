@@ -75,9 +75,10 @@ def inputs(
     """
     names, weights = names_of(of), weights_of_call(module, state)
     chosen = weights if paths is None else matching("paths", paths, weights)
-    stats, _ = collected(module, weights, [path for path in chosen if weights[path].ndim > 1], names, (args, kwargs))
+    matrices = {path: path for path in chosen if weights[path].ndim > 1}
+    stats, _ = collected(module, weights, matrices, names, (args, kwargs))
     stats = {path: stats[path] for path in chosen if path in stats}
-    check_finite(stats, lambda path: layer_at(module, path))
+    check_finite_stats(stats, lambda path: layer_at(module, path))
     globs: list[Where] = [paths] if callable(paths) else list(as_globs("*" if paths is None else paths, "paths"))
     for glob in globs:
         asked = list(matching("paths", glob, weights))
@@ -121,37 +122,42 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
 def collected(
     module: nn.Module,
     weights: Mapping[str, Tensor],
-    chosen: Sequence[str],
+    chosen: Mapping[str, str],
     names: Sequence[str],
     call: Call,
     tokens: Tensor | None = None,
 ) -> tuple[Stats, Tree]:
     """The statistics of some leaves over one call of the module with these weights, and what the call returns.
 
+    `chosen` are the module's own names of the leaves by the names that they go by.
+
     >>> layer = torch.nn.Linear(2, 1, bias=False)
-    >>> stats, out = collected(layer, {"weight": torch.ones(1, 2)}, ["weight"], ["count"], ((torch.ones(5, 2),), {}))
-    >>> stats["weight"], out.shape
+    >>> weights, call = {"weight": torch.ones(1, 2)}, ((torch.ones(5, 2),), {})
+    >>> stats, out = collected(layer, weights, {"7.weight": "weight"}, ["count"], call)
+    >>> stats["7.weight"], out.shape
     ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}, torch.Size([5, 1]))
 
     Leaves come in the order in which they were first seen; after them those of layers that were not reached. Without
     leaves nothing is watched, which is faster. Inputs are counted where `tokens` is True.
     """
-    watch = Watch({path: weights[path] for path in chosen}, "gram" in names, tokens)
+    watch = Watch({path: weights[own] for path, own in chosen.items()}, "gram" in names, tokens)
     with torch.no_grad(), without_fusion(), watch if chosen else contextlib.nullcontext():
         out, _ = call_with_buffers(module, weights, buffers_of(module), *call[0], **call[1])
-    stats, at = watch.stats(), {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
-    for path in chosen:
-        if path not in stats and _is_seen(module, at[path], weights[path]):
-            device = weights[path].device
+    stats = watch.stats()
+    unseen = {path: own for path, own in chosen.items() if path not in stats}
+    at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()} if unseen else {}
+    for path, own in unseen.items():
+        if _is_seen(module, at[own], weights[own]):
+            device = weights[own].device
             zeros = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
             stats[path] = zeros | {"count": torch.zeros((), dtype=torch.int64, device=device)}
     return stats, out
 
 
-def check_finite(stats: Stats, told: Callable[[str], str], what: str = "inputs") -> None:
+def check_finite_stats(stats: Stats, told: Callable[[str], str], what: str = "inputs") -> None:
     """Raise ValueError where inputs were not finite, with what is told of the first such leaf.
 
-    >>> check_finite({"w": {"square": torch.tensor([torch.inf])}}, repr)
+    >>> check_finite_stats({"w": {"square": torch.tensor([torch.inf])}}, repr)
     Traceback (most recent call last):
         ...
     ValueError: inputs: expected finite inputs of 'w', got NaN or infinity in sums

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sparsefn.calibration.folders import Stored, digest_of, read_json, some, write_json
+from sparsefn.calibration.folders import StoredTensor, digest_of, read_json, some, write_json
 from sparsefn.tree import Tree, flatten
 
 PLACE = ".stream"  # in the folder that the run makes, until it is whole
@@ -46,13 +46,13 @@ class Journal(NamedTuple):
         return after
 
 
-def begun(out: Path, run: Mapping[str, str]) -> Journal:
+def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
     """The journal in a folder, or a new one if the folder is empty or new.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     journal = begun(Path(folder), {"batches": "a1"}).done(Part("c3", {}))
-    ...     begun(Path(folder), {"batches": "a1"}) == journal
+    ...     journal = journal_in(Path(folder), {"batches": "a1"}).done(Part("c3", {}))
+    ...     journal_in(Path(folder), {"batches": "a1"}) == journal
     True
 
     Raises ValueError where the folder holds anything else, and names what differs from the run that it is of.
@@ -90,7 +90,7 @@ def digest_of_batches(batches: Iterable[Tree]) -> str:
     return digest.hexdigest()
 
 
-def digest_of_model(config: Path, stored: Mapping[str, Stored]) -> str:
+def digest_of_model(config: Path, stored: Mapping[str, StoredTensor]) -> str:
     """A digest of what a model's folder says of it: its config, and its tensors but for their values.
 
     >>> digest_of_model(Path(__file__), {})[:0]

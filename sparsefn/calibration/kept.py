@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsefn.tree import Tree
 
-Keep = Callable[[Tensor], "Kept"]
+Keep = Callable[[Tensor], "KeptTensor"]
 _PLAIN = (bool, int, float, complex, str, bytes)
 
 
@@ -36,7 +36,7 @@ class Slot(NamedTuple):
     leaf: int
 
 
-class Form(NamedTuple):
+class OutputForm(NamedTuple):
     """What a part returns, without the tensors in it."""
 
     tree: Any
@@ -44,7 +44,7 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTensor:
     """A tensor that is kept somewhere, and how to read it."""
 
     read: Callable[[], Tensor]
@@ -60,9 +60,9 @@ class Stowed(NamedTuple):
         """The outputs of parts in it."""
         return [leaf for leaf in self.leaves if isinstance(leaf, Slot)]
 
-    def form(self) -> Form:
+    def form(self) -> OutputForm:
         """The tree without its tensors."""
-        return Form(self.tree, tuple(None if isinstance(leaf, Kept) else leaf for leaf in self.leaves))
+        return OutputForm(self.tree, tuple(None if isinstance(leaf, KeptTensor) else leaf for leaf in self.leaves))
 
 
 class Marker(Tensor):
@@ -76,16 +76,16 @@ class Marker(Tensor):
         raise Touched(next(leaf.slot for leaf in leaves if isinstance(leaf, Marker)))
 
 
-def in_memory(x: Tensor) -> Kept:
+def in_memory(x: Tensor) -> KeptTensor:
     """Keep a tensor where it is.
 
     >>> in_memory(torch.ones(1)).read()
     tensor([1.])
     """
-    return Kept(lambda: x)
+    return KeptTensor(lambda: x)
 
 
-def form_of(out: Tree) -> Form:
+def form_of(out: Tree) -> OutputForm:
     """What a part returns, without the tensors.
 
     >>> form_of((torch.ones(1), None)) == form_of((torch.zeros(2), None)), form_of(torch.ones(1)) == form_of([1])
@@ -97,10 +97,10 @@ def form_of(out: Tree) -> Form:
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *_PLAIN)):
             raise BrokenChainError(f"returns a {type(leaf).__name__}")
-    return Form(tree, tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves))
+    return OutputForm(tree, tuple(None if isinstance(leaf, Tensor) else leaf for leaf in leaves))
 
 
-def marked(form: Form, number: int) -> Tree:
+def marked(form: OutputForm, number: int) -> Tree:
     """The outputs of the call of a number, with markers for tensors.
 
     >>> marked(form_of([1, torch.ones(1)]), 3)[1].__dict__["slot"]
@@ -114,11 +114,11 @@ def marked(form: Form, number: int) -> Tree:
     return optree.tree_unflatten(form.tree, leaves)
 
 
-def stow(tree: Tree, keep: Keep, memo: dict[int, tuple[Tensor, Kept]] | None = None) -> Stowed:
+def stow(tree: Tree, keep: Keep, memo: dict[int, tuple[Tensor, KeptTensor]] | None = None) -> Stowed:
     """A tree with its tensors kept; those that `memo` has seen are kept once.
 
     >>> unstow(stow({"x": torch.ones(1), "n": 2}, in_memory))
-    {'n': 2, 'x': tensor([1.])}
+    {'x': tensor([1.]), 'n': 2}
     """
     memo = {} if memo is None else memo
     leaves, form = optree.tree_flatten(tree)
@@ -139,22 +139,19 @@ def unstow(stowed: Stowed, outputs: Mapping[int, Stowed] | None = None) -> Tree:
     >>> unstow(Stowed(out.tree, [Slot(3, 0)]), {3: out})
     tensor([1.])
     """
-    read: dict[int, Tensor] = {}
+    known = outputs or {}
+    leaves = [known[x.number].leaves[x.leaf] if isinstance(x, Slot) else x for x in stowed.leaves]
+    # One that is there twice is read once: attention asks whether its keys are its queries.
+    read = {id(x): x.read() for x in {id(x): x for x in leaves if isinstance(x, KeptTensor)}.values()}
     copies: dict[int, Any] = {}
+    return optree.tree_unflatten(stowed.tree, [read[id(x)] if id(x) in read else _copied(x, copies) for x in leaves])
 
-    def value(leaf: Any) -> Any:
-        if isinstance(leaf, Slot):
-            return value((outputs or {})[leaf.number].leaves[leaf.leaf])
-        if isinstance(leaf, Kept):
-            if id(leaf) not in read:
-                read[id(leaf)] = leaf.read()
-            return read[id(leaf)]
-        if isinstance(leaf, nn.Module):
-            return leaf
-        try:
-            return copy.deepcopy(leaf, copies)
-        except (Touched, Exception):
-            kind = type(leaf).__name__
-            raise BrokenChainError(f"gets a {kind} that cannot be copied or holds outputs of others") from None
 
-    return optree.tree_unflatten(stowed.tree, [value(leaf) for leaf in stowed.leaves])
+def _copied(leaf: Any, copies: dict[int, Any]) -> Any:
+    if isinstance(leaf, nn.Module):
+        return leaf
+    try:
+        return copy.deepcopy(leaf, copies)
+    except (Touched, Exception):
+        kind = type(leaf).__name__
+        raise BrokenChainError(f"gets a {kind} that cannot be copied or holds outputs of others") from None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from sparsefn.calibration.caught import NeededError, catch
-from sparsefn.calibration.kept import BrokenChainError, Form, Keep, Kept, Stowed, in_memory, stow, unstow
+from sparsefn.calibration.kept import BrokenChainError, Keep, KeptTensor, OutputForm, Stowed, in_memory, stow, unstow
 from sparsefn.modules.calls import Call
 
 
@@ -23,7 +23,7 @@ class Chain(NamedTuple):
     parts: dict[str, nn.Module]
     names: dict[str, dict[str, str]]
     order: list[str]
-    forms: list[Form]
+    forms: list[OutputForm]
     kept: frozenset[int]
     at: list[int]
 
@@ -31,6 +31,7 @@ class Chain(NamedTuple):
 class Paused:
     """A run of the model for one call, paused before one of its parts.
 
+    >>> from sparsefn.calibration.chain import chain_of
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     >>> state = sf.dense().init(sf.modules.params_of(model))
     >>> call = ((torch.ones(3, 2),), {})
@@ -54,7 +55,7 @@ class Paused:
         chain = self.chain
         parts = (chain.parts, chain.order, chain.forms)
         found = catch(self.module, weights, *parts, self.outputs, number, self.start)
-        memo: dict[int, tuple[Tensor, Kept]] = {}
+        memo: dict[int, tuple[Tensor, KeptTensor]] = {}
         for i, call in enumerate(found, number):
             stowed = stow(call, self.keep, memo)
             for slot in stowed.slots():

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.folders import Stored, some, stored_in
-from sparsefn.calibration.unloaded import Leaf, leaves_of, loaded, unloaded
+from sparsefn.calibration.folders import StoredTensor, some, stored_in
+from sparsefn.calibration.unloaded import Leaf, leaves_in, read_leaves, unloaded
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, Where
 from sparsefn.tree.chosen import matching
@@ -25,7 +25,7 @@ class Plan(NamedTuple):
     """
 
     folder: Path
-    stored: dict[str, Stored]
+    stored: dict[str, StoredTensor]
     model: nn.Module
     order: list[str]
     blocks: dict[str, list[tuple[Where, list[str]]]]
@@ -33,7 +33,7 @@ class Plan(NamedTuple):
 
     def load(self, path: str, device: torch.device) -> tuple[dict[str, Tensor], str]:
         """The weights of a part by their names in the model, and a digest of them; buffers go into the model."""
-        found, digest = loaded(self.folder, self.stored, self.leaves[path])
+        found, digest = read_leaves(self.folder, self.stored, self.leaves[path])
         buffers = dict(self.model.named_buffers())
         for name in [name for name in found if name in buffers]:
             buffers[name].copy_(found.pop(name))
@@ -70,11 +70,12 @@ def planned(
     for part in model.modules():
         for name, buffer in part._buffers.items():
             part._buffers[name] = None if buffer is None else buffer.to(device)
-    leaves = leaves_of(model, stored)
+    leaves = leaves_in(model, stored)
     lists = _lists_of_layers(model)
     if not lists:
         raise ValueError(f"stream: expected a model with a list of layers, but the {type(model).__name__} has none")
     members = {path: [f"{path}.{name}" for name, _ in layers.named_children()] for path, layers in lists.items()}
+    _by_part(leaves, [path for paths in members.values() for path in paths])  # which raises where layers share leaves
     asked = [f"{path}.*" for paths in members.values() for path in paths] if blocks is None else blocks
     found: dict[str, list[tuple[Where, list[str]]]] = {}
     named = {name: param for name, (_, param) in own_tensors(model, "parameters").items()}

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import optree
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsefn.calibration.carried import block_weights
+from sparsefn.calibration.caught import intercepted
 from sparsefn.calibration.chain import names_in
-from sparsefn.calibration.folders import write_whole
-from sparsefn.calibration.inputs import collected
-from sparsefn.calibration.kept import Form, Kept, Stowed, form_of
+from sparsefn.calibration.folders import naming, write_whole
+from sparsefn.calibration.inputs import collected, without_fusion
+from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.plan import Plan, bare
+from sparsefn.calibration.steps import chunks_of
 from sparsefn.calibration.stored import on_disk
-from sparsefn.modules.calls import Call
+from sparsefn.modules.calls import Call, call_with_buffers
+from sparsefn.modules.params import buffers_of
 from sparsefn.tree import Tree
-
-_UNKNOWN = Form(None, ())
 
 
 class Runs:
@@ -36,10 +39,16 @@ class Runs:
     def __init__(
         self, plan: Plan, calls: Sequence[Call], tokens: Sequence[Tensor | None], scratch: Path, device: torch.device
     ) -> None:
-        parts = {path: plan.model.get_submodule(path) for path in plan.order}
+        parts, forms = {path: plan.model.get_submodule(path) for path in plan.order}, forms_of(plan, calls[0], device)
         self.plan, self.work, self.tokens, self.device = plan, scratch.parent, tokens, device
-        self.chain = Chain(parts, names_in(plan.model, parts), plan.order, [_UNKNOWN] * len(parts), frozenset(), [])
-        self.paused = [Paused(plan.model, self.chain, call, on_disk(scratch)) for call in calls]
+        self.chain = Chain(parts, names_in(plan.model, parts), plan.order, forms, frozenset(), [])
+        kept = on_disk(scratch)
+
+        def keep(x: Tensor) -> KeptTensor:
+            with naming(scratch):
+                return kept(x)
+
+        self.paused = [Paused(plan.model, self.chain, call, keep) for call in calls]
         self.entered: set[int] = set()  # parts before which the model itself computes
 
     def reach(self, number: int) -> None:
@@ -48,24 +57,8 @@ class Runs:
             return
         self.entered.add(number)
         weights = self.plan.outside(self.device)
-        if self.chain.forms[number] is _UNKNOWN:
-            first = Paused(
-                self.plan.model, self.chain._replace(order=self.plan.order[: number + 1]), self.paused[0].start
-            )
-            first.outputs = dict(self.paused[0].outputs)
-            first.go_on(number, weights)
-            self._learn(number, first.call(number))
         for run in self.paused:
             run.go_on(number, weights)
-
-    def _learn(self, number: int, call: Call) -> None:
-        # Members of one list return the same kind of thing; Paused.done looks whether they did.
-        path = self.plan.order[number]
-        part, state = self.chain.parts[path], bare(self.plan.load(path, self.device)[0])
-        form = form_of(collected(part, block_weights(part, self.chain.names[path], state), [], ["count"], call)[1])
-        for i, other in enumerate(self.plan.order):
-            if other.rpartition(".")[0] == path.rpartition(".")[0]:
-                self.chain.forms[i] = form
 
     def calls(self, number: int) -> Iterator[Call]:
         """What each batch calls the part of a number with."""
@@ -112,10 +105,55 @@ class Runs:
         return self.work / f"outputs-{number}-{batch}.pt"
 
 
-def _stowed(file: Path, form: Form) -> Stowed:
+def forms_of(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
+    """What each part of a model returns, without the tensors in it.
+
+    >>> layers = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    >>> forms_of(Plan(Path("."), {}, layers, [], {}, {"": []}), ((), {}), torch.device("cpu"))
+    []
+
+    The model runs to its end on one example of the call. Of each list the first part runs, and the others return the
+    same, as it matters only in which order the model calls them. Raises BrokenChainError where that is not the order of
+    the parts, each of them once.
+    """
+    if not plan.order:
+        return []
+    with contextlib.suppress(Exception):
+        return _forms(plan, next(chunks_of((call, None), 1))[0], device)
+    return _forms(plan, call, device)
+
+
+def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
+    parts, called = {path: plan.model.get_submodule(path) for path in plan.order}, list[str]()
+    names, outputs = names_in(plan.model, parts), dict[str, Tree]()
+
+    def run(path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
+        if called[-1:] == [own := path.rpartition(".")[0]]:  # the part itself, with its weights
+            return part._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        if own not in outputs:
+            called.append(own)
+            weights = block_weights(part, names[path], bare(plan.load(path, device)[0]))
+            outputs[own] = collected(part, weights, {}, ["count"], (args, kwargs))[1]
+            form_of(outputs[own])
+            called.pop()
+        called.append(path)
+        return optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs[own])
+
+    with torch.no_grad(), without_fusion(), intercepted(parts, run):
+        call_with_buffers(plan.model, plan.outside(device), buffers_of(plan.model), *call[0], **call[1])
+    for path in plan.order:
+        if (times := called.count(path)) != 1:
+            raise BrokenChainError(f"{path!r} is called {times} times")
+    for path, other in zip(called, plan.order, strict=True):
+        if path != other:
+            raise BrokenChainError(f"{path!r} is called before {other!r}")
+    return [form_of(outputs[path.rpartition(".")[0]]) for path in plan.order]
+
+
+def _stowed(file: Path, form: OutputForm) -> Stowed:
     places = itertools.count()
     return Stowed(
-        form.tree, [Kept(partial(_read, file, next(places))) if leaf is None else leaf for leaf in form.leaves]
+        form.tree, [KeptTensor(partial(_read, file, next(places))) if leaf is None else leaf for leaf in form.leaves]
     )
 
 

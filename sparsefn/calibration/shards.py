@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sparsefn.calibration.folders import INDEX, digest_of, read, write_json, write_tensors, write_whole
+from sparsefn.calibration.folders import INDEX, digest_of, read_tensors, write_json, write_tensors, write_whole
 from sparsefn.calibration.journal import PLACE
 from sparsefn.calibration.plan import Plan
 
@@ -40,7 +40,7 @@ def check_part(plan: Plan, out: Path, path: str, weights: dict[str, Tensor]) -> 
     ...     check_part(plan, Path(out), "", {})
     """
     tensors = _named(plan, path, weights)
-    for name, old in read(out, dict.fromkeys(tensors, _file(plan, path))):
+    for name, old in read_tensors(out, dict.fromkeys(tensors, _file(plan, path))):
         if digest_of(old) != digest_of(tensors[name]):
             raise ValueError(
                 f"stream: expected the run that was killed in {os.fspath(out)!r}, but {name!r} comes out otherwise: go "

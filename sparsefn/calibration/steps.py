@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from sparsefn.calibration.carried import Prune, PrunedBlock, part_of, prune_block
+from sparsefn.calibration.carried import Prune, PrunedBlock, prune_block, state_in
 from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import weights_of_call
 from sparsefn.calibration.kept import BrokenChainError, in_memory, stow, unstow
@@ -67,7 +67,7 @@ def steps_of(
                 names = chain.names[path]
                 own = [one for one, at in zip(asked, chain.at, strict=True) if at == number]
                 results, outputs = prune_block(
-                    *(chain.parts[path], names, part_of(params, masks, names.values()), own, prune),
+                    *(chain.parts[path], names, state_in(params, masks, names.values()), own, prune),
                     *(partial(_calls, runs, number), of),
                     inputs_from=inputs_from,
                     tokens=counted,

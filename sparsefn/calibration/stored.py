@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sparsefn.calibration.kept import Keep, Kept
+from sparsefn.calibration.kept import Keep, KeptTensor
 
 _SMALLEST = 4096  # bytes: a page
 
@@ -29,9 +29,9 @@ def on_disk(folder: str | Path) -> Keep:
     change the file. Tensors of less than a page stay where they are. OSError where the disk is full.
     """
 
-    def keep(x: Tensor) -> Kept:
+    def keep(x: Tensor) -> KeptTensor:
         if type(x) is not Tensor or x.layout != torch.strided or x.nbytes < _SMALLEST:
-            return Kept(lambda: x)
+            return KeptTensor(lambda: x)
         # Dimensions that are expanded have one entry, and the others go as they are in memory.
         dense = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
         axes = sorted(range(x.ndim), key=lambda d: (-dense.stride()[d], d))
@@ -43,9 +43,9 @@ def on_disk(folder: str | Path) -> Keep:
         except BaseException:
             os.unlink(file)
             raise
-        kept = Kept(partial(_read, file, packed.shape, axes, x.shape, x.dtype, x.device))
-        weakref.finalize(kept, _removed, file)
-        return kept
+        read = partial(_read, file, packed.shape, axes, x.shape, x.dtype, x.device)
+        weakref.finalize(read, _removed, file)
+        return KeptTensor(read)
 
     return keep
 

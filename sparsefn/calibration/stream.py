@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from sparsefn.calibration.blocks import check_tokens
 from sparsefn.calibration.carried import Prune, prune_block
 from sparsefn.calibration.folders import INDEX
 from sparsefn.calibration.inputs import names_of
-from sparsefn.calibration.journal import PLACE, Journal, Part, begun, digest_of_batches, digest_of_model
+from sparsefn.calibration.journal import PLACE, Journal, Part, digest_of_batches, digest_of_model, journal_in
 from sparsefn.calibration.kept import BrokenChainError, unstow
 from sparsefn.calibration.plan import OUTSIDE, Plan, bare, planned
 from sparsefn.calibration.runs import Runs
@@ -72,6 +72,9 @@ def stream(
     The first one adds their sums in the order of the processes, prunes and writes. So masks have the same bits in every
     run on so many processes, and differ from those of one process as sums in another order do.
 
+    One example is run beforehand, to see in which order the model calls its layers. No module but the one that `make`
+    gives is written to, and no hook is left.
+
     ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a layer that are tied to leaves
     outside of it; layers that the model does not call one after the other, which need `in_order`; the block and the
     layer whose inputs are not finite, or that no input reached; and an `out` that holds anything else.
@@ -100,12 +103,19 @@ def stream(
             "processes": str(place()[1]),
         }
         if first:
-            _check_read(begun(target, run), plan, device)
-    journal = begun(target, run)
+            _check_read(journal_in(target, run), plan, device)
+    with agreement(everyone()):
+        journal = journal_in(target, run)
     if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
-        with tempfile.TemporaryDirectory(dir=_work(target)) as scratch:
-            runs = Runs(plan, share(calls), share(counted), Path(scratch), device)
-            journal = _streamed(plan, runs, journal, prune, names)
+        with tempfile.TemporaryDirectory(dir=_work(target)) as scratch, agreement(everyone()):
+            try:
+                runs = Runs(plan, share(calls), share(counted), Path(scratch), device)
+                journal = _streamed(plan, runs, journal, prune, names)
+            except BrokenChainError as error:
+                raise ValueError(
+                    f"stream: expected layers that run one after the other, but {error}: prune the model in memory, "
+                    "with sf.calibration.in_order"
+                ) from None
     with agreement(everyone()):
         if first:
             finish(plan, target)
@@ -113,6 +123,11 @@ def stream(
 
 
 def _calls(batches: Sequence[Example]) -> list[Call]:
+    if isinstance(batches, Tensor | Mapping | str):
+        kind = type(batches).__name__
+        raise TypeError(
+            f"stream: expected a sequence of batches, as batches=[{{'input_ids': tokens}}, ...], got a {kind}"
+        )
     calls = [as_call(batch) for batch in batches]
     if len(calls) < place()[1]:
         raise ValueError(
@@ -152,18 +167,12 @@ def _streamed(plan: Plan, runs: Runs, journal: Journal, prune: Prune, of: Sequen
     before = set[int]()  # whose outputs the last part that was pruned was called with, so that it can be pruned again
     for number, path in enumerate(plan.order):
         with agreement(everyone()):
-            try:
-                runs.reach(number)
-                if number < done and number != last:
-                    runs.passed(number)
-                    continue
-                before = runs.needed() if path in plan.blocks else before
-                weights, digest, errors = _pruned(plan, runs, number, prune, of)
-            except BrokenChainError as error:
-                raise ValueError(
-                    f"stream: expected layers that run one after the other, but {error}: prune the model in memory, "
-                    "with sf.calibration.in_order"
-                ) from None
+            runs.reach(number)
+            if number < done and number != last:
+                runs.passed(number)
+                continue
+            before = runs.needed() if path in plan.blocks else before
+            weights, digest, errors = _pruned(plan, runs, number, prune, of)
         with agreement(everyone()):  # the outputs of all processes are on the disk by now
             if number >= done:
                 journal = _written(plan, journal, path, weights, digest, errors)

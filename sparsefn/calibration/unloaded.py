@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparsefn.calibration.folders import Stored, digest_of, read, some
+from sparsefn.calibration.folders import StoredTensor, digest_of, read_tensors, some
 
 
 class Leaf(NamedTuple):
@@ -54,11 +55,13 @@ def unloaded(folder: Path, make: Callable[[], nn.Module] | None, dtype: torch.dt
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    # A parameter that is registered twice is tied, and becomes one empty parameter. Weak keys let it leave memory.
+    # A parameter that is registered twice is tied, and becomes one empty parameter. Weak keys let it leave memory. The
+    # hook is there for all threads, and others make their models as ever.
     empty: Any = WeakTensorKeyDictionary()
+    thread = threading.get_ident()
 
     def emptied(module: nn.Module, name: str, param: Tensor | None) -> Tensor | None:
-        if param is None or param.is_meta:
+        if param is None or param.is_meta or threading.get_ident() != thread:
             return param
         if param not in empty:
             empty[param] = nn.Parameter(param.detach().to("meta"), param.requires_grad)
@@ -91,10 +94,10 @@ def _named(folder: Path, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def leaves_of(model: nn.Module, stored: Mapping[str, Stored]) -> list[Leaf]:
+def leaves_in(model: nn.Module, stored: Mapping[str, StoredTensor]) -> list[Leaf]:
     """The leaves of a model, and the names that the folder has them under.
 
-    >>> leaves_of(torch.nn.Linear(2, 1, bias=False), {"weight": Stored("model.safetensors", (1, 2), "F32")})
+    >>> leaves_in(torch.nn.Linear(2, 1, bias=False), {"weight": StoredTensor("model.safetensors", (1, 2), "F32")})
     [Leaf(names=('weight',), stored=('weight',), dtype=torch.float32)]
 
     A folder of a model's base, without the prefix of its names, serves the model too, and the other way round. Raises
@@ -124,7 +127,8 @@ def leaves_of(model: nn.Module, stored: Mapping[str, Stored]) -> list[Leaf]:
     if missing or unknown:
         raise ValueError(
             f"stream: expected the tensors of the {type(model).__name__}, but missing are {some(missing)}, and unknown "
-            f"{some(unknown)}: make= gives a model of another kind"
+            f"{some(unknown)}: make= gives a model of another kind; where transformers renames or joins tensors as it "
+            "loads the folder, load it once, and write it with save_pretrained(..., save_original_format=False)"
         )
     return leaves
 
@@ -134,7 +138,7 @@ def _ignored(model: nn.Module, what: str, name: str) -> bool:
     return any(re.search(one, name) for one in getattr(model, f"_keys_to_ignore_on_load_{what}", None) or ())
 
 
-def _check_like(name: str, stored: Stored, like: Tensor) -> None:
+def _check_like(name: str, stored: StoredTensor, like: Tensor) -> None:
     if stored.shape != tuple(like.shape):
         raise ValueError(f"stream: expected a tensor of shape {tuple(like.shape)} at {name!r}, got {stored.shape}")
     if like.is_floating_point() and stored.dtype not in ("F64", "F32", "F16", "BF16"):
@@ -144,10 +148,12 @@ def _check_like(name: str, stored: Stored, like: Tensor) -> None:
         )
 
 
-def loaded(folder: Path, stored: Mapping[str, Stored], leaves: Iterable[Leaf]) -> tuple[dict[str, Tensor], str]:
+def read_leaves(
+    folder: Path, stored: Mapping[str, StoredTensor], leaves: Iterable[Leaf]
+) -> tuple[dict[str, Tensor], str]:
     """The values of some leaves by their first name, and a digest of what was read.
 
-    >>> loaded(Path("."), {}, [])[0]
+    >>> read_leaves(Path("."), {}, [])[0]
     {}
 
     In the dtype that the model has them in, as `from_pretrained` does. ValueError for tied leaves that differ.
@@ -155,7 +161,7 @@ def loaded(folder: Path, stored: Mapping[str, Stored], leaves: Iterable[Leaf]) -
     owner = {name: leaf for leaf in leaves for name in leaf.stored}
     found: dict[str, Tensor] = {}
     digests: dict[str, str] = {}
-    for name, tensor in read(folder, {name: stored[name].file for name in owner}):
+    for name, tensor in read_tensors(folder, {name: stored[name].file for name in owner}):
         digests[name] = digest_of(tensor)
         first, cast = owner[name].names[0], tensor.to(owner[name].dtype)
         if first in found and not torch.equal(found[first], cast):

@@ -1,5 +1,8 @@
 """Pruning block after block, and the ratios of outliers."""
 
+import importlib.util
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -78,6 +81,105 @@ def test_a_block_that_gets_no_data_and_other_bad_arguments():
         in_order(model, None, ["0.*"], prune, (x, torch.tensor(1.0)), chunk_size=2)
     with pytest.raises(ValueError, match="expected more than one calibration input at '0.weight', got 1"):
         in_order(model, None, ["0.*"], prune, x[:1])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        ({"blocks": "0.*"}, TypeError, r"expected blocks to be a sequence, with an entry a block, got '0\.\*'"),
+        ({"blocks": lambda path, leaf: True}, TypeError, "expected blocks to be a sequence"),
+        ({"inputs": [torch.randn(32, 4)]}, TypeError, "a tuple of arguments or a dict of keyword arguments, got list"),
+        ({"inputs_from": "sparse"}, ValueError, "expected inputs_from to be 'pruned' or 'dense', got 'sparse'"),
+        ({"offload": "gpu"}, ValueError, "expected offload to be 'disk' or None, got 'gpu'"),
+        ({"of": "mean"}, ValueError, "expected of to name some of"),
+        ({"of_all": "square"}, TypeError, "unexpected keyword argument 'of_all'"),
+        ({"tokens": torch.ones(32)}, TypeError, r"expected tokens to be a bool tensor, .*float32 of shape \(32,\)"),
+        (
+            {"tokens": [True]},
+            TypeError,
+            "expected tokens to be a bool tensor, True for each token that counts, got list",
+        ),
+        (
+            {"tokens": torch.ones(9, dtype=torch.bool)},
+            ValueError,
+            "an input of '0.weight' for each of 9 tokens, got 32",
+        ),
+        ({"blocks": ["2.*", "0.*"]}, ValueError, r"'0\.weight' is used before '2\.weight'; to prune in several rounds"),
+    ],
+)
+def test_bad_arguments_say_what_was_expected(change, kind, text):
+    arguments = {"module": net(), "state": None, "blocks": ["0.*"], "prune": prune, "inputs": torch.randn(32, 4)}
+    for call in (in_order, lambda **given: list(sf.calibration.by_block(**given))):
+        with pytest.raises(kind, match=text):
+            call(**arguments | change)
+
+
+def test_bad_arguments_are_told_before_the_loop():
+    with pytest.raises(TypeError, match="expected blocks to be a sequence"):
+        sf.calibration.by_block(net(), None, "0.*", prune, torch.randn(32, 4))
+
+
+def test_the_module_gets_its_inputs_as_one_argument_in_any_form():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = net()
+
+        def forward(self, x, of=1.0):
+            return self.layers(x * of)
+
+    model, x, two = Net(), torch.randn(32, 4), torch.full((32, 1), 2.0)
+    states = [
+        in_order(model, None, ["layers.0.*", "layers.2.*"], prune, inputs, of="square", chunk_size=8)
+        for inputs in ((x, two), {"x": x, "of": two}, x * 2, {"of": 2.0, "x": x})
+    ]
+    assert all(sf.checkpoint.tree_equal(state, states[0]) for state in states[1:])
+
+
+def test_padding_is_refused_unless_tokens_say_what_counts():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.layers = nn.Embedding(9, 4), net()
+
+        def forward(self, ids, attention_mask=None):
+            return self.layers(self.embed(ids) * 1.0)
+
+    model, ids = Words(), torch.arange(12).reshape(2, 6) % 9
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
+    inputs, blocks = {"ids": ids, "attention_mask": mask}, ["layers.0.*", "layers.2.*"]
+    with pytest.raises(ValueError, match=r"'attention_mask' hides 3 of 12 tokens as padding: .*tokens=attention_mask"):
+        in_order(model, None, blocks, prune, inputs)
+    state = in_order(model, None, blocks, prune, inputs, tokens=mask.bool(), chunk_size=1, of="square")
+    flat = ids[mask.bool()][None]
+    assert sf.checkpoint.tree_equal(state, in_order(model, None, blocks, prune, {"ids": flat}, of="square"))
+    whole = in_order(model, None, blocks, prune, {"ids": ids, "attention_mask": torch.ones(2, 6)}, of="square")
+    assert not sf.checkpoint.tree_equal(whole, state)
+    model.config = type("Config", (), {"is_encoder_decoder": True})()
+    with pytest.raises(ValueError, match="expected a model of one sequence with tokens"):
+        in_order(model, None, blocks, prune, inputs, tokens=mask.bool())
+
+
+def test_a_bar_is_shown_where_tqdm_is_installed_and_asked_for(capsys, monkeypatch):
+    model, x = net(), torch.randn(32, 4)
+    state = in_order(model, None, ["0.*", "2.*"], prune, x, progress=True)
+    shown = capsys.readouterr().err
+    assert "2/2" in shown and "error=0." in shown
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert sf.checkpoint.tree_equal(in_order(model, None, ["0.*", "2.*"], prune, x, progress=True), state)
+    assert sf.checkpoint.tree_equal(in_order(model, None, ["0.*", "2.*"], prune, x), state)
+    assert not capsys.readouterr().err
+
+
+def test_both_functions_have_one_signature_but_for_the_bar():
+    one, other = (inspect.signature(f).parameters for f in (in_order, sf.calibration.by_block))
+    assert [*one][:-1] == [*other] and all(one[name] == other[name] for name in other)
+
+
+def test_no_block_changes_nothing():
+    model = net()
+    state = in_order(model, None, [], prune, torch.randn(32, 4))
+    assert sf.checkpoint.tree_equal(state.params, sf.modules.params_of(model))
 
 
 def test_outliers_are_counted_over_a_block():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from sparsefn.calibration.folders import read, read_json, some, stored_in, write_json, write_tensors
+from sparsefn.calibration.folders import read_json, read_tensors, some, stored_in, write_json, write_tensors
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16), "c": torch.tensor(True)}
 
@@ -37,7 +37,7 @@ def test_tensors_are_listed_and_read_in_memory_of_their_own(tmp_path, sharded):
         "b": ((3,), "BF16"),
         "c": ((), "BOOL"),
     }
-    found = dict(read(folder, {name: stored[name].file for name in ("a", "c")}))
+    found = dict(read_tensors(folder, {name: stored[name].file for name in ("a", "c")}))
     for file in {one.file for one in stored.values()}:
         (folder / file).write_bytes(b"\0" * 8)
     assert found.keys() == {"a", "c"} and torch.equal(found["a"], TENSORS["a"]) and bool(found["c"])

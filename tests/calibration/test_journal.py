@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sparsefn.calibration.folders import Stored
-from sparsefn.calibration.journal import Part, begun, digest_of_batches, digest_of_model
+from sparsefn.calibration.folders import StoredTensor
+from sparsefn.calibration.journal import Part, digest_of_batches, digest_of_model, journal_in
 
 ONE, TWO = Part("one", {}), Part("two", {"0.*": 0.5, "1.*": None})
 RUN = {"batches": "a", "blocks": "b"}
@@ -12,25 +12,25 @@ RUN = {"batches": "a", "blocks": "b"}
 
 def test_it_goes_on_where_it_was(tmp_path):
     out = tmp_path / "deep" / "out"
-    journal = begun(out, RUN)
-    assert journal.parts == () and begun(out, RUN) == journal
+    journal = journal_in(out, RUN)
+    assert journal.parts == () and journal_in(out, RUN) == journal
     later = journal.done(ONE).done(TWO)
-    assert begun(out, RUN) == later and later.parts == (ONE, TWO) and journal.parts == ()
+    assert journal_in(out, RUN) == later and later.parts == (ONE, TWO) and journal.parts == ()
 
 
 def test_it_refuses_another_run_and_other_folders(tmp_path):
-    begun(tmp_path / "out", RUN)
+    journal_in(tmp_path / "out", RUN)
     with pytest.raises(
         ValueError, match="expected the run that was killed in '.*out', but of another run were its batches:"
     ):
-        begun(tmp_path / "out", RUN | {"batches": "c"})
+        journal_in(tmp_path / "out", RUN | {"batches": "c"})
     with pytest.raises(ValueError, match="expected '.*' to be new or a run that was killed, got 'out'$"):
-        begun(tmp_path, RUN)
+        journal_in(tmp_path, RUN)
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="to be new or a run that was killed, got a file$"):
-        begun(tmp_path / "file", RUN)
+        journal_in(tmp_path / "file", RUN)
     (tmp_path / "out" / ".stream" / "journal.json").unlink()  # killed before it was there
-    assert begun(tmp_path / "out", RUN).parts == ()
+    assert journal_in(tmp_path / "out", RUN).parts == ()
 
 
 def test_digests_see_every_value_and_no_layout(tmp_path):
@@ -48,10 +48,10 @@ def test_digests_see_every_value_and_no_layout(tmp_path):
     ]
     digests = {digest, *map(digest_of_batches, others), digest_of_batches([{"ids": x, "n": 2}])}
     assert len(digests) == len(others) + 2
-    config, stored = tmp_path / "config.json", {"a": Stored("f", (1,), "F32")}
+    config, stored = tmp_path / "config.json", {"a": StoredTensor("f", (1,), "F32")}
     config.write_text("{}")
     first = digest_of_model(config, stored)
-    assert first == digest_of_model(config, {"a": Stored("g", (1,), "F32")})  # whichever file it is in
-    assert first != digest_of_model(config, {"a": Stored("f", (2,), "F32")})
+    assert first == digest_of_model(config, {"a": StoredTensor("g", (1,), "F32")})  # whichever file it is in
+    assert first != digest_of_model(config, {"a": StoredTensor("f", (2,), "F32")})
     config.write_text("{ }")
     assert first != digest_of_model(config, stored)

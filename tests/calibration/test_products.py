@@ -157,3 +157,23 @@ def test_parts_of_the_inputs_are_refused():
 
 def test_transposed_convolutions_are_not_seen():
     assert seen(torch.ones(2, 4, 3), lambda w: functional.conv_transpose1d(torch.ones(1, 2, 5), w)) is None
+
+
+def test_tokens_choose_rows_and_what_has_none_for_each_is_refused():
+    weight, x, tokens = torch.randn(2, 3), torch.randn(4, 5, 3), torch.rand(4, 5) < 0.5
+    with Watch({"w": weight}, True, tokens) as watch:
+        _ = x @ weight.T
+    stats, rows = watch.stats()["w"], x[tokens]
+    assert int(stats["count"]) == len(rows) and torch.allclose(stats["gram"], rows.T @ rows, rtol=1e-4, atol=1e-5)
+    with Watch({"w": weight}, True, tokens), pytest.raises(ValueError, match="of 'w' for each of 20 tokens, got 8"):
+        _ = x[:, :2].flatten(0, 1) @ weight.T
+    kernel = torch.randn(2, 3, 1)
+    with (
+        Watch({"k": kernel}, True, tokens),
+        pytest.raises(ValueError, match="'k' for each token, but it is the kernel"),
+    ):
+        torch.conv1d(x.mT, kernel)
+    experts, ends = torch.randn(2, 16, 16), torch.tensor([8, 16], dtype=torch.int32)
+    with Watch({"e": experts}, True, torch.ones(16, dtype=torch.bool)) as watch, pytest.raises(ValueError) as error:
+        watch.grouped(torch.randn(16, 16), experts, ends)
+    assert "expected 'e' to get its inputs in the order of tokens, but it sorts them" in str(error.value)

@@ -1,45 +1,22 @@
 """Pruning from a folder to a folder: the bits of `in_order`, whatever happens on the way."""
 
-import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from calibration import tiny_lms
-from safetensors.torch import load_file
+from calibration.tiny_lms import BATCHES, WORDS, ending_at, files, sparsegpt, wanda, weights_in
+from distributed.harness import on_ranks
+from safetensors.torch import load_file, save_file
+from torch import nn
 
 import sparsefn as sf
 
-transformers.utils.logging.disable_progress_bar()
 ROOT = Path(__file__).parents[2]
-WORDS = torch.randint(2, 64, (6, 10), generator=torch.Generator().manual_seed(1))
-BATCHES = [{"input_ids": words} for words in WORDS.split(2)]
 LAYERS = {"llama": "model.layers", "gemma": "model.layers", "gpt2": "transformer.h", "opt": "model.decoder.layers"}
-
-
-def wanda(stats, axis=0, sparsity=0.5):
-    return sf.methods.wanda(sparsity, stats, pattern=sf.patterns.row_balanced(axis), where=list(stats))
-
-
-def sparsegpt(stats, axis=0):
-    pattern = sf.patterns.nm(2, 4, axis=1 - axis)
-    return sf.methods.sparsegpt(None, stats, pattern=pattern, block=16, where=list(stats))
-
-
-def files(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def weights_in(folder):
-    """All tensors of a folder, by name."""
-    return {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
 
 
 def same_weights(model, state, out):
@@ -88,7 +65,6 @@ def test_encoder_and_decoder(tmp_path):
     batches = [{"input_ids": words, "decoder_input_ids": words[:, :6]} for words in WORDS.split(3)]
     errors = sf.calibration.stream(folder, wanda, batches, tmp_path / "out", of="square")
     assert list(errors) == blocks and same_weights(model, state, tmp_path / "out")
-    kill_everywhere(folder, batches, tmp_path, step=7)
 
 
 def test_layers_are_left_out_and_blocks_are_halves(tmp_path):
@@ -98,7 +74,6 @@ def test_layers_are_left_out_and_blocks_are_halves(tmp_path):
     state = sf.calibration.in_order(model, None, blocks, wanda, {"input_ids": WORDS}, chunk_size=2)
     sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "out", blocks=blocks)
     assert same_weights(model, state, tmp_path / "out")
-    kill_everywhere(folder, BATCHES[:1], tmp_path, step=5, blocks=blocks)
 
 
 def test_batches_of_several_lengths_and_kinds(folder, tmp_path):
@@ -125,67 +100,173 @@ def test_batches_of_several_lengths_and_kinds(folder, tmp_path):
     assert torch.equal(weights_in(tmp_path / "out")[path], expected)
 
 
-def kill_everywhere(folder, batches, place, step=1, **options):
-    """End the run at every `step`th file that gets its name, and go on: the files are those of a run in one go."""
-    options |= {"of": "square"}
-    sf.calibration.stream(folder, wanda, batches, place / "whole", **options)
-    whole, at, replaced = files(place / "whole"), 0, os.replace
-    while True:
-        left = at
-
-        def until(*args, replaced=replaced):
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise KeyboardInterrupt
-            replaced(*args)
-
-        out = place / f"killed at {at}"
-        os.replace = until
-        try:
-            sf.calibration.stream(folder, wanda, batches, out, **options)
-            break
-        except KeyboardInterrupt:
-            with pytest.raises(ValueError, match="config.json and model.safetensors or"):
-                sf.calibration.stream(out, wanda, batches, place / "no model")
-        finally:
-            os.replace = replaced
-        sf.calibration.stream(folder, wanda, batches, out, **options)
-        assert files(out) == whole, at
-        shutil.rmtree(out)
-        at += step
-    assert at > step
+def test_padding_is_left_out_where_tokens_says_so(folder, tmp_path):
+    counts = torch.ones(6, 10, dtype=torch.bool)
+    counts[1, 7:], counts[4, 3:] = False, False
+    inputs = {"input_ids": WORDS, "attention_mask": counts.long()}
+    batches = [{name: x[i : i + 2] for name, x in inputs.items()} for i in (0, 2, 4)]
+    with pytest.raises(ValueError, match="'attention_mask' hides 3 of 20 tokens as padding: leave it out"):
+        sf.calibration.stream(folder, wanda, batches, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    sf.calibration.stream(folder, wanda, batches, tmp_path / "out", tokens=counts.split(2))
+    model = tiny_lms.llama().from_pretrained(folder)
+    blocks = ["model.layers.0.*", "model.layers.1.*"]
+    state = sf.calibration.in_order(model, None, blocks, wanda, inputs, chunk_size=2, tokens=counts)
+    assert same_weights(model, state, tmp_path / "out")
+    with pytest.raises(ValueError, match="expected tokens to have a tensor for each of 3 batches, got 1"):
+        sf.calibration.stream(folder, wanda, batches, tmp_path / "no", tokens=[counts])
 
 
-def test_a_run_that_is_ended_anywhere_goes_on_with_the_same_bits(folder, tmp_path):
-    kill_everywhere(folder, BATCHES[:2], tmp_path)
+def test_a_model_of_ones_own(tmp_path):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.up = nn.BatchNorm1d(8), nn.Linear(8, 8)
+
+        def forward(self, x, scale):
+            return x + scale * torch.relu(self.up(self.norm(x)))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.head = nn.ModuleList(Block() for _ in range(3)), nn.Linear(8, 8)
+
+        def forward(self, x):
+            for i, block in enumerate(self.blocks):
+                x = block(x, torch.tensor(0.5 + i))
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model = Model()
+    model(torch.randn(32, 8))  # which moves the buffers
+    model.eval()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "config.json").write_text("{}")
+    save_file(model.state_dict(), tmp_path / "in" / "model.safetensors")
+    x = torch.randn(32, 8)
+    sf.calibration.stream(tmp_path / "in", wanda, [x], tmp_path / "out", make=Model)
+    state = sf.calibration.in_order(model, None, [f"blocks.{i}.*" for i in range(3)], wanda, x)
+    expected = model.state_dict() | sf.effective(state)
+    found = weights_in(tmp_path / "out")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], x) for name, x in expected.items())
 
 
-SCRIPT = """
-import sys, torch
+def test_bad_input_is_told_before_anything_is_written(folder, tmp_path):
+    out = tmp_path / "out"
+    for batches, words in [
+        ([], "expected a batch or more for each of 1 processes, got 0 in all"),
+        ([WORDS, WORDS[:, :0]], "expected batches of tensors that have entries, got none in batch 1"),
+        ([{"input_ids": None}], "expected batches of tensors that have entries, got none in batch 0"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            sf.calibration.stream(folder, wanda, batches, out)
+    for batches, kind in [(WORDS, "Tensor"), ({"input_ids": WORDS}, "dict"), ("some text", "str")]:
+        with pytest.raises(TypeError, match=rf"a sequence of batches, as batches=\[.*\], got a {kind}$"):
+            sf.calibration.stream(folder, wanda, batches, out)
+    with pytest.raises(TypeError, match="a tensor, a tuple of arguments or a dict"):
+        sf.calibration.stream(folder, wanda, ["some text"], out)
+    with pytest.raises(ValueError, match="expected another folder to write to, got '.*llama' twice"):
+        sf.calibration.stream(folder, wanda, BATCHES, folder)
+    with pytest.raises(ValueError, match="expected of to name some of"):
+        sf.calibration.stream(folder, wanda, BATCHES, out, of="norm")
+    assert not out.exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("x")
+    with pytest.raises(ValueError, match="to be new or a run that was killed, got 'notes.txt'"):
+        sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "full")
+    with pytest.raises(TypeError, match="expected prune to give an Algorithm, got dict"):
+        sf.calibration.stream(folder, lambda stats: stats, BATCHES, out)
+    with pytest.raises(ValueError, match="expected more than one calibration input"):
+        sf.calibration.stream(folder, wanda, [WORDS[:1, :1]], tmp_path / "one token")
+
+
+def test_values_that_are_not_finite_name_the_block_and_the_layer(folder, tmp_path):
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        if "model.layers.0.mlp.down_proj.weight" in tensors:
+            tensors["model.layers.0.mlp.down_proj.weight"][3] = float("nan")
+            save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"block 'model.layers.1.\*': expected finite inputs of 'model.layers.1.self_attn"
+    ):
+        sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "out", blocks=["model.layers.1.*"])
+
+
+LIMITED = """
+import resource, sys, torch
 sys.path.insert(0, "tests")
-from calibration.test_stream import BATCHES, sparsegpt
+from pathlib import Path
+from calibration import tiny_lms
+from calibration.tiny_lms import BATCHES, WORDS, ending_at, files, sparsegpt, wanda, weights_in
+from calibration.tiny_lms import WORDS, sparsegpt
 import sparsefn as sf
-print("go", flush=True)
-sf.calibration.stream(sys.argv[1], sparsegpt, BATCHES, sys.argv[2])
+folder, out, limit = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+tiny_lms.folder_of(tiny_lms.llama, out / "tiny", layers=2)
+sf.calibration.stream(out / "tiny", sparsegpt, [WORDS], out / "first")  # loads all code
+used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, (used + limit, used + limit))
+sf.calibration.stream(folder, sparsegpt, WORDS.split(1), out / "pruned")
 """
 
 
-def test_a_process_that_is_killed_goes_on_with_the_same_bits(tmp_path):
-    folder, out = tiny_lms.folder_of(tiny_lms.llama, tmp_path / "llama", layers=12), tmp_path / "out"
-    command, times = [sys.executable, "-c", SCRIPT, str(folder), str(out)], 0
-    journal = out / ".stream" / "journal.json"
-    while not (out / "model.safetensors.index.json").exists():
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
-        done = json.loads(journal.read_text())["parts"] if journal.exists() else []
-        while process.poll() is None and times < 3:
-            if journal.exists() and len(json.loads(journal.read_text())["parts"]) > len(done) + 2:
-                time.sleep(0.01 * times)
-                process.send_signal(signal.SIGKILL)
-                times += 1
-                break
-            time.sleep(0.005)
-        process.communicate()
-    assert times == 3
-    sf.calibration.stream(folder, sparsegpt, BATCHES, tmp_path / "whole")
-    assert files(out) == files(tmp_path / "whole")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the size of a process is read from /proc")
+def test_a_model_of_four_times_the_memory(tmp_path):
+    sizes = {"layers": 48, "hidden_size": 256, "intermediate_size": 512}
+    torch.manual_seed(0)
+    tiny_lms.llama(**sizes).save_pretrained(tmp_path / "large", max_shard_size="3MB")
+    size = sum(file.stat().st_size for file in (tmp_path / "large").glob("*.safetensors"))
+    # The C library keeps freed memory of small leaves, unless it is told to give it back.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "large"), str(tmp_path), str(size // 4)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    old, new = weights_in(tmp_path / "large"), weights_in(tmp_path / "pruned")
+    assert old.keys() == new.keys()
+    for name, x in new.items():
+        assert 2 * int((x != 0).sum()) == x.numel() if "proj" in name else torch.equal(x, old[name])
+
+
+def cases(folder, place):
+    def pruner(stats):
+        assert torch.distributed.get_rank() == 0
+        seen.append({path: int(of["count"]) for path, of in stats.items()})
+        return wanda(stats)
+
+    seen = []
+
+    def one_model():
+        sf.calibration.stream(folder, pruner, BATCHES, place / "pruned", of="square")
+        assert all(count == WORDS.numel() for counts in seen for count in counts.values())
+
+    def too_few_batches():
+        with pytest.raises(ValueError, match="expected a batch or more for each of 2 processes, got 1 in all"):
+            sf.calibration.stream(folder, pruner, BATCHES[:1], place / "few")
+
+    def other_batches():
+        batches = BATCHES if torch.distributed.get_rank() == 0 else BATCHES[::-1]
+        with pytest.raises((ValueError, RuntimeError), match="of another run were its batches"):
+            sf.calibration.stream(folder, pruner, batches, place / "other")
+
+    def nan_on_one():
+        batches = [{"inputs_embeds": torch.ones(1, 4, 32)}, {"inputs_embeds": torch.full((1, 4, 32), torch.nan)}]
+        with pytest.raises((ValueError, RuntimeError), match="expected finite inputs of 'model.layers.0.self_attn"):
+            sf.calibration.stream(folder, pruner, batches, place / "nan")
+
+    def goes_on():
+        with pytest.raises((OSError, RuntimeError), match="no room"), ending_at(9, OSError("no room")):
+            sf.calibration.stream(folder, pruner, BATCHES, place / "again", of="square")
+        sf.calibration.stream(folder, pruner, BATCHES, place / "again", of="square")
+        assert files(place / "again") == files(place / "pruned")
+
+    yield "one model", one_model
+    yield "too few batches", too_few_batches
+    yield "other batches", other_batches
+    yield "nan on one", nan_on_one
+    yield "goes on", goes_on
+
+
+def test_two_processes_share_the_batches(folder, tmp_path):
+    on_ranks(2, cases, folder, tmp_path)
+    sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "alone", of="square")
+    alone, shared = weights_in(tmp_path / "alone"), weights_in(tmp_path / "pruned")
+    assert alone.keys() == shared.keys() and all(torch.equal(shared[name], x) for name, x in alone.items())

@@ -1,6 +1,7 @@
 """Models without weights, and which tensors of a folder are their leaves."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from sparsefn.calibration.folders import Stored, stored_in
-from sparsefn.calibration.unloaded import leaves_of, loaded, unloaded
+from sparsefn.calibration.folders import StoredTensor, stored_in
+from sparsefn.calibration.unloaded import leaves_in, read_leaves, unloaded
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -33,9 +34,9 @@ def edited(folder, **changes):
     return folder
 
 
-def leaves_in(folder, make=None):
+def leaves_of_folder(folder, make=None):
     model = unloaded(folder, make, torch.float32)
-    return leaves_of(model, stored_in(folder))
+    return leaves_in(model, stored_in(folder))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,7 +49,7 @@ def test_it_is_the_model_that_from_pretrained_makes(tmp_path, make, dtype):
     assert torch.equal(torch.get_rng_state(), random) and not torch_module._global_parameter_registration_hooks
     assert type(model) is type(whole) and not model.training and all(p.is_meta for p in model.parameters())
     stored = stored_in(folder)
-    values, _ = loaded(folder, stored, leaves_of(model, stored))
+    values, _ = read_leaves(folder, stored, leaves_in(model, stored))
     expected, buffers = whole.state_dict(), dict(whole.named_buffers())
     assert {*values} == {name for name, _ in whole.named_parameters()} | {name for name in expected if name in buffers}
     assert all(torch.equal(x, expected[name]) and x.dtype == expected[name].dtype for name, x in values.items())
@@ -69,8 +70,18 @@ def test_a_parameter_under_two_names_is_one(tmp_path):
 
     model = unloaded(tmp_path, Tied, torch.float32)
     assert [name for name, _ in model.named_parameters()] == ["a"] and model.a is model.c.weight and model.a.is_meta
-    (leaf,) = leaves_of(model, {"b": Stored("f", (2, 2), "F32")})
+    (leaf,) = leaves_in(model, {"b": StoredTensor("f", (2, 2), "F32")})
     assert leaf.names == ("a", "b", "c.weight") and leaf.stored == ("b",)
+
+
+def test_another_thread_makes_its_models_as_ever(tmp_path):
+    def make():
+        with ThreadPoolExecutor() as pool:
+            others.append(pool.submit(nn.Linear, 2, 2).result())
+        return nn.Linear(2, 2)
+
+    others = []
+    assert unloaded(tmp_path, make, torch.float32).weight.is_meta and not others[0].weight.is_meta
 
 
 def test_the_dtype_is_that_of_the_config_or_else_of_the_files(tmp_path):
@@ -81,7 +92,7 @@ def test_the_dtype_is_that_of_the_config_or_else_of_the_files(tmp_path):
     assert next(unloaded(folder, None, torch.bfloat16).parameters()).dtype == torch.bfloat16
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32"}))
     model, stored = unloaded(folder, None, torch.bfloat16), stored_in(folder)
-    values, _ = loaded(folder, stored, leaves_of(model, stored))
+    values, _ = read_leaves(folder, stored, leaves_in(model, stored))
     assert all(x.dtype == torch.float32 for x in values.values())
 
 
@@ -105,27 +116,27 @@ def test_what_makes_no_model_is_told(folder):
 def test_missing_and_unknown_tensors_are_told(folder):
     edited(folder, **{"model.norm.weight": None, "model.extra": torch.ones(1)})
     with pytest.raises(ValueError, match="missing are 'model.norm.weight', and unknown 'model.extra': make= gives"):
-        leaves_in(folder)
+        leaves_of_folder(folder)
     edited(folder, **{"model.norm.weight": torch.ones(3), "model.extra": None})
     with pytest.raises(ValueError, match=r"expected a tensor of shape \(32,\) at 'model.norm.weight', got \(3,\)"):
-        leaves_in(folder)
+        leaves_of_folder(folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
 def test_weights_of_8_bits_are_refused(folder, dtype):
     edited(folder, **{"model.norm.weight": torch.ones(32).to(dtype)})
     with pytest.raises(ValueError, match="expected floats of 16 bits or more at 'model.norm.weight', got .*8.*: such"):
-        leaves_in(folder)
+        leaves_of_folder(folder)
 
 
 def test_a_folder_of_the_base_serves_the_model_and_old_names_are_passed_over(folder):
     tensors = {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
     old = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    leaves = leaves_in(edited(folder, **old), lambda: with_old(tiny_lms.llama()))
+    leaves = leaves_of_folder(edited(folder, **old), lambda: with_old(tiny_lms.llama()))
     assert len(leaves) == len(tensors)
     base = dict.fromkeys(tensors) | {name.removeprefix("model."): x for name, x in tensors.items()}
     edited(folder, **base, **dict.fromkeys(old))
-    assert {leaf.names[0]: leaf.stored[0] for leaf in leaves_in(folder)} == {
+    assert {leaf.names[0]: leaf.stored[0] for leaf in leaves_of_folder(folder)} == {
         n: n.removeprefix("model.") for n in tensors
     }
 
@@ -142,28 +153,28 @@ def test_tied_leaves_may_be_stored_twice_if_they_are_equal(tmp_path):
     ]
     edited(folder, **{"lm_head.weight": embedding.clone()})
     model, stored = unloaded(folder, None, torch.float32), stored_in(folder)
-    leaf = next(leaf for leaf in leaves_of(model, stored) if len(leaf.names) > 1)
+    leaf = next(leaf for leaf in leaves_in(model, stored) if len(leaf.names) > 1)
     assert leaf.names == leaf.stored == ("model.embed_tokens.weight", "lm_head.weight")
-    values, before = loaded(folder, stored, [leaf])
+    values, before = read_leaves(folder, stored, [leaf])
     assert torch.equal(values["model.embed_tokens.weight"], embedding) and len(values) == 1
     edited(folder, **{"lm_head.weight": embedding + 1})
     with pytest.raises(
-        ValueError, match="equal tensors where the model ties them, got 'model.embed_tokens.weight', 'lm_"
+        ValueError, match="expected tied tensors to be equal, got others at 'model.embed_tokens.weight', 'lm_"
     ):
-        loaded(folder, stored_in(folder), [leaf])
+        read_leaves(folder, stored_in(folder), [leaf])
     edited(folder, **{"lm_head.weight": None, "model.embed_tokens.weight": embedding * float("nan")})
     leaf = leaf._replace(stored=leaf.stored[:1])
-    assert loaded(folder, stored_in(folder), [leaf])[1] != before
+    assert read_leaves(folder, stored_in(folder), [leaf])[1] != before
 
 
 def test_a_digest_sees_every_bit(folder):
     model, stored = unloaded(folder, None, torch.float32), stored_in(folder)
-    leaves = leaves_of(model, stored)[:3]
-    _, before = loaded(folder, stored, leaves)
-    assert loaded(folder, stored, leaves[::-1])[1] == before
+    leaves = leaves_in(model, stored)[:3]
+    _, before = read_leaves(folder, stored, leaves)
+    assert read_leaves(folder, stored, leaves[::-1])[1] == before
     edited(folder)
-    assert loaded(folder, stored_in(folder), leaves)[1] == before, "the files that tensors are in do not matter"
-    changed = loaded(folder, stored_in(folder), leaves)[0][leaves[1].names[0]].clone()
+    assert read_leaves(folder, stored_in(folder), leaves)[1] == before, "the files that tensors are in do not matter"
+    changed = read_leaves(folder, stored_in(folder), leaves)[0][leaves[1].names[0]].clone()
     changed.view(torch.int32)[0] ^= 1
     edited(folder, **{leaves[1].stored[0]: changed})
-    assert loaded(folder, stored_in(folder), leaves)[1] != before
+    assert read_leaves(folder, stored_in(folder), leaves)[1] != before

@@ -1,7 +1,17 @@
-"""Tiny language models of transformers, and the folders that they write."""
+"""Tiny language models of transformers, the folders that they write, and ways to prune them."""
+
+import os
+from contextlib import contextmanager
 
 import torch
 import transformers
+from safetensors.torch import load_file
+
+import sparsefn as sf
+
+transformers.utils.logging.disable_progress_bar()
+WORDS = torch.randint(2, 64, (6, 10), generator=torch.Generator().manual_seed(1))
+BATCHES = [{"input_ids": words} for words in WORDS.split(2)]
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
 
@@ -42,3 +52,41 @@ def folder_of(make, path, dtype=torch.float32, **sizes):
             param.add_(0.05 * torch.randn_like(param))
     model.save_pretrained(path, max_shard_size="30KB")
     return path
+
+
+def wanda(stats, axis=0, sparsity=0.5):
+    return sf.methods.wanda(sparsity, stats, pattern=sf.patterns.row_balanced(axis), where=list(stats))
+
+
+def sparsegpt(stats, axis=0):
+    pattern = sf.patterns.nm(2, 4, axis=1 - axis)
+    return sf.methods.sparsegpt(None, stats, pattern=pattern, block=16, where=list(stats))
+
+
+def files(folder):
+    """The bytes of the files of a folder, by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def weights_in(folder):
+    """All tensors of a folder, by name."""
+    return {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
+
+
+@contextmanager
+def ending_at(number, error=KeyboardInterrupt):
+    """While it is entered, the file of a number does not get its name, nor does any after it."""
+    replaced = os.replace
+
+    def until(*args):
+        nonlocal number
+        number -= 1
+        if number < 0:
+            raise error
+        replaced(*args)
+
+    os.replace = until
+    try:
+        yield
+    finally:
+        os.replace = replaced

@@ -1,0 +1,109 @@
+"""One block with the calls that it gets."""
+
+import pytest
+import torch
+from torch import nn
+
+import sparsefn as sf
+from sparsefn.calibration.carried import prune_block
+
+NAMES = {"0.weight": "7.up.weight", "0.bias": "7.up.bias", "2.weight": "7.down.weight", "2.bias": "7.down.bias"}
+UP, DOWN = ("up", ["7.up.weight"]), ("down", ["7.down.weight"])
+
+
+def part():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6))
+
+
+def started(block):
+    return sf.dense().init({NAMES[name]: x.detach() for name, x in block.named_parameters()})
+
+
+def wanda(stats):
+    return sf.one_shot(0.5, sf.scores.wanda(stats), where=list(stats))
+
+
+def pruned(block, state, blocks, x, **options):
+    return prune_block(block, NAMES, state, blocks, wanda, lambda: (((one,), {}) for one in x), ["square"], **options)
+
+
+def run(state, block, x):
+    weights = sf.effective(state)
+    return torch.func.functional_call(block, {name: weights[path] for name, path in NAMES.items()}, x).detach()
+
+
+def test_it_is_pruned_in_parts_and_its_outputs_are_those_of_the_pruned_one():
+    block, x = part(), torch.randn(3, 8, 6)
+    start = started(block)
+    (up, down), outputs = pruned(block, start, [UP, DOWN], x)
+    assert all(torch.equal(out, run(down.state, block, one)) for out, one in zip(outputs, x, strict=True))
+    assert up.state.masks["7.up.weight"].sum() == 24 and up.state.masks["7.down.weight"].ndim == 0
+    states = (start, up.state, down.state)
+    outs = [torch.stack([run(state, block, one) for one in x]) for state in states]
+    for done, before, after in zip((up, down), outs, outs[1:], strict=False):
+        assert done.error == pytest.approx(float((after - before).norm() / before.norm()), rel=1e-5)
+        assert done.seconds > 0 and not done.why
+    alone, _ = pruned(block, up.state, [DOWN], x)  # the inputs of the second are those out of the pruned first
+    assert sf.checkpoint.tree_equal(alone[0].state, down.state)
+
+
+def test_from_dense_inputs_it_runs_once():
+    block, x, calls = part(), torch.randn(3, 8, 6), []
+
+    def counted():
+        calls.append(1)
+        return [((one,), {}) for one in x]
+
+    start = started(block)
+    results, outputs = prune_block(block, NAMES, start, [UP, DOWN], wanda, counted, ["square"], inputs_from="dense")
+    assert len(calls) == 1 and [done.error for done in results] == [None, None]
+    assert all(torch.equal(out, run(start, block, one)) for out, one in zip(outputs, x, strict=True))
+    one, _ = pruned(block, start, [DOWN], x)
+    assert torch.equal(one[0].state.masks["7.down.weight"], results[1].state.masks["7.down.weight"])
+
+
+def test_a_part_without_blocks_only_runs():
+    block, x = part(), torch.randn(2, 8, 6)
+    results, outputs = pruned(block, started(block), [], x)
+    assert not results and all(torch.equal(out, block(one)) for out, one in zip(outputs, x, strict=True))
+
+
+def test_outputs_are_kept_and_read_as_asked():
+    block, x, kept = part(), torch.randn(2, 8, 6), []
+
+    def keep(out):
+        kept.append(out)
+        return len(kept) - 1
+
+    (done,), outputs = pruned(block, started(block), [UP], x, keep=keep, read=kept.__getitem__)
+    assert outputs == [2, 3] and torch.equal(kept[3], run(done.state, block, x[1]))
+
+
+def test_tokens_that_do_not_count_are_left_out():
+    block, x = part(), torch.randn(2, 8, 6)
+    tokens = torch.rand(2, 8) < 0.7
+    seen = []
+
+    def noted(stats):
+        seen.append(stats)
+        return wanda(stats)
+
+    calls = [((one,), {}) for one in x]
+    prune_block(block, NAMES, started(block), [UP, DOWN], noted, lambda: calls, ["gram"], tokens=list(tokens))
+    rows = x[tokens]
+    assert int(seen[0]["7.up.weight"]["count"]) == int(tokens.sum())
+    assert torch.allclose(seen[0]["7.up.weight"]["square"], rows.double().square().sum(0))
+    assert torch.allclose(seen[0]["7.up.weight"]["gram"], rows.T @ rows, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_that_are_not_finite_name_the_block_and_the_layer():
+    block, x = part(), torch.randn(2, 8, 6)
+    x[1, 3, 2] = torch.nan
+    text = r"in_order, block 'up': expected finite inputs of '7\.up\.weight' \(Linear\), got NaN or infinity in sums"
+    with pytest.raises(ValueError, match=text):
+        pruned(block, started(block), [UP], x)
+    block.forward = lambda x: block[0](x)
+    with pytest.raises(ValueError, match=r"no input reached '7\.down\.weight' \(Linear\)"):
+        pruned(block, started(block), [DOWN], x)
+    with pytest.raises(ValueError, match="no product was seen with a leaf of the block 'up'"):
+        pruned(block, started(block), [UP], x[:0])
