@@ -38,7 +38,11 @@ def fraction(text: str) -> float:
 def level(text: str) -> Kept:
     """An argparse type: a fraction of zeros, or n:m."""
     if not (found := re.fullmatch(r"(\d+):(\d+)", text)):
-        sparsity = fraction(text)
+        try:
+            sparsity = fraction(text)
+        except ValueError:
+            expected = "expected a fraction of zeros between 0 and 1, or n:m, got"
+            raise argparse.ArgumentTypeError(f"{expected} {text!r}") from None
         return Kept(f"{100 * sparsity:g}%", sparsity, None)
     try:
         return Kept(text, None, sf.patterns.nm(int(found[1]), int(found[2])))

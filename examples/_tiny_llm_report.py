@@ -63,6 +63,9 @@ def draw(results: Results, file: Path) -> None:
     panels = left.subplots(1, len(levels), sharex=True, sharey=True, squeeze=False)[0]
     for axes, (level, rs) in zip(panels, levels.items(), strict=True):
         bars(axes, level, rs, results[0]["perplexity"])
+    values = [r["perplexity"] for r in results]
+    room = 0.32 * max(max(values) - min(values), 1e-3)  # the numbers stand beside the bars
+    panels[0].set_xlim(min(values) - 0.3 * room, max(values) + room)
     left.suptitle("A tiny LLaMA of bytes, pruned from folder to folder", x=0.02, ha="left", fontsize=12)
     left.supxlabel("perplexity a byte of modules that were held out", fontsize=10)
     plain = [r for r in next(iter(levels.values())) if not r["tuned"]]
@@ -91,8 +94,6 @@ def bars(axes: Axes, level: str, results: Results, dense: float) -> None:
     axes.annotate(f"dense {dense:.2f}", (dense, len(names) - 0.55), (4, 0), textcoords="offset points", color="0.3")
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.8, len(names) - 0.3)
-    low, high = axes.get_xlim()
-    axes.set_xlim(low, max(high, dense + 1.3 * (max(r["perplexity"] for r in plain) - dense)))
     axes.set_title(f"{level} zeros" if level[-1] == "%" else f"{level} stay")
     axes.grid(axis="x", color="0.93")
     axes.set_axisbelow(True)

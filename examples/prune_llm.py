@@ -46,10 +46,16 @@ class Pruned(NamedTuple):
 
 def tokens_of(folder: Path, files: Sequence[Path]) -> Tensor:
     """The tokens of some texts, one after the other, by the tokenizer in a model's folder."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"expected a tokenizer beside the model in {str(folder)!r}, but: {error}") from None
     found: list[int] = []
     for file in files:
-        text = file.read_text(encoding="utf-8")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"expected {str(file)!r} in UTF-8, but: {error}") from None
         found += tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return torch.tensor(found, dtype=torch.int64)
 
@@ -66,10 +72,23 @@ def windows_of(tokens: Tensor, count: int, length: int, seed: int = 0) -> Tensor
     return tokens[: whole * length].reshape(whole, length)[chosen]
 
 
-def longest(folder: Path) -> int:
-    """The tokens of a window, unless they are given: as many as the model takes."""
+def window_length(folder: Path, asked: int | None) -> int:
+    """The tokens of a window: as many as were asked for, or as the model takes."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    return min(LONGEST, getattr(config, "max_position_embeddings", None) or LONGEST)
+    most = getattr(config, "max_position_embeddings", None)
+    if asked and most and asked > most:
+        raise ValueError(f"--length: the model takes {most} tokens, got {asked}")
+    return asked or min(LONGEST, most or LONGEST)
+
+
+def check_kept(folder: Path, globs: Sequence[str]) -> None:
+    """Raise ValueError for a glob that no weight of the model matches; it is made without values."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+    names = [name for name, _ in model.named_parameters()]
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise ValueError(f"--keep: no weight matches {glob!r}; they are such as {names[len(names) // 2]!r}")
 
 
 # ---- methods -------------------------------------------------------------------------------------
@@ -194,7 +213,8 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 
 def run(chosen: argparse.Namespace) -> None:
     """Prune and print."""
-    length = chosen.length or longest(chosen.folder)
+    length = window_length(chosen.folder, chosen.length)
+    check_kept(chosen.folder, chosen.keep)
     windows = windows_of(tokens_of(chosen.folder, chosen.text), chosen.windows, length, chosen.seed)
     held = tokens_of(chosen.folder, chosen.eval) if chosen.eval else None
     if held is not None and len(held) < 2:
