@@ -65,7 +65,7 @@ def draw(results: Results, file: Path) -> None:
         bars(axes, level, rs, results[0]["perplexity"])
     values = [r["perplexity"] for r in results]
     room = 0.32 * max(max(values) - min(values), 1e-3)  # the numbers stand beside the bars
-    panels[0].set_xlim(min(values) - 0.3 * room, max(values) + room)
+    panels[0].set_xlim(min(values) - 0.6 * room, max(values) + room)
     left.suptitle("A tiny LLaMA of bytes, pruned from folder to folder", x=0.02, ha="left", fontsize=12)
     left.supxlabel("perplexity a byte of modules that were held out", fontsize=10)
     plain = [r for r in next(iter(levels.values())) if not r["tuned"]]

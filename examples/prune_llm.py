@@ -7,9 +7,9 @@ FOLDER is what `save_pretrained` writes, with a tokenizer; PRUNED is one, too, a
 that was killed goes on at the layer where it was, if it is started again in the same way. It prints how far the outputs
 of each block moved, and with `--eval` the perplexity of a text before and after, for which the whole model is loaded.
 
-Weights compete inside of their output with wanda and owl, inside of their matrix with the others. owl prunes as wanda,
-less where a block has more outliers, for which it loads the whole model once. magnitude reads no text; the errors of
-the blocks do. Needs transformers and safetensors.
+Weights compete inside of their output with wanda and owl (of their expert, where one tensor holds all experts), inside
+of their matrix with the others. owl prunes as wanda, less where a block has more outliers, for which it loads the whole
+model once. magnitude reads no text; the errors of the blocks do. Needs transformers and safetensors.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from _options import Kept, at_least, level
 from _tables import aligned
 from safetensors import safe_open
@@ -233,6 +234,7 @@ def run(chosen: argparse.Namespace) -> None:
 def main() -> None:
     """Run the command line; what is wrong with files and options is told without a traceback."""
     chosen = options()
+    transformers.utils.logging.disable_progress_bar()
     try:
         run(chosen)
     except (ValueError, OSError) as error:

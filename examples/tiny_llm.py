@@ -74,6 +74,7 @@ def llama(seed: int) -> nn.Module:
         vocab_size=256,
         num_hidden_layers=LAYERS,
         max_position_embeddings=WINDOW,
+        initializer_range=0.08,  # so small a model learns a quarter as fast from the usual 0.02
         bos_token_id=None,
         eos_token_id=None,
         **SIZES,
