@@ -96,7 +96,7 @@ def check_kept(folder: Path, globs: Sequence[str]) -> None:
 
 
 def pruner(
-    method: str, kept: Kept, keep: Sequence[str] = (), ratios: Callable[[], dict[str, float]] | None = None
+    method: str, kept: Kept, ratios: Callable[[], dict[str, float]], keep: Sequence[str] = ()
 ) -> Callable[[Stats], sf.Algorithm]:
     """The function that `sf.calibration.stream` gets: from the statistics of a block to the algorithm that prunes it.
 
@@ -120,7 +120,7 @@ def pruner(
             options["pattern"] = sf.patterns.nm(*map(int, kept.name.split(":")), axis=-2 if turned else -1)
         elif method in ("wanda", "owl"):
             options["pattern"] = sf.patterns.row_balanced(axis=1 if turned else 0)
-        if method == "owl" and ratios is not None:
+        if method == "owl":
             options["distribution"] = sf.budgets.owl(ratios())
         score = {"ria": sf.scores.ria, "magnitude": lambda stats: sf.scores.magnitude}.get(method, sf.scores.wanda)
         return sf.one_shot(kept.sparsity, score(stats), **options)
@@ -154,7 +154,7 @@ def prune(
     ratios = functools.cache(lambda: outliers(folder, windows, size))
     errors = sf.calibration.stream(
         folder,
-        pruner(method, kept, keep, ratios),
+        pruner(method, kept, ratios, keep),
         [{"input_ids": batch} for batch in windows.split(size)],
         out,
         of=("count", "square", "gram") if method == "sparsegpt" else "square",
