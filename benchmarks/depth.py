@@ -143,15 +143,15 @@ def beside(sizes: tuple[int, int, int, int], method: str, options: argparse.Name
 
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
-    width, windows, length = (16, 4, 8) if options.smoke else (128, 32, 32) if options.quick else (256, 64, 32)
-    few = argparse.Namespace(**{**vars(options), "rounds": min(options.rounds, 3)})  # a round takes up to half a minute
+    width, windows, length = (16, 4, 8) if options.smoke else (128, 64, 32) if options.quick else (256, 128, 32)
     tables = {}
     for method in METHODS:
         for blocks in (4, 16) if options.smoke or options.quick else (4, 16, 64):
             sizes, data = (blocks, width, windows, length), f"width {width}, {windows * length} tokens"
             title = f"{method}, {blocks} blocks, {data}"
-            model_weights = blocks * 10 * width**2
-            tables[title] = compare(title, pruned(sizes, method, few), few, model_weights)
+            # A round of the deepest takes half a minute.
+            few = argparse.Namespace(**{**vars(options), "rounds": min(options.rounds, 2 if blocks > 16 else 3)})
+            tables[title] = compare(title, pruned(sizes, method, few), few, blocks * 10 * width**2)
             if blocks == 16 and (cases := beside(sizes, method, few)):
                 title = f"{method}, {blocks} blocks, beside llm-compressor, {data}"
                 tables[title] = compare(title, cases, few)

@@ -87,9 +87,8 @@ def bars(axes: Axes, level: str, results: Results, dense: float) -> None:
         if r["tuned"]:
             y = names.index(r["method"])
             axes.scatter(r["perplexity"], y, color=COLOURS[r["method"]], marker="D", s=46, zorder=3, edgecolor="white")
-            axes.annotate(
-                f"tuned, {r['perplexity']:.2f}", (r["perplexity"], y), (0, -19), textcoords="offset points", ha="center"
-            )
+            style = {"textcoords": "offset points", "va": "center"}
+            axes.annotate(f"tuned, {r['perplexity']:.2f}", (r["perplexity"], y), (-4, -23), **style)
     axes.axvline(dense, color="0.3", linewidth=1)
     axes.annotate(f"dense {dense:.2f}", (dense, len(names) - 0.55), (4, 0), textcoords="offset points", color="0.3")
     axes.set_yticks(range(len(names)), names)

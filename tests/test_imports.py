@@ -31,7 +31,7 @@ WINGS = (
 
 # Only tests, benchmarks and examples need these; a function may still import one when it is called.
 NOT_ON_IMPORT = {"accelerate", "hypothesis", "lightning", "matplotlib", "peft", "pytest", "sklearn", "torchopt", "tqdm"}
-NOT_ON_IMPORT |= {"transformers"}
+NOT_ON_IMPORT |= {"safetensors", "transformers"}
 # But for these, which are loaded when they are asked for.
 MAY = {
     ("testing", "hypothesis"),

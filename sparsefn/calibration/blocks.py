@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import State, Where, effective
-from sparsefn.tree import flatten
+from sparsefn.tree import flatten, leaves_of
 from sparsefn.tree.chosen import matching
 
 
@@ -92,13 +93,16 @@ def by_block(
     begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
     gets so many examples at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool, of shape
     (examples, tokens), says which tokens are counted, where some are padding; each layer must get one input a token.
+    An `attention_mask` that hides tokens is refused without it.
 
     The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
     the layer that a block is in runs twice on what it is called with, without the rest of the model: once for the
     statistics, and once pruned, which makes the inputs of the next one. With `inputs_from="dense"` it runs once,
     and every block is pruned for the inputs that it has in the model as it is at first. What is in memory is the
     inputs and outputs of one layer for all data, besides one chunk's activations and the statistics of one block; with
-    `offload="disk"` the inputs and outputs are in files of a temporary folder, which goes at the end.
+    `offload="disk"` the inputs and outputs are in files of a temporary folder, which goes at the end. Outputs that the
+    model itself uses before the next block, as a decoder uses its encoder's, are kept to the end, of four layers at
+    most.
 
     One example is run beforehand, as the whole model and layer by layer. Where the statistics are not the same bits (on
     a CPU), or the model uses its blocks otherwise than one after the other, the module runs once for each block. A
@@ -129,7 +133,7 @@ def by_block(
 
 
 def check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
-    """Raise for padding that no one has said to leave out, and for tokens that are no bool tensor.
+    """Raise where a mask hides tokens as padding and nothing says which tokens count, or what says so cannot.
 
     >>> check_tokens(torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
     Traceback (most recent call last):
@@ -138,12 +142,16 @@ def check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
     shape (2, 3)
     """
     if tokens is None:
-        mask = call[1].get("attention_mask")
-        if isinstance(mask, Tensor) and mask.ndim == 2 and not mask.all():
-            raise ValueError(
-                f"in_order: expected whole windows, but 'attention_mask' hides {int((mask == 0).sum())} of "
-                f"{mask.numel()} tokens as padding: leave it out of the statistics with tokens=attention_mask.bool()"
-            )
+        given = dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False)) | call[1]
+        mask = given.pop("attention_mask", None)
+        data = [x for x in leaves_of(given) if isinstance(x, Tensor)]
+        if isinstance(mask, Tensor) and any(x.shape[:2] == mask.shape for x in data):
+            hidden = int((mask == 0).sum())
+            if hidden and bool(((mask == 0) | (mask == 1)).all()):
+                raise ValueError(
+                    f"in_order: expected whole windows, but 'attention_mask' hides {hidden} of {mask.numel()} tokens "
+                    "as padding: leave it out of the statistics with tokens=attention_mask.bool()"
+                )
         return
     if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
         got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__

@@ -143,9 +143,10 @@ def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> St
 def added_stats(stats: Stats, new: Stats) -> Stats:
     """The sums of two batches.
 
-    >>> one, other = {"count": torch.tensor(1)}, {"count": torch.tensor(2)}
-    >>> added_stats({"a": one}, {"a": other, "b": other})
-    {'a': {'count': tensor(3)}, 'b': {'count': tensor(2)}}
+    >>> added_stats({"a": {"count": torch.tensor(1)}}, {"a": {"count": torch.tensor(2)}})
+    {'a': {'count': tensor(3)}}
+
+    A leaf may be in one of them alone.
     """
     sums: dict[tuple[int, int], Tensor] = {}  # leaves that read one tensor share their sums
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import block_weights, state_in
 from sparsefn.calibration.caught import NeededError, recorded
 from sparsefn.calibration.inputs import collected, layer_at, weights_of_call
-from sparsefn.calibration.kept import BrokenChainError, in_memory, stow
+from sparsefn.calibration.kept import BrokenChainError, Touched, in_memory, stow
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
@@ -142,7 +142,7 @@ def _by_parts(module: nn.Module, state: State, chain: Chain, chosen: Sequence[Se
             found, out = collected(part, weights, own, wanted, given)
             if own:  # the other pass
                 _, out = collected(part, weights, {}, wanted, paused.call(number))
-        except Exception as error:  # which the model did not raise
+        except (Touched, Exception) as error:  # which the model did not raise
             raise BrokenChainError(f"{path!r} by itself raises {type(error).__name__}: {error}") from error
         if own and not all(map(_equal, before, _tensors(given))):
             raise BrokenChainError(f"{path!r} writes into its inputs")

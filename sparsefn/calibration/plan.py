@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +65,8 @@ def planned(
         ...
     ValueError: stream: expected the folder of a model, got '/nowhere', which is no folder
     """
+    if blocks is not None and (isinstance(blocks, str) or not isinstance(blocks, Sequence)):
+        raise TypeError(f"stream: expected blocks to be a sequence, with an entry a block, got {blocks!r}")
     stored = stored_in(folder)
     dtype = next((_PLAIN[one.dtype] for one in stored.values() if one.dtype in _PLAIN), torch.float32)
     model = unloaded(folder, make, dtype)
@@ -75,21 +78,39 @@ def planned(
     if not lists:
         raise ValueError(f"stream: expected a model with a list of layers, but the {type(model).__name__} has none")
     members = {path: [f"{path}.{name}" for name, _ in layers.named_children()] for path, layers in lists.items()}
-    _by_part(leaves, [path for paths in members.values() for path in paths])  # which raises where layers share leaves
-    asked = [f"{path}.*" for paths in members.values() for path in paths] if blocks is None else blocks
+    every, places = [path for paths in members.values() for path in paths], list[tuple[int, Where]]()
+    _by_part(leaves, every)  # which raises where layers share leaves
+    asked = [f"{path}.*" for path in every] if blocks is None else blocks
     found: dict[str, list[tuple[Where, list[str]]]] = {}
     named = {name: param for name, (_, param) in own_tensors(model, "parameters").items()}
     for block in asked:
         chosen = [name for name, param in matching("blocks", block, named).items() if param.ndim > 1]
-        own = {next((path for paths in members.values() for path in paths if _inside(n, path)), None) for n in chosen}
+        own = {next((path for path in every if _inside(n, path)), None) for n in chosen}
         if len(own) != 1 or None in own:
             raise ValueError(
                 f"stream: expected each block to be in one layer of a list ({some(members)}), but the matrices of "
                 f"{block!r} are {some(chosen)}"
             )
         found.setdefault(str(*own), []).append((block, chosen))
+        places.append((every.index(str(*own)), block))
+    check_places(places)
     order = [path for paths in members.values() if any(p in found for p in paths) for path in paths]
     return Plan(folder, stored, model, order, found, _by_part(leaves, order))
+
+
+def check_places(places: Sequence[tuple[int, Where]]) -> None:
+    """Raise ValueError where blocks, each with its place in the model, are in another order than data passes them.
+
+    >>> check_places([(1, "1.*"), (0, "0.*")])
+    Traceback (most recent call last):
+        ...
+    ValueError: stream: expected blocks in the order in which data passes them, but '1.*' is before '0.*'
+    """
+    for (place, block), (after, other) in itertools.pairwise(places):
+        if after < place:
+            raise ValueError(
+                f"stream: expected blocks in the order in which data passes them, but {block!r} is before {other!r}"
+            )
 
 
 def _lists_of_layers(model: nn.Module) -> dict[str, nn.Module]:

@@ -21,7 +21,7 @@ from sparsefn.calibration.folders import naming, write_whole
 from sparsefn.calibration.inputs import collected, without_fusion
 from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of
 from sparsefn.calibration.paused import Chain, Paused
-from sparsefn.calibration.plan import Plan, bare
+from sparsefn.calibration.plan import Plan, bare, check_places
 from sparsefn.calibration.steps import chunks_of
 from sparsefn.calibration.stored import on_disk
 from sparsefn.modules.calls import Call, call_with_buffers
@@ -125,7 +125,7 @@ def forms_of(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
 
 def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
     parts, called = {path: plan.model.get_submodule(path) for path in plan.order}, list[str]()
-    names, outputs = names_in(plan.model, parts), dict[str, Tree]()
+    names, outputs, used = names_in(plan.model, parts), dict[str, Tree](), dict[str, list[str]]()
 
     def run(path: str, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
         if called[-1:] == [own := path.rpartition(".")[0]]:  # the part itself, with its weights
@@ -133,7 +133,9 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
         if own not in outputs:
             called.append(own)
             weights = block_weights(part, names[path], bare(plan.load(path, device)[0]))
-            outputs[own] = collected(part, weights, {}, ["count"], (args, kwargs))[1]
+            matrices = {name: name for name, x in weights.items() if x.ndim > 1}
+            stats, outputs[own] = collected(part, weights, matrices, ["count"], (args, kwargs))
+            used[own] = list(stats)  # as they are first used
             form_of(outputs[own])
             called.pop()
         called.append(path)
@@ -147,6 +149,12 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
     for path, other in zip(called, plan.order, strict=True):
         if path != other:
             raise BrokenChainError(f"{path!r} is called before {other!r}")
+    for path, blocks in plan.blocks.items():
+        first = {names[path][name]: i for i, name in enumerate(used[path.rpartition(".")[0]]) if name in names[path]}
+        places = [
+            (min((first[name] for name in chosen if name in first), default=-1), block) for block, chosen in blocks
+        ]
+        check_places([place for place in places if place[0] >= 0])
     return [form_of(outputs[path.rpartition(".")[0]]) for path in plan.order]
 
 

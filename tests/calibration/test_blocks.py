@@ -148,8 +148,11 @@ def test_padding_is_refused_unless_tokens_say_what_counts():
     model, ids = Words(), torch.arange(12).reshape(2, 6) % 9
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0]])
     inputs, blocks = {"ids": ids, "attention_mask": mask}, ["layers.0.*", "layers.2.*"]
-    with pytest.raises(ValueError, match=r"'attention_mask' hides 3 of 12 tokens as padding: .*tokens=attention_mask"):
-        in_order(model, None, blocks, prune, inputs)
+    for padded in (inputs, (ids, mask)):
+        with pytest.raises(ValueError, match=r"'attention_mask' hides 3 of 12 tokens as padding: .*=attention_mask"):
+            in_order(model, None, blocks, prune, padded)
+    for other in (torch.ones(6, 6).tril(), (mask - 1) * 9.0):  # who sees whom, and what is added
+        in_order(model, None, blocks, prune, {"ids": ids, "attention_mask": other}, of="square")
     state = in_order(model, None, blocks, prune, inputs, tokens=mask.bool(), chunk_size=1, of="square")
     flat = ids[mask.bool()][None]
     assert sf.checkpoint.tree_equal(state, in_order(model, None, blocks, prune, {"ids": flat}, of="square"))

@@ -217,6 +217,27 @@ def remembering():
     return model
 
 
+class Adds(nn.Linear):
+    """Adds what the model noted down of all layers before it."""
+
+    def forward(self, x):
+        return super().forward(x) + sum(Remembers.last)
+
+
+def adding():
+    def run(layers, x):
+        Remembers.last.clear()
+        for layer in layers:
+            x = layer(x)
+            Remembers.last.append(x)
+        Remembers.last.clear()
+        return x
+
+    model = Between(run)
+    model.layers = nn.ModuleList(Adds(6, 6) for _ in range(3))
+    return model
+
+
 class Cell(nn.Linear):
     """Gets and returns more than a tensor."""
 
@@ -252,12 +273,14 @@ def writing():
         (lambda: Between(deep), r"'layers\.0' is called 2 times"),
         (lambda: Between(hidden), r"'layers\.0\.weight' gets other inputs where parts run one by one"),
         (remembering, "gets other inputs where parts run one by one"),
+        (adding, r"'layers\.0' by itself raises Touched"),
         (boxes, r"'layers\.0' returns a Box"),
         (writing, r"'layers\.0' writes into its inputs"),
     ],
 )
 def test_where_layers_do_not_follow_each_other_the_whole_model_runs_and_the_reason_is_said(make, why):
-    model, x, blocks = make(), {"x": torch.randn(4, 6)}, [f"layers.{i}.*" for i in range(4)]
+    model, x = make(), {"x": torch.randn(4, 6)}
+    blocks = [f"layers.{i}.*" for i in range(len(model.layers))]
     steps = sf.calibration.by_block(model, None, blocks, wanda, x, of="square", chunk_size=2)
     with pytest.warns(UserWarning, match=f"in_order: the whole model runs once for each block, as .*{why}"):
         *_, last = steps = list(steps)
@@ -266,12 +289,7 @@ def test_where_layers_do_not_follow_each_other_the_whole_model_runs_and_the_reas
 
 
 def test_many_operations_between_layers():
-    def run(layers, x):
-        for layer in layers:
-            x = layer(x).tanh()
-        return x
-
-    model, x = Between(run), {"x": torch.randn(4, 6)}
+    model, x = Between(halved), {"x": torch.randn(4, 6)}
     model.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(8))
     blocks = [f"layers.{i}.*" for i in range(8)]
     with pytest.warns(UserWarning, match=r"there are operations between parts, as after 'layers\.0'"):

@@ -94,6 +94,10 @@ def test_blocks_that_are_not_in_one_layer_are_told(tmp_path):
         plan_of(tmp_path, Model, ["heads.0.bias"])
     with pytest.raises(ValueError, match="blocks"):
         plan_of(tmp_path, Model, ["layer.*"])
+    with pytest.raises(TypeError, match=r"expected blocks to be a sequence, with an entry a block, got 'layers.0.\*'"):
+        plan_of(tmp_path, Model, "layers.0.*")
+    with pytest.raises(ValueError, match=r"which data passes them, but 'layers.2.\*' is before 'layers.0.\*'"):
+        plan_of(tmp_path, Model, ["layers.1.*", "layers.2.*", "layers.0.*"])
     with pytest.raises(ValueError, match="expected a model with a list of layers, but the Linear has none"):
         plan_of(tmp_path, lambda: nn.Linear(2, 2))
 

@@ -73,6 +73,12 @@ def test_the_order_in_which_a_model_calls_its_layers(tmp_path, calls, words):
     assert all(torch.equal(weights_in(tmp_path / "out")[n], w) for n, w in sf.effective(state).items())
 
 
+def test_halves_of_a_layer_in_another_order_are_told(folder, tmp_path):
+    blocks = ["model.layers.1.mlp.*", "model.layers.1.self_attn.*"]
+    with pytest.raises(ValueError, match=r"but 'model.layers.1.mlp.\*' is before 'model.layers.1.self_attn.\*'"):
+        sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "out", blocks=blocks)
+
+
 def end_everywhere(folder, batches, place, step=1, **options):
     """End the run at every `step`th file that gets its name, and go on: the files are those of a run in one go."""
 
