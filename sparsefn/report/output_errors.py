@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsefn.engine.checks import aligned
 from sparsefn.engine.numbers import as_matrix
@@ -57,8 +57,19 @@ def output_errors(before: State | Tree, after: State | Tree, stats: Stats, block
     outputs over the sum of their squares. Where outputs were all zero the error is 0.0, or inf if they no longer are.
 
     ValueError for a leaf of the statistics that the weights lack, with another shape, without "gram", or that no input
-    reached, each with its path, and for a glob that matches no leaf. Reading the values waits for the device.
+    reached, each with its path, and for a glob that matches no leaf; TypeError for a module in place of its weights,
+    for other statistics, and for one glob in place of a sequence. Reading the values waits for the device.
     """
+    if not isinstance(stats, Mapping):
+        raise TypeError(
+            f"output_errors: expected stats by path, from sf.calibration.inputs, got {type(stats).__name__}"
+        )
+    if isinstance(blocks, str):
+        raise TypeError(f"output_errors: expected blocks to be a sequence, with a glob a block, got {blocks!r}")
+    for tree in (before, after):
+        if isinstance(tree, nn.Module):
+            kind = type(tree).__name__
+            raise TypeError(f"output_errors: expected weights by path, got a {kind}: take sf.modules.params_of(model)")
     old, new = (flatten(effective(tree) if isinstance(tree, State) else tree)[0] for tree in (before, after))
     squares = {path: _squares(path, old, new, stats) for path in stats}
     layers = {path: _error([squares[path]]) for path in stats}

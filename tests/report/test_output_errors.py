@@ -82,3 +82,10 @@ def test_what_does_not_fit_is_told_with_its_path(net):
         sf.report.output_errors(params, params, unseen)
     with pytest.raises(ValueError, match=r"blocks: no path matches '\*.bias'"):
         sf.report.output_errors(params, params, stats, ["*.bias"])
+    for before, given, blocks, message in (
+        (net, stats, (), r"expected weights by path, got a Sequential: take sf.modules.params_of\(model\)"),
+        (params, [stats], (), "expected stats by path, from sf.calibration.inputs, got list"),
+        (params, stats, "0.*", r"expected blocks to be a sequence, with a glob a block, got '0.\*'"),
+    ):
+        with pytest.raises(TypeError, match=f"output_errors: {message}"):
+            sf.report.output_errors(before, params, given, blocks)
