@@ -14,7 +14,7 @@ pytest := -m pytest -n auto --dist worksteal
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune lora smaller gallery distributed bench format clean
+.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ lm: $(VENV)/.installed-demo  ## train a small character-level transformer, dense
 
 prune: $(VENV)/.installed-demo  ## prune a small trained transformer with data; options in ARGS="..."
 	$(py) examples/prune.py $(ARGS)
+
+prune-llm: $(VENV)/.installed-llm  ## train a tiny LLaMA, prune it by files and fine-tune it; options in ARGS="..."
+	$(py) examples/tiny_llm.py $(ARGS)
 
 lora: $(VENV)/.installed-demo  ## fine-tune it with low-rank updates that keep its zeros; options in ARGS="..."
 	$(py) examples/lora.py $(ARGS)

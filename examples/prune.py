@@ -11,15 +11,14 @@ after, and whether SparseGPT is better than Wanda, and Wanda than magnitude, in 
 
 import argparse
 import json
-import re
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lm
 import torch
-from _options import at_least, fraction, make_folder
+from _options import Kept, at_least, level, make_folder
 from _progress import progress
 from _prune_report import draw, findings, table
 from torch import Tensor, nn
@@ -40,14 +39,6 @@ BLOCKS = [f"blocks.{i}.*" for i in range(lm.BLOCKS)]
 CHUNK = 32  # windows in memory at a time
 DAMP = 1e-5  # added to the diagonal of the Fisher matrix
 SHOWN = f"blocks.{lm.BLOCKS - 1}.down.weight"  # the matrix whose inputs are drawn
-
-
-class Kept(NamedTuple):
-    """How much of each weight stays: a fraction of zeros, or n of every m inputs."""
-
-    name: str
-    sparsity: float | None
-    pattern: sf.patterns.Pattern | None
 
 
 # ---- methods -------------------------------------------------------------------------------------
@@ -181,17 +172,6 @@ def run(chosen: argparse.Namespace, seed: int, text: lm.Text, bar: Any) -> tuple
 
 
 # ---- command line --------------------------------------------------------------------------------
-
-
-def level(text: str) -> Kept:
-    """An argparse type: a fraction of zeros, or n:m."""
-    if not (found := re.fullmatch(r"(\d+):(\d+)", text)):
-        sparsity = fraction(text)
-        return Kept(f"{100 * sparsity:g}%", sparsity, None)
-    try:
-        return Kept(text, None, sf.patterns.nm(int(found[1]), int(found[2])))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:

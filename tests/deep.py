@@ -149,6 +149,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_blocks_run": ("README.md",),
     },
     "tests/test_examples.py": {},
+    "tests/test_examples_llm.py": {},
     "tests/test_public.py": {
         "test_compiled_code_may_ask_for_what_is_loaded_later": (),
     },

@@ -1,10 +1,13 @@
-"""Reports: tables of what is planned, kept and changed, numbers to log, FLOPs of a model, and pictures."""
+"""Reports: what is planned, kept and changed, what that costs in time, outputs and perplexity, numbers and pictures."""
 
 from sparsefn.report.flop_count import Cost as Cost
 from sparsefn.report.flop_count import Flops as Flops
 from sparsefn.report.flop_count import flops
 from sparsefn.report.latency import Latency as Latency
 from sparsefn.report.latency import latency
+from sparsefn.report.output_errors import OutputErrors as OutputErrors
+from sparsefn.report.output_errors import output_errors
+from sparsefn.report.perplexity import perplexity
 from sparsefn.report.picture import braille
 from sparsefn.report.plan import plan
 from sparsefn.report.plots import plot, plot_masks
@@ -23,6 +26,8 @@ __all__ = [
     "itop",
     "latency",
     "observe",
+    "output_errors",
+    "perplexity",
     "plan",
     "plot",
     "plot_masks",

@@ -1,0 +1,108 @@
+"""How far pruning moves the outputs of each layer, from statistics of its inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from sparsefn.engine.checks import aligned
+from sparsefn.engine.numbers import as_matrix
+from sparsefn.scores.data import Stats
+from sparsefn.state import State, effective
+from sparsefn.tree import Tree, flatten
+from sparsefn.tree.chosen import matching
+
+
+class OutputErrors(NamedTuple):
+    """The result of `output_errors`; `str()` of it is a table.
+
+    >>> sf.report.OutputErrors({"0.weight": 0.25}, {"0.*": 0.25}).blocks
+    {'0.*': 0.25}
+
+    `layers` has the error of each leaf by its path, `blocks` that of the leaves that a glob matches together.
+    """
+
+    layers: dict[str, float]
+    blocks: dict[str, float]
+
+    def __str__(self) -> str:
+        """Align the layers, with the blocks below."""
+        lines = [(name, f"{error:.4f}") for name, error in (*self.layers.items(), *self.blocks.items())]
+        return aligned([("layer", "error"), *lines], left=1)
+
+
+def output_errors(before: State | Tree, after: State | Tree, stats: Stats, blocks: Sequence[str] = ()) -> OutputErrors:
+    """How far the outputs of each layer move from some weights to others, over the norm that they had.
+
+    >>> layer, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[3.0, 1.0], [0.0, 1.0]])
+    >>> stats = sf.calibration.inputs(layer, None, x)
+    >>> before, after = {"weight": torch.tensor([[1.0, 1.0]])}, {"weight": torch.tensor([[1.0, 0.0]])}
+    >>> print(sf.report.output_errors(before, after, stats))  # outputs 4, 1, then 3, 0
+    layer    error
+    weight  0.3430
+    >>> (2 / 17) ** 0.5
+    0.3429...
+
+    ||X (W - V)'|| / ||X W'||, Frobenius norms, where X has a row for each input: with the gram G = X' X that is
+    sqrt(tr(D G D') / tr(W G W')) with D = W - V, in float64. `before` and `after` are states, whose effective weights
+    count, or trees of weights. `stats` are those of `sf.calibration.inputs`, with "gram": its leaves have a row, all
+    with the same inputs before and after. So errors of earlier layers do not add up here, as they do in those that
+    `sf.calibration.by_block` and `stream` give. Biases do not count. A gram in float32 has errors of about 1e-7, so
+    that an error below 1e-3 is not exact.
+
+    `blocks` are globs, each for the leaves of a block: its error is the root of the sum of the squared changes of
+    outputs over the sum of their squares. Where outputs were all zero the error is 0.0, or inf if they no longer are.
+
+    ValueError for a leaf of the statistics that the weights lack, with another shape, without "gram", or that no input
+    reached, each with its path, and for a glob that matches no leaf; TypeError for a module in place of its weights,
+    for other statistics, and for one glob in place of a sequence. Reading the values waits for the device.
+    """
+    if not isinstance(stats, Mapping):
+        raise TypeError(
+            f"output_errors: expected stats by path, from sf.calibration.inputs, got {type(stats).__name__}"
+        )
+    if isinstance(blocks, str):
+        raise TypeError(f"output_errors: expected blocks to be a sequence, with a glob a block, got {blocks!r}")
+    for tree in (before, after):
+        if isinstance(tree, nn.Module):
+            kind = type(tree).__name__
+            raise TypeError(f"output_errors: expected weights by path, got a {kind}: take sf.modules.params_of(model)")
+    old, new = (flatten(effective(tree) if isinstance(tree, State) else tree)[0] for tree in (before, after))
+    squares = {path: _squares(path, old, new, stats) for path in stats}
+    layers = {path: _error([squares[path]]) for path in stats}
+    seen = {path: old[path] for path in stats}
+    together = {glob: _error([squares[path] for path in matching("blocks", glob, seen)]) for glob in blocks}
+    return OutputErrors(layers, together)
+
+
+def _squares(path: str, old: dict[str, Tensor], new: dict[str, Tensor], stats: Stats) -> tuple[float, float]:
+    # Of the outputs of one layer, the square of their change and their own.
+    for name, leaves in (("before", old), ("after", new)):
+        if path not in leaves:
+            raise ValueError(f"output_errors: expected a weight at {path!r} in {name}, as stats have, got none")
+    weight, other, of = old[path].detach(), new[path].detach(), stats[path]
+    if weight.shape != other.shape:
+        shapes = f"{tuple(weight.shape)} and {tuple(other.shape)}"
+        raise ValueError(f"output_errors: expected weights of one shape at {path!r}, got {shapes}")
+    if "gram" not in of:
+        got = ", ".join(of)
+        raise ValueError(f"output_errors: expected 'gram' among the statistics at {path!r}, got {got}: collect it")
+    if not of["count"].any():
+        raise ValueError(f"output_errors: no data for {path!r}: no input of the calibration data reached it")
+    gram = of["gram"].double()
+    try:
+        matrices = [as_matrix(x, of)[0] for x in (weight.double() - other.double(), weight.double())]
+    except ValueError as error:
+        raise ValueError(f"output_errors: at {path!r}, {error}") from None
+    change, own = (float(((x @ gram) * x).sum()) for x in matrices)
+    return max(change, 0.0), max(own, 0.0)  # rounding of the gram may leave less than nothing
+
+
+def _error(squares: Sequence[tuple[float, float]]) -> float:
+    change, own = (math.fsum(part) for part in zip(*squares, strict=True))
+    if not own:
+        return math.inf if change else 0.0
+    return math.sqrt(change / own)
