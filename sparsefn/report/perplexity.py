@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ _Window = tuple[Tensor, Tensor]  # tokens, and what is to be predicted at each o
 
 
 def perplexity(
-    model: Callable[[Tensor], Any],
+    model: Callable[[Tensor], object],
     tokens: Tensor,
     window: int,
     *,
@@ -125,7 +124,7 @@ def _stacked(windows: list[_Window], size: int) -> Iterator[_Window]:
         start = end
 
 
-def _logits(model: Callable[[Tensor], Any], tokens: Tensor) -> Tensor:
+def _logits(model: Callable[[Tensor], object], tokens: Tensor) -> Tensor:
     out = model(tokens)
     logits = getattr(out, "logits", out)
     if not isinstance(logits, Tensor):
