@@ -26,7 +26,7 @@ from sparsefn.shrinking.cut import Cut, free, labels_of, one_stays
 from sparsefn.shrinking.members import Member
 from sparsefn.shrinking.paths import Parts, calls_of, matched
 from sparsefn.shrinking.priced import priced
-from sparsefn.shrinking.shuffles import without_shuffles
+from sparsefn.shrinking.shuffles import has_shuffles, without_shuffles
 from sparsefn.shrinking.traced import traced
 
 
@@ -40,9 +40,8 @@ class Group(NamedTuple):
     preferred: bool  # of the groups that multiply, the one that `Groups.pattern` takes
 
     def __str__(self) -> str:
-        members = ", ".join(map(str, self.members[:6])) + (
-            f" and {len(self.members) - 6} more" * (len(self.members) > 6)
-        )
+        more = f" and {len(self.members) - 6} more" * (len(self.members) > 6)
+        members = ", ".join(map(str, self.members[:6])) + more
         beside = f"; multiplies with {', '.join(map(str, sorted(self.beside)))}" if self.beside else ""
         return f"{self.size} units of {self.entries} weights: {members}{beside}"
 
@@ -210,8 +209,10 @@ def groups(
         calls = calls_of(own, paths, example)
         own, example = Parts(own, paths), tuple([calls[path] for path in paths])
     graph = traced(own, example, dynamic=False)
-    graph = graph if equal_parts else without_shuffles(graph)
-    return groups_in(analyse(graph, counted=counted, equal_parts=equal_parts))
+    shuffled = not equal_parts and has_shuffles(graph)
+    graphs = [without_shuffles(traced(own, example, dynamic=False)), graph] if shuffled else [graph]
+    found = [analyse(one, counted=counted, equal_parts=equal_parts) for one in graphs]
+    return groups_in(min(found, key=lambda analysis: cost(free(analysis))) if shuffled else found[0])
 
 
 def groups_in(analysis: Analysis) -> Groups:

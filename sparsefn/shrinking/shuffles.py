@@ -18,7 +18,8 @@ _STEPS = frozenset([*_VIEWS, "clone", "contiguous", "channel_shuffle"])
 def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
     """The program, changed in place: views and transposes that permute one dimension become one `index_select`.
 
-    Of a view in groups every group would have to lose the same channels, of a permutation any may go.
+    Of a view in groups every group would have to lose the same channels, of a permutation any may go; but grouped
+    convolutions may be better off with the views.
     """
     graph = program.graph
     for first in list(graph.nodes):
@@ -38,6 +39,11 @@ def without_shuffles(program: fx.GraphModule) -> fx.GraphModule:
                 break
     program.recompile()
     return program
+
+
+def has_shuffles(program: fx.GraphModule) -> bool:
+    """Whether a program has views and transposes that permute one dimension."""
+    return any(_permuted(chain) for first in program.graph.nodes for chain in _chains(first))
 
 
 def _chains(first: fx.Node) -> Iterator[list[fx.Node]]:

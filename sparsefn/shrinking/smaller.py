@@ -21,7 +21,7 @@ from sparsefn.shrinking.paths import calls_of, matched
 from sparsefn.shrinking.program import program
 from sparsefn.shrinking.proof import differs
 from sparsefn.shrinking.same_class import same_class
-from sparsefn.shrinking.shuffles import without_shuffles
+from sparsefn.shrinking.shuffles import has_shuffles, without_shuffles
 from sparsefn.shrinking.traced import traced
 from sparsefn.state import State
 from sparsefn.tree import flatten
@@ -168,7 +168,8 @@ def _smaller(
         why = made.why
     if form == "class":
         raise ValueError(f"shrink: no smaller {type(masked).__name__} has the outputs of the masked one: {why}")
-    graphs = map(without_shuffles, (traced(masked, example), still))
+    graphs = [traced(masked, example), still]
+    graphs += [without_shuffles(traced(masked, example))] * has_shuffles(still)
     cuts = [free(analyse(graph, masks, counted=True, equal_parts=False)) for graph in graphs]
     cut = min(cuts, key=cost)  # sizes that may change hide what some operations do, and entries then stay
     small = program(cut, folded_biases(cut, before))
