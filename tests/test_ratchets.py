@@ -30,8 +30,8 @@ LINES = {
     "compose": 691,
     "attached": 831,
     "street": 4891,
-    "shrinking": 3915,
-    "all": 22133,
+    "shrinking": 3919,
+    "all": 22136,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {
