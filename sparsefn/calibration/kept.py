@@ -115,7 +115,7 @@ def marked(form: OutputForm, number: int) -> Tree:
 
 
 def stow(tree: Tree, keep: Keep, memo: dict[int, tuple[Tensor, KeptTensor]] | None = None) -> Stowed:
-    """A tree with its tensors kept; those that `memo` has seen are kept once.
+    """Keep the tensors of a tree; a tensor that is in `memo` already is not kept again.
 
     >>> unstow(stow({"x": torch.ones(1), "n": 2}, in_memory))
     {'x': tensor([1.]), 'n': 2}

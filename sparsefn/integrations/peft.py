@@ -181,7 +181,7 @@ def _update(module: Any, adapter: str) -> Tensor:
 
 
 def _merged(module: Any, adapter: str, weight: Tensor) -> Tensor:
-    """The same to be added to a weight, whose zeros have to be those that were there."""
+    """The update in the dtype of the weight; RuntimeError where the weight has zeros in other places than before."""
     if bool((weight.detach() != 0)[~getattr(module, _BUFFER)].any()):
         raise RuntimeError(
             "merge: the base of a layer has other zeros than when keep_zeros was called: call it again before training"

@@ -19,11 +19,11 @@ from sparsefn.patterns.kinds import Pattern
 from sparsefn.patterns.places import Place
 from sparsefn.patterns.tied import over_units, tied_sets
 from sparsefn.patterns.units import Units
-from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import taken
-from sparsefn.shrinking.guesses import TRIES, Guess, give_back
+from sparsefn.shrinking.guesses import TRIES, Guess
 from sparsefn.shrinking.proof import differs
 from sparsefn.shrinking.routers import Seen, never_routed
+from sparsefn.shrinking.same_class import with_configs
 from sparsefn.shrinking.search import Tried, search
 from sparsefn.shrinking.smaller import Kept, Smaller
 from sparsefn.state import State
@@ -70,8 +70,7 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
     sets = _sets(pattern, state)
     routers = [(place, ~experts.flags(place)) for experts in sets.values() for place in experts.routers if experts.lost]
     reference, seen = never_routed(masked, routers)
-    small, before = _cut(masked, sets), dict(masked.named_parameters())
-    why = ""
+    small, before, why = _cut(masked, sets), dict(masked.named_parameters()), ""
 
     def works(some: nn.Module) -> bool:
         nonlocal why
@@ -92,10 +91,7 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
             f"without_experts: the smaller {type(masked).__name__} {found.why}{hints} (the masked one is that whose "
             "router gives -inf for what is removed)"
         )
-    sizes = [(len(experts.kept), int(experts.kept.sum())) for experts in sets.values()]
-    configs = dict(set_configs(small, masked, sizes, works))
-    said = tuple(f"{path}." if path else "" for path, problem in configs.items() if not problem)
-    give_back(small, [one for one in numbers if not all(path.startswith(said) for path in one.modules)], works)
+    notes = with_configs(small, masked, [(len(e.kept), int(e.kept.sum())) for e in sets.values()], numbers, works)
     kept = {name: Kept(tuple(x.shape), _indices(name, x.ndim, sets)) for name, x in before.items()}
     kept |= {name: Kept(tuple(x.shape), (None,) * x.ndim) for name, x in masked.named_buffers()}
     stays = [
@@ -103,7 +99,7 @@ def without_experts(module: nn.Module, state: State, example: Example, pattern: 
         for name, experts in sets.items()
         if experts.part
     ]
-    return Smaller(small, kept, "class", tuple(stays), tuple(problem for problem in configs.values() if problem))
+    return Smaller(small, kept, "class", tuple(stays), notes)
 
 
 class _Experts(NamedTuple):

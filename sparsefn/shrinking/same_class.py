@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparsefn.shrinking.configs import set_configs
 from sparsefn.shrinking.cut import Cut
 from sparsefn.shrinking.folded_norms import NormFold, fold_norms
-from sparsefn.shrinking.guesses import give_back, guesses, node_sizes, outputs_of, settle
+from sparsefn.shrinking.guesses import Guess, Pairs, give_back, guesses, node_sizes, outputs_of, settle
 from sparsefn.shrinking.layer_sizes import COUNTED, averages, resize
 from sparsefn.shrinking.values import module_of, named_module, opname
 
@@ -75,10 +75,21 @@ def same_class(model: nn.Module, cut: Cut, works: Works, tensors: Mapping[str, T
         if why := settle(small, unknown, proven, wanted, cut):
             return SameClass(None, why)
     sizes = [pair for pairs in nodes.values() for pair in pairs]
-    configs = dict(set_configs(small, model, sizes, proven))
+    return SameClass(small, "", folds, with_configs(small, model, sizes, unknown, proven))
+
+
+def with_configs(
+    small: nn.Module, model: nn.Module, sizes: Pairs, unknown: list[Guess], works: Callable[[nn.Module], bool]
+) -> tuple[str, ...]:
+    """Set the configs of a smaller model, and give back the numbers that neither these nor its outputs need; notes.
+
+    >>> with_configs(nn.ReLU(), nn.ReLU(), [], [], lambda small: True)
+    ()
+    """
+    configs = dict(set_configs(small, model, sizes, works))
     said = tuple(f"{path}." if path else "" for path, why in configs.items() if not why)
-    give_back(small, [guess for guess in unknown if not all(path.startswith(said) for path in guess.modules)], proven)
-    return SameClass(small, "", folds, tuple(why for why in configs.values() if why))
+    give_back(small, [guess for guess in unknown if not all(path.startswith(said) for path in guess.modules)], works)
+    return tuple(why for why in configs.values() if why)
 
 
 def _with(model: nn.Module, cut: Cut, new: Callable[[str, Tensor], Tensor]) -> nn.Module:
