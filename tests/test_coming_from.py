@@ -11,10 +11,10 @@ FOLDER = Path(__file__).parents[1] / "docs" / "coming-from"
 PAGES = sorted(FOLDER.glob("*.md"))
 HEADER = "| name | in sparsefn | what differs |"
 
-# The names that a page must have a row for: a file for each page, whose first line says which version was read. A
-# member is written `Class.member`; a row may leave the class away.
+# The names that a page must have a row for: a file for each page, which begins with a comment that says which version
+# was read. A member is written `Class.member`; a row may leave the class away.
 NAMES = {
-    file.stem: file.read_text(encoding="utf-8").partition("\n")[2]
+    file.stem: re.sub("^#.*", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for file in sorted((Path(__file__).parent / "coming_from").glob("*.txt"))
 }
 
@@ -64,7 +64,7 @@ def namespace(text: str, filename: str) -> dict[str, Any]:
 
 
 def test_every_name_has_a_row() -> None:
-    assert list(NAMES) == sorted(stem(page) for page in PAGES) and all(NAMES.values())
+    assert list(NAMES) == sorted(stem(page) for page in PAGES) and all(names.split() for names in NAMES.values())
     gone = {stem(page): missing(NAMES[stem(page)], rows(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert {page: names for page, names in gone.items() if names} == {}
 
