@@ -68,6 +68,18 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+def differing(folder, other):
+    """What differs between two folders, by file: the bytes, or which tensors, in how many entries and how far."""
+    found, theirs = files(folder), files(other)
+    told = {name: "is in one only" for name in found.keys() ^ theirs.keys()}
+    for name in [name for name in found.keys() & theirs.keys() if found[name] != theirs[name]]:
+        told[name] = "other bytes"
+        if name.endswith(".safetensors"):
+            pairs = [(key, x, load_file(other / name)[key]) for key, x in load_file(folder / name).items()]
+            told[name] = {k: (int((x != y).sum()), float((x - y).abs().max())) for k, x, y in pairs if not x.equal(y)}
+    return told
+
+
 def weights_in(folder):
     """All tensors of a folder, by name."""
     return {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
