@@ -71,7 +71,7 @@ def files(folder):
 def differing(folder, other):
     """What differs between two folders, by file: the bytes, or which tensors, in how many entries and how far."""
     found, theirs = files(folder), files(other)
-    told = {name: "is in one only" for name in found.keys() ^ theirs.keys()}
+    told = dict.fromkeys(found.keys() ^ theirs.keys(), "is in one only")
     for name in [name for name in found.keys() & theirs.keys() if found[name] != theirs[name]]:
         told[name] = "other bytes"
         if name.endswith(".safetensors"):
