@@ -8,6 +8,7 @@ from sparsefn.testing.laws import Check as Check
 from sparsefn.testing.laws import Law as Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.oracle import Layout
+from sparsefn.testing.passive import passive
 from sparsefn.testing.values import Case, Form
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "check_laws",
     "check_row",
     "laws",
+    "passive",
     "strategies",
 ]
 __dir__ = __all__.copy
