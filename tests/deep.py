@@ -180,6 +180,9 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/testing/test_laws_transforms.py": {
         "test_a_graph_for_every_step_is_noticed": (),
     },
+    "tests/testing/test_passive.py": {
+        "test_compiled_it_has_the_same_bits": (),
+    },
 }
 # These start processes: deep, but for one.
 STARTS, ONE = {"on_ranks"}, "tests/distributed/test_messages.py::test_messages_on_two_ranks"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from sparsefn.testing.check import Broken
 from sparsefn.testing.meta import Meta
 from sparsefn.tree import Tree, check_like, leaves_of, paths, same_structure, structure_error
 
-_BLOCK = 2**20  # weights that are looked at where no mask changes
+_BLOCK = 2**12  # weights that are looked at where no mask changes
 
 
 class _Promise(NamedTuple):
@@ -54,9 +55,10 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
     after every `update` it asserts
 
     - purity: no tensor of params, state or gradients is written to, by the counters that torch keeps of writes (a write
-      through `Tensor.numpy()` is not counted); the global generators of torch's CPU, NumPy and `random` are where they
-      were; a state holds no gradient, no param that `init` was given, and no part of a tensor of the state before;
-    - structure: the state has the tree, shapes and dtypes that it had, its leaves are contiguous, its masks fit;
+      through `Tensor.numpy()` is not counted), and the global generators of torch's CPU and of `random` are where they
+      were. Where masks may change, which is when more may go wrong, NumPy's generator, too, and the state holds no
+      gradient, no param that `init` was given, no part of a tensor of the state before, and no strided view;
+    - structure: the state has the tree, shapes and dtypes that it had, and its masks fit;
     - masks that change where the trigger fires, and nowhere else;
     - zeros: weights off the mask are +0.0. Where a mask changes all of its leaf are looked at, at other steps a block
       of one leaf after another;
@@ -65,8 +67,8 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
 
     Purity and structure bind every algorithm. What the other three promise is known of the algorithms of this library
     that choose masks by a sparsity (`gmp`, `rigl` and their kin, also with terms or an optimizer around them). Say it
-    yourself, as for `check_laws`, for any other: `meta.when`, `meta.pruned`, `meta.monotone`, and
-    with the `sparsity` that the algorithm has, its counts by `meta.level`, `meta.pattern` and `meta.distribution`.
+    yourself, as for `check_laws`, for any other: `meta.when`, `meta.pruned`, `meta.monotone`, and with the `sparsity`
+    that the algorithm has, its counts by `meta.level`, `meta.pattern` and `meta.distribution`.
 
     Under `vmap`, derivatives and `torch.compile`, on the device "meta" and for DTensors values cannot be read, and
     structure alone is checked; inside `sf.donated`, which writes over states, `init` alone. On a GPU Python waits at
@@ -87,7 +89,7 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
     def init(params: Tree) -> State:
         if _hidden(params):
             return _of_structure("init", algorithm.init(params), params=params)
-        state, _ = _pure("init", lambda: algorithm.init(params), params=params)
+        state = _pure("init", lambda: algorithm.init(params), params=params)
         _of_structure("init", state, params=params)
         _check_zeros("init", promise, state, None, 0)
         if promise.first:
@@ -101,14 +103,15 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
             return _of_structure("update", algorithm.update(state, grads, step), state)
         number = concrete(step)
         what = "update" if number is None else f"update at step {number}"
-        new, changed = _pure(what, lambda: algorithm.update(state, grads, step), state=state, grads=grads)
+        fires = None if number is None or promise.when is None else bool(promise.when(step))
+        made, all_ = partial(algorithm.update, state, grads, step), fires is not False
+        new = _pure(what, made, all_, state=state, grads=grads)
         _of_structure(what, new, state)
         _check_zeros(what, promise, new, state, number or 0)
-        if number is not None and promise.when is not None:
-            if promise.when(step):
-                _check_counts(what, promise, new, state, step)
-            elif changed:
-                _check_masks_stay(what, new, state)
+        if fires:
+            _check_counts(what, promise, new, state, step)
+        elif fires is not None:
+            _check_masks_stay(what, new, state)
         return new
 
     within = algorithm.within
@@ -156,23 +159,30 @@ def _of_structure(what: str, new: State, old: State | None = None, params: Tree 
     try:
         if old is None:
             check_like("the params of the state", new.params, params)
-        elif same_structure(new, old):
-            check_like("the new state", new, old)
-        else:
+            check_masks(new.masks, new.params)
+        elif not same_structure(new, old):
             raise ValueError(structure_error("the new state", new, old, "the old state"))
-        check_masks(new.masks, new.params)
+        elif not all(map(_alike, leaves_of(new), leaves_of(old))):
+            check_like("the new state", new, old)
     except (TypeError, ValueError) as error:
         raise Broken(f"passive: {what} changes the structure: {error}") from error
     return new
 
 
-def _generators() -> tuple[Any, ...]:
-    name, words, *rest = np.random.get_state()
-    return torch.get_rng_state(), words, name, tuple(rest), random.getstate()
+def _alike(x: Tensor, old: Tensor) -> bool:
+    # What check_like asks of plain tensors; the rest it says itself.
+    return x is old or (type(x) is type(old) is Tensor and x.shape == old.shape and x.dtype == old.dtype)
 
 
-def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return torch.equal(a[0], b[0]) and np.array_equal(a[1], b[1]) and a[2:] == b[2:]
+def _generators(all_: bool) -> list[Any]:
+    return [bytes(torch.get_rng_state().numpy()), random.getstate(), repr(np.random.get_state()) if all_ else ""]
+
+
+def _versions(leaves: Sequence[Tensor]) -> list[int]:
+    try:
+        return [x._version for x in leaves]
+    except RuntimeError:  # tensors of inference mode have none
+        return [0 if x.is_inference() else x._version for x in leaves]
 
 
 def _at(x: Tensor) -> int:
@@ -183,39 +193,32 @@ def _place(x: Tensor) -> tuple[object, ...]:
     return _at(x), x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
-def _pure(what: str, call: Callable[[], State], **inputs: Tree) -> tuple[State, bool]:
-    """The state of a call, checked to leave inputs and generators alone; and whether it has tensors of its own."""
+def _pure(what: str, call: Callable[[], State], all_: bool = True, **inputs: Tree) -> State:
+    """The state of a call, checked to leave inputs and generators alone, and to have memory of its own."""
     given = {name: leaves_of(tree) for name, tree in inputs.items()}
-    versions = {name: [_version(x) for x in leaves] for name, leaves in given.items()}
-    before = _generators()
+    versions, before = {name: _versions(leaves) for name, leaves in given.items()}, _generators(all_)
     new = call()
-    if not _same(before, _generators()):
+    if before != _generators(all_):
         raise Broken(f"passive: {what} reads or advances a global generator: sf.random draws from a key")
     for name, leaves in given.items():
-        for i, (x, version) in enumerate(zip(leaves, versions[name], strict=True)):
-            if _version(x) != version:
+        for i, (now, version) in enumerate(zip(_versions(leaves), versions[name], strict=True)):
+            if now != version:
                 raise Broken(f"passive: {what} writes to its input, {name} at {paths(inputs[name])[i]!r}")
-    state = given.get("state", [])
-    handed_on = {id(x) for x in state}
-    fresh = [i for i, x in enumerate(leaves_of(new)) if id(x) not in handed_on]
-    _check_memory(what, new, fresh, state, {name: given[name] for name in given if name != "state"})
-    return new, bool(fresh)
+    if all_:
+        _check_memory(what, new, given.pop("state", []), given)
+    return new
 
 
-def _version(x: object) -> int:
-    return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
-
-
-def _check_memory(what: str, new: State, fresh: list[int], state: list[Any], foreign: dict[str, list[Any]]) -> None:
+def _check_memory(what: str, new: State, state: list[Tensor], foreign: dict[str, list[Tensor]]) -> None:
     # Tensors of a state are its own, or those of the state before as a whole.
-    owners = {_at(x): name for name, leaves in foreign.items() for x in leaves if isinstance(x, Tensor)}
+    owners, handed_on = {_at(x): name for name, leaves in foreign.items() for x in leaves}, {id(x) for x in state}
     before: dict[int, list[Tensor]] = {}
     for x in state:
         before.setdefault(_at(x), []).append(x)
         owners.pop(_at(x), None)  # a gradient that is a tensor of the state
-    leaves = leaves_of(new)
-    for i in fresh:
-        x = leaves[i]
+    for i, x in enumerate(leaves_of(new)):
+        if id(x) in handed_on:
+            continue
         if not isinstance(x, Tensor):
             raise Broken(f"passive: {what}: expected a tensor in the state at {paths(new)[i]!r}, got {x!r}")
         place = _at(x)
