@@ -1,6 +1,6 @@
 """Laws of sparse training algorithms, for the library's and for your own; needs Hypothesis."""
 
-from sparsefn.testing import laws, strategies
+from sparsefn.testing import coverage, laws, strategies
 from sparsefn.testing.check import Broken, check_laws, check_row
 from sparsefn.testing.launches import Launches
 from sparsefn.testing.laws import LAWS
@@ -22,6 +22,7 @@ __all__ = [
     "Row",
     "check_laws",
     "check_row",
+    "coverage",
     "laws",
     "passive",
     "strategies",
