@@ -69,7 +69,7 @@ def made(row: Row, sparsity: float, params: Tree) -> sf.Algorithm:
 
 
 class Machine(RuleBasedStateMachine):
-    """`update`, `save_and_load`, `stack_and_unstack`, `change`, `copy`: a bug is planted in the place of a part."""
+    """What is done to one state; a bug is planted in the place of `ways`, `load` or `make`."""
 
     names: tuple[str, ...] = NAMES
     ways: ClassVar[dict[str, Update]] = {
@@ -90,6 +90,7 @@ class Machine(RuleBasedStateMachine):
         self.state = self.algorithm.init(cloned(self.case.params))
         self.wanted = made(self.row, self.sparsity, self.case.params).init(cloned(self.case.params))
         self.same()
+        self.updated(0, 0, 0)
 
     def same(self) -> None:
         assert_same(f"{self.row.name} before step {self.step}", self.wanted, self.state)
@@ -97,6 +98,16 @@ class Machine(RuleBasedStateMachine):
     @rule(way=st.integers(0, 100), which=st.integers(0, 2), skipped=st.integers(0, 2))
     def update(self, way: int, which: int, skipped: int) -> None:
         """The next step, or one that is later, so that a trigger may be left out."""
+        self.updated(way, which, skipped)
+
+    @rule(way=st.integers(0, 100), which=st.integers(0, 2), times=st.integers(1, 4))
+    def go_on(self, way: int, which: int, times: int) -> None:
+        """A few steps, each in another way."""
+        for i in range(times):
+            self.updated(way + i, which, 0)
+
+    def updated(self, way: int, which: int, skipped: int) -> None:
+        """A step in one of the ways, and in the oracle."""
         self.step += skipped
         grads = cloned(self.case.grads[which])
         oracle = made(self.row, self.sparsity, self.case.params)
