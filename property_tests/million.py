@@ -171,7 +171,7 @@ def summary(file: Path) -> list[str]:
     lines = ["| law | cases | failures | seconds |", "|---|---|---|---|"]
     lines += [f"| {law} | {cases[law]:,} | {failed[law]} | {seconds[law]:.0f} |" for law in cases]
     lines += [f"| all | {cases.total():,} | {failed.total()} | {seconds.total():.0f} |", ""]
-    return [*lines, *(f"{name}: {share:.0%}" for name, share in coverage.shares(counted).items()), *errors]
+    return [*lines, *(f"{name}: {share:.0%}" for name, share in coverage.trait_shares(counted).items()), *errors]
 
 
 def main() -> None:

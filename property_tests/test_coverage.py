@@ -27,7 +27,7 @@ def short(strategy: SearchStrategy[Case], n: int = CASES) -> list[str]:
     found: list[Case] = []
     hold("coverage", found.append, strategy, n, seed())
     assert len(found) >= 0.9 * n  # Hypothesis ends early where it has seen everything
-    return coverage.missing(coverage.shares(coverage.of_cases(found)))
+    return coverage.missing(coverage.trait_shares(coverage.of_cases(found)))
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -40,7 +40,7 @@ def test_a_run_of_all_rows_has_each_trait() -> None:
     found: list[Case] = []
     for row in ROWS:
         hold(f"coverage {row.name}", found.append, drawn(row.meta), CASES / len(ROWS), seed())
-    assert coverage.missing(coverage.shares(coverage.of_cases(found))) == []
+    assert coverage.missing(coverage.trait_shares(coverage.of_cases(found))) == []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sparsefn.testing.values import Case
 from sparsefn.tree import flatten
 from sparsefn.tree.chosen import default_where
 
-__all__ = ["LEAST", "missing", "of_cases", "shares", "traits"]
+__all__ = ["LEAST", "missing", "of_cases", "trait_shares", "traits"]
 __dir__ = __all__.copy
 
 CASES = "cases"  # how many there were, in a count of traits
@@ -66,11 +66,11 @@ def _is_half(sparsity: float, n: int) -> bool:
     return math.isclose(sparsity * n % 1.0, 0.5, abs_tol=1e-9 * max(n, 1))
 
 
-def shares(counted: Counter[str]) -> dict[str, float]:
+def trait_shares(counted: Counter[str]) -> dict[str, float]:
     """The share of cases with each trait, from a count that holds "cases", too.
 
     >>> from collections import Counter
-    >>> sf.testing.coverage.shares(Counter({"cases": 4, "ties": 3}))["ties"]
+    >>> sf.testing.coverage.trait_shares(Counter({"cases": 4, "ties": 3}))["ties"]
     0.75
 
     Count with `counted.update([*traits(case), "cases"])`.

@@ -43,11 +43,11 @@ def test_traits(drawn: Case, traits: set[str]) -> None:
 
 def test_shares_of_counted_cases() -> None:
     counted = coverage.of_cases([case(EVEN), case(EVEN, sparsity=0.375)])
-    found = coverage.shares(counted)
+    found = coverage.trait_shares(counted)
     assert found["half of a unit"] == 0.5 and found["ties"] == 0.0 and set(found) == set(coverage.LEAST)
     assert coverage.missing(found, {"half of a unit": 0.5}) == []
     assert coverage.missing(found, {"half of a unit": 0.6, "ties": 0.1}) == [
         "half of a unit in 50% of the cases, expected 60% or more",
         "ties in 0% of the cases, expected 10% or more",
     ]
-    assert coverage.missing({}) and coverage.shares(coverage.of_cases([]))["ties"] == 0.0
+    assert coverage.missing({}) and coverage.trait_shares(coverage.of_cases([]))["ties"] == 0.0
