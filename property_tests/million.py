@@ -86,7 +86,7 @@ def _of_machine(name: str) -> Work:
 
 def works() -> list[Work]:
     """Every check that binds a row or a method, but those that compile, and the machine on each of its rows."""
-    rows = [*ROWS, *test_methods.ROWS]
+    rows = [*ROWS, *(row._replace(name=f"methods.{row.name}") for row in test_methods.ROWS)]
     checks = [(law, check) for law in LAWS if law is not COMPILE for check in law.checks]
     found = [_of_check(law, check, row) for row in rows for law, check in checks if check.binds(row.meta)]
     return [*found, *(_of_machine(name) for name in state_machine.CHOSEN)]
