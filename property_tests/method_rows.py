@@ -116,7 +116,7 @@ ROWS = [
     Row(
         "mest with a soft bound",
         lambda s, key, _: sf.methods.mest(s, extra=0.25, soft=True, gradient=0.5, when=EVEN, key=key),
-        DRAWN._replace(level=lower, needs_grads=True, baseline=None),
+        DRAWN._replace(level=lower, needs_grads=True, baseline=None, scale_free=False),  # weights plus gradients
     ),
     Row(
         "top_kast",

@@ -31,6 +31,13 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_the_law_of_a_primitive_notices_the_bug": (),
     },
     "property_tests/test_mutants_shrinking.py": {},
+    "property_tests/test_operators.py": {
+        "test_operators_are_sound": ("pool", "winners"),
+    },
+    "property_tests/test_state_machine.py": {
+        "test_so_has_compiled_code": (),
+        "test_the_machine_notices_the_bug": (),
+    },
     "property_tests/test_transforms.py": {
         "test_a_fresh_run_says_the_same": ("*-grad", "*-vmap", "*-functorch", "*step"),
         "test_batched_updates_compile_whole": (),
@@ -179,6 +186,9 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/test_upstream.py": {},
     "tests/testing/test_laws_transforms.py": {
         "test_a_graph_for_every_step_is_noticed": (),
+    },
+    "tests/testing/test_passive.py": {
+        "test_compiled_it_has_the_same_bits": (),
     },
 }
 # These start processes: deep, but for one.

@@ -25,6 +25,7 @@ PEERS = {
     "pruning": {"forward alone", "hooks, squares", "hooks, products"}
     | {"Cholesky and products alone", "the authors' formulation, half kept"},
     "depth": {"one forward pass and the solver alone", "sparsefn.calibration.in_order"},
+    "watching": {"as it is", "in passive"},
     "shrinking": {"sparsefn, traced before", "torch.export alone", "traced and analysed", "analysis"},
 }
 # Rows of peers that are installed apart.

@@ -132,7 +132,8 @@ def drop_grow(
     memory = Memory({"drop": drop, "grow": grow, **shared}, pruned)
 
     cycle = Cycle(current, fraction, count, grow_count, exclude_dropped, restart_dropped, plan)
-    return Masked(rule, memory, partial(run, cycle), level, init, where, key, when, grown, apart=plan is None).build()
+    apart, exact = plan is None, grow_count is None
+    return Masked(rule, memory, partial(run, cycle), level, init, where, key, when, grown, apart, exact).build()
 
 
 def _timetable(

@@ -61,12 +61,13 @@ class Update(NamedTuple):
 
     An algorithm around it has checked them, and calls `inner`. With `overwrites`, `inner` sets the weights last, and
     those on the new support stay: it may write over weights that nobody else needs. What users call goes to `around`
-    where there is one, but for DTensors.
+    where there is one, but for DTensors. `masked` says how many weights its masks keep, where that is settled.
     """
 
     inner: Stepping
     overwrites: bool = False
     around: Stepping | None = None
+    masked: Masked | None = None
 
     def called(self, state: State, grads: Tree, step: Step) -> State:
         """What users call: the new state, for arguments that are checked first."""
@@ -202,8 +203,8 @@ def zeros(state: State, grown: Tree, step: Step) -> Tree:
 class Masked(NamedTuple):
     """An algorithm that makes masks in `init`, remembers at every step and changes masks where `when` fires.
 
-    `apart` says that what happens to a leaf does not depend on the others, given its counts. Grown weights start at
-    `grown`; None leaves them as they are.
+    `apart` says that what happens to a leaf does not depend on the others, given its counts, and `exact` that these are
+    met. Grown weights start at `grown`; None leaves them as they are.
     """
 
     rule: Competition
@@ -216,6 +217,7 @@ class Masked(NamedTuple):
     when: Trigger
     grown: Grown | None = None
     apart: bool = True
+    exact: bool = True
 
     def build(self, allowed: Leaves | None = None) -> Algorithm:
         """The algorithm, choosing among what is allowed."""
@@ -243,7 +245,8 @@ class Masked(NamedTuple):
             state = memory.accumulate(state, grads, step) if remembers else state
             return fired(self.when, lambda now: self._changed(allowed, now, grads, step), state, step)
 
-        return framed(start, Update(update, True), within=lambda masks: own.build(allowed_within(allowed, masks)))
+        record = Update(update, True, masked=own if allowed is None else None)
+        return framed(start, record, within=lambda masks: own.build(allowed_within(allowed, masks)))
 
     def _changed(self, allowed: Leaves | None, state: State, grads: Tree, step: Step) -> State:
         leaves, masks = sparse_leaves(state)

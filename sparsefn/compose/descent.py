@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from sparsefn.compose import foreign
-from sparsefn.engine.leaves import Emptied, from_bytes, leafwise, lists, offer, saves, sparse_among
+from sparsefn.engine.leaves import Emptied, from_bytes, giving, leafwise, lists, offer, saves, sparse_among
 from sparsefn.engine.surroundings import fused, unwrapped
 from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import State, Step, TrainView, masked_view, moved, support_of
@@ -49,7 +49,8 @@ class Descent:
         # that is resumed in a new process equals an uninterrupted one.
         if not self._primed and not is_compiling():
             zeros = optree.tree_map(torch.zeros_like, trained)
-            self.optimizer.update(zeros, opt, params=trained, inplace=False)
+            with giving(()):  # a state that is given away is given to the step, not to this
+                self.optimizer.update(zeros, opt, params=trained, inplace=False)
             self._primed = True
 
     def _owners(self, opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsefn.algorithms.frame import framed, update_of
+from sparsefn.algorithms.frame import Update, framed, update_of
 from sparsefn.compose import foreign
 from sparsefn.compose.descent import Descent, compiled_well
 from sparsefn.compose.paired import check_paired
@@ -114,4 +114,5 @@ def with_optimizer(
             return where_leaves(finite, advance(state, grads, step), state)  # type: ignore[no-any-return]
         return choose(finite, lambda now: advance(now, grads, step), state)  # type: ignore[no-any-return]
 
-    return framed(init, update, algorithm.view, settled=algorithm.settled)
+    record = Update(update, masked=None if skip_nonfinite else masks.masked)
+    return framed(init, record, algorithm.view, settled=algorithm.settled)

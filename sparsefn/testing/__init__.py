@@ -1,6 +1,6 @@
 """Laws of sparse training algorithms, for the library's and for your own; needs Hypothesis."""
 
-from sparsefn.testing import laws, strategies
+from sparsefn.testing import coverage, laws, strategies
 from sparsefn.testing.check import Broken, check_laws, check_row
 from sparsefn.testing.launches import Launches
 from sparsefn.testing.laws import LAWS
@@ -8,6 +8,7 @@ from sparsefn.testing.laws import Check as Check
 from sparsefn.testing.laws import Law as Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.oracle import Layout
+from sparsefn.testing.passive import passive
 from sparsefn.testing.values import Case, Form
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "Row",
     "check_laws",
     "check_row",
+    "coverage",
     "laws",
+    "passive",
     "strategies",
 ]
 __dir__ = __all__.copy

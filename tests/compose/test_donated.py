@@ -246,3 +246,12 @@ def test_only_algorithms():
     with pytest.raises(TypeError, match="donated: expected an Algorithm, got str"):
         sf.donated("rigl")
     assert repr(sf.donated(sf.dense())) == "donated(dense())"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:])
+def test_a_state_may_come_from_an_algorithm_made_before(optimizer):
+    """As in a run that goes on in a new process, which has a state and calls no init."""
+    state, grads = made(optimizer).init(params_of()), params_of()
+    wanted = made(optimizer).update(state, grads, 1)
+    new = sf.donated(made(optimizer)).update(state, grads, 1)
+    assert all(torch.equal(new.params[path], wanted.params[path]) for path in grads)

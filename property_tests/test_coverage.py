@@ -1,0 +1,56 @@
+"""The laws' cases are hard enough: a stated share has ties, NaN, empty leaves, halves of a unit and more."""
+
+import pytest
+from hypothesis.strategies import SearchStrategy
+
+from property_tests.effort import seed
+from property_tests.registry import ROWS
+from sparsefn.testing import Case, Form, coverage
+from sparsefn.testing.harness import hold
+from sparsefn.testing.laws import drawn
+from sparsefn.testing.strategies import cases
+from sparsefn.testing.values import EVERY, EXACT
+
+CASES = 400
+# What these strategies cannot have, or need not: leaves of a pattern that accepts no empty ones, values without ties.
+LACKS = {"blocks": {"empty leaf"}, "distinct": {"ties", "nan"}}
+STRATEGIES: dict[str, SearchStrategy[Case]] = {
+    "every": cases(palettes=EVERY),
+    "exact": cases(palettes=EXACT),
+    "distinct": cases(distinct=True),
+    "blocks": cases(Form(rows=2, columns=2, least=2)),
+}
+
+
+def short(strategy: SearchStrategy[Case], n: int = CASES) -> list[str]:
+    """The traits of which too few cases of a strategy have one."""
+    found: list[Case] = []
+    hold("coverage", found.append, strategy, n, seed())
+    assert len(found) >= 0.9 * n  # Hypothesis ends early where it has seen everything
+    return coverage.missing(coverage.trait_shares(coverage.of_cases(found)))
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_enough_cases_have_each_trait(name: str) -> None:
+    assert {line.split(" in ")[0] for line in short(STRATEGIES[name])} == LACKS.get(name, set())
+
+
+def test_a_run_of_all_rows_has_each_trait() -> None:
+    """As many of each row's own cases as it takes, together."""
+    found: list[Case] = []
+    for row in ROWS:
+        hold(f"coverage {row.name}", found.append, drawn(row.meta), CASES / len(ROWS), seed())
+    assert coverage.missing(coverage.trait_shares(coverage.of_cases(found))) == []
+
+
+@pytest.mark.parametrize(
+    ("poor", "lacks"),
+    [
+        (cases(palettes=["exact"]), {"nan"}),
+        (cases(Form(least=1)), {"empty leaf"}),
+        (cases().map(lambda case: case._replace(sparsity=0.3)), {"half of a unit"}),
+    ],
+    ids=["values", "shapes", "sparsities"],
+)
+def test_a_poor_strategy_is_noticed(poor: SearchStrategy[Case], lacks: set[str]) -> None:
+    assert {line.split(" in ")[0] for line in short(poor)} == lacks

@@ -1,0 +1,292 @@
+"""An algorithm that watches itself on a run of yours: the same bits, and an error at the first broken promise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from sparsefn.algorithms.competition import Competition, Goal
+from sparsefn.algorithms.frame import sparse_leaves, update_of
+from sparsefn.algorithms.units import field
+from sparsefn.budgets.counts import Counted
+from sparsefn.checkpoint.states import INTEGERS
+from sparsefn.compose.states import check_algorithm
+from sparsefn.engine.checks import described
+from sparsefn.engine.leaves import saves
+from sparsefn.engine.processes import any_sharded
+from sparsefn.engine.surroundings import concrete, transformed
+from sparsefn.state import Algorithm, State, Step, Trigger, check_masks
+from sparsefn.testing.check import Broken
+from sparsefn.testing.meta import Meta
+from sparsefn.tree import Tree, check_like, leaves_of, paths, same_structure, structure_error
+
+_BLOCK = 2**12  # weights that are looked at where no mask changes
+
+
+class _Promise(NamedTuple):
+    """What masks keep: None where nothing is said. Without `apart` only the total over leaves follows the goal."""
+
+    when: Trigger | None = None
+    zero: bool = False
+    first: bool = False
+    rule: Competition | None = None
+    goal: Goal = None
+    apart: bool = True
+    shrinks: bool = False
+
+
+@described
+def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float | None = None) -> Algorithm:
+    """The same algorithm, which watches every call and raises `Broken` at the first that breaks a promise.
+
+    >>> algorithm = sf.testing.passive(sf.rigl(0.5, when=sf.every(2)))
+    >>> state = algorithm.init({"w": torch.ones(4, 4)})
+    >>> int(algorithm.update(state, state.params, 0).masks["w"].sum())
+    8
+
+    Put it into a loop of your own, around `with_optimizer` or inside: all bits are those without it. After `init` and
+    after every `update` it asserts
+
+    - purity: no tensor of params, state or gradients is written to, by the counters that torch keeps of writes (a write
+      through `Tensor.numpy()` is not counted), and the global generators of torch's CPU and of `random` are where they
+      were. Where masks may change, which is when more may go wrong, NumPy's generator, too, and the state holds no
+      gradient, no param that `init` was given, no part of a tensor of the state before, and no strided view;
+    - structure: the state has the tree, shapes and dtypes that it had, and its masks fit;
+    - masks that change where the trigger fires, and nowhere else;
+    - zeros: weights off the mask are +0.0. Where a mask changes all of its leaf are looked at, at other steps a block
+      of one leaf after another;
+    - counts: after `init` and after every trigger each leaf, or all leaves together, keep as many units as the sparsity
+      says.
+
+    Purity and structure bind every algorithm. What the other three promise is known of the algorithms of this library
+    that choose masks by a sparsity (`gmp`, `rigl` and their kin, also with terms or an optimizer around them). Say it
+    yourself, as for `check_laws`, for any other: `meta.when`, `meta.pruned`, `meta.monotone`, and with the `sparsity`
+    that the algorithm has, its counts by `meta.level`, `meta.pattern` and `meta.distribution`.
+
+    Under `vmap`, derivatives and `torch.compile`, on the device "meta" and for DTensors values cannot be read, and
+    structure alone is checked; inside `sf.donated`, which writes over states, `init` alone. On a GPU Python waits at
+    each step that changes a mask, and once for each other step. Raises ValueError for `sf.donated(...)` and for a
+    sparsity without meta, TypeError for anything but an Algorithm.
+    """
+    check_algorithm("passive", algorithm)
+    if update_of(algorithm).around is not None:
+        raise ValueError("passive: expected an algorithm that is pure, got sf.donated(...), which writes to states")
+    if meta is None and sparsity is not None:
+        raise ValueError(
+            f"passive: expected meta beside sparsity={sparsity}, which says what follows from it; got none"
+        )
+    if meta is not None and not isinstance(meta, Meta):
+        raise TypeError(f"passive: expected meta to be a sf.testing.Meta, got {type(meta).__name__}")
+    promise = _promised(algorithm) if meta is None else _declared(meta, sparsity)
+
+    def init(params: Tree) -> State:
+        if _hidden(params):
+            return _of_structure("init", algorithm.init(params), params=params)
+        state = _pure("init", lambda: algorithm.init(params), params=params)
+        _of_structure("init", state, params=params)
+        _check_zeros("init", promise, state, None, 0)
+        if promise.first:
+            _check_counts("init", promise, state, None, 0)
+        return state
+
+    def update(state: State, grads: Tree, step: Step) -> State:
+        if saves():
+            return algorithm.update(state, grads, step)
+        if _hidden((state, grads)):
+            return _of_structure("update", algorithm.update(state, grads, step), state)
+        number = concrete(step)
+        what = "update" if number is None else f"update at step {number}"
+        fires = None if number is None or promise.when is None else bool(promise.when(step))
+        made, all_ = partial(algorithm.update, state, grads, step), fires is not False
+        new = _pure(what, made, all_, state=state, grads=grads)
+        _of_structure(what, new, state)
+        _check_zeros(what, promise, new, state, number or 0)
+        if fires:
+            _check_counts(what, promise, new, state, step)
+        elif fires is not None:
+            _check_masks_stay(what, new, state)
+        return new
+
+    within = algorithm.within
+    narrowed: Callable[[Tree], Algorithm] | None = None if within is None else lambda masks: passive(within(masks))
+    return Algorithm(init, update, algorithm.view, narrowed, algorithm.settled)
+
+
+# ---- what is promised ------------------------------------------------------------------------------
+
+
+def _promised(algorithm: Algorithm) -> _Promise:
+    made = update_of(algorithm).masked
+    if made is None:
+        return _Promise()
+    exact = made.exact and not isinstance(made.goal, Counted)
+    rule, first = made.rule if exact else None, isinstance(made.init, str) and made.init in ("random", "magnitude")
+    return _Promise(made.when, made.memory.pruned == "zero", first, rule, made.goal, made.apart)
+
+
+def _declared(meta: Meta, sparsity: float | None) -> _Promise:
+    rule, goal = None, None
+    if sparsity is not None and meta.exact_count and not meta.relative:
+        rule = Competition(meta.layout.pattern, meta.distribution).check()
+        goal = None if meta.layout.pattern.fixed is not None else rule.goal(meta.level(sparsity))
+    apart = rule is None or rule.joint or not meta.global_budget
+    zero, first = meta.pruned == "zero", meta.start in ("random", "magnitude")
+    return _Promise(meta.when, zero, first, rule, goal, apart, meta.monotone)
+
+
+# ---- structure and purity --------------------------------------------------------------------------
+
+
+def _hidden(tree: Tree) -> bool:
+    """Whether values of these tensors cannot be read."""
+    if is_compiling() or transformed():
+        return True
+    tensors = [x for x in leaves_of(tree) if isinstance(x, Tensor)]
+    return any_sharded(tensors) or any(x.device.type == "meta" for x in tensors)
+
+
+def _of_structure(what: str, new: State, old: State | None = None, params: Tree = None) -> State:
+    """The new state, which must be made as the old one is, or its params as those that were given."""
+    if not isinstance(new, State):
+        raise Broken(f"passive: {what} gives no State, but {type(new).__name__}")
+    try:
+        if old is None:
+            check_like("the params of the state", new.params, params)
+            check_masks(new.masks, new.params)
+        elif not same_structure(new, old):
+            raise ValueError(structure_error("the new state", new, old, "the old state"))
+        elif not all(map(_alike, leaves_of(new), leaves_of(old))):
+            check_like("the new state", new, old)
+    except (TypeError, ValueError) as error:
+        raise Broken(f"passive: {what} changes the structure: {error}") from error
+    return new
+
+
+def _alike(x: Tensor, old: Tensor) -> bool:
+    # What check_like asks of plain tensors; the rest it says itself.
+    return x is old or (type(x) is type(old) is Tensor and x.shape == old.shape and x.dtype == old.dtype)
+
+
+def _generators(all_: bool) -> list[Any]:
+    return [bytes(torch.get_rng_state().numpy()), random.getstate(), repr(np.random.get_state()) if all_ else ""]
+
+
+def _versions(leaves: Sequence[Tensor]) -> list[int]:
+    try:
+        return [x._version for x in leaves]
+    except RuntimeError:  # tensors of inference mode have none
+        return [0 if x.is_inference() else x._version for x in leaves]
+
+
+def _at(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr() if x.numel() else 0
+
+
+def _place(x: Tensor) -> tuple[object, ...]:
+    return _at(x), x.storage_offset(), x.shape, x.stride(), x.dtype
+
+
+def _pure(what: str, call: Callable[[], State], all_: bool = True, **inputs: Tree) -> State:
+    """The state of a call, checked to leave inputs and generators alone, and to have memory of its own."""
+    given = {name: leaves_of(tree) for name, tree in inputs.items()}
+    versions, before = {name: _versions(leaves) for name, leaves in given.items()}, _generators(all_)
+    new = call()
+    if before != _generators(all_):
+        raise Broken(f"passive: {what} reads or advances a global generator: sf.random draws from a key")
+    for name, leaves in given.items():
+        for i, (now, version) in enumerate(zip(_versions(leaves), versions[name], strict=True)):
+            if now != version:
+                raise Broken(f"passive: {what} writes to its input, {name} at {paths(inputs[name])[i]!r}")
+    if all_:
+        _check_memory(what, new, given.pop("state", []), given)
+    return new
+
+
+def _check_memory(what: str, new: State, state: list[Tensor], foreign: dict[str, list[Tensor]]) -> None:
+    # Tensors of a state are its own, or those of the state before as a whole.
+    owners, handed_on = {_at(x): name for name, leaves in foreign.items() for x in leaves}, {id(x) for x in state}
+    before: dict[int, list[Tensor]] = {}
+    for x in state:
+        before.setdefault(_at(x), []).append(x)
+        owners.pop(_at(x), None)  # a gradient that is a tensor of the state
+    for i, x in enumerate(leaves_of(new)):
+        if id(x) in handed_on:
+            continue
+        if not isinstance(x, Tensor):
+            raise Broken(f"passive: {what}: expected a tensor in the state at {paths(new)[i]!r}, got {x!r}")
+        place = _at(x)
+        if place and place in owners:
+            raise Broken(
+                f"passive: {what} keeps memory of its {owners[place]} in the state at {paths(new)[i]!r}: copy it"
+            )
+        if place and place in before and _place(x) not in map(_place, before[place]):
+            raise Broken(f"passive: {what} keeps a part of a tensor of the old state at {paths(new)[i]!r}: copy it")
+        if not x.is_contiguous():
+            raise Broken(f"passive: {what} keeps a view with strides {x.stride()} at {paths(new)[i]!r}")
+
+
+# ---- masks, zeros and counts -----------------------------------------------------------------------
+
+
+def _check_masks_stay(what: str, new: State, old: State) -> None:
+    for i, (mask, before) in enumerate(zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)):
+        if mask is not before and not torch.equal(mask, before):
+            raise Broken(
+                f"passive: {what} changes the mask at {paths(new.masks)[i]!r}, where its trigger does not fire"
+            )
+
+
+def _check_zeros(what: str, promise: _Promise, new: State, old: State | None, number: int) -> None:
+    if not promise.zero:
+        return
+    weights, masks = leaves_of(new.params), leaves_of(new.masks)
+    olds: Sequence[Tensor | None] = leaves_of(old.masks) if old is not None else [None] * len(masks)
+    whole = [i for i, (mask, before) in enumerate(zip(masks, olds, strict=True)) if mask.ndim and mask is not before]
+    chosen = [(i, slice(None)) for i in whole] or _turn(masks, number)
+    for i, part in chosen:
+        bits = weights[i].detach().contiguous().view(INTEGERS[weights[i].element_size()]).view(-1)[part]
+        if bool(bits.masked_fill(masks[i].reshape(-1)[part], 0).any()):
+            hint = 'declare Meta(pruned="keep") or Meta(pruned="train") if they may differ'
+            raise Broken(f"passive: {what}: weights off the mask at {paths(new.params)[i]!r} are not +0.0; {hint}")
+
+
+def _turn(masks: Sequence[Tensor], number: int) -> list[tuple[int, slice]]:
+    # The block whose turn it is at a step.
+    blocks = [(i, -(-mask.numel() // _BLOCK)) for i, mask in enumerate(masks) if mask.ndim]
+    at = number % max(sum(n for _, n in blocks), 1)
+    for i, n in blocks:
+        if at < n:
+            return [(i, slice(at * _BLOCK, (at + 1) * _BLOCK))]
+        at -= n
+    return []
+
+
+def _check_counts(what: str, promise: _Promise, new: State, old: State | None, step: Step) -> None:
+    """Units are kept as many as the goal says; where masks only shrink, not more than there were."""
+    rule = promise.rule
+    leaves, masks = sparse_leaves(new)
+    if not leaves:
+        return
+    before = None if old is None else sparse_leaves(old)[1]
+    shrinks = before is not None and not any(bool((mask & ~before[path]).any()) for path, mask in masks.items())
+    if promise.shrinks and before is not None and not shrinks:
+        raise Broken(f"passive: {what}: a mask of monotone=True keeps what was pruned")
+    if rule is None:
+        return
+    units = field(rule, leaves, masks, None, promise.goal, step)
+    if units.known is None or units.least or rule.pattern.pick is not None:  # then some groups may keep fewer
+        return
+    had = units._replace(masks=before) if before is not None and shrinks else units
+    counts = [torch.minimum(units.counts(units.known), units.capacity), *(x.totals(x.active) for x in (units, had))]
+    goal, kept, most = counts if promise.apart else [count.sum() for count in counts]
+    goal = torch.minimum(goal, most) if had is not units else goal
+    if not torch.equal(goal, kept):
+        names = list(units.grids)
+        raise Broken(f"passive: {what}: {kept.tolist()} units are kept, expected {goal.tolist()}, in {names}")
