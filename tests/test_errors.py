@@ -325,7 +325,7 @@ TABLE = {
     "snfs with a pattern": (
         lambda: sf.snfs(0.5, pattern=sf.patterns.channel(0)),
         ValueError,
-        "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()",
+        "redistribute moves elements between leaves: it needs unstructured() and no global_()",
     ),
     # params
     "integer params": (

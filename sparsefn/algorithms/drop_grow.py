@@ -117,9 +117,7 @@ def drop_grow(
     level = None if isinstance(sparsity, str) else rule.goal(sparsity)
     plan = None if redistribute is None else check_redistribute(redistribute)
     if plan is not None and (rule.joint or pattern != unstructured()):
-        raise ValueError(
-            "redistribute moves elements between leaves: it needs an unstructured pattern and no global_()"
-        )
+        raise ValueError("redistribute moves elements between leaves: it needs unstructured() and no global_()")
     when, drop_fraction = _timetable(when, drop_fraction, steps)
     fraction = rule.goal(drop_fraction, "drop_fraction")
     assert fraction is not None

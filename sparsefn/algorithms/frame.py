@@ -255,8 +255,7 @@ class Masked(NamedTuple):
         units = field(self.rule, leaves, masks, allowed, self.goal, step)
         scores, grown = Reader(self.memory, leaves, state, grads, step), self.grown
         zero = self.memory.pruned == "zero" and (grown is None or grown is zeros)  # one pass sets pruned and grown ones
-        new: Leaves = {}
-        held: Leaves = {}
+        new, held = Leaves(), Leaves()
         for part in units.parts(self.apart):
             made, stay = self.method(part, scores.of(part.leaves), step)
             kept = made if grown is None else both_of(made, masks)
@@ -271,9 +270,8 @@ class Masked(NamedTuple):
 
 
 def _zeroed(masks: Leaves, leaves: Leaves, overwrite: bool) -> Leaves:
-    return dict(
-        zip(masks, zeroed(list(masks.values()), [leaves[path] for path in masks], overwrite=overwrite), strict=True)
-    )
+    new = zeroed(list(masks.values()), [leaves[path] for path in masks], overwrite=overwrite)
+    return dict(zip(masks, new, strict=True))
 
 
 def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, step: Step) -> State:

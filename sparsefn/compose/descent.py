@@ -34,8 +34,7 @@ class Descent:
     def __init__(
         self, optimizer: foreign.ForeignOptimizer, view: TrainView, mask_moments: bool, reset_grown: bool
     ) -> None:
-        self.optimizer, self.view = optimizer, view
-        self.mask_moments, self.reset_grown = mask_moments, reset_grown
+        self.optimizer, self.view, self.mask_moments, self.reset_grown = optimizer, view, mask_moments, reset_grown
         self._primed = False
         self._known: dict[object, foreign.MomentPlaces] = {}
         own = view.put is masked_view.put and view.grads is masked_view.grads
@@ -48,9 +47,8 @@ class Descent:
         # TorchOpt's sgd treats the first call of its update differently from later ones. With that call spent, a run
         # that is resumed in a new process equals an uninterrupted one.
         if not self._primed and not is_compiling():
-            zeros = optree.tree_map(torch.zeros_like, trained)
             with giving(()):  # a state that is given away is given to the step, not to this
-                self.optimizer.update(zeros, opt, params=trained, inplace=False)
+                self.optimizer.update(optree.tree_map(torch.zeros_like, trained), opt, params=trained, inplace=False)
             self._primed = True
 
     def _owners(self, opt: Tree, trained: Tree, sparse: Sequence[bool]) -> list[int]:
