@@ -8,6 +8,9 @@ from sparsefn.testing.laws import Check as Check
 from sparsefn.testing.laws import Law as Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.oracle import Layout
+from sparsefn.testing.report import Report
+from sparsefn.testing.suggest import Suggestion
+from sparsefn.testing.trial import Outcome
 from sparsefn.testing.values import Case, Form
 
 __all__ = [
@@ -18,7 +21,10 @@ __all__ = [
     "Launches",
     "Layout",
     "Meta",
+    "Outcome",
+    "Report",
     "Row",
+    "Suggestion",
     "check_laws",
     "check_row",
     "laws",
