@@ -8,6 +8,7 @@ from sparsefn.testing.laws import Check as Check
 from sparsefn.testing.laws import Law as Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.oracle import Layout
+from sparsefn.testing.parametrize import parametrize_laws
 from sparsefn.testing.report import Report
 from sparsefn.testing.suggest import Suggestion
 from sparsefn.testing.trial import Outcome
@@ -28,6 +29,7 @@ __all__ = [
     "check_laws",
     "check_row",
     "laws",
+    "parametrize_laws",
     "strategies",
 ]
 __dir__ = __all__.copy

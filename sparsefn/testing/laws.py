@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -40,7 +40,7 @@ __all__ = [
 __dir__ = __all__.copy
 
 
-Declared = Mapping[str, object]  # fields of Meta
+Declared = Mapping[str, Any]  # fields of Meta
 
 
 class Check(NamedTuple):

@@ -16,7 +16,6 @@ from sparsefn.testing.meta import Row, given_function
 from sparsefn.testing.strategies import large
 from sparsefn.testing.values import Case
 from sparsefn.testing.written import code_of, meta_code
-from sparsefn.tree import Tree
 
 if TYPE_CHECKING:
     from sparsefn.testing.laws import Check
@@ -155,7 +154,11 @@ def pasted(row: Row, check: Check, case: Case, error: Exception, own: bool) -> s
     data = _data(row, case)
     for body in _bodies(row, check, case, callee, own) if len(data) < 4000 else ():
         lines = data + re.sub("\n\n+", "\n", body).strip()
-        heads = [f"import {used}" for used in ("collections", "copy", "optree", "torch", check.run.__module__) if f"{used}." in lines]
+        heads = [
+            f"import {used}"
+            for used in ("collections", "copy", "optree", "torch", check.run.__module__)
+            if f"{used}." in lines
+        ]
         heads += ["import sparsefn as sf"]
         if row.reference is not None:
             heads += [f"from {module} import {callee.split('.')[0]}"]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import platform
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
 import torch
-
-import sparsefn as sf
 
 from sparsefn.testing.meta import Meta
 from sparsefn.testing.suggest import Suggestion
@@ -74,7 +73,7 @@ class Report:
             found["example"] = None if row.case is None else repr(row.case)
             del found["case"], found["cause"]
         suggestion = self.suggestion and {**self.suggestion._asdict(), "meta": self.suggestion.text}
-        made["sparsefn"] = sf.__version__
+        made["sparsefn"] = sys.modules["sparsefn"].__version__
         return json.dumps(
             {
                 "name": self.name,

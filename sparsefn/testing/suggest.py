@@ -61,7 +61,10 @@ def suggested(row: Row, outcomes: Sequence[Outcome], laws: Sequence[Law], made: 
     """
     checks = {check.name: (law, check) for law in laws for check in law.checks}
     seen = _seen(row)
-    meta, why = row.meta._replace(**{name: value for name, (value, _) in seen.items()}), {n: w for n, (_, w) in seen.items()}
+    meta, why = (
+        row.meta._replace(**{name: value for name, (value, _) in seen.items()}),
+        {n: w for n, (_, w) in seen.items()},
+    )
     known = {outcome.check: (row.meta, outcome) for outcome in outcomes if outcome.status != "does not bind"}
     shrunk = {outcome.check: outcome for outcome in outcomes}
 

@@ -134,7 +134,9 @@ def _origin(error: Exception) -> tuple[object, ...]:
 
 def _unfolded(error: Exception) -> list[Exception]:
     """The errors of a group of groups, or the error itself."""
-    return [one for part in error.exceptions for one in _unfolded(part)] if isinstance(error, ExceptionGroup) else [error]
+    return (
+        [one for part in error.exceptions for one in _unfolded(part)] if isinstance(error, ExceptionGroup) else [error]
+    )
 
 
 def _named(error: Exception) -> str:

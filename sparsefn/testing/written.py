@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from types import ModuleType
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import sparsefn as sf
 from sparsefn.engine.checks.factories import Call, call_of
 from sparsefn.testing.meta import Meta
 from sparsefn.testing.oracle import Layout
@@ -53,12 +53,15 @@ def declarations(meta: Meta, base: Meta | None = None) -> tuple[str, dict[str, s
 
     Where one has no code, these are changes of a `meta` that is `base`.
     """
-    for head, old in (("sf.testing.Meta", Meta()), ("meta._replace", base or meta)):
+
+    def codes(old: Meta) -> dict[str, str | None]:
         other = [name for name in Meta._fields if not _same(getattr(meta, name), getattr(old, name))]
-        codes = {name: code_of(getattr(meta, name)) for name in other}
-        if None not in codes.values():
-            break
-    return head, {name: code or "..." for name, code in codes.items()}
+        return {name: code_of(getattr(meta, name)) for name in other}
+
+    found = codes(Meta())
+    head = "meta._replace" if None in found.values() else "sf.testing.Meta"
+    found = codes(base or meta) if None in found.values() else found
+    return head, {name: code or "..." for name, code in found.items()}
 
 
 def meta_code(meta: Meta) -> str:
@@ -115,7 +118,7 @@ def _of_container(value: dict[str, Any] | list[Any] | tuple[Any, ...]) -> str | 
 @functools.cache
 def _public() -> dict[int, str]:
     """The names of what the library makes public, by identity."""
-    return {id(value): name for name, value in _walk("sf", sf)}
+    return {id(value): name for name, value in _walk("sf", sys.modules["sparsefn"])}
 
 
 def _walk(name: str, module: ModuleType) -> Iterator[tuple[str, object]]:
