@@ -164,5 +164,7 @@ def given_function(row: Row) -> tuple[Callable[..., Algorithm], bool]:
     >>> given_function(row_of(lambda sparsity, key: sf.dense()))[1]
     False
     """
-    two = isinstance(row.make, partial) and row.make.func is _without_params
-    return (row.make.args[0], False) if two else (row.make, True)
+    make: object = row.make
+    if isinstance(make, partial) and make.func is _without_params:
+        return make.args[0], False
+    return row.make, True

@@ -45,7 +45,7 @@ def parametrize_laws(
         reasons = [expected_failures[name] for name in names if name in expected_failures]
         return [pytest.mark.xfail(reason=reason, strict=strict, raises=Broken) for reason in reasons[:1]]
 
-    params = [pytest.param(*test, id=name, marks=marks(name, test[1].name)) for *test, name in tests]
+    params = [pytest.param(*test[:3], id=test[3], marks=marks(test[3], test[1].name)) for test in tests]
     return pytest.mark.parametrize(("law", "check", "row"), params)
 
 

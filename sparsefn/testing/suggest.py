@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from sparsefn.engine.checks.factories import call_of
 from sparsefn.scores import magnitude, saliency
@@ -90,7 +91,7 @@ def suggested(row: Row, outcomes: Sequence[Outcome], laws: Sequence[Law], made: 
             if name not in known or (known[name][0] != meta and name not in _ALIKE):
                 known[name] = meta, tried(name, meta)
             if known[name][1].status == "failed":
-                meta = _mended(meta, check, known[name][1], lambda other, name=name: tried(name, other), why)
+                meta = _mended(meta, check, known[name][1], partial(tried, name), why)
         meta = promised(meta, _PROMISES, "holds")
         if meta == before:
             break
@@ -123,10 +124,10 @@ def _first(broken: Outcome) -> str:
     return broken.said[0].splitlines()[0]
 
 
-def _seen(row: Row) -> dict[str, tuple[object, str]]:
+def _seen(row: Row) -> dict[str, tuple[Any, str]]:
     """What the call that made the algorithm and its first masks say of fields that the promises leave open, and why."""
     run = large(row.meta.layout.form)
-    found: dict[str, tuple[object, str]] = {}
+    found: dict[str, tuple[Any, str]] = {}
     try:
         algorithm = algorithm_of(row, run)
         masks = sparse(algorithm.init(run.params))

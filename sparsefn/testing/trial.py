@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Literal, NamedTuple
 
 from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped
@@ -79,37 +80,45 @@ def outcome_of(
         try:
             check.run(row, case)
         except Exception as error:
-            found[_origin(error)] = case, error.with_traceback(error.__traceback__)
+            found[_origin(error)] = case, error
             raise
 
-    status: Status = "passed"
-    failures: list[tuple[Case | None, Exception]] = []
+    raised: list[Exception] = []
     try:
         examples = check.examples(row.meta, params)
         hold(f"{check.name} {row.name}", run, examples, check.share * max_examples, seed, shrink)
     except Exception as error:
-        status, raised = "failed", _unfolded(error)
-        # A group also has what failed on the way to a smaller example, and an algorithm that draws from a global
-        # generator may not fail on it again.
-        failures += [pair for pair in found.values() if any(pair[1] is one for one in raised)] or found.values()
-        failures = failures or [(None, error)]
-    said: list[str] = []
-    for i, (case, error) in enumerate(failures):
-        if case is not None and shrink:
-            case, error = _of_one_leaf(row, check, case, error)
-            failures[i] = case, error
-        own = None if case is None else _own_error(row, case, error)
-        if own is not None:
-            status, failures[i] = "error", (own[1], error)
-        said.append(own[0] if own else str(error) if isinstance(error, AssertionError) else _named(error))
+        raised = _unfolded(error)
+    if not raised:
+        return Outcome(law.name, check.name, "passed", seconds=time.perf_counter() - begin, examples=tried)
+    # Others failed on the way to a smaller example; one that draws from a global generator may not fail on it again.
+    last = [pair for pair in found.values() if any(pair[1] is one for one in raised)] or [*found.values()]
+    told = [_told(row, check, case, one, shrink) for case, one in last] or [_Told(_named(raised[0]), None, raised[0])]
+    (_, case, cause, own), said = told[0], tuple(dict.fromkeys(one.said for one in told))
+    cause.__notes__ = []  # of Hypothesis, which the test says better
+    test = pasted(row, check, case, cause, own) if case is not None and shrink else ""
+    declare = "" if own else what_to_declare(check, row.meta)
+    status: Status = "error" if own else "failed"
     seconds = time.perf_counter() - begin
-    if not failures:
-        return Outcome(law.name, check.name, status, seconds=seconds, examples=tried)
-    case, error = failures[0]
-    error.__notes__ = []  # of Hypothesis, which the test says better
-    test = "" if case is None or not shrink else pasted(row, check, case, error, status == "error")
-    declare = "" if status == "error" else what_to_declare(check, row.meta)
-    return Outcome(law.name, check.name, status, tuple(dict.fromkeys(said)), declare, case, test, seconds, tried, error)
+    return Outcome(law.name, check.name, status, said, declare, case, test, seconds, tried, cause)
+
+
+class _Told(NamedTuple):
+    """A failure in words, its run, what was raised, and whether the algorithm itself raised it."""
+
+    said: str
+    case: Case | None
+    cause: Exception
+    own: bool = False
+
+
+def _told(row: Row, check: Check, case: Case, error: Exception, shrink: bool) -> _Told:
+    if shrink:
+        case, error = _of_one_leaf(row, check, case, error)
+    own = _own_error(row, case, error)
+    if own is not None:
+        return _Told(*own, error, True)
+    return _Told(str(error) if isinstance(error, AssertionError) else _named(error), case, error)
 
 
 def what_to_declare(check: Check, meta: Meta) -> str:
@@ -146,7 +155,7 @@ def _named(error: Exception) -> str:
 def _of_one_leaf(row: Row, check: Check, case: Case, error: Exception) -> tuple[Case, Exception]:
     """The run of one leaf alone, where the check fails on that in the same way."""
     for path, leaf in leaves(case.params).items():
-        alone = mapped(case, lambda tree, path=path: {"w": leaves(tree)[path]})
+        alone = mapped(case, partial(_leaf_of, path))
         if leaf.numel() < 100:  # more is not written down
             try:
                 check.run(row, alone)
@@ -154,6 +163,10 @@ def _of_one_leaf(row: Row, check: Check, case: Case, error: Exception) -> tuple[
                 if type(other) is type(error):
                     return alone, other
     return case, error
+
+
+def _leaf_of(path: str, tree: Tree) -> Tree:
+    return {"w": leaves(tree)[path]}
 
 
 def _own_error(row: Row, case: Case, error: Exception) -> tuple[str, Case] | None:

@@ -39,7 +39,8 @@ def code_of(value: object) -> str | None:
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else f'float("{value}")'
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _with_names(f"sf.testing.values.{type(value).__name__}", value._asdict())
+        named = dict(zip(value._fields, value, strict=True))
+        return _with_names(f"sf.testing.values.{type(value).__name__}", named)
     if isinstance(value, dict | list | tuple):
         return _of_container(value)
     return _public().get(id(value))
