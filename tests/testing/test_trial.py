@@ -1,4 +1,4 @@
-"""One check of one algorithm: groups are unfolded, errors are told as errors, and only what is not declared is asked for."""
+"""One check of one algorithm: groups are unfolded, errors are errors, and only what is undeclared is asked for."""
 
 import optree
 import pytest
@@ -26,7 +26,7 @@ def test_one_that_holds_says_how_many_examples_it_was_tried_on():
 @pytest.mark.parametrize("bug", PLANTED)
 def test_planted_bugs_fail_their_check_in_one_line_each(bug):
     make, meta, check, healthy = PLANTED[bug]
-    found = tried(check, make, meta)
+    found = tried(check, make, meta, shrink=False)
     assert found.status == "failed" and found.case is not None
     for line in found.lines("mine"):
         assert line.startswith(f"mine breaks {found.law}, {check}: ") and "\n" not in line
@@ -41,8 +41,9 @@ def test_distinct_failures_have_a_line_each():
         return empty._replace(update=lambda state, grads, step: sf.static(sparsity, key=key).init(state.params))
 
     def two(row, case):
-        assert case.sparsity != 0.5, "a half"
-        assert case.sparsity == 0.5, "no half"
+        if case.sparsity != 0.5:
+            raise AssertionError("no half")
+        raise AssertionError("a half")
 
     found = outcome_of(PURITY, PURITY.checks[0]._replace(run=two), row_of(twice), max_examples=40)
     assert sorted(found.said) == ["a half", "no half"]
@@ -54,7 +55,7 @@ def test_an_error_of_the_algorithm_is_told_as_one_and_not_as_a_law():
     (line,) = found.lines("fails")
     assert found.status == "error" and not found.declare
     assert line.startswith("fails: init raises RuntimeError: max(): Expected reduction dim")
-    assert "; w of shape (0, " in line
+    assert "; w of shape (" in line and ", 0), torch.float" in line
     assert "breaks" not in line
     assert "max()" in str(found.cause)
 
@@ -105,7 +106,8 @@ def test_a_result_that_is_not_always_the_same_is_told_all_the_same():
 
     def flaky(row, case):
         calls.append(1)
-        assert len(calls) > 1, "only the first time"
+        if len(calls) == 1:
+            raise AssertionError("only the first time")
 
     found = outcome_of(DETERMINISM, DETERMINISM.checks[0]._replace(run=flaky), row_of(halving))
     assert found.said == ("only the first time",)
