@@ -6,28 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from property_tests import registry
 from property_tests.effort import seed, tries
 from property_tests.registry import ROWS
 from sparsefn import algorithms
-from sparsefn.testing import LAWS, Check, Law, Row, check_row
+from sparsefn.testing import LAWS, Check, Law, Row, check_row, parametrize_laws
 from sparsefn.testing.harness import algorithm_of, hash_of, updates
 from sparsefn.testing.laws import COMPILE
 from sparsefn.testing.strategies import large
 
 # Compiling takes seconds: test_compile.py tries that law on a few rows.
 CHECKS = [(law, check) for law in LAWS if law is not COMPILE for check in law.checks]
-BOUND = [
-    pytest.param(law, check, row, id=f"{check.name}-{row.name}")
-    for law, check in CHECKS
-    for row in ROWS
-    if check.binds(row.meta)
-]
 
 
-@pytest.mark.parametrize(("law", "check", "row"), BOUND)
+@parametrize_laws(ROWS, laws=[law for law in LAWS if law is not COMPILE])
 def test_laws_hold(law: Law, check: Check, row: Row) -> None:
     check_row(law, check, row, max_examples=tries(), seed=seed())
 

@@ -9,6 +9,10 @@ from sparsefn.testing.laws import Law as Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.oracle import Layout
 from sparsefn.testing.passive import passive
+from sparsefn.testing.parametrize import parametrize_laws
+from sparsefn.testing.report import Report
+from sparsefn.testing.suggest import Suggestion
+from sparsefn.testing.trial import Outcome
 from sparsefn.testing.values import Case, Form
 
 __all__ = [
@@ -19,12 +23,16 @@ __all__ = [
     "Launches",
     "Layout",
     "Meta",
+    "Outcome",
+    "Report",
     "Row",
+    "Suggestion",
     "check_laws",
     "check_row",
     "coverage",
     "laws",
     "passive",
+    "parametrize_laws",
     "strategies",
 ]
 __dir__ = __all__.copy

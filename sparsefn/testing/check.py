@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Literal
 
 from sparsefn.state import Algorithm
-from sparsefn.testing.harness import hold
-from sparsefn.testing.laws import LAWS, Check, Law, bound
+from sparsefn.testing.laws import LAWS, Check, Law
 from sparsefn.testing.meta import Meta, Row, row_of
+from sparsefn.testing.report import Report
+from sparsefn.testing.suggest import suggested
+from sparsefn.testing.trial import Outcome, outcome_of
 from sparsefn.tree import Tree
 
 
 class Broken(AssertionError):
-    """A law does not hold for an algorithm; the text names the law, the example, and what to declare instead.
+    """A law does not hold for an algorithm; the text begins with a line for each failure, and ends with a test of it.
 
     >>> issubclass(sf.testing.Broken, AssertionError)
     True
@@ -28,30 +30,47 @@ def check_laws(
     max_examples: int = 25,
     laws: Sequence[Law] = LAWS,
     seed: int | None = 0,
-) -> list[str]:
+    on_fail: Literal["raise", "report"] = "raise",
+    suggest: bool = False,
+) -> Report:
     """Check every law that binds an algorithm, on examples that Hypothesis draws.
 
     >>> def halve(sparsity, key):
     ...     return sf.gmp(sparsity, when=sf.every(2))
     >>> meta = sf.testing.Meta(when=sf.every(2), start="magnitude", choose=sf.scores.magnitude, monotone=True)
-    >>> names = sf.testing.check_laws(halve, meta=meta, max_examples=5, laws=sf.testing.LAWS[:3])
-    >>> names
+    >>> report = sf.testing.check_laws(halve, meta=meta, max_examples=5, laws=sf.testing.LAWS[:3])
+    >>> report.held
     ['counts_are_exact', 'the_best_are_kept', 'masks_only_shrink']
 
     `make_algorithm(sparsity, key)` gives the algorithm; with a third parameter it gets the params, too. The sparsity
     is a float in [0, 1], or a 0-d tensor under `vmap` (unless `meta.tensor_sparsity` is False); random draws use the
     key. `meta` says what the algorithm promises. Trees are drawn (nested, of several dtypes, with ties, NaN, empty
     leaves); with `params` they have its structure, shapes and dtypes. The checks that need most examples try
-    `max_examples`, others fewer: the same ones each time for a `seed`, new ones each time for None. Returns the names
-    of the checks that were made. Raises `Broken`, an AssertionError, at the first that fails or where the algorithm
-    itself raises, with a smallest example; TypeError for a bad argument.
+    `max_examples`, others fewer: the same ones each time for a `seed`, new ones each time for None.
+
+    The first check that fails, or where the algorithm itself raises, raises `Broken`, an AssertionError, with a
+    smallest example as a test to paste. With `on_fail="report"` all checks are made, and nothing is raised;
+    `print(report)` shows them. `suggest` does the same, and looks for the `Meta` that would hold:
+    `report.suggestion`. Raises TypeError or ValueError for a bad argument.
     """
+    if on_fail not in ("raise", "report"):
+        raise ValueError(f'expected on_fail to be "raise" or "report", got {on_fail!r}')
     row = row_of(make_algorithm, meta)
-    made = []
-    for law, check in bound(meta, laws):
-        check_row(law, check, row, params, max_examples, seed)
-        made.append(check.name)
-    return made
+
+    def made(law: Law, check: Check, row: Row, shrink: bool = False) -> Outcome:
+        return outcome_of(law, check, row, params, max_examples, seed, shrink)
+
+    outcomes = []
+    for law in laws:
+        for check in law.checks:
+            if not check.binds(meta):
+                outcomes.append(Outcome(law.name, check.name, "does not bind"))
+                continue
+            outcomes.append(made(law, check, row, shrink=True))
+            if on_fail == "raise" and not suggest:
+                _raise(row, outcomes[-1])
+    suggestion = suggested(row, outcomes, laws, made) if suggest else None
+    return Report(row.name, tuple(outcomes), meta, seed, max_examples, suggestion)
 
 
 def check_row(
@@ -62,10 +81,11 @@ def check_row(
     >>> row = sf.testing.Row("dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta(exact_count=False))
     >>> sf.testing.check_row(sf.testing.laws.PURITY, sf.testing.laws.PURITY.checks[0], row, max_examples=5)
     """
-    try:
-        examples = check.examples(row.meta, params)
-        hold(f"{check.name} {row.name}", partial(check.run, row), examples, check.share * max_examples, seed)
-    except Exception as error:
-        said = str(error) if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}"
-        hint = f"; if it is not meant to, declare Meta({check.hint})" if "=" in check.hint else ""
-        raise Broken(f"{row.name} breaks {law.name}, {check.name}: {said}{hint}") from error
+    _raise(row, outcome_of(law, check, row, params, max_examples, seed))
+
+
+def _raise(row: Row, outcome: Outcome) -> None:
+    if outcome.failed:
+        text = "\n".join([*outcome.lines(row.name), *(["", outcome.test] if outcome.test else [])])
+        # Where a law's own assertion failed, its traceback says nothing more.
+        raise Broken(text) from (None if isinstance(outcome.cause, AssertionError) else outcome.cause)

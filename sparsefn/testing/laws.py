@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -40,6 +40,9 @@ __all__ = [
 __dir__ = __all__.copy
 
 
+Declared = Mapping[str, Any]  # fields of Meta
+
+
 class Check(NamedTuple):
     """One check of a law: `run(row, case)` raises AssertionError if it fails.
 
@@ -47,13 +50,14 @@ class Check(NamedTuple):
     >>> check.name, check.binds(sf.testing.Meta())
     ('states_keep_their_structure', True)
 
-    `binds` says which rows it applies to, `hint` what to declare in `Meta` if it should not apply, `examples` what it
-    is tried on, and `share` what fraction of the examples asked for it tries: most failures show early.
+    `binds` says which rows it applies to, and `declare` what else a `Meta` may say of an algorithm that fails it, the
+    stronger promises first. `examples` is what it is tried on, and `share` what fraction of the examples asked for it
+    tries: most failures show early.
     """
 
     run: Callable[[Row, Case], None]
     binds: Callable[[Meta], bool] = lambda meta: True
-    hint: str = ""
+    declare: Sequence[Declared] = ()
     examples: Callable[[Meta, Tree], st.SearchStrategy[Case]] = lambda meta, like: drawn(meta, like)
     share: float = 0.25
 
@@ -105,20 +109,37 @@ def _elements(meta: Meta) -> bool:
     return meta.layout.reduce is None and meta.layout.fixed is None and meta.layout.ungrouped
 
 
+_COUNTS: Sequence[Declared] = (
+    {"start": "dense"},
+    {"global_budget": True},
+    {"start": "dense", "global_budget": True},
+    {"start": "dense", "relative": True},
+    {"exact_count": False},
+)
 _CHECKS = {
     "exact_count": (
-        Check(masks.counts_are_exact, lambda meta: meta.exact_count, 'start="dense" or exact_count=False', share=1.0),
+        Check(masks.counts_are_exact, lambda meta: meta.exact_count, _COUNTS, share=1.0),
         Check(masks.units_are_whole, _whole_units),
         Check(masks.floors_are_respected, lambda meta: meta.joint),
     ),
     "selection_optimality": (
-        Check(masks.the_best_are_kept, lambda meta: meta.choose is not None or meta.start == "magnitude", share=1.0),
-        Check(masks.the_worst_are_exchanged, lambda meta: meta.drop is not None, share=1.0),
+        Check(
+            masks.the_best_are_kept,
+            lambda meta: meta.choose is not None or meta.start == "magnitude",
+            ({"start": "other"}, {"choose": None}, {"start": "other", "choose": None}),
+            share=1.0,
+        ),
+        Check(
+            masks.the_worst_are_exchanged,
+            lambda meta: meta.drop is not None,
+            ({"exclude": True}, {"drop": None}),
+            share=1.0,
+        ),
     ),
     "monotonicity": (
-        Check(masks.masks_only_shrink, lambda meta: meta.monotone and meta.trains == "params", "monotone=False"),
+        Check(masks.masks_only_shrink, lambda meta: meta.monotone and meta.trains == "params", [{"monotone": False}]),
     ),
-    "conservation": (Check(masks.exchanges_conserve, lambda meta: meta.conserves_count, "conserves_count=False"),),
+    "conservation": (Check(masks.exchanges_conserve, lambda meta: meta.conserves_count, [{"conserves_count": False}]),),
     "purity": (
         Check(states.states_keep_their_structure),
         Check(states.functions_are_pure),
@@ -129,39 +150,39 @@ _CHECKS = {
         Check(states.threads_do_not_matter, examples=_one(40_000)),
         Check(states.memory_does_not_matter, share=0.08),
         Check(states.surroundings_do_not_matter, share=0.08),
-        Check(dependence.order_of_sums_is_fixed, lambda meta: meta.layout.reduce is not None, "", _one(300), 0.04),
+        Check(dependence.order_of_sums_is_fixed, lambda meta: meta.layout.reduce is not None, (), _one(300), 0.04),
         Check(states.processes_do_not_matter, examples=_one(150), share=0.04),
-        Check(states.steps_may_be_tensors, hint="optimizer=True if it has an optimizer inside"),
-        Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, "needs_grads=True"),
-        Check(dependence.keys_matter_where_declared, lambda meta: not meta.stochastic, "stochastic=True"),
+        Check(states.steps_may_be_tensors, declare=[{"optimizer": True}]),
+        Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, [{"needs_grads": True}]),
+        Check(dependence.keys_matter_where_declared, lambda meta: not meta.stochastic, [{"stochastic": True}]),
         Check(
             dependence.declared_dependence_is_real,
             lambda meta: meta.needs_grads or meta.stochastic,
-            "needs_grads=False, stochastic=False or redraws=False",
+            [{"redraws": False}, {"needs_grads": False}, {"stochastic": False, "redraws": False}],
             _one(150),
         ),
     ),
     "vmap_is_a_loop": (
-        Check(transforms.vmap_is_a_loop, hint="tensor_sparsity=False if the sparsity cannot be a tensor", share=0.2),
-        Check(transforms.nested_vmap_is_two_loops, share=0.08),
+        Check(transforms.vmap_is_a_loop, declare=[{"tensor_sparsity": False}], share=0.2),
+        Check(transforms.nested_vmap_is_two_loops, declare=[{"tensor_sparsity": False}], share=0.08),
     ),
     "compile_is_eager": (
         Check(transforms.compiling_changes_nothing, examples=_one(150), share=0.04),
         Check(transforms.one_compiled_update_serves_two_models, examples=_one(150), share=0.04),
     ),
     "equivariance": (
-        Check(dependence.leaves_are_independent, lambda meta: meta.independent, "independent=False"),
+        Check(dependence.leaves_are_independent, lambda meta: meta.independent, [{"independent": False}]),
         Check(
             dependence.scale_does_not_matter,
             lambda meta: meta.scale_free,
-            "scale_free=False",
+            [{"scale_free": False}],
             lambda meta, like: drawn(meta, like, EXACT),
         ),
-        Check(dependence.names_do_not_matter, lambda meta: not meta.stochastic, "stochastic=True"),
+        Check(dependence.names_do_not_matter, lambda meta: not meta.stochastic, [{"stochastic": True}]),
         Check(
             dependence.permutations_commute,
             lambda meta: meta.permutes and meta.trains == "params" and _elements(meta),
-            "permutes=False",
+            [{"permutes": False}],
             lambda meta, like: drawn(meta, like, distinct=True),
         ),
     ),
@@ -170,22 +191,22 @@ _CHECKS = {
         Check(
             dependence.nothing_happens_between_triggers,
             lambda meta: not all(meta.when(step) for step in range(STEPS)),
-            "idle=False if something is to be remembered at every step",
+            [{"idle": False}],
         ),
     ),
     "edges": (
-        Check(ends.sparsity_zero_is_dense, lambda meta: meta.baseline is not None, "baseline=None"),
-        Check(ends.sparsity_one_is_empty, _ends, "baseline=None"),
+        Check(ends.sparsity_zero_is_dense, lambda meta: meta.baseline is not None, [{"baseline": None}]),
+        Check(ends.sparsity_one_is_empty, _ends, [{"baseline": None}]),
         Check(ends.nothing_to_sparsify_is_dense, lambda meta: meta.where is default_where, share=0.08),
-        Check(ends.pruned_weights_are_zero, hint='pruned="keep" or "train"'),
-        Check(ends.nothing_moves_off_the_support, lambda meta: meta.support is not None, "support=None"),
+        Check(ends.pruned_weights_are_zero, declare=[{"pruned": "keep"}, {"pruned": "train"}]),
+        Check(ends.nothing_moves_off_the_support, lambda meta: meta.support is not None, [{"support": None}]),
     ),
     "resume": (
         Check(states.runs_resume),
         Check(
             ends.outside_optimizers_cannot_revive,
             lambda meta: meta.trains == "params" and meta.pruned != "train",
-            'pruned="train"',
+            [{"pruned": "train"}],
         ),
     ),
 }

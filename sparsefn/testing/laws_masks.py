@@ -72,8 +72,8 @@ def counts_of(meta: Meta, state: State) -> Counts:
     return [sum(counts)] if meta.global_budget else counts
 
 
-def counts_are_exact(row: Row, case: Case) -> None:
-    """Kept units are as many as the sparsity says, to the unit, after init and after every trigger."""
+def expected_counts(row: Row, case: Case) -> Iterator[tuple[str, Counts, Counts]]:
+    """When, the counts of the state then, and those that the sparsity says: after init, and after every update."""
     meta = row.meta
     level = meta.level(case.sparsity)
     first, *states = states_of(row, case)
@@ -82,7 +82,7 @@ def counts_are_exact(row: Row, case: Case) -> None:
         expected = [sum(sizes)] if meta.global_budget else sizes
     else:
         expected = goals_of(meta, first, float(level(0)))
-    assert counts_of(meta, first) == expected, f"after init: {counts_of(meta, first)} kept, expected {expected}"
+    yield "after init", counts_of(meta, first), expected
     for step, state in enumerate(states):
         if meta.when(step) and meta.relative:
             expected = [n - oracle.half_to_even(float(level(step)), n) for n in expected]
@@ -90,8 +90,13 @@ def counts_are_exact(row: Row, case: Case) -> None:
             goals = goals_of(meta, state, float(level(step)))
             # Masks that only shrink cannot follow a budget whose rounding would have a leaf gain a unit.
             expected = [min(n, m) for n, m in zip(goals, expected, strict=True)] if meta.monotone else goals
-        counted = counts_of(meta, state)
-        assert counted == expected, f"after step {step}: {counted} kept, expected {expected}"
+        yield f"after step {step}", counts_of(meta, state), expected
+
+
+def counts_are_exact(row: Row, case: Case) -> None:
+    """Kept units are as many as the sparsity says, to the unit, after init and after every trigger."""
+    for when, counted, expected in expected_counts(row, case):
+        assert counted == expected, f"{when}: {counted} kept, expected {expected}"
 
 
 def floors_are_respected(row: Row, case: Case) -> None:

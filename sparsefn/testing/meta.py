@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -150,4 +151,20 @@ def _with_params(make: Callable[..., Algorithm]) -> Callable[[Level, Tensor, Tre
     if len(needed) > 3 or len(free) < 2:
         expected = "expected make_algorithm to take (sparsity, key) or (sparsity, key, params)"
         raise TypeError(f"{expected}, got {_name(make)}{signature}")
-    return make if len(needed) == 3 else lambda sparsity, key, params: make(sparsity, key)
+    return make if len(needed) == 3 else partial(_without_params, make)
+
+
+def _without_params(make: Callable[..., Algorithm], sparsity: Level, key: Tensor, params: Tree) -> Algorithm:
+    return make(sparsity, key)
+
+
+def given_function(row: Row) -> tuple[Callable[..., Algorithm], bool]:
+    """The function that a row was made of, and whether it takes params.
+
+    >>> given_function(row_of(lambda sparsity, key: sf.dense()))[1]
+    False
+    """
+    make: object = row.make
+    if isinstance(make, partial) and make.func is _without_params:
+        return make.args[0], False
+    return row.make, True

@@ -1,0 +1,193 @@
+"""One check of one algorithm: whether it holds, and in plain words what failed, on which smallest example."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Literal, NamedTuple
+
+from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped
+from sparsefn.testing.laws import Check, Law
+from sparsefn.testing.meta import Meta, Row
+from sparsefn.testing.paste import pasted
+from sparsefn.testing.values import Case
+from sparsefn.testing.written import code_of
+from sparsefn.tree import Tree
+
+Status = Literal["passed", "failed", "error", "does not bind"]
+
+
+class Outcome(NamedTuple):
+    """What became of one check: a row of a `Report`.
+
+    >>> sf.testing.Outcome("purity", "functions_are_pure", "passed", examples=5).failed
+    False
+
+    `said` has a sentence for each distinct failure; `declare` is what to declare in `Meta` if that is meant, `case` the
+    smallest example, and `test` a test of it that can be pasted. `examples` are those tried until it failed.
+    """
+
+    law: str
+    check: str
+    status: Status
+    said: tuple[str, ...] = ()
+    declare: str = ""
+    case: Case | None = None
+    test: str = ""
+    seconds: float = 0.0
+    examples: int = 0
+    cause: Exception | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was tried and does not hold."""
+        return self.status in ("failed", "error")
+
+    def lines(self, name: str) -> list[str]:
+        """A line for each failure, of the algorithm of that name."""
+        first = [said.splitlines()[0].rstrip(":") if said else "" for said in self.said]
+        if self.status == "error":
+            return [f"{name}: {line}" for line in first]
+        hint = f"; if it is not meant to, declare {self.declare}" if self.declare else ""
+        return [f"{name} breaks {self.law}, {self.check}: {line}{hint}" for line in first]
+
+
+def outcome_of(
+    law: Law,
+    check: Check,
+    row: Row,
+    params: Tree = None,
+    max_examples: float = 25,
+    seed: int | None = 0,
+    shrink: bool = True,
+) -> Outcome:
+    """Make one check of one row.
+
+    >>> from sparsefn.testing.laws import PURITY
+    >>> row = sf.testing.Row("dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta())
+    >>> outcome_of(PURITY, PURITY.checks[0], row, max_examples=8)[:3]
+    ('purity', 'states_keep_their_structure', 'passed')
+
+    Without `shrink` the first failure is told as it comes, and no test is made of it.
+    """
+    found: dict[tuple[object, ...], tuple[Case, Exception]] = {}  # by where it was raised; the smallest comes last
+    tried = 0
+    begin = time.perf_counter()
+
+    def run(case: Case) -> None:
+        nonlocal tried
+        tried += not found
+        try:
+            check.run(row, case)
+        except Exception as error:
+            found[_origin(error)] = case, error
+            raise
+
+    raised: list[Exception] = []
+    try:
+        examples = check.examples(row.meta, params)
+        hold(f"{check.name} {row.name}", run, examples, check.share * max_examples, seed, shrink)
+    except Exception as error:
+        raised = _unfolded(error)
+    if not raised:
+        return Outcome(law.name, check.name, "passed", seconds=time.perf_counter() - begin, examples=tried)
+    # Others failed on the way to a smaller example; one that draws from a global generator may not fail on it again.
+    last = [pair for pair in found.values() if any(pair[1] is one for one in raised)] or [*found.values()]
+    told = [_told(row, check, case, one, shrink) for case, one in last] or [_Told(_named(raised[0]), None, raised[0])]
+    (_, case, cause, own), said = told[0], tuple(dict.fromkeys(one.said for one in told))
+    cause.__notes__ = []  # of Hypothesis, which the test says better
+    test = pasted(row, check, case, cause, own) if case is not None and shrink else ""
+    declare = "" if own else what_to_declare(check, row.meta)
+    status: Status = "error" if own else "failed"
+    seconds = time.perf_counter() - begin
+    return Outcome(law.name, check.name, status, said, declare, case, test, seconds, tried, cause)
+
+
+class _Told(NamedTuple):
+    """A failure in words, its run, what was raised, and whether the algorithm itself raised it."""
+
+    said: str
+    case: Case | None
+    cause: Exception
+    own: bool = False
+
+
+def _told(row: Row, check: Check, case: Case, error: Exception, shrink: bool) -> _Told:
+    if shrink:
+        case, error = _of_one_leaf(row, check, case, error)
+    own = _own_error(row, case, error)
+    if own is not None:
+        return _Told(*own, error, True)
+    return _Told(str(error) if isinstance(error, AssertionError) else _named(error), case, error)
+
+
+def what_to_declare(check: Check, meta: Meta) -> str:
+    """What of the declarations that a check takes is not made, as code.
+
+    >>> from sparsefn.testing.laws import EXACT_COUNT
+    >>> what_to_declare(EXACT_COUNT.checks[0], sf.testing.Meta(start="dense", global_budget=True))
+    'Meta(exact_count=False)'
+    """
+    single = [flags for flags in check.declare if len(flags) == 1]
+    wanted = [flags for flags in single if any(getattr(meta, name) != value for name, value in flags.items())]
+    calls = [", ".join(f"{name}={code_of(value)}" for name, value in flags.items()) for flags in wanted]
+    return " or ".join(f"Meta({call})" for call in calls)
+
+
+def _origin(error: Exception) -> tuple[object, ...]:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return type(error), trace and (trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+
+
+def _unfolded(error: Exception) -> list[Exception]:
+    """The errors of a group of groups, or the error itself."""
+    return (
+        [one for part in error.exceptions for one in _unfolded(part)] if isinstance(error, ExceptionGroup) else [error]
+    )
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _of_one_leaf(row: Row, check: Check, case: Case, error: Exception) -> tuple[Case, Exception]:
+    """The run of one leaf alone, where the check fails on that in the same way."""
+    for path, leaf in leaves(case.params).items():
+        alone = mapped(case, partial(_leaf_of, path))
+        if leaf.numel() < 100:  # more is not written down
+            try:
+                check.run(row, alone)
+            except Exception as other:
+                if type(other) is type(error):
+                    return alone, other
+    return case, error
+
+
+def _leaf_of(path: str, tree: Tree) -> Tree:
+    return {"w": leaves(tree)[path]}
+
+
+def _own_error(row: Row, case: Case, error: Exception) -> tuple[str, Case] | None:
+    """What a plain run of the algorithm raises, where it is what a check ran into; with the run that does."""
+    for run in (case, case._replace(sparsity=0.0), case._replace(sparsity=1.0)):
+        raised = _plain_error(row, run)
+        if raised is not None and type(raised[0]) is type(error):
+            at = [f"{path} of shape {tuple(x.shape)}, {x.dtype}" for path, x in leaves(case.params).items()]
+            return f"{raised[1]} raises {_named(raised[0])}" + (f"; {at[0]}" if len(at) == 1 else ""), run
+    return None
+
+
+def _plain_error(row: Row, case: Case) -> tuple[Exception, str] | None:
+    at = "make"
+    try:
+        algorithm = algorithm_of(row, case)
+        at = "init"
+        state = algorithm.init(case.params)
+        for step, grads in enumerate(case.grads):
+            at = f"update at step {step}"
+            state = algorithm.update(state, grads, step)
+    except Exception as error:
+        return error, at
+    return None
