@@ -8,8 +8,8 @@ from sparsefn.testing.laws import Check as Check
 from sparsefn.testing.laws import Law as Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.oracle import Layout
-from sparsefn.testing.passive import passive
 from sparsefn.testing.parametrize import parametrize_laws
+from sparsefn.testing.passive import passive
 from sparsefn.testing.report import Report
 from sparsefn.testing.suggest import Suggestion
 from sparsefn.testing.trial import Outcome
@@ -31,8 +31,8 @@ __all__ = [
     "check_row",
     "coverage",
     "laws",
-    "passive",
     "parametrize_laws",
+    "passive",
     "strategies",
 ]
 __dir__ = __all__.copy

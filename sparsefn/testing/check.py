@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 from sparsefn.state import Algorithm
+from sparsefn.testing.coverage import trait_shares
 from sparsefn.testing.laws import LAWS, Check, Law
 from sparsefn.testing.meta import Meta, Row, row_of
 from sparsefn.testing.report import Report
@@ -55,10 +57,10 @@ def check_laws(
     """
     if on_fail not in ("raise", "report"):
         raise ValueError(f'expected on_fail to be "raise" or "report", got {on_fail!r}')
-    row = row_of(make_algorithm, meta)
+    row, counted = row_of(make_algorithm, meta), Counter[str]()
 
     def made(law: Law, check: Check, row: Row, shrink: bool = False) -> Outcome:
-        return outcome_of(law, check, row, params, max_examples, seed, shrink)
+        return outcome_of(law, check, row, params, max_examples, seed, shrink, counted if shrink else None)
 
     outcomes = []
     for law in laws:
@@ -70,7 +72,9 @@ def check_laws(
             if on_fail == "raise" and not suggest:
                 _raise(row, outcomes[-1])
     suggestion = suggested(row, outcomes, laws, made) if suggest else None
-    return Report(row.name, tuple(outcomes), meta, seed, max_examples, suggestion)
+    if suggestion is not None and suggestion.meta.pattern is row.meta.pattern:
+        suggestion = suggestion._replace(meta=suggestion.meta._replace(pattern=meta.pattern))
+    return Report(row.name, tuple(outcomes), meta, seed, max_examples, suggestion, trait_shares(counted))
 
 
 def check_row(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from functools import partial
 from typing import Literal, NamedTuple
 
+from sparsefn.testing.coverage import CASES, traits
 from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped
 from sparsefn.testing.laws import Check, Law
 from sparsefn.testing.meta import Meta, Row
@@ -60,6 +62,7 @@ def outcome_of(
     max_examples: float = 25,
     seed: int | None = 0,
     shrink: bool = True,
+    counted: Counter[str] | None = None,
 ) -> Outcome:
     """Make one check of one row.
 
@@ -68,7 +71,8 @@ def outcome_of(
     >>> outcome_of(PURITY, PURITY.checks[0], row, max_examples=8)[:3]
     ('purity', 'states_keep_their_structure', 'passed')
 
-    Without `shrink` the first failure is told as it comes, and no test is made of it.
+    Without `shrink` the first failure is told as it comes, and no test is made of it. `counted` takes the traits of the
+    cases that were drawn until it failed.
     """
     found: dict[tuple[object, ...], tuple[Case, Exception]] = {}  # by where it was raised; the smallest comes last
     tried = 0
@@ -77,6 +81,8 @@ def outcome_of(
     def run(case: Case) -> None:
         nonlocal tried
         tried += not found
+        if counted is not None and not found:
+            counted.update([*traits(case), CASES])
         try:
             check.run(row, case)
         except Exception as error:
