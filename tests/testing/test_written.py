@@ -18,7 +18,7 @@ from sparsefn.testing.written import code_of, declarations, meta_code, tensor_co
         *(sf.scores.magnitude, sf.scores.lamp, sf.budgets.global_(floor=0.25), sf.patterns.nm(2, 4)),
         sf.scores.ranked(sf.scores.magnitude),
     ],
-    ids=repr,
+    ids=lambda value: getattr(value, "__name__", repr(value)),
 )
 def test_code_gives_the_value_again(value):
     made = eval(code_of(value), {"sf": sf, "torch": torch})
