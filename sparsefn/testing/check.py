@@ -70,6 +70,8 @@ def check_laws(
             if on_fail == "raise" and not suggest:
                 _raise(row, outcomes[-1])
     suggestion = suggested(row, outcomes, laws, made) if suggest else None
+    if suggestion is not None and suggestion.meta.pattern is row.meta.pattern:
+        suggestion = suggestion._replace(meta=suggestion.meta._replace(pattern=meta.pattern))
     return Report(row.name, tuple(outcomes), meta, seed, max_examples, suggestion)
 
 

@@ -13,7 +13,7 @@ from sparsefn.testing.laws import COMPILE, Check, Declared, Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.strategies import large
 from sparsefn.testing.trial import Outcome
-from sparsefn.testing.written import declarations
+from sparsefn.testing.written import declarations, same
 from sparsefn.timing.triggers import at, every, never
 
 Made = Callable[[Law, Check, Row], Outcome]
@@ -128,21 +128,22 @@ def _seen(row: Row) -> dict[str, tuple[Any, str]]:
     """What the call that made the algorithm and its first masks say of fields that the promises leave open, and why."""
     run = large(row.meta.layout.form)
     found: dict[str, tuple[Any, str]] = {}
+    named: dict[str, Any] = {}
     try:
         algorithm = algorithm_of(row, run)
+        call = call_of(algorithm)
+        named = {} if call is None else call.arguments()
         masks = sparse(algorithm.init(run.params))
+        if masks and all(bool(mask.all()) for mask in masks.values()):
+            found["start"] = "dense", "after init all weights are kept"
     except Exception:  # the checks tell of it
-        return {}
-    if masks and all(bool(mask.all()) for mask in masks.values()):
-        found["start"] = "dense", "after init all weights are kept"
-    call = call_of(algorithm)
-    named = {} if call is None else call.arguments()
+        pass
     found |= {name: (named[name], "as its call says") for name in _FROM_CALL if named.get(name) is not None}
     plain = Meta()
     return {
         name: pair
         for name, pair in found.items()
-        if getattr(row.meta, name) == getattr(plain, name) and pair[0] != getattr(plain, name)
+        if same(getattr(row.meta, name), getattr(plain, name)) and not same(pair[0], getattr(plain, name))
     }
 
 

@@ -59,7 +59,7 @@ def declarations(meta: Meta, base: Meta | None = None) -> tuple[str, dict[str, s
     """
 
     def codes(old: Meta) -> dict[str, str | None]:
-        other = [name for name in Meta._fields if not _same(getattr(meta, name), getattr(old, name))]
+        other = [name for name in Meta._fields if not same(getattr(meta, name), getattr(old, name))]
         return {name: code_of(getattr(meta, name)) for name in other}
 
     found = codes(Meta())
@@ -79,7 +79,10 @@ def meta_code(meta: Meta) -> str:
     return f"{head}({inside})" if head == "sf.testing.Meta" else "meta"
 
 
-def _same(a: object, b: object) -> bool:
+def same(a: object, b: object) -> bool:
+    """Whether two declarations say the same."""
+    if call_of(a) is not None:
+        return repr(a) == repr(b)
     return a == b or (isinstance(a, Layout) and isinstance(b, Layout) and a.pattern == b.pattern)
 
 
@@ -122,7 +125,8 @@ def _of_container(value: dict[str, Any] | list[Any] | tuple[Any, ...]) -> str | 
 @functools.cache
 def _public() -> dict[int, str]:
     """The names of what the library makes public, by identity."""
-    return {id(value): name for name, value in _walk("sf", sys.modules["sparsefn"])}
+    found = sorted(_walk("sf", sys.modules["sparsefn"]), key=lambda pair: -len(pair[0]))
+    return {id(value): name for name, value in found}  # the shortest name is the last
 
 
 def _walk(name: str, module: ModuleType) -> Iterator[tuple[str, object]]:

@@ -20,7 +20,7 @@ def without_compile():
 
 
 def test_an_algorithm_of_the_library_obeys_all_laws_that_bind_it():
-    names = sf.testing.check_laws(halving, meta=MAGNITUDE, max_examples=4, laws=without_compile())
+    names = sf.testing.check_laws(halving, meta=MAGNITUDE, max_examples=4, laws=without_compile()).held
     assert {"counts_are_exact", "masks_only_shrink", "vmap_is_a_loop", "runs_resume"} <= set(names)
     assert "exchanges_conserve" not in names  # nothing is exchanged
 
@@ -59,14 +59,36 @@ def test_a_broken_one_is_told_which_law_it_breaks_on_what_and_what_to_declare():
         sf.testing.check_laws(forgetful, meta=sf.testing.Meta(when=sf.never()), laws=sf.testing.LAWS[:1])
     text = str(raised.value)
     assert text.startswith("forgetful breaks exact_count, counts_are_exact: after init: ")
-    assert text.endswith('; if it is not meant to, declare Meta(start="dense" or exact_count=False)')
-    notes = "".join(getattr(raised.value.__cause__, "__notes__", []))
-    assert "Case(sparsity=" in notes
+    first, *_ = text.splitlines()
+    asked = 'Meta(start="dense") or Meta(global_budget=True) or Meta(exact_count=False)'
+    assert first.endswith(f"; if it is not meant to, declare {asked}")
+    assert "\ndef test_forgetful_counts_are_exact():\n    # after init: " in text
+    assert raised.value.__cause__ is None  # a law's own assertion
 
 
 def test_what_is_declared_is_not_checked():
     meta = sf.testing.Meta(when=sf.never(), exact_count=False)
-    assert sf.testing.check_laws(forgetful, meta=meta, laws=sf.testing.LAWS[:1]) == []
+    report = sf.testing.check_laws(forgetful, meta=meta, laws=sf.testing.LAWS[:1])
+    assert report.held == [] and {row.status for row in report.rows} == {"does not bind"}
+
+
+def test_the_first_failure_raises_and_a_report_has_all_of_them():
+    meta = sf.testing.Meta(when=sf.never(), exact_count=False)
+    laws = [sf.testing.laws.PURITY, sf.testing.laws.DETERMINISM]
+    with pytest.raises(sf.testing.Broken, match="functions_are_pure") as raised:
+        sf.testing.check_laws(chance, meta=meta, laws=laws)
+    assert "runs_repeat" not in str(raised.value)
+    report = sf.testing.check_laws(chance, meta=meta, laws=laws, on_fail="report")
+    assert {"functions_are_pure", "runs_repeat"} <= {row.check for row in report.rows if row.failed}
+
+
+def test_an_error_of_the_algorithm_is_the_cause_of_what_is_raised():
+    def fails(sparsity, key):
+        raise RuntimeError("not written yet")
+
+    with pytest.raises(sf.testing.Broken, match="^fails: make raises RuntimeError: not written yet") as raised:
+        sf.testing.check_laws(fails, laws=sf.testing.LAWS[:1])
+    assert str(raised.value.__cause__) == "not written yet"
 
 
 def chance(sparsity, key):
@@ -124,6 +146,11 @@ def test_what_an_algorithm_raises_is_told_with_the_law_under_which_it_does():
 def test_bad_arguments(make, meta, message):
     with pytest.raises(TypeError, match=re.escape(message)):
         sf.testing.check_laws(make, meta=meta)
+
+
+def test_a_way_to_fail_that_there_is_not():
+    with pytest.raises(ValueError, match='expected on_fail to be "raise" or "report", got \'warn\''):
+        sf.testing.check_laws(halving, on_fail="warn")
 
 
 def test_a_law_on_its_own():

@@ -86,6 +86,5 @@ def _never_dense(sparsity, key, params):
 
 def test_what_is_too_large_is_not_written_down():
     make, meta, *_ = PLANTED["off by one"]
-    params = {"w": torch.ones(60, 70), "v": torch.ones(60, 70, dtype=torch.float64)}
-    found = outcome_of(*CHECKS["permutations_commute"], row_of(make, meta), params)
-    assert found.status == "passed" or not found.test
+    found = outcome_of(*CHECKS["counts_are_exact"], row_of(make, meta), {"w": torch.ones(90, 90)}, max_examples=2)
+    assert found.failed and not found.test

@@ -76,7 +76,7 @@ def test_a_bug_that_no_declaration_mends_is_told_as_one():
 
 
 def test_the_call_that_made_it_is_read():
-    found = suggestion(lambda s, key: sf.gmp(s, when=sf.every(2), pattern=sf.patterns.nm(2, 4)), laws=LAWS[4:5])
+    found = suggestion(lambda s, key: sf.gmp(0.5, when=sf.every(2), pattern=sf.patterns.nm(2, 4)), laws=LAWS[4:5])
     assert "when=sf.every(2),  # as its call says" in found.text
     assert found.meta.layout.pattern == sf.patterns.nm(2, 4)
 
