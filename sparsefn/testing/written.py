@@ -80,10 +80,13 @@ def meta_code(meta: Meta) -> str:
 
 
 def same(a: object, b: object) -> bool:
-    """Whether two declarations say the same."""
-    if call_of(a) is not None:
-        return repr(a) == repr(b)
-    return a == b or (isinstance(a, Layout) and isinstance(b, Layout) and a.pattern == b.pattern)
+    """Whether two declarations say the same.
+
+    >>> same(sf.budgets.uniform(), sf.budgets.uniform())
+    True
+    """
+    a, b = (x.pattern if isinstance(x, Layout) else x for x in (a, b))
+    return repr(a) == repr(b) if call_of(a) is not None else a == b
 
 
 def tensor_code(x: Tensor) -> str:

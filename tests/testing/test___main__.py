@@ -55,7 +55,6 @@ def test_wrong_calls(args, message, capsys):
 
 def test_it_is_a_module_that_runs():
     root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "sparsefn.testing", "nothing"], cwd=root, capture_output=True, text=True
-    )
+    args = [sys.executable, "-m", "sparsefn.testing", "nothing"]
+    done = subprocess.run(args, cwd=root, capture_output=True, text=True)
     assert done.returncode == 2 and "expected module:name, got 'nothing'" in done.stderr

@@ -65,7 +65,5 @@ def test_one_that_passes_all_the_same_is_an_error_unless_it_is_not_strict(tmp_pa
 def test_bad_arguments():
     with pytest.raises(ValueError, match="expected_failures: no check is named counts_are_right"):
         sf.testing.parametrize_laws([(static, NEVER)], expected_failures={"counts_are_right": "?"})
-    with pytest.raises(
-        TypeError, match=r"expected rows of sf.testing.Row, or of \(make_algorithm, meta\), got function"
-    ):
+    with pytest.raises(TypeError, match=r"expected rows of sf.testing.Row, or of \(make_alg.*\), got function"):
         sf.testing.parametrize_laws([by(one_more)])
