@@ -280,7 +280,7 @@ TABLE = {
     "iterative budgets": (
         lambda: sf.iterative(0.2, when=sf.always(), distribution=sf.budgets.erk()),
         ValueError,
-        "iterative: expected distribution to be uniform() or global_(), whose totals follow what remains",
+        "iterative: expected distribution to be uniform() or global_(), which follow what remains",
     ),
     "iterative n:m": (
         lambda: sf.iterative(0.2, when=sf.always(), pattern=sf.patterns.nm(2, 4)),

@@ -31,7 +31,7 @@ LINES = {
     "attached": 831,
     "street": 4891,
     "shrinking": 3919,
-    "all": 22136,
+    "all": 23108,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

@@ -255,7 +255,8 @@ class Masked(NamedTuple):
         units = field(self.rule, leaves, masks, allowed, self.goal, step)
         scores, grown = Reader(self.memory, leaves, state, grads, step), self.grown
         zero = self.memory.pruned == "zero" and (grown is None or grown is zeros)  # one pass sets pruned and grown ones
-        new, held = Leaves(), Leaves()
+        new: Leaves = {}
+        held: Leaves = {}
         for part in units.parts(self.apart):
             made, stay = self.method(part, scores.of(part.leaves), step)
             kept = made if grown is None else both_of(made, masks)

@@ -212,9 +212,7 @@ def iterative(
     if pattern.fixed is not None:
         raise ValueError(f"iterative: expected a pattern that leaves the count open, got {pattern}")
     if not (rule.joint or is_uniform(distribution)):
-        raise ValueError(
-            "iterative: expected distribution to be uniform() or global_(), whose totals follow what remains"
-        )
+        raise ValueError("iterative: expected distribution to be uniform() or global_(), which follow what remains")
 
     def counts(units: Field, scores: Scores, among: Open, step: Step) -> list[Count]:
         remain = units.totals(units.active)
