@@ -12,9 +12,7 @@ def main(name: str) -> None:
     """Print one line, the last: versions are asked by the front script."""
     warnings.simplefilter("ignore")  # of peers, at each other
     adapter = importlib.import_module(f"adapters.{name}")
-    subject = adapter
-    if hasattr(adapter, "sparsify") or hasattr(adapter, "mask"):
-        subject = importlib.import_module("in_torch").subject(adapter)
+    subject = importlib.import_module(getattr(adapter, "FRAMEWORK", "in_torch")).subject(adapter)
     print("\n" + json.dumps(laws.check(subject)))
 
 

@@ -5,6 +5,7 @@
     again(model, handle, sparsity) -> handle                  pruned further; None is the handle as before
     step(model, handle, optimizer)                            one step after the gradients; else `optimizer.step()`
     save(model, handle), load(model, handle, saved)           else the state dict of the model, strictly
+    weights(model) -> tensors                                 of the forward; else `layer.weight`
     NEW_OPTIMIZER                                             pruning replaces parameters
     mask(weight, sparsity) -> mask                            in the place of all, where the system is functions of tensors
 
@@ -24,13 +25,26 @@ from torch import Tensor, nn
 Arrays = list[np.ndarray]
 
 
+class Chain(nn.Module):
+    """Layers in a row. Not `nn.Sequential`, which would call the modules that a system adds beside them."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
 def linears(weights: Arrays) -> nn.Module:
     """A chain of linear layers with these weights."""
     with torch.random.fork_rng(devices=[]):
-        layers = [nn.Linear(x.shape[1], x.shape[0], bias=False) for x in weights]
+        layers: list[Any] = [nn.Linear(x.shape[1], x.shape[0], bias=False) for x in weights]
     for layer, x in zip(layers, weights, strict=True):
         layer.weight.data.copy_(torch.from_numpy(x))
-    return nn.Sequential(*layers)
+    return Chain(layers)
 
 
 def layers_of(model: nn.Module) -> list[Any]:
@@ -90,6 +104,10 @@ def modules(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
     def read(model: nn.Module, handle: Any) -> Arrays:
         return [array(mask) != 0 for mask in adapter.masks(model, handle)]
 
+    def effective(model: nn.Module) -> Arrays:
+        found = adapter.weights(model) if hasattr(adapter, "weights") else [x.weight for x in layers_of(model)]
+        return [array(x) for x in found]
+
     def masks(weights: Arrays, sparsity: float) -> Arrays:
         return read(*start(weights, sparsity))
 
@@ -113,13 +131,13 @@ def modules(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
         step(optimizer.step)  # dense, so that moments are not zero
         model, handle = adapter.sparsify(model, sparsity, optimizer)
         optimizer = optimizer_of(kind, model) if hasattr(adapter, "NEW_OPTIMIZER") else optimizer
-        seen = [(read(model, handle), [array(layer.weight) for layer in layers_of(model)])]
+        seen = [(read(model, handle), effective(model))]
         for i in range(steps):
             if i == save_at:
                 model, handle, optimizer = reloaded(weights, sparsity, kind, model, handle, optimizer)
             step(lambda: adapter.step(model, handle, optimizer) if hasattr(adapter, "step") else optimizer.step())
             model(x)  # a hook or a parametrization makes the weights
-            seen.append((read(model, handle), [array(layer.weight) for layer in layers_of(model)]))
+            seen.append((read(model, handle), effective(model)))
         return seen
 
     def reloaded(weights: Arrays, sparsity: float, kind: str, *parts: Any) -> tuple[nn.Module, Any, Any]:

@@ -103,7 +103,8 @@ def ties(subject: Any) -> str:
 def spoil(weights: Arrays) -> None:
     """A quarter becomes NaN."""
     for x in weights:
-        x[:, ::4] = np.nan
+        for i, row in enumerate(x):
+            row[i % 4 :: 4] = np.nan
 
 
 def nan(subject: Any) -> str:
@@ -135,7 +136,7 @@ def monotone(subject: Any) -> None:
         back = sum(int((~a & b).sum()) for a, b in zip(first, second, strict=True))
         if back:
             raise Broken(f"{back} pruned weights come back when the sparsity rises from {low:g} to {high:g}")
-        if not sum(b.sum() for b in second) < sum(a.sum() for a in first):
+        if weights is not dead and not sum(b.sum() for b in second) < sum(a.sum() for a in first):
             raise Broken(f"the second pruning, from {low:g} to {high:g}, prunes nothing")
 
 
