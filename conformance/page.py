@@ -15,6 +15,11 @@ SHORT = {
     "could not run": "not run",
 }
 
+ABSENT = {
+    "TF-MOT": "imports beside TensorFlow 2.18 and the older Keras, and has no adapter yet",
+    "dmx-compressor": "its environment is not complete (0.1.11 beside torch 2.13), and it has no adapter yet",
+}
+
 HEAD = """# Conformance
 
 What {count} systems for pruning keep of the laws that can be put without an API in common. `make conformance` runs them
@@ -48,16 +53,14 @@ STRUCTURED = """
 ## Structured pruning
 
 Half of the units of each group go by magnitude, in random weights. *Runs*: the smaller model computes its output.
-*Equal*: that output is the one of the model with the removed units masked, as the system itself names them; `n/a`
-where it does not run. *Removed* is the share of parameters. {versions}, {date}.
+*Equal*: that output is the one of the model with the removed units masked, as the system itself names them; n/a
+where it does not run, and "not run" where conformance/structured.py cannot mask a layer. Torch-Pruning makes no such
+promise: its layer norms average over the channels that are left. It is called with its defaults, without the numbers of
+heads that it can be given. *Removed* is the share of parameters.
+{versions}, {date}.
 
 {table}
 """
-
-
-def links(text: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
-    return "".join(x for x in text.lower() if x.isalnum() or x in " -_").replace(" ", "-")
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -75,7 +78,7 @@ def shown(cell: dict[str, str], law: str) -> str:
 def law_line(name: str) -> str:
     """A law with its sentence."""
     sentence = " ".join((laws.LAWS[name].__doc__ or "").split()).rstrip(".")
-    return f"- `{name}`: {sentence[0].lower()}{sentence[1:]}" if not sentence.startswith("NaN") else f"- `{name}`: {sentence}"
+    return f"- `{name}`: {sentence if sentence[:3] == 'NaN' else sentence[0].lower() + sentence[1:]}"
 
 
 def reproductions(results: dict[str, Any], systems: dict[str, Any]) -> list[str]:
@@ -113,13 +116,17 @@ def text(results: dict[str, Any], systems: dict[str, Any]) -> str:
     if results["structured"]:
         done = results["structured"]
         listed = ", ".join(f"{k} {v}" for k, v in done["versions"].items())
-        head = ["model", "", "runs", "equal", "removed", "", "runs", "equal", "removed"]
+        head = [
+            "model",
+            *(f"{x}, {who}" for who in ("sparsefn", "Torch-Pruning") for x in ("runs", "equal", "removed")),
+        ]
         out += STRUCTURED.format(table=table(head, done["rows"]), versions=listed, date=done["date"])
     lines = ["## Documented otherwise", ""]
     for name, row in found.items():
         for law, said in systems[name].get("documented", {}).items():
             lines.append(f"- {systems[name]['title']}, `{law}`: {said['says']} ([source]({said['link']}))")
     lines += ["", "## Not run", ""]
+    lines += [f"- {system}: {why}" for system, why in ABSENT.items()]
     for name in found:
         lines += [f"- {systems[name]['title']}: {systems[name]['note']}"] if "note" in systems[name] else []
         for law, cell in found[name]["cells"].items():

@@ -125,7 +125,7 @@ def structured() -> dict[str, Any]:
     done = ask(python, "structured.py")
     if done.returncode:
         raise SystemExit(done.stderr)
-    packages = ["sparsefn", "torch-pruning", "torch", "transformers", "timm", "torchvision"]
+    packages = ["sparsefn", "torch-pruning", "torch", "transformers"]
     rows = json.loads(done.stdout.splitlines()[-1])
     return {"date": datetime.date.today().isoformat(), "versions": versions(python, packages), "rows": rows}
 

@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
-from adapters import torch_ao
 from in_torch import layers_of
 from torch import nn
 from torchao.sparsity import WandaSparsifier
+
+from adapters import torch_ao
 
 masks, again, save, load = torch_ao.masks, torch_ao.again, torch_ao.save, torch_ao.load
 

@@ -1,7 +1,11 @@
 import nncf
 import torch
 
-x, mode, models = torch.ones(1, 10), nncf.PruneMode.UNSTRUCTURED_MAGNITUDE_LOCAL, [torch.nn.Linear(10, 10) for _ in "ab"]
+x, mode, models = (
+    torch.ones(1, 10),
+    nncf.PruneMode.UNSTRUCTURED_MAGNITUDE_LOCAL,
+    [torch.nn.Linear(10, 10) for _ in "ab"],
+)
 models = [nncf.prune(model, mode, ratio=0.5, examples_inputs=x) for model in models]
 stacked = torch.func.stack_module_state(models)
 together = torch.func.vmap(lambda *state: torch.func.functional_call(models[0], state, (x,)))(*stacked)
