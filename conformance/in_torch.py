@@ -7,12 +7,13 @@
     save(model, handle), load(model, handle, saved)           else the state dict of the model, strictly
     weights(model) -> tensors                                 of the forward; else `layer.weight`
     NEW_OPTIMIZER                                             pruning replaces parameters
-    mask(weight, sparsity) -> mask                            in the place of all, where the system is functions of tensors
+    mask(weight, sparsity) -> mask                            instead of all these, for functions of tensors
 
 A name of `laws.py` in an adapter goes before the one made here.
 """
 
 import copy
+import functools
 import io
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -120,7 +121,7 @@ def modules(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
     def train(
         weights: Arrays, sparsity: float, kind: str, steps: int, save_at: int | None = None
     ) -> list[tuple[Arrays, Arrays]]:
-        model, x = linears(weights), data(weights)
+        model, x, own = linears(weights), data(weights), hasattr(adapter, "step")
         optimizer = optimizer_of(kind, model)
 
         def step(move: Callable[[], Any]) -> None:
@@ -135,7 +136,7 @@ def modules(adapter: ModuleType) -> dict[str, Callable[..., Any]]:
         for i in range(steps):
             if i == save_at:
                 model, handle, optimizer = reloaded(weights, sparsity, kind, model, handle, optimizer)
-            step(lambda: adapter.step(model, handle, optimizer) if hasattr(adapter, "step") else optimizer.step())
+            step(functools.partial(adapter.step, model, handle, optimizer) if own else optimizer.step)
             model(x)  # a hook or a parametrization makes the weights
             seen.append((read(model, handle), effective(model)))
         return seen

@@ -17,7 +17,6 @@ SHORT = {
 
 ABSENT = {
     "TF-MOT": "imports beside TensorFlow 2.18 and the older Keras, and has no adapter yet",
-    "dmx-compressor": "its environment is not complete (0.1.11 beside torch 2.13), and it has no adapter yet",
 }
 
 HEAD = """# Conformance
@@ -54,7 +53,8 @@ STRUCTURED = """
 
 Half of the units of each group go by magnitude, in random weights. *Runs*: the smaller model computes its output.
 *Equal*: that output is the one of the model with the removed units masked, as the system itself names them; n/a
-where it does not run, and "not run" where conformance/structured.py cannot mask a layer. Torch-Pruning makes no such
+where it does not run, and "not run" where
+[the script](../conformance/structured.py) cannot mask a layer. Torch-Pruning makes no such
 promise: its layer norms average over the channels that are left. It is called with its defaults, without the numbers of
 heads that it can be given. *Removed* is the share of parameters.
 {versions}, {date}.
@@ -73,6 +73,11 @@ def shown(cell: dict[str, str], law: str) -> str:
     text = SHORT[cell["status"]]
     remark = {"lowest index": "first", "another order": "others", "refused": "refused"}.get(cell["remark"])
     return f"{text}, {remark}" if cell["status"] == "yes" and remark else text
+
+
+def listed(versions: dict[str, str]) -> str:
+    """Names and numbers."""
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def law_line(name: str) -> str:
@@ -102,8 +107,7 @@ def text(results: dict[str, Any], systems: dict[str, Any]) -> str:
     title = {name: f"[{systems[name]['title']}]({systems[name]['link']})" for name in found}
     rows = [[title[name], *(shown(row["cells"][law], law) for law in laws.LAWS)] for name, row in found.items()]
     versions = [
-        [systems[name]["title"], systems[name]["pruned"], ", ".join(f"{k} {v}" for k, v in row["versions"].items())]
-        + [row["date"]]
+        [systems[name]["title"], systems[name]["pruned"], listed(row["versions"]), row["date"]]
         for name, row in found.items()
     ]
     out = HEAD.format(
@@ -115,14 +119,14 @@ def text(results: dict[str, Any], systems: dict[str, Any]) -> str:
     )
     if results["structured"]:
         done = results["structured"]
-        listed = ", ".join(f"{k} {v}" for k, v in done["versions"].items())
+        sides = ("sparsefn", "Torch-Pruning")
         head = [
             "model",
-            *(f"{x}, {who}" for who in ("sparsefn", "Torch-Pruning") for x in ("runs", "equal", "removed")),
+            *(f"{x}, {who}" for who in sides for x in ("runs", "equal", "removed")),
         ]
-        out += STRUCTURED.format(table=table(head, done["rows"]), versions=listed, date=done["date"])
+        out += STRUCTURED.format(table=table(head, done["rows"]), versions=listed(done["versions"]), date=done["date"])
     lines = ["## Documented otherwise", ""]
-    for name, row in found.items():
+    for name in found:
         for law, said in systems[name].get("documented", {}).items():
             lines.append(f"- {systems[name]['title']}, `{law}`: {said['says']} ([source]({said['link']}))")
     lines += ["", "## Not run", ""]

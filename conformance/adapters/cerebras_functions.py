@@ -1,4 +1,4 @@
-"""cerebras.pytorch.sparse: the function of scores that makes a mask, without the package around it (see `notes.toml`)."""
+"""cerebras.pytorch.sparse: the function that makes a mask, without the package around it."""
 
 import importlib.metadata
 import importlib.util

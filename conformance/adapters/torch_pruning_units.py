@@ -1,4 +1,4 @@
-"""Torch-Pruning: channels are removed; a mask here says which of the first model's channels are left."""
+"""Torch-Pruning: channels are removed; a mask here says which of the first layer's channels are left."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def spoil(weights: list[np.ndarray]) -> None:
 
 
 def sparsify(model: nn.Module, sparsity: float, optimizer: Any) -> tuple[nn.Module, dict[str, Any]]:
-    first, last = layers_of(model)
+    first = layers_of(model)[0]
     handle = {"left": torch.arange(first.out_features), "units": first.out_features}
     again(model, handle, sparsity)
     return model, handle
