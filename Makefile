@@ -14,7 +14,7 @@ pytest := -m pytest -n auto --dist worksteal
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench format clean
+.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ smaller: $(VENV)/.installed-demo  ## make two small networks smaller while they 
 
 bench: $(VENV)/.installed-dev  ## time masks, updates, ensembles and smaller models against their peers; options in ARGS="--quick"
 	@for name in selection pieces updates training ensembles pruning depth shrinking sharded launches watching; do $(py) benchmarks/$$name.py $(ARGS) || exit; done
+
+conformance: $(VENV)/.installed-dev  ## run the laws on eleven systems for pruning, 10 GB in environments; ARGS="--only NAME"
+	$(py) conformance/run.py $(ARGS)
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
 	$(py) -m ruff check --fix .
