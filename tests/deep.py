@@ -187,8 +187,20 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/testing/test_laws_transforms.py": {
         "test_a_graph_for_every_step_is_noticed": (),
     },
+    "tests/testing/test_check.py": {
+        "test_the_first_failure_raises_and_a_report_has_all_of_them": (),
+    },
+    "tests/testing/test_parametrize.py": {
+        "test_one_that_passes_all_the_same_is_an_error_unless_it_is_not_strict": (),
+    },
     "tests/testing/test_passive.py": {
         "test_compiled_it_has_the_same_bits": (),
+    },
+    "tests/testing/test_paste.py": {
+        "test_the_text_fails_for_the_broken_one_and_holds_for_the_healthy_one": ("writes to gradients", "NaN wins"),
+    },
+    "tests/testing/test_suggest.py": {
+        "test_a_first_algorithm_gets_all_it_needs_in_one_call": (),
     },
 }
 # These start processes: deep, but for one.
