@@ -15,10 +15,6 @@ SHORT = {
     "could not run": "not run",
 }
 
-ABSENT = {
-    "TF-MOT": "imports beside TensorFlow 2.18 and the older Keras, and has no adapter yet",
-}
-
 HEAD = """# Conformance
 
 What {count} systems for pruning keep of the laws that can be put without an API in common. `make conformance` runs them
@@ -130,7 +126,6 @@ def text(results: dict[str, Any], systems: dict[str, Any]) -> str:
         for law, said in systems[name].get("documented", {}).items():
             lines.append(f"- {systems[name]['title']}, `{law}`: {said['says']} ([source]({said['link']}))")
     lines += ["", "## Not run", ""]
-    lines += [f"- {system}: {why}" for system, why in ABSENT.items()]
     for name in found:
         lines += [f"- {systems[name]['title']}: {systems[name]['note']}"] if "note" in systems[name] else []
         for law, cell in found[name]["cells"].items():
