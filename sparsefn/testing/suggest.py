@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from sparsefn.engine.checks.factories import call_of
+from sparsefn.engine.checks import call_of
 from sparsefn.scores import magnitude, saliency
 from sparsefn.testing.harness import algorithm_of, sparse
 from sparsefn.testing.laws import COMPILE, Check, Declared, Law

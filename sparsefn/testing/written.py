@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsefn.engine.checks.factories import Call, call_of
+from sparsefn.engine.checks import Call, call_of
 from sparsefn.testing.meta import Meta
 from sparsefn.testing.oracle import Layout
 

@@ -40,7 +40,7 @@ def test_a_record_is_that_of_one_function():
     update = sf.gmp(0.5).update
     for copy in (wrapping(update, []), functools.partial(update)):
         mine = sf.gmp(0.5)._replace(update=copy)
-        assert update_of(mine) == (copy, False, None)
+        assert update_of(mine) == (copy, False, None, None)
     assert update_of(sf.gmp(0.5)).overwrites and not update_of(sf.dense()).overwrites
 
 
