@@ -34,6 +34,9 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "property_tests/test_operators.py": {
         "test_operators_are_sound": ("pool", "winners"),
     },
+    "property_tests/test_passive.py": {
+        "test_passive_watches_every_row": ("*-trained",),
+    },
     "property_tests/test_state_machine.py": {
         "test_so_has_compiled_code": (),
         "test_the_machine_notices_the_bug": (),
@@ -188,6 +191,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_a_graph_for_every_step_is_noticed": (),
     },
     "tests/testing/test_check.py": {
+        "test_a_broken_one_is_told_which_law_it_breaks_on_what_and_what_to_declare": (),
         "test_the_first_failure_raises_and_a_report_has_all_of_them": (),
     },
     "tests/testing/test_parametrize.py": {
@@ -199,6 +203,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/testing/test_paste.py": {
         "test_the_text_fails_for_the_broken_one_and_holds_for_the_healthy_one": ("off by one", "ties*", "aliases*"),
     },
+    "tests/testing/test_report.py": {},
     "tests/testing/test_suggest.py": {
         "test_a_first_algorithm_gets_all_it_needs_in_one_call": (),
     },
