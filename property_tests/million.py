@@ -50,7 +50,7 @@ class Work(NamedTuple):
 def _of_check(law: Law, check: Check, row: Row) -> Work:
     def run(seed: int, counted: Counter[str]) -> None:
         def one(row: Row, case: Any) -> None:
-            counted.update([*coverage.traits(case), coverage.CASES])
+            counted.update(coverage.of_cases([case]))
             check.run(row, case)
 
         watched = check._replace(run=one)

@@ -6,8 +6,6 @@ Exits with 0 where all checks hold, 1 where one fails, and 2 where it is called 
 from __future__ import annotations
 
 import argparse
-import importlib
-import operator
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsefn.testing.check import check_laws
-from sparsefn.testing.meta import Meta
+from sparsefn.testing.meta import Meta, imported
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -41,16 +39,15 @@ def main(given: Sequence[str] | None = None) -> int:
     return 0 if report.ok else 1
 
 
-def _found(text: str) -> Any:
-    module, _, name = text.partition(":")
-    if not module or not name:
-        raise ValueError(f"expected module:name, got {text!r}")
+def _found(target: str) -> Any:
+    if not all(target.partition(":")):
+        raise ValueError(f"expected module:name, got {target!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return operator.attrgetter(name)(importlib.import_module(module))
+        return imported(target)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{text}: {error}") from error
+        raise ValueError(f"{target}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as start_from
@@ -93,6 +95,16 @@ def updates(algorithm: Algorithm, case: Case, step: Callable[[int], Step] = int)
 def states_of(row: Row, case: Case) -> list[State]:
     """The states of the algorithm of a row in a run."""
     return list(updates(algorithm_of(row, case), case))
+
+
+def generators(numpy: bool = True) -> list[object]:
+    """The states of the global generators of torch's CPU, of `random` and, if asked for, of NumPy."""
+    return [bytes(torch.get_rng_state().numpy()), random.getstate(), repr(np.random.get_state()) if numpy else ""]
+
+
+def memory_of(x: Tensor) -> tuple[object, ...]:
+    """Where the entries of a tensor are in memory, and as what."""
+    return x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -73,7 +73,7 @@ def counts_of(meta: Meta, state: State) -> Counts:
 
 
 def expected_counts(row: Row, case: Case) -> Iterator[tuple[str, Counts, Counts]]:
-    """When, the counts of the state then, and those that the sparsity says: after init, and after every update."""
+    """After init and each update: its name, how many units the masks keep, and how many the sparsity says."""
     meta = row.meta
     level = meta.level(case.sparsity)
     first, *states = states_of(row, case)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import operator
 import os
-import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import optree
 import torch
 from torch import Tensor
@@ -22,8 +17,18 @@ from torch import Tensor
 from sparsefn.checkpoint import load_state_dict, state_dict
 from sparsefn.state import apply_masks
 from sparsefn.testing import harness
-from sparsefn.testing.harness import algorithm_of, assert_same, equal, leaves, mapped, states_of, updates
-from sparsefn.testing.meta import Row, row_of
+from sparsefn.testing.harness import (
+    algorithm_of,
+    assert_same,
+    equal,
+    generators,
+    leaves,
+    mapped,
+    memory_of,
+    states_of,
+    updates,
+)
+from sparsefn.testing.meta import Row, imported, row_of
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, same_structure
 from sparsefn.tree.chosen import select_leaves
@@ -48,28 +53,20 @@ def states_keep_their_structure(row: Row, case: Case) -> None:
 # ---- purity -----------------------------------------------------------------------------------------
 
 
-def _generators() -> list[object]:
-    return [torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())]
-
-
-def _place(x: Tensor) -> tuple[object, ...]:
-    return x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype
-
-
 def _watched(what: str, call: Callable[..., Tree], *inputs: Tree) -> Tree:
     """The result of a call, checked to change no input and no generator, and to return no part of an input."""
     before = [(path, x, x.clone(), x._version) for tree in inputs for path, x in leaves(tree).items()]
-    generators = _generators()
+    random_states = generators()
     result = call(*inputs)
-    assert _generators() == generators, f"{what} reads or advances a global generator"
+    assert generators() == random_states, f"{what} reads or advances a global generator"
     for path, x, copy, version in before:
         assert equal(x, copy), f"{what} changes its input at {path}"
         assert x._version == version, f"{what} writes to its input at {path}"
     storages = {x.untyped_storage().data_ptr() for _, x, _, _ in before if x.numel()}
-    whole = {_place(x) for _, x, _, _ in before}
+    whole = {memory_of(x) for _, x, _, _ in before}
     for path, x in leaves(result).items():
         shared = x.numel() and x.untyped_storage().data_ptr() in storages
-        assert not shared or _place(x) in whole, f"{what} returns a part or a view of an input at {path}"
+        assert not shared or memory_of(x) in whole, f"{what} returns a part or a view of an input at {path}"
     return result
 
 
@@ -200,9 +197,7 @@ _CHILD = "import sys; from sparsefn.testing.laws_states import answer; answer(*s
 
 def answer(target: str, file: str) -> None:
     """Run a saved case and print the digest of its last state."""
-    module, _, name = target.partition(":")
-    make: Any = operator.attrgetter(name)(importlib.import_module(module))
-    print(harness.hash_of(states_of(row_of(make), torch.load(file, weights_only=False))[-1]))
+    print(harness.hash_of(states_of(row_of(imported(target)), torch.load(file, weights_only=False))[-1]))
 
 
 def processes_do_not_matter(row: Row, case: Case) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import operator
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -136,6 +138,16 @@ def import_name(make: Callable[..., object]) -> str | None:
     """
     module, name = getattr(make, "__module__", "__main__"), getattr(make, "__qualname__", "<lambda>")
     return None if module == "__main__" or "<" in name else f"{module}:{name}"
+
+
+def imported(target: str) -> Any:
+    """What `module:name` names.
+
+    >>> imported("sparsefn.algorithms.static:static") is sf.static
+    True
+    """
+    module, _, name = target.partition(":")
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def _name(make: object) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -24,6 +22,7 @@ from sparsefn.engine.processes import any_sharded
 from sparsefn.engine.surroundings import concrete, transformed
 from sparsefn.state import Algorithm, State, Step, Trigger, check_masks
 from sparsefn.testing.check import Broken
+from sparsefn.testing.harness import generators, memory_of
 from sparsefn.testing.meta import Meta
 from sparsefn.tree import Tree, check_like, leaves_of, paths, same_structure, structure_error
 
@@ -153,7 +152,7 @@ def _hidden(tree: Tree) -> bool:
 
 
 def _of_structure(what: str, new: State, old: State | None = None, params: Tree = None) -> State:
-    """The new state, which must be made as the old one is, or its params as those that were given."""
+    """The new state, if its tree, shapes and dtypes are those of the old one, or of the params that were given."""
     if not isinstance(new, State):
         raise Broken(f"passive: {what} gives no State, but {type(new).__name__}")
     try:
@@ -174,10 +173,6 @@ def _alike(x: Tensor, old: Tensor) -> bool:
     return x is old or (type(x) is type(old) is Tensor and x.shape == old.shape and x.dtype == old.dtype)
 
 
-def _generators(all_: bool) -> list[Any]:
-    return [bytes(torch.get_rng_state().numpy()), random.getstate(), repr(np.random.get_state()) if all_ else ""]
-
-
 def _versions(leaves: Sequence[Tensor]) -> list[int]:
     try:
         return [x._version for x in leaves]
@@ -189,16 +184,12 @@ def _at(x: Tensor) -> int:
     return x.untyped_storage().data_ptr() if x.numel() else 0
 
 
-def _place(x: Tensor) -> tuple[object, ...]:
-    return _at(x), x.storage_offset(), x.shape, x.stride(), x.dtype
-
-
 def _pure(what: str, call: Callable[[], State], all_: bool = True, **inputs: Tree) -> State:
     """The state of a call, checked to leave inputs and generators alone, and to have memory of its own."""
     given = {name: leaves_of(tree) for name, tree in inputs.items()}
-    versions, before = {name: _versions(leaves) for name, leaves in given.items()}, _generators(all_)
+    versions, before = {name: _versions(leaves) for name, leaves in given.items()}, generators(all_)
     new = call()
-    if before != _generators(all_):
+    if before != generators(all_):
         raise Broken(f"passive: {what} reads or advances a global generator: sf.random draws from a key")
     for name, leaves in given.items():
         for i, (now, version) in enumerate(zip(_versions(leaves), versions[name], strict=True)):
@@ -221,12 +212,12 @@ def _check_memory(what: str, new: State, state: list[Tensor], foreign: dict[str,
             continue
         if not isinstance(x, Tensor):
             raise Broken(f"passive: {what}: expected a tensor in the state at {paths(new)[i]!r}, got {x!r}")
-        place = _at(x)
-        if place and place in owners:
+        start = _at(x)
+        if start and start in owners:
             raise Broken(
-                f"passive: {what} keeps memory of its {owners[place]} in the state at {paths(new)[i]!r}: copy it"
+                f"passive: {what} keeps memory of its {owners[start]} in the state at {paths(new)[i]!r}: copy it"
             )
-        if place and place in before and _place(x) not in map(_place, before[place]):
+        if start and start in before and memory_of(x) not in map(memory_of, before[start]):
             raise Broken(f"passive: {what} keeps a part of a tensor of the old state at {paths(new)[i]!r}: copy it")
         if not x.is_contiguous():
             raise Broken(f"passive: {what} keeps a view with strides {x.stride()} at {paths(new)[i]!r}")

@@ -7,8 +7,8 @@ from collections import Counter
 from functools import partial
 from typing import Literal, NamedTuple
 
-from sparsefn.testing.coverage import CASES, traits
-from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped
+from sparsefn.testing.coverage import of_cases
+from sparsefn.testing.harness import algorithm_of, hold, leaves, mapped, updates
 from sparsefn.testing.laws import Check, Law
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.paste import pasted
@@ -82,7 +82,7 @@ def outcome_of(
         nonlocal tried
         tried += not found
         if counted is not None and not found:
-            counted.update([*traits(case), CASES])
+            counted.update(of_cases([case]))
         try:
             check.run(row, case)
         except Exception as error:
@@ -190,10 +190,8 @@ def _plain_error(row: Row, case: Case) -> tuple[Exception, str] | None:
     try:
         algorithm = algorithm_of(row, case)
         at = "init"
-        state = algorithm.init(case.params)
-        for step, grads in enumerate(case.grads):
+        for step, _ in enumerate(updates(algorithm, case)):
             at = f"update at step {step}"
-            state = algorithm.update(state, grads, step)
     except Exception as error:
         return error, at
     return None

@@ -50,7 +50,7 @@ def code_of(value: object) -> str | None:
 
 
 def declarations(meta: Meta, base: Meta | None = None) -> tuple[str, dict[str, str]]:
-    """What to call for a `Meta`, and the code of the fields to give: those that differ from the defaults.
+    """The function that makes a `Meta`, and the code of each field that differs from its default.
 
     >>> declarations(sf.testing.Meta(start="dense", when=sf.every(2)))
     ('sf.testing.Meta', {'when': 'sf.every(2)', 'start': '"dense"'})

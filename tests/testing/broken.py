@@ -47,6 +47,17 @@ def halving(sparsity, key):
     return sf.gmp(sparsity, when=EVEN)
 
 
+def guarded(sparsity, key):
+    """Reads in Python whether all weights are kept, which vmap does not allow."""
+    base = sf.gmp(sparsity)
+
+    def update(state, grads, step):
+        full = all(bool(mask.all()) for mask in optree.tree_leaves(state.masks))
+        return state if full else base.update(state, grads, step)
+
+    return base._replace(update=update)
+
+
 def static(sparsity, key):
     return sf.static(sparsity, init="magnitude")
 

@@ -7,12 +7,9 @@ import pytest
 import torch
 
 import sparsefn as sf
+from tests.testing.broken import guarded, halving
 
 MAGNITUDE = sf.testing.Meta(when=sf.every(2), start="magnitude", choose=sf.scores.magnitude, monotone=True)
-
-
-def halving(sparsity, key):
-    return sf.gmp(sparsity, when=sf.every(2))
 
 
 def without_compile():
@@ -114,15 +111,6 @@ def test_the_global_generator_is_noticed():
 
 
 def test_what_an_algorithm_raises_is_told_with_the_law_under_which_it_does():
-    def guarded(sparsity, key):
-        base = sf.gmp(sparsity)
-
-        def update(state, grads, step):
-            full = all(bool(mask.all()) for mask in optree.tree_leaves(state.masks))
-            return state if full else base.update(state, grads, step)
-
-        return base._replace(update=update)
-
     with pytest.raises(sf.testing.Broken, match=r"guarded breaks vmap_is_a_loop, vmap_is_a_loop: RuntimeError: vmap: "):
         sf.testing.check_laws(
             guarded, meta=sf.testing.Meta(start="magnitude"), laws=[sf.testing.laws.VMAP], max_examples=5

@@ -8,7 +8,7 @@ import sparsefn as sf
 from sparsefn.testing.laws import DETERMINISM, EXACT_COUNT, LAWS, PURITY
 from sparsefn.testing.meta import row_of
 from sparsefn.testing.trial import outcome_of, what_to_declare
-from tests.testing.broken import PLANTED, fails_on_empty, halving
+from tests.testing.broken import PLANTED, fails_on_empty, guarded, halving
 
 CHECKS = {check.name: (law, check) for law in LAWS for check in law.checks}
 
@@ -72,15 +72,6 @@ def test_an_error_at_an_end_is_one_of_the_algorithm():
 
 
 def test_an_error_that_only_a_law_brings_about_breaks_it():
-    def guarded(sparsity, key):
-        base = sf.gmp(sparsity)
-
-        def update(state, grads, step):
-            full = all(bool(mask.all()) for mask in optree.tree_leaves(state.masks))
-            return state if full else base.update(state, grads, step)
-
-        return base._replace(update=update)
-
     found = tried("vmap_is_a_loop", guarded, sf.testing.Meta(start="magnitude"))
     assert found.status == "failed" and found.said[0].startswith("RuntimeError: vmap: ")
     assert found.declare == "Meta(tensor_sparsity=False)"

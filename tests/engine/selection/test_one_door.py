@@ -22,7 +22,7 @@ OTHER_ORDERS = {
     *((f"{name}.py", "argsort") for name in ("patterns/places", "shrinking/atoms", "shrinking/groups")),
     *((f"shrinking/{name}.py", "partition") for name in ("contractions", "groups", "products")),
     *(("shrinking/priced.py", "sort"), ("shrinking/tried.py", "sort")),
-    *((f"testing/{name}.py", "partition") for name in ("__main__", "paste", "written")),
+    *((f"testing/{name}.py", "partition") for name in ("paste", "written")),
     ("testing/coverage.py", "sort"),  # to find ties
     ("shrinking/routers.py", "topk"),  # that of a model, which is recognised
 }
