@@ -14,7 +14,7 @@ pytest := -m pytest -n auto --dist worksteal
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance format clean
+.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance dist format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -72,6 +72,14 @@ bench: $(VENV)/.installed-dev  ## time masks, updates, ensembles and smaller mod
 
 conformance: $(VENV)/.installed-dev  ## run the laws on twelve systems for pruning, 12 GB in environments; ARGS="--only NAME"
 	$(py) conformance/run.py $(ARGS)
+
+# The wheel is built from the source archive, so that the archive is known to hold all that it needs.
+dist: $(VENV)/.installed-dev  ## build the source archive and the wheel into dist/
+	rm -rf dist
+	$(py) -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
+	mkdir dist/source && tar -xzf dist/*.tar.gz --strip-components=1 -C dist/source
+	cd dist/source && $(abspath $(py)) -c "from setuptools import build_meta; build_meta.build_wheel('..')"
+	rm -rf dist/source
 
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
 	$(py) -m ruff check --fix .

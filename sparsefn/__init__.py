@@ -71,7 +71,7 @@ from sparsefn.timing import schedules, triggers
 from sparsefn.timing.triggers import always, at, every, never
 from sparsefn.tree.chosen import default_where
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Paths of modules that had others before.
 _find_moved(

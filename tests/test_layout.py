@@ -112,14 +112,6 @@ def test_every_module_has_its_test_file() -> None:
     assert [str(file) for file in expected if not (ROOT / file).is_file()] == [], "write these"
 
 
-def test_the_package_ships_its_types_and_all_its_folders() -> None:
-    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    assert (PACKAGE / "py.typed").is_file()
-    assert setuptools["package-data"]["sparsefn"] == ["py.typed"]
-    folders = {".".join(("sparsefn", *module.parent.parts)) for module in MODULES}
-    assert set(setuptools["packages"]) == folders
-
-
 def test_the_version_is_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert sparsefn.__version__ == project["version"]

@@ -140,7 +140,7 @@ class SparsityCallback(TrainerCallback):
                 f"SparsityCallback: expected {file}, as the checkpoint of a run with this callback has it, got none: "
                 "where the checkpoint is in another folder, give it as resume_from"
             )
-        saved: Saved = torch.load(file, map_location="cpu")
+        saved: Saved = torch.load(file, map_location="cpu", weights_only=True)
         return saved
 
 
