@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsefn.budgets.distributions import apportion
 from sparsefn.engine.checks import check_int, check_sparsity, is_int, n_kept
+from sparsefn.engine.processes import check_alike, joined, own
 from sparsefn.engine.surroundings import concrete
 from sparsefn.masks.select import topk_mask
 from sparsefn.patterns.kinds import Pattern
@@ -19,6 +20,8 @@ from sparsefn.solve.inputs import USUAL, check_damp, check_kept, damp_in_place, 
 
 # How many columns are swept together: changes of others reach them by products of matrices.
 WIDTHS = (256, 64, 16)
+# Entries of the rows that are swept together. Fewer take longer, above all on a GPU, where time is that of launches.
+ENTRIES = 2**22, 2**26  # on a CPU, and elsewhere
 
 Keep = float | int | Sequence[int]
 # (scores of some columns as (out, columns), which of the blocks they are) -> their mask
@@ -54,8 +57,9 @@ def obs(
 
     `damp` times the mean of the hessian's diagonal is added to the diagonal. Inputs that were always 0 have weights
     of 0. Computed in the wider dtype of the two, float32 at least; the result has the dtype of the weight, and no
-    gradient. Runs under `vmap`. The same inputs, device and number of threads give the same bits; with another number
-    of threads products round differently, and scores that nearly tie may be ranked otherwise.
+    gradient. Runs under `vmap`. The same inputs, device and number of threads give the same bits, also where processes
+    share the rows (`sf.distributed.by_rows`); with another number of threads products round differently, and scores
+    that nearly tie may be ranked otherwise.
 
     Raises ValueError for shapes that do not fit, values that are not finite, a hessian that is singular at this `damp`,
     counts that cannot be met and groups that cross blocks; TypeError for other dtypes, and unless one of `mask`, `keep`
@@ -64,37 +68,55 @@ def obs(
     check_int("obs", "block", block, 1)
     share = check_damp("obs", damp)
     w, h = in_one_dtype("obs", weight, hessian)
-    span, choose = _choice(w, mask, keep, pattern, block)
+    size = _rows(w)
+    parts = own(-(-len(w) // size))  # whose products have the same bits on one process and on several
+    mine = slice(parts.start * size, parts.stop * size)
+    span, meet, choose = _choice(w, mask, keep, pattern, block, mine)
     if not w.numel():
         return torch.zeros_like(w, dtype=weight.dtype), torch.zeros_like(w, dtype=torch.bool)
-    # The authors factor the inverse, U'U with U upper triangular. Here H = R R' with R = U^-1, and no inverse is made:
-    # their errors e and the changes d of the weights, new = old - d, are related by d = e U, hence e = d R. Reversing
-    # the order of rows and columns turns R into the usual factor.
-    h = h.flip(0, 1)
-    dead = damp_in_place(h, share).flip(0)
-    new, kept = _swept(w, factor_in_place("obs", h, share), dead, span, choose)
-    return new.to(weight.dtype), kept
+    check_alike("obs", w, h, mask, keep, pattern, block, damp)
+    apart = not size % max(meet, 1) or len(w) <= size  # no part competes with another
+
+    def among(scores: Tensor, i: int) -> Tensor:
+        return choose(scores, i) if apart else choose(joined(scores)[0], i)[mine]
+
+    new, kept = w[mine], torch.empty_like(w[mine], dtype=torch.bool)
+    if parts or not apart:
+        # The authors factor the inverse, U'U with U upper triangular. Here H = R R' with R = U^-1, and no inverse is
+        # made: their errors e and the changes d of the weights, new = old - d, are related by d = e U, hence e = d R.
+        # Reversing the order of rows and columns turns R into the usual factor.
+        h = h.flip(0, 1)
+        dead = damp_in_place(h, share).flip(0)
+        w = new if concrete(dead.any()) is False else new.masked_fill(dead, 0.0)
+        new, kept = _swept(w, size, factor_in_place("obs", h, share), span, among)
+    new, kept = joined(new.to(weight.dtype), kept)
+    return new, kept
 
 
-def _swept(w: Tensor, lower: Tensor, dead: Tensor, span: int, choose: Choose) -> tuple[Tensor, Tensor]:
+def _swept(w: Tensor, size: int, lower: Tensor, span: int, choose: Choose) -> tuple[Tensor, Tensor]:
     # New weights and their mask, from the factor of the reversed hessian.
-    (rows, columns), widths = w.shape, _widths(span)
+    columns, widths = len(lower), _widths(span)
     wide = widths[0]
-    w = w if concrete(dead.any()) is False else w.masked_fill(dead, 0.0)
-    some = (w[:1, :1] + lower[:1, :1]).expand(columns, rows)  # batched by vmap if one of the two is
-    changes = torch.empty_like(some, memory_format=torch.contiguous_format).copy_(w.T)
-    masks = torch.empty_like(some.T, dtype=torch.bool, memory_format=torch.contiguous_format)
-    keeps = torch.empty_like(changes[:wide])
+    some = (w[:1, :1] + lower[:1, :1]).expand(w.shape)  # batched by vmap if one of the two is
+    new, masks = (
+        torch.empty_like(some, dtype=dtype, memory_format=torch.contiguous_format) for dtype in (w.dtype, torch.bool)
+    )
+    rows = [slice(i, i + size) for i in range(0, len(w), size)] or [slice(0, 0)]
+    every = [torch.empty_like(new[at].T, memory_format=torch.contiguous_format).copy_(w[at].T) for at in rows]
     for a in range(0, columns, wide):
         b = min(a + wide, columns)
         factor = lower[columns - b :, columns - b : columns - a].flip(0, 1)  # columns a to b of R, rows up to b
         scale = factor[a:].diagonal().clone()
         factor.div_(-scale)
-        due, within = factor[:a].T @ changes[:a], factor[a:].triu(1).T.contiguous()
-        at = _Columns(due, changes[a:b], keeps[: b - a], masks[:, a:b], within, scale)
-        _sweep(at, widths, span, a // span, choose)
-    new = changes.T.contiguous().neg_().add_(w)
-    return torch.where(masks, new, 0.0), masks  # -0.0 less its change is -0.0 again
+        within = factor[a:].triu(1).T.contiguous()
+        parts = [
+            _Columns(factor[:a].T @ x[:a], x[a:b], torch.empty_like(x[a:b]), masks[at, a:b], within, scale)
+            for x, at in zip(every, rows, strict=True)
+        ]
+        _sweep(parts, widths, span, a // span, choose)
+    for changes, at in zip(every, rows, strict=True):
+        new[at].copy_(changes.T)
+    return torch.where(masks, new.neg_().add_(w), 0.0), masks  # -0.0 less its change is -0.0 again
 
 
 class _Columns(NamedTuple):
@@ -111,31 +133,41 @@ class _Columns(NamedTuple):
         return _Columns(due, changes, keeps, self.mask[:, a:b], self.factor[a:b, a:b], self.scale[a:b])
 
 
-def _sweep(at: _Columns, widths: Sequence[int], span: int, first: int, choose: Choose) -> None:
+def _sweep(parts: Sequence[_Columns], widths: Sequence[int], span: int, first: int, choose: Choose) -> None:
     # Writes the mask and the changes of some columns, no more than the first width; `first` is their first block.
+    factor, scale = parts[0].factor, parts[0].scale[:, None]
+    columns = len(factor)
     if widths[0] == span:
         # What the weights of these columns are by now: those that all of them, if kept, make of the changes before.
-        eye = torch.eye(len(at.due), dtype=at.due.dtype, device=at.due.device)
-        whole = torch.linalg.solve_triangular(-at.factor, eye, upper=False, unitriangular=True)
-        now = (whole @ at.due).sub_(at.changes).mul_(at.scale[:, None])  # minus the weights, to be squared
-        mask = choose(now.mul_(now).T, first)
-        at.mask.copy_(mask)
-        # Torch turns whole tensors block by block, but not parts of others.
-        at.keeps.copy_(mask.contiguous().T.contiguous())
-        at.changes.sub_(at.keeps * at.changes)  # a pruned weight changes by all that it is
+        eye = torch.eye(columns, dtype=factor.dtype, device=factor.device)
+        whole = torch.linalg.solve_triangular(-factor, eye, upper=False, unitriangular=True)
+        now = [(whole @ at.due).sub_(at.changes).mul_(scale) for at in parts]  # minus the weights, to be squared
+        mask = choose(torch.cat([x.mul_(x).T for x in now]), first)
+        for at, own_mask in zip(parts, torch.split(mask, [len(at.mask) for at in parts]), strict=True):
+            at.mask.copy_(own_mask)
+            # Torch turns whole tensors block by block, but not parts of others.
+            at.keeps.copy_(own_mask.contiguous().T.contiguous())
+            at.changes.sub_(at.keeps * at.changes)  # a pruned weight changes by all that it is
     if len(widths) > 1:
-        for a in range(0, len(at.due), widths[1]):
-            part = at.part(a, min(a + widths[1], len(at.due)))
-            if a:
-                part.due.add_(at.factor[a : a + widths[1], :a] @ at.changes[:a])
-            _sweep(part, widths[1:], span, first + a // span, choose)
+        for a in range(0, columns, widths[1]):
+            some = [at.part(a, min(a + widths[1], columns)) for at in parts]
+            for at, part in zip(parts, some, strict=True):
+                if a:
+                    part.due.add_(factor[a : a + widths[1], :a] @ at.changes[:a])
+            _sweep(some, widths[1:], span, first + a // span, choose)
         return
     # The factor is 0 for the column itself and for those after it, whose changes are not known yet. Fused operations
     # would be a little faster, but vmap has none of them.
-    before = at.changes.T
-    for due, factors, change, keeps in zip(at.due, at.factor, at.changes, at.keeps, strict=True):
-        due.add_(before @ factors)
-        change.add_(keeps * due)
+    for at in parts:
+        before = at.changes.T
+        for due, factors, change, keeps in zip(at.due, at.factor, at.changes, at.keeps, strict=True):
+            due.add_(before @ factors)
+            change.add_(keeps * due)
+
+
+def _rows(w: Tensor) -> int:
+    # How many rows a part has, by the shape alone.
+    return max(16, ENTRIES[w.device.type != "cpu"] // max(w.shape[1], 1) // 16 * 16)
 
 
 def _widths(span: int) -> list[int]:
@@ -148,20 +180,20 @@ def _widths(span: int) -> list[int]:
 
 
 def _choice(
-    w: Tensor, mask: Tensor | None, keep: Keep | None, pattern: Pattern | None, block: int
-) -> tuple[int, Choose]:
-    # How many columns get their mask at a time, and the function that chooses it.
+    w: Tensor, mask: Tensor | None, keep: Keep | None, pattern: Pattern | None, block: int, mine: slice
+) -> tuple[int, int, Choose]:
+    # How many columns get their mask at a time, how many rows meet in it, and the function that chooses it.
     columns = max(w.shape[1], 1)
     if mask is not None:
         if keep is not None or pattern is not None:
             raise TypeError("obs: expected a mask, or keep or a pattern that make one, got both")
-        given, wide = check_kept("obs", mask, w), WIDTHS[0]
-        return wide, lambda scores, i: given[:, i * wide : (i + 1) * wide]
+        given, wide = check_kept("obs", mask, w)[mine], WIDTHS[0]
+        return wide, 1, lambda scores, i: given[:, i * wide : (i + 1) * wide]
     if pattern is None:
         if keep is None:
             raise TypeError("obs: expected one of mask, keep and pattern, got none of them")
         counts = _counts(keep, [min(block, columns - a) * w.shape[0] for a in range(0, w.shape[1], block)])
-        return min(block, columns), lambda scores, i: topk_mask(scores, counts[i])
+        return min(block, columns), len(w), lambda scores, i: topk_mask(scores, counts[i])
     if not isinstance(pattern, Pattern):
         raise TypeError(f"obs: expected pattern to be one such as sf.patterns.nm(2, 4), got {pattern!r}")
     if pattern.members:
@@ -173,12 +205,12 @@ def _choice(
             f"obs: expected groups inside blocks of {block} columns, got {pattern}, whose groups have {span} columns "
             f"in a weight of shape {tuple(w.shape)}; give block={span} or a multiple of it"
         )
-    if span < columns:  # every block is cut as the whole weight is
+    if (len(w), span) != w.shape:  # parts are cut as the whole weight is
         pattern = replace(pattern, unit=lambda shape: units.unit, group=lambda grid: units.group, fixed=units.fixed)
     if isinstance(keep, Sequence):
         raise TypeError(f"obs: expected keep to be the share or count of a group of {pattern}, got {keep!r}")
     count = _kept(keep, units.rows[1]) if isinstance(keep, float) else keep
-    return span, lambda scores, i: topk_mask(scores, count, pattern=pattern)
+    return span, units.group[0] * units.unit[0], lambda scores, i: topk_mask(scores, count, pattern=pattern)
 
 
 def _counts(keep: Keep, sizes: list[int]) -> list[int]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.leaves import hidden, one_by_one
+from sparsefn.engine.processes import check_alike, joined, own
 from sparsefn.engine.selection import Entry, winners
 from sparsefn.masks.select import topk_mask
 from sparsefn.patterns.kinds import Pattern, unstructured
@@ -16,7 +17,7 @@ from sparsefn.patterns.units import units_of
 from sparsefn.solve.inputs import check_damp, check_finite, damp_in_place, factor_in_place, in_one_dtype
 from sparsefn.solve.least_squares import solved
 
-AT_ONCE = 2**25  # entries of the inverses that are held at one time
+AT_ONCE = 2**23  # entries of the inverses that are held at one time
 
 
 def obs_exact(
@@ -62,6 +63,7 @@ def obs_exact(
     else:
         width, count = _groups(w, n_prune, pattern)
     share = check_damp("obs_exact", damp)
+    check_alike("obs_exact", w, h, n_prune, pattern, damp)
     prune = _pruned if hidden(w, h) else pruned
     new, kept = prune(w, h, counts, width, count, share)
     return new.to(weight.dtype), kept
@@ -81,8 +83,9 @@ def pruned(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, 
     steps = count * (columns // width) if width else min(count, columns)
     groups = (width, count) if width else (columns, columns)
     parts = w.masked_fill(dead, 0.0).chunk(max(1, -(-rows * columns**2 // AT_ONCE)))
-    traces = [_trace(part, inverse, steps, *groups) for part in parts]
-    order, losses = (torch.cat(tensors) for tensors in zip(*traces, strict=True))
+    mine = [parts[i] for i in own(len(parts))] or [w[:0]]
+    traces = [_trace(part, inverse, steps, *groups) for part in mine]
+    order, losses = joined(*(torch.cat(tensors) for tensors in zip(*traces, strict=True)))
     gone = torch.ones_like(order, dtype=torch.bool)
     if counts:
         gone = torch.arange(steps, device=w.device) < torch.tensor(counts, device=w.device)[:, None]
@@ -146,7 +149,7 @@ def _trace(w: Tensor, inverse: Tensor, steps: int, width: int, count: int) -> tu
     gone = torch.zeros_like(w, dtype=torch.bool)
     order, losses = torch.zeros_like(w[:, :steps], dtype=torch.int64), torch.zeros_like(w[:, :steps])
     for step in range(steps):
-        full = gone.reshape(rows, -1, width).sum(-1, keepdim=True) >= count
+        full = gone.reshape(rows, columns // width, width).sum(-1, keepdim=True) >= count
         closed = gone | full.expand(-1, -1, width).flatten(1)
         (best,) = winners([Entry(-(w.square() / left.diagonal(dim1=1, dim2=2)), None, closed)], [1])
         at = best.to(torch.int64).argmax(1, keepdim=True)

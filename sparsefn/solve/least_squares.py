@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import hidden, one_by_one
+from sparsefn.engine.processes import check_alike, joined, own
 from sparsefn.solve.inputs import check_damp, check_finite, check_kept, damp_in_place, factor_in_place, in_one_dtype
 
 
@@ -31,6 +32,7 @@ def refit(weight: Tensor, hessian: Tensor, mask: Tensor, *, damp: float = 0.0) -
     w, h = in_one_dtype("refit", weight, hessian)
     kept = check_kept("refit", mask, weight)
     share = check_damp("refit", damp)
+    check_alike("refit", w, h, kept, damp)
     solve = _refitted if hidden(w, h, kept) else solved
     return solve(w, h, kept, share).to(weight.dtype)
 
@@ -48,12 +50,15 @@ def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
     new = old.masked_fill(~kept, 0.0)
     pull = (old - new) @ h  # what the kept weights of a row have to make up for
     masks, which = torch.unique(kept, dim=0, return_inverse=True)
-    for i, row in enumerate(masks):
-        at, rows = row.nonzero()[:, 0], (which == i).nonzero()[:, 0]
-        if 0 < len(at) < len(row):
+    mine = own(len(masks))
+    for i in mine:
+        at, rows = masks[i].nonzero()[:, 0], (which == i).nonzero()[:, 0]
+        if 0 < len(at) < w.shape[1]:
             lower = factor_in_place(f"refit, row {int(rows[0])}", h[at[:, None], at], share)
             new[rows[:, None], at] += torch.cholesky_solve(pull[rows[:, None], at].T, lower).T
-    return new
+    solved_here = ((which >= mine.start) & (which < mine.stop)).nonzero()[:, 0]
+    places, rows = joined(solved_here, new[solved_here])
+    return new.index_copy(0, places, rows)
 
 
 _refitted = torch.library.custom_op("sparsefn::refit", solved, mutates_args=())

@@ -1,4 +1,4 @@
-"""Statistics added over processes, and weights that the first of them makes."""
+"""Statistics added over processes, and weights of which each of them makes some rows."""
 
 import pytest
 import torch
@@ -27,9 +27,7 @@ def test_one_process_has_all():
 
 def cases():
     rank = place()[0]
-    params = {"a": torch.tensor([[1.0, 2.0]]), "b": torch.tensor([[3.0, 1.0]])}
-    if rank:  # only the first has the weights that count
-        params = {path: x + 1 for path, x in params.items()}
+    params = {"a": torch.tensor([[1.0, 2.0]] * 4), "b": torch.tensor([[3.0, 1.0]])}
     seen = []
 
     def prune(stats):
@@ -40,13 +38,18 @@ def cases():
         algorithm = together(prune)(stats_of(rank))
         state = algorithm.init(params)
         state = algorithm.update(state, params, 0)
-        assert len(seen) == (rank == 0)
-        for of in seen:
-            stats = of["a"]
-            assert int(stats["count"]) == 9 and stats["square"].tolist() == [3, 3]
-            assert stats["gram"].tolist() == [[18, 6], [6, 12]] and of["b"]["gram"] is stats["gram"]
-        assert state.masks["a"].tolist() == [[False, True]] and state.masks["b"].tolist() == [[True, False]]
-        assert sf.effective(state)["a"].tolist() == [[0, 2]]  # those of the first
+        (of,) = seen
+        stats = of["a"]
+        assert int(stats["count"]) == 9 and stats["square"].tolist() == [3, 3]
+        assert stats["gram"].tolist() == [[18, 6], [6, 12]] and of["b"]["gram"] is stats["gram"]
+        assert state.masks["a"].tolist() == [[False, True]] * 4 and state.masks["b"].tolist() == [[True, False]]
+        assert sf.effective(state)["a"].tolist() == [[0, 2]] * 4
+
+    def sums_in_the_order_of_the_processes():
+        gram = torch.tensor([[2.0**24, 1.0, 1.0][rank]])  # 1 is less than half of a bit of the first
+        total = []
+        together(lambda stats: total.append(stats) or sf.dense())({"a": {"gram": gram}})
+        assert total[0]["a"]["gram"].tolist() == [2.0**24] and gram.tolist() != [0.0]
 
     def parts_of_data():
         parts = [list(range(7))[7 * i // 3 : 7 * (i + 1) // 3] for i in range(3)]
@@ -60,9 +63,11 @@ def cases():
                 raise ValueError("no data on the last")
             together(prune)(stats_of(rank))
 
-    def an_error_of_the_first_is_one_on_all():
+    def an_error_of_the_last_is_one_on_all():
         def fails(stats):
-            raise ValueError("no such pattern")
+            if rank == 2:
+                raise ValueError("no such pattern")
+            return prune(stats)
 
         with pytest.raises((ValueError, RuntimeError), match="no such pattern"), agreement(everyone()):
             algorithm = together(fails)(stats_of(rank))
@@ -74,6 +79,28 @@ def cases():
             algorithm = together(lambda stats: stats)(stats_of(rank))
             algorithm.update(algorithm.init(params), params, 0)
 
+    def other_functions():
+        def prunes_more(stats):
+            return sf.one_shot(0.5 if rank else 1.0, where="*")
+
+        def draws(path, weight, mask, step):
+            return weight + rank, mask
+
+        for other, text in (
+            (prunes_more, "in a selection: 0 on process 0, and 4 on process 1"),
+            (
+                lambda stats: prune(stats) if rank else sf.dense(),
+                "they are at: what prune made on process 0, and a sel",
+            ),
+            (
+                lambda stats: sf.rewrite(draws, where="*"),
+                r"in what prune made: a tensor of \(4, 2\), torch.float32 with",
+            ),
+        ):
+            with pytest.raises(ValueError, match=f"same calls with the same values on all processes, but {text}"):
+                algorithm = together(other)(stats_of(rank))
+                algorithm.update(algorithm.init(params), params, 0)
+
     def other_leaves():
         stats = stats_of(rank)
         if rank == 1:
@@ -82,10 +109,12 @@ def cases():
             together(prune)(stats)
 
     yield "sums and masks", sums_and_masks
+    yield "order", sums_in_the_order_of_the_processes
     yield "parts of data", parts_of_data
     yield "an error on one", an_error_on_one_is_one_on_all
-    yield "an error of the first", an_error_of_the_first_is_one_on_all
+    yield "an error of the last", an_error_of_the_last_is_one_on_all
     yield "no algorithm", no_algorithm
+    yield "other functions", other_functions
     yield "other leaves", other_leaves
 
 

@@ -228,7 +228,6 @@ def test_a_model_of_four_times_the_memory(tmp_path):
 
 def cases(folder, place):
     def pruner(stats):
-        assert torch.distributed.get_rank() == 0
         seen.append({path: int(of["count"]) for path, of in stats.items()})
         return wanda(stats)
 

@@ -1,0 +1,141 @@
+"""Rows that processes deal out among them where a caller asks for it: each works on its own, and all get those of all.
+
+Nothing is dealt out otherwise, whatever process groups there are. Every process must come to the same calls in the same
+order; each call begins with what it is about, so that another one is an error on all processes, and none waits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import zip_longest
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsefn.engine.processes.agreements import agreement
+from sparsefn.engine.processes.collectives import Exchange, Gather, in_step
+from sparsefn.engine.processes.lines import Groups, Line
+from sparsefn.engine.surroundings import Array, transformed
+
+_dealing: ContextVar[Groups] = ContextVar("dealing", default=())
+
+
+@contextmanager
+def dealt(groups: Groups) -> Iterator[None]:
+    """Code in which the processes of a group deal out rows; an error of one of them is raised on all.
+
+    >>> from sparsefn.engine.processes import rows
+    >>> with rows.dealt(()):
+    ...     rows.own(3)
+    range(0, 3)
+    """
+    with agreement(groups):
+        token = _dealing.set(groups)
+        try:
+            yield
+            check_alike("the end")
+        finally:
+            _dealing.reset(token)
+
+
+def is_dealt() -> bool:
+    """Whether processes deal out rows here.
+
+    >>> from sparsefn.engine.processes import rows
+    >>> rows.is_dealt()
+    False
+    """
+    return not torch.compiler.is_compiling() and bool(_dealing.get())
+
+
+def own(n: int) -> range:
+    """Which of n things in a row are this process's: runs that follow each other, the first processes' no shorter.
+
+    >>> from sparsefn.engine.processes import rows
+    >>> rows.own(3)
+    range(0, 3)
+    """
+    if not is_dealt():
+        return range(n)
+    if transformed():
+        raise ValueError("by_rows: expected calls outside of vmap and other transforms of torch.func")
+    line = Line(_dealing.get())
+    return range(-(-n * line.place // line.size), -(-n * (line.place + 1) // line.size))
+
+
+def joined(*own: Tensor) -> list[Tensor]:
+    """Tensors with the rows of all processes end to end, of those that each of them has; on every process.
+
+    >>> from sparsefn.engine.processes import rows
+    >>> rows.joined(torch.ones(1))
+    [tensor([1.])]
+    """
+    if not is_dealt():
+        return [*own]
+    found = in_step([(_dealing.get(), _everyones(_bytes(x))) for x in own])
+    return [
+        torch.from_numpy(values).view(x.dtype).reshape(-1, *x.shape[1:]).to(x.device)
+        for x, values in zip(own, found, strict=True)
+    ]
+
+
+def check_alike(*what: object) -> None:
+    """Raise ValueError on all processes unless all come here with the same: tensors of the same values, or words.
+
+    >>> from sparsefn.engine.processes import rows
+    >>> rows.check_alike("obs", torch.ones(1))
+    """
+    if not is_dealt():
+        return
+    words = re.sub(r" at 0x\w+", "", "\t".join(map(_told, what))).encode()
+    digest = np.frombuffer(hashlib.sha256(words).digest()[:8], np.int64)
+    (told,) = in_step([(_dealing.get(), _texts(digest, words))])
+    for rank, text in enumerate(told):
+        for x, y in zip_longest(told[0].split("\t"), text.split("\t"), fillvalue="nothing"):
+            if x != y:
+                head = text.split("\t")[0]
+                where = f"in {head}" if told[0].startswith(f"{head}\t") else "they are at"
+                raise ValueError(
+                    "by_rows: expected the same calls with the same values on all processes, but "
+                    f"{where}: {x} on process 0, and {y} on process {rank}"
+                )
+
+
+def _texts(digest: Array, words: bytes) -> Exchange[list[str]]:
+    # What all processes say: for most a number tells that it is the same.
+    digests = yield Gather(digest)
+    if (digests == digests[0]).all():
+        return []
+    texts = yield Gather(np.frombuffer(words + b"\0", np.uint8))
+    return bytes(texts).decode().split("\0")[:-1]
+
+
+def _everyones(values: Array) -> Exchange[Array]:
+    return (yield Gather(values))
+
+
+def _bytes(x: Tensor) -> Array:
+    values: Array = x.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
+    return values
+
+
+def _told(x: object) -> str:
+    if not isinstance(x, Tensor):
+        return str(x)
+    return f"a tensor of {tuple(x.shape)}, {x.dtype} with checksum {_sum(x)}"
+
+
+def _sum(x: Tensor) -> int:
+    # Of all bits, each row and each column with its place: other values have another one, but for rare chance.
+    if not x.numel():
+        return 0
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    rows = x.detach().contiguous().view(kinds[x.element_size()]).reshape(x.shape[0] if x.ndim else 1, -1)
+    sums = [rows.sum(dim, dtype=torch.int64) for dim in (1, 0)]
+    of_rows, of_columns = (int((one * torch.arange(1, len(one) + 1, device=x.device)).sum()) for one in sums)
+    return 3 * of_rows + of_columns
