@@ -142,7 +142,7 @@ def _sweep(parts: Sequence[_Columns], widths: Sequence[int], span: int, first: i
         eye = torch.eye(columns, dtype=factor.dtype, device=factor.device)
         whole = torch.linalg.solve_triangular(-factor, eye, upper=False, unitriangular=True)
         now = [(whole @ at.due).sub_(at.changes).mul_(scale) for at in parts]  # minus the weights, to be squared
-        mask = choose(torch.cat([x.mul_(x).T for x in now]), first)
+        mask = choose(torch.cat([x.mul_(x) for x in now], 1).T, first)
         for at, own_mask in zip(parts, torch.split(mask, [len(at.mask) for at in parts]), strict=True):
             at.mask.copy_(own_mask)
             # Torch turns whole tensors block by block, but not parts of others.

@@ -5,9 +5,11 @@ import torch
 from distributed.harness import on_ranks
 
 import sparsefn as sf
+from sparsefn.calibration.carried import added_stats
 from sparsefn.calibration.shares import place, share, together
 from sparsefn.distributed.ends import everyone
 from sparsefn.engine.processes import agreement
+from sparsefn.solve import blocked
 
 
 def stats_of(rank):
@@ -44,6 +46,19 @@ def cases():
         assert stats["gram"].tolist() == [[18, 6], [6, 12]] and of["b"]["gram"] is stats["gram"]
         assert state.masks["a"].tolist() == [[False, True]] * 4 and state.masks["b"].tolist() == [[True, False]]
         assert sf.effective(state)["a"].tolist() == [[0, 2]] * 4
+
+    def solved_rows():
+        def solver(stats):
+            return sf.methods.sparsegpt(0.5, stats, where="*")
+
+        blocked.ENTRIES, wide = (16 * 8, 16 * 8), {"w": torch.randn(40, 8, generator=torch.Generator().manual_seed(0))}
+        parts = [torch.randn(30, 8, generator=torch.Generator().manual_seed(1 + i)) for i in range(3)]
+        every = [{"w": {"count": torch.tensor(30), "square": x.square().sum(0), "gram": x.T @ x}} for x in parts]
+        algorithm = together(solver)(every[rank])
+        shared = algorithm.update(algorithm.init(wide), wide, 0)
+        algorithm = solver(added_stats(added_stats(every[0], every[1]), every[2]))
+        alone = algorithm.update(algorithm.init(wide), wide, 0)
+        assert sf.checkpoint.tree_equal(shared, alone) and int(shared.masks["w"].sum()) == 160
 
     def sums_in_the_order_of_the_processes():
         gram = torch.tensor([[2.0**24, 1.0, 1.0][rank]])  # 1 is less than half of a bit of the first
@@ -109,6 +124,7 @@ def cases():
             together(prune)(stats)
 
     yield "sums and masks", sums_and_masks
+    yield "solved rows", solved_rows
     yield "order", sums_in_the_order_of_the_processes
     yield "parts of data", parts_of_data
     yield "an error on one", an_error_on_one_is_one_on_all

@@ -7,6 +7,9 @@ import pytest
 import torch
 from distributed.harness import on_ranks
 
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
 import sparsefn as sf
 from sparsefn.engine.processes import own
 from sparsefn.engine.selection import dealt
@@ -85,6 +88,18 @@ def cases():
         for name, solve in solves(rows):
             yield f"{name}, {rows} rows", lambda solve=solve: one(solve)
 
+    def shards_are_left_as_they_are():
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        w = layer(40)[0]
+        algorithm = sf.one_shot(0.5, pattern=patterns.row_balanced())
+        alone = algorithm.update(start := algorithm.init({"w": w}), start.params, 0)
+        with by_rows():
+            start = algorithm.init({"w": distribute_tensor(w, mesh, [Shard(0)])})
+            both = algorithm.update(start, start.params, 0)
+        assert torch.equal(both.masks["w"].full_tensor(), alone.masks["w"])
+
+    yield "shards", shards_are_left_as_they_are
+
     def rows_off_by_one_are_noticed():
         for name, solve in solves(64):
             if name in ("obs, 2:4", "obs, a share", "obs_exact", "wanda"):
@@ -99,6 +114,13 @@ def cases():
 def off_by_one(n):
     part = own(n)
     return range(part.start - 1, part.stop - 1) if part.start else part
+
+
+def test_one_process_has_all_rows():
+    w, h = layer(4, 12)
+    with by_rows():
+        shared = sf.solve.obs(w, h, keep=0.5)
+    assert all(map(torch.equal, shared, sf.solve.obs(w, h, keep=0.5)))
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparsefn.engine.surroundings import Array
 
@@ -66,6 +67,17 @@ class Line:
             getattr(torch.distributed, GATHER)(buffer, here, group=group)
             block = buffer.cpu().numpy()
         return block.reshape(-1, size)
+
+    def end_to_end(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The bytes of all processes of the one group, of these sizes: for large tensors, as no message is copied."""
+        (group,), (device,) = self.groups, self.devices
+        every = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        for rank, part in enumerate(torch.split(every, list(sizes))):
+            if rank == self.place:
+                part.copy_(own)
+            if len(part):
+                torch.distributed.broadcast(part, group=group, group_src=rank)
+        return every
 
     def messages(self, message: Array, sizes: Array) -> list[Array]:
         """The messages of all processes, of these sizes in bytes."""

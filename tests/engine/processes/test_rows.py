@@ -39,12 +39,17 @@ def cases():
 
     def others_values_are_told():
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        large = torch.arange(2.0**19).reshape(512, 1024)
         swapped, negative = x[[1, 0]] if rank else x, -0.0 * x if rank else 0.0 * x
         other = r"a tensor of \(2, 2\), torch.float32 with checksum \S+ on process 0, and a tensor of \(2, 2\), "
         for mine, text in (
             (("a call", swapped), "in a call: " + other),
             (("a call", x.T.contiguous() if rank else x), "in a call: " + other),
             (("a call", negative), "in a call: " + other),
+            (("a call", large + rank // 2), r"in a call: a tensor of \(512, 1024\), torch.float32 with checksum"),
+            (("a call", large.flip(0) if rank else large), r"in a call: a tensor of \(512, 1024\), torch.float32 with"),
+            (("a call", (x > rank + 1)[:, 1:]), r"in a call: a tensor of \(2, 1\), torch.bool with checksum"),
+            (("a call", (x > rank + 1).view(-1)[1:]), r"in a call: a tensor of \(3,\), torch.bool with checksum"),
             (("a call", x, rank // 2), "in a call: 0 on process 0, and 1 on process 2"),
             (("a call", *["x"] * rank), "they are at: nothing on process 0, and x on process 1"),
             ((f"the call {rank}", x), "they are at: the call 0 on process 0, and the call 1 on process 1"),
