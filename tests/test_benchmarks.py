@@ -68,6 +68,15 @@ def test_a_benchmark_runs_and_its_masks_agree(name: str, tmp_path: Path) -> None
     assert names >= PEERS[name] | {target[row] for target in aims for row in ("of", "to") if row in target} - APART
 
 
+def test_processes_that_share_rows_have_the_bits_of_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(BENCHMARKS / "rows.py"), "--smoke", f"--out={tmp_path}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr  # it compares the bits itself
+    written = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert [len(rows) for rows in written["tables"].values()] == [2] * 6
+    assert all(title in done.stdout and rows[0]["ratio"] == 1.0 for title, rows in written["tables"].items())
+
+
 def test_simulated_processes_have_the_mask_of_one_and_few_messages(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", str(BENCHMARKS / "sharded.py"), "--smoke", f"--out={tmp_path}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -46,9 +46,9 @@ def together(prune: Callable[[Stats], Algorithm]) -> Callable[[Stats], Algorithm
     >>> together(prune) is prune
     True
 
-    Every process calls the result with its own statistics, and then the algorithm that it makes. The first adds the
-    sums in the order of the processes, so that they have the same bits each time, and sends them. An error on one
-    process is raised on all, if they are inside of an agreement, and so is a ValueError where they prune otherwise.
+    Every process calls the result with its own statistics, and then the algorithm that it makes. Each adds the sums in
+    the order of the processes, so that they have the same bits on all and each time. An error on one process is raised
+    on all, if they are inside of an agreement, and so is ValueError where what they make is not the same.
     """
     if not everyone():
         return prune

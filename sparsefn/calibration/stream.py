@@ -69,8 +69,10 @@ def stream(
     `prune`. Where something differs ValueError says what. So it is with a full disk, an OSError: make room, call again.
 
     **Several processes** of `torch.distributed` share the batches, if all make the same call and see the same folders.
-    The first one adds their sums in the order of the processes, prunes and writes. So masks have the same bits in every
-    run on so many processes, and differ from those of one process as sums in another order do.
+    Each adds the sums of all in the order of the processes, so that masks have the same bits in every run on so many
+    processes, and differ from those of one process as sums in another order do. Then all call `prune`, and solve the
+    rows of each weight together, as in `sf.distributed.by_rows`; the first one writes. ValueError where what `prune`
+    gives is not the same on all of them.
 
     One example is run beforehand, to see in which order the model calls its layers. No module but the one that `make`
     gives is written to, and no hook is left.

@@ -17,14 +17,14 @@ def by_rows() -> AbstractContextManager[None]:
     (tensor([[0.0000, 2.5000]]), tensor([[False,  True]]))
 
     For plain tensors of which every process of the default process group has all. The solvers `sf.solve.obs`,
-    `obs_exact` and `refit` split a weight into parts of whole rows, and so does every algorithm whose pattern has
-    several groups in a leaf, such as `row_balanced()` and `nm(2, 4)`. Each process works on its parts, and they send
-    each other the weights and masks. Where the groups of `obs` reach over several parts, they send each other scores of
-    these, too, before they choose. Everything else is done by each process for itself: scores, competitions of a whole
-    leaf or of several, units that are picked together, functions of your own. The bits are those of one process.
+    `obs_exact` and `refit` split a weight into parts of whole rows, and algorithms whose pattern has several groups in a
+    leaf, such as `row_balanced()` and `nm(2, 4)`, split these. Each process works on its parts, and they send each
+    other the weights and masks. Where rows of several parts compete in `obs`, they send each other the scores first.
+    Everything else is done by each process for itself: scores, competitions of a whole leaf or of several, units that
+    are picked together, functions of your own. The bits are those of one process, whose parts are the same.
 
-    All processes must make the same calls with the same values, and call this. Each call compares them by a checksum,
-    and so does the end; ValueError on all processes says which differ. An error of one process is raised on all.
-    `sf.calibration.stream` does this by itself.
+    All processes must enter, and make the same calls with the same values. A checksum of some of their bits is compared
+    at each call, and ValueError on all processes says what differs, or that one of them is at the end already. An
+    error of one process is raised on all; ValueError under `vmap`. `sf.calibration.stream` does this by itself.
     """
     return dealt(everyone())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsefn.budgets.distributions import apportion
 from sparsefn.engine.checks import check_int, check_sparsity, is_int, n_kept
-from sparsefn.engine.processes import check_alike, joined, own
+from sparsefn.engine.processes import check_alike, gathered, own
 from sparsefn.engine.surroundings import concrete
 from sparsefn.masks.select import topk_mask
 from sparsefn.patterns.kinds import Pattern
@@ -78,7 +78,7 @@ def obs(
     apart = not size % max(meet, 1) or len(w) <= size  # no part competes with another
 
     def among(scores: Tensor, i: int) -> Tensor:
-        return choose(scores, i) if apart else choose(joined(scores)[0], i)[mine]
+        return choose(scores, i) if apart else choose(gathered(scores)[0], i)[mine]
 
     new, kept = w[mine], torch.empty_like(w[mine], dtype=torch.bool)
     if parts or not apart:
@@ -89,7 +89,7 @@ def obs(
         dead = damp_in_place(h, share).flip(0)
         w = new if concrete(dead.any()) is False else new.masked_fill(dead, 0.0)
         new, kept = _swept(w, size, factor_in_place("obs", h, share), span, among)
-    new, kept = joined(new.to(weight.dtype), kept)
+    new, kept = gathered(new.to(weight.dtype), kept)
     return new, kept
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_int
 from sparsefn.engine.leaves import hidden, one_by_one
-from sparsefn.engine.processes import check_alike, joined, own
+from sparsefn.engine.processes import check_alike, gathered, own
 from sparsefn.engine.selection import Entry, winners
 from sparsefn.masks.select import topk_mask
 from sparsefn.patterns.kinds import Pattern, unstructured
@@ -85,7 +85,7 @@ def pruned(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, 
     parts = w.masked_fill(dead, 0.0).chunk(max(1, -(-rows * columns**2 // AT_ONCE)))
     mine = [parts[i] for i in own(len(parts))] or [w[:0]]
     traces = [_trace(part, inverse, steps, *groups) for part in mine]
-    order, losses = joined(*(torch.cat(tensors) for tensors in zip(*traces, strict=True)))
+    order, losses = gathered(*(torch.cat(tensors) for tensors in zip(*traces, strict=True)))
     gone = torch.ones_like(order, dtype=torch.bool)
     if counts:
         gone = torch.arange(steps, device=w.device) < torch.tensor(counts, device=w.device)[:, None]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import hidden, one_by_one
-from sparsefn.engine.processes import check_alike, joined, own
+from sparsefn.engine.processes import check_alike, gathered, own
 from sparsefn.solve.inputs import check_damp, check_finite, check_kept, damp_in_place, factor_in_place, in_one_dtype
 
 
@@ -57,7 +57,7 @@ def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
             lower = factor_in_place(f"refit, row {int(rows[0])}", h[at[:, None], at], share)
             new[rows[:, None], at] += torch.cholesky_solve(pull[rows[:, None], at].T, lower).T
     solved_here = ((which >= mine.start) & (which < mine.stop)).nonzero()[:, 0]
-    places, rows = joined(solved_here, new[solved_here])
+    places, rows = gathered(solved_here, new[solved_here])
     return new.index_copy(0, places, rows)
 
 

@@ -6,7 +6,6 @@ from unittest import mock
 import pytest
 import torch
 from distributed.harness import on_ranks
-
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 

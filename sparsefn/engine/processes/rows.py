@@ -69,11 +69,11 @@ def own(n: int) -> range:
     return range(-(-n * line.place // line.size), -(-n * (line.place + 1) // line.size))
 
 
-def joined(*own: Tensor) -> list[Tensor]:
+def gathered(*own: Tensor) -> list[Tensor]:
     """Tensors with the rows of all processes end to end, of those that each of them has; on every process.
 
     >>> from sparsefn.engine.processes import rows
-    >>> rows.joined(torch.ones(1))
+    >>> rows.gathered(torch.ones(1))
     [tensor([1.])]
     """
     if not is_dealt():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sparsefn.engine.processes import check_alike, is_dealt, joined, own
+from sparsefn.engine.processes import check_alike, gathered, own
 from sparsefn.engine.selection import fixed
 from sparsefn.engine.selection.dispatch import Count, Counts, winners
 from sparsefn.engine.selection.entries import Entry
@@ -24,8 +24,6 @@ def dealt_winners(entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
     All have all entries. The rows of an entry go to the processes in runs that follow each other; where there is one
     competition, each finds its winners for itself.
     """
-    if not is_dealt():
-        return winners(entries, counts)
     laid = [fixed.as_rows(x) if len(x.scores) == 1 else x for x in entries]
     sizes = [fixed.competitions(x.scores.shape) for x in laid]
     each = torch.split(counts, sizes) if isinstance(counts, Tensor) else counts
@@ -34,7 +32,7 @@ def dealt_winners(entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
     parts = [own(len(x.scores)) if i in several else range(len(x.scores)) for i, x in enumerate(laid)]
     cut = [_of(*row) for row in zip(laid, each, parts, strict=True)]
     found = winners([x for x, _ in cut], [n for _, n in cut])
-    for i, mask in zip(several, joined(*(found[i] for i in several)), strict=True):
+    for i, mask in zip(several, gathered(*(found[i] for i in several)), strict=True):
         found[i] = mask
     return [fixed.laid_back(mask, x.scores.shape) for mask, x in zip(found, entries, strict=True)]
 

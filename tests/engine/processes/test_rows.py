@@ -5,7 +5,7 @@ import torch
 from distributed.harness import on_ranks
 from torch import distributed
 
-from sparsefn.engine.processes import check_alike, dealt, is_dealt, joined, own
+from sparsefn.engine.processes import check_alike, dealt, gathered, is_dealt, own
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.int64)
 
@@ -14,7 +14,7 @@ def test_one_process_has_all_and_tells_nobody():
     x = torch.ones(2)
     with dealt(()):
         check_alike("a call", x)
-        assert not is_dealt() and own(3) == range(3) and joined(x)[0] is x
+        assert not is_dealt() and own(3) == range(3) and gathered(x)[0] is x
 
 
 def cases():
@@ -33,7 +33,7 @@ def cases():
                 whole = torch.arange(14).reshape(7, 2).remainder(5).to(dtype)
                 part = slice(own(7).start, own(7).stop)
                 turned = whole.T.contiguous().T[part]
-                found = joined(turned, whole[part, 0], whole[:0] if rank else whole)
+                found = gathered(turned, whole[part, 0], whole[:0] if rank else whole)
                 assert all(x.dtype == dtype for x in found)
                 assert [x.tolist() for x in found] == [x.tolist() for x in (whole, whole[:, 0], whole)]
 
@@ -70,7 +70,7 @@ def cases():
         with pytest.raises((KeyError, RuntimeError), match="nothing there"), dealt(world):
             if rank == 1:
                 raise KeyError("nothing there")
-            joined(torch.ones(2))
+            gathered(torch.ones(2))
         assert not is_dealt()
 
     def transforms_are_refused():
