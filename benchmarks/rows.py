@@ -9,10 +9,11 @@ more cores would give. Weights and masks are held against those of one process.
 """
 
 import argparse
-import multiprocessing
+import json
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ def shared(solve: Solve) -> tuple[float, float, Any]:
     return float(most[0]), float(most[1]), result
 
 
-def rounds_of(rank: int, ranks: int, folder: str, options: argparse.Namespace, answers: Any) -> None:
+def rounds_of(rank: int, ranks: int, folder: str, options: argparse.Namespace) -> None:
     """All rounds on one of the processes."""
     torch.set_num_threads(1)
     store = distributed.FileStore(f"{folder}/store", ranks)
@@ -79,24 +80,17 @@ def rounds_of(rank: int, ranks: int, folder: str, options: argparse.Namespace, a
                 taken.append((*alone[:2], *both[:2]))
         found[f"{name}, {n} columns"] = taken[1:]  # the first warms up
     if not rank:
-        answers.put(found)
+        Path(folder, "found.json").write_text(json.dumps(found), encoding="utf-8")
     sf.distributed.leave()
 
 
 def main(options: argparse.Namespace) -> dict[str, list[Row]]:
     """Every table."""
     tables = {}
-    context = multiprocessing.get_context("spawn")
     for ranks in (2,):
         with tempfile.TemporaryDirectory() as folder:
-            answers = context.Queue()
-            rest = (ranks, folder, options, answers)
-            others = [context.Process(target=rounds_of, args=(rank, *rest)) for rank in range(ranks)]
-            for process in others:
-                process.start()
-            found = answers.get()
-            for process in others:
-                process.join()
+            torch.multiprocessing.spawn(rounds_of, (ranks, folder, options), ranks)
+            found = json.loads(Path(folder, "found.json").read_text(encoding="utf-8"))
         for name, taken in found.items():
             for clock, what in enumerate(("by the clock", "of the busiest process")):
                 base, both = ([one[i + clock] for one in taken] for i in (0, 2))

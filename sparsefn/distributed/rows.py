@@ -17,8 +17,8 @@ def by_rows() -> AbstractContextManager[None]:
     (tensor([[0.0000, 2.5000]]), tensor([[False,  True]]))
 
     For plain tensors of which every process of the default process group has all. The solvers `sf.solve.obs`,
-    `obs_exact` and `refit` split a weight into parts of whole rows, and algorithms whose pattern has several groups in a
-    leaf, such as `row_balanced()` and `nm(2, 4)`, split these. Each process works on its parts, and they send each
+    `obs_exact` and `refit` split a weight into parts of whole rows, and algorithms whose pattern has several groups in
+    a leaf, such as `row_balanced()` and `nm(2, 4)`, split these. Each process works on its parts, and they send each
     other the weights and masks. Where rows of several parts compete in `obs`, they send each other the scores first.
     Everything else is done by each process for itself: scores, competitions of a whole leaf or of several, units that
     are picked together, functions of your own. The bits are those of one process, whose parts are the same.

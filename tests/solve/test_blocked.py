@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsefn as sf
+from sparsefn.solve import blocked
 
 nm, obs, refit = sf.patterns.nm, sf.solve.obs, sf.solve.refit
 
@@ -122,6 +123,26 @@ def test_patterns_choose_when_their_first_column_is_reached(pattern, keep, block
     new, kept = obs(weight, hessian, pattern=pattern, keep=keep, block=block)
     assert torch.equal(kept, mask)
     torch.testing.assert_close(new, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep": 0.3},
+        {"pattern": nm(2, 4)},
+        {"pattern": sf.patterns.block((2, 2)), "keep": 99, "block": 60},
+        {"mask": 1},
+    ],
+    ids=str,
+)
+def test_parts_of_rows_make_no_difference(monkeypatch, options):
+    weight, hessian = layer(40, 60)
+    options = {"mask": weight > 0} if "mask" in options else options
+    expected = obs(weight, hessian, **options)
+    monkeypatch.setattr(blocked, "ENTRIES", (16 * 60,) * 2)  # of 16, 16 and 8 rows
+    new, mask = obs(weight, hessian, **options)
+    assert torch.equal(mask, expected[1])
+    torch.testing.assert_close(new, expected[0])
 
 
 def test_groups_are_cut_as_in_the_whole_weight():
