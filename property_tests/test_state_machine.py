@@ -1,19 +1,27 @@
-"""The machine runs, and finds bugs that lie between two operations."""
+"""The machine runs, and finds bugs that lie between operations, which the laws do not find."""
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import optree
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 import sparsefn as sf
 from property_tests.effort import tries
-from property_tests.state_machine import Machine, compiled, eager, in_a_batch, loaded, made
+from property_tests.state_machine import CHOSEN, Machine, Update, compiled, eager, made, one_process
 from sparsefn.testing import Row
+from sparsefn.testing.harness import leaves
 from sparsefn.tree import Tree, leaves_of
+
+Make = Callable[[Any, Tensor, Tree], sf.Algorithm]
 
 
 def run(machine: type[Machine], examples: int, steps: int = 20) -> None:
@@ -27,7 +35,8 @@ def run(machine: type[Machine], examples: int, steps: int = 20) -> None:
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(machine, settings=options)
+    with one_process():
+        run_state_machine_as_test(machine, settings=options)
 
 
 def test_any_order_has_the_bits_of_eager_updates() -> None:
@@ -35,85 +44,203 @@ def test_any_order_has_the_bits_of_eager_updates() -> None:
 
 
 def test_so_has_compiled_code() -> None:
-    ways = {"eager": eager, "compiled": compiled}
-    run(type("Compiling", (Machine,), {"names": ("rigl", "sgd ste"), "ways": ways}), 2, 6)
+    run(type("Compiling", (Machine,), {"names": ("rigl", "sgd ste"), "ways": (eager, compiled)}), 2, 6)
 
 
 # ---- bugs -----------------------------------------------------------------------------------------
 
 
-def load_of_arrays(algorithm: sf.Algorithm, params: Tree, saved: dict[str, Any]) -> sf.State:
-    """The count of an optimizer's steps is not loaded: numbers were taken for settings."""
-    fresh = sf.checkpoint.state_dict(algorithm.init(params))
-    return loaded(algorithm, params, {n: x if x.ndim or ".opt" not in f".{n}" else fresh[n] for n, x in saved.items()})
+def same(make: Make) -> Make:
+    return make
 
 
-def load_without_memories(algorithm: sf.Algorithm, params: Tree, saved: dict[str, Any]) -> sf.State:
-    """Memories of scores start anew."""
-    state = loaded(algorithm, params, saved)
-    return state._replace(scores=optree.tree_map(torch.zeros_like, state.scores))
+class Bug(NamedTuple):
+    """Planted in the algorithms of a row, by `make`, and in functions of the library: `library(real) -> new`."""
+
+    row: str
+    make: Callable[[Make], Make] = same
+    library: Mapping[Any, Callable[[Any], Any]] = MappingProxyType({})
+    ways: tuple[Update, ...] = Machine.ways
+
+    @contextmanager
+    def planted(self) -> Iterator[Row]:
+        """The row with the bug; laws and machine alike then meet it in the library, too."""
+        row = CHOSEN[self.row]
+        with pytest.MonkeyPatch.context() as patch:
+            for real, change in self.library.items():
+                new = change(real)
+                for module in [
+                    m for m in sys.modules.values() if m.__name__.startswith(("sparsefn", "property_tests", "torch"))
+                ]:
+                    for name in [name for name, value in vars(module).items() if value is real]:
+                        patch.setattr(module, name, new)
+            yield row._replace(make=self.make(row.make))
 
 
-def remembering() -> Callable[[Row, float, Tree], sf.Algorithm]:
-    """An algorithm is kept by its name, whatever its sparsity."""
-    known: dict[str, sf.Algorithm] = {}
-    return lambda row, sparsity, params: known.setdefault(row.name, made(row, sparsity, params))
+def updating(change: Callable[[sf.Algorithm, sf.State, Tree, Any], sf.State]) -> Callable[[Make], Make]:
+    """Algorithms whose update is `change(algorithm, state, grads, step)`, but for compiled and batched code."""
+
+    def planted(make: Make) -> Make:
+        def broken(sparsity: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+            algorithm = make(sparsity, key, params)
+
+            def update(state: sf.State, grads: Tree, step: Any) -> sf.State:
+                plain = not torch.compiler.is_compiling() and not torch._C._functorch.is_batchedtensor(
+                    leaves_of(grads)[0]
+                )
+                return change(algorithm, state, grads, step) if plain else algorithm.update(state, grads, step)
+
+            return algorithm._replace(update=update, within=None)
+
+        return broken
+
+    return planted
 
 
-def writing_late() -> Callable[[sf.Algorithm, sf.State, Tree, Any], sf.State]:
-    """A donated step keeps the memory of the masks that it was given, and writes to it in the next one."""
-    held: list[torch.Tensor] = []
+def first_counts(real: Any) -> Any:
+    """All members of a stack get the counts of the first: those of one `vmap` have the same."""
 
-    def update(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
-        for mask in held:
-            mask.fill_(False)
-        new = algorithm.update(state, grads, step)
-        held[:] = [mask for mask in leaves_of(state.masks) if mask.ndim]
-        return new
+    def member(state: Tree, i: int) -> Tree:
+        is_count = lambda x: x.ndim == 0 and x.dtype == torch.int64  # noqa: E731
+        return optree.tree_map(lambda x, first: first if is_count(x) else x, real(state, i), real(state, 0))
 
-    return update
+    return member
 
 
-def lazy(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
-    """The memory of a score lies where the gradients were, which a loop writes to again."""
+LOADED: list[Tensor] = []
+
+
+def marked(real: Any) -> Any:
+    """A load after which the next step does something else."""
+
+    def load(template: Tree, *args: Any, **options: Any) -> Tree:
+        state = real(template, *args, **options)
+        LOADED[:] = [state.key]
+        return state
+
+    return load
+
+
+def keeping_gradients(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
+    """The first step after a load keeps the memory of the gradients, which a loop writes to again."""
     new = algorithm.update(state, grads, step)
-    if not isinstance(new.scores, dict) or "grow" not in new.scores:
-        return new
-    optree.tree_map_(lambda g, memory: g.copy_(memory), grads, new.scores["grow"])
-    return new._replace(scores=new.scores | {"grow": grads})
-
-
-def by_identity() -> Callable[[sf.Algorithm, sf.State, Tree, Any], sf.State]:
-    """The result of a step is remembered by the tensors that it was made of, whatever the algorithm."""
-    known: list[tuple[list[torch.Tensor], int, sf.State]] = []
-
-    def update(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
-        masks = leaves_of(state.masks)
-        for old, before, new in known:
-            if step > before and all(x is y for x, y in zip(old, masks, strict=False)):
-                return new._replace(params=state.params, key=state.key, opt=state.opt, scores=state.scores)
-        new = algorithm.update(state, grads, step)
-        known[:] = [(masks, step, new)]
+    if not any(state.key is key for key in LOADED):
         return new
 
-    return update
+    def kept(g: Tensor, memory: Tensor) -> Tensor:
+        return g.copy_(memory) if g.dtype == memory.dtype else memory
+
+    return new._replace(scores=new.scores | {"grow": optree.tree_map(kept, grads, new.scores["grow"])})
 
 
-BUGS: dict[str, Callable[[], dict[str, Any]]] = {
-    "a load drops the numbers of an optimizer": lambda: {"load": staticmethod(load_of_arrays)},
-    "a load drops the memories of scores": lambda: {"load": staticmethod(load_without_memories)},
-    "an algorithm is remembered by its name": lambda: {"make": staticmethod(remembering())},
-    "a donated step writes to masks later": lambda: {"ways": {"donated": writing_late()}},
-    "a memory is the gradients": lambda: {"ways": {"eager": eager, "lazy": lazy}},
-    "a step is remembered by identity": lambda: {"ways": {"known": by_identity()}},
-    "a batch mixes up its members": lambda: {
-        "ways": {"batch": lambda a, s, g, i: in_a_batch(a, s, optree.tree_map(torch.neg, g), i)}
-    },
+def sharing(real: Any) -> Any:
+    """What is loaded is what was saved and no copy, and a donated step writes to it."""
+
+    def load(template: Tree, saved: Any, **options: Any) -> Tree:
+        real(template, saved, **options)
+        return optree.tree_unflatten(optree.tree_structure(template), [saved[path] for path in leaves(template)])
+
+    return load
+
+
+MADE: list[tuple[Tensor, sf.Algorithm]] = []
+
+
+def staying(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
+    """A state goes on with the algorithm that made it."""
+    masks = [mask for mask in leaves_of(state.masks) if mask.ndim]
+    owner = next((maker for known, maker in MADE if any(known is mask for mask in masks)), algorithm)
+    new = owner.update(state, grads, step)
+    MADE[:] = [(mask, owner) for mask in leaves_of(new.masks) if mask.ndim]
+    return new
+
+
+def by_threads(make: Make) -> Make:
+    """A new algorithm takes the place of the old one for the number of threads that there is then, and for no other."""
+    known: dict[int, sf.Algorithm] = {}
+
+    def change(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
+        return known.setdefault(torch.get_num_threads(), algorithm).update(state, grads, step)
+
+    def broken(sparsity: Any, key: Tensor, params: Tree) -> sf.Algorithm:
+        known[torch.get_num_threads()] = make(sparsity, key, params)
+        return updating(change)(make)(sparsity, key, params)
+
+    return broken
+
+
+def by_mesh(make: Make) -> Make:
+    """Shards go on with the first algorithm that they met."""
+    known: list[sf.Algorithm] = []
+
+    def change(algorithm: sf.Algorithm, state: sf.State, grads: Tree, step: Any) -> sf.State:
+        known[:] = (known or [algorithm]) if any(isinstance(x, DTensor) for x in leaves_of(state.masks)) else []
+        return (known or [algorithm])[0].update(state, grads, step)
+
+    return updating(change)(make)
+
+
+def standing(real: Any) -> Any:
+    """A donated step on shards does not count."""
+
+    def donated(algorithm: sf.Algorithm) -> sf.Algorithm:
+        giving = real(algorithm)
+
+        def update(state: sf.State, grads: Tree, step: Any) -> sf.State:
+            counts = {path: x.clone() for path, x in leaves(state).items() if not x.ndim and x.dtype == torch.int64}
+            new = giving.update(state, grads, step)
+            if any(isinstance(x, DTensor) for x in leaves_of(new.masks)):
+                return sf.tree.map_with_path(lambda path, x: counts.get(path, x), new)
+            return new
+
+        return giving._replace(update=update)
+
+    return donated
+
+
+def of_template(real: Any) -> Any:
+    """What is read from a folder has the counts of the template."""
+
+    def load(template: Tree, folder: Any) -> Tree:
+        is_count = lambda x: x.ndim == 0 and x.dtype == torch.int64  # noqa: E731
+        return optree.tree_map(lambda x, given: given if is_count(x) else x, real(template, folder), template)
+
+    return load
+
+
+def kept_code(real: Any) -> Any:
+    """What was compiled for a backend is used for every other algorithm, too."""
+    known: dict[Any, Any] = {}
+    return lambda fn, *, backend, fullgraph: known.setdefault(backend, real(fn, backend=backend, fullgraph=fullgraph))
+
+
+BUGS = {
+    "members get the counts of the first": Bug("adam rigl", library={sf.ensemble.member: first_counts}),
+    "the first step after a load keeps the gradients": Bug(
+        "snfs", updating(keeping_gradients), {sf.checkpoint.load_state_dict: marked}
+    ),
+    "a load shares memory with what was saved": Bug("adam rigl", library={sf.checkpoint.load_state_dict: sharing}),
+    "a state stays with the algorithm that made it": Bug("gmp", updating(staying), ways=(eager,)),
+    "other threads go on with an old algorithm": Bug("gmp", by_threads),
+    "shards go on with an old algorithm": Bug("gmp", by_mesh, ways=(eager,)),
+    "a donated step on shards is not counted": Bug("adam rigl", library={sf.donated: standing}),
+    "a folder gives the counts of the template": Bug("adam rigl", library={sf.distributed.load: of_template}),
+    "compiled code stays at its sparsity": Bug("gmp", library={torch.compile: kept_code}, ways=(eager, compiled)),
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_the_machine_notices_the_bug(bug: str) -> None:
-    broken = type("Broken", (Machine,), BUGS[bug]())
-    with pytest.raises((AssertionError, ValueError, TypeError)):
-        run(broken, 60)
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_the_machine_alone_notices_the_bug(bug: Bug) -> None:
+    with bug.planted() as row:
+        report = sf.testing.check_laws(row.make, meta=row.meta, max_examples=5, on_fail="report")
+        assert report.ok and len(report.held) > 20, report.failures
+        make = staticmethod(lambda _, sparsity, params: made(row, sparsity, params))
+        broken = type("Broken", (Machine,), {"names": (row.name,), "make": make, "ways": bug.ways})
+        with pytest.raises((AssertionError, ValueError)) as raised:
+            run(broken, 60)
+    assert "before step" in str(raised.value) or "a donated algorithm has updated the state" in str(raised.value)
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
+def test_without_the_bug_it_notices_nothing(bug: Bug) -> None:
+    run(type("Healthy", (Machine,), {"names": (bug.row,), "ways": bug.ways}), 2 if compiled in bug.ways else 10, 10)

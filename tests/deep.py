@@ -26,6 +26,10 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "property_tests/test_laws.py": {
         "test_another_process_gives_the_same_bits": (),
     },
+    "property_tests/test_million.py": {
+        "test_a_network_of_other_outputs_is_seen": (),
+        "test_a_tree_is_drawn_and_compiled": (),
+    },
     "property_tests/test_mutants.py": {
         "test_the_law_notices_the_bug": (),
         "test_the_law_of_a_primitive_notices_the_bug": (),
