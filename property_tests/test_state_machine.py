@@ -19,6 +19,7 @@ from property_tests.effort import tries
 from property_tests.state_machine import CHOSEN, Machine, Update, compiled, eager, made, one_process
 from sparsefn.testing import Row
 from sparsefn.testing.harness import leaves
+from sparsefn.testing.laws import COMPILE
 from sparsefn.tree import Tree, leaves_of
 
 Make = Callable[[Any, Tensor, Tree], sf.Algorithm]
@@ -232,7 +233,9 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
 def test_the_machine_alone_notices_the_bug(bug: Bug) -> None:
     with bug.planted() as row:
-        report = sf.testing.check_laws(row.make, meta=row.meta, max_examples=5, on_fail="report")
+        # What is planted in an update is left out of compiled code, and compiling takes long.
+        laws = [law for law in sf.testing.LAWS if law is not COMPILE or compiled in bug.ways]
+        report = sf.testing.check_laws(row.make, meta=row.meta, max_examples=5, laws=laws, on_fail="report")
         assert report.ok and len(report.held) > 20, report.failures
         make = staticmethod(lambda _, sparsity, params: made(row, sparsity, params))
         broken = type("Broken", (Machine,), {"names": (row.name,), "make": make, "ways": bug.ways})

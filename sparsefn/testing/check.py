@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from sparsefn.state import Algorithm
-from sparsefn.testing.coverage import trait_shares
+from sparsefn.testing.coverage import CASES, ENOUGH, LEAST, missing, trait_shares
 from sparsefn.testing.laws import LAWS, Check, Law
 from sparsefn.testing.meta import Meta, Row, row_of
 from sparsefn.testing.report import Report
@@ -53,14 +53,18 @@ def check_laws(
     The first check that fails, or where the algorithm itself raises, raises `Broken`, an AssertionError, with a
     smallest example as a test to paste. With `on_fail="report"` all checks are made, and nothing is raised;
     `print(report)` shows them. `suggest` does the same, and looks for the `Meta` that would hold:
-    `report.suggestion`. Raises TypeError or ValueError for a bad argument.
+    `report.suggestion`. Drawn cases that were too easy are a failure, too, where 100 or more were drawn:
+    `sf.testing.coverage` says how many of them must have ties, NaN and other hard things. With `params` these shares
+    are only shown. Raises TypeError or ValueError for a bad argument.
     """
     if on_fail not in ("raise", "report"):
         raise ValueError(f'expected on_fail to be "raise" or "report", got {on_fail!r}')
     row, counted = row_of(make_algorithm, meta), Counter[str]()
 
     def made(law: Law, check: Check, row: Row, shrink: bool = False) -> Outcome:
-        return outcome_of(law, check, row, params, max_examples, seed, shrink, counted if shrink else None)
+        return outcome_of(
+            law, check, row, params, max_examples, seed, shrink, counted if shrink and check.hard else None
+        )
 
     outcomes = []
     for law in laws:
@@ -74,7 +78,18 @@ def check_laws(
     suggestion = suggested(row, outcomes, laws, made) if suggest else None
     if suggestion is not None and suggestion.meta.pattern is row.meta.pattern:
         suggestion = suggestion._replace(meta=suggestion.meta._replace(pattern=meta.pattern))
-    return Report(row.name, tuple(outcomes), meta, seed, max_examples, suggestion, trait_shares(counted))
+    easy = tuple(missing(counted, _least(row.meta))) if params is None and counted[CASES] >= ENOUGH else None
+    report = Report(
+        row.name, tuple(outcomes), meta, seed, max_examples, suggestion, trait_shares(counted), counted[CASES], easy
+    )
+    if easy and on_fail == "raise" and not suggest:
+        raise Broken("\n".join(report.failures))
+    return report
+
+
+def _least(meta: Meta) -> Mapping[str, float]:
+    """The shares that cases must have, without what no leaf may be that the pattern accepts."""
+    return {trait: share for trait, share in LEAST.items() if trait != "empty leaf" or not meta.layout.form.least}
 
 
 def check_row(

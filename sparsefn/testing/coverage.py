@@ -1,7 +1,7 @@
 """What drawn cases hold: the shares of those with ties, NaN, empty leaves and other hard things, and the least of each.
 
-A law that held on easy cases alone says little. `least` are the shares that a run over trees of drawn structure has to
-reach; with trees like given ones (`params=`), shapes and dtypes are those of the user, and shares are for information.
+A law that held on easy cases alone says little: a run over trees of drawn structure fails where a share is below
+`LEAST`. With trees like given ones (`params=`), shapes and dtypes are those of the user, and shares are only shown.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from sparsefn.testing.values import Case
 from sparsefn.tree import flatten
 from sparsefn.tree.chosen import default_where
 
-__all__ = ["LEAST", "missing", "of_cases", "trait_shares", "traits"]
+__all__ = ["ENOUGH", "LEAST", "missing", "of_cases", "trait_shares", "traits"]
 __dir__ = __all__.copy
 
 CASES = "cases"  # how many there were, in a count of traits
+ENOUGH = 100  # cases that can be judged
 LEAST: Mapping[str, float] = {
     "ties": 0.8,
-    "nan": 0.3,
+    "nan": 0.25,
     "empty leaf": 0.3,
     "half of a unit": 0.25,
     "0-d leaf": 0.9,
@@ -78,14 +79,18 @@ def trait_shares(counted: Counter[str]) -> dict[str, float]:
     return {name: counted[name] / max(counted[CASES], 1) for name in LEAST}
 
 
-def missing(found: Mapping[str, float], least: Mapping[str, float] = LEAST) -> list[str]:
-    """One line for each trait of which there were too few cases.
+def missing(counted: Counter[str], least: Mapping[str, float] = LEAST) -> list[str]:
+    """One line for each trait of which too few of the counted cases have one; none for less than `ENOUGH` cases.
 
-    >>> sf.testing.coverage.missing({"ties": 0.75, "nan": 0.0}, {"ties": 0.5, "nan": 0.1})
-    ['nan in 0% of the cases, expected 10% or more']
+    >>> from collections import Counter
+    >>> sf.testing.coverage.missing(Counter({"cases": 400, "ties": 300, "nan": 0}), {"ties": 0.5, "nan": 0.1})
+    ['nan in 0% of 400 cases, expected 10% or more']
+
+    Too few are three standard deviations less than so many draws have on average with the least share.
     """
-    short = [name for name, share in least.items() if found.get(name, 0.0) < share]
-    return [f"{name} in {found.get(name, 0.0):.0%} of the cases, expected {least[name]:.0%} or more" for name in short]
+    n, found = counted[CASES], trait_shares(counted)
+    short = [s for s, p in least.items() if n >= ENOUGH and found[s] < p - 3 * math.sqrt(p * (1 - p) / n)]
+    return [f"{name} in {found[name]:.0%} of {n} cases, expected {least[name]:.0%} or more" for name in short]
 
 
 def of_cases(cases: Iterable[Case]) -> Counter[str]:

@@ -52,7 +52,8 @@ class Check(NamedTuple):
 
     `binds` says which rows it applies to, and `declare` what else a `Meta` may say of an algorithm that fails it, the
     stronger promises first. `examples` is what it is tried on, and `share` what fraction of the examples asked for it
-    tries: most failures show early.
+    tries: most failures show early. Cases of a check that is not `hard` are easy on purpose, and `coverage` leaves them
+    out.
     """
 
     run: Callable[[Row, Case], None]
@@ -60,6 +61,7 @@ class Check(NamedTuple):
     declare: Sequence[Declared] = ()
     examples: Callable[[Meta, Tree], st.SearchStrategy[Case]] = lambda meta, like: drawn(meta, like)
     share: float = 0.25
+    hard: bool = True
 
     @property
     def name(self) -> str:
@@ -184,6 +186,7 @@ _CHECKS = {
             lambda meta: meta.permutes and meta.trains == "params" and _elements(meta),
             [{"permutes": False}],
             lambda meta, like: drawn(meta, like, distinct=True),
+            hard=False,
         ),
     ),
     "bounds": (

@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 import torch
 
+from sparsefn.testing.coverage import ENOUGH
 from sparsefn.testing.meta import Meta
 from sparsefn.testing.suggest import Suggestion
 from sparsefn.testing.trial import Outcome
@@ -26,7 +27,8 @@ class Report:
     (True, 'states_keep_their_structure')
 
     `rows` are in the order of the laws; checks that do not bind the algorithm are there, too. `coverage` holds shares
-    of the drawn cases, by trait, and `suggestion` is there with `suggest=True`.
+    of the drawn `cases`, by trait, `easy` has a line for each share that is too small, or is None where that is not
+    judged, and `suggestion` is there with `suggest=True`.
     """
 
     name: str
@@ -36,11 +38,13 @@ class Report:
     max_examples: int
     suggestion: Suggestion | None = None
     coverage: Mapping[str, float] = field(default_factory=dict)
+    cases: int = 0
+    easy: tuple[str, ...] | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether all checks that bind hold."""
-        return not any(row.failed for row in self.rows)
+        """Whether all checks that bind hold, on cases that were hard enough."""
+        return not self.easy and not any(row.failed for row in self.rows)
 
     @property
     def held(self) -> list[str]:
@@ -49,12 +53,13 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """A line for each distinct failure; for an error of the algorithm itself, the checks that ran into it."""
+        """A line for each distinct failure, with the checks that ran into an error, and for each share too small."""
         lines: dict[str, list[str]] = {}
         for row in self.rows:
             for line in row.lines(self.name):
                 lines.setdefault(line, []).append(row.check)
-        return [line if len(checks) == 1 else f"{line} (in {len(checks)} checks)" for line, checks in lines.items()]
+        told = [line if len(checks) == 1 else f"{line} (in {len(checks)} checks)" for line, checks in lines.items()]
+        return told + [f"{self.name} was tried on cases that are too easy: {line}" for line in self.easy or ()]
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -85,6 +90,8 @@ class Report:
                 "rows": rows,
                 "suggestion": suggestion,
                 "coverage": dict(self.coverage),
+                "cases": self.cases,
+                "easy": self.easy,
             },
             indent=2,
         )
@@ -94,7 +101,11 @@ def _lines(report: Report) -> Iterator[str]:
     made = [row for row in report.rows if row.status != "does not bind"]
     failed = sum(row.failed for row in made)
     seconds = sum(row.seconds for row in made)
-    said = f"{failed} of {len(made)} checks fail" if failed else f"all {len(made)} checks hold"
+    said = (
+        f"{failed} of {len(made)} checks fail"
+        if failed
+        else f"all {len(made)} checks hold" + ", on too easy cases" * bool(report.easy)
+    )
     yield f"{report.name}: {said} (seed {report.seed}, {report.max_examples} examples, {seconds:.0f} s)"
     yield from report.failures
     if report.suggestion is not None:
@@ -106,7 +117,9 @@ def _lines(report: Report) -> Iterator[str]:
         numbers = "" if row.status == "does not bind" else f"{row.examples:8}{row.seconds:9.1f}"
         yield f"{row.law:21}{row.check:39}{row.status:15}{numbers}".rstrip()
     if report.coverage:
-        yield "drawn cases: " + ", ".join(f"{share:.0%} {trait}" for trait, share in report.coverage.items())
+        judged = "" if report.easy is not None else f" (only shown: with params=, or fewer than {ENOUGH})"
+        shares = ", ".join(f"{share:.0%} {trait}" for trait, share in report.coverage.items())
+        yield f"{report.cases} drawn cases: {shares}{judged}"
     for row in report.rows:
         if row.test:
             yield f"\n{row.test}"

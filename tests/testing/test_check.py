@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn.testing.strategies import cases
 from tests.testing.broken import guarded, halving
 
 MAGNITUDE = sf.testing.Meta(when=sf.every(2), start="magnitude", choose=sf.scores.magnitude, monotone=True)
@@ -147,3 +148,57 @@ def test_a_law_on_its_own():
         for check in law.checks:
             if check.binds(MAGNITUDE):
                 sf.testing.check_row(law, check, row, max_examples=4)
+
+
+# ---- cases that are too easy ----------------------------------------------------------------------
+
+
+def on(strategy):
+    """A law of one's own, that holds, on examples of one's own."""
+    check = sf.testing.laws.Check(lambda row, case: None, examples=lambda meta, like: strategy, share=1.0)
+    return [sf.testing.laws.Law("mine", (check,))]
+
+
+POOR = {
+    "nan": cases(palettes=["exact"]),
+    "empty leaf": cases(sf.testing.Form(least=1)),
+    "half of a unit": cases().map(lambda case: case._replace(sparsity=0.0)),
+}
+
+
+@pytest.mark.parametrize("trait", POOR)
+def test_a_run_on_a_poor_strategy_fails(trait):
+    text = f"halving was tried on cases that are too easy: {trait} in "
+    with pytest.raises(sf.testing.Broken, match=f"^{text}") as raised:
+        sf.testing.check_laws(halving, laws=on(POOR[trait]), max_examples=110)
+    assert len(str(raised.value).splitlines()) == 1
+    report = sf.testing.check_laws(halving, laws=on(POOR[trait]), max_examples=110, on_fail="report")
+    assert not report.ok and report.failures == [str(raised.value)]
+    assert report.easy == (str(raised.value).partition("easy: ")[2],) and f" of {report.cases} cases" in report.easy[0]
+    assert report.easy[0].endswith(f", expected {sf.testing.coverage.LEAST[trait]:.0%} or more")
+
+
+def test_a_run_on_the_strategies_of_the_laws_is_hard_enough():
+    report = sf.testing.check_laws(halving, meta=MAGNITUDE, laws=on(cases()), max_examples=110)
+    assert report.ok and report.easy == () and report.cases >= 100
+
+
+def test_cases_that_are_easy_on_purpose_do_not_count():
+    (check,) = [check for check in sf.testing.laws.EQUIVARIANCE.checks if check.name == "permutations_commute"]
+    law = sf.testing.laws.Law("mine", (check,))
+    report = sf.testing.check_laws(halving, meta=MAGNITUDE, laws=[law], max_examples=8)
+    assert report.rows[0].examples == 2 and report.cases == 0 and report.easy is None
+
+
+def test_a_pattern_that_takes_no_empty_leaf_needs_none():
+    form = sf.testing.Form(rows=2, columns=2, least=2)
+    layout = sf.testing.Layout(sf.patterns.unstructured(), form=form)
+    meta = sf.testing.Meta(pattern=layout)
+    assert sf.testing.check_laws(halving, meta=meta, laws=on(cases(form)), max_examples=110).easy == ()
+
+
+def test_few_cases_and_those_of_given_params_are_not_judged():
+    few = sf.testing.check_laws(halving, laws=on(POOR["nan"]), max_examples=50)
+    given = sf.testing.check_laws(halving, laws=on(POOR["nan"]), max_examples=110, params={"w": torch.ones(2, 2)})
+    for report in (few, given):
+        assert report.ok and report.easy is None and report.coverage["nan"] == 0.0

@@ -1,5 +1,7 @@
 """Traits of cases, their shares, and what is said of too few."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import Tensor
@@ -42,12 +44,24 @@ def test_traits(drawn: Case, traits: set[str]) -> None:
 
 
 def test_shares_of_counted_cases() -> None:
-    counted = coverage.of_cases([case(EVEN), case(EVEN, sparsity=0.375)])
-    found = coverage.trait_shares(counted)
+    found = coverage.trait_shares(coverage.of_cases([case(EVEN), case(EVEN, sparsity=0.375)]))
     assert found["half of a unit"] == 0.5 and found["ties"] == 0.0 and set(found) == set(coverage.LEAST)
-    assert coverage.missing(found, {"half of a unit": 0.5}) == []
-    assert coverage.missing(found, {"half of a unit": 0.6, "ties": 0.1}) == [
-        "half of a unit in 50% of the cases, expected 60% or more",
-        "ties in 0% of the cases, expected 10% or more",
+    assert coverage.trait_shares(coverage.of_cases([]))["ties"] == 0.0
+
+
+def test_too_few_of_a_trait_are_told_with_room_for_chance() -> None:
+    counted = Counter({coverage.CASES: 400, "half of a unit": 200})
+    assert coverage.missing(counted, {"half of a unit": 0.5}) == []
+    assert coverage.missing(counted, {"half of a unit": 0.6, "ties": 0.1}) == [
+        "half of a unit in 50% of 400 cases, expected 60% or more",
+        "ties in 0% of 400 cases, expected 10% or more",
     ]
-    assert coverage.missing({}) and coverage.trait_shares(coverage.of_cases([]))["ties"] == 0.0
+    # Of 100 draws with the least share 0.5 one has less than 35 once in a thousand times.
+    for n, told in ((36, 0), (34, 1)):
+        assert len(coverage.missing(Counter({coverage.CASES: 100, "ties": n}), {"ties": 0.5})) == told
+
+
+def test_of_few_cases_nothing_is_told() -> None:
+    assert coverage.ENOUGH == 100
+    assert coverage.missing(Counter({coverage.CASES: 99})) == coverage.missing(Counter()) == []
+    assert len(coverage.missing(Counter({coverage.CASES: 100}))) == len(coverage.LEAST)

@@ -42,3 +42,30 @@ def test_a_graph_for_every_step_is_noticed():
 
     with pytest.raises(AssertionError, match="3 graphs up to step 2, not 2: see sf.triggers.check_step"):
         laws.compiling_changes_nothing(row(lambda s, key: sf.Algorithm(base.init, update)), CASE)
+
+
+def test_a_failure_leaves_no_graphs_to_count(monkeypatch):
+    def breaking(s, key):
+        def update(state, grads, step):
+            torch._dynamo.graph_break()
+            return state
+
+        return sf.static(s)._replace(update=update)
+
+    real, calls = torch._dynamo.reset, []
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: calls.append(real()))
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        laws.compiling_changes_nothing(row(breaking), CASE)
+    assert calls
+
+
+def test_one_made_of_the_params_need_not_serve_others():
+    def made(sparsity, key, params):
+        def update(state, grads, step):
+            if state.params["w"].shape != params["w"].shape:
+                raise ValueError("of another model")
+            return state
+
+        return sf.static(sparsity)._replace(update=update)
+
+    laws.one_compiled_update_serves_two_models(Row("mine", made, Meta()), CASE)

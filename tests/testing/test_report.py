@@ -1,5 +1,6 @@
 """Reports: failures first, then the table and the tests to paste; the same as JSON."""
 
+import dataclasses
 import json
 import platform
 
@@ -60,9 +61,17 @@ def test_one_error_in_many_checks_is_one_line():
 
 
 def test_shares_of_drawn_cases_are_shown():
-    report = sf.testing.Report("mine", (), sf.testing.Meta(), 0, 5, coverage={"ties": 0.5, "NaN": 0.25})
-    assert "drawn cases: 50% ties, 25% NaN" in str(report)
-    assert json.loads(report.to_json())["coverage"] == {"ties": 0.5, "NaN": 0.25}
+    report = sf.testing.Report("mine", (), sf.testing.Meta(), 0, 5, coverage={"ties": 0.5, "NaN": 0.25}, cases=8)
+    text = "8 drawn cases: 50% ties, 25% NaN"
+    assert f"{text} (only shown: with params=, or fewer than 100)\n" in f"{report}\n"
+    found = json.loads(report.to_json())
+    assert found["coverage"] == {"ties": 0.5, "NaN": 0.25} and (found["cases"], found["easy"]) == (8, None)
+    judged = dataclasses.replace(report, easy=("ties in 50% of 8 cases, expected 80% or more",))
+    assert f"{text}\n" in f"{judged}\n" and not judged.ok and not json.loads(judged.to_json())["ok"]
+    first, second, *_ = str(judged).splitlines()
+    assert first.startswith("mine: all 0 checks hold, on too easy cases (seed 0, ")
+    assert second == "mine was tried on cases that are too easy: ties in 50% of 8 cases, expected 80% or more"
+    assert dataclasses.replace(report, easy=()).ok
 
 
 def test_what_holds_says_so_and_a_suggestion_is_shown():
