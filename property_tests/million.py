@@ -218,6 +218,7 @@ def summary(file: Path) -> list[str]:
         if line["kind"] in ("laws", "compiled"):
             counted.update(line["counted"])
     found += [f"{name}: {share:.0%}" for name, share in coverage.trait_shares(counted).items()]
+    found += coverage.missing(counted)
     failed = [line for line in lines if line["error"]]
     return found + [f'`--only "{x["check"]} {x["row"]}" --seed {x["seed"]}`: {x["error"]}' for x in failed]
 

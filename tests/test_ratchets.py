@@ -31,7 +31,7 @@ LINES = {
     "attached": 831,
     "street": 4924,
     "shrinking": 3919,
-    "all": 23243,
+    "all": 23282,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {
