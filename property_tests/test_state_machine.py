@@ -223,7 +223,7 @@ BUGS = {
     "shards go on with an old algorithm": Bug("gmp", by_mesh, ways=(eager,)),
     "a donated step on shards is not counted": Bug("adam rigl", library={sf.donated: standing}),
     "a folder gives the counts of the template": Bug("adam rigl", library={sf.distributed.load: of_template}),
-    "compiled code stays at its sparsity": Bug("gmp", library={torch.compile: kept_code}, ways=(compiled, eager)),
+    "compiled code stays at its sparsity": Bug("gmp", library={torch.compile: kept_code}, ways=(eager, compiled)),
 }
 
 
@@ -241,6 +241,6 @@ def test_the_machine_alone_notices_the_bug(bug: Bug) -> None:
     assert "before step" in str(raised.value) or "a donated algorithm has updated the state" in str(raised.value)
 
 
-@pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS)
-def test_without_the_bug_it_notices_nothing(bug: Bug) -> None:
-    run(type("Healthy", (Machine,), {"names": (bug.row,), "ways": bug.ways}), 2 if compiled in bug.ways else 10, 10)
+@pytest.mark.parametrize("row", sorted({bug.row for bug in BUGS.values()}))
+def test_without_a_bug_it_notices_nothing_there(row: str) -> None:
+    run(type("Healthy", (Machine,), {"names": (row,)}), 10, 10)
