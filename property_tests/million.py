@@ -208,7 +208,7 @@ def _cases(line: dict[str, Any]) -> int:
 
 def summary(file: Path) -> list[str]:
     """Markdown: cases, failures, seconds and seeds by kind and law; the shares of traits; every failure."""
-    lines = list(read(file))
+    lines = sorted(read(file), key=lambda line: list(SHARES).index(line["kind"]))
     found = ["| kind | law | cases | failures | seconds | cases a second | seeds |", "|---|---|---|---|---|---|---|"]
     for kind, law in dict.fromkeys((line["kind"], line["law"]) for line in lines):
         found.append(_row(kind, law, [line for line in lines if (line["kind"], line["law"]) == (kind, law)]))
