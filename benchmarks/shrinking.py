@@ -108,16 +108,21 @@ class Sized(NamedTuple):
 
 def weakest(groups: Groups, params: dict[str, Tensor]) -> dict[int, list[int]]:
     """The half of the units of each group whose weights have the smaller sum of squares."""
-    gone, squares = {}, {leaf: x.square() for leaf, x in params.items()}
-    for i, group in enumerate(groups):
+    gone, chosen = {}, [(i, group) for i, group in enumerate(groups) if group.preferred]
+    members = [member for _, group in chosen for member in group.members if member.leaf in params]
+    rows: dict[tuple[str, int], Tensor] = {}
+    for leaf, x in params.items():
+        squares = x.square()
+        for dim in {member.dim for member in members if member.leaf == leaf}:
+            before = squares.sum(list(range(dim))) if dim else squares  # faster than all at once
+            rows[leaf, dim] = before.reshape(x.shape[dim], -1).sum(1)
+    for i, group in chosen:
         scores = torch.zeros(group.size)
-        for leaf, dim, units in group.members if group.preferred else ():
+        for leaf, dim, units in group.members:
             if leaf in params:
-                rest = [d for d in range(params[leaf].ndim) if d != dim]
-                rows = squares[leaf].sum(rest) if rest else squares[leaf]
-                scores.index_add_(0, torch.from_numpy(units[units >= 0]), rows[torch.from_numpy(units >= 0)])
-        if group.preferred:
-            gone[i] = scores.argsort()[: group.size // 2].tolist()
+                here = units >= 0
+                scores.index_add_(0, torch.from_numpy(units[here]), rows[leaf, dim][torch.from_numpy(here)])
+        gone[i] = scores.argsort()[: group.size // 2].tolist()
     return gone
 
 

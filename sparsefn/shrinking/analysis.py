@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from sparsefn.shrinking import contractions, layers, lookups, norms
-from sparsefn.shrinking.atoms import Atoms, product
-from sparsefn.shrinking.moves import MOVES, divided, move
+from sparsefn.shrinking.atoms import Atoms, Ids, product
+from sparsefn.shrinking.moves import MOVES, divided, move, pad
 from sparsefn.shrinking.recurrent import recurrent
 from sparsefn.shrinking.steps import Book, Step
 from sparsefn.shrinking.tried import pointwise, tried
@@ -22,7 +22,7 @@ from sparsefn.shrinking.values import (
     Value,
     bind,
     blank,
-    leaf_of,
+    leaves_of,
     module_of,
     opname,
     replaced,
@@ -57,14 +57,36 @@ def analyse(
     """
     book = Book(Atoms(), counted, equal_parts, masks)
     made = Analysis(graph, {}, {}, book)
-    reads = Counter(id(leaf_of(graph, node)) for node in graph.graph.nodes if node.op == "get_attr" for _ in node.users)
-    seen: dict[int, Value] = {}
+    held, seen = leaves_of(graph), dict[int, Value]()
+    reads = Counter(id(held[str(node.target)]) for node in graph.graph.find_nodes(op="get_attr") for _ in node.users)
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            made.values[node] = _leaf(made, str(node.target), leaf_of(graph, node), reads, seen)
+            made.values[node] = _leaf(made, str(node.target), held[str(node.target)], reads, seen)
         else:
             made.values[node] = _of_node(made, node)
-    return made
+    return _settled(made)
+
+
+def labels_of(analysis: Analysis) -> list[Ids]:
+    """The labels of all dimensions in a program, each once, without empty ones."""
+    values = values_in([analysis.leaves, list(analysis.values.values())])
+    labels = (label for value in values for label in value.labels if label is not None and len(label))
+    return list({id(label): label for label in labels}.values())
+
+
+def _settled(made: Analysis) -> Analysis:
+    # With the labels as they are in the end, of which equal ones are one array.
+    ends, known = dict[int, Ids](), dict[Any, Ids]()
+    for label in labels_of(made):
+        end = made.book.atoms.resolve(label)
+        ends[id(label)] = known.setdefault((end.shape, end.tobytes()), end)
+
+    def settle(tree: Any) -> Any:
+        some = values_in(tree)
+        return replaced(tree, [x._replace(labels=tuple(ends.get(id(label)) for label in x.labels)) for x in some])
+
+    values = {node: settle(tree) for node, tree in made.values.items()}
+    return made._replace(values=values, leaves=settle(made.leaves))
 
 
 def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: dict[int, Value]) -> Any:
@@ -119,7 +141,7 @@ def _of_node(made: Analysis, node: fx.Node) -> Any:
         return outs
     step = Step(node, name, where, bind(node.target, args, kwargs), outs, made.book)
     outs = _rule(step)(step)
-    if any(arg.alias_info is not None and arg.alias_info.is_write for arg in node.target._schema.arguments):
+    if node.target._schema.is_mutable:
         written = [n for n in node.all_input_nodes if isinstance(made.values.get(n), Value)][:1]
         made.values.update(dict.fromkeys(written, outs))
     return _known(step, outs)
@@ -217,6 +239,8 @@ _RULES: dict[str, Rule] = {
     "index_select": lookups.index_select,
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.layer_norm),
     "group_norm": norms.group_norm,
+    **dict.fromkeys(("batch_norm", "_native_batch_norm_legit_no_training"), norms.batch_norm),
+    **dict.fromkeys(("pad", "constant_pad_nd"), pad),
     "mean": norms.mean_over,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), recurrent),
     **dict.fromkeys(["full", "zeros", "ones", "empty", "new_zeros", "new_ones", "new_full", "new_empty"], _uniform),

@@ -111,15 +111,9 @@ def resize_group_norm(change: Resizing) -> None:
     left = _groups(keep, groups)
     change.count("num_groups", left)
     if keep.sum() * groups != len(keep) * left:
-        dims = range(2, len(x.shape))
-        count = change.number("input", dims, len(keep) // groups)
-        change.become(
-            counted_group_norm,
-            given["input"],
-            given["num_groups"],
-            count,
-            *(given[name] for name in ("weight", "bias", "eps")),
-        )
+        count = change.number("input", range(2, len(x.shape)), len(keep) // groups)
+        tail = [given[name] for name in ("weight", "bias", "eps")]
+        change.become(counted_group_norm, given["input"], given["num_groups"], count, *tail)
 
 
 def resize_mean(change: Resizing) -> None:

@@ -28,9 +28,7 @@ class Atoms:
         self.parent = np.zeros(1 << 12, np.int64)
         self.parts = np.zeros((1 << 12, 2), np.int64)  # the factors of an atom that is a product
         self.reason = np.zeros(1 << 12, np.int32)  # why a root stays: a place in `reasons`, 0 where it may go
-        self.rank = np.zeros(
-            1 << 12, np.int32
-        )  # of factors of one product, what is pruned rather: 1 heads, 2 their repeats, 3 widths
+        self.rank = np.zeros(1 << 12, np.int32)  # of factors, what is pruned rather: 1 heads, 2 their repeats, 3 widths
         self.reasons = ["", "it fills up"]
         self._places = {why: i for i, why in enumerate(self.reasons)}
         self.reason[0] = 1
@@ -40,34 +38,25 @@ class Atoms:
         while self.count + size > len(self.parent):
             for name in ("parent", "parts", "reason", "rank"):
                 setattr(self, name, np.concatenate([getattr(self, name), np.zeros_like(getattr(self, name))]))
-        ids = np.arange(self.count, self.count + size)
-        self.parent[ids], self.rank[ids] = ids, rank
-        self.count += size
+        new = slice(self.count, self.count + size)
+        ids = np.arange(new.start, new.stop)
+        self.parent[new], self.rank[new], self.count = ids, rank, new.stop
         return ids[:, None]
 
     def find(self, ids: Ids) -> Ids:
         """The roots of atoms."""
-        while True:
-            up = self.parent[ids]
-            top = self.parent[up]
-            if np.array_equal(up, top):
-                return up
+        up = self.parent[ids]
+        while not ((top := self.parent[up]) == up).all():
             self.parent[ids] = top
-            ids = top
+            ids, up = top, self.parent[top]
+        return up
 
     def resolve(self, label: Ids) -> Ids:
         """A label as it is now: roots that are no products, each once a row, without columns of 0."""
         label = self.find(label)
         while (split := self.parts[label, 0] > 0).any():
-            columns = [
-                np.where(
-                    some[:, None], self.parts[column], np.pad(column[:, None], ((0, 0), (0, self.parts.shape[1] - 1)))
-                )
-                if some.any()
-                else column[:, None]
-                for column, some in zip(label.T, split.T, strict=True)
-            ]
-            label = self.find(np.concatenate(columns, 1))
+            whole = np.pad(label[:, :, None], ((0, 0), (0, 0), (0, self.parts.shape[1] - 1)))
+            label = self.find(np.where(split[:, :, None], self.parts[label], whole).reshape(len(label), -1))
         for i in range(1, label.shape[1]):
             label[(label[:, :i] == label[:, i : i + 1]).any(1), i] = 0
         used = label.any(0)
@@ -89,10 +78,10 @@ class Atoms:
 
     def freeze(self, label: Label, why: str, which: Flags | None = None) -> None:
         """All atoms of these indices stay, for this reason."""
-        if label is not None:
+        number = 0 if label is None else self._number(why)
+        if label is not None and (which is None or which.any()):
             ids = self.resolve(label if which is None else label[which])
-            ids = ids[self.reason[ids] == 0]
-            self.reason[ids] = self._number(why)
+            self.reason[ids[self.reason[ids] == 0]] = number
 
     def join(self, a: Label, b: Label, why: str) -> None:
         """The indices of two dimensions stay or go together, index by index."""
@@ -100,12 +89,11 @@ class Atoms:
             self.freeze(a, why)
             self.freeze(b, why)
             return
-        a, b = self.resolve(a), self.resolve(b)
-        if np.array_equal(a, b):
-            return
-        if a.shape[1] == b.shape[1] == 1 and not self.reason[a].any() and not self.reason[b].any():
-            self._unite(a[:, 0], b[:, 0])
-            return
+        if a.shape[1] == b.shape[1] == 1:
+            both = self.resolve(np.concatenate([a, b]))
+            if both.shape[1] == 1 and not self.reason[both].any():
+                self._unite(both[: len(a), 0], both[len(a) :, 0])
+                return
         while True:
             one, two = self._apart(a, b)
             many = [(side > 0).sum(1) for side in (one, two)]
@@ -151,17 +139,14 @@ class Atoms:
         self.parts[whole[clear], :width] = factors[clear]
 
     def _unite(self, a: Ids, b: Ids) -> None:
-        while True:
-            a, b = self.find(a), self.find(b)
-            apart = a != b
-            if not apart.any():
-                return
+        # Roots that may go.
+        while (apart := a != b).any():
             low, high = np.minimum(a, b)[apart], np.maximum(a, b)[apart]
-            self.parent[high] = low  # of several the last one counts, and the loop goes on
-            low = self.parent[high]
-            for notes in (self.reason, self.rank):
-                open_ = (notes[low] == 0) & (notes[high] > 0)
-                notes[low[open_]] = notes[high[open_]]
+            self.parent[high] = low
+            last = self.parent[high]  # of several the last one counts, and the others go on
+            ranked = (self.rank[last] == 0) & (self.rank[high] > 0)
+            self.rank[last[ranked]] = self.rank[high[ranked]]
+            a, b = self.find(low[last != low]), self.find(high[last != low])
 
     def _number(self, why: str) -> int:
         if why not in self._places:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,11 @@ def many_sizes(count: int) -> Tensor:
     return made
 
 
-def elementwise(step: Step, ins: list[Value], at: list[int | None], size: int) -> Constants:
+def elementwise(step: Step, ins: list[Value], at: Sequence[int | None], size: int, *, flat: bool = False) -> Constants:
     """The constants of a result along a dimension, which is this dimension of each input (None: it has none).
 
-    All draws of what varies must give the same number, and a number.
+    All draws of what varies must give the same number, and a number. `flat`: the operation takes one input with a
+    dimension in front of it, and the others without.
     """
     known = [None if d is None else value.gone[d] for value, d in zip(ins, at, strict=True)]
     if all(constants is None for constants in known) or not all(v.dtype.is_floating_point for v in ins):
@@ -41,18 +43,22 @@ def elementwise(step: Step, ins: list[Value], at: list[int | None], size: int) -
     if any(value.real is None and 0 in value.shape for value in ins):
         return None
     given = []
-    for i, (value, constants) in enumerate(zip(ins, known, strict=True)):
-        varying = many_sizes((i + 1) * size)[:, -size:]
+    for value, constants in zip(ins, known, strict=True):
         if value.real is not None and value.real.numel() == 1:
-            given.append(value.real.double().reshape(1, 1).expand(_DRAWS, size))
+            given.append(value.real.double().reshape(1, 1))
         else:
-            fixed = np.full(size, np.nan) if constants is None else constants
-            given.append(torch.where(torch.from_numpy(np.isnan(fixed)), varying, torch.from_numpy(fixed)))
+            given.append(torch.from_numpy(np.full(size, np.nan) if constants is None else constants)[None])
+    varies = [bool(x.isnan().any()) for x in given]
+    draws = _DRAWS if any(varies) else 1
+    for i, x in enumerate(given):
+        made = torch.where(x.isnan(), many_sizes((i + 1) * size)[:, -size:], x) if varies[i] else x.expand(draws, size)
+        given[i] = made if not flat else made.reshape(-1) if i else made.reshape(1, -1)
     try:
         out = run_op(step.target, in_double(step.arguments), given)[0]
     except (RuntimeError, TypeError, IndexError, NotImplementedError):
         return None
-    return _same(out) if out.shape == (_DRAWS, size) and out.dtype.is_floating_point else None
+    out = out.reshape(draws, size) if flat else out
+    return _same(out) if out.shape == (draws, size) and out.dtype.is_floating_point else None
 
 
 def in_double(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -66,9 +72,9 @@ def in_double(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _same(draws: Tensor) -> Constants:
-    first = draws[0]
-    constant = (draws == first).all(0) & first.isfinite()
-    return np.where(constant.numpy(), first.double().numpy(), np.nan) if constant.any() else None
+    rows = draws.double().numpy()
+    constant = (rows == rows[0]).all(0) & np.isfinite(rows[0])
+    return np.where(constant, rows[0], np.nan) if constant.any() else None
 
 
 def by_running(

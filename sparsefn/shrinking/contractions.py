@@ -56,15 +56,20 @@ def matmul(step: Step) -> Value:
 
 
 def einsum(step: Step) -> Value:
-    ins = step.arguments["tensors"]
-    left, arrow, out = step.arguments["equation"].replace(" ", "").partition("->")
+    return contract(step, *words_of(step.arguments))
+
+
+def words_of(arguments: dict[str, Any]) -> tuple[list[str], list[Value], str]:
+    """The letters of the dimensions of an einsum's tensors, these, and the letters of the result, without dots."""
+    ins = list(arguments["tensors"])
+    left, arrow, out = arguments["equation"].replace(" ", "").partition("->")
     words = left.split(",")
     if not arrow:
         letters = sorted(set(left) - set(",."))
         out = "..." * ("..." in left) + "".join(c for c in letters if left.count(c) == 1)
     dots = [len(v.shape) - len(word.replace("...", "")) for v, word in zip(ins, words, strict=True)]
     words = [word.replace("...", "0123456789"[10 - n :]) for n, word in zip(dots, words, strict=True)]
-    return contract(step, words, ins, out.replace("...", "0123456789"[10 - max(dots) :]))
+    return words, ins, out.replace("...", "0123456789"[10 - max(dots) :])
 
 
 def bilinear(step: Step) -> Value:

@@ -76,41 +76,33 @@ def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
 
-class CountedLayerNorm(nn.LayerNorm):
-    """A LayerNorm that counts `count` entries, where some that were 0 are left out; without `count` as it is."""
-
+class _Counted(nn.Module):
     count: int | None = None
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, count={self.count}"
+
+
+class CountedLayerNorm(_Counted, nn.LayerNorm):
+    """A LayerNorm that counts `count` entries, where some that were 0 are left out; without `count` as it is."""
 
     def forward(self, input: Tensor) -> Tensor:
         count = self.count or math.prod(self.normalized_shape)
         return counted_layer_norm(input, count, len(self.normalized_shape), self.weight, self.bias, self.eps)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, count={self.count}"
 
-
-class CountedRMSNorm(nn.RMSNorm):
+class CountedRMSNorm(_Counted, nn.RMSNorm):
     """An RMSNorm that counts `count` entries, where some that were 0 are left out; without `count` as it is."""
-
-    count: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         count = self.count or math.prod(self.normalized_shape)
         return counted_rms_norm(x, count, len(self.normalized_shape), self.weight, self.eps)
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, count={self.count}"
 
-
-class CountedGroupNorm(nn.GroupNorm):
+class CountedGroupNorm(_Counted, nn.GroupNorm):
     """A GroupNorm that counts `count` channels in a group, where some that were 0 are left out; else as it is."""
-
-    count: int | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         count = self.count or self.num_channels // self.num_groups
         entries = count * math.prod(input.shape[2:])
         return counted_group_norm(input, self.num_groups, entries, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, count={self.count}"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsefn.shrinking.analysis import Analysis
+from sparsefn.shrinking.analysis import Analysis, labels_of
 from sparsefn.shrinking.atoms import Flags, Ids, Label
-from sparsefn.shrinking.values import Value, values_in
+from sparsefn.shrinking.values import Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,15 +21,23 @@ class Cut:
 
     analysis: Analysis
     alive: Flags  # by atom
-    known: dict[int, tuple[Ids, Flags]] = dataclasses.field(default_factory=dict, repr=False)  # by id of a label
+    known: dict[int, Any] = dataclasses.field(default_factory=dict, repr=False)  # by id of a label
 
     def kept(self, label: Label, size: int = 0) -> Flags:
         """Which indices of a dimension stay; of one without label all of them."""
-        if label is None:
-            return np.ones(size, bool)
+        return np.ones(size, bool) if label is None else self._places(label)[1]
+
+    def _places(self, label: Ids) -> tuple[Ids, Flags, Tensor | None]:
+        # The indices that stay, as flags and as numbers; None: all.
         if id(label) not in self.known:
-            self.known[id(label)] = label, np.asarray(self.alive[self.analysis.book.atoms.resolve(label)].all(1))
-        return self.known[id(label)][1]
+            keep = np.asarray(self.alive[self.analysis.book.atoms.resolve(label)].all(1))
+            self.known[id(label)] = label, keep, None if keep.all() else torch.from_numpy(keep).nonzero().flatten()
+        made: tuple[Ids, Flags, Tensor | None] = self.known[id(label)]
+        return made
+
+    def loses(self, value: Value) -> bool:
+        """Whether any dimension loses indices."""
+        return any(label is not None and self._places(label)[2] is not None for label in value.labels)
 
     def size(self, value: Value) -> list[int]:
         """The shape of a tensor after the cut."""
@@ -38,8 +47,8 @@ class Cut:
     def indices(self, name: str) -> tuple[Tensor | None, ...]:
         """Of a leaf the indices that stay along each dimension; None: all."""
         value = self.analysis.leaves.get(name)
-        flags = [] if value is None else [self.kept(*pair) for pair in zip(value.labels, value.shape, strict=True)]
-        return tuple(None if keep.all() else torch.from_numpy(keep).nonzero().flatten() for keep in flags)
+        labels = () if value is None else value.labels
+        return tuple(None if label is None else self._places(label)[2] for label in labels)
 
     def take(self, name: str, x: Tensor) -> Tensor:
         """A leaf without the entries that go, in memory of its own."""
@@ -47,15 +56,11 @@ class Cut:
 
     def mask(self, name: str) -> Tensor:
         """The mask of a leaf: an entry stays if its index along every dimension does."""
-        shape = self.analysis.leaves[name].shape
-        made = torch.ones(shape, dtype=torch.bool, device="cpu")
-        for d, some in enumerate(self.indices(name)):
-            if some is not None:
-                made &= (
-                    torch.zeros(shape[d], dtype=torch.bool, device="cpu")
-                    .index_fill(0, some, True)
-                    .reshape([-1 if e == d else 1 for e in range(len(shape))])
-                )
+        value = self.analysis.leaves[name]
+        made = torch.ones(value.shape, dtype=torch.bool, device="cpu")
+        for d, keep in enumerate(map(self.kept, value.labels, value.shape)):
+            if not keep.all():
+                made &= torch.from_numpy(keep).reshape([-1 if e == d else 1 for e in range(made.ndim)])
         return made
 
 
@@ -82,18 +87,9 @@ def one_stays(cut: Cut) -> Cut:
     """A cut that leaves the first index of a dimension all of whose indices would go."""
     alive = cut.alive.copy()
     for label in labels_of(cut.analysis):
-        rows = cut.analysis.book.atoms.resolve(label)
-        if not alive[rows].all(1).any():
-            alive[rows[:1]] = True
+        if not alive[label].all(1).any():
+            alive[label[:1]] = True
     return Cut(cut.analysis, alive)
-
-
-def labels_of(analysis: Analysis) -> list[Ids]:
-    """The labels of all dimensions in a program, each once, without empty ones."""
-    values = values_in([analysis.leaves, list(analysis.values.values())])
-    return list(
-        {id(label): label for value in values for label in value.labels if label is not None and len(label)}.values()
-    )
 
 
 def folded_biases(cut: Cut, params: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -19,10 +18,10 @@ from sparsefn.modules.calls import Example
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
-from sparsefn.shrinking.analysis import Analysis, analyse
-from sparsefn.shrinking.atoms import Atoms
+from sparsefn.shrinking.analysis import Analysis, analyse, labels_of
+from sparsefn.shrinking.atoms import Atoms, Ids
 from sparsefn.shrinking.costs import cost
-from sparsefn.shrinking.cut import Cut, free, labels_of, one_stays
+from sparsefn.shrinking.cut import Cut, free, one_stays
 from sparsefn.shrinking.members import Member
 from sparsefn.shrinking.paths import Parts, calls_of, matched
 from sparsefn.shrinking.priced import priced
@@ -59,7 +58,7 @@ class Groups:
     groups: tuple[Group, ...]
     stays: Mapping[tuple[str, int], str]
     analysis: Analysis = dataclasses.field(repr=False)
-    atoms: tuple[npt.NDArray[np.int64], ...] = dataclasses.field(repr=False)
+    atoms: tuple[Ids, ...] = dataclasses.field(repr=False)
 
     def __getitem__(self, i: int) -> Group:
         return self.groups[i]
@@ -218,23 +217,24 @@ def groups(
 def groups_in(analysis: Analysis) -> Groups:
     """The groups of an analysis."""
     atoms, parameters = analysis.book.atoms, _parameters(analysis)
-    labels: dict[tuple[str, int], Any] = {}
-    for name, value in analysis.leaves.items():
-        if value.name != name:  # a second name of a tensor
-            continue
-        labels |= {(name, d): atoms.resolve(label) for d, label in enumerate(value.labels) if label is not None}
-    kinds = _alike(atoms, {place: label for place, label in labels.items() if place[0] in parameters})
+    leaves = [(name, value) for name, value in analysis.leaves.items() if value.name == name]  # without second names
+    labels = {(name, d): label for name, value in leaves for d, label in enumerate(value.labels) if label is not None}
+    kinds = _alike(atoms, [label for (name, _), label in labels.items() if name in parameters])
     units = np.split(np.argsort(kinds, kind="stable"), np.bincount(kinds).cumsum())[1:-1]
     number = np.zeros(atoms.count, np.int64)
     for own in units:
         number[own] = np.arange(len(own))
     made: list[list[Member]] = [[] for _ in units]
+    weights, lie = [0.0] * len(units), dict[int, list[tuple[int, Ids]]]()
     for (name, d), label in labels.items():
-        rows = kinds[label]
-        for kind in np.unique(rows[rows > 0]).tolist():
-            made[kind - 1].append(Member(name, d, np.where(rows == kind, number[label], -1).max(1)))
-    sizes = {name: math.prod(analysis.leaves[name].shape) for name, _ in labels if name in parameters}
-    weights = [sum(sizes[m.leaf] * float((m.units >= 0).mean()) for m in some if m.leaf in parameters) for some in made]
+        if id(label) not in lie:
+            rows = kinds[label]
+            some = np.unique(rows[rows > 0]).tolist()
+            lie[id(label)] = [(kind - 1, np.where(rows == kind, number[label], -1).max(1)) for kind in some]
+        for i, own in lie[id(label)]:
+            made[i].append(Member(name, d, own))
+            share = np.count_nonzero(own >= 0) / len(own)
+            weights[i] += math.prod(analysis.leaves[name].shape) * share * (name in parameters)
     beside = _beside(analysis, kinds)
     preferred = _preferred(units, weights, beside, atoms.rank)
     groups = [
@@ -251,26 +251,25 @@ def _parameters(analysis: Analysis) -> set[str]:
     return {str(value.name) for value in analysis.leaves.values() if value.name in known}
 
 
-def _alike(atoms: Atoms, labels: Mapping[tuple[str, int], Any]) -> npt.NDArray[np.int64]:
+def _alike(atoms: Atoms, labels: Sequence[Ids]) -> Ids:
     # A number from 1 for atoms that lie in the same dimensions of parameters, as the same factors; 0 for others.
     kinds, most = np.zeros(atoms.count, np.int64), 0
-    for label in labels.values():
-        for column in label.T:
-            here = np.unique(column[atoms.reason[column] == 0])
-            _, pairs = np.unique(kinds[here], return_inverse=True)
-            kinds[here] = most + 1 + pairs
-            most += len(here) and int(pairs.max()) + 1
+    for column in {column.tobytes(): column for label in labels for column in label.T}.values():
+        here = np.unique(column[atoms.reason[column] == 0])
+        _, pairs = np.unique(kinds[here], return_inverse=True)
+        kinds[here] = most + 1 + pairs
+        most += len(here) and int(pairs.max()) + 1
     _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
-    order: npt.NDArray[np.int64] = first.argsort().argsort()[numbers]  # atom 0 is the first, and of kind 0
+    order: Ids = first.argsort().argsort()[numbers]  # atom 0 is the first, and of kind 0
     return order
 
 
-def _beside(analysis: Analysis, kinds: npt.NDArray[np.int64]) -> dict[int, set[int]]:
+def _beside(analysis: Analysis, kinds: Ids) -> dict[int, set[int]]:
     # Which groups are factors of one product.
     beside: dict[int, set[int]] = defaultdict(set)
     count = int(kinds.max()) + 1
     for label in labels_of(analysis):
-        rows = kinds[analysis.book.atoms.resolve(label)]
+        rows = kinds[label]
         for i, j in itertools.combinations(range(rows.shape[1]), 2):
             for pair in np.unique(rows[:, i] * count + rows[:, j]).tolist():
                 one, other = divmod(pair, count)

@@ -118,18 +118,12 @@ def _matrix(step: Step, w: Value, sides: Sides) -> tuple[Flags, Array] | None:
 
 def _flags(w: Value, sides: Sides) -> tuple[Flags, Flags]:
     # Which inputs no weight reads, and which outputs no weight makes, as the weight's own dimensions tell.
-    ins, outs = (0, 1) if sides.turned else (1, 0)
-    if sides.turned or sides.groups == 1:
-        unread = w.zero(ins)
-    else:
-        parts = [np.tile(w.zero(1), sides.groups)] if sides.inputs > 1 else []
-        parts += [np.repeat(w.zero(0).reshape(sides.groups, -1).all(1), sides.inputs)]
-        unread = np.all(parts, 0)
-    if not sides.turned or sides.groups == 1:
-        return unread, w.zero(outs)
-    parts = [np.tile(w.zero(1), sides.groups)] if sides.outputs > 1 else []
-    parts += [np.repeat(w.zero(0).reshape(sides.groups, -1).all(1), sides.outputs)]
-    return unread, np.all(parts, 0)
+    if sides.groups == 1:
+        return (w.zero(0), w.zero(1)) if sides.turned else (w.zero(1), w.zero(0))
+    size = sides.outputs if sides.turned else sides.inputs  # of a group, in dimension 1
+    parts = [np.tile(w.zero(1), sides.groups)] if size > 1 else []
+    whole = np.all([*parts, np.repeat(w.zero(0).reshape(sides.groups, -1).all(1), size)], 0)
+    return (w.zero(0), whole) if sides.turned else (whole, w.zero(0))
 
 
 def _takes(step: Step, bias: Any, size: int) -> bool:

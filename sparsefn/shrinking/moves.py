@@ -84,6 +84,17 @@ def move(step: Step) -> Any:
     return replaced(step.outs, made)
 
 
+def pad(step: Step) -> Any:
+    """The output of a pad: dimensions that it leaves alone pass, with those of their constants that it fills in."""
+    x, pads = step.arguments["self"], step.arguments["pad"]
+    if step.is_symbolic or any(label is not None for label in x.labels[len(x.shape) - len(pads) // 2 :]):
+        return move(step)
+    fill, gone = step.arguments.get("value") or 0.0, x.gone
+    if step.arguments.get("mode", "constant") == "constant" and any(n > 0 for n in pads):
+        gone = tuple(None if some is None else np.where(some == fill, some, np.nan) for some in gone)
+    return step.outs._replace(labels=x.labels, gone=gone)
+
+
 def divided(step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (1, 3)) -> tuple[Label, Label]:
     """The labels of the two dimensions of sizes m and n that one of m * n indices is made of."""
     if label is None:
@@ -183,13 +194,11 @@ class _Known(NamedTuple):
 
 
 def _readings(step: Step, ins: list[Value], outs: list[Value], wanted: list[tuple[int, int]]) -> _Known:
-    shown = repr(replaced(step.arguments, ["x"] * len(ins)))
-    key = ("move", step.target, shown, tuple(value.shape for value in ins), tuple(wanted))
-    if key not in step.known:
-        step.known[key] = (_of_views(step, ins[0], wanted) if len(ins) == 1 else None) or _of_grids(
-            step, ins, outs, wanted
-        )
-    made: _Known = step.known[key]
+    key = ("move", step.target, step.shown, tuple(value.shape for value in ins), tuple(wanted))
+    if (known := step.book.known).get(key) is None:
+        views = _of_views(step, ins[0], wanted) if len(ins) == 1 else None
+        known[key] = views or _of_grids(step, ins, outs, wanted)
+    made: _Known = known[key]
     return made
 
 

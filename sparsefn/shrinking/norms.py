@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from sparsefn.shrinking.atoms import Label
+from sparsefn.shrinking.atoms import Label, product
+from sparsefn.shrinking.constants import elementwise
 from sparsefn.shrinking.moves import divided
 from sparsefn.shrinking.steps import Step
-from sparsefn.shrinking.tried import constants_of
-from sparsefn.shrinking.values import Constants, Value
+from sparsefn.shrinking.tried import constants_of, tried
+from sparsefn.shrinking.values import Constants, Value, replaced, values_in
 
 
 def layer_norm(step: Step) -> Value:
@@ -56,6 +59,20 @@ def group_norm(step: Step) -> Value:
     return made
 
 
+def batch_norm(step: Step) -> Any:
+    """With the statistics of training a channel goes with its scale, shift and statistics."""
+    x, *others = ins = values_in(step.arguments)
+    open_ = [d for d, label in enumerate(x.labels) if label is not None]
+    labels = [label for value in others if (label := value.labels[0]) is not None]
+    if step.arguments.get("training") or open_ != [1] or len(labels) < len(others):
+        return tried(step)
+    step.join(product(None, len(others), x.labels[1], x.shape[1]), np.concatenate(labels))
+    gone = elementwise(step, ins, [1] + [0] * len(others), x.shape[1], flat=True)
+    out, *stats = values_in(step.outs)
+    out = out._replace(labels=x.labels, gone=tuple(gone if d == 1 else None for d in range(len(x.shape))))
+    return replaced(step.outs, [out, *stats])
+
+
 def _averaged_in_groups(step: Step, label: Label, x: Value, groups: int) -> None:
     part = divided(step, label, groups, x.shape[1] // groups, (2, 1))[1]
     if not step.book.counted:
@@ -74,7 +91,7 @@ def mean_over(step: Step) -> Value:
     left = [d for d in range(len(x.shape)) if step.arguments.get("keepdim") or d not in over]
     labels = tuple(None if d in over else x.labels[d] for d in left)
     places = [(0, e) for e, label in enumerate(labels) if label is not None]
-    found = constants_of(step, [x], [out], places) if places else {}
+    found = constants_of(step, [x], [out], places)
     made: Value = out._replace(labels=labels, gone=tuple(found.get((0, e)) for e in range(len(left))))
     return made
 

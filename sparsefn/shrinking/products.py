@@ -10,6 +10,7 @@ from torch import fx
 
 from sparsefn.shrinking.analysis import Analysis
 from sparsefn.shrinking.atoms import Label
+from sparsefn.shrinking.contractions import words_of
 from sparsefn.shrinking.moves import MOVES
 from sparsefn.shrinking.values import Value, bind, opname, values_in
 
@@ -94,14 +95,7 @@ def _convolution(arguments: dict[str, Any], out: Value) -> list[Product]:
 
 
 def _einsum(arguments: dict[str, Any], out: Value) -> list[Product]:
-    ins, path = list(arguments["tensors"]), list(arguments.get("path") or ())
-    left, arrow, right = arguments["equation"].replace(" ", "").partition("->")
-    words = left.split(",")
-    dots = [len(v.shape) - len(word.replace("...", "")) for v, word in zip(ins, words, strict=True)]
-    words = [word.replace("...", "0123456789"[10 - n :]) for n, word in zip(dots, words, strict=True)]
-    if not arrow:
-        right = "..." + "".join(c for c in set(left) - set(",.") if left.count(c) == 1)
-    right = right.replace("...", "0123456789"[10 - max(dots) :])
+    (words, ins, right), path = words_of(arguments), list(arguments.get("path") or ())
     sizes: dict[str, tuple[int, Label]] = {}
     for v, word in zip(ins, words, strict=True):
         sizes |= {c: pair for c, pair in zip(word, _dims(v), strict=True) if c not in sizes or pair[0] > 1}

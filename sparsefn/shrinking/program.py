@@ -12,17 +12,16 @@ from torch import Tensor, fx, nn
 from sparsefn.shrinking.arguments import RULES
 from sparsefn.shrinking.change import Resizing, aten, refused, scale
 from sparsefn.shrinking.cut import Cut
-from sparsefn.shrinking.values import bind, leaf_of, opname, values_in
+from sparsefn.shrinking.values import bind, leaves_of, opname, values_in
 
 
 class Program(fx.GraphModule):
     """A traced module: its code is that of the graph, and its mode that of the trace."""
 
     def __init__(self, root: nn.Module, graph: fx.Graph, class_name: str = "Program") -> None:
-        super().__init__(root, graph, class_name)
-        for path, part in root.named_modules():
-            if part._non_persistent_buffers_set:  # GraphModule would make them part of the state_dict
-                self.get_submodule(path)._non_persistent_buffers_set |= part._non_persistent_buffers_set
+        super().__init__(nn.Module(), fx.Graph(), class_name)
+        vars(self).update(vars(root))  # GraphModule would make all buffers part of the state_dict
+        self.graph = graph
 
     def _deepcopy_init(self) -> Any:
         return Program.__init__
@@ -62,7 +61,8 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     Raises ValueError for an operation that cannot follow, with its name and module.
     """
     old, graph, nodes = cut.analysis.graph, fx.Graph(), dict[fx.Node, fx.Node]()
-    root = _leaves(cut, tensors or {})
+    leaves = leaves_of(old)
+    root = _leaves(cut, leaves, tensors or {})
     for node in old.graph.nodes:
         nodes[node] = graph.node_copy(node, nodes.__getitem__)
     graph.set_codegen(old.graph._codegen)
@@ -72,28 +72,25 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     _open(graph)
     read = {node.target for node in graph.find_nodes(op="get_attr")}
     with graph.inserting_before(nodes[old.graph.output_node()]):
-        for name, _ in (*root.named_parameters(remove_duplicate=False), *root.named_buffers(remove_duplicate=False)):
-            if name not in read:  # a second name of a tensor
-                graph.get_attr(name)
+        for name in (name for name in leaves if name not in read):  # a second name of a tensor
+            graph.get_attr(name)
     for node in nodes.values():  # of the sizes before the cut
         for key in ("val", "tensor_meta", "from_node"):
             node.meta.pop(key, None)
-    graph.lint()
     made = Program(root, graph)
     made.meta["train"] = old.meta.get("train", False)
     nn.Module.train(made, made.meta["train"])
     return made
 
 
-def _leaves(cut: Cut, tensors: Mapping[str, Tensor]) -> nn.Module:
+def _leaves(cut: Cut, leaves: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
     # A module of modules with the smaller parameters, buffers and constants under their names.
-    old, root, saved = cut.analysis.graph, nn.Module(), set(cut.analysis.graph.state_dict())
-    reads = {str(node.target): leaf_of(old, node) for node in old.graph.find_nodes(op="get_attr")}
-    names = {id(x): name for name, x in reads.items()}
-    made: dict[int, Tensor] = {}
-    held = [*old.named_parameters(remove_duplicate=False), *old.named_buffers(remove_duplicate=False)]
-    for name, x in {**dict(held), **reads}.items():
-        owner, last = _owner(root, name)
+    old, saved = cut.analysis.graph, set(cut.analysis.graph.state_dict())
+    names = {id(leaves[name]): name for name in map(str, (node.target for node in old.graph.find_nodes(op="get_attr")))}
+    made, owners = dict[int, Tensor](), {"": nn.Module()}
+    for name, x in leaves.items():
+        path, _, last = name.rpartition(".")
+        owner = _owner(owners, path)
         if isinstance(x, Tensor) and id(x) not in made:
             new = cut.take(names.get(id(x), name), tensors.get(name, x))
             made[id(x)] = nn.Parameter(new, x.requires_grad) if isinstance(x, nn.Parameter) else new
@@ -102,32 +99,31 @@ def _leaves(cut: Cut, tensors: Mapping[str, Tensor]) -> nn.Module:
         else:
             owner.register_buffer(last, made[id(x)], persistent=name in saved)
     for node in old.graph.find_nodes(op="call_module"):  # checks of the inputs
-        root.add_module(str(node.target), old.get_submodule(str(node.target)))
-    return root
+        owners[""].add_module(str(node.target), old.get_submodule(str(node.target)))
+    return owners[""]
 
 
-def _owner(root: nn.Module, name: str) -> tuple[nn.Module, str]:
-    *path, last = name.split(".")
-    for part in path:
-        if part not in root._modules:
-            root.add_module(part, nn.Module())
-        root = root.get_submodule(part)
-    return root, last
+def _owner(owners: dict[str, nn.Module], path: str) -> nn.Module:
+    if path not in owners:
+        outer, _, last = path.rpartition(".")
+        owners[path] = nn.Module()
+        _owner(owners, outer).add_module(last, owners[path])
+    return owners[path]
 
 
 def _follow(cut: Cut, root: nn.Module, old: fx.Node, node: fx.Node) -> None:
-    args, kwargs = fx.map_arg((old.args, old.kwargs), cut.analysis.values.__getitem__)
-    lost = any(cut.size(value) != list(value.shape) for value in values_in([args, kwargs, cut.analysis.values[old]]))
+    name, known = opname(old), cut.analysis.values
+    lost = any(cut.loses(value) for one in (old, *old.all_input_nodes) for value in values_in(known[one]))
     if lost and not hasattr(node.target, "_schema"):
         raise refused(old, "it is a program of its own")
-    if lost:
-        values, given = bind(node.target, args, kwargs), bind(node.target, node.args, node.kwargs)
-        change, name = Resizing(cut, root, old, node, values, given), opname(old)
-        if name.startswith("sym_"):
-            _unchanged(change)
-        elif name in RULES:
+    if lost and (name in RULES or name.startswith("sym_")):
+        values = bind(node.target, *fx.map_arg((old.args, old.kwargs), known.__getitem__))
+        change = Resizing(cut, root, old, node, values, bind(node.target, node.args, node.kwargs))
+        if name in RULES:
             RULES[name](change)
             change.write()
+        else:
+            _unchanged(change)
     if node.target in (aten.view.default, aten._unsafe_view.default):  # strides may be others
         node.target = aten.reshape.default
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsefn.shrinking.atoms import product
 from sparsefn.shrinking.moves import divided
 from sparsefn.shrinking.steps import Step
 from sparsefn.shrinking.values import replaced, values_in
@@ -40,7 +41,7 @@ def recurrent(step: Step) -> Any:
             step.sums(step.join(below, w_in.labels[1]), below_zero | w_in.zero(1))
         above.append(silent)
         if len(above) % sides == 0:
-            below, below_zero = _both(hidden, sides), np.concatenate(above[-sides:])
+            below, below_zero = product(None, sides, hidden, size), np.concatenate(above[-sides:])
     made = []
     for out in outs:
         wide = out.shape[-1] == size * sides and out is outs[0]
@@ -49,7 +50,3 @@ def recurrent(step: Step) -> Any:
         gone = np.where(silent, 0.0, np.nan)
         made.append(out._replace(labels=(*rest, below if wide else hidden), gone=(*rest, gone)))
     return replaced(step.outs, made)
-
-
-def _both(label: Any, sides: int) -> Any:
-    return None if label is None else np.tile(label, (sides, 1))

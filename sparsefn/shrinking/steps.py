@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from sparsefn.shrinking.atoms import Atoms, Flags, Label
-from sparsefn.shrinking.values import Value
+from sparsefn.shrinking.values import Value, replaced, values_in
 
 
 @dataclasses.dataclass
@@ -59,8 +59,9 @@ class Step:
         return self.book.atoms
 
     @property
-    def known(self) -> dict[Any, Any]:
-        return self.book.known
+    def shown(self) -> str:
+        """The arguments, without tensors."""
+        return repr(replaced(self.arguments, ["x"] * len(values_in(self.arguments))))
 
     @property
     def is_symbolic(self) -> bool:

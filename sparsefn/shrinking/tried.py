@@ -61,16 +61,15 @@ def tried(step: Step) -> Any:
     for k, d in sorted(open_):
         step.freeze(ins[k].labels[d], "mixes its entries")
     places = [(j, e) for j, some in enumerate(labels) for e, label in enumerate(some) if label is not None]
-    if places:
-        for (j, e), constants in constants_of(step, ins, outs, places).items():
-            gone[j][e] = constants
+    for (j, e), constants in constants_of(step, ins, outs, places).items():
+        gone[j][e] = constants
     made = [out._replace(labels=tuple(a), gone=tuple(b)) for out, a, b in zip(outs, labels, gone, strict=True)]
     return replaced(step.outs, made)
 
 
 def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[Place]) -> dict[Place, Any]:
     """The constants of these dimensions of outputs, found by running the operation twice."""
-    if not any(constants is not None for value in ins for constants in value.gone):
+    if not places or all(constants is None for value in ins for constants in value.gone):
         return {}
     for shapes in _shapes(ins):
         try:
@@ -102,12 +101,12 @@ def _zeroed(ins: list[Value], ties: tuple[Place, ...]) -> list[Place]:
 
 
 def _passes(step: Step, ins: list[Value], outs: list[Value], open_: set[Place]) -> list[Pass]:
-    shown = repr(replaced(step.arguments, ["x"] * len(ins)))
     zero = tuple(tuple(bool(value.zero(d).any()) for d in range(len(value.shape))) for value in ins)
-    key = ("tried", step.target, shown, frozenset(open_), tuple((v.shape, v.dtype) for v in ins), zero)
-    if key not in step.known or any(value.real is not None and not value.dtype.is_floating_point for value in ins):
-        step.known[key] = list(_found(step, ins, open_))
-    passes: list[Pass] = step.known[key]
+    key = ("tried", step.target, step.shown, frozenset(open_), tuple((v.shape, v.dtype) for v in ins), zero)
+    known = step.book.known
+    if key not in known or any(value.real is not None and not value.dtype.is_floating_point for value in ins):
+        known[key] = list(_found(step, ins, open_))
+    passes: list[Pass] = known[key]
     return passes
 
 

@@ -126,6 +126,9 @@ def named_module(model: nn.Module, path: str) -> str:
     return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
 
 
-def leaf_of(graph: fx.GraphModule, node: fx.Node) -> Any:
-    """The tensor that a node of a graph reads from its module."""
-    return operator.attrgetter(str(node.target))(graph)
+def leaves_of(graph: fx.GraphModule) -> dict[str, Any]:
+    """The parameters and buffers of a program by name, and what else its nodes read."""
+    made: dict[str, Any] = dict(graph.named_parameters(remove_duplicate=False))
+    made |= dict(graph.named_buffers(remove_duplicate=False))
+    others = [name for node in graph.graph.find_nodes(op="get_attr") if (name := str(node.target)) not in made]
+    return made | {name: operator.attrgetter(name)(graph) for name in others}

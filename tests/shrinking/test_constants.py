@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from sparsefn.shrinking import constants
 from tests.shrinking.small import analysed, lin
@@ -38,6 +39,13 @@ FUNCTIONS = {
     "tiny": (lambda net, x: net.b((net.a(x) * 1e-9).clamp(-1, 1)), [1e-9, nan]),
     "a threshold": (lambda net, x: net.b(torch.where(net.a(x) > 1e5, 1.0, 0.0)), [nan, nan]),
     "softmax": (lambda net, x: net.b(net.a(x).softmax(1)), [nan, nan]),
+    "batch norm": (lambda net, x: net.b(F.batch_norm(net.a(x), torch.ones(4), torch.ones(4), eps=0.0) + 2), [2, nan]),
+    "batch norm by its own mean": (
+        lambda net, x: net.b(F.batch_norm(net.a(x), net.a(x).amax(0), torch.ones(4), eps=0.0)),
+        [0, nan],
+    ),
+    "pad of ones": (lambda net, x: net.b(F.pad(net.a(x)[:, :, None], (1, 0), value=1.0)[:, :, 1]), [1, nan]),
+    "pad of others": (lambda net, x: net.b(F.pad(net.a(x)[:, :, None], (1, 0), value=2.0)[:, :, 1]), [nan, nan]),
     "exp of a cast": (lambda net, x: net.b(net.a(x).half().float().exp()), [np.e, nan]),
 }
 

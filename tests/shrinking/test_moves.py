@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.shrinking.small import MAP, Of, lin, told
+from tests.shrinking.small import MAP, Of, conv, lin, told
 
 # A network, its groups, and why the rest stays.
 CASES = {
@@ -47,6 +47,26 @@ CASES = {
     "pad": (
         lambda: lin(lambda net, x: net.b(F.pad(net.a(x), (1, 1))), 4, 6),
         ["a.weight[0], a.bias[0], b.weight[1] (4 of 6)"],
+        {},
+    ),
+    "pad of sides": (
+        lambda: conv(lambda net, x: net.b(F.pad(net.a(x), (1, 1, 0, 2)))),
+        ["a.weight[0], a.bias[0], b.weight[1]"],
+        {},
+    ),
+    "pad of sides with ones": (
+        lambda: conv(lambda net, x: net.b(F.pad(net.a(x), (1, 1), value=1.0))),
+        ["a.weight[0], a.bias[0], b.weight[1]"],
+        {},
+    ),
+    "less of sides": (
+        lambda: conv(lambda net, x: net.b(F.pad(net.a(x), (-1, -1), value=1.0))),
+        ["a.weight[0], a.bias[0], b.weight[1]"],
+        {},
+    ),
+    "reflected sides": (
+        lambda: conv(lambda net, x: net.b(F.pad(net.a(x), (1, 1, 1, 1), "reflect"))),
+        ["a.weight[0], a.bias[0], b.weight[1]"],
         {},
     ),
     "expand": (

@@ -52,6 +52,21 @@ CASES = {
         ],
         {},
     ),
+    "batch norm": (
+        lambda: conv(lambda net, x: net.b(net.n(net.a(x))), n=nn.BatchNorm2d(4)),
+        ["a.weight[0], a.bias[0], b.weight[1], n.weight[0], n.bias[0], n.running_mean[0] and 1 more"],
+        {},
+    ),
+    "batch norm without weights": (
+        lambda: conv(lambda net, x: net.b(net.n(net.a(x))), n=nn.BatchNorm2d(4, affine=False)),
+        ["a.weight[0], a.bias[0], b.weight[1], n.running_mean[0], n.running_var[0]"],
+        {},
+    ),
+    "batch norm of an input": (
+        lambda: conv(lambda net, x: net.b(net.a(net.n(x))), n=nn.BatchNorm2d(3)),
+        ["a.weight[0], a.bias[0], b.weight[1]"],
+        {"batch_norm at 'n' mixes its entries": "n.weight[0], n.bias[0]"},
+    ),
     "mean": (
         lambda: lin(lambda net, x: net.b(net.a(x)) * net.a(x).mean(1, True)),
         [],
