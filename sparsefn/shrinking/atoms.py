@@ -26,7 +26,7 @@ class Atoms:
     def __init__(self) -> None:
         self.count = 1
         self.parent = np.zeros(1 << 12, np.int64)
-        self.parts = np.zeros((1 << 12, 2), np.int64)  # the factors of an atom that is a product
+        self.parts = np.zeros((1 << 12, 2), np.int64)  # the factors of an atom: itself, if it is no product
         self.reason = np.zeros(1 << 12, np.int32)  # why a root stays: a place in `reasons`, 0 where it may go
         self.rank = np.zeros(1 << 12, np.int32)  # of factors, what is pruned rather: 1 heads, 2 their repeats, 3 widths
         self.reasons = ["", "it fills up"]
@@ -40,7 +40,7 @@ class Atoms:
                 setattr(self, name, np.concatenate([getattr(self, name), np.zeros_like(getattr(self, name))]))
         new = slice(self.count, self.count + size)
         ids = np.arange(new.start, new.stop)
-        self.parent[new], self.rank[new], self.count = ids, rank, new.stop
+        self.parent[new], self.parts[new, 0], self.rank[new], self.count = ids, ids, rank, new.stop
         return ids[:, None]
 
     def find(self, ids: Ids) -> Ids:
@@ -54,9 +54,8 @@ class Atoms:
     def resolve(self, label: Ids) -> Ids:
         """A label as it is now: roots that are no products, each once a row, without columns of 0."""
         label = self.find(label)
-        while (split := self.parts[label, 0] > 0).any():
-            whole = np.pad(label[:, :, None], ((0, 0), (0, 0), (0, self.parts.shape[1] - 1)))
-            label = self.find(np.where(split[:, :, None], self.parts[label], whole).reshape(len(label), -1))
+        while not (self.parts[label, 0] == label).all():
+            label = self.find(self.parts[label].reshape(len(label), -1))
         for i in range(1, label.shape[1]):
             label[(label[:, :i] == label[:, i : i + 1]).any(1), i] = 0
         used = label.any(0)
@@ -91,8 +90,11 @@ class Atoms:
             return
         if a.shape[1] == b.shape[1] == 1:
             both = self.resolve(np.concatenate([a, b]))
+            one, two = both[: len(a)], both[len(a) :]
+            if (one == two).all():
+                return
             if both.shape[1] == 1 and not self.reason[both].any():
-                self._unite(both[: len(a), 0], both[len(a) :, 0])
+                self._unite(one[:, 0], two[:, 0])
                 return
         while True:
             one, two = self._apart(a, b)
@@ -105,16 +107,21 @@ class Atoms:
             if (only := (n == 0) | (m == 0)).any():  # further factors on one side
                 self.freeze(one[only], why)
                 self.freeze(two[only], why)
+                done = only
             elif (same := n == m).any():
                 same &= n == n[same].min()
                 width = int(n[same][0])
                 self._unite(one[same, :width].ravel(), two[same, :width].ravel())
+                done = same
             elif (single := (n == 1) | (m == 1)).any():
                 whole = np.where(n == 1, one[:, 0], two[:, 0])[single]
-                self._divide(whole, one[single], two[single], n[single] == 1)
+                done = single & self._divide(whole, one[single], two[single], n[single] == 1)
             else:
                 self.freeze(one, f"{why}, and divided in two ways")
                 self.freeze(two, f"{why}, and divided in two ways")
+                return
+            if done.all():
+                return
 
     def _apart(self, a: Ids, b: Ids) -> tuple[Ids, Ids]:
         # What either side has that the other has not, in each row from the left.
@@ -126,17 +133,19 @@ class Atoms:
             sides.append(np.take_along_axis(alone, np.argsort(alone == 0, axis=1, kind="stable"), 1))
         return sides[0], sides[1]
 
-    def _divide(self, whole: Ids, one: Ids, two: Ids, first: Flags) -> None:
+    def _divide(self, whole: Ids, one: Ids, two: Ids, first: Flags) -> bool:
         # An atom is the product of several; of an atom that comes twice the first row counts, and joins go on.
-        whole, at = np.unique(whole, return_index=True)
+        atoms, at = np.unique(whole, return_index=True)
         width = max(one.shape[1], two.shape[1])
-        one, two = (np.pad(side, ((0, 0), (0, width - side.shape[1]))) for side in (one, two))
         if width > self.parts.shape[1]:
             self.parts = np.pad(self.parts, ((0, 0), (0, width - self.parts.shape[1])))
-        factors = np.where(first[:, None], two, one)[at]
-        clear = np.asarray(~np.isin(factors, whole).any(1))  # no atom may become a factor of its own factors
+        factors = np.zeros((len(whole), width), np.int64)
+        factors[first, : two.shape[1]], factors[~first, : one.shape[1]] = two[first], one[~first]
+        factors = factors[at]
+        clear = np.asarray(~np.isin(factors, atoms).any(1))  # no atom may become a factor of its own factors
         clear[0] = True
-        self.parts[whole[clear], :width] = factors[clear]
+        self.parts[atoms[clear], :width] = factors[clear]
+        return len(atoms) == len(whole) and bool(clear.all())
 
     def _unite(self, a: Ids, b: Ids) -> None:
         # Roots that may go.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +20,18 @@ class Cut:
 
     analysis: Analysis
     alive: Flags  # by atom
-    known: dict[int, Any] = dataclasses.field(default_factory=dict, repr=False)  # by id of a label
+    known: dict[int, tuple[Ids, Flags, Tensor | None]] = dataclasses.field(default_factory=dict, repr=False)
 
     def kept(self, label: Label, size: int = 0) -> Flags:
         """Which indices of a dimension stay; of one without label all of them."""
         return np.ones(size, bool) if label is None else self._places(label)[1]
 
     def _places(self, label: Ids) -> tuple[Ids, Flags, Tensor | None]:
-        # The indices that stay, as flags and as numbers; None: all.
+        # The indices that stay, as flags and as numbers (None: all), known by id of the label, which is held.
         if id(label) not in self.known:
             keep = np.asarray(self.alive[self.analysis.book.atoms.resolve(label)].all(1))
             self.known[id(label)] = label, keep, None if keep.all() else torch.from_numpy(keep).nonzero().flatten()
-        made: tuple[Ids, Flags, Tensor | None] = self.known[id(label)]
-        return made
+        return self.known[id(label)]
 
     def loses(self, value: Value) -> bool:
         """Whether any dimension loses indices."""
@@ -41,8 +39,7 @@ class Cut:
 
     def size(self, value: Value) -> list[int]:
         """The shape of a tensor after the cut."""
-        pairs = zip(value.shape, value.labels, strict=True)
-        return [n if label is None else int(self.kept(label).sum()) for n, label in pairs]
+        return [int(keep.sum()) for keep in map(self.kept, value.labels, value.shape)]
 
     def indices(self, name: str) -> tuple[Tensor | None, ...]:
         """Of a leaf the indices that stay along each dimension; None: all."""

@@ -74,7 +74,10 @@ def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[P
     for shapes in _shapes(ins):
         try:
             draws = [
-                [_real(x, value) for x, value in zip(_draw(ins, sign, shapes), ins, strict=True)]
+                [
+                    x if v.real is None else v.real.to(x.dtype)
+                    for x, v in zip(_draw(ins, sign, shapes), ins, strict=True)
+                ]
                 for sign in (1.0, -1.0)
             ]
             return by_running(step, ins, outs, places, draws)
@@ -90,10 +93,6 @@ def _shapes(ins: list[Value]) -> list[list[tuple[int, ...]]]:
     ]
     whole = [value.shape for value in ins]
     return [whole] if short == whole else [short, whole]
-
-
-def _real(x: Tensor, value: Value) -> Tensor:
-    return x if value.real is None else value.real.to(x.dtype)
 
 
 def _zeroed(ins: list[Value], ties: tuple[Place, ...]) -> list[Place]:
