@@ -89,10 +89,11 @@ def pad(step: Step) -> Any:
     x, pads = step.arguments["self"], step.arguments["pad"]
     if step.is_symbolic or any(label is not None for label in x.labels[len(x.shape) - len(pads) // 2 :]):
         return move(step)
-    fill, gone = step.arguments.get("value") or 0.0, x.gone
+    gone = [None if label is None else some for label, some in zip(x.labels, x.gone, strict=True)]
     if step.arguments.get("mode", "constant") == "constant" and any(n > 0 for n in pads):
-        gone = tuple(None if some is None else np.where(some == fill, some, np.nan) for some in gone)
-    return step.outs._replace(labels=x.labels, gone=gone)
+        fill = step.arguments.get("value") or 0.0
+        gone = [None if some is None else np.where(some == fill, some, np.nan) for some in gone]
+    return step.outs._replace(labels=x.labels, gone=tuple(gone))
 
 
 def divided(step: Step, label: Label, m: int, n: int, ranks: tuple[int, int] = (1, 3)) -> tuple[Label, Label]:

@@ -73,14 +73,9 @@ def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[P
         return {}
     for shapes in _shapes(ins):
         try:
-            draws = [
-                [
-                    x if v.real is None else v.real.to(x.dtype)
-                    for x, v in zip(_draw(ins, sign, shapes), ins, strict=True)
-                ]
-                for sign in (1.0, -1.0)
-            ]
-            return by_running(step, ins, outs, places, draws)
+            made = [_draw(ins, sign, shapes) for sign in (1.0, -1.0)]
+            made = [[x if v.real is None else v.real.to(x.dtype) for x, v in zip(xs, ins, strict=True)] for xs in made]
+            return by_running(step, ins, outs, places, made)
         except _FAILS:
             pass
     return {}
