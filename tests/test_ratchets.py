@@ -16,22 +16,22 @@ PACKAGE = ROOT / "sparsefn"
 
 # Files, moves and calls from file to file of four walks (benchmarks/walks.py).
 WALKS = {
-    "change": {"files": 33, "moves": 272, "calls": 136},
+    "change": {"files": 32, "moves": 268, "calls": 134},
     "quiet": {"files": 18, "moves": 130, "calls": 65},
-    "attached change": {"files": 34, "moves": 326, "calls": 164},
+    "attached change": {"files": 33, "moves": 322, "calls": 162},
     "sharded change": {"files": 41, "moves": 576, "calls": 288},
 }
 STREET = ("budgets", "ensemble", "masks", "optimizers", "patterns", "random", "reparam", "scores", "solve", "state")
 STREET += ("timing", "tree")
 # Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
 LINES = {
-    "engine": 4323,
-    "algorithms": 1591,
+    "engine": 4328,
+    "algorithms": 1589,
     "compose": 691,
     "attached": 831,
     "street": 4924,
     "shrinking": 3919,
-    "all": 23282,
+    "all": 23283,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

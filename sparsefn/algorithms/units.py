@@ -21,7 +21,6 @@ from sparsefn.budgets.distributions import Global, spread
 from sparsefn.engine.checks import counts_of_rows, fraction_at, n_kept, shown
 from sparsefn.engine.leaves import as_tensor_on, brought, lists
 from sparsefn.engine.numbers import Real
-from sparsefn.engine.processes import is_dealt
 from sparsefn.engine.selection import Count, Entry, dealt_winners, totals, winners
 from sparsefn.patterns import grids as layout
 from sparsefn.patterns.grids import Grids
@@ -204,7 +203,7 @@ class Field(NamedTuple):
             return within_bounds(self.rule.distribution, sizes, entries, counts[0], list(held or none), self.least)
         if self.rule.pattern.pick is not None:
             return [self.rule.pattern.pick(entry) for entry in entries]
-        return (winners if self.sharded or not is_dealt() else dealt_winners)(entries, counts)
+        return (winners if self.sharded else dealt_winners)(entries, counts)
 
     def coins(self, sparsity: Real, key: Tensor) -> Flags:
         """Units that are kept by chance: each with the share of its competition that a sparsity keeps."""

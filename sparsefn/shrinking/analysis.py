@@ -22,11 +22,11 @@ from sparsefn.shrinking.values import (
     Value,
     bind,
     blank,
-    leaves_of,
     module_of,
     opname,
     replaced,
     run_op,
+    tensors_of,
     values_in,
 )
 
@@ -57,7 +57,7 @@ def analyse(
     """
     book = Book(Atoms(), counted, equal_parts, masks)
     made = Analysis(graph, {}, {}, book)
-    held, seen = leaves_of(graph), dict[int, Value]()
+    held, seen = tensors_of(graph), dict[int, Value]()
     reads = Counter(id(held[str(node.target)]) for node in graph.graph.find_nodes(op="get_attr") for _ in node.users)
     for node in graph.graph.nodes:
         if node.op == "get_attr":

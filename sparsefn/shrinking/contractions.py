@@ -56,10 +56,10 @@ def matmul(step: Step) -> Value:
 
 
 def einsum(step: Step) -> Value:
-    return contract(step, *words_of(step.arguments))
+    return contract(step, *parsed(step.arguments))
 
 
-def words_of(arguments: dict[str, Any]) -> tuple[list[str], list[Value], str]:
+def parsed(arguments: dict[str, Any]) -> tuple[list[str], list[Value], str]:
     """The letters of the dimensions of an einsum's tensors, these, and the letters of the result, without dots."""
     ins = list(arguments["tensors"])
     left, arrow, out = arguments["equation"].replace(" ", "").partition("->")

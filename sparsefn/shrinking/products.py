@@ -10,7 +10,7 @@ from torch import fx
 
 from sparsefn.shrinking.analysis import Analysis
 from sparsefn.shrinking.atoms import Label
-from sparsefn.shrinking.contractions import words_of
+from sparsefn.shrinking.contractions import parsed
 from sparsefn.shrinking.moves import MOVES
 from sparsefn.shrinking.values import Value, bind, opname, values_in
 
@@ -95,7 +95,7 @@ def _convolution(arguments: dict[str, Any], out: Value) -> list[Product]:
 
 
 def _einsum(arguments: dict[str, Any], out: Value) -> list[Product]:
-    (words, ins, right), path = words_of(arguments), list(arguments.get("path") or ())
+    (words, ins, right), path = parsed(arguments), list(arguments.get("path") or ())
     sizes: dict[str, tuple[int, Label]] = {}
     for v, word in zip(ins, words, strict=True):
         sizes |= {c: pair for c, pair in zip(word, _dims(v), strict=True) if c not in sizes or pair[0] > 1}

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from sparsefn.shrinking.arguments import RULES
 from sparsefn.shrinking.change import Resizing, aten, refused, scale
 from sparsefn.shrinking.cut import Cut
-from sparsefn.shrinking.values import bind, leaves_of, opname, values_in
+from sparsefn.shrinking.values import bind, opname, tensors_of, values_in
 
 
 class Program(fx.GraphModule):
@@ -61,7 +61,7 @@ def program(cut: Cut, tensors: Mapping[str, Tensor] | None = None) -> Program:
     Raises ValueError for an operation that cannot follow, with its name and module.
     """
     old, graph, nodes = cut.analysis.graph, fx.Graph(), dict[fx.Node, fx.Node]()
-    leaves = leaves_of(old)
+    leaves = tensors_of(old)
     root = _leaves(cut, leaves, tensors or {})
     for node in old.graph.nodes:
         nodes[node] = graph.node_copy(node, nodes.__getitem__)

@@ -126,7 +126,7 @@ def named_module(model: nn.Module, path: str) -> str:
     return f"the {type(model.get_submodule(path)).__name__}{f' at {path!r}' if path else ''}"
 
 
-def leaves_of(graph: fx.GraphModule) -> dict[str, Any]:
+def tensors_of(graph: fx.GraphModule) -> dict[str, Any]:
     """The parameters and buffers of a program by name, and what else its nodes read."""
     made: dict[str, Any] = dict(graph.named_parameters(remove_duplicate=False))
     made |= dict(graph.named_buffers(remove_duplicate=False))

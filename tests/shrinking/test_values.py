@@ -64,4 +64,4 @@ def test_names_and_places_of_operations():
     assert [values.module_of(node) for node in nodes.values()] == ["0.a", "0"]
     assert [values.module_of(nodes["linear"], up) for up in (1, 2, 3)] == ["0", "", ""]
     read = next(node for node in graph.graph.nodes if node.op == "get_attr")
-    assert values.leaves_of(graph)[read.target] is getattr(graph, "0").a.weight
+    assert values.tensors_of(graph)[read.target] is getattr(graph, "0").a.weight

@@ -6,7 +6,7 @@ from sparsefn.engine.processes.alignment import Alignment, alignment_of, check_g
 from sparsefn.engine.processes.collectives import Exchange, Gather, Sum, alone, in_step
 from sparsefn.engine.processes.extent import Extent
 from sparsefn.engine.processes.lines import Groups, group_of, is_first
-from sparsefn.engine.processes.rows import check_alike, dealt, gathered, is_dealt, own
+from sparsefn.engine.processes.rows import check_alike, dealing, dealt, gathered, own
 from sparsefn.engine.processes.shards import (
     agreed,
     any_sharded,

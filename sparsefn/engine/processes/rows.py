@@ -24,6 +24,7 @@ from sparsefn.engine.surroundings import Array, transformed
 
 _READ = 2**19  # bytes of a tensor that a checksum reads: other values differ in more than a few
 _dealing: ContextVar[Groups] = ContextVar("dealing", default=())
+dealing = _dealing.get  # the groups whose processes deal out rows here; every change of masks asks
 
 
 @contextmanager
@@ -44,14 +45,9 @@ def dealt(groups: Groups) -> Iterator[None]:
             _dealing.reset(token)
 
 
-def is_dealt() -> bool:
-    """Whether processes deal out rows here.
-
-    >>> from sparsefn.engine.processes import rows
-    >>> rows.is_dealt()
-    False
-    """
-    return not torch.compiler.is_compiling() and bool(_dealing.get())
+def _is_dealt() -> bool:
+    # Compiled code asks nobody.
+    return not torch.compiler.is_compiling() and bool(dealing())
 
 
 def own(n: int) -> range:
@@ -61,11 +57,11 @@ def own(n: int) -> range:
     >>> rows.own(3)
     range(0, 3)
     """
-    if not is_dealt():
+    if not _is_dealt():
         return range(n)
     if transformed():
         raise ValueError("by_rows: expected calls outside of vmap and other transforms of torch.func")
-    line = Line(_dealing.get())
+    line = Line(dealing())
     return range(-(-n * line.place // line.size), -(-n * (line.place + 1) // line.size))
 
 
@@ -76,9 +72,9 @@ def gathered(*own: Tensor) -> list[Tensor]:
     >>> rows.gathered(torch.ones(1))
     [tensor([1.])]
     """
-    if not is_dealt():
+    if not _is_dealt():
         return [*own]
-    parts, line = [_bytes(x) for x in own], Line(_dealing.get())
+    parts, line = [_bytes(x) for x in own], Line(dealing())
     (told,) = in_step([(_dealing.get(), _everyones(np.array([len(x) for x in parts])))])
     sizes = told.reshape(line.size, -1).T.tolist()
     every = [line.end_to_end(part, size) for part, size in zip(parts, sizes, strict=True)]
@@ -91,7 +87,7 @@ def check_alike(*what: object) -> None:
     >>> from sparsefn.engine.processes import rows
     >>> rows.check_alike("obs", torch.ones(1))
     """
-    if not is_dealt():
+    if not _is_dealt():
         return
     words = re.sub(r" at 0x\w+", "", "\t".join(map(_told, what))).encode()
     digest = np.frombuffer(hashlib.sha256(words).digest()[:8], np.int64)

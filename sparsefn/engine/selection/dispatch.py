@@ -18,8 +18,8 @@ from torch import Tensor
 from sparsefn.engine.checks import counts_of_rows
 from sparsefn.engine.leaves import check_device, pays, placed
 from sparsefn.engine.numbers import FLOATS
-from sparsefn.engine.processes import Extent
-from sparsefn.engine.selection import bracket, fixed, groups, joined, shared
+from sparsefn.engine.processes import Extent, dealing
+from sparsefn.engine.selection import bracket, dealt, fixed, groups, joined, shared
 from sparsefn.engine.selection.entries import TINY, Entry, arrays, check, reshaped
 from sparsefn.engine.selection.rows import select_each
 from sparsefn.engine.surroundings import (
@@ -72,6 +72,18 @@ def winners(entries: Sequence[Entry], counts: Counts, *, joint: bool = False) ->
     if seen is not None:
         return seen
     return _elsewhere([entry._replace(scores=entry.scores.detach()) for entry in entries], counts, joint)
+
+
+def dealt_winners(entries: Sequence[Entry], counts: Counts) -> list[Tensor]:
+    """`winners`, whose competitions processes deal out inside of `processes.dealt`.
+
+    >>> from sparsefn.engine.selection import Entry, dealt_winners
+    >>> dealt_winners([Entry(torch.tensor([[1.0, 3.0]]))], [1])
+    [tensor([[False,  True]])]
+    """
+    if not torch.compiler.is_compiling() and dealing():
+        return dealt.winners(entries, counts, winners)
+    return winners(entries, counts)
 
 
 def totals(flags: Sequence[Tensor], extents: Sequence[Extent | None] | None = None) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from distributed.harness import on_ranks
 from torch import distributed
 
-from sparsefn.engine.processes import check_alike, dealt, gathered, is_dealt, own
+from sparsefn.engine.processes import check_alike, dealing, dealt, gathered, own
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.bool, torch.int64)
 
@@ -14,18 +14,18 @@ def test_one_process_has_all_and_tells_nobody():
     x = torch.ones(2)
     with dealt(()):
         check_alike("a call", x)
-        assert not is_dealt() and own(3) == range(3) and gathered(x)[0] is x
+        assert not dealing() and own(3) == range(3) and gathered(x)[0] is x
 
 
 def cases():
     rank, world = distributed.get_rank(), (distributed.group.WORLD.group_name,)
 
     def parts_follow_each_other():
-        assert own(7) == range(7) and not is_dealt()
+        assert own(7) == range(7) and not dealing()
         parts = {7: [range(3), range(3, 5), range(5, 7)], 1: [range(1), range(1, 1), range(1, 1)]}
         with dealt(world):
-            assert is_dealt() and all(own(n) == given[rank] for n, given in parts.items()) and not own(0)
-        assert not is_dealt()
+            assert dealing() and all(own(n) == given[rank] for n, given in parts.items()) and not own(0)
+        assert not dealing()
 
     def rows_come_in_order():
         with dealt(world):
@@ -71,7 +71,7 @@ def cases():
             if rank == 1:
                 raise KeyError("nothing there")
             gathered(torch.ones(2))
-        assert not is_dealt()
+        assert not dealing()
 
     def transforms_are_refused():
         told = "by_rows: expected calls outside of vmap and other transforms"
