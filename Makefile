@@ -14,7 +14,7 @@ pytest := -m pytest -n auto --dist worksteal
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance dist format clean
+.PHONY: help test test-all lint docs compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance dist format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -22,13 +22,17 @@ help:  ## list these commands
 test: lint  ## lint, type-check, and run every behaviour and every law on every row: 4 minutes on two cores
 	OMP_NUM_THREADS=1 $(py) $(pytest) -m "not deep" --hypothesis-profile=quick tests property_tests
 
-test-all: lint  ## lint, type-check, and run every test: what compiles, mutants, laws at length, examples, pages
+test-all: lint $(VENV)/.installed-docs  ## lint, type-check, and run every test: what compiles, mutants, laws at length, examples, pages
 	OMP_NUM_THREADS=1 $(py) $(pytest) tests property_tests
 
 lint: $(VENV)/.installed-dev  ## lint and type-check
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
 	$(py) -m mypy --strict sparsefn kernels/sparsefn_kernels
+
+docs: $(VENV)/.installed-dev $(VENV)/.installed-docs  ## run the pages' code and build the site in out/site, 3 minutes
+	OMP_NUM_THREADS=1 $(py) -m sphinx -W --keep-going -E -q -b html -d out/doctrees docs out/site
+	@echo "open out/site/index.html"
 
 compat: $(OLDEST)/.installed-compat  ## run most tests with the oldest torch that serves, 5 GB in an environment of its own
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python $(pytest) $(COMPAT)

@@ -188,6 +188,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/test_resume.py": {
         "test_every_split_point_resumes_in_a_new_process": (),
     },
+    "tests/test_site.py": {},
     "tests/test_typing.py": {
         "test_mypy_accepts_right_code_and_finds_every_mistake_of_wrong_code": (),
     },

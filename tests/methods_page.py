@@ -1,4 +1,4 @@
-"""The table of published methods: `python tests/methods_page.py` writes its part of docs/methods.md."""
+"""The cards of published methods: `python tests/methods_page.py` writes their part of docs/methods.md."""
 
 import ast
 import copy
@@ -13,8 +13,8 @@ import sparsefn.methods
 from sparsefn import methods
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
-BEGIN = "<!-- table: made by `python tests/methods_page.py` -->"
-END = "<!-- end of the table -->"
+BEGIN = "<!-- cards: made by `python tests/methods_page.py` -->"
+END = "<!-- end of the cards -->"
 PAPER = re.compile(r"[A-Z][\w-]+(?: (?:et al\.|(?:&|and) [\w-]+))? (?:19|20)\d\d, arXiv \d{4}\.\d{4,5}")
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 LONGEST = 150  # characters of an expression; a longer one keeps some of its variables
@@ -46,7 +46,7 @@ def paragraphs(doc: str) -> list[str]:
 def method(name: str, make: Callable[..., Any]) -> Method:
     """What the docstring and the source of a method say."""
     parts = paragraphs(make.__doc__ or "")
-    headline = parts[0].replace("|", r"\|")
+    headline = parts[0]
     verified = [part for part in parts if part.startswith("Verified by ")]
     differs = [part for part in parts if part.startswith("Differs from the authors' code: ") or part.startswith(SAME)]
     if is_handed_on(make):  # its docstring has another form, and tests/test_golden_*.py its recordings
@@ -90,7 +90,7 @@ def expression(make: Callable[..., Any]) -> str:
                 deep[variable], flat[variable] = (inlined(value, x, function.__globals__) for x in (deep, {}))
             case ast.Return(value=ast.expr() as value):
                 texts = [ast.unparse(inlined(value, x, function.__globals__)) for x in (deep, flat, {})]
-                return next((text for text in texts if len(text) <= LONGEST), texts[-1]).replace("|", r"\|")
+                return next((text for text in texts if len(text) <= LONGEST), texts[-1])
     raise ValueError(f"{function.__name__}: expected a return at the end of the function")
 
 
@@ -136,23 +136,28 @@ def public_name(name: str, value: Any) -> str:
 # ---- the page ------------------------------------------------------------------------------------
 
 
-def table() -> str:
-    """A row for each method."""
-    rows = [method(name, make) for name, make in named().items()]
-    lines = ["| `sf.methods` | method | expression | paper |", "|---|---|---|---|"]
-    lines += [f"| {shown(row)} | {row.headline} | {row.expression} | {row.paper} |" for row in rows]
-    return "\n".join(lines) + "\n"
+def card(row: Method) -> str:
+    """A heading, a sentence, a picture where there is one, the expression, and the evidence."""
+    title, told = row.headline.split(": ", 1)
+    name = f"`sf.methods.{row.name}`"
+    lines = [f"### {title}", wrapped(f"{name}: {told}")]
+    if (PAGE.parent / "gallery" / f"{row.name}.png").exists():
+        lines.append(f"![Masks of one layer at five steps of training with {row.name}](gallery/{row.name}.png)")
+    if row.expression != f"`sf.{row.name}`":
+        lines.append(wrapped(row.expression))
+    return "\n\n".join([*lines, wrapped(f"{row.paper}. Verified by {row.verified}.")])
 
 
-def shown(row: Method) -> str:
-    """The name, with a star where recordings of the authors' own code verify it."""
-    return f"`{row.name}`" + r"\*" * row.verified.startswith("recordings")
+def wrapped(text: str) -> str:
+    """A paragraph in lines of at most 120 characters."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def page(text: str) -> str:
-    """The page with the table as it is now."""
+    """The page with the cards as they are now."""
     before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{table()}\n{END}{rest.split(END)[1]}"
+    cards = "\n\n".join(card(method(name, make)) for name, make in named().items())
+    return f"{before}{BEGIN}\n\n{cards}\n\n{END}{rest.split(END)[1]}"
 
 
 if __name__ == "__main__":

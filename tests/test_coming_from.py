@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from test_docs import split
+from pages import split
 
 FOLDER = Path(__file__).parents[1] / "docs" / "coming-from"
 PAGES = sorted(FOLDER.glob("*.md"))

@@ -3,11 +3,12 @@
 import pkgutil
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import api_page
 import pytest
 import torch
+from pages import links, run, runnable, split
 
 import sparsefn as sf
 
@@ -32,74 +33,8 @@ TERMS = {
 }
 
 
-FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<info>[^`]*?)\s*$")
-NO_RUN = re.compile(r"<!--\s*no-run\b(?P<reason>.*?)-->")
-LINK = re.compile(r"(?:\]\(|^ {0,3}\[[^\]]+\]:)\s*<?([^)\s>]+)", re.MULTILINE)  # `[text](target)` or `[label]: target`
-
-
 def named(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
-
-
-class Block(NamedTuple):
-    line: int  # of its first line of code, from 1
-    language: str
-    code: str
-    before: str  # the nearest line above the fence that is not blank
-
-
-def split(text: str) -> tuple[str, list[Block]]:
-    """A page's prose, and its fenced blocks in order."""
-    prose: list[str] = []
-    found: list[Block] = []
-    code: list[str] = []
-    fence, before, start = None, "", 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        match = FENCE.match(line)
-        if fence is None and match:
-            fence, start, code = match, number + 1, []
-        elif fence is not None and match and match["ticks"].startswith(fence["ticks"]) and not match["info"]:
-            language = (fence["info"].split() or [""])[0]
-            found.append(Block(start, language, "\n".join(code), before))
-            fence, before = None, ""
-        elif fence is not None:
-            code.append(line.removeprefix(fence["indent"]))
-        else:
-            prose.append(line)
-            before = line.strip() or before
-    if fence is not None:
-        raise ValueError(f"line {start - 1}: this block is never closed")
-    return "\n".join(prose), found
-
-
-def runnable(text: str) -> list[Block]:
-    """The Python blocks that a page promises to work."""
-    found = []
-    for block in split(text)[1]:
-        if block.language.lower().startswith("py") and block.language != "python":
-            raise ValueError(f"line {block.line - 1}: write ```python, not ```{block.language}, so that the block runs")
-        if block.language != "python":
-            continue
-        mark = NO_RUN.fullmatch(block.before)
-        if mark is None:
-            found.append(block)
-        elif not re.fullmatch(r":\s*\S.*", mark["reason"]):
-            raise ValueError(f"line {block.line - 1}: a block that does not run says why: <!-- no-run: reason -->")
-    return found
-
-
-def run(text: str, filename: str) -> None:
-    """Run the blocks of one page in order, in one namespace."""
-    namespace = {"__name__": "__main__"}
-    for block in runnable(text):
-        # Blank lines above the code make a traceback show the page's own line numbers.
-        exec(compile("\n" * (block.line - 1) + block.code, filename, "exec"), namespace)
-
-
-def links(text: str) -> list[str]:
-    """The relative links of a page, without anchors; code is not searched."""
-    prose = re.sub(r"`[^`\n]*`", "", split(text)[0])
-    return [target.split("#")[0] for target in LINK.findall(prose) if not re.match(r"[a-z][a-z0-9+.-]*:|#", target)]
 
 
 @pytest.mark.parametrize("page", RUN_HERE, ids=named)
@@ -151,13 +86,6 @@ def test_the_readme_shows_the_two_commands() -> None:
 def test_every_public_name_is_on_its_page() -> None:
     written = api_page.PAGE.read_text(encoding="utf-8")
     assert written == api_page.page(), "docs/api.md is out of date: run `python tests/api_page.py`"
-
-
-def test_the_index_links_to_every_page() -> None:
-    docs = ROOT / "docs"
-    texts = {folder: (folder / "index.md").read_text(encoding="utf-8") for folder in (docs, docs / "recipes")}
-    listed = {(folder / target).resolve() for folder, text in texts.items() for target in links(text)}
-    assert set(PAGES[1:]) - {docs / "index.md"} <= listed
 
 
 def missing_files(text: str) -> list[str]:
@@ -298,7 +226,7 @@ def test_every_row_of_the_readme_works_in_its_loop(row: str) -> None:
     assert 0.0 < sf.masks.sparsity(namespace["sparse"].masks) < 1.0
 
 
-@pytest.mark.parametrize("row", rows_of_the_table(TEXTS[ROOT / "docs" / "methods.md"]))
+@pytest.mark.parametrize("row", rows_of_the_table(TEXTS[ROOT / "docs" / "choose.md"]))
 def test_every_row_of_the_table_works_under_attach_as_it_stands(row: str) -> None:
     spans = re.findall(r"`([^`]+)`", row)
     torch.manual_seed(0)

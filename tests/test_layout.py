@@ -14,7 +14,7 @@ PACKAGE = ROOT / "sparsefn"
 MODULES = [file.relative_to(PACKAGE) for file in sorted(PACKAGE.rglob("*.py"))]
 
 MOST_LINES, MEDIAN_LINES = 300, 150
-GENERATED = {"__pycache__", "build", "dist"}
+GENERATED = {"__pycache__", "build", "dist", "out"}
 MAY_BE_EMPTY = {"py.typed"}  # its presence is its content
 # Spelled in parts, so that this file does not hold what it looks for.
 MACHINE_PATHS = [f"/{top}/".encode() for top in ("work", "tmp", "root")]

@@ -1,10 +1,10 @@
-"""The table of docs/methods.md is that of the module, and its parts are read as they are meant."""
+"""The cards of docs/methods.md are those of the module, and their parts are read as they are meant."""
 
 from pathlib import Path
 
 import pytest
-from methods_page import PAGE, expression, method, named, page, shown, without_brackets
-from test_docs import split
+from methods_page import PAGE, card, expression, method, named, page, without_brackets
+from pages import split
 
 import sparsefn as sf
 from sparsefn.algorithms import one_shot, set
@@ -19,7 +19,7 @@ def test_the_page_is_what_the_docstrings_say_now() -> None:
     assert text == page(text), "run `python tests/methods_page.py`"
 
 
-def test_every_method_has_a_row_with_a_paper_and_evidence() -> None:
+def test_every_method_has_a_card_with_a_paper_and_evidence() -> None:
     assert {"rigl", "set", "snfs"} <= named().keys()
     for name, make in named().items():
         row = method(name, make)
@@ -27,7 +27,7 @@ def test_every_method_has_a_row_with_a_paper_and_evidence() -> None:
 
 
 def test_every_recipe_has_a_sentence_code_and_a_paper() -> None:
-    parts = PAGE.read_text(encoding="utf-8").split("\n### ")[1:]
+    parts = PAGE.with_name("more-methods.md").read_text(encoding="utf-8").split("\n### ")[1:]
     assert len(parts) >= RECIPES
     for part in parts:
         prose, blocks = split(part.split("\n## ")[0])
@@ -49,7 +49,7 @@ def test_an_expression_has_the_values_of_variables_and_public_names() -> None:
         return set(sparsity, drop_fraction=counts.below(0.0), where=lambda path, leaf: where(path, leaf) | False)
 
     assert expression(passed) == (
-        r"set(sparsity, drop_fraction=counts.below(0.0), where=lambda path, leaf: where(path, leaf) \| False)"
+        "set(sparsity, drop_fraction=counts.below(0.0), where=lambda path, leaf: where(path, leaf) | False)"
     )
 
 
@@ -80,7 +80,6 @@ def test_what_a_docstring_says_is_taken_apart() -> None:
 
     snip.__module__ = "sparsefn.methods.at_start"
     row = method("snip", snip)
-    assert shown(row) == r"`snip`\*" and shown(row._replace(verified="laws")) == "`snip`"
     assert row == (
         "snip",
         "SNIP: the weights stay.",
@@ -96,6 +95,13 @@ def test_what_a_docstring_says_is_taken_apart() -> None:
 def test_names_of_the_top_level_have_their_paper() -> None:
     row = method("rigl", sf.rigl)
     assert (row.expression, row.paper) == ("`sf.rigl`", "Evci et al. 2020, arXiv 1911.11134")
+
+
+def test_a_card_has_a_heading_a_picture_where_there_is_one_and_the_evidence() -> None:
+    text = card(method("rigl", sf.rigl))
+    assert text.startswith("### RigL\n\n`sf.methods.rigl`: drop the smallest weights")
+    assert "](gallery/rigl.png)" in text and text.endswith("arXiv 1911.11134. Verified by recordings, and laws.")
+    assert "gallery" not in card(method("obd", sf.methods.obd))
 
 
 def test_brackets_are_left_out() -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_docs import runnable
+from pages import runnable
 
 FOLDER = Path(__file__).parent
 PAGES = sorted(page for page in FOLDER.glob("*.md") if page.stem != "index")
