@@ -161,7 +161,7 @@ def docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines
 
 def blocks(lines: list[str]) -> list[list[str]]:
     """What stands between blank lines."""
-    return [part.splitlines() for part in re.split(r"\n\s*\n", "\n".join(lines).strip("\n"))]
+    return [part.splitlines() for part in re.split(r"\n\s*\n", "\n".join(lines)) if part.strip()]
 
 
 def converted(block: list[str]) -> list[str]:
