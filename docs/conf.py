@@ -44,6 +44,13 @@ smartquotes = False
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_type_aliases = {
+    name: name
+    for name in (
+        *("Distribution", "Init", "Leaves", "Level", "Loss", "Pruned", "Real", "Schedule", "Score"),
+        *("Stats", "Step", "Target", "Term", "Tree", "Trigger", "Where"),
+    )
+}  # docs/reference/state.md says what they are
 autosummary_generate = False
 maximum_signature_line_length = 88
 bibtex_bibfiles = ["references.bib"]
@@ -187,8 +194,13 @@ def converted(block: list[str]) -> list[str]:
 def signature(
     app: Sphinx, what: str, name: str, value: Any, options: Any, args: str | None, returns: str | None
 ) -> Any:
-    """Functions among the defaults, by name."""
-    return (re.sub(r"<function ([\w.]+)>", r"\1", args), returns) if args else None
+    """Functions among the defaults by name, and what holds a lambda as an ellipsis."""
+
+    def plain(text: str) -> str:
+        text = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)  # an alias in a union
+        return re.sub(r"<function ([\w.]+)>", r"\1", re.sub(r"\([^()]*<lambda>[^()]*\)", "...", text))
+
+    return (plain(args), plain(returns) if returns else returns) if args is not None else None
 
 
 def complete(app: Sphinx, env: BuildEnvironment) -> None:
