@@ -160,9 +160,9 @@ def directive(name: str) -> list[str]:
 
 
 def docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
-    """A docstring, which is Markdown with doctests, as reStructuredText; a constant may have only that of its type."""
+    """A docstring, which is Markdown with doctests, as reStructuredText; of a constant without one, its type."""
     if what == "data" and value.__doc__ == type(value).__doc__:
-        lines.clear()
+        lines[:] = [f"`{type(value).__name__}`."]
     lines[:] = [line for block in blocks(lines) for line in [*converted(block), ""]]
 
 
@@ -198,7 +198,8 @@ def signature(
 
     def plain(text: str) -> str:
         text = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)  # an alias in a union
-        return re.sub(r"<function ([\w.]+)>", r"\1", re.sub(r"\([^()]*<lambda>[^()]*\)", "...", text))
+        text = re.sub(r"\([^()]*<lambda>[^()]*\)|<function [\w.]*<lambda>>", "...", text)
+        return re.sub(r"<function ([\w.]+)>", r"\1", text)
 
     return (plain(args), plain(returns) if returns else returns) if args is not None else None
 
