@@ -6,6 +6,7 @@ links, the docstrings of names from comments `<!-- names: scores -->`, and links
 
 import contextlib
 import operator
+import os
 import re
 import sys
 import tempfile
@@ -26,6 +27,8 @@ import sparsefn as sf
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 import pages  # noqa: E402
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +78,13 @@ html_theme_options = {
 CONTENTS = re.compile(r"<!-- contents(?:: (?P<caption>.+?))? -->\n\n(?P<list>(?:(?:- |  ).*\n)+)")
 NAMES = re.compile(r"<!-- names: (?P<names>[\w\s.]+)-->")
 PAGE = re.compile(r"^- \[(?P<title>[^\]]*)\]\((?P<page>[\w/.-]+)\.md\)", re.MULTILINE)
+TUTORIALS = re.findall(r"\]\(\.\./(recipes/\w+)\.md\)", (HERE / "tutorials" / "index.md").read_text(encoding="utf-8"))
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<to>\.\./[^)#\s]+)(?:#[^)\s]*)?\)")
 
 
 def written(app: Sphinx, docname: str, source: list[str]) -> None:
     """A page as Sphinx reads it: its code has been run, and is followed by what it printed."""
-    if not docname.startswith("recipes/"):  # they need libraries of their own: `make recipes`
+    if not docname.startswith("recipes/") or docname in TUTORIALS:  # others need more libraries: `make recipes`
         source[0] = with_output(source[0], docname)
     folder = (HERE / docname).parent
 
@@ -120,8 +124,8 @@ def with_output(text: str, docname: str) -> str:
 def menu(match: re.Match[str]) -> str:
     """A menu of the pages of a list."""
     caption = f":caption: {match['caption']}\n" if match["caption"] else ""
-    pages = "\n".join(f"{page['title']} <{page['page']}>" for page in PAGE.finditer(match["list"]))
-    return f"\n```{{toctree}}\n:hidden:\n{caption}\n{pages}\n```\n"
+    entries = "\n".join(f"{page['title']} <{page['page']}>" for page in PAGE.finditer(match["list"]))
+    return f"\n```{{toctree}}\n:hidden:\n{caption}\n{entries}\n```\n"
 
 
 # ---- names ---------------------------------------------------------------------------------------

@@ -132,6 +132,11 @@ def test_blocks_share_a_namespace_and_run_in_order() -> None:
     run(text + page("", "~~~python", "assert seen == [1, 2]", "~~~"), "page.md")
 
 
+def test_what_a_block_prints_is_known_by_the_line_of_its_last_fence() -> None:
+    text = page("# Title", "```python", "x = 1", "print(x)", "```", "```python", "x", "```")
+    assert run(text, "page.md") == {5: "1\n", 8: ""}
+
+
 def test_a_failing_block_names_the_page_and_its_line() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         run(page("# Title", "", "```python", "x = 1", "1 / 0", "```"), "page.md")
