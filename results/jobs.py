@@ -1,0 +1,69 @@
+"""What is run: jobs, the rows that they end with, and how large a run is."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Row = dict[str, Any]
+Key = tuple[str, str, str, int]  # group, arm, level, seed
+
+
+class Plan(NamedTuple):
+    """How large all runs are: steps are multiples of 40, so that masks change in 40ths and rest in the last quarter."""
+
+    seeds: int = 10
+    block: int = 5  # seeds that are trained in one vmapped loop
+    steps: int = 600  # LeNet, and small networks at their usual length
+    conv_steps: int = 280
+    text_steps: int = 400
+    tuned_steps: int = 200  # low-rank updates
+    windows: int = 128  # of calibration
+    width: int = 64  # of the transformer
+    rates: int = 4  # that are tried
+    rounds: int = 100  # of SynFlow
+
+
+TINY = Plan(
+    seeds=1, block=1, steps=40, conv_steps=40, text_steps=40, tuned_steps=40, windows=8, width=32, rates=1, rounds=4
+)
+
+
+class Job(NamedTuple):
+    """One call of a group's `run`, which ends with a row for each arm, level and seed."""
+
+    group: str
+    name: str
+    seeds: tuple[int, ...]
+    arms: tuple[tuple[str, str], ...]  # arm and level
+
+    def keys(self) -> set[Key]:
+        """Of its rows."""
+        return {(self.group, arm, level, seed) for arm, level in self.arms for seed in self.seeds}
+
+
+class Task(NamedTuple):
+    """What a learning rate is chosen for: a method of a group, at one level."""
+
+    group: str
+    method: str
+    level: str
+    rates: tuple[float, ...]  # the middle ones are tried first
+
+    @property
+    def name(self) -> str:
+        """Under which its rate is found."""
+        return f"{self.group} {self.method}"
+
+
+Rates = Mapping[str, float]  # the name of a task -> the rate
+
+
+def each(group: str, name: str, arms: list[tuple[str, str]], plan: Plan) -> list[Job]:
+    """A job for each seed."""
+    return [Job(group, name, (seed,), tuple(arms)) for seed in range(plan.seeds)]
+
+
+def blocks(group: str, name: str, arms: list[tuple[str, str]], plan: Plan) -> list[Job]:
+    """A job for each block of seeds."""
+    starts = range(0, plan.seeds, plan.block)
+    ranges = [range(start, min(start + plan.block, plan.seeds)) for start in starts]
+    return [Job(group, name, tuple(seeds), tuple(arms)) for seeds in ranges]

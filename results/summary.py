@@ -1,0 +1,142 @@
+"""From rows to what the page and the figures show: differences by seed, their intervals, and what became of a claim."""
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from results import collapse, runner, tuning
+from results.claims import CLAIMS, Claim, Side
+from results.jobs import Key, Plan, Row
+
+PUBLISHED: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))
+FAILS, OPEN, HOLDS, CONTROL = "does not hold", "open", "holds", ""
+
+
+def interval(values: Sequence[float]) -> dict[str, Any]:
+    """The mean, Student's 95 % interval (None for one value), and how many there are."""
+    n = len(values)
+    mean = math.fsum(values) / n
+    low = high = None
+    if n > 1:
+        half = float(stats.t.ppf(0.975, n - 1)) * math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1) / n)
+        low, high = round(mean - half, 4), round(mean + half, 4)
+    return {"mean": round(mean, 4), "low": low, "high": high, "n": n}
+
+
+def verdict(says: str, low: float | None, high: float | None) -> str:
+    """What an interval says of a claim about the sign."""
+    if not says:
+        return CONTROL
+    if low is None or high is None:
+        return OPEN
+    up = says in (">", ">=")
+    if (high < 0 if up else low > 0) or (low == high == 0 and says in (">", "<")):
+        return FAILS
+    return HOLDS if (low > 0 if up else high < 0) or (low == high == 0) else OPEN
+
+
+def gain(number: Mapping[str, Any]) -> float:
+    """How much better the first of two published numbers is: in points, or in bits per token."""
+    if number.get("perplexity"):
+        return round(math.log2(number["b"] / number["a"]), 4)
+    return round(number["a"] - number["b"], 4)
+
+
+def reach(rows: Mapping[Key, Row], method: str, seed: int) -> float | None:
+    """Powers of ten of the largest compression that leaves a path, of all that are smaller too."""
+    found = 0.0
+    for ratio in collapse.RATIOS:
+        row = rows.get(("collapse", method, str(ratio), seed))
+        if row is None:
+            return None
+        if not row["connected"]:
+            break
+        found = math.log10(ratio)
+    return found
+
+
+def value(rows: Mapping[Key, Row], side: Side, seed: int) -> float | None:
+    """Less is better: the error in per cent, bits per character, or minus what `reach` says."""
+    group, arm, level = side
+    if level == "reach":
+        far = reach(rows, arm, seed)
+        return None if far is None else -far
+    row = rows.get((group, arm, level, seed))
+    return None if row is None else row["bits" if group == "text" else "error"]
+
+
+def differences(rows: Mapping[Key, Row], claim: Claim, seeds: int) -> list[float]:
+    """By seed, over those that have all sides."""
+    found = []
+    for seed in range(seeds):
+        gains = [value(rows, side, seed) for side in claim.better]
+        losses = [value(rows, side, seed) for side in claim.worse]
+        if None not in gains and None not in losses:
+            found.append(sum(losses) - sum(gains))  # type: ignore[arg-type]
+    return found
+
+
+def of_claim(rows: Mapping[Key, Row], claim: Claim, seeds: int) -> Row | None:
+    """A row of the page; None before the first seed."""
+    found = differences(rows, claim, seeds)
+    if not found:
+        return None
+    ours = interval(found)
+    number = PUBLISHED[claim.number] if claim.number else None
+    return {
+        "section": claim.section,
+        "text": claim.text,
+        "says": claim.says,
+        "verdict": verdict(claim.says, ours["low"], ours["high"]),
+        **ours,
+        "better": sum(d > 0 for d in found),
+        "equal": sum(d == 0 for d in found),
+        "published": None if number is None else gain(number),
+        "network": None if number is None else number["network"],
+        "source": claim.source if number is None else number["source"],
+        "where": None if number is None else number["where"],
+    }
+
+
+def arms(rows: Mapping[Key, Row], group: str, what: str) -> list[Row]:
+    """The mean of every arm and level of a group, with its interval."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for (named, arm, level, _), row in sorted(rows.items(), key=lambda item: item[0]):
+        if named == group and what in row:
+            found.setdefault((arm, level), []).append(row[what])
+    return [{"arm": arm, "level": level, **interval(values)} for (arm, level), values in found.items()]
+
+
+def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
+    """All that the page and the figures show."""
+    jobs = {"tuning": tuning.jobs(plan)} | {name: group.jobs(plan) for name, group in runner.GROUPS.items()}
+    claims = [of_claim(rows, claim, plan.seeds) for claim in CLAIMS]
+    tuned = all(job.keys() <= rows.keys() for job in jobs["tuning"])
+    return {
+        "seeds": plan.seeds,
+        "steps": {"lenet": plan.steps, "small": plan.steps, "conv": plan.conv_steps, "text": plan.text_steps},
+        "runs": {
+            name: {
+                "jobs": len(each),
+                "done": sum(job.keys() <= rows.keys() for job in each),
+                "cpu": round(sum(row["cpu"] for key, row in rows.items() if key[0] == name)),
+            }
+            for name, each in jobs.items()
+        },
+        "rates": tuning.chosen(rows, plan) if tuned else {},
+        "tried": {name: sorted(task.rates) for name, task in tuning.tasks(plan).items()},
+        "claims": [claim for claim in claims if claim],
+        "missing": [claim.text for claim, found in zip(CLAIMS, claims, strict=True) if found is None],
+        "errors": {group: arms(rows, group, "error") for group in ("lenet", "small", "conv")},
+        "bits": arms(rows, "text", "bits"),
+        "explored": arms(rows, "small", "explored"),
+        "alone": arms(rows, "small", "member"),
+        "flops": arms(rows, "conv", "flops"),
+        "seconds": arms(rows, "conv", "seconds"),
+        "ms": [*arms(rows, "conv", "ms"), *({**r, "arm": "born narrow"} for r in arms(rows, "conv", "narrow_ms"))],
+        "connected": arms(rows, "collapse", "connected"),
+    }
