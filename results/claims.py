@@ -192,7 +192,8 @@ def _text() -> list[Claim]:
             number = f"{a.lower()}-{b.lower()}-{key}" if key else ""
             says = "<" if (b, key) == ("Wanda", "50") else ">"
             source = "" if key else "2306.11695, at 50 % and 2:4"
-            says = "" if not key and b == "Wanda" else says
+            if not key and b == "Wanda":
+                says = source = ""
             found.append(_pair("data", f"{a} - {b}, {shown}", side(a, level), side(b, level), says, number, source))
     keeps = side("low rank, keeps zeros", "70")
     for other, says in (("masked at the end", ">"), ("kept weights", "")):

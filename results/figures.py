@@ -98,8 +98,8 @@ def methods(summary: dict[str, Any]) -> Figure:
     axes.grid(axis="y", color="#EEEEEE")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    seeds = sorted({row["n"] for row in rows.values()})
-    counted = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seeds"
+    counts = sorted({row["n"] for row in rows.values()}) or [0]
+    counted = f"seeds: {counts[0]} to {counts[-1]}" if len(counts) > 1 else f"seeds: {counts[0]}"
     axes.set_title(
         f"Test error, LeNet-300-100 on MNIST-5k\n{counted}, 95 % intervals", loc="left", fontsize=11, linespacing=1.4
     )
@@ -116,6 +116,7 @@ def claims(summary: dict[str, Any]) -> Figure:
         points: [r for r in rows if r["section"] not in (*apart, "collapse")],
         bits: [r for r in rows if r["section"] in apart],
     }
+    parts = {unit: part for unit, part in parts.items() if part}
     heights = [len(part) + 1.4 * len({r["section"] for r in part}) + 2 for part in parts.values()]
     figure = Figure(figsize=(6.4, 0.19 * sum(heights) + 1.2), layout="constrained")
     panels = figure.subplots(len(parts), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -131,6 +132,8 @@ def claims(summary: dict[str, Any]) -> Figure:
 def forest(axes: Axes, rows: list[dict[str, Any]], unit: str) -> None:
     """The claims of one unit."""
     y, ticks, labels = 0.0, [], []
+    axes.margins(x=0.06)
+    axes.text(1.01, 1.4, "better", fontsize=8, va="center", transform=axes.get_yaxis_transform())
     for name in dict.fromkeys(row["section"] for row in rows):
         y += 1.4
         at = {"transform": axes.get_yaxis_transform(), "va": "center"}
@@ -163,6 +166,8 @@ def forest(axes: Axes, rows: list[dict[str, Any]], unit: str) -> None:
 
 
 def draw(summary: dict[str, Any], folder: Path) -> None:
-    """Write both."""
+    """Write both; nothing before the first runs."""
+    if not summary["claims"]:
+        return
     methods(summary).savefig(folder / "results-methods.png", dpi=150, metadata={"Software": None})
     claims(summary).savefig(folder / "results-claims.png", dpi=150, metadata={"Software": None})

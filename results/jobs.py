@@ -35,8 +35,8 @@ class Job(NamedTuple):
     seeds: tuple[int, ...]
     arms: tuple[tuple[str, str], ...]  # arm and level
 
-    def keys(self) -> set[Key]:
-        """Of its rows."""
+    def makes(self) -> set[Key]:
+        """The keys of its rows."""
         return {(self.group, arm, level, seed) for arm, level in self.arms for seed in self.seeds}
 
 

@@ -195,5 +195,12 @@ def text(summary: dict[str, Any]) -> str:
     sections = [line for name in SECTIONS for line in page.section(name)]
     sources = ["## Sources", "", *(f"{i}. {source}" for i, source in enumerate(page.sources, 1)), ""]
     python = summary["python"]
-    lines = [HEAD.format(python=python), *page.found(), FIGURE, *sections, *page.runs(), *sources]
+    lines = [
+        HEAD.format(python=python),
+        *page.found(),
+        *([FIGURE] if summary["claims"] else []),
+        *sections,
+        *page.runs(),
+        *sources,
+    ]
     return "\n".join(lines).rstrip("\n") + "\n"

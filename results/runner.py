@@ -76,7 +76,7 @@ class Progress:
 def stage(jobs: Iterable[Job], folder: Path, plan: Plan, rates: Rates, workers: int) -> dict[Key, Row]:
     """Run what is not in the folder yet, and return all rows that are there then."""
     rows = store.read(folder, VERSIONS)
-    missing = [job for job in jobs if not job.keys() <= rows.keys()]
+    missing = [job for job in jobs if not job.makes() <= rows.keys()]
     if missing:
         progress = Progress(missing)
         tasks = [(job, plan, rates) for job in missing]

@@ -115,14 +115,14 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
     """All that the page and the figures show."""
     jobs = {"tuning": tuning.jobs(plan)} | {name: group.jobs(plan) for name, group in runner.GROUPS.items()}
     claims = [of_claim(rows, claim, plan.seeds) for claim in CLAIMS]
-    tuned = all(job.keys() <= rows.keys() for job in jobs["tuning"])
+    tuned = all(job.makes() <= rows.keys() for job in jobs["tuning"])
     return {
         "seeds": plan.seeds,
         "steps": {"lenet": plan.steps, "small": plan.steps, "conv": plan.conv_steps, "text": plan.text_steps},
         "runs": {
             name: {
                 "jobs": len(each),
-                "done": sum(job.keys() <= rows.keys() for job in each),
+                "done": sum(job.makes() <= rows.keys() for job in each),
                 "cpu": round(sum(row["cpu"] for key, row in rows.items() if key[0] == name)),
             }
             for name, each in jobs.items()

@@ -185,6 +185,11 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/test_random.py": {
         "test_compiled_draws_have_the_same_bits": ("eager",),
     },
+    "tests/test_results.py": {
+        "test_a_tiny_run_of_everything_is_killed_and_goes_on": (),
+        "test_bad_options_are_told": (),
+        "test_the_text_of_a_seed_is_not_in_what_it_trains_on": (),
+    },
     "tests/test_resume.py": {
         "test_every_split_point_resumes_in_a_new_process": (),
     },

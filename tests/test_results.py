@@ -1,0 +1,275 @@
+"""`make results`: a tiny run of every claim, that is killed and goes on; its statistics, page and figures."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from results import data, figures, page, runner, store, summary, tuning
+from results.claims import CLAIMS, SECTIONS, Claim
+from results.jobs import TINY, Job, Key, Plan, Row
+
+ROOT = Path(__file__).parents[1]
+NUMBERS = ROOT / "results" / "numbers"
+CHANGES = {"cpu", "seconds", "ms", "narrow_ms"}  # times
+needs_data = pytest.mark.skipif(bool(data.missing()), reason="needs the wheels of results/requirements.txt")
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def started(*arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "results", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@needs_data
+def test_a_tiny_run_of_everything_is_killed_and_goes_on(tmp_path: Path) -> None:
+    options = ("--tiny", "--numbers", tmp_path / "numbers", "--docs", tmp_path / "docs")
+    run, file, before = started(*options), tmp_path / "numbers" / "lenet.jsonl", ""
+    while run.poll() is None and len(before.splitlines()) < 3:
+        time.sleep(0.2)
+        before = file.read_text() if file.exists() else ""
+    os.killpg(run.pid, signal.SIGKILL)
+    run.communicate()
+    with file.open("a") as out:
+        out.write('{"group": "lenet", "ver')  # killed as it wrote
+
+    run = started(*options)
+    _, progress = run.communicate()
+    assert run.returncode == 0, progress
+    assert "min left; last: " in progress
+    assert file.read_text().startswith(before)  # nothing is run again
+    lines = [json.loads(line) for file in (tmp_path / "numbers").glob("*.jsonl") for line in file.open()]
+    assert len({store.key(row) for row in lines}) == len(lines)
+    wanted = {key for job in [*tuning.jobs(TINY), *runner.all_jobs(TINY)] for key in job.makes()}
+    rows = store.read(tmp_path / "numbers", runner.VERSIONS)
+    assert rows.keys() == wanted
+    assert all(row["cpu"] > 0 for row in rows.values())
+
+    found = json.loads((tmp_path / "numbers" / "summary.json").read_text())
+    assert len(found["claims"]) == len(CLAIMS) and not found["missing"]
+    assert (tmp_path / "docs" / "results.md").read_text() == page.text(found)
+    assert {file.name for file in (tmp_path / "docs").glob("*.png")} == {"results-methods.png", "results-claims.png"}
+
+    # This process gets the same numbers as the two of the run.
+    rates = tuning.chosen(rows, TINY)
+    again = {"lenet": "RigL", "small": "ASP", "conv": "filters pruned", "collapse": "SynFlow", "text": "all"}
+    for group, name in again.items():
+        job = next(job for job in runner.all_jobs(TINY) if (job.group, job.name) == (group, name))
+        for row in runner.done(job, TINY, rates):
+            mine, theirs = ({k: v for k, v in r.items() if k not in CHANGES} for r in (row, rows[store.key(row)]))
+            assert mine == theirs
+
+
+def test_every_claim_has_its_runs_and_what_was_published() -> None:
+    arms = {(key[0], key[1], key[2]) for job in runner.all_jobs(Plan()) for key in job.makes()}
+    arms |= {("collapse", arm, "reach") for group, arm, _ in arms if group == "collapse"}
+    assert {side for claim in CLAIMS for side in (*claim.better, *claim.worse)} <= arms
+    numbered = {claim.number for claim in CLAIMS} - {""}
+    assert numbered == set(summary.PUBLISHED)
+    assert {claim.section for claim in CLAIMS} == set(SECTIONS)
+    assert [claim.text for claim in CLAIMS if bool(claim.says) != bool(claim.number or claim.source)] == []
+    assert len({(claim.section, claim.text) for claim in CLAIMS}) == len(CLAIMS)
+    for claim in CLAIMS:
+        if claim.number:
+            assert (summary.gain(summary.PUBLISHED[claim.number]) > 0) == (claim.says == ">")
+
+
+def test_the_first_seeds_of_all_claims_come_first() -> None:
+    jobs = runner.all_jobs(Plan())
+    assert [job.seeds[0] for job in jobs] == sorted(job.seeds[0] for job in jobs)
+    keys = [key for job in jobs for key in job.makes()]
+    assert len(set(keys)) == len(keys)
+    assert {key[3] for key in keys} == set(range(10))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--tiny"], "--tiny needs another folder: --numbers FOLDER --docs FOLDER"),
+    ],
+)
+def test_bad_options_are_told(options: list[str], message: str) -> None:
+    run = started(*options)
+    _, told = run.communicate()
+    assert run.returncode == 2 and message in told
+
+
+# ---- data ----------------------------------------------------------------------------------------
+
+
+def test_folds_share_nothing_and_what_is_tuned_on_is_never_tested_on() -> None:
+    x, y = torch.arange(100.0)[:, None], torch.arange(100)
+    splits = [data.split(x, y, seed) for seed in range(10)]
+    held = set(data.split(x, y, 3, tuning=True).test_y.tolist())
+    assert len(held) == 10
+    for seed, split in enumerate(splits):
+        train, test = set(split.y.tolist()), set(split.test_y.tolist())
+        assert train | test | held == set(range(100)) and len(train) == 72 and len(test) == 18
+        assert split.test_y.tolist() == splits[seed % 5].test_y.tolist()
+        assert data.split(x, y, seed, tuning=True).y.tolist() == split.y.tolist()
+    assert set().union(*(split.test_y.tolist() for split in splits)) == set(range(100)) - held
+
+
+def test_other_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected the data of name with digest no, got [0-9a-f]{16}"):
+        data.same("name", torch.zeros(3).numpy(), "no")
+
+
+def test_the_text_of_a_seed_is_not_in_what_it_trains_on() -> None:
+    text, other = data.text(0), data.text(1)
+    assert len(text.test) == data.HELD and not torch.equal(text.test, other.test)
+    assert not any(torch.equal(text.test[:200], window) for window in text.train.unfold(0, 200, 1)[:: 1 << 10])
+    assert int(text.train.max()) < len(text.characters)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def row(group: str, arm: str, level: str, seed: int, **numbers: Any) -> Row:
+    return {"group": group, "arm": arm, "level": level, "seed": seed, "version": "1", "cpu": 1.0, **numbers}
+
+
+def test_a_line_that_was_cut_is_dropped_and_other_versions_are_not_read(tmp_path: Path) -> None:
+    store.add(tmp_path, [row("g", "a", "1", 0), row("g", "b", "1", 0)])
+    with (tmp_path / "g.jsonl").open("a") as out:
+        out.write('{"group": "g", "a')
+    assert set(store.read(tmp_path, {"g": "1"})) == {("g", "a", "1", 0), ("g", "b", "1", 0)}
+    store.add(tmp_path, [row("g", "a", "1", 1)])
+    assert len((tmp_path / "g.jsonl").read_text().splitlines()) == 3
+    assert store.read(tmp_path, {"g": "2"}) == {}
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with store.alone(tmp_path), pytest.raises(SystemExit, match="another run is writing to "), store.alone(tmp_path):
+        pass
+    with store.alone(tmp_path):
+        pass
+
+
+def test_the_rate_is_the_one_of_the_least_error() -> None:
+    plan = Plan()
+    rows: dict[Key, Row] = {}
+    for job in tuning.jobs(plan):
+        for i, (arm, level) in enumerate(job.arms):
+            for seed in job.seeds:
+                rows["tuning", arm, level, seed] = row("tuning", arm, level, seed, error=abs(i - 1) + 0.1 * seed)
+    chosen = tuning.chosen(rows, plan)
+    assert chosen == {name: task.rates[1] for name, task in tuning.tasks(plan).items()}
+
+
+def test_what_is_left_takes_as_long_as_jobs_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [Job("g", name, (seed,), ((name, "1"),)) for seed in range(2) for name in ("slow", "fast")]
+    progress = runner.Progress(jobs)
+    progress.tick(jobs[0], 30.0)
+    progress.tick(jobs[1], 10.0)
+    assert progress.rest(2.0) == pytest.approx(2.0)  # 40 seconds took 2 minutes, and 40 are left
+    progress.tick(jobs[2], 30.0)
+    assert progress.rest(7.0) == pytest.approx(1.0)
+    progress.tick(jobs[3], 10.0)
+    assert "4/4 jobs, " in capsys.readouterr().err
+
+
+# ---- statistics ----------------------------------------------------------------------------------
+
+
+def test_intervals_are_students() -> None:
+    found = summary.interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    half = 2.7764451 * math.sqrt(2.5 / 5)  # the table's value for 4 degrees of freedom
+    assert (found["mean"], found["n"]) == (3.0, 5)
+    assert found["low"] == pytest.approx(3 - half, abs=1e-4) and found["high"] == pytest.approx(3 + half, abs=1e-4)
+    assert summary.interval([2.0]) == {"mean": 2.0, "low": None, "high": None, "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("says", "low", "high", "verdict"),
+    [
+        (">", 0.1, 0.2, summary.HOLDS),
+        (">", -0.1, 0.2, summary.OPEN),
+        (">", -0.2, -0.1, summary.FAILS),
+        (">", 0.0, 0.0, summary.FAILS),
+        (">=", 0.0, 0.0, summary.HOLDS),
+        (">=", -0.2, -0.1, summary.FAILS),
+        ("<", -0.2, -0.1, summary.HOLDS),
+        ("<=", 0.1, 0.2, summary.FAILS),
+        ("", 0.1, 0.2, summary.CONTROL),
+        (">", None, None, summary.OPEN),
+    ],
+)
+def test_verdicts(says: str, low: float | None, high: float | None, verdict: str) -> None:
+    assert summary.verdict(says, low, high) == verdict
+
+
+def test_differences_are_paired_and_positive_where_the_first_is_better() -> None:
+    a, b = ("lenet", "a", "1"), ("lenet", "b", "1")
+    rows = {(*a, s): row(*a, s, error=5.0 + s) for s in range(3)} | {(*b, s): row(*b, s, error=7.0) for s in (1, 2, 3)}
+    claim = Claim("methods", "a - b", (a,), (b,), ">", source="somewhere")
+    assert summary.differences(rows, claim, 10) == [1.0, 0.0]
+    found = summary.of_claim(rows, claim, 10)
+    assert found is not None
+    assert (found["mean"], found["n"], found["better"], found["equal"]) == (0.5, 2, 1, 1)
+    assert summary.of_claim({}, claim, 10) is None
+
+
+def test_a_published_difference_of_perplexities_is_in_bits() -> None:
+    assert summary.gain({"a": 4.0, "b": 16.0, "perplexity": True}) == 2.0
+    assert summary.gain({"a": 92.9, "b": 91.5}) == 1.4
+
+
+def test_the_reach_is_the_last_compression_before_the_first_that_cuts() -> None:
+    paths = {"3": True, "10": True, "30": False, "100": True, "300": False, "1000": False}
+    rows = {("collapse", "m", k, 0): row("collapse", "m", k, 0, connected=v) for k, v in paths.items()}
+    assert summary.reach(rows, "m", 0) == pytest.approx(1.0)
+    assert summary.reach(rows, "m", 1) is None
+
+
+# ---- page ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((NUMBERS / "summary.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_page_is_made_of_the_summary_and_that_of_the_rows(shown: dict[str, Any]) -> None:
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page.text(shown)
+    made = summary.summarised(store.read(NUMBERS, runner.VERSIONS), Plan())
+    assert json.loads(json.dumps(made)) == {name: value for name, value in shown.items() if name != "python"}
+
+
+def test_what_does_not_hold_comes_first_in_its_section(shown: dict[str, Any]) -> None:
+    rows = [
+        {**shown["claims"][0], "section": "methods", "text": verdict, "verdict": verdict}
+        for verdict in (summary.HOLDS, summary.OPEN, summary.FAILS)
+    ]
+    lines = page.Page({**shown, "claims": rows}).section("methods")
+    places = [next(i for i, line in enumerate(lines) if f"| {row['text']} |" in line) for row in rows]
+    assert places == sorted(places, reverse=True)
+
+
+def test_a_page_before_the_first_run_says_so(tmp_path: Path) -> None:
+    empty = summary.summarised({}, Plan()) | {"python": "3.11"}
+    text = page.text(empty)
+    assert text.count("Not run yet.") == len(SECTIONS) and "| lenet | 0 of 690 | 0 |" in text and ".png" not in text
+    figures.draw(empty, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_keep_their_order_and_a_gap() -> None:
+    places = figures.spread([5.0, 0.0, 0.1, 0.2, 9.9], 1.0, 0.0, 10.0)
+    order = sorted(places)
+    assert places.index(order[0]) == 1 and order[-1] <= 10.0 and order[0] >= 0.0
+    assert all(b - a >= 1.0 - 1e-9 for a, b in itertools.pairwise(order))
+    assert figures.spread([9.0, 9.5], 1.0, 0.0, 9.5) == [8.5, 9.5]
