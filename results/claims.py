@@ -95,9 +95,8 @@ def _lenet() -> list[Claim]:
     for k in LEVELS:
         number = f"gmp-rigl-{k}" if ("gmp", k) in numbered else ""
         found.append(two("GMP", "RigL", k, ">", number, "" if number else "1911.11134, at 5 % and 10 %"))
-    found += [two("DSR", "SET", k, ">", f"dsr-set-{k}") for k in ("1", "3", "10")]
-    found.append(two("DeepR", "SET", "3", ">", "deepr-set-3"))
-    found.append(two("DeepR", "SET", "10", "<", "deepr-set-10"))
+    found += [two("DSR", "SET", k, ">", f"dsr-set-{k}") for k in LEVELS]
+    found += [two("DeepR", "SET", k, says, f"deepr-set-{k}") for k, says in zip(LEVELS[1:], ">><<", strict=True)]
     for k in LEVELS:
         number = f"rigl-static-{k}" if k in ("5", "10") else ""
         found.append(two("RigL", "static", k, ">", number, "" if number else "1911.11134", "start"))

@@ -33,8 +33,8 @@ SCALED = ("static, scaled start", "RigL, scaled start")
 # Each by itself, and the rate of what has no row of its own.
 TUNED = ("dense", *METHODS, "IMP")
 RATE_OF = {SCALED[0]: "static", SCALED[1]: "RigL"}
-RATES = (0.1, 0.2, 0.05, 0.4)
-WITHOUT_MOMENTUM = (4.0, 2.0, 8.0, 1.0)  # DeepR's noise and signs are those of plain SGD
+RATES = (0.2, 0.4, 0.1, 0.8)
+WITHOUT_MOMENTUM = (4.0, 8.0, 2.0, 16.0)  # DeepR's noise and signs are those of plain SGD
 
 
 # ---- networks and algorithms ---------------------------------------------------------------------

@@ -182,7 +182,7 @@ class Page:
         ]
         if rates:
             lines += [
-                "Learning rates, each the best of those tried on the tenth of the data that nothing else reads:",
+                "Learning rates, each the best of those tried, over two seeds, on the tenth that nothing else reads:",
                 "",
             ]
             lines += [*table(("", "peak learning rate", "tried"), rates), ""]

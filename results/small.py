@@ -26,7 +26,7 @@ LONGER = {"1x": 1, "3x": 3}  # the length of a run, in runs of usual length
 MOVES = {"a 60th": 60, "a 20th": 20, "a 4th": 4}  # of a run, between two changes of masks
 SHAPES = ((2, 4), (1, 8))
 ENSEMBLES = (4, 16)  # members, each with one over that many of the weights
-RATES = (0.1, 0.2, 0.05, 0.4)
+RATES = (0.2, 0.4, 0.1, 0.8)
 TUNED = {
     "dense": "100",
     "static": "3",

@@ -161,10 +161,12 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 def test_the_rate_is_the_one_of_the_least_error() -> None:
     plan = Plan()
     rows: dict[Key, Row] = {}
-    for job in tuning.jobs(plan):
-        for i, (arm, level) in enumerate(job.arms):
-            for seed in job.seeds:
-                rows["tuning", arm, level, seed] = row("tuning", arm, level, seed, error=abs(i - 1) + 0.1 * seed)
+    for name, task in tuning.tasks(plan).items():
+        for i, rate in enumerate(task.rates):
+            for seed in tuning.SEEDS:
+                key = ("tuning", name, str(rate), seed)
+                rows[key] = row(*key, error=abs(i - 1) + 0.1 * seed)
+    assert rows.keys() == {key for job in tuning.jobs(plan) for key in job.makes()}
     chosen = tuning.chosen(rows, plan)
     assert chosen == {name: task.rates[1] for name, task in tuning.tasks(plan).items()}
 
