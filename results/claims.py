@@ -34,7 +34,7 @@ SECTIONS = {
     "start": Section(
         "RigL, static masks, and the start",
         f"{_LENET} A static mask leaves units a few of their inputs, and He's weights are then too small; with a "
-        "scaled start each layer is divided by the root of its density. What RigL gains over a plain static mask is in "
+        'scaled start ("scaled") each layer is divided by the root of its density. What RigL gains over a plain static mask is in '
         "part this start.",
     ),
     "before": Section("Masks before training", f"{_LENET} And {_CONV[0].lower()}{_CONV[1:]}"),
@@ -76,6 +76,14 @@ SECTIONS = {
 
 PAI = "2009.08576, abstract"
 LEVELS = ("1", "2", "3", "5", "10")
+SHOWN = {  # how arms of LeNet are named in a difference
+    "scaled start": "scaled {}",
+    "shuffled": "shuffled {}",
+    "shuffled within inputs": "{} shuffled within inputs",
+    "temperature 1": "{} at temperature 1",
+    "other weights": "its mask, other weights",
+    "shuffled mask": "its weights, shuffled mask",
+}
 
 
 def _pair(section: str, text: str, a: Side, b: Side, says: str, number: str = "", source: str = "") -> Claim:
@@ -84,7 +92,9 @@ def _pair(section: str, text: str, a: Side, b: Side, says: str, number: str = ""
 
 def _lenet() -> list[Claim]:
     def two(a: str, b: str, k: str, says: str, number: str = "", source: str = "", section: str = "methods") -> Claim:
-        return _pair(section, f"{a} - {b}, {k} %", ("lenet", a, k), ("lenet", b, k), says, number, source)
+        names = [SHOWN.get(name.split(", ")[-1], "{}").format(name.split(", ")[0]) for name in (a, b)]
+        text = f"{' - '.join(names)}, {k} %"
+        return _pair(section, text, ("lenet", a, k), ("lenet", b, k), says, number, source)
 
     numbered = {("gmp", "10"), ("gmp", "5")}
     found = []
@@ -102,7 +112,7 @@ def _lenet() -> list[Claim]:
         found.append(two("RigL", "static", k, ">", number, "" if number else "1911.11134", "start"))
     grown = tuple(("lenet", arm, k) for arm, k in (("RigL", "1"), ("static", "10")))
     lost = tuple(("lenet", arm, k) for arm, k in (("static", "1"), ("RigL", "10")))
-    text = "the same, at 1 % more than at 10 %"
+    text = "(RigL - static at 1 %) - (at 10 %)"
     found.append(Claim("start", text, grown, lost, ">", "rigl-static-growth"))
     scaled = "static, scaled start"
     for k in LEVELS:
@@ -129,7 +139,7 @@ def _conv() -> list[Claim]:
     for name in ("SNIP", "SynFlow"):
         for k in ("20", "5"):
             a, b = ("conv", f"{name}, shuffled", k), ("conv", name, k)
-            found.append(_pair("before", f"{name}, shuffled - {name}, {k} %, convnet", a, b, ">=", source=PAI))
+            found.append(_pair("before", f"shuffled {name} - {name}, {k} %, convnet", a, b, ">=", source=PAI))
     for method in ("RigL", "static"):
         for k in ("20", "10"):
             uniform = ("conv", f"{method}, uniform", k)
@@ -140,7 +150,7 @@ def _conv() -> list[Claim]:
             says = "<" if other else ""
             source = "" if number else "1911.11134, with RigL"
             found.append(_pair("layout", f"ERK - uniform, {k} %, {method}", equal, uniform, ">", number, source))
-            found.append(_pair("layout", f"the same at equal FLOPs, {k} %, {method}", flops, uniform, says, other))
+            found.append(_pair("layout", f"ERK - uniform, equal FLOPs, {k} %, {method}", flops, uniform, says, other))
     pruned = ("conv", "filters pruned", "half")
     source = "1810.05270, abstract"
     for arm, text in (("narrow", "as many steps"), ("narrow, as long", "as much time")):

@@ -1,6 +1,7 @@
 """docs/results.md, from the summary alone."""
 
 import re
+import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -76,13 +77,13 @@ class Page:
     def seeds(self, row: dict[str, Any]) -> str:
         """In how many seeds the first side is better."""
         ties = f", equal in {row['equal']}" if row["equal"] else ""
-        few = f"; {self.all['seeds']} are planned" if row["n"] < self.all["seeds"] else ""
+        few = f"; {self.all['seeds'] - row['n']} to run" if row["n"] < self.all["seeds"] else ""
         return f"{row['better']} of {row['n']}{ties}{few}"
 
     def section(self, name: str) -> list[str]:
         """Its claims: what does not hold comes first."""
         rows = [row for row in self.all["claims"] if row["section"] == name]
-        lines = [f"## {SECTIONS[name].title}", "", SECTIONS[name].about, ""]
+        lines = [f"## {SECTIONS[name].title}", "", *textwrap.wrap(SECTIONS[name].about, 120), ""]
         if not rows:
             return [*lines, "Not run yet.", ""]
         digits = 3 if name in ("data", "low rank") else 2
