@@ -34,8 +34,8 @@ SECTIONS = {
     "start": Section(
         "RigL, static masks, and the start",
         f"{_LENET} A static mask leaves units a few of their inputs, and He's weights are then too small; with a "
-        'scaled start ("scaled") each layer is divided by the root of its density. What RigL gains over a plain static mask is in '
-        "part this start.",
+        "scaled start (here: scaled) each layer is divided by the root of its density. What RigL gains over a plain "
+        "static mask is in part this start.",
     ),
     "before": Section("Masks before training", f"{_LENET} And {_CONV[0].lower()}{_CONV[1:]}"),
     "tickets": Section("Lottery tickets", f"{_LENET} Seven rounds, back to the weights of step 10."),

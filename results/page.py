@@ -158,6 +158,8 @@ class Page:
     def found(self) -> list[str]:
         """What came out, in a few lines: what does not hold first."""
         claims = [row for row in self.all["claims"] if row["verdict"] != CONTROL]
+        if not claims:
+            return ["Nothing has been run yet.", ""]
         counts = {name: sum(row["verdict"] == name for row in claims) for name in ORDER}
         lines = [f"Of {len(claims)} claims {counts[HOLDS]} hold, {counts[FAILS]} do not, and {counts[OPEN]} are open."]
         lines += ["Of as many intervals around 0 one in twenty would lie beside it by chance."]
@@ -179,15 +181,16 @@ class Page:
         cells = [[name, f"{r['done']} of {r['jobs']}", f"{r['cpu']:,}"] for name, r in self.all["runs"].items()]
         lines = ["## Runs", "", *table(("", "jobs", "seconds of processor time"), cells), ""]
         rates = [
-            [name, f"{rate:g}", ", ".join(f"{r:g}" for r in self.all["tried"][name])]
-            for name, rate in self.all["rates"].items()
+            [name, level, f"{self.all['rates'][name]:g}", ", ".join(f"{rate:g}" for rate in tried)]
+            for name, (level, tried) in self.all["tasks"].items()
+            if name in self.all["rates"]
         ]
         if rates:
             lines += [
                 "Learning rates, each the best of those tried, over two seeds, on the tenth that nothing else reads:",
                 "",
             ]
-            lines += [*table(("", "peak learning rate", "tried"), rates), ""]
+            lines += [*table(("", "chosen at", "peak learning rate", "tried"), rates), ""]
         return lines
 
 
@@ -195,7 +198,8 @@ def text(summary: dict[str, Any]) -> str:
     """The page."""
     page = Page(summary)
     sections = [line for name in SECTIONS for line in page.section(name)]
-    sources = ["## Sources", "", *(f"{i}. {source}" for i, source in enumerate(page.sources, 1)), ""]
+    sources = [f"{i}. {source}" for i, source in enumerate(page.sources, 1)]
+    sources = ["## Sources", "", *sources] if sources else []
     python = f" ({', '.join(summary['python'])})" if summary["python"] else ""
     lines = [
         HEAD.format(python=python),

@@ -251,14 +251,23 @@ def test_the_page_is_made_of_the_summary_and_that_of_the_rows(shown: dict[str, A
     assert json.loads(json.dumps(made)) == shown
 
 
-def test_what_does_not_hold_comes_first_in_its_section(shown: dict[str, Any]) -> None:
-    rows = [
-        {**shown["claims"][0], "section": "methods", "text": verdict, "verdict": verdict}
-        for verdict in (summary.HOLDS, summary.OPEN, summary.FAILS)
-    ]
-    lines = page.Page({**shown, "claims": rows}).section("methods")
-    places = [next(i for i, line in enumerate(lines) if f"| {row['text']} |" in line) for row in rows]
-    assert places == sorted(places, reverse=True)
+def test_what_does_not_hold_comes_first_in_its_section_and_rows_say_how_many_seeds_are_missing() -> None:
+    claims = []
+    for text, errors in (("holds", (1.0, 1.1)), ("is open", (0.1, 3.0)), ("fails", (4.0, 4.1))):
+        a, b = ("lenet", text, "1"), ("lenet", "other", "1")
+        rows = {(*a, seed): row(*a, seed, error=error) for seed, error in enumerate(errors)}
+        rows |= {(*b, seed): row(*b, seed, error=2.0) for seed in range(2)}
+        claims.append(summary.of_claim(rows, Claim("methods", text, (a,), (b,), ">", "rigl-static-10"), 10))
+    made = page.text({**summary.summarised({}, Plan()), "claims": claims})
+    where = "WRN-22-2, CIFAR-10 ([1](#sources))"
+    fails, is_open, holds = (line for line in made.splitlines() if where in line)
+    assert fails.startswith("| **does not hold** | fails | -2.05 [-2.69, -1.41] | 0 of 2; 8 to run | +1.40, WRN")
+    assert is_open.startswith("| open | is open | ") and holds.startswith(
+        "| holds | holds | +0.95 [+0.31, +1.59] | 2 of 2; "
+    )
+    assert "Of 3 claims 1 hold, 1 do not, and 1 are open." in made
+    assert "- fails: -2.05 [-2.69, -1.41] (Methods)" in made
+    assert "1. [1911.11134](https://arxiv.org/abs/1911.11134): the numbers behind figure 4" in made
 
 
 def test_a_page_before_the_first_run_says_so(tmp_path: Path) -> None:
