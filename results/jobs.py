@@ -14,7 +14,7 @@ class Plan(NamedTuple):
     block: int = 5  # seeds that are trained in one vmapped loop
     steps: int = 600  # LeNet, and small networks at their usual length
     conv_steps: int = 280
-    text_steps: int = 400
+    text_steps: int = 1000
     tuned_steps: int = 200  # low-rank updates
     windows: int = 128  # of calibration
     width: int = 64  # of the transformer

@@ -49,7 +49,8 @@ def test_a_tiny_run_of_everything_is_killed_and_goes_on(tmp_path: Path) -> None:
     assert run.returncode == 0, progress
     assert "min left; last: " in progress
     assert file.read_text().startswith(before)  # nothing is run again
-    lines = [json.loads(line) for file in (tmp_path / "numbers").glob("*.jsonl") for line in file.open()]
+    files = (tmp_path / "numbers").glob("*.jsonl")
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len({store.key(row) for row in lines}) == len(lines)
     wanted = {key for job in [*tuning.jobs(TINY), *runner.all_jobs(TINY)] for key in job.makes()}
     rows = store.read(tmp_path / "numbers", runner.VERSIONS)
