@@ -34,7 +34,11 @@ def done(job: Job, plan: Plan, rates: Rates) -> list[Row]:
 
 
 def _work(task: tuple[Job, Plan, Rates]) -> tuple[Job, list[Row]]:
-    return task[0], done(*task)
+    try:
+        return task[0], done(*task)
+    except Exception as error:
+        error.add_note(f"in {task[0]}")
+        raise
 
 
 def _one_thread() -> None:

@@ -172,6 +172,13 @@ def test_the_rate_is_the_one_of_the_least_error() -> None:
     assert chosen == {name: task.rates[1] for name, task in tuning.tasks(plan).items()}
 
 
+@needs_data
+def test_an_error_in_a_job_names_it() -> None:
+    with pytest.raises(ValueError, match="no method nothing") as caught:
+        runner._work((Job("lenet", "nothing", (0,), (("nothing", "3"),)), TINY, {"lenet nothing": 0.1}))
+    assert caught.value.__notes__ == ["in Job(group='lenet', name='nothing', seeds=(0,), arms=(('nothing', '3'),))"]
+
+
 def test_what_is_left_takes_as_long_as_jobs_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     jobs = [Job("g", name, (seed,), ((name, "1"),)) for seed in range(2) for name in ("slow", "fast")]
     progress = runner.Progress(jobs)
