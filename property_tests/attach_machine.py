@@ -21,20 +21,20 @@ from property_tests.laws_attach import Kind, Reference, assert_same_moments, los
 from property_tests.layouts import NM
 from sparsefn.state import Trigger
 from sparsefn.testing import Meta, Row
+from sparsefn.testing.derived import first_state
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 from sparsefn.tree import Tree
 
-ROWS = {row.name: row for row in registry.ROWS if not row.meta.optimizer}
+ROWS = {row.name: row for row in registry.ROWS if first_state(row).opt == ()}
 ROWS |= {f"methods.{row.name}": row for row in test_methods.ROWS}
-LATENT = Meta(trains="latents")
 MEAN = sf.scores.mean(sf.scores.saliency)
 GROWS = sf.rigl(None, pattern=sf.patterns.nm(1, 2), drop_fraction=0.5, when=sf.at([0]))
 # Latents with the gradients of their weights, gradients that are remembered, leaves that are all zeros for a while.
 MORE = [
-    Row("soft_nm", lambda s, key, _: sf.reparametrised(sf.reparam.soft_nm(2, 4)), LATENT._replace(pattern=NM)),
-    Row("powerprop of one", lambda s, key, _: sf.methods.powerprop(alpha=1.0), LATENT),
-    Row("ste by mean saliency", lambda s, key, _: sf.ste(s, score=MEAN, when=sf.every(2)), Meta(pruned="train")),
+    Row("soft_nm", lambda s, key, _: sf.reparametrised(sf.reparam.soft_nm(2, 4)), Meta(pattern=NM)),
+    Row("powerprop of one", lambda s, key, _: sf.methods.powerprop(alpha=1.0), Meta()),
+    Row("ste by mean saliency", lambda s, key, _: sf.ste(s, score=MEAN, when=sf.every(2)), Meta()),
     Row("nothing at first", lambda s, key, _: sf.sequence(sf.static(1.0), GROWS), Meta(pattern=NM)),
 ]
 ROWS |= {row.name: row for row in MORE}

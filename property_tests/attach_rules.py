@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import sparsefn as sf
 from property_tests.attach_machine import KINDS, ROWS, Loop, Saved, Setup
+from sparsefn.testing.derived import first_state, learned
 
 # ---- misuse ---------------------------------------------------------------------------------------
 
@@ -260,9 +261,15 @@ def settled(setup: Setup) -> Setup:
     """The nearest setup that `attach` takes: some need `skip`, and a group of their own is for what is added."""
     if setup.skip is None and needs_skip(setup.row):
         setup = setup._replace(skip=sf.never())
-    if ROWS[setup.row].meta.trains == "params" or "lbfgs" in setup.kinds:
+    if not learns(setup.row) or "lbfgs" in setup.kinds:
         setup = setup._replace(extra=None)
     return setup._replace(hooks=setup.hooks and len(setup.kinds) == 1)
+
+
+@functools.cache
+def learns(row: str) -> bool:
+    """Whether something else than params trains, which `attach` adds to an optimizer."""
+    return bool(learned(first_state(ROWS[row])))
 
 
 @functools.cache
@@ -388,7 +395,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.saved) and self.loop.groups is not None)
     @rule(order=st.permutations(["attach", *PARTS]), seed=SEEDS)
     def resume(self, order: list[str], seed: int) -> None:
-        attached, adds = order.index("attach"), ROWS[self.loop.setup.row].meta.trains != "params"
+        attached, adds = order.index("attach"), learns(self.loop.setup.row)
         late = ["sparse", "optimizers"] if adds else ["sparse"]
         self.loop.resume(
             self.saved[-1], sorted(order, key=lambda x: attached + 0.5 if x in late else order.index(x)), seed

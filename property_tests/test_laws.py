@@ -6,11 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from property_tests import registry
+from property_tests import method_rows, registry
 from property_tests.effort import seed, tries
 from property_tests.registry import ROWS
 from sparsefn import algorithms
 from sparsefn.testing import LAWS, Check, Law, Row, check_row, parametrize_laws
+from sparsefn.testing.derived import run_of, takes_tensor
 from sparsefn.testing.harness import algorithm_of, hash_of, updates
 from sparsefn.testing.laws import COMPILE
 from sparsefn.testing.strategies import large
@@ -29,6 +30,12 @@ def test_every_law_binds_a_row_and_every_row_is_bound_by_many() -> None:
     assert all(any(check.binds(row.meta) for row in ROWS) for _, check in CHECKS)
     assert all(len({law.name for law, check in CHECKS if check.binds(row.meta)}) >= 6 for row in ROWS)
     assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_all_but_these_take_a_tensor_for_the_sparsity() -> None:
+    """Laws do not give a tensor to one that reads its value, so that one which begins to is noticed here."""
+    rows = [*ROWS, *method_rows.ROWS]
+    assert {row.name for row in rows if not takes_tensor(row, run_of(row))} == {"static checkerboard", "woodfisher"}
 
 
 def test_every_algorithm_has_a_row() -> None:

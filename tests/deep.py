@@ -217,6 +217,8 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "tests/testing/test_report.py": {},
     "tests/testing/test_suggest.py": {
         "test_a_first_algorithm_gets_all_it_needs_in_one_call": (),
+        "test_an_exchange_is_read_from_the_call": (),
+        "test_the_trigger_is_seen_over_more_steps_than_a_run_has": ("at*",),
     },
 }
 # These start processes: deep, but for one.

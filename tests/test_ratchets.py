@@ -31,7 +31,7 @@ LINES = {
     "attached": 831,
     "street": 4924,
     "shrinking": 3916,
-    "all": 23283,
+    "all": 23439,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

@@ -6,7 +6,7 @@ from sparsefn.testing.launches import Launches
 from sparsefn.testing.laws import LAWS
 from sparsefn.testing.laws import Check as Check
 from sparsefn.testing.laws import Law as Law
-from sparsefn.testing.meta import Meta, Row
+from sparsefn.testing.meta import Exchange, Meta, Row
 from sparsefn.testing.oracle import Layout
 from sparsefn.testing.parametrize import parametrize_laws
 from sparsefn.testing.passive import passive
@@ -19,6 +19,7 @@ __all__ = [
     "LAWS",
     "Broken",
     "Case",
+    "Exchange",
     "Form",
     "Launches",
     "Layout",

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sparsefn.state import Algorithm
 from sparsefn.testing.coverage import CASES, ENOUGH, LEAST, missing, trait_shares
+from sparsefn.testing.derived import completed
 from sparsefn.testing.laws import LAWS, Check, Law
 from sparsefn.testing.meta import Meta, Row, row_of
 from sparsefn.testing.report import Report
@@ -45,21 +46,23 @@ def check_laws(
     ['counts_are_exact', 'the_best_are_kept', 'masks_only_shrink']
 
     `make_algorithm(sparsity, key)` gives the algorithm; with a third parameter it gets the params, too. The sparsity
-    is a float in [0, 1], or a 0-d tensor under `vmap` (unless `meta.tensor_sparsity` is False); random draws use the
-    key. `meta` says what the algorithm promises. Trees are drawn (nested, of several dtypes, with ties, NaN, empty
-    leaves); with `params` they have its structure, shapes and dtypes. The checks that need most examples try
-    `max_examples`, others fewer: the same ones each time for a `seed`, new ones each time for None.
+    is a float in [0, 1], or a 0-d tensor under `vmap` (unless it reads its value, as `float(sparsity)` does); random
+    draws use the key. `meta` says what the algorithm promises, beside what the call that made it says. Trees are drawn
+    (nested, of several dtypes, with ties, NaN, empty leaves); with `params` they have its structure, shapes and
+    dtypes. The checks that need most examples try `max_examples`, others fewer: the same ones each time for a `seed`,
+    new ones each time for None.
 
     The first check that fails, or where the algorithm itself raises, raises `Broken`, an AssertionError, with a
     smallest example as a test to paste. With `on_fail="report"` all checks are made, and nothing is raised;
     `print(report)` shows them. `suggest` does the same, and looks for the `Meta` that would hold:
     `report.suggestion`. Drawn cases that were too easy are a failure, too, where 100 or more were drawn:
     `sf.testing.coverage` says how many of them must have ties, NaN and other hard things. With `params` these shares
-    are only shown. Raises TypeError or ValueError for a bad argument.
+    are only shown. Raises TypeError or ValueError for a bad argument, and for a `meta`
+    that the call contradicts.
     """
     if on_fail not in ("raise", "report"):
         raise ValueError(f'expected on_fail to be "raise" or "report", got {on_fail!r}')
-    row, counted = row_of(make_algorithm, meta), Counter[str]()
+    row, counted = completed(row_of(make_algorithm, meta), params), Counter[str]()
 
     def made(law: Law, check: Check, row: Row, shrink: bool = False) -> Outcome:
         return outcome_of(
@@ -69,18 +72,16 @@ def check_laws(
     outcomes = []
     for law in laws:
         for check in law.checks:
-            if not check.binds(meta):
+            if not check.binds(row.meta):
                 outcomes.append(Outcome(law.name, check.name, "does not bind"))
                 continue
             outcomes.append(made(law, check, row, shrink=True))
             if on_fail == "raise" and not suggest:
                 _raise(row, outcomes[-1])
-    suggestion = suggested(row, outcomes, laws, made) if suggest else None
-    if suggestion is not None and suggestion.meta.pattern is row.meta.pattern:
-        suggestion = suggestion._replace(meta=suggestion.meta._replace(pattern=meta.pattern))
+    suggestion = suggested(row, meta, outcomes, laws, made, params) if suggest else None
     easy = tuple(missing(counted, _least(row.meta))) if params is None and counted[CASES] >= ENOUGH else None
     report = Report(
-        row.name, tuple(outcomes), meta, seed, max_examples, suggestion, trait_shares(counted), counted[CASES], easy
+        row.name, tuple(outcomes), row.meta, seed, max_examples, suggestion, trait_shares(counted), counted[CASES], easy
     )
     if easy and on_fail == "raise" and not suggest:
         raise Broken("\n".join(report.failures))
@@ -100,6 +101,7 @@ def check_row(
     >>> row = sf.testing.Row("dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta(exact_count=False))
     >>> sf.testing.check_row(sf.testing.laws.PURITY, sf.testing.laws.PURITY.checks[0], row, max_examples=5)
     """
+    row = completed(row, params)
     _raise(row, outcome_of(law, check, row, params, max_examples, seed))
 
 

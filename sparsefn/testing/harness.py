@@ -75,7 +75,8 @@ def algorithm_of(row: Row, case: Case) -> Algorithm:
 def trained_of(row: Row, case: Case, optimizer: Optimizer = sgd(0.25, momentum=0.5)) -> Algorithm:
     """The same with an optimizer, where it has none: else no gradient reaches what it trains, and no term is read."""
     algorithm = algorithm_of(row, case)
-    return algorithm if row.meta.optimizer else with_optimizer(algorithm, optimizer, skip=never())
+    own = algorithm.init(case.params).opt != ()
+    return algorithm if own else with_optimizer(algorithm, optimizer, skip=never())
 
 
 def mapped(case: Case, of_params: Callable[[Tree], Tree], of_grads: Callable[[Tree], Tree] | None = None) -> Case:

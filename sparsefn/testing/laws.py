@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
+from sparsefn.budgets.distributions import global_
 from sparsefn.testing import laws_dependence as dependence
 from sparsefn.testing import laws_ends as ends
 from sparsefn.testing import laws_masks as masks
@@ -50,15 +51,15 @@ class Check(NamedTuple):
     >>> check.name, check.binds(sf.testing.Meta())
     ('states_keep_their_structure', True)
 
-    `binds` says which rows it applies to, and `declare` what else a `Meta` may say of an algorithm that fails it, the
-    stronger promises first. `examples` is what it is tried on, and `share` what fraction of the examples asked for it
-    tries: most failures show early. Cases of a check that is not `hard` are easy on purpose, and `coverage` leaves them
-    out.
+    `binds` says which rows it applies to, and `declare(meta)` what else a `Meta` may say of an algorithm that fails it,
+    the stronger promises first. `examples` is what it is tried on, and `share` what fraction of the examples asked for
+    it tries: most failures show early. Cases of a check that is not `hard` are easy on purpose, and `coverage` leaves
+    them out.
     """
 
     run: Callable[[Row, Case], None]
-    binds: Callable[[Meta], bool] = lambda meta: True
-    declare: Sequence[Declared] = ()
+    binds: Callable[[Meta], object] = lambda meta: True
+    declare: Callable[[Meta], Sequence[Declared]] = lambda meta: ()
     examples: Callable[[Meta, Tree], st.SearchStrategy[Case]] = lambda meta, like: drawn(meta, like)
     share: float = 0.25
     hard: bool = True
@@ -103,19 +104,32 @@ def _ends(meta: Meta) -> bool:
     return meta.baseline is not None and bool(meta.level(1.0)(last) == 1.0)
 
 
-def _whole_units(meta: Meta) -> bool:
-    return meta.layout.reduce is not None and meta.layout.zeros is None and meta.exact_count
+def _whole_units(meta: Meta) -> object:
+    return meta.layout.reduce and meta.layout.zeros is None and meta.exact_count
+
+
+def _or(*several: Declared, **one: Any) -> Callable[[Meta], Sequence[Declared]]:
+    return lambda meta: several or (one,)
+
+
+def _exchange(**field: Any) -> Callable[[Meta], Sequence[Declared]]:
+    return lambda meta: ({"choose": meta.exchange and meta.exchange._replace(**field)}, {"choose": None})
+
+
+def _real(meta: Meta) -> Sequence[Declared]:
+    once = [{"stochastic": True}] if meta.stochastic == "anew" else []
+    return (*once, {"needs_grads": False}, {"stochastic": False})
 
 
 def _elements(meta: Meta) -> bool:
     return meta.layout.reduce is None and meta.layout.fixed is None and meta.layout.ungrouped
 
 
-_COUNTS: Sequence[Declared] = (
+_COUNTS = _or(
     {"start": "dense"},
-    {"global_budget": True},
-    {"start": "dense", "global_budget": True},
-    {"start": "dense", "relative": True},
+    {"exact_count": "total"},
+    {"start": "dense", "exact_count": "total"},
+    {"start": "dense", "exact_count": "relative"},
     {"exact_count": False},
 )
 _CHECKS = {
@@ -127,21 +141,18 @@ _CHECKS = {
     "selection_optimality": (
         Check(
             masks.the_best_are_kept,
-            lambda meta: meta.choose is not None or meta.start == "magnitude",
-            ({"start": "other"}, {"choose": None}, {"start": "other", "choose": None}),
+            lambda meta: meta.score or meta.start == "magnitude",
+            _or({"start": "other"}, {"choose": None}, {"start": "other", "choose": None}),
             share=1.0,
         ),
+        Check(masks.the_worst_are_exchanged, lambda meta: meta.exchange, _exchange(exclude=True), share=1.0),
+    ),
+    "monotonicity": (Check(masks.masks_only_shrink, lambda meta: meta.monotone, _or(monotone=False)),),
+    "conservation": (
         Check(
-            masks.the_worst_are_exchanged,
-            lambda meta: meta.drop is not None,
-            ({"exclude": True}, {"drop": None}),
-            share=1.0,
+            masks.exchanges_conserve, lambda meta: meta.exchange and meta.exchange.conserves, _exchange(conserves=False)
         ),
     ),
-    "monotonicity": (
-        Check(masks.masks_only_shrink, lambda meta: meta.monotone and meta.trains == "params", [{"monotone": False}]),
-    ),
-    "conservation": (Check(masks.exchanges_conserve, lambda meta: meta.conserves_count, [{"conserves_count": False}]),),
     "purity": (
         Check(states.states_keep_their_structure),
         Check(states.functions_are_pure),
@@ -152,39 +163,43 @@ _CHECKS = {
         Check(states.threads_do_not_matter, examples=_one(40_000)),
         Check(states.memory_does_not_matter, share=0.08),
         Check(states.surroundings_do_not_matter, share=0.08),
-        Check(dependence.order_of_sums_is_fixed, lambda meta: meta.layout.reduce is not None, (), _one(300), 0.04),
+        Check(dependence.order_of_sums_is_fixed, lambda meta: meta.layout.reduce, examples=_one(300), share=0.04),
         Check(states.processes_do_not_matter, examples=_one(150), share=0.04),
-        Check(states.steps_may_be_tensors, declare=[{"optimizer": True}]),
-        Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, [{"needs_grads": True}]),
-        Check(dependence.keys_matter_where_declared, lambda meta: not meta.stochastic, [{"stochastic": True}]),
+        Check(states.steps_may_be_tensors),
+        Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, _or(needs_grads=True)),
+        Check(dependence.keys_matter_where_declared, lambda meta: not meta.stochastic, _or(stochastic=True)),
         Check(
             dependence.declared_dependence_is_real,
             lambda meta: meta.needs_grads or meta.stochastic,
-            [{"redraws": False}, {"needs_grads": False}, {"stochastic": False, "redraws": False}],
+            _real,
             _one(150),
         ),
     ),
     "vmap_is_a_loop": (
-        Check(transforms.vmap_is_a_loop, declare=[{"tensor_sparsity": False}], share=0.2),
-        Check(transforms.nested_vmap_is_two_loops, declare=[{"tensor_sparsity": False}], share=0.08),
+        Check(transforms.vmap_is_a_loop, share=0.2),
+        Check(transforms.nested_vmap_is_two_loops, share=0.08),
     ),
     "compile_is_eager": (
         Check(transforms.compiling_changes_nothing, examples=_one(150), share=0.04),
         Check(transforms.one_compiled_update_serves_two_models, examples=_one(150), share=0.04),
     ),
     "equivariance": (
-        Check(dependence.leaves_are_independent, lambda meta: meta.independent, [{"independent": False}]),
+        Check(
+            dependence.leaves_are_independent,
+            lambda meta: meta.independent,
+            _or({"distribution": global_()}, {"exact_count": "total"}),
+        ),
         Check(
             dependence.scale_does_not_matter,
             lambda meta: meta.scale_free,
-            [{"scale_free": False}],
+            _or(scale_free=False),
             lambda meta, like: drawn(meta, like, EXACT),
         ),
-        Check(dependence.names_do_not_matter, lambda meta: not meta.stochastic, [{"stochastic": True}]),
+        Check(dependence.names_do_not_matter, lambda meta: not meta.stochastic, _or(stochastic=True)),
         Check(
             dependence.permutations_commute,
-            lambda meta: meta.permutes and meta.trains == "params" and _elements(meta),
-            [{"permutes": False}],
+            lambda meta: meta.permutes and _elements(meta),
+            _or(permutes=False),
             lambda meta, like: drawn(meta, like, distinct=True),
             hard=False,
         ),
@@ -194,22 +209,22 @@ _CHECKS = {
         Check(
             dependence.nothing_happens_between_triggers,
             lambda meta: not all(meta.when(step) for step in range(STEPS)),
-            [{"idle": False}],
+            _or(idle=False),
         ),
     ),
     "edges": (
-        Check(ends.sparsity_zero_is_dense, lambda meta: meta.baseline is not None, [{"baseline": None}]),
-        Check(ends.sparsity_one_is_empty, _ends, [{"baseline": None}]),
+        Check(ends.sparsity_zero_is_dense, lambda meta: meta.baseline is not None, _or(baseline=None)),
+        Check(ends.sparsity_one_is_empty, _ends, _or(baseline=None)),
         Check(ends.nothing_to_sparsify_is_dense, lambda meta: meta.where is default_where, share=0.08),
-        Check(ends.pruned_weights_are_zero, declare=[{"pruned": "keep"}, {"pruned": "train"}]),
-        Check(ends.nothing_moves_off_the_support, lambda meta: meta.support is not None, [{"support": None}]),
+        Check(ends.pruned_weights_are_zero, declare=_or({"pruned": "keep"}, {"pruned": "train"})),
+        Check(ends.nothing_moves_off_the_support, lambda meta: meta.support, _or(pruned="train")),
     ),
     "resume": (
         Check(states.runs_resume),
         Check(
             ends.outside_optimizers_cannot_revive,
-            lambda meta: meta.trains == "params" and meta.pruned != "train",
-            [{"pruned": "train"}],
+            lambda meta: meta.pruned in (None, "zero", "keep"),
+            _or(pruned="train"),
         ),
     ),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import optree
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from sparsefn.optimizers import adam
 from sparsefn.state import effective, with_params
+from sparsefn.testing.derived import learned
 from sparsefn.testing.harness import algorithm_of, assert_same, equal, leaves, sparse, states_of, trained_of, updates
 from sparsefn.testing.laws_masks import counts_of, goals_of
 from sparsefn.testing.meta import Row
@@ -21,7 +23,7 @@ def pruned_weights_are_zero(row: Row, case: Case) -> None:
     """Pruned weights are +0.0 in `effective`, and in `params` if the algorithm zeroes them; so are their moments."""
     algorithm = algorithm_of(row, case)
     for state in updates(algorithm, case):
-        trees = [effective(state), *([state.params] if row.meta.pruned == "zero" else [])]
+        trees = [effective(state), *([state.params] if row.meta.zeroes else [])]
         for path, mask in sparse(state).items():
             for tree in trees:
                 off = leaves(tree)[path][~mask]
@@ -58,9 +60,17 @@ def nothing_moves_off_the_support(row: Row, case: Case) -> None:
 
 
 def outside_optimizers_cannot_revive(row: Row, case: Case) -> None:
-    """Weights put in from outside arrive on the mask only, and values given off the mask change nothing later."""
+    """Weights put in from outside arrive on the mask only, and values given off the mask change nothing later.
+
+    They are refused where something else trains, of which they say nothing.
+    """
     algorithm = algorithm_of(row, case)
     state = algorithm.init(case.params)
+    if learned(state):
+        with contextlib.suppress(ValueError):
+            with_params(state, case.params)
+            raise AssertionError(f"with_params takes weights, but {sorted(learned(state))} train")
+        return
     for step, grads in enumerate(case.grads):
         moved = optree.tree_map(lambda p, g: p + g, state.params, grads)
         wild = optree.tree_map(lambda p, m: torch.where(m, p, 9.0) if m.ndim else p, moved, state.masks)
@@ -98,5 +108,5 @@ def nothing_to_sparsify_is_dense(row: Row, case: Case) -> None:
         warnings.simplefilter("ignore", UserWarning)  # the warning that nothing is selected is expected
         state = states_of(row, bare)[-1]
     assert not sparse(state), f"{sorted(sparse(state))} is sparsified"
-    if not row.meta.optimizer:
+    if state.opt == ():
         assert_same("weights", params, effective(state))

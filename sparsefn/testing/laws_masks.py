@@ -13,7 +13,7 @@ from sparsefn.budgets.distributions import Global
 from sparsefn.state import Accumulated, Score, State
 from sparsefn.testing import oracle
 from sparsefn.testing.harness import algorithm_of, bits_of, equal, leaves, sparse, states_of, updates
-from sparsefn.testing.meta import Meta, Row
+from sparsefn.testing.meta import Exchange, Meta, Row
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree
 
@@ -64,12 +64,12 @@ def goals_of(meta: Meta, state: State, sparsity: float) -> Counts:
         {path: oracle.budget_shape(meta.layout, shape) for path, shape in shapes.items()}, sparsity
     )
     goals = [n for path, found in groups.items() for n in oracle.even_shares(int(counts[path]), len(found))]
-    return [sum(goals)] if meta.global_budget else goals
+    return [sum(goals)] if meta.total else goals
 
 
 def counts_of(meta: Meta, state: State) -> Counts:
     counts = [sum(rivals.active(state)) for rivals in rivals_of(meta, state)]
-    return [sum(counts)] if meta.global_budget else counts
+    return [sum(counts)] if meta.total else counts
 
 
 def expected_counts(row: Row, case: Case) -> Iterator[tuple[str, Counts, Counts]]:
@@ -79,12 +79,12 @@ def expected_counts(row: Row, case: Case) -> Iterator[tuple[str, Counts, Counts]
     first, *states = states_of(row, case)
     sizes = [len(rivals.units) for rivals in rivals_of(meta, first)]
     if meta.start == "dense":
-        expected = [sum(sizes)] if meta.global_budget else sizes
+        expected = [sum(sizes)] if meta.total else sizes
     else:
         expected = goals_of(meta, first, float(level(0)))
     yield "after init", counts_of(meta, first), expected
     for step, state in enumerate(states):
-        if meta.when(step) and meta.relative:
+        if meta.when(step) and meta.exact_count == "relative":
             expected = [n - oracle.half_to_even(float(level(step)), n) for n in expected]
         elif meta.when(step):
             goals = goals_of(meta, state, float(level(step)))
@@ -124,11 +124,10 @@ def units_are_whole(row: Row, case: Case) -> None:
 # ---- which ones -----------------------------------------------------------------------------------
 
 
-def _read(role: str, score: Score | None, before: State, after: State, grads: Tree, step: int) -> Tree:
+def _read(role: str, score: Score, before: State, after: State, grads: Tree, step: int) -> Tree:
     """A score as the algorithm read it: its memory has been advanced by then."""
     if isinstance(score, Accumulated):
         return score.value(after.scores[role], before, grads, step)
-    assert score is not None
     return score(before, grads, step)
 
 
@@ -139,8 +138,8 @@ def the_best_are_kept(row: Row, case: Case) -> None:
     if meta.start == "magnitude":
         _check_best(meta, states[0], optree.tree_map(torch.abs, case.params), None)
     for step, before, grads, after in _transitions(case, states):
-        if meta.choose is not None and meta.when(step):
-            scores = _read("score", meta.choose, before, after, grads, step)
+        if meta.score is not None and meta.when(step):
+            scores = _read("score", meta.score, before, after, grads, step)
             _check_best(meta, after, scores, before if meta.monotone else None)
 
 
@@ -155,30 +154,31 @@ def _check_best(meta: Meta, state: State, scores: Tree, among: State | None) -> 
 
 def the_worst_are_exchanged(row: Row, case: Case) -> None:
     """The worst kept units are dropped, as many as the fraction says, and the best of the free ones grow."""
-    meta = row.meta
+    meta, exchange = row.meta, row.meta.exchange
+    assert exchange is not None
     for step, before, grads, after in _transitions(case, states_of(row, case)):
         if not meta.when(step):
             continue
-        drops = _read("drop", meta.drop, before, after, grads, step)
-        grows = None if meta.grow is None else _read("grow", meta.grow, before, after, grads, step)
+        drops = _read("drop", exchange.drop, before, after, grads, step)
+        grows = None if exchange.grow is None else _read("grow", exchange.grow, before, after, grads, step)
         for rivals in rivals_of(meta, before):
             had, has = rivals.active(before), rivals.active(after)
-            lost = _lost(meta, step, sum(had), sum(has), len(had))
+            lost = _lost(meta, exchange, step, sum(had), sum(has), len(had))
             stay = oracle.best_of(rivals.scores(drops), had, sum(had) - lost)
             kept = {i for i, flag in enumerate(has) if flag}
             assert stay <= kept, f"step {step}: {sorted(stay - kept)} had to stay"
             if grows is None:
                 continue
-            free = [not (flag if meta.exclude else i in stay) for i, flag in enumerate(had)]
+            free = [not (flag if exchange.exclude else i in stay) for i, flag in enumerate(had)]
             wanted = stay | oracle.best_of(rivals.scores(grows), free, sum(has) - len(stay))
             assert kept == wanted, f"step {step}: kept {sorted(kept)}, expected {sorted(wanted)}"
 
 
-def _lost(meta: Meta, step: int, had: int, goal: int, size: int) -> int:
-    lost = oracle.half_to_even(float(meta.fraction(step)), had)
-    if meta.global_budget and not meta.joint:
+def _lost(meta: Meta, exchange: Exchange, step: int, had: int, goal: int, size: int) -> int:
+    lost = oracle.half_to_even(float(exchange.fraction(step)), had)
+    if meta.total and not meta.joint:
         goal = had  # the leaf's count depends on its share of the regrowth
-    if meta.exclude:
+    if exchange.exclude:
         lost = min(lost, max(size - goal, 0))
     return min(max(lost, had - goal), had)
 
@@ -202,9 +202,10 @@ def masks_only_shrink(row: Row, case: Case) -> None:
 
 def exchanges_conserve(row: Row, case: Case) -> None:
     """As many weights grow as are dropped, at most the fraction; grown weights are zero, others keep their values."""
-    meta = row.meta
+    meta, exchange = row.meta, row.meta.exchange
+    assert exchange is not None
     for step, before, _, after in _transitions(case, states_of(row, case)):
-        fraction = float(meta.fraction(step)) if meta.when(step) else 0.0
+        fraction = float(exchange.fraction(step)) if meta.when(step) else 0.0
         balance = []
         for rivals in rivals_of(meta, before):
             pairs = list(zip(rivals.active(before), rivals.active(after), strict=True))
@@ -212,7 +213,7 @@ def exchanges_conserve(row: Row, case: Case) -> None:
             most = oracle.half_to_even(fraction, sum(a for a, _ in pairs))
             assert gone <= most, f"step {step}: {gone} went, at most {most} may"
             balance.append(come - gone)
-        balance = [sum(balance)] if meta.global_budget else balance
+        balance = [sum(balance)] if meta.total else balance
         assert not any(balance), f"step {step}: more or fewer came than went: {balance}"
         _check_values(before, after)
 

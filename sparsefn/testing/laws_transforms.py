@@ -15,6 +15,7 @@ from sparsefn.ensemble import stack, unstack
 from sparsefn.random import key as new_key
 from sparsefn.random import split
 from sparsefn.state import Algorithm, Level, State
+from sparsefn.testing.derived import takes_tensor
 from sparsefn.testing.harness import algorithm_of, assert_same, mapped, updates
 from sparsefn.testing.meta import Row
 from sparsefn.testing.values import Case
@@ -29,9 +30,9 @@ def _run(row: Row, case: Case, key: Tensor, sparsity: Level, params: Tree, grads
     return state
 
 
-def _sparsities(row: Row, *numbers: float) -> tuple[Sequence[float], float | Tensor, int | None]:
+def _sparsities(row: Row, case: Case, *numbers: float) -> tuple[Sequence[float], float | Tensor, int | None]:
     """A sparsity for each member, and what `vmap` gets of them: one for all where a row takes no tensor."""
-    if row.meta.tensor_sparsity:
+    if takes_tensor(row, case):
         return numbers, torch.tensor(numbers, dtype=torch.float64, device="cpu"), 0
     return numbers[:1] * len(numbers), numbers[0], None
 
@@ -41,7 +42,7 @@ def vmap_is_a_loop(row: Row, case: Case) -> None:
     keys = split(new_key(case.seed), 3)
     params, starts = [case.params, *case.grads[-2:]], [0, 1, 0]
     grads = [case.grads, case.grads[::-1], case.grads[1:] + case.grads[:1]]
-    numbers, sparsity, axis = _sparsities(row, case.sparsity, 1.0 - case.sparsity, 0.5)
+    numbers, sparsity, axis = _sparsities(row, case, case.sparsity, 1.0 - case.sparsity, 0.5)
     mapped = torch.vmap(partial(_run, row, case), in_dims=(0, axis, 0, 0, 0))
     stacked = mapped(keys, sparsity, stack(params), stack(grads), torch.tensor(starts, device="cpu"))
     for i, member in enumerate(unstack(stacked)):
@@ -53,7 +54,7 @@ def nested_vmap_is_two_loops(row: Row, case: Case) -> None:
     """Keys in one batch and sparsities, or weights, in another one inside."""
     keys = split(new_key(case.seed), 2)
     params = [case.params, case.grads[-1]]
-    numbers, sparsity, axis = _sparsities(row, case.sparsity, 0.5)
+    numbers, sparsity, axis = _sparsities(row, case, case.sparsity, 0.5)
     inner = torch.vmap(partial(_run, row, case), in_dims=(None, axis, 0, None, None))
     outer = torch.vmap(inner, in_dims=(0, None, None, None, None))
     grid = outer(keys, sparsity, stack(params), case.grads, 0)

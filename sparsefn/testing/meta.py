@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from sparsefn.algorithms import dense
 from sparsefn.algorithms.memory import Pruned
 from sparsefn.budgets.distributions import Distribution, Global, uniform
+from sparsefn.engine.checks import check_keywords
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.state import Algorithm, Level, Schedule, Score, Trigger, Where
 from sparsefn.testing.oracle import ELEMENTS, Layout, computed_layout
@@ -23,6 +25,61 @@ from sparsefn.tree import Tree
 from sparsefn.tree.chosen import default_where
 
 
+class Exchange(NamedTuple):
+    """How weights are exchanged at a trigger: what `sf.drop_grow` is told.
+
+    >>> exchange = sf.testing.Exchange(sf.scores.magnitude, sf.scores.gradient, sf.schedules.constant(0.3))
+    >>> exchange.conserves
+    True
+
+    The worst by `drop` go, as many as `fraction` says, and the best by `grow` come; None where those are drawn.
+    With `exclude` none comes back at once. With `conserves` as many come as go, and they start at zero.
+    """
+
+    drop: Score
+    grow: Score | None = None
+    fraction: Schedule = constant(0.0)
+    exclude: bool = False
+    conserves: bool = True
+
+
+# What Meta had until it followed from something else, and what says it now.
+_GONE = {
+    "global_budget": 'exact_count="total", or distribution=sf.budgets.global_()',
+    "relative": 'exact_count="relative"',
+    **dict.fromkeys(("drop", "grow", "fraction", "exclude"), "choose=sf.testing.Exchange(drop=..., grow=...)"),
+    "conserves_count": "choose=sf.testing.Exchange(..., conserves=False) where fewer come, and nothing elsewhere",
+    "redraws": 'stochastic="anew"',
+    "independent": 'distribution=..., which says whether leaves compete, or exact_count="total"',
+    "support": "pruned=lambda sparsity: schedule",
+    "trains": "nothing: the state has the role 'latent' or 'learned'",
+    "optimizer": "nothing: the state has an optimizer in `opt`",
+    "tensor_sparsity": "nothing: a function that takes no tensor calls float(sparsity)",
+}
+_WORDS: dict[str, tuple[object, ...]] = {
+    "exact_count": (True, False, "total", "relative"),
+    "start": ("dense", "random", "magnitude", "other"),
+    "stochastic": (True, False, "anew"),
+    "pruned": (None, "zero", "keep", "train"),
+}
+
+
+def _checked(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of fields of `Meta` that says what to write in the place of those that it has no more."""
+
+    @functools.wraps(make)
+    def checked(self: Any, *args: Any, **fields: Any) -> Any:
+        for name, value in fields.items():
+            if name in _GONE:
+                raise TypeError(f"Meta has no {name!r} any more; write {_GONE[name]}")
+            if value not in _WORDS.get(name, (value,)) and not callable(value):
+                raise ValueError(f"Meta: expected {name} to be one of {_WORDS[name]}, got {value!r}")
+        check_keywords("Meta", fields, self._fields)
+        return make(self, *args, **fields)
+
+    return checked
+
+
 class Meta(NamedTuple):
     """The promises of an algorithm; laws read these flags and never a name.
 
@@ -30,68 +87,52 @@ class Meta(NamedTuple):
     >>> meta.needs_grads, meta.exact_count
     (False, True)
 
-    How many are kept, and when:
-    `exact_count`     as many as `level` says, to the unit, after init and after every trigger
-    `global_budget`   that is the total over all leaves; else of every leaf, as `distribution` says
+    As the call says that made an algorithm of this library, where nothing is declared:
+    `when`            the steps at which masks may change; else any
+    `pattern`, `distribution`, `where`     what is kept or pruned as one, how many of each leaf, which leaves
+    `pruned`          weights off the mask are set to "zero", "keep" their values or "train" on; where some of these
+                      train, the sparsity asked for -> the schedule of the sparsity of those and of the mask together
+
+    How many are kept:
     `level`           the sparsity asked for -> the schedule that the counts follow
-    `relative`        the sparsity is of what remains
-    `when`            the steps at which masks may change
-    `pattern`, `distribution`, `where`     as the algorithm has them
+    `exact_count`     to the unit after init and every trigger: True of every leaf, as `distribution` says; "total" over
+                      all leaves alone; "relative" where the sparsity is of what remains; False where it says no count
 
     Which ones:
     `start`           how the first mask comes about: "dense", "random", "magnitude" or "other"
-    `choose`          the score whose best make the mask at a trigger
-    `drop`, `grow`, `fraction`, `exclude`     scores and share of an exchange of weights, as in `sf.drop_grow`
-    `conserves_count` an exchange leaves the counts as they are, and grown weights start at zero
+    `choose`          the score whose best make the mask at a trigger, or the `sf.testing.Exchange` of weights
     `monotone`        masks only shrink
 
     Masks depend on:
     `needs_grads`     gradients
-    `stochastic`      the key; `redraws`: a new draw at every trigger
-    `independent`     nothing but the leaf itself
+    `stochastic`      the key; "anew": a new draw at every trigger
     `scale_free`      not the scale of weights and gradients
     `permutes`        permuted weights without ties have permuted masks (a score must not tie where weights do not)
 
-    Pruned weights, and the rest:
-    `pruned`          weights off the mask are set to "zero", "keep" their values or "train" on
-    `support`         the sparsity asked for -> the schedule of the sparsity of the weights that train, where these are
-                      more than the mask and less than all (with pruned="train"); the others keep their bits
-    `idle`            a step without a trigger leaves the state alone and does no tensor work
-    `trains`          the tree that an optimizer moves: "params", or something else
-    `optimizer`       it has an optimizer inside
+    And the rest:
+    `idle`            a step without a trigger leaves the state alone and does no tensor work, unless an optimizer is
+                      inside or latents are
     `baseline`        the algorithm that it equals at sparsity 0, bit for bit; None where the sparsity has no ends
-    `tensor_sparsity` the sparsity may be a tensor
+
+    Raises TypeError for another name, and says what to write for one that there was; ValueError for another word.
     """
 
+    when: Trigger = always()
     pattern: Pattern | Layout = ELEMENTS
     distribution: Distribution = uniform()
     where: Where = default_where
-    exact_count: bool = True
-    global_budget: bool = False
+    pruned: Pruned | Callable[[float], Schedule] | None = None
     level: Callable[[float], Schedule] = constant
-    relative: bool = False
-    when: Trigger = always()
-    start: str = "other"
-    choose: Score | None = None
-    drop: Score | None = None
-    grow: Score | None = None
-    fraction: Schedule = constant(0.0)
-    exclude: bool = False
-    conserves_count: bool = False
+    exact_count: bool | Literal["total", "relative"] = True
+    start: Literal["dense", "random", "magnitude", "other"] = "other"
+    choose: Score | Exchange | None = None
     monotone: bool = False
     needs_grads: bool = False
-    stochastic: bool = False
-    redraws: bool = False
-    independent: bool = True
+    stochastic: bool | Literal["anew"] = False
     scale_free: bool = True
     permutes: bool = True
-    pruned: Pruned = "zero"
-    support: Callable[[float], Schedule] | None = None
     idle: bool = True
-    trains: str = "params"
-    optimizer: bool = False
     baseline: Callable[[], Algorithm] | None = dense
-    tensor_sparsity: bool = True
 
     @property
     def layout(self) -> Layout:
@@ -99,9 +140,56 @@ class Meta(NamedTuple):
         return self.pattern if isinstance(self.pattern, Layout) else computed_layout(self.pattern)
 
     @property
+    def score(self) -> Score | None:
+        """The score whose best make the mask, where weights are not exchanged."""
+        return None if isinstance(self.choose, Exchange) else self.choose
+
+    @property
+    def exchange(self) -> Exchange | None:
+        """The exchange of weights, where there is one."""
+        return self.choose if isinstance(self.choose, Exchange) else None
+
+    @property
     def joint(self) -> bool:
         """Whether all leaves meet in one competition."""
         return isinstance(self.distribution, Global)
+
+    @property
+    def total(self) -> bool:
+        """Whether only the total over all leaves is promised."""
+        return self.joint or self.exact_count == "total"
+
+    @property
+    def independent(self) -> bool:
+        """Whether masks depend on nothing but the leaf itself: neither do its counts, then."""
+        return not self.total and _by_leaf(self.distribution)
+
+    @property
+    def zeroes(self) -> bool:
+        """Whether weights off the mask are zero."""
+        return self.pruned in (None, "zero")
+
+    @property
+    def support(self) -> Callable[[float], Schedule] | None:
+        """The sparsity of the weights that train, where these are more than the mask and less than all."""
+        return self.pruned if callable(self.pruned) else None
+
+
+setattr(Meta, "__new__", staticmethod(_checked(Meta.__new__)))  # noqa: B010 (a named tuple has no such methods to write)
+setattr(Meta, "_replace", _checked(Meta._replace))  # noqa: B010
+
+
+def _by_leaf(distribution: Distribution) -> bool:
+    """Whether another leaf changes no count of a leaf; where only some leaves have a count, it may.
+
+    >>> _by_leaf(sf.budgets.uniform()), _by_leaf(sf.budgets.erk())
+    (True, False)
+    """
+    shapes = {"t.w": (4, 6)}
+    try:
+        return bool(distribution(shapes, 0.5)["t.w"] == distribution({"a": (64, 64), **shapes}, 0.5)["t.w"])
+    except ValueError:
+        return False
 
 
 class Row(NamedTuple):

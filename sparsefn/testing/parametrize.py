@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sparsefn.state import Algorithm
+from sparsefn.testing.derived import completed
 from sparsefn.testing.laws import LAWS, Law, bound
 from sparsefn.testing.meta import Meta, Row, row_of
 
@@ -33,7 +34,7 @@ def parametrize_laws(
     """
     import pytest
 
-    made = [row if isinstance(row, Row) else row_of(*_pair(row)) for row in rows]
+    made = [completed(row if isinstance(row, Row) else row_of(*_pair(row))) for row in rows]
     tests = [(law, check, row, f"{check.name}-{row.name}") for row in made for law, check in bound(row.meta, laws)]
     unknown = set(expected_failures) - {name for _, check, _, test in tests for name in (check.name, test)}
     if unknown:

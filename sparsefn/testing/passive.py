@@ -22,6 +22,7 @@ from sparsefn.engine.processes import any_sharded
 from sparsefn.engine.surroundings import concrete, transformed
 from sparsefn.state import Algorithm, State, Step, Trigger, check_masks
 from sparsefn.testing.check import Broken
+from sparsefn.testing.derived import completed_meta
 from sparsefn.testing.harness import generators, memory_of
 from sparsefn.testing.meta import Meta
 from sparsefn.tree import Tree, check_like, leaves_of, paths, same_structure, structure_error
@@ -83,7 +84,7 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
         )
     if meta is not None and not isinstance(meta, Meta):
         raise TypeError(f"passive: expected meta to be a sf.testing.Meta, got {type(meta).__name__}")
-    promise = _promised(algorithm) if meta is None else _declared(meta, sparsity)
+    promise = _promised(algorithm) if meta is None else _declared(completed_meta("passive", meta, algorithm), sparsity)
 
     def init(params: Tree) -> State:
         if _hidden(params):
@@ -132,11 +133,11 @@ def _promised(algorithm: Algorithm) -> _Promise:
 
 def _declared(meta: Meta, sparsity: float | None) -> _Promise:
     rule, goal = None, None
-    if sparsity is not None and meta.exact_count and not meta.relative:
+    if sparsity is not None and meta.exact_count and meta.exact_count != "relative":
         rule = Competition(meta.layout.pattern, meta.distribution).check()
         goal = None if meta.layout.pattern.fixed is not None else rule.goal(meta.level(sparsity))
-    apart = rule is None or rule.joint or not meta.global_budget
-    zero, first = meta.pruned == "zero", meta.start in ("random", "magnitude")
+    apart = rule is None or rule.joint or not meta.total
+    zero, first = meta.zeroes, meta.start in ("random", "magnitude")
     return _Promise(meta.when, zero, first, rule, goal, apart, meta.monotone)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterator
-from textwrap import indent
+from textwrap import dedent, indent
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,107 +20,91 @@ from sparsefn.testing.written import code_of, meta_code
 if TYPE_CHECKING:
     from sparsefn.testing.laws import Check
 
-_RUN = """
-def run(algorithm, params, grads):
+_RUN = """def run(algorithm, params, grads):
     state = algorithm.init(params)
     for step, tree in enumerate(grads):
         state = algorithm.update(state, tree, step)
-    return state
-"""
-_STATES = """
-algorithm = {made}
+    return state"""
+_STATES = """algorithm = {made}
 states = [algorithm.init(params)]
 for step, tree in enumerate(grads):
-    states.append(algorithm.update(states[-1], tree, step))
-"""
+    states.append(algorithm.update(states[-1], tree, step))"""
 # What a check says, for most of the ways to break it; where none of these fails, the check itself is called.
-_PLAIN = {
-    "counts_are_exact": _STATES + "assert [sf.masks.n_kept(state.masks) for state in states] == {counts}",
-    "the_best_are_kept": _STATES
-    + """
-for step in {fires}:
-    scores = sf.tree.flatten({choose}(states[step], grads[step], step))[0]
-    for path, mask in sf.tree.flatten(states[step + 1].masks)[0].items():
-        if mask.ndim:
-            among = {among}
-            best = sf.topk_mask(scores[path][among], int(mask.sum()))
-            assert torch.equal(mask[among], best), path
-""",
-    "masks_only_shrink": _STATES
-    + """
-for old, new in zip(states, states[1:]):
-    assert sf.masks.n_kept(sf.masks.difference(new.masks, old.masks, params)) == 0
-""",
-    "functions_are_pure": """
-given, generator = copy.deepcopy((params, grads)), torch.get_rng_state()
+_TEXTS = """
+counts_are_exact:
+    {states}
+    assert [sf.masks.n_kept(state.masks) for state in states] == {counts}
+the_best_are_kept:
+    {states}
+    for step in {fires}:
+        scores = sf.tree.flatten({choose}(states[step], grads[step], step))[0]
+        for path, mask in sf.tree.flatten(states[step + 1].masks)[0].items():
+            if mask.ndim:
+                among = {among}
+                best = sf.topk_mask(scores[path][among], int(mask.sum()))
+                assert torch.equal(mask[among], best), path
+masks_only_shrink:
+    {states}
+    for old, new in zip(states, states[1:]):
+        assert sf.masks.n_kept(sf.masks.difference(new.masks, old.masks, params)) == 0
+functions_are_pure:
+    given, generator = copy.deepcopy((params, grads)), torch.get_rng_state()
+    {states}
+    assert torch.equal(torch.get_rng_state(), generator), "a global generator is used"
+    assert sf.checkpoint.tree_equal((params, grads), given), "an input is changed"
+inputs_may_change_later:
+    state = {made}.init(params)
+    before = copy.deepcopy(state)
+    for leaf in sf.tree.flatten(params)[0].values():
+        leaf.add_(1)
+    assert sf.checkpoint.tree_equal(state, before), "the state shares memory with params"
+runs_repeat:
+    {run}
+    torch.manual_seed(0)
+    first = run({made}, params, grads)
+    torch.manual_seed(1)
+    assert sf.checkpoint.tree_equal(run({made}, params, grads), first)
+nothing_happens_between_triggers:
+    {states}
+    for step in {quiet}:
+        assert sf.checkpoint.tree_equal(states[step].masks, states[step + 1].masks), "masks change between triggers"
+steps_may_be_tensors:
+    algorithm = {made}
+    numbers = tensors = algorithm.init(params)
+    for step, tree in enumerate(grads):
+        numbers, tensors = algorithm.update(numbers, tree, step), algorithm.update(tensors, tree, torch.tensor(step))
+    assert sf.checkpoint.tree_equal(numbers, tensors)
+vmap_is_a_loop:
+    {run}
+    stacked = sf.ensemble.stack([(params, grads), (grads[0], grads)])
+    members = sf.ensemble.unstack(torch.vmap(lambda pair: run({made}, *pair))(stacked))
+    assert sf.checkpoint.tree_equal(members[0], run({made}, params, grads))
+compiling_changes_nothing:
+    algorithm = {made}
+    update = torch.compile(algorithm.update, backend="eager", fullgraph=True)
+    state = algorithm.init(params)
+    assert sf.checkpoint.tree_equal(update(state, grads[0], torch.tensor(0)), algorithm.update(state, grads[0], 0))
+gradients_matter_where_declared:
+    {run}
+    other = [optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, tree) for tree in grads[::-1]]
+    masks = [run({made}, params, given).masks for given in (grads, other)]
+    assert sf.checkpoint.tree_equal(*masks), "masks depend on gradients"
+pruned_weights_are_zero:
+    {states}
+    for state in states:
+        assert sf.checkpoint.tree_equal(state.params, sf.effective(state)), "a pruned weight is not zero"
+sparsity_one_is_empty:
+    {run}
+    assert sf.masks.n_kept(run({made}, params, grads).masks) == 0
+runs_resume:
+    {states}
+    algorithm = {made}
+    state = sf.checkpoint.load_state_dict(algorithm.init(params), sf.checkpoint.state_dict(states[{cut}]))
+    for step in range({cut}, len(grads)):
+        state = algorithm.update(state, grads[step], step)
+    assert sf.checkpoint.tree_equal(state, states[-1])
 """
-    + _STATES
-    + """
-assert torch.equal(torch.get_rng_state(), generator), "a global generator is used"
-assert sf.checkpoint.tree_equal((params, grads), given), "an input is changed"
-""",
-    "inputs_may_change_later": """
-state = {made}.init(params)
-before = copy.deepcopy(state)
-for leaf in sf.tree.flatten(params)[0].values():
-    leaf.add_(1)
-assert sf.checkpoint.tree_equal(state, before), "the state shares memory with params"
-""",
-    "runs_repeat": _RUN
-    + """
-torch.manual_seed(0)
-first = run({made}, params, grads)
-torch.manual_seed(1)
-assert sf.checkpoint.tree_equal(run({made}, params, grads), first)
-""",
-    "nothing_happens_between_triggers": _STATES
-    + """
-for step in {quiet}:
-    assert sf.checkpoint.tree_equal(states[step].masks, states[step + 1].masks), "masks change between triggers"
-""",
-    "steps_may_be_tensors": """
-algorithm = {made}
-numbers = tensors = algorithm.init(params)
-for step, tree in enumerate(grads):
-    numbers, tensors = algorithm.update(numbers, tree, step), algorithm.update(tensors, tree, torch.tensor(step))
-assert sf.checkpoint.tree_equal(numbers, tensors)
-""",
-    "vmap_is_a_loop": _RUN
-    + """
-stacked = sf.ensemble.stack([(params, grads), (grads[0], grads)])
-members = sf.ensemble.unstack(torch.vmap(lambda pair: run({made}, *pair))(stacked))
-assert sf.checkpoint.tree_equal(members[0], run({made}, params, grads))
-""",
-    "compiling_changes_nothing": """
-algorithm = {made}
-update = torch.compile(algorithm.update, backend="eager", fullgraph=True)
-state = algorithm.init(params)
-assert sf.checkpoint.tree_equal(update(state, grads[0], torch.tensor(0)), algorithm.update(state, grads[0], 0))
-""",
-    "gradients_matter_where_declared": _RUN
-    + """
-other = [optree.tree_map(lambda g: g.flip(0) if g.ndim else -g, tree) for tree in grads[::-1]]
-masks = [run({made}, params, given).masks for given in (grads, other)]
-assert sf.checkpoint.tree_equal(*masks), "masks depend on gradients"
-""",
-    "pruned_weights_are_zero": _STATES
-    + """
-for state in states:
-    assert sf.checkpoint.tree_equal(state.params, sf.effective(state)), "a pruned weight is not zero"
-""",
-    "sparsity_one_is_empty": _RUN
-    + """
-assert sf.masks.n_kept(run({one}, params, grads).masks) == 0
-""",
-    "runs_resume": _STATES
-    + """
-algorithm = {made}
-state = sf.checkpoint.load_state_dict(algorithm.init(params), sf.checkpoint.state_dict(states[{cut}]))
-for step in range({cut}, len(grads)):
-    state = algorithm.update(state, grads[step], step)
-assert sf.checkpoint.tree_equal(state, states[-1])
-""",
-}
+_PLAIN = {name: dedent(body).strip() for name, body in re.findall(r"^(\w+):\n((?:    .*\n)+)", _TEXTS, re.M)}
 
 
 def pasted(row: Row, check: Check, case: Case, error: Exception, own: bool) -> str:
@@ -153,7 +137,7 @@ def pasted(row: Row, check: Check, case: Case, error: Exception, own: bool) -> s
     callee = callee or ("made" if keyword.iskeyword(name) or not name.isidentifier() else name)
     data = _data(row, case)
     for body in _bodies(row, check, case, callee, own) if len(data) < 4000 else ():
-        lines = data + re.sub("\n\n+", "\n", body).strip()
+        lines = data + body.strip()
         heads = [
             f"import {used}"
             for used in ("collections", "copy", "optree", "torch", check.run.__module__)
@@ -176,7 +160,8 @@ def pasted(row: Row, check: Check, case: Case, error: Exception, own: bool) -> s
 
 def _bodies(row: Row, check: Check, case: Case, name: str, own: bool) -> Iterator[str]:
     """Ways to say it, the plainest first."""
-    body = _STATES if own else _PLAIN.get(check.name, "")
+    body = "{states}" if own else _PLAIN.get(check.name, "")
+    case = case._replace(sparsity=1.0) if check.name == "sparsity_one_is_empty" else case
     facts = _facts(row, case, name, "{counts}" in body)
     if body and all(f"{{{fact}}}" not in body or facts[fact] for fact in facts):
         yield body.format(**facts)
@@ -195,13 +180,15 @@ def _facts(row: Row, case: Case, name: str, counts: bool) -> dict[str, str]:
     third = ", params" if given_function(row)[1] else ""
     entries = meta.layout.reduce is None and meta.layout.allowed is None
     alone = entries and meta.layout.fixed is None and meta.layout.ungrouped and not meta.joint
+    made = f"{name}({case.sparsity}, sf.random.key({case.seed}){third})"
     return {
         "third": third,
-        "made": f"{name}({case.sparsity}, sf.random.key({case.seed}){third})",
-        "one": f"{name}(1.0, sf.random.key({case.seed}){third})",
+        "made": made,
+        "run": _RUN,
+        "states": _STATES.format(made=made),
         "fires": str([step for step in steps if meta.when(step)]),
         "quiet": str([step for step in steps if not meta.when(step)]),
-        "choose": (code_of(meta.choose) or "") if alone and meta.choose is not None else "",
+        "choose": (code_of(meta.score) or "") if alone and meta.score is not None else "",
         "among": "sf.tree.flatten(states[step].masks)[0][path]" if meta.monotone else "torch.ones_like(mask)",
         "counts": str([sum(expected) for *_, expected in expected_counts(row, case)]) if counts and entries else "",
         "cut": str(1 + case.seed % max(len(case.grads) - 1, 1)),

@@ -6,32 +6,36 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from sparsefn.engine.checks import call_of
-from sparsefn.scores import magnitude, saliency
+from sparsefn.budgets.counts import Counted
+from sparsefn.checkpoint import tree_equal
+from sparsefn.scores import magnitude, random, saliency
+from sparsefn.state import Algorithm, Trigger, with_params
+from sparsefn.testing.derived import learned, run_of, said_by
 from sparsefn.testing.harness import algorithm_of, sparse
 from sparsefn.testing.laws import COMPILE, Check, Declared, Law
-from sparsefn.testing.meta import Meta, Row
-from sparsefn.testing.strategies import large
+from sparsefn.testing.meta import Exchange, Meta, Row
 from sparsefn.testing.trial import Outcome
-from sparsefn.testing.written import declarations, same
+from sparsefn.testing.values import Case
+from sparsefn.testing.written import declarations
+from sparsefn.timing.schedules import constant
 from sparsefn.timing.triggers import at, every, never
+from sparsefn.tree import Tree
 
 Made = Callable[[Law, Check, Row], Outcome]
 
 # These take long, and read no promise.
 _ALIKE = {*(check.name for check in COMPILE.checks), "processes_do_not_matter", "threads_do_not_matter"}
+_LOOKED_AT = 12  # steps, for the triggers that fit
+_EVERY = [every(n, start=start) if start else every(n) for n in range(2, 7) for start in range(n)]
+_TRIGGERS: Sequence[Trigger] = [never(), *(at([step]) for step in range(6)), *_EVERY]
 # What to promise where the check of that name then holds, too.
-_TRIGGERS: Sequence[tuple[Declared, str]] = [
-    ({"when": when}, "nothing_happens_between_triggers") for when in (never(), at([0]), at([1]), at([2]), every(2))
-]
 _PROMISES: Sequence[tuple[Declared, str]] = [
     ({"monotone": True}, "masks_only_shrink"),
     ({"start": "magnitude"}, "the_best_are_kept"),
     ({"choose": magnitude}, "the_best_are_kept"),
     ({"choose": saliency}, "the_best_are_kept"),
-    ({"redraws": True}, "declared_dependence_is_real"),
+    ({"stochastic": "anew"}, "declared_dependence_is_real"),
 ]
-_FROM_CALL = ("when", "pattern", "distribution", "where", "pruned")
 
 
 class Suggestion(NamedTuple):
@@ -50,39 +54,40 @@ class Suggestion(NamedTuple):
     broken: tuple[str, ...] = ()
 
 
-def suggested(row: Row, outcomes: Sequence[Outcome], laws: Sequence[Law], made: Made) -> Suggestion:
-    """The `Meta` that would hold for a row with these outcomes; `made(law, check, row)` makes a check.
+def suggested(
+    row: Row, given: Meta, outcomes: Sequence[Outcome], laws: Sequence[Law], made: Made, params: Tree = None
+) -> Suggestion:
+    """The `Meta` that would hold for a row with these outcomes, beside what its call says of the one that was given.
 
     >>> from sparsefn.testing.trial import outcome_of
     >>> laws = sf.testing.LAWS[:1]
     >>> row = sf.testing.Row("none", lambda s, key, params: sf.static(1.0), sf.testing.Meta())
-    >>> print(suggested(row, [outcome_of(laws[0], laws[0].checks[0], row)], laws, outcome_of).text)
+    >>> print(suggested(row, row.meta, [outcome_of(laws[0], laws[0].checks[0], row)], laws, outcome_of).text)
     sf.testing.Meta(
+        when=sf.never(),  # of the first 12 steps masks change at these
         exact_count=False,  # gives up counts_are_exact: after init: [0] kept, expected [3]
     )
+
+    `made(law, check, row)` makes a check.
     """
     checks = {check.name: (law, check) for law in laws for check in law.checks}
-    seen = _seen(row)
-    meta, why = (
-        row.meta._replace(**{name: value for name, (value, _) in seen.items()}),
-        {n: w for n, (_, w) in seen.items()},
-    )
+    seen, promises = _seen(row, run_of(row, params))
+    meta, why = row.meta._replace(**seen), {name: _SEEN[name] for name in seen}
     known = {outcome.check: (row.meta, outcome) for outcome in outcomes if outcome.status != "does not bind"}
     shrunk = {outcome.check: outcome for outcome in outcomes}
 
     def tried(name: str, meta: Meta) -> Outcome:
         return made(*checks[name], row._replace(meta=meta))
 
-    def promised(meta: Meta, promises: Sequence[tuple[Declared, str]], reason: str) -> Meta:
+    def promised(meta: Meta) -> Meta:
         for flags, name in promises:
             (field, value), other = *flags.items(), meta._replace(**flags)
-            undecided = getattr(meta, field) == getattr(Meta(), field) != value and field not in why
+            weaker = True if value == "anew" else Meta._field_defaults[field]
+            undecided = getattr(meta, field) is weaker and (field not in why or value == "anew")
             if undecided and name in checks and checks[name][1].binds(other) and tried(name, other).status == "passed":
-                meta, why[field] = other, reason
+                meta, why[field] = other, "holds"
         return meta
 
-    if meta.when is Meta().when:
-        meta = promised(meta, _TRIGGERS, "at other steps of 0, 1 and 2 nothing happens")
     for _ in range(4):  # one declaration may bring another check in
         before = meta
         for name, (_, check) in checks.items():
@@ -93,20 +98,22 @@ def suggested(row: Row, outcomes: Sequence[Outcome], laws: Sequence[Law], made: 
                 known[name] = meta, tried(name, meta)
             if known[name][1].status == "failed":
                 meta = _mended(meta, check, known[name][1], partial(tried, name), why)
-        meta = promised(meta, _PROMISES, "holds")
+        meta = promised(meta)
         if meta == before:
             break
     failed = [name for name, (_, outcome) in known.items() if outcome.failed]
     told = [shrunk[name] if shrunk[name].failed else known[name][1] for name in failed]
     lines = [line for outcome in told for line in outcome._replace(declare="").lines(row.name)]
     held = tuple(name for name in known if name not in failed)
-    return Suggestion(meta, _text(meta, row.meta, why), held, tuple(dict.fromkeys(lines)))
+    same = [name for name in Meta._fields if getattr(meta, name) is getattr(row.meta, name)]
+    meta = meta._replace(**{name: getattr(given, name) for name in same})
+    return Suggestion(meta, _text(meta, given, why), held, tuple(dict.fromkeys(lines)))
 
 
 def _mended(meta: Meta, check: Check, broken: Outcome, tried: Callable[[Meta], Outcome], why: dict[str, str]) -> Meta:
     """The promises with another declaration, under which the check holds or, where it never does, does not bind."""
     given_up: Declared | None = None
-    for flags in check.declare:
+    for flags in check.declare(meta):
         other = meta._replace(**flags)
         if other == meta:
             continue
@@ -125,27 +132,40 @@ def _first(broken: Outcome) -> str:
     return broken.said[0].splitlines()[0]
 
 
-def _seen(row: Row) -> dict[str, tuple[Any, str]]:
-    """What the call that made the algorithm and its first masks say of fields that the promises leave open, and why."""
-    run = large(row.meta.layout.form)
-    found: dict[str, tuple[Any, str]] = {}
-    named: dict[str, Any] = {}
+_SEEN = {"start": "after init all weights are kept", "when": f"of the first {_LOOKED_AT} steps masks change at these"}
+
+
+def _seen(row: Row, run: Case) -> tuple[dict[str, Any], list[tuple[Declared, str]]]:
+    """What the first masks and the steps of change say of fields that are left open; and promises to try."""
+    found: dict[str, Any] = {}
+    promises = [*_PROMISES]
     try:
         algorithm = algorithm_of(row, run)
-        call = call_of(algorithm)
-        named = {} if call is None else call.arguments()
-        masks = sparse(algorithm.init(run.params))
-        if masks and all(bool(mask.all()) for mask in masks.values()):
-            found["start"] = "dense", "after init all weights are kept"
+        promises[1:1] = _by_call(algorithm)
+        state = algorithm.init(run.params)
+        if (masks := sparse(state)) and all(bool(mask.all()) for mask in masks.values()):
+            found["start"] = "dense"
+        moved = state if learned(state) else with_params(state, run.grads[0])
+        new = [algorithm.update(moved, run.grads[1], step).masks for step in range(_LOOKED_AT)]
+        fires = [not tree_equal(masks, state.masks) for masks in new]
+        fits = [when for when in _TRIGGERS if [bool(when(step)) for step in range(_LOOKED_AT)] == fires]
+        found |= {"when": fits[0]} if fits else {}
     except Exception:  # the checks tell of it
         pass
-    found |= {name: (named[name], "as its call says") for name in _FROM_CALL if named.get(name) is not None}
-    plain = Meta()
-    return {
-        name: pair
-        for name, pair in found.items()
-        if same(getattr(row.meta, name), getattr(plain, name)) and not same(pair[0], getattr(plain, name))
-    }
+    return {name: x for name, x in found.items() if getattr(row.meta, name) is Meta._field_defaults[name]}, promises
+
+
+def _by_call(algorithm: Algorithm) -> list[tuple[Declared, str]]:
+    """How masks are chosen by the call of an algorithm of this library."""
+    said = said_by(algorithm, ("score", "drop", "grow", "drop_fraction", "exclude_dropped", "steps"))
+    if "score" in said:
+        return [({"choose": said["score"]}, "the_best_are_kept")]
+    share = said.get("drop_fraction", None if "steps" in said else 0.3)
+    if "drop" not in said or share is None or isinstance(share, Counted):
+        return []
+    grow = None if said["grow"] is random else said["grow"]
+    fraction = share if callable(share) else constant(share)
+    return [({"choose": Exchange(said["drop"], grow, fraction, said["exclude_dropped"])}, "the_worst_are_exchanged")]
 
 
 def _text(meta: Meta, base: Meta, why: Mapping[str, str]) -> str:

@@ -128,16 +128,16 @@ def _told(row: Row, check: Check, case: Case, error: Exception, shrink: bool) ->
 
 
 def what_to_declare(check: Check, meta: Meta) -> str:
-    """What of the declarations that a check takes is not made, as code.
+    """What of the declarations that a check takes is not made, as code; "" where none has code.
 
     >>> from sparsefn.testing.laws import EXACT_COUNT
-    >>> what_to_declare(EXACT_COUNT.checks[0], sf.testing.Meta(start="dense", global_budget=True))
+    >>> what_to_declare(EXACT_COUNT.checks[0], sf.testing.Meta(start="dense", exact_count="total"))
     'Meta(exact_count=False)'
     """
-    single = [flags for flags in check.declare if len(flags) == 1]
+    single = [flags for flags in check.declare(meta) if len(flags) == 1]
     wanted = [flags for flags in single if any(getattr(meta, name) != value for name, value in flags.items())]
-    calls = [", ".join(f"{name}={code_of(value)}" for name, value in flags.items()) for flags in wanted]
-    return " or ".join(f"Meta({call})" for call in calls)
+    codes = [(name, code_of(value)) for flags in wanted for name, value in flags.items()]
+    return " or ".join(f"Meta({name}={code})" for name, code in codes if code is not None)
 
 
 def _origin(error: Exception) -> tuple[object, ...]:

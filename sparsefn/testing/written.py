@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import Call, call_of
-from sparsefn.testing.meta import Meta
+from sparsefn.testing.meta import Exchange, Meta
 from sparsefn.testing.oracle import Layout
 
 
@@ -39,8 +39,10 @@ def code_of(value: object) -> str | None:
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else f'float("{value}")'
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        named = dict(zip(value._fields, value, strict=True))
-        return _with_names(f"sf.testing.values.{type(value).__name__}", named)
+        known: dict[str, Any] = getattr(type(value), "_field_defaults", {})
+        named = {name: x for name, x in zip(value._fields, value, strict=True) if x is not known.get(name, value)}
+        module = "sf.testing" if isinstance(value, Exchange) else "sf.testing.values"
+        return _with_names(f"{module}.{type(value).__name__}", named)
     if isinstance(value, dict | list | tuple):
         return _of_container(value)
     head = repr(value).partition("(")[0]  # a trigger shows the call, and does not know it

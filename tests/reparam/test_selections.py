@@ -167,9 +167,8 @@ def test_soft_nm_trains_through_and_its_scale_stays():
 
 def test_soft_nm_obeys_the_laws():
     # Not in the registry of transforms: a straight-through gradient is no derivative.
-    fixed = {"pattern": sf.patterns.nm(2, 4), "level": lambda s: lambda step: 0.5, "tensor_sparsity": False}
-    latents = {"trains": "latents", "idle": False, "scale_free": False, "permutes": False, "baseline": None}
-    meta = sf.testing.Meta(start="magnitude", **fixed, **latents)
+    pattern = sf.patterns.nm(2, 4)
+    meta = sf.testing.Meta(pattern=pattern, start="magnitude", scale_free=False, permutes=False, baseline=None)
     laws = [law for law in sf.testing.LAWS if law is not COMPILE]  # the registry's rows compile the other maps
 
     def made(sparsity, key):

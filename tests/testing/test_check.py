@@ -58,7 +58,7 @@ def test_a_broken_one_is_told_which_law_it_breaks_on_what_and_what_to_declare():
     text = str(raised.value)
     assert text.startswith("forgetful breaks exact_count, counts_are_exact: after init: ")
     first, *_ = text.splitlines()
-    asked = 'Meta(start="dense") or Meta(global_budget=True) or Meta(exact_count=False)'
+    asked = 'Meta(start="dense") or Meta(exact_count="total") or Meta(exact_count=False)'
     assert first.endswith(f"; if it is not meant to, declare {asked}")
     assert "\ndef test_forgetful_counts_are_exact():\n    # after init: " in text
     assert raised.value.__cause__ is None  # a law's own assertion

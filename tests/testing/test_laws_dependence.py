@@ -38,7 +38,12 @@ def plain(s, key):
         (laws.keys_matter_where_declared, lambda s, key: sf.static(s, key=key), {}, "masks: differs at w"),
         (laws.declared_dependence_is_real, plain, {"stochastic": True}, "the key does not matter"),
         (laws.declared_dependence_is_real, plain, {"needs_grads": True}, "the gradients do not matter"),
-        (laws.declared_dependence_is_real, plain, {"redraws": True}, "every step draws the same"),
+        (
+            laws.declared_dependence_is_real,
+            lambda s, key: sf.static(s, key=key),
+            {"stochastic": "anew"},
+            "every step draws the same",
+        ),
         (laws.permutations_commute, by_place, {}, "masks: differs at w"),
         (laws.scale_does_not_matter, lambda s, key: sf.static(None, init=_above_six), {}, "masks: differs at w"),
         (laws.names_do_not_matter, lambda s, key: sf.static(s, key=key), {}, "masks: differs at w"),
@@ -82,10 +87,10 @@ def test_a_leaf_that_leans_on_another_is_noticed():
 
 def test_new_draws_are_looked_for_where_the_trigger_fires_and_where_nothing_grows():
     def once(score):
-        return row(lambda s, key: sf.one_shot(s, score, when=later, key=key), when=later, redraws=True)
+        return row(lambda s, key: sf.one_shot(s, score, when=later, key=key), when=later, stochastic="anew")
 
     later = sf.every(3, start=1)
     run = CASE._replace(params={"w": torch.ones(8, 8)}, grads=({"w": torch.ones(8, 8)},) * 3)
     laws.declared_dependence_is_real(once(sf.scores.random), run)
     with pytest.raises(AssertionError, match="every step draws the same"):
-        laws.declared_dependence_is_real(once(sf.scores.magnitude), run)
+        laws.declared_dependence_is_real(once(lambda state, grads, step: sf.scores.random(state, grads, 0)), run)

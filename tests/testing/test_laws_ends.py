@@ -76,10 +76,22 @@ def test_a_stale_moment_is_noticed():
     ],
 )
 def test_a_weight_that_moves_off_its_support_is_noticed(make, message):
-    promised = {"pruned": "train", "support": lambda s: lambda step: 0.25}
+    promised = {"pruned": lambda s: lambda step: 0.25}
     with pytest.raises(AssertionError, match=message):
         laws.nothing_moves_off_the_support(row(make, **promised), CASE)
     laws.nothing_moves_off_the_support(row(lambda s: chained_and(lambda state: state), **promised), CASE)
+
+
+@pytest.mark.parametrize("trained", ["latent", "learned"])
+def test_weights_that_are_taken_where_others_train_are_noticed(trained, monkeypatch):
+    made = {
+        "latent": lambda s: sf.reparametrised(sf.reparam.power(2.0), sf.static(s)),
+        "learned": lambda s: sf.supermask(s),
+    }
+    laws.outside_optimizers_cannot_revive(row(made[trained]), CASE)
+    monkeypatch.setattr(laws, "with_params", lambda state, params: state._replace(params=params))
+    with pytest.raises(AssertionError, match=f"with_params takes weights, but .'{trained}'. train"):
+        laws.outside_optimizers_cannot_revive(row(made[trained]), CASE)
 
 
 def chained_and(change):

@@ -5,15 +5,14 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.testing import Case, Meta, Row
+from sparsefn.testing import Case, Exchange, Meta, Row
 from sparsefn.testing import laws_masks as laws
 
 W = torch.tensor([[4.0, 3.0], [2.0, 1.0]])
 CASE = Case({"w": W}, ({"w": W.flip(0)},) * 3, 0.5, 0)
 MAGNITUDE = Meta(start="magnitude", choose=sf.scores.magnitude, monotone=True)
-SWAP = Meta(
-    start="magnitude", drop=sf.scores.magnitude, grow=sf.scores.gradient, conserves_count=True, needs_grads=True
-)
+EXCHANGE = Exchange(sf.scores.magnitude, sf.scores.gradient, lambda step: 0.5)
+SWAP = Meta(start="magnitude", choose=EXCHANGE, needs_grads=True)
 
 
 def row(make, meta):
@@ -28,9 +27,8 @@ def test_healthy_algorithms_hold():
     healthy = row(sf.gmp, MAGNITUDE)
     for law in (laws.counts_are_exact, laws.the_best_are_kept, laws.masks_only_shrink):
         law(healthy, CASE)
-    meta = SWAP._replace(fraction=lambda step: 0.5)
     for law in (laws.counts_are_exact, laws.the_worst_are_exchanged, laws.exchanges_conserve):
-        law(row(swapping(), meta), CASE)
+        law(row(swapping(), SWAP), CASE)
 
 
 @pytest.mark.parametrize(
@@ -54,19 +52,19 @@ def test_healthy_algorithms_hold():
         (
             laws.the_worst_are_exchanged,
             swapping(drop=lambda state, grads, step: optree.tree_map(torch.neg, state.params)),
-            SWAP._replace(fraction=lambda step: 0.5),
+            SWAP,
             r"step 0: \[0\] had to stay|step 0: kept",
         ),
         (
             laws.exchanges_conserve,
             swapping(),
-            SWAP._replace(fraction=lambda step: 0.0),
+            SWAP._replace(choose=EXCHANGE._replace(fraction=lambda step: 0.0)),
             "step 0: 1 went, at most 0 may",
         ),
         (
             laws.exchanges_conserve,
             swapping(grown=lambda state, grown, step: optree.tree_map(torch.ones_like, state.params)),
-            SWAP._replace(fraction=lambda step: 0.5),
+            SWAP,
             "w: a grown weight does not start at zero",
         ),
         (

@@ -27,7 +27,7 @@ def test_a_batch_that_is_no_loop_is_noticed():
 
 
 def test_a_sparsity_that_is_no_tensor_is_not_batched():
-    plain = row(lambda s, key: sf.static(float(s), key=key), tensor_sparsity=False)
+    plain = row(lambda s, key: sf.static(float(s), key=key))
     laws.vmap_is_a_loop(plain, CASE)
     laws.nested_vmap_is_two_loops(plain, CASE)
 

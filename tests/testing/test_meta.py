@@ -1,7 +1,10 @@
 """Promises: their defaults, and what follows from them; rows: their names, and where another process finds them."""
 
 import functools
+import re
+from pathlib import Path
 
+import pytest
 import torch
 
 import sparsefn as sf
@@ -15,8 +18,77 @@ def test_the_defaults_promise_what_the_library_does():
     assert not meta.needs_grads
     assert not meta.stochastic
     assert meta.layout.pattern == sf.patterns.unstructured()
-    assert not meta.joint
+    assert not meta.joint and meta.independent and meta.zeroes
     assert Meta(distribution=sf.budgets.global_()).joint
+
+
+def test_what_follows_from_others():
+    exchange = sf.testing.Exchange(sf.scores.magnitude)
+    assert (Meta(choose=exchange).exchange, Meta(choose=exchange).score) == (exchange, None)
+    assert (Meta(choose=sf.scores.lamp).exchange, Meta(choose=sf.scores.lamp).score) == (None, sf.scores.lamp)
+    assert Meta(distribution=sf.budgets.global_()).total and Meta(exact_count="total").total
+    assert Meta(pruned=sf.schedules.constant).support and Meta(pruned="train").support is None
+    assert not Meta(pruned="keep").zeroes and Meta(pruned="zero").zeroes
+
+
+@pytest.mark.parametrize(
+    ("distribution", "apart"),
+    [
+        (sf.budgets.uniform(), True),
+        (sf.budgets.owl({"*": 0.5}), True),
+        (lambda shapes, sparsity: dict.fromkeys(shapes, 1), True),
+        (sf.budgets.erk(), False),
+        (sf.budgets.erdos_renyi(), False),
+        (sf.budgets.uniform(dense_first=True), False),
+        (sf.budgets.by_path({"head.*": 0.0}), False),  # it refuses trees without that leaf
+        (sf.budgets.global_(), False),
+    ],
+    ids=lambda value: repr(value),
+)
+def test_leaves_are_independent_where_their_counts_are(distribution, apart):
+    assert Meta(distribution=distribution).independent == apart
+    assert not Meta(distribution=distribution, exact_count="total").independent
+
+
+GONE = {
+    "global_budget": 'exact_count="total", or distribution=sf.budgets.global_()',
+    "relative": 'exact_count="relative"',
+    "drop": "choose=sf.testing.Exchange(drop=..., grow=...)",
+    "grow": "choose=sf.testing.Exchange(drop=..., grow=...)",
+    "fraction": "choose=sf.testing.Exchange(drop=..., grow=...)",
+    "exclude": "choose=sf.testing.Exchange(drop=..., grow=...)",
+    "conserves_count": "choose=sf.testing.Exchange(..., conserves=False) where fewer come, and nothing elsewhere",
+    "redraws": 'stochastic="anew"',
+    "independent": 'distribution=..., which says whether leaves compete, or exact_count="total"',
+    "support": "pruned=lambda sparsity: schedule",
+    "trains": "nothing: the state has the role 'latent' or 'learned'",
+    "optimizer": "nothing: the state has an optimizer in `opt`",
+    "tensor_sparsity": "nothing: a function that takes no tensor calls float(sparsity)",
+}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_name_that_is_no_more_says_what_to_write(name):
+    for make in (Meta, Meta()._replace):
+        with pytest.raises(TypeError, match=re.escape(f"Meta has no {name!r} any more; write {GONE[name]}") + "$"):
+            make(**{name: True})
+
+
+def test_unknown_names_and_words():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'monoton'; did you mean 'monotone'"):
+        Meta(monoton=True)
+    for name, word in (("start", "magnitud"), ("exact_count", "all"), ("stochastic", "always"), ("pruned", "zeros")):
+        with pytest.raises(ValueError, match=f"Meta: expected {name} to be one of .*, got '{word}'"):
+            Meta(**{name: word})
+        with pytest.raises(ValueError, match=f"got '{word}'"):
+            Meta()._replace(**{name: word})
+
+
+def test_the_page_on_laws_has_all_fields():
+    text = (Path(__file__).parents[2] / "docs" / "laws.md").read_text("utf-8").partition("## What to declare")[2]
+    rows = "".join(line.split("|")[1] for line in text.partition("\n## ")[0].splitlines() if line.startswith("| `"))
+    assert f"`sf.testing.Meta` has {len(Meta._fields)} fields" in text
+    assert set(re.findall(r"`(\w+)=", rows)) == set(Meta._fields)
 
 
 def test_a_layout_may_be_given_as_the_pattern():

@@ -88,7 +88,7 @@ def negative_zeros(x: torch.Tensor) -> torch.Tensor:
 
 
 DECLARED = Meta(when=sf.every(2), start="magnitude")
-MONOTONE = Meta(when=sf.every(2), start="magnitude", monotone=True, pruned="keep")
+MONOTONE = Meta(start="magnitude", monotone=True)
 
 # what the message says: the algorithm, its promises, the sparsity
 BUGS: dict[str, tuple[sf.Algorithm, Meta | None, float | None]] = {
@@ -158,7 +158,11 @@ BUGS: dict[str, tuple[sf.Algorithm, Meta | None, float | None]] = {
         DECLARED,
         None,
     ),
-    r"init: weights off the mask at 'a' are not": (sf.static(0.5, pruned="keep"), Meta(when=sf.never()), None),
+    r"init: weights off the mask at 'a' are not": (
+        sf.static(0.5, pruned="keep")._replace(within=None),
+        Meta(when=sf.never()),
+        None,
+    ),
     r"update at step 0: \[24\] units are kept, expected \[12\], in \['a'\]": (
         after(lambda old, new, grads, step: leaf(new, "masks", all_kept)),
         DECLARED,

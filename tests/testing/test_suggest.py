@@ -50,7 +50,7 @@ def of_noisy():
 
 def test_a_first_algorithm_gets_all_it_needs_in_one_call(of_noisy):
     meta = of_noisy.meta
-    assert (meta.when, meta.start, meta.pruned, meta.stochastic) == (sf.every(2), "dense", "keep", True)
+    assert (meta.when, meta.start, meta.pruned, meta.stochastic) == (sf.every(2), "dense", "keep", "anew")
     assert of_noisy.broken == () and "counts_are_exact" in of_noisy.held
     report = sf.testing.check_laws(noisy, meta=meta, laws=FAST, max_examples=8, on_fail="report")
     assert report.ok and set(report.held) == set(of_noisy.held)
@@ -59,7 +59,7 @@ def test_a_first_algorithm_gets_all_it_needs_in_one_call(of_noisy):
 def test_the_text_is_code_that_says_why(of_noisy):
     assert eval(of_noisy.text, {"sf": sf, "torch": torch}) == of_noisy.meta
     assert 'start="dense",  # after init all weights are kept' in of_noisy.text
-    assert "when=sf.every(2),  # at other steps of 0, 1 and 2 nothing happens" in of_noisy.text
+    assert "when=sf.every(2),  # of the first 12 steps masks change at these" in of_noisy.text
     assert 'pruned="keep",  # else pruned_weights_are_zero fails: ' in of_noisy.text
 
 
@@ -75,10 +75,38 @@ def test_a_bug_that_no_declaration_mends_is_told_as_one():
     assert "functions_are_pure" not in found.held
 
 
-def test_the_call_that_made_it_is_read():
-    found = suggestion(lambda s, key: sf.gmp(0.5, when=sf.every(2), pattern=sf.patterns.nm(2, 4)), laws=LAWS[4:5])
-    assert "when=sf.every(2),  # as its call says" in found.text
-    assert found.meta.layout.pattern == sf.patterns.nm(2, 4)
+def test_what_the_call_says_is_not_said_again():
+    made = {"when": sf.every(2), "distribution": sf.budgets.erk(), "pruned": "keep", "score": sf.scores.saliency}
+    found = suggestion(lambda s, key: sf.gmp(s, **made), laws=LAWS[:3])
+    assert found.broken == () and "counts_are_exact" in found.held
+    assert eval(found.text, {"sf": sf}) == found.meta
+    assert found.meta == sf.testing.Meta(start="magnitude", choose=sf.scores.saliency, monotone=True)
+
+
+def test_what_the_call_says_is_not_looked_for():
+    found = suggestion(lambda s, key: sf.gmp(s), laws=LAWS[9:10])  # masks that change at no step, though they may
+    assert found.meta == sf.testing.Meta()
+
+
+def test_an_exchange_is_read_from_the_call():
+    exchange = sf.testing.Exchange(sf.scores.magnitude, sf.scores.gradient, sf.schedules.constant(0.3))
+    found = suggestion(lambda s, key: sf.rigl(s, when=sf.every(2), key=key), laws=LAWS[:4])
+    assert repr(found.meta.choose) == repr(exchange)
+    assert {"the_worst_are_exchanged", "exchanges_conserve", "counts_are_exact"} <= set(found.held)
+    code = "drop=sf.scores.magnitude, grow=sf.scores.gradient, fraction=sf.schedules.constant(0.3)"
+    assert f"choose=sf.testing.Exchange({code}),  # holds" in found.text
+    drawn = suggestion(lambda s, key: sf.set(s, drop_fraction=0.5, key=key), laws=LAWS[:4]).meta.choose
+    assert drawn.grow is None and drawn.fraction(0) == 0.5
+    assert suggestion(lambda s, key: sf.rigl(s, steps=1000, key=key), laws=LAWS[:2]).meta.choose is None
+
+
+@pytest.mark.parametrize("when", [sf.every(3), sf.every(4, start=1), sf.at([2]), sf.never()], ids=repr)
+def test_the_trigger_is_seen_over_more_steps_than_a_run_has(when):
+    def mine(sparsity, key):
+        base = sf.gmp(sparsity, when=when, init="dense")
+        return sf.Algorithm(base.init, lambda *given: base.update(*given))
+
+    assert suggestion(mine, laws=LAWS[9:10]).meta.when == when
 
 
 def test_what_is_declared_stays_where_it_holds():

@@ -74,14 +74,14 @@ def test_an_error_at_an_end_is_one_of_the_algorithm():
 def test_an_error_that_only_a_law_brings_about_breaks_it():
     found = tried("vmap_is_a_loop", guarded, sf.testing.Meta(start="magnitude"))
     assert found.status == "failed" and found.said[0].startswith("RuntimeError: vmap: ")
-    assert found.declare == "Meta(tensor_sparsity=False)"
+    assert found.declare == ""
 
 
 def test_what_is_declared_is_not_asked_for():
     counts = EXACT_COUNT.checks[0]
-    asked = 'Meta(start="dense") or Meta(global_budget=True) or Meta(exact_count=False)'
+    asked = 'Meta(start="dense") or Meta(exact_count="total") or Meta(exact_count=False)'
     assert what_to_declare(counts, sf.testing.Meta()) == asked
-    dense = sf.testing.Meta(start="dense", global_budget=True)
+    dense = sf.testing.Meta(start="dense", exact_count="total")
     assert what_to_declare(counts, dense) == "Meta(exact_count=False)"
     assert what_to_declare(PURITY.checks[0], dense) == ""
 

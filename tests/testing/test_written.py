@@ -57,7 +57,7 @@ def test_what_has_no_name_has_no_code():
 
 def test_promises():
     meta = sf.testing.Meta(pattern=sf.patterns.nm(2, 4), when=sf.at([1]), choose=sf.scores.magnitude, baseline=None)
-    code = "pattern=sf.patterns.nm(2, 4), when=sf.at([1]), choose=sf.scores.magnitude, baseline=None"
+    code = "when=sf.at([1]), pattern=sf.patterns.nm(2, 4), choose=sf.scores.magnitude, baseline=None"
     assert meta_code(meta) == f"sf.testing.Meta({code})"
     hidden = sf.testing.Meta(level=lambda s: lambda step: s)
     assert meta_code(hidden) == "meta"

@@ -1,0 +1,153 @@
+"""What an algorithm says of itself, so that nobody declares it: by its call, by its state, by what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+import torch
+
+from sparsefn.algorithms.frame import update_of
+from sparsefn.budgets.distributions import Distribution, Global
+from sparsefn.engine.checks import call_of, shown
+from sparsefn.random import key
+from sparsefn.state import Algorithm, State, Trigger
+from sparsefn.testing.harness import algorithm_of
+from sparsefn.testing.meta import Meta, Row
+from sparsefn.testing.oracle import computed_layout
+from sparsefn.testing.strategies import large
+from sparsefn.testing.values import Case
+from sparsefn.testing.written import same
+from sparsefn.tree import Tree
+
+_SAID = ("when", "pattern", "distribution", "where", "pruned")
+
+
+def run_of(row: Row, params: Tree = None) -> Case:
+    """One fixed run of a row, over these params where there are any.
+
+    >>> row = sf.testing.Row("dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta())
+    >>> run_of(row, {"w": torch.tensor([1.0, 2.0])}).grads[0]
+    {'w': tensor([2., 1.])}
+    """
+    run = large(row.meta.layout.form)
+    if params is None:
+        return run
+    other = optree.tree_map(lambda x: x.flip(0) if x.ndim else -x, params)
+    return run._replace(params=params, grads=(other, params, other))
+
+
+def completed(row: Row, params: Tree = None) -> Row:
+    """The row with what the call of its algorithm says of the fields that its promises leave open.
+
+    >>> row = sf.testing.Row("gmp", lambda s, key, params: sf.gmp(s, when=sf.every(2)), sf.testing.Meta())
+    >>> completed(row).meta.when
+    every(2)
+
+    ValueError where they say something else.
+    """
+    try:
+        algorithm = algorithm_of(row, run_of(row, params))
+    except Exception:  # the checks tell of it
+        return row
+    return row._replace(meta=completed_meta(row.name, row.meta, algorithm))
+
+
+def completed_meta(name: str, meta: Meta, algorithm: Algorithm) -> Meta:
+    """The promises of one algorithm, as `completed` has them.
+
+    >>> completed_meta("mine", sf.testing.Meta(when=sf.at([1])), sf.gmp(0.5, when=sf.every(2)))
+    Traceback (most recent call last):
+        ...
+    ValueError: mine: Meta says when=at([1]), but the algorithm was made with when=every(2); leave it out of Meta
+    """
+    new: dict[str, Any] = {}
+    for field, value in said_by(algorithm).items():
+        own, plain = getattr(meta, field), Meta._field_defaults[field]
+        if own is plain:
+            new |= {} if field == "pattern" and same(value, plain) else {field: value}
+        elif _DIFFER.get(field, lambda own, value: False)(own, value):
+            raise ValueError(
+                f"{name}: Meta says {field}={shown(own)}, but the algorithm was made with {field}={shown(value)}; "
+                "leave it out of Meta"
+            )
+    if "pattern" in new:
+        new["pattern"] = computed_layout(new["pattern"])  # which takes a while
+    return meta._replace(**new)
+
+
+def said_by(algorithm: Algorithm, names: Sequence[str] = _SAID) -> dict[str, Any]:
+    """Arguments of the call that made an algorithm; for one around another, of the call of that.
+
+    >>> said_by(sf.with_terms(sf.gmp(0.5, when=sf.every(2), pruned="keep"), sf.terms.l2(0.1)))["pruned"]
+    'keep'
+    """
+    masked = update_of(algorithm).masked
+    found: dict[str, Any] = {} if masked is None or "when" not in names else {"when": masked.when}  # of `steps=`
+    for call in (getattr(algorithm, "__dict__", {}).get("_inner"), call_of(algorithm)):  # the outer one goes before
+        named = {} if call is None else call.arguments()
+        inside = [value for value in named.values() if isinstance(value, Algorithm)]
+        said = said_by(inside[0], names) if inside else {name: named.get(name) for name in names}
+        found |= {name: value for name, value in said.items() if value is not None}
+    return found
+
+
+def _fires_otherwise(one: Trigger, other: Trigger) -> bool:
+    return any(bool(one(step)) != bool(other(step)) for step in range(100))
+
+
+def _counts_otherwise(one: Distribution, other: Distribution) -> bool:
+    if isinstance(one, Global) or isinstance(other, Global):
+        return one != other
+    shapes = {"a": (64, 64), "b": (4, 6)}
+    return bool(one(shapes, 0.5) != other(shapes, 0.5))
+
+
+# Patterns and choices of leaves may be told in other words.
+_DIFFER: dict[str, Callable[[Any, Any], bool]] = {
+    "when": _fires_otherwise,
+    "distribution": _counts_otherwise,
+    "pruned": lambda one, other: not callable(one) and one != other,
+}
+
+
+def takes_tensor(row: Row, case: Case) -> bool:
+    """Whether the sparsity that a row is made with may be a tensor of a batch: one that reads its value takes none.
+
+    >>> row = sf.testing.Row("mine", lambda s, key, params: sf.static(float(s)), sf.testing.Meta())
+    >>> takes_tensor(row, sf.testing.strategies.large())
+    False
+    """
+    batch = torch.tensor([case.sparsity], dtype=torch.float64, device="cpu")
+    try:
+        torch.vmap(lambda sparsity: (row.make(sparsity, key(case.seed), case.params), sparsity)[1])(batch)
+    except Exception:
+        return False
+    return True
+
+
+def first_state(row: Row) -> State:
+    """A first state of a row.
+
+    >>> first_state(sf.testing.Row("dense", lambda sparsity, key, params: sf.dense(), sf.testing.Meta())).opt
+    ()
+    """
+    run = run_of(row)
+    return algorithm_of(row, run).init(run.params)
+
+
+def learned(state: State) -> set[str]:
+    """Which trees of a state train in the place of its params: "latent", "learned".
+
+    >>> learned(sf.supermask(0.5).init({"w": torch.ones(2, 2)})), learned(sf.dense().init({}))
+    ({'learned'}, set())
+    """
+    return _learned(state.scores)
+
+
+def _learned(scores: Tree) -> set[str]:
+    # Parts of a composition are stored under their numbers; other names are roles.
+    parts = scores if isinstance(scores, dict) else {}
+    inner = [_learned(part["scores"]) for name, part in parts.items() if name.isdigit()]
+    return {"latent", "learned"} & parts.keys() | set().union(*inner)
