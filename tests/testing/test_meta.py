@@ -43,7 +43,6 @@ def test_what_follows_from_others():
         (sf.budgets.by_path({"head.*": 0.0}), False),  # it refuses trees without that leaf
         (sf.budgets.global_(), False),
     ],
-    ids=lambda value: repr(value),
 )
 def test_leaves_are_independent_where_their_counts_are(distribution, apart):
     assert Meta(distribution=distribution).independent == apart
