@@ -202,7 +202,7 @@ def signature(
 
     def plain(text: str) -> str:
         text = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text)  # an alias in a union
-        text = re.sub(r"\([^()]*<lambda>[^()]*\)|<function [\w.]*<lambda>>", "...", text)
+        text = re.sub(r"(?<== )\([^()]*<lambda>[^()]*\)|<function [\w.]*<lambda>>", "...", text)
         return re.sub(r"<function ([\w.]+)>", r"\1", text)
 
     return (plain(args), plain(returns) if returns else returns) if args is not None else None
