@@ -209,11 +209,13 @@ def signature(
 
 
 def complete(app: Sphinx, env: BuildEnvironment) -> None:
-    """Each public name has its place in the reference."""
+    """Each public name has its place in the reference, and a docstring if it can be called."""
     there = {id(valued(name)) for name, entry in env.domains.python_domain.objects.items() if not entry.aliased}
     for name in public(sf, "sparsefn"):
         if id(valued(name)) not in there:
             logger.warning("%s is on no page of docs/reference", name)
+        if callable(valued(name)) and not valued(name).__doc__:
+            logger.warning("%s has no docstring", name)
 
 
 def public(module: ModuleType, prefix: str) -> list[str]:

@@ -42,10 +42,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
         text = page.read_text(encoding="utf-8")
         page.write_text("# A page\n" if "```python" in text else text, encoding="utf-8")
     (docs / "glossary.md").write_text(
-        "# Glossary\n\n```python\nx = 1\n1 / 0\n```\n\n[gone](gone.md) arXiv 9901.00001\n"
+        "# Glossary\n\n```python\nx = 1\n1 / 0\n```\n\n[a](gone.md) [b](api.md#gone) arXiv 9901.00001\n"
     )
     (docs / "reference" / "report.md").write_text("# Reports\n")
     (docs / "lost.md").write_text("# Lost\n")
+    with open(docs / "conf.py", "a") as conf:
+        conf.write("\nsf.report.plan.__doc__ = None\n")
     done = built(docs, root / "out")
     assert done.returncode == 1, done.stderr
     return done.stderr
@@ -56,6 +58,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         "glossary.md:5: WARNING: a block raised ZeroDivisionError('division by zero')",
         "cross-reference target not found: 'gone.md'",
+        "local id not found in doc 'api': 'gone'",
+        "WARNING: sparsefn.report.plan has no docstring",
         "WARNING: sparsefn.report.flops is on no page of docs/reference",
         "lost.md: WARNING: document isn't included in any toctree",
         "arXiv 9901.00001 is not in references.bib",
