@@ -30,11 +30,9 @@ SCORED = 512  # images that masks before training are chosen with
 AT_START = ("SNIP", "GraSP", "SynFlow")
 METHODS = ("static", "SET", "RigL", "SNFS", "DSR", "DeepR", "GMP", *AT_START)
 SCALED = ("static, scaled start", "RigL, scaled start")
-# Each by itself, and the rate of what has no row of its own.
 TUNED = ("dense", *METHODS, "IMP")
-RATE_OF = {SCALED[0]: "static", SCALED[1]: "RigL"}
 RATES = (0.2, 0.4, 0.1, 0.8)
-WITHOUT_MOMENTUM = (4.0, 8.0, 2.0, 16.0)  # DeepR's noise and signs are those of plain SGD
+WITHOUT_MOMENTUM = (4.0, 8.0, 2.0, 1.0)  # DeepR's noise and signs are those of plain SGD
 
 
 # ---- networks and algorithms ---------------------------------------------------------------------
@@ -283,8 +281,8 @@ def run(job: Job, plan: Plan, rates: Rates) -> list[Row]:
     if job.name == "tickets":
         return tickets(seed, plan, rates["lenet IMP"])
     ((arm, level),) = job.arms
-    name = RATE_OF.get(arm, arm.split(",")[0])
-    return [{"arm": arm, "level": level, **one(arm, level, seed, plan, rates[f"lenet {name}"])}]
+    rate = rates[f"lenet {arm.split(',')[0]}"]  # that of the method, whatever was done to its start or mask
+    return [{"arm": arm, "level": level, **one(arm, level, seed, plan, rate)}]
 
 
 def tuned(task: Task, seeds: tuple[int, ...], plan: Plan, rate: float) -> list[float]:
