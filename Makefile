@@ -14,12 +14,16 @@ pytest := -m pytest -n auto --dist worksteal
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help test test-all lint docs compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance dist results format clean
+.PHONY: help test quick test-all lint docs compat triton recipes demo ensemble lm prune prune-llm lora smaller gallery distributed bench conformance dist results format clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-test: lint  ## lint, type-check, and run every behaviour and every law on every row: 4 minutes on two cores
+# Types are checked on one core: tests run beside it.
+test: $(VENV)/.installed-dev  ## lint, type-check, and run every behaviour and every law on every row: 4 minutes on two cores
+	@$(MAKE) --no-print-directory -j2 lint quick
+
+quick: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(py) $(pytest) -m "not deep" --hypothesis-profile=quick tests property_tests
 
 test-all: lint $(VENV)/.installed-docs $(VENV)/.installed-data  ## lint, type-check, and run every test: what compiles, mutants, laws at length, examples, pages
