@@ -23,7 +23,7 @@ AT_START = ("SNIP", "SynFlow")
 BEGUN, PRUNED, SHRUNK = 0.1, 0.55, 0.6  # of all steps: filters begin to go, have gone, and the network gets smaller
 LONG = 1.35  # runs of the narrow network that take as long as one that is pruned, on one thread; rows have both times
 SERVED = 100  # images in a batch that is timed
-RATES = (0.2, 0.4, 0.1, 0.8)
+RATES = (0.4, 0.8, 0.2, 1.6)
 TUNED = {"dense": "100", "static, ERK": "20", "RigL, ERK": "20", "narrow": "half"}
 FILTERS = ("filters pruned", "narrow", "narrow, as long")
 
