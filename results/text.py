@@ -23,7 +23,7 @@ LEVELS = ("50", "70", "2:4")  # per cent pruned, or n of m kept
 METHODS = ("magnitude", "Wanda", "SparseGPT")
 START = "70"  # what is tuned: pruned by SparseGPT to this level
 TUNED = ("dense", "low rank, keeps zeros", "low rank, masked at the end", "kept weights")
-RATES = {"dense": (8e-3, 4e-3, 1.6e-2), "kept weights": (8e-3, 1.6e-2, 4e-3, 2e-3)}
+RATES = {"dense": (8e-3, 4e-3, 1.6e-2, 3.2e-2), "kept weights": (8e-3, 1.6e-2, 4e-3, 2e-3)}
 LOW_RATES = (1.6e-2, 3.2e-2, 8e-3, 6.4e-2)
 
 
