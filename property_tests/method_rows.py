@@ -106,7 +106,7 @@ ROWS = [
     Row(
         "granet",
         lambda s, key, _: sf.methods.granet(s, steps=4, initial=0.0, when=EVEN),
-        Meta(level=rising, start="dense", needs_grads=True, permutes=False),
+        Meta(level=rising, distribution=sf.budgets.global_(), start="dense", needs_grads=True, permutes=False),
     ),
     Row(
         "mest",
