@@ -140,8 +140,7 @@ def _only_the_first(self: Atoms, a: Any, b: Any, why: str) -> None:
 
 
 def _padding_of_zeros(step: Step) -> Any:
-    zeros = {"value": 0.0} if "value" in step.arguments else {}
-    return _MOVE(dataclasses.replace(step, arguments={**step.arguments, **zeros}))
+    return moves.pad(dataclasses.replace(step, arguments={**step.arguments, "value": 0.0}))
 
 
 def _never_mixed(step: Step) -> Any:
@@ -160,7 +159,7 @@ def _all_masked(book: Any, leaf: Tensor, real: Tensor, mask: Any, d: int) -> Any
     return np.zeros(leaf.shape[d]) if leaf.is_floating_point() else None
 
 
-_OF_GRIDS, _MOVE, _JOIN, _TRIED = moves._of_grids, analysis.move, Atoms.join, tried.tried
+_OF_GRIDS, _JOIN, _TRIED = moves._of_grids, Atoms.join, tried.tried
 LEFT = (
     (arguments, "counted_layer_norm", _of_what_is_left(counted_layer_norm, _last)),
     (arguments, "counted_rms_norm", _of_what_is_left(counted_rms_norm, _last)),
@@ -174,6 +173,7 @@ NORMED = ("norm_of_channels", "scores_of_tokens", "gram_matrix_of_pixels")
 TABLES = ("constant_table", "scores_of_tokens", "gram_matrix_of_pixels", "norm_of_channels")
 SUMMED = ("scores_of_tokens", "gram_matrix_of_pixels", "linear_attention", "activation", "dense")
 WIDTH = (arguments.RULES, "scaled_dot_product_attention", lambda change: None)
+PADS = tuple((analysis._RULES, name, _padding_of_zeros) for name in ("pad", "constant_pad_nd"))
 
 SHRINKING = [
     ShrinkingMutant("every elementwise operation maps zero to zero", ((tried, "elementwise", _always_zero),)),
@@ -185,7 +185,7 @@ SHRINKING = [
     ShrinkingMutant("only the first of the joined indices are joined", ((Atoms, "join", _only_the_first),)),
     ShrinkingMutant("means lose entries that are not 0", ((norms, "averaged", lambda step, label, x, dim: None),)),
     ShrinkingMutant("an index that is taken alone may go", ((Step, "freeze", unless("takes this index alone")),)),
-    ShrinkingMutant("every padding is of zeros", ((analysis, "move", _padding_of_zeros),), PADDED),
+    ShrinkingMutant("every padding is of zeros", PADS, PADDED),
     ShrinkingMutant("layer norms map zero to zero", ((analysis._RULES, "layer_norm", _norm_of_zeros),), NORMED),
     ShrinkingMutant("tables are 0 where they go", ((analysis, "_constants", _all_masked),), TABLES),
     ShrinkingMutant("attention is scaled by the width that is left", (WIDTH,), ("attention", "dense")),
