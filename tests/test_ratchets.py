@@ -26,12 +26,12 @@ STREET += ("timing", "tree")
 # Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
 LINES = {
     "engine": 4328,
-    "algorithms": 1589,
+    "algorithms": 1580,
     "compose": 691,
     "attached": 831,
     "street": 4924,
     "shrinking": 3916,
-    "all": 23439,
+    "all": 23431,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-import numpy as np
 import optree
 import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_step
-from sparsefn.engine.draws import digest
 from sparsefn.engine.processes import (
-    Exchange,
-    Gather,
     agree,
     agreement,
     any_sharded,
@@ -28,6 +24,7 @@ from sparsefn.engine.processes import (
     laid_out,
     scope,
     tell,
+    texts_of_all,
     whole,
 )
 from sparsefn.engine.surroundings import differentiating
@@ -135,8 +132,9 @@ def _pairs(grads: Tree, params: Tree) -> list[tuple[Tree, Tensor]]:
 
 def _check_alike(groups: tuple[str, ...], params: Tree) -> None:
     # Processes whose leaves differ would wait for each other, or take one leaf for another.
-    words = {path: _words(leaf) for path, leaf in flatten(params)[0].items()}
-    for name, texts in zip(groups, in_step([((name,), _everyones(words)) for name in groups]), strict=True):
+    words = "\n".join(f"{path}\t{_words(leaf)}" for path, leaf in flatten(params)[0].items())
+    for name, told in zip(groups, in_step([((name,), texts_of_all(words)) for name in groups]), strict=True):
+        texts = [dict(line.split("\t", 1) for line in text.splitlines()) for text in told]
         first, ranks = texts[0], torch.distributed.get_process_group_ranks(group_of(name))
         for rank, other in zip(ranks, texts, strict=True):
             for path in sorted({*first, *other}):
@@ -146,17 +144,6 @@ def _check_alike(groups: tuple[str, ...], params: Tree) -> None:
                         for at, found in ((ranks[0], first), (rank, other))
                     )
                     raise ValueError(f"expected the same params on every rank, but not at {path!r}: {pair}")
-
-
-def _everyones(words: dict[str, str]) -> Exchange[list[dict[str, str]]]:
-    # What all processes say, if they say different things: for most a number does.
-    lines = "\n".join(f"{path}\t{word}" for path, word in words.items())
-    told = yield Gather(np.array([digest(lines)], np.int64))
-    if (told == told[0]).all():
-        return [words] * len(told)
-    texts = yield Gather(np.frombuffer(f"{lines}\0".encode(), np.uint8))
-    everyone = bytes(texts).decode().split("\0")[:-1]
-    return [dict(line.split("\t", 1) for line in text.splitlines()) for text in everyone]
 
 
 def _words(leaf: object) -> str:

@@ -191,7 +191,8 @@ class Field(NamedTuple):
 
         `held` are units that are kept already, which count for the bounds of a leaf.
         """
-        none, grids, absolute = [None] * len(self.grids), self.grids.values(), self.elementwise and scores.absolute
+        none = [None] * len(self.grids)
+        grids, absolute = self.grids.values(), self.elementwise and scores.absolute
         rows = zip(self._scored(scores, self.elementwise), among or none, but or none, grids, strict=True)
         entries = [Entry(x, allow, deny, absolute, units.extent) for x, allow, deny, units in rows]
         if not entries:

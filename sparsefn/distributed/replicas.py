@@ -12,7 +12,6 @@ from torch import Tensor
 from sparsefn.checkpoint.states import as_dense, check_values
 from sparsefn.distributed.ends import everyone
 from sparsefn.engine.processes import agreement, collectives, extent_of, here, is_sharded
-from sparsefn.engine.surroundings import Array
 from sparsefn.tree import Tree, flatten
 
 
@@ -34,7 +33,8 @@ def check_replicas(state: Tree) -> None:
         leaves = {path: check_values("the state", path, as_dense("the state", path, leaf)) for path, leaf in given}
         hashes = [_digest(repr([*leaves]).encode())]
         hashes += [number for leaf in leaves.values() for number in (_place(leaf), _content(leaf))]
-    first, all_hashes = collectives.in_step([(groups, _everyones(hashes[:1])), (groups, _everyones(hashes))])
+    told = [collectives.values_of_all(np.array(numbers, np.int64)) for numbers in (hashes[:1], hashes)]
+    first, all_hashes = collectives.in_step([(groups, exchange) for exchange in told])
     if len({*first.tolist()}) > 1:
         raise ValueError(f"check_replicas: expected the same leaves on every rank, got {[*leaves]} on this one")
     rows = all_hashes.reshape(-1, len(hashes))[:, 1:].tolist()
@@ -49,10 +49,6 @@ def check_replicas(state: Tree) -> None:
                     f"check_replicas: expected equal copies on all ranks, but at {path!r} ranks {ranks} have different "
                     "ones: do all ranks see the same gradients, weights, keys and steps?"
                 )
-
-
-def _everyones(numbers: list[int]) -> collectives.Exchange[Array]:
-    return (yield collectives.Gather(np.array(numbers, np.int64)))
 
 
 def _place(x: Tensor) -> int:
