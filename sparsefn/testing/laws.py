@@ -58,7 +58,7 @@ class Check(NamedTuple):
     """
 
     run: Callable[[Row, Case], None]
-    binds: Callable[[Meta], object] = lambda meta: True
+    binds: Callable[[Meta], bool] = lambda meta: True
     declare: Callable[[Meta], Sequence[Declared]] = lambda meta: ()
     examples: Callable[[Meta, Tree], st.SearchStrategy[Case]] = lambda meta, like: drawn(meta, like)
     share: float = 0.25
@@ -104,8 +104,8 @@ def _ends(meta: Meta) -> bool:
     return meta.baseline is not None and bool(meta.level(1.0)(last) == 1.0)
 
 
-def _whole_units(meta: Meta) -> object:
-    return meta.layout.reduce and meta.layout.zeros is None and meta.exact_count
+def _whole_units(meta: Meta) -> bool:
+    return meta.layout.reduce is not None and meta.layout.zeros is None and bool(meta.exact_count)
 
 
 def _or(*several: Declared, **one: Any) -> Callable[[Meta], Sequence[Declared]]:
@@ -134,23 +134,25 @@ _COUNTS = _or(
 )
 _CHECKS = {
     "exact_count": (
-        Check(masks.counts_are_exact, lambda meta: meta.exact_count, _COUNTS, share=1.0),
+        Check(masks.counts_are_exact, lambda meta: bool(meta.exact_count), _COUNTS, share=1.0),
         Check(masks.units_are_whole, _whole_units),
         Check(masks.floors_are_respected, lambda meta: meta.joint),
     ),
     "selection_optimality": (
         Check(
             masks.the_best_are_kept,
-            lambda meta: meta.score or meta.start == "magnitude",
+            lambda meta: meta.score is not None or meta.start == "magnitude",
             _or({"start": "other"}, {"choose": None}, {"start": "other", "choose": None}),
             share=1.0,
         ),
-        Check(masks.the_worst_are_exchanged, lambda meta: meta.exchange, _exchange(exclude=True), share=1.0),
+        Check(masks.the_worst_are_exchanged, lambda meta: bool(meta.exchange), _exchange(exclude=True), share=1.0),
     ),
     "monotonicity": (Check(masks.masks_only_shrink, lambda meta: meta.monotone, _or(monotone=False)),),
     "conservation": (
         Check(
-            masks.exchanges_conserve, lambda meta: meta.exchange and meta.exchange.conserves, _exchange(conserves=False)
+            masks.exchanges_conserve,
+            lambda meta: meta.exchange is not None and meta.exchange.conserves,
+            _exchange(conserves=False),
         ),
     ),
     "purity": (
@@ -163,14 +165,14 @@ _CHECKS = {
         Check(states.threads_do_not_matter, examples=_one(40_000)),
         Check(states.memory_does_not_matter, share=0.08),
         Check(states.surroundings_do_not_matter, share=0.08),
-        Check(dependence.order_of_sums_is_fixed, lambda meta: meta.layout.reduce, examples=_one(300), share=0.04),
+        Check(dependence.order_of_sums_is_fixed, lambda meta: bool(meta.layout.reduce), examples=_one(300), share=0.04),
         Check(states.processes_do_not_matter, examples=_one(150), share=0.04),
         Check(states.steps_may_be_tensors),
         Check(dependence.gradients_matter_where_declared, lambda meta: not meta.needs_grads, _or(needs_grads=True)),
         Check(dependence.keys_matter_where_declared, lambda meta: not meta.stochastic, _or(stochastic=True)),
         Check(
             dependence.declared_dependence_is_real,
-            lambda meta: meta.needs_grads or meta.stochastic,
+            lambda meta: meta.needs_grads or bool(meta.stochastic),
             _real,
             _one(150),
         ),
@@ -217,7 +219,7 @@ _CHECKS = {
         Check(ends.sparsity_one_is_empty, _ends, _or(baseline=None)),
         Check(ends.nothing_to_sparsify_is_dense, lambda meta: meta.where is default_where, share=0.08),
         Check(ends.pruned_weights_are_zero, declare=_or({"pruned": "keep"}, {"pruned": "train"})),
-        Check(ends.nothing_moves_off_the_support, lambda meta: meta.support, _or(pruned="train")),
+        Check(ends.nothing_moves_off_the_support, lambda meta: meta.support is not None, _or(pruned="train")),
     ),
     "resume": (
         Check(states.runs_resume),
