@@ -27,6 +27,7 @@ import sparsefn as sf
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 import pages  # noqa: E402
+import test_public  # noqa: E402
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
 
@@ -211,23 +212,11 @@ def signature(
 def complete(app: Sphinx, env: BuildEnvironment) -> None:
     """Each public name has its place in the reference, and a docstring if it can be called."""
     there = {id(valued(name)) for name, entry in env.domains.python_domain.objects.items() if not entry.aliased}
-    for name in public(sf, "sparsefn"):
-        if id(valued(name)) not in there:
-            logger.warning("%s is on no page of docs/reference", name)
-        if callable(valued(name)) and not valued(name).__doc__:
-            logger.warning("%s has no docstring", name)
-
-
-def public(module: ModuleType, prefix: str) -> list[str]:
-    """The public names of a module, and of the modules in it."""
-    found = []
-    for name in dir(module):
-        value = getattr(module, name)
-        if isinstance(value, ModuleType):
-            found += public(value, f"{prefix}.{name}")
-        elif not name.startswith("_"):
-            found.append(f"{prefix}.{name}")
-    return found
+    for name, value in test_public.public(sf):
+        if id(value) not in there:
+            logger.warning("sparsefn.%s is on no page of docs/reference", name)
+        if callable(value) and not value.__doc__:
+            logger.warning("sparsefn.%s has no docstring", name)
 
 
 # ---- links ---------------------------------------------------------------------------------------
