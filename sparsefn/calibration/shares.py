@@ -85,9 +85,10 @@ def _total(stats: Stats) -> Stats:
             )
     total: Stats = {}
     for number, (theirs, kinds) in enumerate(told):
-        mine = number == place()[0]
-        device = own[0].device
-        sent = [x.contiguous() for x in own] if mine else [torch.empty(n, dtype=d, device=device) for n, d in kinds]
+        if number == place()[0]:
+            sent = [x.contiguous() for x in own]
+        else:
+            sent = [torch.empty(shape, dtype=dtype, device=own[0].device) for shape, dtype in kinds]
         for x in sent:
             distributed.broadcast(x, number)
         total = added_stats(total, {p: {name: sent[i] for name, i in of.items()} for p, of in theirs.items()})

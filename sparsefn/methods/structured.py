@@ -245,7 +245,7 @@ def proximal(
     when: Trigger = always(),
     where: Where = default_where,
 ) -> Algorithm:
-    """Proximal gradient: after each step shrinks weights, or whole units, towards zero, and those that reach it are 0.
+    """Proximal gradient: after each step moves weights, or whole units, towards zero, where the small ones end.
 
     >>> algorithm = sf.with_optimizer(sf.methods.proximal(1.0, rate=0.5), sf.optimizers.sgd(0.5))
     >>> state = algorithm.init({"w": torch.tensor([[2.0, -0.25, 1.0]])})

@@ -57,8 +57,7 @@ def check_laws(
     `print(report)` shows them. `suggest` does the same, and looks for the `Meta` that would hold:
     `report.suggestion`. Drawn cases that were too easy are a failure, too, where 100 or more were drawn:
     `sf.testing.coverage` says how many of them must have ties, NaN and other hard things. With `params` these shares
-    are only shown. Raises TypeError or ValueError for a bad argument, and for a `meta`
-    that the call contradicts.
+    are only shown. Raises TypeError or ValueError for a bad argument, and for a `meta` that the call contradicts.
     """
     if on_fail not in ("raise", "report"):
         raise ValueError(f'expected on_fail to be "raise" or "report", got {on_fail!r}')

@@ -65,7 +65,7 @@ _WORDS: dict[str, tuple[object, ...]] = {
 
 
 def _checked(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of fields of `Meta` that says what to write in the place of those that it has no more."""
+    """`Meta.__new__` or `Meta._replace`, which refuses a field that is gone, and says what to write instead."""
 
     @functools.wraps(make)
     def checked(self: Any, *args: Any, **fields: Any) -> Any:
