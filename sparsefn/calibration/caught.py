@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from sparsefn.calibration.inputs import without_fusion
 from sparsefn.calibration.kept import BrokenChainError, OutputForm, Stowed, Touched, form_of, marked, unstow
-from sparsefn.modules.calls import Call, call_with_buffers
-from sparsefn.modules.params import buffers_of
+from sparsefn.modules.calls import Call, quiet_call
 from sparsefn.tree import Tree
 
 Run = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], Tree]
@@ -100,7 +99,7 @@ def catch(
 
     try:
         with torch.no_grad(), without_fusion(), intercepted(parts, run):
-            call_with_buffers(module, weights, buffers_of(module), *call[0], **call[1])
+            quiet_call(module, weights, call)
     except _Stop:
         pass
     except Touched as touched:

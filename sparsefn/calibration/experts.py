@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from sparsefn.calibration.inputs import weights_of_call
 from sparsefn.calibration.sums import Stats
-from sparsefn.modules.calls import call_with_buffers
-from sparsefn.modules.params import buffers_of
+from sparsefn.modules.calls import quiet_call
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree
@@ -60,7 +59,7 @@ def experts(module: nn.Module, state: State | None, *args: Tree, **kwargs: Tree)
             leaves = [path for path, x in held.items() if path is not None and x.ndim > 1 and len(x) in sizes]
             part.register_forward_hook(_noted(leaves, place, sizes.pop(), stats), with_kwargs=True)
     with torch.no_grad():
-        call_with_buffers(own, weights, buffers_of(own), *args, **kwargs)
+        quiet_call(own, weights, (args, kwargs))
     if not stats:
         raise ValueError(
             "experts: expected a module with parameters [experts, out, in] that is called with states of tokens, "

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.products import Watch
 from sparsefn.calibration.sums import Stats
 from sparsefn.ensemble import check_one_state
-from sparsefn.modules.calls import Call, call_with_buffers, tensors_for
-from sparsefn.modules.params import buffers_of
+from sparsefn.modules.calls import Call, quiet_call, tensors_for
 from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, Where
@@ -142,7 +141,7 @@ def collected(
     """
     watch = Watch({path: weights[own] for path, own in chosen.items()}, "gram" in names, tokens)
     with torch.no_grad(), without_fusion(), watch if chosen else contextlib.nullcontext():
-        out, _ = call_with_buffers(module, weights, buffers_of(module), *call[0], **call[1])
+        out = quiet_call(module, weights, call)
     stats = watch.stats()
     unseen = {path: own for path, own in chosen.items() if path not in stats}
     at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()} if unseen else {}
@@ -162,9 +161,11 @@ def check_finite_stats(stats: Stats, told: Callable[[str], str], what: str = "in
         ...
     ValueError: inputs: expected finite inputs of 'w', got NaN or infinity in sums
     """
-    finite = {path: _finite(of) for path, of in stats.items()}  # all are asked for before the first is waited for
-    for path, fine in finite.items():
-        if not fine:
+    # All are asked for before the first is waited for, and once where leaves share their sums.
+    shared = {id(of["square"]): of for of in stats.values()}
+    finite = {key: _finite(of) for key, of in shared.items()}
+    for path, of in stats.items():
+        if not finite[id(of["square"])]:
             raise ValueError(f"{what}: expected finite inputs of {told(path)}, got NaN or infinity in sums")
 
 

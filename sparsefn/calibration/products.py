@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,11 +47,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operation, and look at its factors if it is a product."""
-        op = func.overloadpacket
-        if op not in _KNOWN and func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd):
+        op = _watched(func)
+        if op is _APART:
             with self:  # under inference_mode torch leaves it to the mode to take such operations apart
                 return func.decompose(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
+        if op is None:
+            return out
         if op is CAST:
             known = self.leaf(args[0])
             if known and _same_memory(args[0], known[1]) and out.stride() == known[1].stride():
@@ -61,7 +64,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.convolution(x, weight, (stride, padding, dilation), groups)
         elif op is GROUPED:
             self.grouped(*args[:3])
-        elif op in _PRODUCTS:
+        else:
             self.product(*args[_PRODUCTS[op] :][:2])
         return out
 
@@ -102,6 +105,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, path: str, leaf: Tensor, weight: Tensor, x: Tensor) -> None:
         """Add the rows of x to the inputs of the outputs that a matrix of (outputs, inputs) holds."""
+        if leaf.ndim == 2 and weight.shape[1] > 1 and _same_memory(leaf, weight):  # as most layers are
+            return self.keep(path, leaf, False, 0, len(leaf), self.sums(path, x))
         axis = next((d for d in reversed(range(leaf.ndim)) if _is_axis(leaf, d, weight)), None)
         first, last = (None if axis is None else _output_at(leaf, axis, weight[row]) for row in (0, -1))
         flat = axis is not None and (axis >= leaf.ndim - 2 or (axis == 1 and leaf.shape[2:].numel() == 1))
@@ -160,6 +165,14 @@ _PRODUCTS = {  # and where their factors begin among the arguments
     **dict.fromkeys((_aten.addmm, _aten.baddbmm, _aten.addmv), 1),
 }
 _KNOWN = {*_PRODUCTS, _aten.convolution, CAST, GROUPED}
+_APART = "consists of other operations"
+
+
+@functools.cache  # most operations are none of these, and are to cost little
+def _watched(func: Any) -> Any:
+    if func.overloadpacket in _KNOWN:
+        return func.overloadpacket
+    return _APART if func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd) else None
 
 
 def _storage(x: Tensor) -> StorageWeakRef:

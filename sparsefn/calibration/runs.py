@@ -24,8 +24,7 @@ from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.plan import Plan, bare, check_places
 from sparsefn.calibration.steps import chunks_of
 from sparsefn.calibration.stored import on_disk
-from sparsefn.modules.calls import Call, call_with_buffers
-from sparsefn.modules.params import buffers_of
+from sparsefn.modules.calls import Call, quiet_call
 from sparsefn.tree import Tree
 
 
@@ -142,7 +141,7 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
         return optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs[own])
 
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
-        call_with_buffers(plan.model, plan.outside(device), buffers_of(plan.model), *call[0], **call[1])
+        quiet_call(plan.model, plan.outside(device), call)
     for path in plan.order:
         if (times := called.count(path)) != 1:
             raise BrokenChainError(f"{path!r} is called {times} times")

@@ -102,6 +102,15 @@ def call_with_buffers(
     return _run(module, state_or_params, buffers, partial, args, kwargs)[:2]
 
 
+def quiet_call(module: nn.Module, weights: Tree, call: Call) -> Tree:
+    """What the module returns with other weights, with no word on buffers that it changes.
+
+    >>> quiet_call(torch.nn.Linear(2, 1, bias=False), {"weight": torch.ones(1, 2)}, ((torch.ones(2),), {}))
+    tensor([2.])
+    """
+    return _run(module, weights, None, False, *call)[0]
+
+
 def _run(
     module: nn.Module, params: Tree, buffers: Mapping[str, Tensor] | None, partial: bool, args: Tree, kwargs: Tree
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
