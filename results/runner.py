@@ -95,5 +95,7 @@ def stage(jobs: Iterable[Job], folder: Path, plan: Plan, rates: Rates, workers: 
 def everything(folder: Path, plan: Plan, workers: int) -> dict[Key, Row]:
     """Choose the learning rates, then run all claims."""
     with store.alone(folder):
-        tuned = stage(tuning.jobs(plan), folder, plan, {}, workers)
+        tuned = store.read(folder, VERSIONS)
+        while any(not job.makes() <= tuned.keys() for job in tuning.jobs(plan, tuned)):
+            tuned = stage(tuning.jobs(plan, tuned), folder, plan, {}, workers)
         return stage(all_jobs(plan), folder, plan, tuning.chosen(tuned, plan), workers)

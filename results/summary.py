@@ -113,7 +113,7 @@ def arms(rows: Mapping[Key, Row], group: str, what: str) -> list[Row]:
 
 def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
     """All that the page and the figures show."""
-    jobs = {"tuning": tuning.jobs(plan)} | {name: group.jobs(plan) for name, group in runner.GROUPS.items()}
+    jobs = {"tuning": tuning.jobs(plan, rows)} | {name: group.jobs(plan) for name, group in runner.GROUPS.items()}
     claims = [of_claim(rows, claim, plan.seeds) for claim in CLAIMS]
     tuned = all(job.makes() <= rows.keys() for job in jobs["tuning"])
     return {
@@ -128,7 +128,7 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
             for name, each in jobs.items()
         },
         "rates": tuning.chosen(rows, plan) if tuned else {},
-        "tasks": {name: [task.level, sorted(task.rates)] for name, task in tuning.tasks(plan).items()},
+        "tasks": {name: [task.level, tuning.tried(task, rows)] for name, task in tuning.tasks(plan).items()},
         "claims": [claim for claim in claims if claim],
         "missing": [claim.text for claim, found in zip(CLAIMS, claims, strict=True) if found is None],
         "errors": {group: arms(rows, group, "error") for group in ("lenet", "small", "conv")},

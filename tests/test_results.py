@@ -52,8 +52,8 @@ def test_a_tiny_run_of_everything_is_killed_and_goes_on(tmp_path: Path) -> None:
     files = (tmp_path / "numbers").glob("*.jsonl")
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     assert len({store.key(row) for row in lines}) == len(lines)
-    wanted = {key for job in [*tuning.jobs(TINY), *runner.all_jobs(TINY)] for key in job.makes()}
     rows = store.read(tmp_path / "numbers", runner.VERSIONS)
+    wanted = {key for job in [*tuning.jobs(TINY, rows), *runner.all_jobs(TINY)] for key in job.makes()}
     assert rows.keys() == wanted
     assert all(row["cpu"] > 0 for row in rows.values())
 
@@ -159,17 +159,24 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_the_rate_is_the_one_of_the_least_error() -> None:
+@pytest.mark.parametrize("best", [0.003, 0.03, 0.3, 3.0, 30.0])
+def test_rates_are_tried_until_the_best_one_is_inside(best: float) -> None:
     plan = Plan()
     rows: dict[Key, Row] = {}
+    while missing := {key for job in tuning.jobs(plan, rows) for key in job.makes()} - rows.keys():
+        rows |= {key: row(*key, error=abs(math.log(float(key[2]) / best)) + 0.1 * key[3]) for key in missing}
+    assert rows.keys() == {key for job in tuning.jobs(plan, rows) for key in job.makes()}
     for name, task in tuning.tasks(plan).items():
-        for i, rate in enumerate(task.rates):
-            for seed in tuning.SEEDS:
-                key = ("tuning", name, str(rate), seed)
-                rows[key] = row(*key, error=abs(i - 1) + 0.1 * seed)
-    assert rows.keys() == {key for job in tuning.jobs(plan) for key in job.makes()}
-    chosen = tuning.chosen(rows, plan)
-    assert chosen == {name: task.rates[1] for name, task in tuning.tasks(plan).items()}
+        chosen, tried = tuning.chosen(rows, plan)[name], tuning.tried(task, rows)
+        assert best / 1.5 < chosen < best * 1.5 and tried[0] < chosen < tried[-1]
+        assert {*task.rates} <= {*tried} and all(b == 2 * a for a, b in itertools.pairwise(tried))
+
+
+def test_equal_errors_choose_the_least_rate() -> None:
+    plan = Plan()
+    rows = {key: row(*key, error=1.0) for job in tuning.jobs(plan, {}) for key in job.makes()}
+    (task, *_) = tuning.tasks(plan).values()
+    assert tuning.tried(task, rows)[:2] == [0.05, 0.1]  # which is tried next
 
 
 @needs_data
