@@ -49,6 +49,25 @@ def test_tau_follows_how_many_are_dropped(lost, factor):
     assert (float(memory["tau"]), float(memory["next"])) == (1e-3, 1e-3 * factor)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda start: sf.methods.dsr(0.9, target=4, when=sf.always(), key=KEY, init=start),
+        lambda start: sf.methods.deep_rewiring(0.9, key=KEY, init=start),
+    ],
+)
+def test_a_start_with_shares_of_its_own_keeps_its_total(make):
+    start = sf.static(0.9, distribution=sf.budgets.erk(), key=KEY)
+    algorithm = sf.with_optimizer(make(start), sf.optimizers.sgd(0.1))
+    state = algorithm.init(NET)
+    assert optree.tree_all(optree.tree_map(torch.equal, state.masks, start.init(NET).masks))
+    shares = [int(state.masks[path].sum()) for path in LEAVES]
+    assert shares[0] / NET["a"].numel() < shares[1] / NET["c"].numel()  # uniform has them equal
+    for step in range(3):
+        state = algorithm.update(state, gradients(step), step)
+        assert total(state) == sum(shares)
+
+
 def test_regrowth_follows_the_survivors():
     def leaf(small, large, n):
         return torch.cat([torch.full((small,), 1e-4), torch.ones(large), torch.zeros(n)])[None]
