@@ -67,7 +67,6 @@ def algorithm(method: str, sparsity: float, key: Tensor, steps: int) -> sf.Algor
     erk, stop = sf.budgets.erk(), 3 * steps // 4
     kept = (1 - sparsity) * sum(a * b for a, b in itertools.pairwise(SIZES))
     moving = {**moving_options(steps), "distribution": erk, "key": key}
-    start = sf.static(sparsity, distribution=erk, key=key)
     match method.split(",")[0]:
         case "dense":
             return sf.dense()
@@ -81,9 +80,9 @@ def algorithm(method: str, sparsity: float, key: Tensor, steps: int) -> sf.Algor
             return sf.snfs(sparsity, **moving)
         case "DSR":
             target = max(1, round(0.05 * kept))
-            return sf.methods.dsr(sparsity, when=moving["when"], target=target, key=key, init=start)
+            return sf.methods.dsr(sparsity, when=moving["when"], target=target, key=key, distribution=erk)
         case "DeepR":
-            return sf.methods.deep_rewiring(sparsity, key=key, init=start)
+            return sf.methods.deep_rewiring(sparsity, key=key, distribution=erk)
         case "GMP":
             cubic = sf.schedules.polynomial(0.0, sparsity, begin=0, end=stop)
             return sf.gmp(cubic, when=sf.every(steps // 40, stop=stop + 1), distribution=sf.budgets.global_())

@@ -92,9 +92,9 @@ class Competition(NamedTuple):
             raise ValueError(
                 f"{what}: expected a pattern that leaves the count open, got {self.pattern} and {shown(sparsity)}"
             )
-        if not (self.joint or is_uniform(self.distribution)):
+        if what == "sparsity" and not (self.joint or is_uniform(self.distribution)):
             raise ValueError(
-                f"{what}: expected distribution to be uniform() or global_() with {shown(sparsity)}, which decides "
+                f"sparsity: expected distribution to be uniform() or global_() with {shown(sparsity)}, which decides "
                 f"every count, got {shown(self.distribution)}"
             )
         return sparsity

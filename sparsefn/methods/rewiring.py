@@ -11,8 +11,8 @@ from torch import Tensor
 from sparsefn import random
 from sparsefn.algorithms import drop_grow, iterative, static
 from sparsefn.algorithms import set as plain_set
-from sparsefn.algorithms.start import Init
 from sparsefn.budgets.counts import below
+from sparsefn.budgets.distributions import Distribution, uniform
 from sparsefn.budgets.redistribute import survivors
 from sparsefn.compose import sequence, with_terms
 from sparsefn.engine.checks import check_int, described
@@ -33,7 +33,7 @@ def deep_rewiring(
     std: float = 1e-5,
     where: Where = default_where,
     key: Tensor | None = None,
-    init: Init = "random",
+    distribution: Distribution = uniform(),
 ) -> Algorithm:
     """Deep rewiring: every connection has a sign for good; one that would change it goes, and another is drawn.
 
@@ -50,8 +50,8 @@ def deep_rewiring(
     paper the noise is sqrt(2 * lr * T) for a temperature T: with SGD, `std = sqrt(2 * T / lr)`. Use SGD without
     momentum. The total is exact at every step.
 
-    Every leaf starts with the same share; another start, as in `init=sf.static(0.99, distribution=sf.budgets.erk())`,
-    is one that small leaves survive at few weights.
+    Every leaf keeps the same share by default; with `distribution=sf.budgets.erk()` small leaves keep more, and survive
+    at few weights.
 
     Raises TypeError or ValueError for a sparsity outside [0, 1], and ValueError for a negative `std`.
 
@@ -77,7 +77,7 @@ def deep_rewiring(
         when=always(),
         where=where,
         key=key,
-        init=init,
+        distribution=distribution,
     )
     return with_terms(rewired, on(where, l1(alpha)), on(where, noise(std, draws)))
 
@@ -91,7 +91,7 @@ def dsr(
     tau: float = 1e-3,
     where: Where = default_where,
     key: Tensor | None = None,
-    init: Init = "random",
+    distribution: Distribution = uniform(),
 ) -> Algorithm:
     """DSR: weights below one threshold for all leaves go, and grow at random where most weights survived.
 
@@ -105,7 +105,7 @@ def dsr(
     from zero, just-dropped ones not among them. Each leaf's share of the regrowth is the number of its weights that
     survived. The total over all leaves stays. Then tau halves if more than 1.1 * target weights were dropped, and
     doubles if fewer than 0.9 * target. Every leaf starts with the same share, and a small one that starts with few
-    weights gets few: `init=sf.static(0.99, distribution=sf.budgets.erk())` starts with shares of its own.
+    weights gets few: with `distribution=sf.budgets.erk()` it starts with more.
 
     Raises TypeError or ValueError for a sparsity outside [0, 1], a `target` that is not an int >= 0, and a `tau` that
     is not positive; ValueError for a DTensor.
@@ -127,7 +127,7 @@ def dsr(
         when=when,
         where=where,
         key=key,
-        init=init,
+        distribution=distribution,
     )
 
 

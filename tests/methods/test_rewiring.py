@@ -49,23 +49,24 @@ def test_tau_follows_how_many_are_dropped(lost, factor):
     assert (float(memory["tau"]), float(memory["next"])) == (1e-3, 1e-3 * factor)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda start: sf.methods.dsr(0.9, target=4, when=sf.always(), key=KEY, init=start),
-        lambda start: sf.methods.deep_rewiring(0.9, key=KEY, init=start),
-    ],
-)
-def test_a_start_with_shares_of_its_own_keeps_its_total(make):
-    start = sf.static(0.9, distribution=sf.budgets.erk(), key=KEY)
-    algorithm = sf.with_optimizer(make(start), sf.optimizers.sgd(0.1))
-    state = algorithm.init(NET)
-    assert optree.tree_all(optree.tree_map(torch.equal, state.masks, start.init(NET).masks))
-    shares = [int(state.masks[path].sum()) for path in LEAVES]
+def test_a_distribution_says_how_dsr_starts_and_what_deep_rewiring_keeps():
+    erk = sf.budgets.erk()
+    start = sf.static(0.9, distribution=erk, key=KEY).init(NET).masks
+    shares = [int(start[path].sum()) for path in LEAVES]
     assert shares[0] / NET["a"].numel() < shares[1] / NET["c"].numel()  # uniform has them equal
-    for step in range(3):
-        state = algorithm.update(state, gradients(step), step)
-        assert total(state) == sum(shares)
+    dsr = sf.methods.dsr(0.9, target=4, when=sf.always(), key=KEY, distribution=erk)
+    deep = sf.methods.deep_rewiring(0.9, alpha=1e-2, std=0.1, key=KEY, distribution=erk)
+    for rule, each in ((dsr, False), (deep, True)):
+        algorithm = sf.with_optimizer(rule, sf.optimizers.sgd(0.1))
+        state, changed = algorithm.init(NET), False
+        assert optree.tree_all(optree.tree_map(torch.equal, state.masks, start))
+        for step in range(6):
+            before = state.masks
+            state = algorithm.update(state, gradients(step), step)
+            changed |= not optree.tree_all(optree.tree_map(torch.equal, state.masks, before))
+            assert total(state) == sum(shares)
+            assert not each or [int(state.masks[path].sum()) for path in LEAVES] == shares
+        assert changed
 
 
 def test_regrowth_follows_the_survivors():
