@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,14 +11,14 @@ from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
 from sparsefn.calibration.carried import Prune, PrunedBlock
-from sparsefn.calibration.inputs import names_of, weights_of_call
+from sparsefn.calibration.inputs import check_data, names_of, weights_of_call
 from sparsefn.calibration.steps import Asked, chunks_of, steps_of
 from sparsefn.calibration.sums import Stats
-from sparsefn.modules.calls import Call, Example, as_call
+from sparsefn.modules.calls import Example, as_call
 from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import State, Where, effective
-from sparsefn.tree import flatten, leaves_of
+from sparsefn.tree import flatten
 from sparsefn.tree.chosen import matching
 
 
@@ -93,7 +92,7 @@ def by_block(
     begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
     gets so many examples at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool, of shape
     (examples, tokens), says which tokens are counted, where some are padding; each layer must get one input a token.
-    An `attention_mask` that hides tokens is refused without it.
+    An `attention_mask` or `key_padding_mask` that hides tokens is refused without it.
 
     The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
     the layer that a block is in runs twice on what it is called with, without the rest of the model: once for the
@@ -120,7 +119,7 @@ def by_block(
     if offload not in (None, "disk"):
         raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
     names, call = names_of(of), as_call(inputs)
-    check_tokens(module, tokens, call)
+    check_data("in_order", module, tokens, call)
     chunks = list(chunks_of((call, tokens), chunk_size))
     state = dense().init(params_of(module)) if state is None else state
     leaves, asked = weights_of_call(module, state), list[Asked]()
@@ -130,34 +129,6 @@ def by_block(
             raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
         asked.append((block, chosen))
     return steps_of(module, state, asked, prune, chunks, names, inputs_from, offload)
-
-
-def check_tokens(module: nn.Module, tokens: Tensor | None, call: Call) -> None:
-    """Raise where a mask hides tokens as padding and nothing says which tokens count, or what says so cannot.
-
-    >>> check_tokens(torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
-    Traceback (most recent call last):
-        ...
-    TypeError: in_order: expected tokens to be a bool tensor, True for each token that counts, got torch.float32 of
-    shape (2, 3)
-    """
-    if tokens is None:
-        given = dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False)) | call[1]
-        mask = given.pop("attention_mask", None)
-        data = [x for x in leaves_of(given) if isinstance(x, Tensor)]
-        if isinstance(mask, Tensor) and any(x.shape[:2] == mask.shape for x in data):
-            hidden = int((mask == 0).sum())
-            if hidden and bool(((mask == 0) | (mask == 1)).all()):
-                raise ValueError(
-                    f"in_order: expected whole windows, but 'attention_mask' hides {hidden} of {mask.numel()} tokens "
-                    "as padding: leave it out of the statistics with tokens=attention_mask.bool()"
-                )
-        return
-    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
-        got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"in_order: expected tokens to be a bool tensor, True for each token that counts, got {got}")
-    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
-        raise ValueError("in_order: expected a model of one sequence with tokens, got an encoder with a decoder")
 
 
 def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:

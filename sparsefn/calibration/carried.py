@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -134,9 +135,17 @@ def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> St
     leaves = State(leaves_at(state.params, chosen), leaves_at(state.masks, chosen))
     start = algorithm.init(effective(leaves))
     done = algorithm.update(start, optree.tree_map(torch.zeros_like, start.params), 0)
+    masks = flatten(done.masks)[0]
+    if any(mask.ndim for mask in masks.values()) and all(bool(mask.all()) for mask in masks.values()):
+        warnings.warn(
+            f"in_order: nothing was pruned of {', '.join(map(repr, masks))}: the algorithm runs once, at step 0, so "
+            "give one that prunes there, such as sf.one_shot",
+            UserWarning,
+            stacklevel=2,
+        )
     return state._replace(
         params=with_leaves(state.params, flatten(done.params)[0]),
-        masks=with_leaves(state.masks, flatten(done.masks)[0]),
+        masks=with_leaves(state.masks, masks),
     )
 
 

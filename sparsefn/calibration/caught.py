@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.calibration.inputs import without_fusion
-from sparsefn.calibration.kept import BrokenChainError, OutputForm, Stowed, Touched, form_of, marked, unstow
+from sparsefn.calibration.kept import BrokenChainError, OutputForm, Stowed, Touched, form_of, marked, own_call, unstow
 from sparsefn.modules.calls import Call, quiet_call
 from sparsefn.tree import Tree
 
@@ -99,7 +99,7 @@ def catch(
 
     try:
         with torch.no_grad(), without_fusion(), intercepted(parts, run):
-            quiet_call(module, weights, call)
+            quiet_call(module, weights, own_call(call))
     except _Stop:
         pass
     except Touched as touched:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import block_weights, state_in
 from sparsefn.calibration.caught import NeededError, recorded
 from sparsefn.calibration.inputs import collected, layer_at, weights_of_call
-from sparsefn.calibration.kept import BrokenChainError, Touched, in_memory, stow
+from sparsefn.calibration.kept import BrokenChainError, Touched, in_memory, own_call, stow
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
@@ -70,7 +70,8 @@ def _chain(
     weights, together = weights_of_call(module, state), list(dict.fromkeys(path for paths in chosen for path in paths))
     parts = _parts(module, at)
     (stats, _), order, forms, why = recorded(
-        parts, lambda: collected(module, weights, {path: path for path in together}, ["count", "square"], call)
+        parts,
+        lambda: collected(module, weights, {path: path for path in together}, ["count", "square"], own_call(call)),
     )
     _check_order(stats, chosen)
     for path, of in stats.items() if whole else ():

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
+from sparsefn.calibration.kept import own_call
 from sparsefn.calibration.products import Watch
 from sparsefn.calibration.sums import Stats
 from sparsefn.ensemble import check_one_state
@@ -16,10 +20,12 @@ from sparsefn.modules.calls import Call, quiet_call, tensors_for
 from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, Where
-from sparsefn.tree import Tree
+from sparsefn.tree import Tree, leaves_of
 from sparsefn.tree.chosen import as_globs, matching
 
 _ALL = ("count", "square", "gram")
+# What ends the name of a mask of tokens, and its value where it hides one: transformers and torch have opposite ones.
+_HIDDEN = {"attention_mask": 0, "key_padding_mask": 1}
 _SEEN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)  # and Conv1D of transformers
 
 
@@ -29,6 +35,7 @@ def inputs(
     *args: Tree,
     paths: Where | None = None,
     of: str | Sequence[str] = _ALL,
+    tokens: Tensor | None = None,
     **kwargs: Tree,
 ) -> Stats:
     """Sums over the inputs that each weight of a module is multiplied by in one call: `{path: statistics}`.
@@ -68,6 +75,9 @@ def inputs(
     transposed convolutions and fused recurrent layers: they have no entry. A layer of a kind that is seen, but that
     this call did not reach, has statistics of count 0, which are added like others.
 
+    `tokens`, bool, of shape (examples, tokens), says which tokens are counted, where some are padding; each layer must
+    get one input a token. A mask of the call that hides tokens, such as `attention_mask`, is refused without it.
+
     `paths` are globs, or a function of (path, leaf), that choose leaves. ValueError where no leaf that a glob matches
     was seen and for inputs that are not finite, both with the paths and their layers; for another name in `of`, for a
     product with a part of a weight's inputs, and as `sf.modules.call`. TypeError for a `state` that is no State.
@@ -75,7 +85,8 @@ def inputs(
     names, weights = names_of(of), weights_of_call(module, state)
     chosen = weights if paths is None else matching("paths", paths, weights)
     matrices = {path: path for path in chosen if weights[path].ndim > 1}
-    stats, _ = collected(module, weights, matrices, names, (args, kwargs))
+    check_data("inputs", module, tokens, (args, kwargs))
+    stats, _ = collected(module, weights, matrices, names, own_call((args, kwargs)), tokens)
     stats = {path: stats[path] for path in chosen if path in stats}
     check_finite_stats(stats, lambda path: layer_at(module, path))
     globs: list[Where] = [paths] if callable(paths) else list(as_globs("*" if paths is None else paths, "paths"))
@@ -97,6 +108,46 @@ def names_of(of: str | Sequence[str]) -> tuple[str, ...]:
         if name not in _ALL:
             raise ValueError(f"inputs: expected of to name some of {', '.join(map(repr, _ALL))}, got {name!r}")
     return _ALL if "gram" in names else _ALL[:2]
+
+
+def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) -> None:
+    """Raise where a mask hides tokens as padding and nothing says which tokens count; warn of dropout.
+
+    >>> check_data("inputs", torch.nn.Linear(1, 1), torch.ones(2, 3), ((), {}))
+    Traceback (most recent call last):
+        ...
+    TypeError: inputs: expected tokens to be a bool tensor, True for each token that counts, got torch.float32 of
+    shape (2, 3)
+    """
+    noisy = [path for path, part in module.named_modules() if isinstance(part, _DropoutNd) and part.training and part.p]
+    if noisy:
+        warnings.warn(f"{what}: dropout is on in {noisy[0]!r}: call eval() of the model first", stacklevel=3)
+    given = dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False)) | call[1]
+    shapes = [x.shape[:2] for x in leaves_of(list(given.values())) if isinstance(x, Tensor)]
+    two = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    if tokens is None:
+        for name, mask in given.items():
+            end = next((end for end in _HIDDEN if name.endswith(end)), None)
+            if end is None or not isinstance(mask, Tensor) or mask.ndim != 2 or shapes.count(mask.shape) < 2:
+                continue
+            hidden, other = int((mask == _HIDDEN[end]).sum()), "~" if _HIDDEN[end] else ""
+            if hidden and bool(((mask == 0) | (mask == 1)).all()):
+                mend = f"leave it out of the statistics with tokens={other}{name}.bool()"
+                raise ValueError(
+                    f"{what}: expected whole windows, but {name!r} hides {hidden} of {mask.numel()} tokens as padding: "
+                    + ("give examples of one length in one call" if two else mend)
+                )
+        return
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool or not tokens.ndim:
+        got = f"{tokens.dtype} of shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"{what}: expected tokens to be a bool tensor, True for each token that counts, got {got}")
+    if two:
+        raise ValueError(f"{what}: expected a model of one sequence with tokens, got an encoder with a decoder")
+    if tokens.shape not in shapes and tokens.shape[::-1] in shapes:
+        wanted = tuple(tokens.shape[::-1])
+        raise ValueError(
+            f"{what}: expected tokens of shape {wanted}, as the call has its tokens, got {tuple(tokens.shape)}"
+        )
 
 
 def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]:

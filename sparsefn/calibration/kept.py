@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
+from sparsefn.modules.calls import Call
 from sparsefn.tree import Tree
 
 Keep = Callable[[Tensor], "KeptTensor"]
@@ -145,6 +147,26 @@ def unstow(stowed: Stowed, outputs: Mapping[int, Stowed] | None = None) -> Tree:
     read = {id(x): x.read() for x in {id(x): x for x in leaves if isinstance(x, KeptTensor)}.values()}
     copies: dict[int, Any] = {}
     return optree.tree_unflatten(stowed.tree, [read[id(x)] if id(x) in read else _copied(x, copies) for x in leaves])
+
+
+def own_call(call: Call) -> Call:
+    """A call with copies of its tensors and objects, as a model may write into what it is called with.
+
+    >>> x = torch.ones(1)
+    >>> args, _ = own_call(((x, [x]), {}))
+    >>> args, args[0] is args[1][0], args[0] is x
+    ((tensor([1.]), [tensor([1.])]), True, False)
+    """
+    copies: dict[int, Any] = {}
+
+    def own(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return copies.setdefault(id(leaf), leaf.detach().clone())
+        with contextlib.suppress(BrokenChainError):
+            return _copied(leaf, copies)
+        return leaf
+
+    return optree.tree_map(own, call)  # type: ignore[arg-type,return-value]
 
 
 def _copied(leaf: Any, copies: dict[int, Any]) -> Any:

@@ -19,7 +19,7 @@ from sparsefn.calibration.caught import intercepted
 from sparsefn.calibration.chain import names_in
 from sparsefn.calibration.folders import naming, write_whole
 from sparsefn.calibration.inputs import collected, without_fusion
-from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of
+from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of, own_call
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.plan import Plan, bare, check_places
 from sparsefn.calibration.steps import chunks_of
@@ -141,7 +141,7 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
         return optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs[own])
 
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
-        quiet_call(plan.model, plan.outside(device), call)
+        quiet_call(plan.model, plan.outside(device), own_call(call))
     for path in plan.order:
         if (times := called.count(path)) != 1:
             raise BrokenChainError(f"{path!r} is called {times} times")

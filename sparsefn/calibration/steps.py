@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import Prune, PrunedBlock, prune_block, state_in
 from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import weights_of_call
-from sparsefn.calibration.kept import BrokenChainError, in_memory, stow, unstow
+from sparsefn.calibration.kept import BrokenChainError, in_memory, own_call, stow, unstow
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.stored import on_disk
 from sparsefn.engine.checks import check_int
@@ -87,7 +87,7 @@ def steps_of(
     for block, chosen in left:
         base = State(params, masks) if inputs_from == "pruned" else State(*dense_leaves)
         (done,), _ = prune_block(
-            *(module, own_names, base, [(block, chosen)], prune, lambda: calls, of),
+            *(module, own_names, base, [(block, chosen)], prune, lambda: map(own_call, calls), of),
             inputs_from="dense",
             tokens=counted,
             keep=lambda out: None,

@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.blocks import check_tokens
 from sparsefn.calibration.carried import Prune, prune_block
 from sparsefn.calibration.folders import INDEX
-from sparsefn.calibration.inputs import names_of
+from sparsefn.calibration.inputs import check_data, names_of
 from sparsefn.calibration.journal import PLACE, Journal, Part, digest_of_batches, digest_of_model, journal_in
 from sparsefn.calibration.kept import BrokenChainError, unstow
 from sparsefn.calibration.plan import OUTSIDE, Plan, bare, planned
@@ -96,7 +95,7 @@ def stream(
             raise ValueError(f"stream: expected another folder to write to, got {os.fspath(out)!r} twice")
         plan = planned(source, blocks, make, device)
         for call, one in zip(calls, counted, strict=True):
-            check_tokens(plan.model, one, call)
+            check_data("stream", plan.model, one, call)
         run = {
             "model": digest_of_model(source / "config.json", plan.stored),
             "batches": digest_of_batches(zip(calls, counted, strict=True)),

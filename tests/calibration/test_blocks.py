@@ -1,5 +1,6 @@
 """Pruning block after block, and the ratios of outliers."""
 
+import collections
 import importlib.util
 import inspect
 
@@ -151,6 +152,10 @@ def test_padding_is_refused_unless_tokens_say_what_counts():
     for padded in (inputs, (ids, mask)):
         with pytest.raises(ValueError, match=r"'attention_mask' hides 3 of 12 tokens as padding: .*=attention_mask"):
             in_order(model, None, blocks, prune, padded)
+    with pytest.raises(ValueError, match=r"^inputs: .*'attention_mask' hides 3 of 12"):
+        sf.calibration.inputs(model, None, **inputs)
+    with pytest.raises(ValueError, match=r"in_order: expected tokens of shape \(2, 6\), as the call .*, got \(6, 2\)"):
+        in_order(model, None, blocks, prune, inputs, tokens=mask.bool().T)
     for other in (torch.ones(6, 6).tril(), (mask - 1) * 9.0):  # who sees whom, and what is added
         in_order(model, None, blocks, prune, {"ids": ids, "attention_mask": other}, of="square")
     state = in_order(model, None, blocks, prune, inputs, tokens=mask.bool(), chunk_size=1, of="square")
@@ -161,6 +166,65 @@ def test_padding_is_refused_unless_tokens_say_what_counts():
     model.config = type("Config", (), {"is_encoder_decoder": True})()
     with pytest.raises(ValueError, match="expected a model of one sequence with tokens"):
         in_order(model, None, blocks, prune, inputs, tokens=mask.bool())
+    with pytest.raises(ValueError, match="hides 3 of 12 tokens as padding: give examples of one length in one call"):
+        in_order(model, None, blocks, prune, inputs)
+
+
+class Polite(nn.Module):
+    """A model that makes new tensors, and adds to an object that it is handed."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(3))
+
+    def forward(self, x, cache=None):
+        x = x * 3
+        for layer in self.layers:
+            if cache is not None:
+                cache.append(x.mean(0, keepdim=True))
+                x = x + sum(cache)
+            x = layer(x) + 1
+        return x
+
+
+class Impolite(Polite):
+    """One that writes into its argument."""
+
+    def forward(self, x, cache=None):
+        return super().forward(x.mul_(3).clone().div_(3), cache)
+
+
+class Cache(collections.deque):
+    """No tree: an object."""
+
+
+@pytest.mark.parametrize("chunk_size", [None, 8])
+@pytest.mark.parametrize("order", [["0", "1", "2"], ["0", "2"]])
+def test_what_a_model_writes_into_stays(chunk_size, order):
+    polite, impolite, x = Polite(), Impolite(), torch.randint(-9, 9, (32, 4)).float()
+    impolite.load_state_dict(polite.state_dict())
+    before, blocks, options = x.clone(), [f"layers.{i}.*" for i in order], {"of": "square", "chunk_size": chunk_size}
+    state = in_order(polite, None, blocks, prune, x, **options)
+    assert sf.checkpoint.tree_equal(in_order(impolite, None, blocks, prune, x, **options), state)
+    stats = [sf.calibration.inputs(impolite, None, x)["layers.0.weight"]["gram"] for _ in range(2)]
+    assert torch.equal(*stats) and torch.equal(x, before)
+
+
+def test_an_object_that_a_model_is_handed_stays():
+    model, x, cache = Polite(), torch.randn(32, 4), Cache([torch.ones(1, 4)])
+    blocks, states = [f"layers.{i}.*" for i in range(3)], []
+    for _ in range(2):
+        states.append(in_order(model, None, blocks, prune, {"x": x, "cache": cache}, of="square"))
+        sf.calibration.inputs(model, None, x, cache=cache)
+    assert len(cache) == 1 and sf.checkpoint.tree_equal(*states)
+
+
+def test_an_algorithm_that_prunes_nothing_at_step_0_is_told():
+    cubic = sf.schedules.polynomial(0.0, 0.5, begin=0, end=100)
+    for algorithm in (sf.gmp(cubic, when=sf.always()), sf.one_shot(0.5, when=sf.at([5]))):
+        with pytest.warns(UserWarning, match=r"nothing was pruned of '0.weight': the algorithm runs once, at step 0"):
+            in_order(net(), None, ["0.*"], lambda stats: algorithm, torch.randn(8, 4))  # noqa: B023
+    in_order(net(), None, ["0.*"], lambda stats: sf.dense(), torch.randn(8, 4))
 
 
 def test_a_bar_is_shown_where_tqdm_is_installed_and_asked_for(capsys, monkeypatch):

@@ -192,6 +192,23 @@ def test_inputs_that_are_not_finite_are_named_with_their_layer(value):
         inputs(net, None, torch.full((1, 2), 1e30))
 
 
+def test_dropout_is_told():
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.1))
+    with pytest.warns(UserWarning, match=r"inputs: dropout is on in '1': call eval\(\) of the model first"):
+        sf.calibration.inputs(model, None, torch.randn(5, 3))
+    sf.calibration.inputs(model.eval(), None, torch.randn(5, 3))
+    sf.calibration.inputs(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)), None, torch.randn(5, 3))
+
+
+def test_a_padding_mask_of_torch_is_seen():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+    x, hidden = torch.randn(2, 3, 4), torch.tensor([[False, False, False], [False, False, True]])
+    with pytest.raises(ValueError, match=r"'src_key_padding_mask' hides 1 of 6 .*=~src_key_padding_mask.bool\(\)"):
+        sf.calibration.inputs(layer, None, x, src_key_padding_mask=hidden)
+    stats = sf.calibration.inputs(layer, None, x, src_key_padding_mask=hidden, tokens=~hidden, paths="linear1.*")
+    assert int(stats["linear1.weight"]["count"]) == 5
+
+
 def test_other_bad_arguments():
     layer, x = nn.Linear(2, 2), torch.ones(1, 2)
     with pytest.raises(TypeError, match="expected state to be a State from init, or None, got dict"):
