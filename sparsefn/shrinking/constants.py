@@ -80,7 +80,7 @@ def _same(draws: Tensor) -> Constants:
 def by_running(
     step: Step, ins: list[Value], outs: list[Value], places: list[tuple[int, int]], made: list[list[Tensor]]
 ) -> dict[tuple[int, int], Constants]:
-    """The constants of outputs along dimensions, found by running the operation on draws of its inputs, twice.
+    """The constants of outputs along dimensions, found by running the operation on draws of its inputs.
 
     `made` are the draws. Slices of inputs that are constant have their constant in them. `places` are (output,
     dimension): a slice is constant if all of its entries are one number in all draws.

@@ -68,17 +68,27 @@ def tried(step: Step) -> Any:
 
 
 def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[Place]) -> dict[Place, Any]:
-    """The constants of these dimensions of outputs, found by running the operation twice."""
+    """The constants of these dimensions of outputs, found by running the operation twice at each of two lengths.
+
+    The lengths are of dimensions that have no label, such as tokens, of which there may be others when the program
+    runs: the mean of a constant over them is the same at all lengths, and its softmax is not.
+    """
     if not places or all(constants is None for value in ins for constants in value.gone):
         return {}
-    for shapes in _shapes(ins):
+    whole = [value.shape for value in ins]
+    other = [tuple(_length(n) if label is None else n for n, label in zip(v.shape, v.labels, strict=True)) for v in ins]
+    for lengths in ([whole, other], [whole]):
         try:
-            made = [_draw(ins, sign, shapes) for sign in (1.0, -1.0)]
+            made = [_draw(ins, sign, shapes) for shapes in lengths for sign in (1.0, -1.0)]
             made = [[x if v.real is None else v.real.to(x.dtype) for x, v in zip(xs, ins, strict=True)] for xs in made]
             return by_running(step, ins, outs, places, made)
         except _FAILS:
             pass
     return {}
+
+
+def _length(n: int) -> int:
+    return n if n == 1 else _SHORT if n > _SHORT else n + 1
 
 
 def _shapes(ins: list[Value]) -> list[list[tuple[int, ...]]]:

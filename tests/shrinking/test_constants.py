@@ -63,3 +63,23 @@ def test_constants_of_a_result(name):
     gone = analysis.values[read].gone[-1]
     got = [nan, nan] if gone is None else gone[:2]
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("length", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("fn", "wanted"),
+    [
+        (lambda y: y.softmax(1), nan),
+        (lambda y: y.logsumexp(1), nan),
+        (lambda y: y.cumsum(1), nan),
+        (lambda y: y.cummax(1)[0], 1),
+    ],
+)
+def test_what_depends_on_a_length_is_no_constant(length, fn, wanted):
+    net, _ = lin(lambda net, x: net.b(fn(net.a(x))))
+    net.a.bias.data = torch.tensor([1.0, -1.0, 2.0, -2.0])
+    masks = {"a.weight": torch.arange(4)[:, None].expand(4, 3) > 0}
+    analysis = analysed(net, torch.randn(2, length, 3), masks=masks)
+    read = [node for node in analysis.graph.graph.nodes if node.name.startswith("linear")][-1].args[0]
+    gone = analysis.values[read].gone[-1]
+    np.testing.assert_allclose([nan, nan] if gone is None else gone[:2], [wanted, nan])
