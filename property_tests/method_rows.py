@@ -77,7 +77,7 @@ ROWS = [
     ),
     Row(
         "grasp",
-        lambda s, key, _: sf.methods.grasp(s, quadratic, lambda step: (EXAMPLES[:1],), temperature=None),
+        lambda s, key, _: sf.methods.grasp(s, quadratic, lambda step: (EXAMPLES[2:],), temperature=None),
         SHOT._replace(choose=GRASP),
     ),
     Row(
