@@ -74,7 +74,8 @@ def methods(summary: dict[str, Any]) -> Figure:
         ends.append((name, x[0], y[0], colour))
     axes.set_yscale("log")
     axes.set_xscale("log")
-    low, high = map(math.log, axes.get_ylim())
+    means = [row["mean"] for (name, _), row in rows.items() if name in (*METHODS, "dense")]
+    low, high = math.log(0.8 * min(means, default=5)), math.log(1.25 * max(means, default=50))
     gap = 0.05 * (high - low)
     middle = (low + high) / 2
     room = (len(ends) - 1) * gap / 2  # labels stay inside: those at the edges push the others inwards
@@ -93,7 +94,7 @@ def methods(summary: dict[str, Any]) -> Figure:
     axes.set_yticks(ticks, [f"{t} %" for t in ticks], fontsize=10)
     axes.set_xticks([1, 2, 3, 5, 10], ["1 %", "2 %", "3 %", "5 %", "10 %"], fontsize=10)
     axes.minorticks_off()
-    axes.set_xlim(0.36, 12.5)
+    axes.set_xlim(0.3, 12.5)
     axes.set_xlabel("weights kept", fontsize=10)
     axes.grid(axis="y", color="#EEEEEE")
     axes.set_axisbelow(True)
@@ -155,6 +156,7 @@ def forest(axes: Axes, rows: list[dict[str, Any]], unit: str) -> None:
     linear, marks = LINEAR[unit]
     axes.set_xscale("symlog", linthresh=linear)
     low, high = axes.get_xlim()
+    axes.set_xlim(low, 1.25 * high)  # the last diamond is not on the counts beside it
     shown = [mark for mark in (*(-mark for mark in marks), 0, *marks) if low <= mark <= high]
     axes.set_xticks(shown, [f"{mark:+g}" if mark else "0" for mark in shown], fontsize=8.5)
     axes.minorticks_off()

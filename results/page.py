@@ -114,7 +114,11 @@ class Page:
         arms = ("IMP", *(m for m in METHODS if m not in AT_START), *AT_START, *SCALED)
         grid = self._grid("lenet", arms, list(map(str, LEVELS)), "test error, %", " % kept")
         dense = [with_interval(row, 1, sign=False) for row in self.all["errors"]["lenet"] if row["arm"] == "dense"]
-        return [*grid, "", *(f"The dense network has {error} %." for error in dense)]
+        chance = [f"{row['arm']} at {row['level']} %, {row['runs']} of {row['n']}" for row in self.all["chance"]]
+        lines = [f"The dense network has {error} %." for error in dense]
+        if chance:
+            lines += [f"Runs that ended with the loss of a guess, and count as they are: {'; '.join(chance)}."]
+        return [*grid, "", *lines]
 
     def _itop(self) -> list[str]:
         rows = self.all["explored"]

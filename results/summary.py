@@ -111,6 +111,15 @@ def arms(rows: Mapping[Key, Row], group: str, what: str) -> list[Row]:
     return [{"arm": arm, "level": level, **interval(values)} for (arm, level), values in found.items()]
 
 
+def at_chance(rows: Mapping[Key, Row]) -> list[Row]:
+    """In which arms of LeNet how many runs ended with the loss of a guess, as where all units of a layer are dead."""
+    found: dict[tuple[str, str], list[bool]] = {}
+    for (group, arm, level, _), row in sorted(rows.items(), key=lambda item: item[0]):
+        if group == "lenet":
+            found.setdefault((arm, level), []).append(row["loss"] > 0.99 * math.log(10))
+    return [{"arm": a, "level": b, "runs": sum(ends), "n": len(ends)} for (a, b), ends in found.items() if any(ends)]
+
+
 def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
     """All that the page and the figures show."""
     jobs = {"tuning": tuning.jobs(plan, rows)} | {name: group.jobs(plan) for name, group in runner.GROUPS.items()}
@@ -132,6 +141,7 @@ def summarised(rows: Mapping[Key, Row], plan: Plan) -> dict[str, Any]:
         "claims": [claim for claim in claims if claim],
         "missing": [claim.text for claim, found in zip(CLAIMS, claims, strict=True) if found is None],
         "errors": {group: arms(rows, group, "error") for group in ("lenet", "small", "conv")},
+        "chance": at_chance(rows),
         "bits": arms(rows, "text", "bits"),
         "python": sorted({row["python"] for row in rows.values() if "python" in row}),
         "explored": arms(rows, "small", "explored"),

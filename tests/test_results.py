@@ -266,6 +266,12 @@ def test_the_page_is_made_of_the_summary_and_that_of_the_rows(shown: dict[str, A
     assert json.loads(json.dumps(made)) == shown
 
 
+def test_runs_that_end_with_the_loss_of_a_guess_are_told() -> None:
+    losses = {("lenet", "SET", "5", 0): 2.303, ("lenet", "SET", "5", 1): 0.4, ("lenet", "SET", "3", 0): 0.4}
+    found = summary.at_chance({key: {"loss": loss} for key, loss in losses.items()})
+    assert found == [{"arm": "SET", "level": "5", "runs": 1, "n": 2}]
+
+
 def test_what_does_not_hold_comes_first_in_its_section_and_rows_say_how_many_seeds_are_missing() -> None:
     claims = []
     for text, errors in (("holds", (1.0, 1.1)), ("is open", (0.1, 3.0)), ("fails", (4.0, 4.1))):
