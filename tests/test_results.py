@@ -266,6 +266,27 @@ def test_the_page_is_made_of_the_summary_and_that_of_the_rows(shown: dict[str, A
     assert json.loads(json.dumps(made)) == shown
 
 
+def test_the_page_that_says_how_to_choose_has_these_numbers(shown: dict[str, Any]) -> None:
+    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    errors = {(row["arm"], row["level"]): f"{row['mean']:.1f}" for row in shown["errors"]["lenet"]}
+    arms = {
+        "`sf.methods.imp`": "IMP",
+        "`sf.gmp(0.97, steps=steps)`": "GMP",
+        "`sf.rigl(0.97, steps=steps)`": "RigL",
+        "`sf.set(0.97, steps=steps)`": "SET",
+        "`sf.methods.snip(0.97)`": "SNIP",
+        "`sf.static(0.97)`": "static",
+        "each layer divided by the root of its density": "static, scaled start",
+    }
+    for use, arm in arms.items():
+        cells = " | ".join(errors[arm, level] for level in ("10", "3", "1"))
+        assert f"| {use} | {cells} |" in text
+    assert f"| `sf.dense()` | {errors['dense', '100']} |" in text
+    bits = {row["text"]: f"{row['mean']:.2f}" for row in shown["claims"]}
+    half, two, more = (bits[f"SparseGPT - Wanda, {how}"] for how in ("50 % pruned", "2:4", "70 % pruned"))
+    assert f"{half} bits at 50%, {two} at 2:4 and {more} at 70%" in " ".join(text.split())
+
+
 def test_runs_that_end_with_the_loss_of_a_guess_are_told() -> None:
     losses = {("lenet", "SET", "5", 0): 2.303, ("lenet", "SET", "5", 1): 0.4, ("lenet", "SET", "3", 0): 0.4}
     found = summary.at_chance({key: {"loss": loss} for key, loss in losses.items()})
