@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
@@ -47,7 +47,8 @@ def wanda(
     For 2:4 give no sparsity: `wanda(None, stats, pattern=sf.patterns.nm(2, 4))`. In the Conv1D of transformers outputs
     lie along axis 1: `row_balanced(axis=1)`.
 
-    ValueError for a leaf without statistics and for bad ones, as `sf.scores.wanda`.
+    ValueError for a leaf without statistics and for bad ones, as `sf.scores.wanda`, and for statistics of a Conv1D with
+    outputs along axis 0.
 
     Differs from the authors' code: exactly as many weights of an output are kept as the sparsity says, where theirs
     truncates the number of pruned ones.
@@ -57,6 +58,12 @@ def wanda(
 
     Sun, Liu, Bair and Kolter 2023, arXiv 2306.11695.
     """
+    for path, of in stats.items() if pattern == row_balanced() else ():
+        square = of.get("square") if isinstance(of, Mapping) else None
+        if isinstance(square, Tensor) and square.shape[1:] == (1,) and len(square) > 1:
+            raise ValueError(
+                f"wanda: expected pattern=row_balanced(axis=1), as {path!r} has its outputs along axis 1, got {pattern}"
+            )
     return one_shot(sparsity, scores.wanda(stats), pattern=pattern, when=when, where=where)
 
 
