@@ -14,6 +14,7 @@ from sparsefn.calibration.carried import Prune, PrunedBlock
 from sparsefn.calibration.inputs import check_data, names_of, weights_of_call
 from sparsefn.calibration.steps import Asked, chunks_of, steps_of
 from sparsefn.calibration.sums import Stats
+from sparsefn.engine.checks import check_call
 from sparsefn.modules.calls import Example, as_call
 from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
@@ -118,6 +119,7 @@ def by_block(
         raise ValueError(f"in_order: expected inputs_from to be 'pruned' or 'dense', got {inputs_from!r}")
     if offload not in (None, "disk"):
         raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
+    check_call("prune", prune, "stats")
     names, call = names_of(of), as_call(inputs)
     check_data("in_order", module, tokens, call)
     chunks = list(chunks_of((call, tokens), chunk_size))

@@ -22,6 +22,7 @@ from sparsefn.calibration.runs import Runs
 from sparsefn.calibration.shards import check_part, finish, write_part
 from sparsefn.calibration.shares import place, share, together
 from sparsefn.distributed.ends import everyone
+from sparsefn.engine.checks import check_call
 from sparsefn.engine.processes import agreement
 from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.state import Where, effective
@@ -82,6 +83,7 @@ def stream(
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
     """
+    check_call("prune", prune, "stats")
     names, calls = names_of(of), _calls(batches)
     counted = [None] * len(calls) if tokens is None else list(tokens)
     if len(counted) != len(calls):

@@ -74,6 +74,8 @@ def test_a_block_that_gets_no_data_and_other_bad_arguments():
         in_order(model, None, ["0.bias"], prune, x)
     with pytest.raises(ValueError, match="blocks"):
         in_order(model, None, ["9.*"], prune, x)
+    with pytest.raises(TypeError, match=r"expected prune to be a function of \(stats\), got one_shot\(0.5\)"):
+        in_order(net(), None, ["0.*"], sf.one_shot(0.5), torch.randn(32, 4))
     with pytest.raises(TypeError, match="expected prune to give an Algorithm, got dict"):
         in_order(model, None, ["0.*"], lambda stats: stats, x)
     with pytest.raises(ValueError, match="in_order: expected chunk_size >= 1, got 0"):
