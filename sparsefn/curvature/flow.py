@@ -18,7 +18,7 @@ from sparsefn.engine.numbers import Real
 from sparsefn.modules.calls import call
 from sparsefn.modules.params import buffers_of
 from sparsefn.state import PlainScore, State, Step, effective
-from sparsefn.tree import Tree, check_like, flatten
+from sparsefn.tree import Tree, check_like, flatten, wide
 
 
 @described
@@ -50,7 +50,7 @@ def sensitivity(objective: Loss, batch: Batch = (), at: Callable[[Tree], Tree] |
             point = made
         weights, of_weights, scored = derivatives.sparsified(state, objective, point)
         slopes, own = derivatives.gradient_at(of_weights, weights, now), flatten(state.params)[0]
-        return scored({path: (own[path] * slope).abs() for path, slope in slopes.items()})
+        return scored({path: (wide(own[path]) * slope).abs() for path, slope in slopes.items()})
 
     return score
 
@@ -95,7 +95,7 @@ def grasp(loss: Loss, batch: Batch, temperature: Real | None = 200.0) -> PlainSc
         gradient = derivatives.gradient_at(of_weights, weights, now)
         product = derivatives.hessian_vector(of_weights, weights, gradient, now)
         own = flatten(state.params)[0]
-        return scored({path: own[path] * p for path, p in product.items()})
+        return scored({path: wide(own[path]) * p for path, p in product.items()})
 
     return score
 

@@ -6,7 +6,7 @@ from sparsefn.algorithms import gmp, iterative
 from sparsefn.budgets.distributions import global_
 from sparsefn.compose import rewinding
 from sparsefn.engine.checks import as_fraction, check_trigger, described
-from sparsefn.engine.numbers import Real
+from sparsefn.engine.numbers import Real, real_where
 from sparsefn.state import Algorithm, Level, Step, Trigger, Where
 from sparsefn.timing.triggers import never
 from sparsefn.tree.chosen import default_where
@@ -48,7 +48,7 @@ def ac_dc(sparsity: Level, *, sparse: Trigger, dense: Trigger, where: Where = de
     level = as_fraction(sparsity)
 
     def sparsity_at(step: Step) -> Real:
-        return level(step) * (1 - 1 * dense(step))  # the product of a bool tensor is an integer
+        return real_where(dense(step), 0.0, level(step))
 
     return gmp(
         sparsity_at,

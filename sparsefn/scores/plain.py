@@ -17,7 +17,7 @@ from sparsefn.engine.checks import check_kind, has_name, with_call
 from sparsefn.engine.draws import drawn_leaves
 from sparsefn.patterns.kinds import Pattern
 from sparsefn.state import Accumulated, State, Step
-from sparsefn.tree import Leaves, Tree, flatten
+from sparsefn.tree import Leaves, Tree, flatten, wide
 
 Signed = TypeVar("Signed", bound=Callable[..., Tree] | Accumulated)
 Plain = TypeVar("Plain", bound=Callable[..., Tree])
@@ -134,10 +134,10 @@ def saliency(state: State, grads: Tree, step: Step) -> Tree:
     >>> sf.scores.saliency(state, {"w": torch.tensor([0.5, 3.0, 1.0])}, 0)
     {'w': tensor([1.0000, 3.0000, 0.5000])}
 
-    Lee et al. 2019, arXiv 1810.02340, eq. 5.
+    16-bit products are made in float32: in float16 small ones would be 0. Lee et al. 2019, arXiv 1810.02340, eq. 5.
     """
     del step
-    return optree.tree_map(lambda w, g: (w * g).abs(), state.params, given("saliency", grads))
+    return optree.tree_map(lambda w, g: (wide(w) * g).abs(), state.params, given("saliency", grads))
 
 
 def movement(state: State, grads: Tree, step: Step) -> Tree:
@@ -147,10 +147,11 @@ def movement(state: State, grads: Tree, step: Step) -> Tree:
     >>> sf.scores.movement(state, {"w": torch.tensor([-0.5, -3.0])}, 0)
     {'w': tensor([ 1., -3.])}
 
-    Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020, arXiv 2005.07683, eq. 3.
+    Sum it over steps, `sum(movement)`, for the score of Sanh et al. 2020, arXiv 2005.07683, eq. 3. 16-bit products are
+    made in float32.
     """
     del step
-    return optree.tree_map(lambda w, g: -(w * g), state.params, given("movement", grads))
+    return optree.tree_map(lambda w, g: -(wide(w) * g), state.params, given("movement", grads))
 
 
 def given(name: str, grads: Tree) -> Tree:

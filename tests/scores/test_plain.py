@@ -19,6 +19,19 @@ def state_of(*values, **fields):
     return sf.State(vector(*values), {"w": torch.tensor(True)}, **fields)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_products_of_16_bits_are_told_apart(dtype):
+    weights, grads = vector(1e-2, 2e-2, 3e-2, dtype=dtype), vector(-1e-6, -1e-6, -1e-6, dtype=dtype)
+    state = sf.State(weights, {"w": torch.ones(3, dtype=torch.bool)})
+
+    def loss(params):
+        return -(params["w"].double() * 1e-6).sum()
+
+    for score in (S.saliency, S.movement, sf.curvature.sensitivity(loss)):
+        made = score(state, grads, 0)["w"]
+        assert made.dtype == torch.float32 and made.argsort().tolist() == [0, 1, 2] and (made > 0).all()
+
+
 def test_plain_scores():
     state, grads = state_of(2.0, -1.0, 0.5, -0.0), vector(-0.5, 3.0, -1.0, 4.0)
     for score, expected in (
