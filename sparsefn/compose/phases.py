@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from functools import partial
 
+import optree
 import torch
 
 from sparsefn.algorithms.frame import framed, update_of
@@ -64,7 +65,9 @@ def phases(schedule: Sequence[tuple[int, Algorithm]]) -> Algorithm:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("phases", parts)
         joined = join_states(parts, parts[0].params, parts[0].masks, [{"owns": owned(part)} for part in parts])
-        return join(joined, parts[0], 0)
+        state = join(joined, parts[0], 0)
+        # Of its own, as compiled code asks whether two inputs are one tensor, which they are at no later step.
+        return state._replace(support=optree.tree_map(torch.clone, state.support))
 
     def run(state: State, grads: Tree, step: Step, i: int) -> State:
         old = part_of(state, state.params, state.masks, i)

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from sparsefn.engine.checks import check_call
@@ -95,12 +96,12 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
 
     `where` is a function of (path, leaf), a glob or a sequence of globs of which any may match.
     A glob matches the whole path, is case-sensitive, and its `*` crosses dots. A 0-d leaf is never selected. Warns
-    (UserWarning) where nothing is selected. Raises ValueError for a glob that matches no path, and TypeError for a
-    leaf that is not a floating-point tensor or another kind of `where`.
+    (UserWarning) where nothing is selected, though not in compiled code. Raises ValueError for a glob that matches no
+    path, and TypeError for a leaf that is not a floating-point tensor or another kind of `where`.
     """
     leaves = float_leaves(params)
     chosen = {path: leaf for path, leaf in matching("where", where, leaves).items() if leaf.ndim}
-    if not chosen:
+    if not chosen and not torch.compiler.is_compiling():
         known = ", ".join(map(repr, leaves)) or "none"
         warnings.warn(f"no leaf is sparsified: where selects none of the paths ({known})", UserWarning, stacklevel=3)
     return chosen

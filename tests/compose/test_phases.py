@@ -1,7 +1,11 @@
 """Phases: algorithms one after another over the steps."""
 
+import warnings
+
 import optree
+import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 import sparsefn as sf
 
@@ -120,3 +124,25 @@ def test_tensor_steps_and_vmapped_steps_walk_the_same_phases():
     batch = torch.func.vmap(algorithm.update)(sf.ensemble.stack(states), sf.ensemble.stack(grads), torch.arange(7))
     for i, expected in enumerate(ints):
         assert sf.checkpoint.tree_equal(sf.ensemble.member(batch, i), expected), f"step {i}"
+
+
+def test_a_phase_without_a_leaf_to_sparsify_compiles():
+    algorithm = sf.phases([(0, sf.ste(0.5)), (1, sf.static(0.5, init="magnitude"))])
+    with pytest.warns(UserWarning, match="no leaf is sparsified"):
+        eager = state = algorithm.init({"w": torch.tensor(1.0)})
+    update = torch.compile(algorithm.update, backend="eager", fullgraph=True)
+    for step in range(3):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            eager = algorithm.update(eager, eager.params, torch.tensor(step))
+        state = update(state, state.params, torch.tensor(step))
+    assert sf.checkpoint.tree_equal(state, eager)
+
+
+def test_leaves_that_no_phase_sparsifies_cost_no_second_graph():
+    algorithm, counter = sf.phases([(0, sf.ste(0.5)), (2, sf.static(0.5, init="magnitude"))]), CompileCounter()
+    state = algorithm.init({"w": torch.randn(2, 3), "b": torch.ones(2)})
+    update = torch.compile(algorithm.update, backend=counter, fullgraph=True)
+    for step in range(4):
+        state = update(state, state.params, torch.tensor(step))
+    assert counter.frame_count == 1
