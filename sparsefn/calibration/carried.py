@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparsefn.calibration.inputs import check_finite_stats, collected, layer_at, weights_of_call
 from sparsefn.calibration.sums import Stats
-from sparsefn.modules.calls import Call
+from sparsefn.modules.calls import Call, quiet_call
 from sparsefn.state import Algorithm, State, Where, effective
 from sparsefn.tree import Tree, flatten, leaves_at, leaves_of, with_leaves
 
@@ -185,8 +185,9 @@ def _passed(
 ) -> tuple[Stats, float | None]:
     # One pass: statistics, and how far the outputs are from those of the pass before, whose place they take.
     stats, changed, total, counted = Stats(), 0.0, 0.0, itertools.chain(tokens, itertools.repeat(None))
+    run = quiet_call(part, weights)
     for number, call in enumerate(calls()):
-        new, out = collected(part, weights, {path: local[path] for path in asked}, of, call, next(counted))
+        new, out = collected(part, weights, {path: local[path] for path in asked}, of, call, next(counted), run)
         check_finite_stats(new, lambda path: _told(part, local, path), f"in_order, block {block!r}")
         stats = added_stats(stats, new) if stats else new
         if number < len(outputs):

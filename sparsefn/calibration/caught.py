@@ -99,7 +99,7 @@ def catch(
 
     try:
         with torch.no_grad(), without_fusion(), intercepted(parts, run):
-            quiet_call(module, weights, own_call(call))
+            quiet_call(module, weights)(own_call(call))
     except _Stop:
         pass
     except Touched as touched:

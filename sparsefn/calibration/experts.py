@@ -60,7 +60,7 @@ def experts(module: nn.Module, state: State | None, *args: Tree, **kwargs: Tree)
             leaves = [path for path, x in held.items() if path is not None and x.ndim > 1 and len(x) in sizes]
             part.register_forward_hook(_noted(leaves, place, sizes.pop(), stats), with_kwargs=True)
     with torch.no_grad():
-        quiet_call(own, weights, own_call((args, kwargs)))
+        quiet_call(own, weights)(own_call((args, kwargs)))
     if not stats:
         raise ValueError(
             "experts: expected a module with parameters [experts, out, in] that is called with states of tokens, "

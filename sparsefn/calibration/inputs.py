@@ -176,6 +176,7 @@ def collected(
     names: Sequence[str],
     call: Call,
     tokens: Tensor | None = None,
+    run: Callable[[Call], Tree] | None = None,
 ) -> tuple[Stats, Tree]:
     """The statistics of some leaves over one call of the module with these weights, and what the call returns.
 
@@ -188,11 +189,12 @@ def collected(
     ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}, torch.Size([5, 1]))
 
     Leaves come in the order in which they were first seen; after them those of layers that were not reached. Without
-    leaves nothing is watched, which is faster. Inputs are counted where `tokens` is True.
+    leaves nothing is watched, which is faster. Inputs are counted where `tokens` is True. `run` is what `quiet_call`
+    gives, made once for several calls.
     """
     watch = Watch({path: weights[own] for path, own in chosen.items()}, "gram" in names, tokens)
     with torch.no_grad(), without_fusion(), watch if chosen else contextlib.nullcontext():
-        out = quiet_call(module, weights, call)
+        out = (run or quiet_call(module, weights))(call)
     stats = watch.stats()
     unseen = {path: own for path, own in chosen.items() if path not in stats}
     at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()} if unseen else {}

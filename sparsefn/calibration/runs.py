@@ -141,7 +141,7 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
         return optree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, outputs[own])
 
     with torch.no_grad(), without_fusion(), intercepted(parts, run):
-        quiet_call(plan.model, plan.outside(device), own_call(call))
+        quiet_call(plan.model, plan.outside(device))(own_call(call))
     for path in plan.order:
         if (times := called.count(path)) != 1:
             raise BrokenChainError(f"{path!r} is called {times} times")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ _CHECKPOINTED = (
 
 Example = Tensor | tuple[Any, ...] | Mapping[str, Any]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
+Named = dict[str, tuple[str, Tensor]]  # by name: the dotted path in the module, and the tensor
 
 
 def as_call(example: Example) -> Call:
@@ -102,24 +103,38 @@ def call_with_buffers(
     return _run(module, state_or_params, buffers, partial, args, kwargs)[:2]
 
 
-def quiet_call(module: nn.Module, weights: Tree, call: Call) -> Tree:
-    """What the module returns with other weights, with no word on buffers that it changes.
+def quiet_call(module: nn.Module, weights: Tree) -> Callable[[Call], Tree]:
+    """What the module returns with other weights, as a function of calls, with no word on buffers that it changes.
 
-    >>> quiet_call(torch.nn.Linear(2, 1, bias=False), {"weight": torch.ones(1, 2)}, ((torch.ones(2),), {}))
+    >>> run = quiet_call(torch.nn.Linear(2, 1, bias=False), {"weight": torch.ones(1, 2)})
+    >>> run(((torch.ones(2),), {}))
     tensor([2.])
     """
-    return _run(module, weights, None, False, *call)[0]
+    tensors = _prepared(module, weights, None, False)
+    return lambda call: _called(module, *tensors, *call)[0]
 
 
 def _run(
     module: nn.Module, params: Tree, buffers: Mapping[str, Tensor] | None, partial: bool, args: Tree, kwargs: Tree
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
+    return _called(module, *_prepared(module, params, buffers, partial), args, kwargs)
+
+
+def _prepared(
+    module: nn.Module, params: Tree, buffers: Mapping[str, Tensor] | None, partial: bool
+) -> tuple[Named, Named]:
     weights = tensors_for(module, "parameters", params, partial)
     check_not_sharded("sf.modules.call", module)
     given = tensors_for(module, "buffers", {}, True) if buffers is None else tensors_for(module, "buffers", buffers)
-    copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
-    if any(name != at for named in (weights, copies) for name, (at, _) in named.items()):  # there are wrappers
+    if any(name != at for named in (weights, given) for name, (at, _) in named.items()):  # there are wrappers
         check_not_parallel(module)
+    return weights, given
+
+
+def _called(
+    module: nn.Module, weights: Named, given: Named, args: Tree, kwargs: Tree
+) -> tuple[Tree, dict[str, Tensor], list[str]]:
+    copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     # functional_call writes buffers that the forward replaced into the dict it was given.
     tensors = dict([*weights.values(), *copies.values()])
     with _unchanged(module), _without_checkpointing():
@@ -170,7 +185,7 @@ def _without_checkpointing() -> Iterator[None]:
         yield
 
 
-def tensors_for(module: nn.Module, kind: str, given: Tree, partial: bool = False) -> dict[str, tuple[str, Tensor]]:
+def tensors_for(module: nn.Module, kind: str, given: Tree, partial: bool = False) -> Named:
     """`{name: (dotted path in the module, tensor)}` of the "parameters" or "buffers" that a module is to run with.
 
     >>> tensors_for(torch.nn.Linear(1, 1), "parameters", {"bias": torch.zeros(1), "weight": torch.ones(1, 1)})
