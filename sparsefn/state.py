@@ -223,9 +223,7 @@ def _check_outside(scores: Tree) -> None:
     if "latent" in scores:
         raise ValueError("this state trains latents, which follow from no params; use with_optimizer")
     if "learned" in scores:
-        raise ValueError(
-            "this state learns its masks by training scores, which params alone leave as they are; use with_optimizer"
-        )
+        raise ValueError("this state learns masks by scores, which params alone leave as they are; use with_optimizer")
     for name, part in scores.items():
         if name.isdigit():
             _check_outside(part["scores"])

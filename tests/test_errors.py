@@ -128,7 +128,7 @@ TABLE = {
     "a sparsity for inner": (
         lambda: sf.reparametrised(sf.reparam.power(2.0), 0.8),
         TypeError,
-        "reparametrised: expected inner to be an Algorithm, got float",
+        "reparametrised: expected an inner Algorithm, got float",
     ),
     "dense gradients of an optimizer": (
         lambda: sf.with_dense_gradients(sf.optimizers.sgd(0.1)),

@@ -26,12 +26,12 @@ STREET += ("timing", "tree")
 # Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
 LINES = {
     "engine": 4328,
-    "algorithms": 1580,
+    "algorithms": 1574,
     "compose": 691,
     "attached": 831,
-    "street": 4924,
-    "shrinking": 3916,
-    "all": 23431,
+    "street": 4908,
+    "shrinking": 3914,
+    "all": 23430,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

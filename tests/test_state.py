@@ -89,7 +89,7 @@ def test_with_params_checks_its_tree():
 
 
 def test_with_params_refuses_states_whose_scores_learn():
-    text = "this state learns its masks by training scores, which params alone leave as they are; use with_optimizer"
+    text = "this state learns masks by scores, which params alone leave as they are; use with_optimizer"
     for algorithm in (
         sf.supermask(0.5),
         sf.supermask(0.5, mode="joint"),

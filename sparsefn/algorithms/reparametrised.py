@@ -58,9 +58,7 @@ def reparametrised(
         )
     inside = dense() if inner is None else inner
     if not isinstance(inside, Algorithm):
-        raise TypeError(
-            f"reparametrised: expected inner to be an Algorithm, got {uncalled(inside) or type(inside).__name__}"
-        )
+        raise TypeError(f"reparametrised: expected an inner Algorithm, got {uncalled(inside) or type(inside).__name__}")
     if inside.view is not masked_view:
         raise ValueError("reparametrised: expected an inner algorithm without a view of its own (latents or terms)")
     seed = random.key(0) if key is None else key

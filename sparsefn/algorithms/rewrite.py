@@ -84,9 +84,7 @@ def _result(path: str, result: object, leaf: Tensor) -> tuple[Tensor, Tensor]:
         if x.dtype != dtype:
             raise TypeError(f"rewrite: expected a {name} of {dtype} at {path!r}, got {x.dtype}")
         if x.shape != leaf.shape:
-            raise ValueError(
-                f"rewrite: expected a {name} of shape {tuple(leaf.shape)} at {path!r}, got {tuple(x.shape)}"
-            )
+            raise ValueError(f"rewrite: expected {name} of shape {tuple(leaf.shape)} at {path!r}, got {tuple(x.shape)}")
         if x.device != leaf.device:
             raise ValueError(f"rewrite: expected a {name} on {leaf.device} at {path!r}, got {x.device}")
     weight, mask = result

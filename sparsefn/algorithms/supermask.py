@@ -92,9 +92,7 @@ def supermask(
         if sparsity != "bernoulli":
             raise ValueError(f"expected sparsity to be a number, a schedule or 'bernoulli', got {sparsity!r}")
         if pattern != unstructured() or not is_uniform(distribution):
-            raise ValueError(
-                "supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution"
-            )
+            raise ValueError("supermask: 'bernoulli' draws each element by itself, without pattern or distribution")
         choose = _drawn
     else:
         goal = rule.goal(sparsity)

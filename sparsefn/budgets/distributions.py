@@ -223,9 +223,7 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
     """
     check_int("at_least", "least", least, 1)
     if isinstance(distribution, Global) or not callable(distribution):
-        raise TypeError(
-            f"at_least: expected a distribution such as uniform() or global_(floor=...), got {distribution!r}"
-        )
+        raise TypeError(f"at_least: expected a distribution like uniform() or global_(floor=...), got {distribution!r}")
 
     def counts(shapes: Shapes, sparsity: Real) -> Counts:
         asked = distribution(shapes, sparsity)
@@ -233,9 +231,7 @@ def at_least(distribution: Distribution, least: int) -> Distribution:
         rest = sum(asked.values()) - sum(floors.values())
         short = concrete(rest)
         if short is not None and short < 0:
-            raise ValueError(
-                f"at_least: expected {sum(floors.values())} units or more in all, got {sum(asked.values())}"
-            )
+            raise ValueError(f"at_least: expected {sum(floors.values())} units or more, got {sum(asked.values())}")
         above = {path: _positive(asked[path] - floors[path]) for path in shapes}
         more = apportion(above, _positive(rest), above)
         return {path: floors[path] + more[path] for path in shapes}

@@ -145,9 +145,7 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
         raise ValueError(f"{what}: expected a model of one sequence with tokens, got an encoder with a decoder")
     if tokens.shape not in shapes and tokens.shape[::-1] in shapes:
         wanted = tuple(tokens.shape[::-1])
-        raise ValueError(
-            f"{what}: expected tokens of shape {wanted}, as the call has its tokens, got {tuple(tokens.shape)}"
-        )
+        raise ValueError(f"{what}: expected tokens of shape {wanted}, as the call has, got {tuple(tokens.shape)}")
 
 
 def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]:

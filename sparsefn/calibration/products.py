@@ -96,9 +96,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if known is None or ends is None or a.ndim != 2 or b.ndim != 3:
             return
         if self.tokens is not None:
-            raise ValueError(
-                f"inputs: expected {known[0]!r} to get its inputs in the order of tokens, but it sorts them"
-            )
+            raise ValueError(f"inputs: expected {known[0]!r} to get inputs in the order of tokens, but it sorts them")
         bounds = [0, *ends.tolist()]
         for one, first, end in zip(b.mT, bounds, bounds[1:], strict=False):
             self.add(*known, one, a[first:end])
@@ -120,9 +118,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def sums(self, path: str, x: Tensor) -> Sums:
         """The sums over the rows of x; those of the tensor before if it is the same one, as q, k and v read it."""
         if self.tokens is not None and len(self.tokens) != len(x):
-            raise ValueError(
-                f"inputs: expected an input of {path!r} for each of {len(self.tokens)} tokens, got {len(x)}"
-            )
+            raise ValueError(f"inputs: expected an input of {path!r} for all {len(self.tokens)} tokens, got {len(x)}")
         if x.is_inference():
             return row_sums(self.counted(x), self.gram)
         if self.last is not None and self.last[1] == x._version and _same_memory(self.last[0], x):
@@ -141,9 +137,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         path, leaf = known
         if self.tokens is not None:
-            raise ValueError(
-                f"inputs: expected an input of {path!r} for each token, but it is the kernel of a convolution"
-            )
+            raise ValueError(f"inputs: expected an input of {path!r} a token, but it is the kernel of a convolution")
         if not _same_memory(weight, leaf):
             raise ValueError(f"inputs: expected a convolution with the whole of {path!r}, got one with a part of it")
         size = len(leaf) // groups

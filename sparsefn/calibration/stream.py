@@ -87,9 +87,7 @@ def stream(
     names, calls = names_of(of), _calls(batches)
     counted = [None] * len(calls) if tokens is None else list(tokens)
     if len(counted) != len(calls):
-        raise ValueError(
-            f"stream: expected tokens to have a tensor for each of {len(calls)} batches, got {len(counted)}"
-        )
+        raise ValueError(f"stream: expected a tensor of tokens for each of {len(calls)} batches, got {len(counted)}")
     source, target, first = Path(folder), Path(out), place()[0] == 0
     device = next(x.device for x in leaves_of(calls[0]) if isinstance(x, Tensor))
     with agreement(everyone()):
@@ -128,14 +126,10 @@ def stream(
 def _calls(batches: Sequence[Example]) -> list[Call]:
     if isinstance(batches, Tensor | Mapping | str):
         kind = type(batches).__name__
-        raise TypeError(
-            f"stream: expected a sequence of batches, as batches=[{{'input_ids': tokens}}, ...], got a {kind}"
-        )
+        raise TypeError(f"stream: expected a list of batches, as batches=[{{'input_ids': tokens}}, ...], got a {kind}")
     calls = [as_call(batch) for batch in batches]
     if len(calls) < place()[1]:
-        raise ValueError(
-            f"stream: expected a batch or more for each of {place()[1]} processes, got {len(calls)} in all"
-        )
+        raise ValueError(f"stream: expected a batch for each of {place()[1]} processes, got {len(calls)} in all")
     for number, call in enumerate(calls):
         tensors = [x for x in leaves_of(call) if isinstance(x, Tensor)]
         if not tensors or any(not x.numel() for x in tensors):

@@ -47,9 +47,7 @@ def unloaded(folder: Path, make: Callable[[], nn.Module] | None, dtype: torch.dt
     if not isinstance(model, nn.Module):
         raise TypeError(f"stream: expected make() to give a module, got {type(model).__name__}")
     if lost := [name for name, buffer in model.named_buffers() if buffer.is_meta]:
-        raise ValueError(
-            f"stream: expected make() to give a model with buffers in memory, but on meta are {some(lost)}"
-        )
+        raise ValueError(f"stream: expected make() to give buffers in memory, but on meta are {some(lost)}")
     return model.eval()
 
 
@@ -87,9 +85,7 @@ def _named(folder: Path, dtype: torch.dtype) -> nn.Module:
     name = (config.architectures or [None])[0]
     kind: Any = getattr(transformers, str(name), None)
     if not hasattr(kind, "_from_config"):
-        raise ValueError(
-            f"stream: expected config.json to name an architecture of transformers, got {name!r}: pass make="
-        )
+        raise ValueError(f"stream: expected config.json to name a class of transformers, got {name!r}: pass make=")
     model: nn.Module = kind._from_config(config, dtype=dtype if config.dtype is None else config.dtype)
     return model
 

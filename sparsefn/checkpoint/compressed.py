@@ -125,9 +125,7 @@ def _by_path(
             raise TypeError(f"compress: expected a pattern at position {i}, got {type(one).__name__}")
     *rows, rest = shares("compress", [where for where, _ in rules], masked, like)
     for path in rest:
-        raise ValueError(
-            f"compress: no rule matches the leaf {path!r}, which has a mask; add ('*', a pattern) as the last"
-        )
+        raise ValueError(f"compress: no rule matches the leaf {path!r}, which has a mask; end with ('*', a pattern)")
     return {path: one for (_, one), row in zip(rules, rows, strict=True) for path in row}
 
 
@@ -184,7 +182,7 @@ def _decompressed(path: str, values: Tensor, bitmask: Tensor, shape: Tensor, nm:
     bits = values.view(INTEGERS[values.element_size()])
     if bool((_rows(bits, axis, count, n).masked_fill(slots, 0) != 0).any()):
         raise ValueError(
-            f"decompress: expected zeros at '{path}.values' where a group keeps fewer than {n}, got other numbers"
+            f"decompress: expected zeros at '{path}.values' where a group keeps fewer than {n}, got others"
         )
     leaf = bits.new_zeros(kept.shape).masked_scatter_(kept, _rows(bits, axis, count, n).masked_select(slots))
     return _back(leaf, axis).view(values.dtype), mask

@@ -44,9 +44,7 @@ def _sequence(algorithms: Sequence[Algorithm]) -> Algorithm:
     def init(params: Tree) -> State:
         parts = [algorithm.init(params) for algorithm in algorithms]
         no_optimizer("sequence", parts)
-        owner = optree.tree_map(
-            lambda *masks: next((i for i, m in enumerate(masks) if m.ndim), 0), *(part.masks for part in parts)
-        )
+        owner = optree.tree_map(lambda *ms: next((i for i, m in enumerate(ms) if m.ndim), 0), *(p.masks for p in parts))
         masks, first = (
             optree.tree_map(lambda i, *leaves: leaves[i], owner, *(getattr(part, name) for part in parts))
             for name in ("masks", "params")

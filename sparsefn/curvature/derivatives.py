@@ -181,9 +181,7 @@ def batch_size(batch: Sequence[Tree]) -> int:
         if not leaf.ndim:
             raise ValueError(f"expected a leading axis of examples in the batch, got a 0-d tensor at {path!r}")
         if first and leaf.shape[0] != size:
-            raise ValueError(
-                f"expected equally many examples in the batch, got {size} at {first!r} and {leaf.shape[0]} at {path!r}"
-            )
+            raise ValueError(f"expected equally many examples, got {size} at {first!r} and {leaf.shape[0]} at {path!r}")
         size, first = leaf.shape[0], first or path
     if not size:
         raise ValueError("expected a batch of at least one example, got none")

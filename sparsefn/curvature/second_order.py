@@ -135,9 +135,7 @@ def _exact_diagonal(loss: Loss, weights: Tree, batch: Sequence[Tree], chunk_size
 
 def _estimated_diagonal(loss: Loss, weights: Tree, key: Tree, batch: Sequence[Tree], step: Step, samples: int) -> Tree:
     if not isinstance(key, Tensor):
-        raise ValueError(
-            "expected a state with a PRNG key for an estimated diagonal, got none; pass key=sf.random.key(seed)"
-        )
+        raise ValueError("expected a PRNG key in the state for an estimate, got none; pass key=sf.random.key(seed)")
     own = random.fold_in(key, "hessian_diagonal")
 
     def signs(path: str, leaf: Tensor, sample: int) -> Tensor:

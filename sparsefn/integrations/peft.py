@@ -183,8 +183,6 @@ def _update(module: Any, adapter: str) -> Tensor:
 def _merged(module: Any, adapter: str, weight: Tensor) -> Tensor:
     """The update in the dtype of the weight; RuntimeError where the weight has zeros in other places than before."""
     if bool((weight.detach() != 0)[~getattr(module, _BUFFER)].any()):
-        raise RuntimeError(
-            "merge: the base of a layer has other zeros than when keep_zeros was called: call it again before training"
-        )
+        raise RuntimeError("merge: a layer's base has other zeros than when keep_zeros was called: call it again first")
     change: Tensor = _update(module, adapter).detach()
     return change.to(weight.dtype)

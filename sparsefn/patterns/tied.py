@@ -132,9 +132,7 @@ def _numbers(given: Sequence[object]) -> tuple[int, ...]:
         raise ValueError(f"tied: expected unit numbers from 0 on, and -1 for none, got {shown(wrong)}")
     missing = set(range(max(numbers, default=-1) + 1)).difference(numbers)
     if missing or not any(number >= 0 for number in numbers):
-        raise ValueError(
-            f"tied: expected an index of each unit among unit numbers, got none of unit {min(missing, default=0)}"
-        )
+        raise ValueError(f"tied: expected each unit among unit numbers, got none of unit {min(missing, default=0)}")
     return numbers
 
 

@@ -61,9 +61,7 @@ def output_errors(before: State | Tree, after: State | Tree, stats: Stats, block
     for other statistics, and for one glob in place of a sequence. Reading the values waits for the device.
     """
     if not isinstance(stats, Mapping):
-        raise TypeError(
-            f"output_errors: expected stats by path, from sf.calibration.inputs, got {type(stats).__name__}"
-        )
+        raise TypeError(f"output_errors: expected stats by path, of sf.calibration.inputs, got {type(stats).__name__}")
     if isinstance(blocks, str):
         raise TypeError(f"output_errors: expected blocks to be a sequence, with a glob a block, got {blocks!r}")
     for tree in (before, after):
@@ -89,7 +87,7 @@ def _squares(path: str, old: dict[str, Tensor], new: dict[str, Tensor], stats: S
         raise ValueError(f"output_errors: expected weights of one shape at {path!r}, got {shapes}")
     if "gram" not in of:
         got = ", ".join(of)
-        raise ValueError(f"output_errors: expected 'gram' among the statistics at {path!r}, got {got}: collect it")
+        raise ValueError(f"output_errors: expected 'gram' in the statistics at {path!r}, got {got}: collect it")
     if not of["count"].any():
         raise ValueError(f"output_errors: no data for {path!r}: no input of the calibration data reached it")
     gram = of["gram"].double()

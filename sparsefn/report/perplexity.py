@@ -128,13 +128,9 @@ def _logits(model: Callable[[Tensor], object], tokens: Tensor) -> Tensor:
     out = model(tokens)
     logits = getattr(out, "logits", out)
     if not isinstance(logits, Tensor):
-        raise TypeError(
-            f"perplexity: expected a model that gives logits, or has them as .logits, got {type(out).__name__}"
-        )
+        raise TypeError(f"perplexity: expected a model that gives logits, or .logits, got {type(out).__name__}")
     if logits.ndim != 3 or logits.shape[:2] != tokens.shape:
-        raise ValueError(
-            f"perplexity: expected logits of shape {(*tokens.shape, 'vocabulary')}, got {tuple(logits.shape)}"
-        )
+        raise ValueError(f"perplexity: expected logits {(*tokens.shape, 'vocabulary')}, got {tuple(logits.shape)}")
     return logits
 
 
@@ -143,9 +139,7 @@ def _surprise(logits: Tensor, wanted: Tensor) -> float:
     known = wanted != IGNORED
     chosen, size = wanted[known].to(logits.device), logits.shape[-1]
     if bool(((chosen < 0) | (chosen >= size)).any()):
-        raise ValueError(
-            f"perplexity: expected labels of a vocabulary of {size}, or {IGNORED}, got {chosen.tolist()[:4]}"
-        )
+        raise ValueError(f"perplexity: expected labels below {size}, or {IGNORED}, got {chosen.tolist()[:4]}")
     kept = logits[known.to(logits.device)]
     kept = kept if kept.dtype == torch.float64 else kept.float()
     return float(functional.cross_entropy(kept, chosen, reduction="none").double().sum())

@@ -44,9 +44,7 @@ def plot(history: Sequence[Mapping[str, float]], steps: Sequence[int] | None = N
     figure = _figure("plot")
     for i, values in enumerate(history):
         if not isinstance(values, Mapping):
-            raise TypeError(
-                f"plot: expected history to hold dicts as scalars gives, got {type(values).__name__} at {i}"
-            )
+            raise TypeError(f"plot: expected history of dicts as scalars gives, got {type(values).__name__} at {i}")
     times = list(range(len(history)) if steps is None else steps)
     if len(times) != len(history):
         raise ValueError(f"plot: expected as many steps as dicts in history, {len(history)}, got {len(times)}")

@@ -152,12 +152,12 @@ def _faults(name: str, stats: Stats) -> dict[str, str]:
     # What is wrong with the statistics of each leaf. Values are read here, as scores may be computed in a transform.
     faults, source = {}, "experts" if name == "reap" else "inputs"
     if not isinstance(stats, Mapping):
-        raise TypeError(f"{name}: expected stats by path, from sf.calibration.{source}, got {type(stats).__name__}")
+        raise TypeError(f"{name}: expected stats by path, of sf.calibration.{source}, got {type(stats).__name__}")
     key = "norm" if name == "reap" else "square"
     for path, of in stats.items():
         missing = [one for one in ("count", key) if one not in of]
         if missing:
-            faults[path] = f"{name}: expected {missing[0]!r} among the statistics at {path!r}, got {', '.join(of)}"
+            faults[path] = f"{name}: expected {missing[0]!r} in the statistics at {path!r}, got {', '.join(of)}"
         elif name == "reap":
             if not bool((of["count"] > 0).any()):
                 faults[path] = f"reap: no data for the experts of {path!r}: no token was routed to any"

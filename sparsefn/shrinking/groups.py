@@ -148,13 +148,11 @@ class Groups:
         missing, unknown = sorted(_parameters(self.analysis) - masks.keys()), sorted(masks.keys() - known.keys())
         if missing or unknown:
             raise ValueError(
-                f"groups: expected masks of the model's parameters, but missing are {missing} and unknown {unknown}"
+                f"groups: expected masks of the parameters, but missing are {missing} and unknown {unknown}"
             )
         for name, mask in masks.items():
             if mask.ndim and tuple(mask.shape) != shapes[name]:
-                raise ValueError(
-                    f"groups: expected a mask of shape {shapes[name]} at {name!r}, got {tuple(mask.shape)}"
-                )
+                raise ValueError(f"groups: expected mask of shape {shapes[name]} at {name!r}, got {tuple(mask.shape)}")
         found = free(analyse(self.analysis.graph, masks, counted=book.counted, equal_parts=book.equal_parts))
         kept = []
         for group in self.groups:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,8 +75,7 @@ def constants_of(step: Step, ins: list[Value], outs: list[Value], places: list[P
     """
     if not places or all(constants is None for value in ins for constants in value.gone):
         return {}
-    whole = [value.shape for value in ins]
-    other = [tuple(_length(n) if label is None else n for n, label in zip(v.shape, v.labels, strict=True)) for v in ins]
+    whole, other = [value.shape for value in ins], _shapes(ins, _length)
     for lengths in ([whole, other], [whole]):
         try:
             made = [_draw(ins, sign, shapes) for shapes in lengths for sign in (1.0, -1.0)]
@@ -91,13 +90,9 @@ def _length(n: int) -> int:
     return n if n == 1 else _SHORT if n > _SHORT else n + 1
 
 
-def _shapes(ins: list[Value]) -> list[list[tuple[int, ...]]]:
-    # With short dimensions in place of those that have no label, such as those of images; else as they are.
-    short = [
-        tuple(min(n, _SHORT) if label is None else n for n, label in zip(v.shape, v.labels, strict=True)) for v in ins
-    ]
-    whole = [value.shape for value in ins]
-    return [whole] if short == whole else [short, whole]
+def _shapes(ins: list[Value], length: Callable[[int], int]) -> list[tuple[int, ...]]:
+    # With other lengths of the dimensions that have no label, such as tokens and the sides of images.
+    return [tuple(length(n) if label is None else n for n, label in zip(v.shape, v.labels, strict=True)) for v in ins]
 
 
 def _zeroed(ins: list[Value], ties: tuple[Place, ...]) -> list[Place]:
@@ -115,7 +110,8 @@ def _passes(step: Step, ins: list[Value], outs: list[Value], open_: set[Place]) 
 
 
 def _found(step: Step, ins: list[Value], open_: set[Place]) -> Iterator[Pass]:
-    for shapes in _shapes(ins):
+    short, whole = _shapes(ins, lambda n: min(n, _SHORT)), [value.shape for value in ins]
+    for shapes in [whole] if short == whole else [short, whole]:
         found = list(_found_at(step, ins, open_, shapes))
         if found:
             yield from found

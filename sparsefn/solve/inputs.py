@@ -66,15 +66,13 @@ def check_finite(call: str, **tensors: Tensor) -> None:
     >>> check_finite("obs", hessian=torch.tensor([1.0, float("nan")]))
     Traceback (most recent call last):
         ...
-    ValueError: obs: expected a finite hessian, got 1 of 2 entries that are NaN or infinite
+    ValueError: obs: expected a finite hessian, got 1 of 2 entries NaN or infinite
     """
     for name, x in tensors.items():
         total = read(x.detach().sum())  # one pass; a sum of finite numbers may be infinite, too
         broken = 0 if total is None or math.isfinite(total) else int((~x.detach().isfinite()).sum())
         if broken:
-            raise ValueError(
-                f"{call}: expected a finite {name}, got {broken} of {x.numel()} entries that are NaN or infinite"
-            )
+            raise ValueError(f"{call}: expected a finite {name}, got {broken} of {x.numel()} entries NaN or infinite")
 
 
 def check_kept(call: str, mask: Tensor, weight: Tensor) -> Tensor:

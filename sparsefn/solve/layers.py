@@ -37,16 +37,14 @@ def layerwise(
     """
     check_call("fn", fn, "weight", "gram", "mask")
     if not isinstance(stats, Mapping):
-        raise TypeError(f"layerwise: expected stats by path, from sf.calibration.inputs, got {type(stats).__name__}")
+        raise TypeError(f"layerwise: expected stats by path, of sf.calibration.inputs, got {type(stats).__name__}")
     unreached = {path for path, of in stats.items() if "count" in of and not bool((of["count"] > 0).all())}
 
     def rewritten(path: str, weight: Tensor, mask: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         if path not in stats:
             raise ValueError(f"layerwise: no data for the leaf {path!r}, but for {len(stats)} others")
         if "gram" not in stats[path]:
-            raise ValueError(
-                f"layerwise: expected 'gram' among the statistics at {path!r}, got {', '.join(stats[path])}"
-            )
+            raise ValueError(f"layerwise: expected 'gram' in the statistics at {path!r}, got {', '.join(stats[path])}")
         if path in unreached:
             raise ValueError(f"layerwise: no data for the leaf {path!r}: no input of the calibration data reached it")
         try:

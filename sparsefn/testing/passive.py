@@ -79,9 +79,7 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
     if update_of(algorithm).around is not None:
         raise ValueError("passive: expected an algorithm that is pure, got sf.donated(...), which writes to states")
     if meta is None and sparsity is not None:
-        raise ValueError(
-            f"passive: expected meta beside sparsity={sparsity}, which says what follows from it; got none"
-        )
+        raise ValueError(f"passive: expected meta beside sparsity={sparsity}, which says what follows; got none")
     if meta is not None and not isinstance(meta, Meta):
         raise TypeError(f"passive: expected meta to be a sf.testing.Meta, got {type(meta).__name__}")
     promise = _promised(algorithm) if meta is None else _declared(completed_meta("passive", meta, algorithm), sparsity)
@@ -215,9 +213,7 @@ def _check_memory(what: str, new: State, state: list[Tensor], foreign: dict[str,
             raise Broken(f"passive: {what}: expected a tensor in the state at {paths(new)[i]!r}, got {x!r}")
         start = _at(x)
         if start and start in owners:
-            raise Broken(
-                f"passive: {what} keeps memory of its {owners[start]} in the state at {paths(new)[i]!r}: copy it"
-            )
+            raise Broken(f"passive: {what} keeps its {owners[start]} in the state at {paths(new)[i]!r}: copy it")
         if start and start in before and memory_of(x) not in map(memory_of, before[start]):
             raise Broken(f"passive: {what} keeps a part of a tensor of the old state at {paths(new)[i]!r}: copy it")
         if not x.is_contiguous():
@@ -230,9 +226,7 @@ def _check_memory(what: str, new: State, state: list[Tensor], foreign: dict[str,
 def _check_masks_stay(what: str, new: State, old: State) -> None:
     for i, (mask, before) in enumerate(zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)):
         if mask is not before and not torch.equal(mask, before):
-            raise Broken(
-                f"passive: {what} changes the mask at {paths(new.masks)[i]!r}, where its trigger does not fire"
-            )
+            raise Broken(f"passive: {what} changes the mask at {paths(new.masks)[i]!r}, where no trigger fires")
 
 
 def _check_zeros(what: str, promise: _Promise, new: State, old: State | None, number: int) -> None:

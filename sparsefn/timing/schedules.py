@@ -198,10 +198,7 @@ def cycling(values: Sequence[Real], when: Trigger) -> Schedule:
     """
     count = getattr(when, "count", None)
     if not callable(count):
-        raise TypeError(
-            "expected when to be a trigger with count(step), such as every, at, always or never, "
-            f"got {type(when).__name__}"
-        )
+        raise TypeError(f"expected when to be a trigger with count(step), such as every, got {type(when).__name__}")
     turns = _some(values)
 
     def schedule(step: Step) -> Real:

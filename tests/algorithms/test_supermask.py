@@ -370,12 +370,12 @@ def given(**leaves):
         (
             lambda: sf.supermask("bernoulli", pattern=sf.patterns.nm(2, 4)),
             ValueError,
-            "supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution",
+            "supermask: 'bernoulli' draws each element by itself, without pattern or distribution",
         ),
         (
             lambda: sf.supermask("bernoulli", distribution=sf.budgets.erk()),
             ValueError,
-            "supermask: 'bernoulli' draws each element by itself, it takes no pattern and no distribution",
+            "supermask: 'bernoulli' draws each element by itself, without pattern or distribution",
         ),
         (
             lambda: sf.supermask(0.5, when=3),

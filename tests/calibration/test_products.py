@@ -176,4 +176,4 @@ def test_tokens_choose_rows_and_what_has_none_for_each_is_refused():
     experts, ends = torch.randn(2, 16, 16), torch.tensor([8, 16], dtype=torch.int32)
     with Watch({"e": experts}, True, torch.ones(16, dtype=torch.bool)) as watch, pytest.raises(ValueError) as error:
         watch.grouped(torch.randn(16, 16), experts, ends)
-    assert "expected 'e' to get its inputs in the order of tokens, but it sorts them" in str(error.value)
+    assert "expected 'e' to get inputs in the order of tokens, but it sorts them" in str(error.value)

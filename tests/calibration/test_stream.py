@@ -154,7 +154,7 @@ def test_a_model_of_ones_own(tmp_path):
 def test_bad_input_is_told_before_anything_is_written(folder, tmp_path):
     out = tmp_path / "out"
     for batches, words in [
-        ([], "expected a batch or more for each of 1 processes, got 0 in all"),
+        ([], "expected a batch for each of 1 processes, got 0 in all"),
         ([WORDS, WORDS[:, :0]], "expected batches of tensors that have entries, got none in batch 1"),
         ([{"input_ids": None}], "expected batches of tensors that have entries, got none in batch 0"),
     ]:
@@ -238,7 +238,7 @@ def cases(folder, place):
         assert all(count == WORDS.numel() for counts in seen for count in counts.values())
 
     def too_few_batches():
-        with pytest.raises(ValueError, match="expected a batch or more for each of 2 processes, got 1 in all"):
+        with pytest.raises(ValueError, match="expected a batch for each of 2 processes, got 1 in all"):
             sf.calibration.stream(folder, pruner, BATCHES[:1], place / "few")
 
     def other_batches():

@@ -194,7 +194,7 @@ REFUSED = [
     (
         lambda: compress(STATE, []),
         ValueError,
-        "compress: no rule matches the leaf 'w', which has a mask; add ('*', a pattern) as the last",
+        "compress: no rule matches the leaf 'w', which has a mask; end with ('*', a pattern)",
     ),
     (
         lambda: compress(STATE, nm(1, 4)),
@@ -307,11 +307,9 @@ def test_decompress_refuses_damaged_bits():
     tensors = compress(state, nm(2, 4))
     assert tree_equal(decompress(tensors), state._replace(params={"w": torch.tensor([[1.0, 0.0, 0.0, 0.0]])}))
     for slot in (99.0, -0.0, float("nan")):
-        with pytest.raises(ValueError, match="zeros at 'w.values' where a group keeps fewer than 2, got other numbers"):
+        with pytest.raises(ValueError, match="zeros at 'w.values' where a group keeps fewer than 2, got others"):
             decompress({**tensors, "w.values": torch.tensor([[1.0, slot]])})
-    with pytest.raises(
-        ValueError, match="mask at 'w.bitmask' to end in 4 zero bits, got others: its bytes are damaged"
-    ):
+    with pytest.raises(ValueError, match="mask at 'w.bitmask' to end in 4 zero bits: its bytes are damaged"):
         decompress({**tensors, "w.bitmask": torch.tensor([0xF1], dtype=torch.uint8)})
 
 

@@ -144,7 +144,7 @@ def test_random_numbers_in_the_loss_are_refused_under_vmap():
         (
             (torch.ones(2, 1), torch.ones(3)),
             ValueError,
-            "equally many examples in the batch, got 2 at '0' and 3 at '1'",
+            "equally many examples, got 2 at '0' and 3 at '1'",
         ),
         ((torch.ones(2), {"y": torch.tensor(1.0)}), ValueError, "examples in the batch, got a 0-d tensor at '1.y'"),
         ((torch.ones(2), 3.0), TypeError, "expected a batch of tensors, got float at '1'"),

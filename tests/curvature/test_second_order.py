@@ -226,7 +226,7 @@ def test_scores_compose_with_memory_optimizers_and_patterns():
         (
             lambda: C.hessian_diagonal(loss, (X, Y), 2)(state_of(key=()), (), 0),
             ValueError,
-            "expected a state with a PRNG key for an estimated diagonal, got none; pass key=sf.random.key(seed)",
+            "expected a PRNG key in the state for an estimate, got none; pass key=sf.random.key(seed)",
         ),
         (
             lambda: C.obd(sf.scores.ema(sf.scores.gradient, 0.5)),

@@ -292,7 +292,7 @@ def test_without_a_sparsified_leaf_there_is_no_penalty(make):
             "soft_movement: expected steps to be an int, got float",
         ),
         (lambda: methods.powerprop(alpha=0.5), ValueError, "power: expected alpha >= 1, got 0.5"),
-        (lambda: methods.powerprop(0.9), TypeError, "expected inner to be an Algorithm, got float"),
+        (lambda: methods.powerprop(0.9), TypeError, "expected an inner Algorithm, got float"),
         (lambda: methods.hard_concrete(1.0, beta=0.0), ValueError, "hard_concrete: expected beta > 0, got 0.0"),
         (
             lambda: methods.continuous_sparsification(steps=0),

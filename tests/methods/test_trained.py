@@ -188,7 +188,7 @@ GRADS = torch.ones(3, 2, 4)
     ("make", "kind", "text"),
     [
         (lambda: methods.wanda(0.5, {}), ValueError, "wanda: no data for the leaf 'w', but for 0 others"),
-        (lambda: methods.ria(0.5, {"w": {}}), ValueError, "ria: expected 'count' among the statistics at 'w', got"),
+        (lambda: methods.ria(0.5, {"w": {}}), ValueError, "ria: expected 'count' in the statistics at 'w', got"),
         (lambda: methods.sparsegpt(0.5, {}), ValueError, "layerwise: no data for the leaf 'w', but for 0 others"),
         (lambda: methods.sparsegpt(1.5, {}), ValueError, "expected sparsity in [0, 1], got 1.5"),
         (

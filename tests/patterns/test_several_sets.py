@@ -339,14 +339,14 @@ def test_reports_count_the_entries():
         (
             [["a", 0, [0, 2, 0]]],
             ValueError,
-            "tied: expected an index of each unit among unit numbers, got none of unit 1",
+            "tied: expected each unit among unit numbers, got none of unit 1",
         ),
         (
             [["a", 0, [-1, -1]]],
             ValueError,
-            "tied: expected an index of each unit among unit numbers, got none of unit 0",
+            "tied: expected each unit among unit numbers, got none of unit 0",
         ),
-        ([["a", 0, []]], ValueError, "tied: expected an index of each unit among unit numbers, got none of unit 0"),
+        ([["a", 0, []]], ValueError, "tied: expected each unit among unit numbers, got none of unit 0"),
         ([["a", 0, [0, -2]]], ValueError, "tied: expected unit numbers from 0 on, and -1 for none, got -2"),
         ([["a", 0, [0, True]]], ValueError, "tied: expected unit numbers from 0 on, and -1 for none, got True"),
         ([["a", 0, [0, 1.0]]], ValueError, "tied: expected unit numbers from 0 on, and -1 for none, got 1.0"),

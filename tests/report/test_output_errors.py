@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_told_with_its_path(net):
     ):
         with pytest.raises(ValueError, match=f"output_errors: {message}"):
             sf.report.output_errors(before, after, stats)
-    with pytest.raises(ValueError, match="expected 'gram' among the statistics at '0.weight', got count, square"):
+    with pytest.raises(ValueError, match="expected 'gram' in the statistics at '0.weight', got count, square"):
         sf.report.output_errors(params, params, sf.calibration.inputs(net, None, x, of="square"))
     unseen = sf.calibration.inputs(net, None, x)
     unseen["4.weight"]["count"] = torch.tensor(0)
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_told_with_its_path(net):
         sf.report.output_errors(params, params, stats, ["*.bias"])
     for before, given, blocks, message in (
         (net, stats, (), r"expected weights by path, got a Sequential: take sf.modules.params_of\(model\)"),
-        (params, [stats], (), "expected stats by path, from sf.calibration.inputs, got list"),
+        (params, [stats], (), "expected stats by path, of sf.calibration.inputs, got list"),
         (params, stats, "0.*", r"expected blocks to be a sequence, with a glob a block, got '0.\*'"),
     ):
         with pytest.raises(TypeError, match=f"output_errors: {message}"):

@@ -185,7 +185,7 @@ NO_VALUES = "plot: expected a history of one dict or more as scalars gives, got 
         (
             lambda: plot([{"a": 1.0}, 0.5]),
             TypeError,
-            "plot: expected history to hold dicts as scalars gives, got float at 1",
+            "plot: expected history of dicts as scalars gives, got float at 1",
         ),
         (lambda: plot([]), ValueError, NO_VALUES),
         (

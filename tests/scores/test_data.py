@@ -134,7 +134,7 @@ def bad(**changes):
             bad(square=torch.ones(4)),
             r"at 'weight', expected the statistics of a weight of shape \(2, 3\), got those of 4",
         ),
-        ({"weight": {"count": torch.tensor(2)}}, "expected 'square' among the statistics at 'weight', got count"),
+        ({"weight": {"count": torch.tensor(2)}}, "expected 'square' in the statistics at 'weight', got count"),
     ],
 )
 def test_bad_statistics_name_the_leaf(score, stats, text):
@@ -144,7 +144,7 @@ def test_bad_statistics_name_the_leaf(score, stats, text):
 
 
 def test_other_bad_arguments():
-    with pytest.raises(TypeError, match="wanda: expected stats by path, from sf.calibration.inputs, got list"):
+    with pytest.raises(TypeError, match="wanda: expected stats by path, of sf.calibration.inputs, got list"):
         sf.scores.wanda([])
     with pytest.raises(TypeError, match="expected power to be a number"):
         sf.scores.ria(stats_of(X), "0.5")
@@ -181,7 +181,7 @@ def test_reap_of_experts_in_another_order_and_of_sets_that_stay_dense():
         (seen(path="other"), EXPERTS, "no data for the experts of 'router', but for other"),
         (seen((0,) * 4), EXPERTS, "no data for the experts of 'up': no token was routed to any"),
         (seen(norm=(1.0, 2.0, float("nan"), 1.0)), EXPERTS, "expected finite statistics at 'up', got NaN"),
-        ({"up": {"count": torch.ones(4)}}, EXPERTS, "expected 'norm' among the statistics at 'up', got count"),
+        ({"up": {"count": torch.ones(4)}}, EXPERTS, "expected 'norm' in the statistics at 'up', got count"),
         (seen((1, 2), (1.0, 2.0)), EXPERTS, "expected units that are the 2 experts along dimension 0 of 'up', got 4"),
         (seen(), sf.tied([["up", 0, 2]]), "the 4 experts along dimension 0 of 'up', got 2 units along dimension 0"),
         (seen(), sf.tied([["up", 2]]), "got 3 units along dimension 2"),
@@ -196,7 +196,7 @@ def test_reap_names_what_is_wrong(stats, pattern, text):
 def test_reap_of_other_patterns_and_statistics():
     with pytest.raises(ValueError, match=r"reap: expected a pattern of tied sets, sf.tied, .*, got channel\(axis=0"):
         sf.scores.reap(seen(), sf.patterns.channel(0))
-    with pytest.raises(TypeError, match="reap: expected stats by path, from sf.calibration.experts, got list"):
+    with pytest.raises(TypeError, match="reap: expected stats by path, of sf.calibration.experts, got list"):
         sf.scores.reap([], EXPERTS)
 
 

@@ -34,7 +34,7 @@ W, H = torch.randn(3, 4), torch.eye(4) + 0.1
         (W, H.bool(), TypeError, "expected hessian to be a floating-point tensor, got torch.bool"),
         (W, [1.0], TypeError, "expected hessian to be a floating-point tensor, got list"),
         (W, H.to("meta"), ValueError, "expected weight and hessian on one device, got cpu and meta"),
-        (W / 0 * 0, H, ValueError, "expected a finite weight, got 12 of 12 entries that are NaN or infinite"),
+        (W / 0 * 0, H, ValueError, "expected a finite weight, got 12 of 12 entries NaN or infinite"),
         (W, H.index_fill(0, torch.tensor([0]), float("inf")), ValueError, "expected a finite hessian, got 4 of 16"),
     ],
 )

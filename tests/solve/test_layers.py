@@ -70,7 +70,7 @@ COUNT, SQUARE = torch.tensor(2), torch.ones(4, dtype=torch.float64)
         ({"b": {"count": COUNT}}, "layerwise: no data for the leaf 'a.w', but for 1 others"),
         (
             {"a.w": {"count": COUNT, "square": SQUARE}},
-            "layerwise: expected 'gram' among the statistics at 'a.w', got count, square",
+            "layerwise: expected 'gram' in the statistics at 'a.w', got count, square",
         ),
         (
             {"a.w": {"count": 0 * COUNT, "square": SQUARE, "gram": torch.zeros(4, 4)}},
@@ -82,7 +82,7 @@ COUNT, SQUARE = torch.tensor(2), torch.ones(4, dtype=torch.float64)
         ),
         (
             {"a.w": {"count": COUNT, "square": SQUARE, "gram": torch.full((4, 4), torch.nan)}},
-            "at 'a.w', obs: expected a finite hessian, got 16 of 16 entries that are NaN or infinite",
+            "at 'a.w', obs: expected a finite hessian, got 16 of 16 entries NaN or infinite",
         ),
         (
             {"a.w": {"count": COUNT, "square": SQUARE, "gram": torch.ones(4, 4) - 3 * torch.eye(4)}},
@@ -96,7 +96,7 @@ def test_bad_statistics_name_the_leaf(stats, text):
 
 
 def test_other_bad_arguments():
-    with pytest.raises(TypeError, match=re.escape("layerwise: expected stats by path, from sf.calibration")):
+    with pytest.raises(TypeError, match=re.escape("layerwise: expected stats by path, of sf.calibration")):
         sf.solve.layerwise(3, half)
     with pytest.raises(TypeError, match=re.escape("expected fn")):
         sf.solve.layerwise({}, 3)

@@ -104,12 +104,12 @@ BUGS: dict[str, tuple[sf.Algorithm, Meta | None, float | None]] = {
         None,
         None,
     ),
-    r"init keeps memory of its params in the state at 'params.a'": (
+    r"init keeps its params in the state at 'params.a'": (
         sf.dense()._replace(init=lambda params: sf.State(params, sf.dense().init(params).masks)),
         None,
         None,
     ),
-    r"update at step 0 keeps memory of its grads in the state at 'scores.grad.a'": (
+    r"update at step 0 keeps its grads in the state at 'scores.grad.a'": (
         sf.Algorithm(
             lambda p: sf.dense().init(p)._replace(scores={"grad": optree.tree_map(torch.zeros_like, p)}),
             lambda state, grads, step: state._replace(scores={"grad": grads}),
@@ -143,7 +143,7 @@ BUGS: dict[str, tuple[sf.Algorithm, Meta | None, float | None]] = {
         None,
         None,
     ),
-    r"update at step 1 changes the mask at 'a', where its trigger does not fire": (
+    r"update at step 1 changes the mask at 'a', where no trigger fires": (
         after(lambda old, new, grads, step: leaf(new, "masks", first_flipped) if step == 1 else new),
         DECLARED._replace(pruned="keep"),
         None,

@@ -318,7 +318,7 @@ def test_min_max_end_is_a_tensor_where_the_schedule_is():
         (
             lambda: schedules.cycling([0.1], lambda step: True),
             TypeError,
-            r"expected when to be a trigger with count\(step\), such as every, at, always or never, got function",
+            r"expected when to be a trigger with count\(step\), such as every, got function",
         ),
         (lambda: schedules.piecewise({}), ValueError, "expected at least one of values, got none"),
         (

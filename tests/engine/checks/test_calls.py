@@ -140,7 +140,7 @@ WRONG = {
     ),
     "inner": (
         lambda: sf.reparametrised(sf.reparam.power(2.0), sf.dense),
-        "reparametrised: expected inner to be an Algorithm, got dense itself; call it: dense()",
+        "reparametrised: expected an inner Algorithm, got dense itself; call it: dense()",
     ),
     "algorithm": (
         lambda: sf.with_optimizer(sf.rigl, sf.optimizers.sgd(0.1)),
