@@ -119,6 +119,7 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
     frozen = sum(p.numel() for n, p in model.named_parameters() if not p.requires_grad and default_where(n, p))
     adapts = frozen > _ADAPTERS * total
     advice = "with adapters such as LoRA, masks prune the adapters and not the model"
+    sentences = [] if steps is None else unfinished(placed.algorithm, steps)
     for path, kept in zip(sparse, kept_in([masks[path] for path in sparse]), strict=True):
         count = masks[path].numel()
         if not kept and adapts and not any(whole([records[path].parameter.detach().count_nonzero()])):
@@ -128,12 +129,9 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
                 "sf.integrations.peft.keep_zeros(model) keeps the model's own zeros; or leave it out of `where`"
             )
         if not kept:
-            warnings.warn(f"attach: the mask of {path!r} keeps none of its {count} weights", stacklevel=4)
+            sentences.append(f"the mask of {path!r} keeps none of its {count} weights")
     if adapts:
-        warnings.warn(
-            f"attach: masks go to {total:,} weights that train, and {frozen:,} frozen weights stay as they are: "
-            f"{advice}",
-            stacklevel=4,
-        )
-    for sentence in [] if steps is None else unfinished(placed.algorithm, steps):
+        stay = f"masks go to {total:,} weights that train, and {frozen:,} frozen weights stay as they are"
+        sentences.append(f"{stay}: {advice}")
+    for sentence in sentences:
         warnings.warn(f"attach: {sentence}", stacklevel=4)

@@ -60,8 +60,7 @@ class Attached:
         `after_step` are taken over and masked. An optimizer that is given a closure calls it after the closure.
         """
         self._check_attached()
-        if self._dense is not None:
-            raise RuntimeError(f"before_step: called twice, without after_step between: {_CALL_AFTER}")
+        self._check_between("before_step")
         now = self._last + 1 if step is None else order.later("before_step", step, self._last)
         placed, records = self._placed, self._placed.weights.values()
         writes.check_links(self._links)
@@ -69,9 +68,7 @@ class Attached:
         dense = gradients.dense_gradients(records)
         placed.take_over("before_step")
         skipped = bool(self._skip(now))
-        seen = (
-            [] if skipped else gradients.seen_gradients(placed.algorithm.view, placed.state, placed.trained, dense, now)
-        )
+        seen = [] if skipped else placed.seen(dense, now)
         placed.show_trained()
         gradients.give(records, placed.trained, seen, dense)
         self._dense, self._now, self._skipped, self._stepped = dense, now, skipped, []
@@ -234,9 +231,7 @@ class Attached:
         """
         self._check_attached()
         placed = self._placed
-        if all(
-            writes.fits(placed.state, record) for record in placed.weights.values()
-        ):  # else there is no state to show
+        if all(writes.fits(placed.state, record) for record in placed.weights.values()):  # else there is none to show
             self._reopen()
             placed.state = placed.now("detach")
         self._unwatch()

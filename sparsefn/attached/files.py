@@ -102,14 +102,12 @@ def reads_step(algorithm: Algorithm) -> bool:
 def _check_arguments(theirs: str, their: Mapping[str, str], mine: str, own: Mapping[str, str], strict: bool) -> None:
     parts = [[text for text in found.values() if text in _ALGORITHMS] for found in (their, own)]
     other = [path for path in {**own, **their} if own.get(path) != their.get(path)]
+    text = f"load_state_dict: expected a state of {mine}, got one of {theirs}"
     if parts[0] != parts[1]:
-        raise ValueError(f"load_state_dict: expected a state of {mine}, got one of {theirs}")
+        raise ValueError(text)
     if strict and other:
         here, there = (found.get(other[0], "nothing") for found in (own, their))
-        raise ValueError(
-            f"load_state_dict: expected a state of {mine}, got one of {theirs}, whose {other[0]!r} is {there} and not "
-            f"{here}; strict=False takes it"
-        )
+        raise ValueError(f"{text}, whose {other[0]!r} is {there} and not {here}; strict=False takes it")
 
 
 def _without_addresses(text: str) -> str:

@@ -15,10 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from sparsefn.attached.records import Record, optimizers_of
 from sparsefn.engine.checks import as_int, check_kind
 
-STEP_ALONE = (
-    "step: call before_step first, after backward() and before the optimizer's step, and after_step after it; where a "
-    "framework calls step() itself, sf.attach(..., hooks=True) calls both"
-)
+STEP_ALONE = "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both"
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -31,8 +28,11 @@ class Around(Protocol):
     def around_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any: ...
 
 
+Found = Callable[[], Around | None]
+
+
 class _Watch(NamedTuple):
-    around: Callable[[], Around | None]
+    around: Found
     handles: Sequence[RemovableHandle]
 
 
@@ -59,7 +59,7 @@ def watch(around: Around, records: Sequence[Record], keep: bool) -> Callable[[],
     With `keep` the optimizers hold what they call; else it may become garbage, and a step then raises RuntimeError.
     """
     alive = weakref.ref(around)
-    found: Callable[[], Around | None] = (lambda: around) if keep else alive
+    found: Found = (lambda: around) if keep else alive
     handles = []
     for optimizer in optimizers_of(records):
         handles.append(optimizer.register_step_pre_hook(partial(_before, found)))
@@ -93,15 +93,10 @@ def _remove(handles: Iterable[RemovableHandle]) -> None:
         handle.remove()
 
 
-def _before(
-    found: Callable[[], Around | None], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Arguments | None:
+def _before(found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     around = found()
     if around is None:
-        raise RuntimeError(
-            "step: an algorithm is attached to the weights of this optimizer, but what sf.attach returned is gone: "
-            "keep it and call before_step and after_step around the step, or call its detach() before you let it go"
-        )
+        raise RuntimeError("step: what sf.attach returned for these weights is gone: keep it, or call detach() first")
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
         around.enter_step(optimizer)
@@ -112,7 +107,7 @@ def _before(
     return args, {**kwargs, "closure": wrapped}
 
 
-def _after(found: Callable[[], Around | None], optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+def _after(found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
     around = found()
     if around is not None:
         around.leave_step(optimizer)

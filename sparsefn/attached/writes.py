@@ -40,16 +40,13 @@ def links_of(model: nn.Module, weights: Iterable[Record]) -> list[Link]:
     paths = {name: path for name, (path, _) in own_tensors(model, "parameters").items()}
     found: dict[tuple[int, str], Link] = {}
     for record in weights:
-        node, (*parts, last) = model, paths[record.name].split(".")
-        for part in parts:
-            child = node._modules.get(part)
-            if child is None:
+        node: Any = model
+        for part in paths[record.name].split("."):
+            place = node._modules if part in node._modules else node._parameters
+            if part not in place or (place is node._parameters and is_sharded(record.parameter)):
                 break
-            found.setdefault((id(node), part), Link(node._modules, part, child, record.name))
-            node = child
-        else:
-            if not is_sharded(record.parameter) and last in node._parameters:
-                found.setdefault((id(node), last), Link(node._parameters, last, record.parameter, record.name))
+            found.setdefault((id(node), part), Link(place, part, place[part], record.name))
+            node = place[part]
     return list(found.values())
 
 
@@ -62,15 +59,12 @@ def check_links(links: Sequence[Link]) -> None:
     >>> check_links(links)
     Traceback (most recent call last):
         ...
-    RuntimeError: before_step: the parameter 'weight', or a layer that holds it, was replaced in the module since
-    attach: call detach(), then attach again
+    RuntimeError: before_step: 'weight', or a layer that holds it, was replaced since attach: call detach(), then attach
+    again
     """
     for place, key, held, name in links:
         if place.get(key) is not held:
-            raise RuntimeError(
-                f"before_step: the parameter {name!r}, or a layer that holds it, was replaced in the module since "
-                f"attach: {_AGAIN}"
-            )
+            raise RuntimeError(f"before_step: {name!r}, or a layer that holds it, was replaced since attach: {_AGAIN}")
 
 
 def fits(state: State, record: Record) -> bool:

@@ -28,7 +28,7 @@ def test_places_are_found_through_wrappers_and_containers():
     check_links(links)
     assert len(links) == 8  # module, layers, two layers, four parameters
     model.module.layers[1] = torch.nn.Linear(2, 2)
-    with pytest.raises(RuntimeError, match=r"the parameter 'layers.1.bias', or a layer that holds it, was replaced"):
+    with pytest.raises(RuntimeError, match=r"before_step: 'layers.1.bias', or a layer that holds it, was replaced"):
         check_links(links)
 
 
