@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsefn import algorithms, checkpoint, compose
-from sparsefn.engine.checks import call_of, is_int, shown
+from sparsefn.algorithms.frame import update_of
+from sparsefn.engine.checks import call_of, is_int, parts_of, shown
 from sparsefn.engine.processes import is_sharded
 from sparsefn.state import Algorithm, State, effective, masked_view
 from sparsefn.tree import Tree, leaves_at, with_leaves
@@ -87,6 +88,18 @@ def arguments_by_path(made: Any, path: str = "") -> dict[str, str]:
     for name, item in items.items():
         found |= arguments_by_path(item, f"{path}.{name}".lstrip("."))
     return found
+
+
+def arguments_of(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
+    """The arguments of the calls that made an algorithm and its parts, by name, and what follows from `steps`.
+
+    >>> [value for name, value in arguments_of(sf.rigl(0.9, steps=1000)) if name == "when" and value is not None]
+    [every(10, stop=750)]
+    """
+    for part in (part for part in parts_of(algorithm) if isinstance(part, Algorithm)):
+        masked, call = update_of(part).masked, call_of(part)
+        yield from () if masked is None else masked._asdict().items()
+        yield from () if call is None else call.arguments().items()
 
 
 def reads_step(algorithm: Algorithm) -> bool:

@@ -12,8 +12,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sparsefn.attached.files import arguments_of
 from sparsefn.attached.records import Record, optimizers_of
 from sparsefn.engine.checks import as_int, check_kind
+from sparsefn.state import Algorithm
+from sparsefn.timing.triggers import At, Every
 
 STEP_ALONE = "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both"
 
@@ -86,6 +89,26 @@ def later(call: str, step: object, last: int) -> int:
         raise ValueError(f"{call}: expected a step after {last}, got {number}")
     check_kind(number)
     return number
+
+
+def left_out(algorithm: Algorithm, last: int, step: int) -> str:
+    """A warning of a trigger that fires at none but the steps between two, which a loop leaves out; "" without one.
+
+    >>> left_out(sf.rigl(0.9), -1, 3), left_out(sf.rigl(0.9), 99, 103)[:72]
+    ('', 'after_step: expected step 100, got 103, which leaves out where every(100')
+
+    One is missed that fires between the two and not at the second. The first step of a run, where `last` is -1, may
+    be a late one: then a trigger is missed that fires no more.
+    """
+    end = step if last >= 0 else 1 << 62
+    for _, when in arguments_of(algorithm):
+        if isinstance(when, Every | At) and when.count(last) < when.count(step - 1) == when.count(end):
+            return (
+                f"after_step: expected step {last + 1}, got {step}, which leaves out where {when!r} fires: count steps "
+                "of the optimizer from 0, as after_step(i // 4) does where 4 batches make a step; where a run goes on, "
+                "call load_state_dict first, and where it begins late, give the algorithm a later trigger"
+            )
+    return ""
 
 
 def _remove(handles: Iterable[RemovableHandle]) -> None:
