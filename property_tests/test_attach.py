@@ -189,9 +189,9 @@ BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
     "moments that are loaded are not masked": (Setup("gmp"), placed, "clear_moments", always(None)),
     "nothing is hidden": (Setup("ste"), placed, "hiding", always(None)),
     "no gradient is finite": (Setup("rigl"), attached, "all_finite", always(False)),
-    "members are not looked at": (Setup("rigl"), writes, "check_members", always(None)),
+    "members are not looked at": (Setup("rigl"), writes, "check_members", always([])),
     "replaced layers are not looked at": (Setup("rigl"), writes, "check_links", always(None)),
-    "others may move weights": (Setup("rigl"), writes, "check_order", always(None)),
+    "others may move weights": (Setup("rigl"), writes, "check_order", always("")),
 }
 
 

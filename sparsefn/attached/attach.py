@@ -66,10 +66,12 @@ def attach(
     `with_optimizer`. With `steps`, the length of the run, a warning says what of the algorithm's schedules and triggers
     lies after its end. Warnings also name a leaf of which the mask keeps nothing, and a model of which nearly all
     weights are frozen, as with adapters. Both at once, where the leaf is all zeros as a new adapter is, are an error.
+    Later warnings, each once: steps that leave out where a trigger fires, gradients for which no optimizer stepped, and
+    a weight that is added to an optimizer or unfrozen after `attach` and so stays dense.
 
     With `hooks` the optimizer's step calls both methods itself, and counts the steps, for frameworks that call `step()`
     themselves. Gradients are then clipped before they are masked. An optimizer that accelerate has wrapped is
-    taken out of its wrapper.
+    taken out of its wrapper. One that takes the place of this optimizer has no hooks: call `detach`, then attach again.
 
     A parameter that requires no gradient is left alone. Raises TypeError for other arguments, ValueError for a
     parameter that no optimizer has or more than one, for a model that is attached already, for an algorithm with an
@@ -119,6 +121,7 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
     frozen = sum(p.numel() for n, p in model.named_parameters() if not p.requires_grad and default_where(n, p))
     adapts = frozen > _ADAPTERS * total
     advice = "with adapters such as LoRA, masks prune the adapters and not the model"
+    sentences = [] if steps is None else unfinished(placed.algorithm, steps)
     for path, kept in zip(sparse, kept_in([masks[path] for path in sparse]), strict=True):
         count = masks[path].numel()
         if not kept and adapts and not any(whole([records[path].parameter.detach().count_nonzero()])):
@@ -128,12 +131,9 @@ def _judge(placed: Placed, model: nn.Module, steps: int | None) -> None:
                 "sf.integrations.peft.keep_zeros(model) keeps the model's own zeros; or leave it out of `where`"
             )
         if not kept:
-            warnings.warn(f"attach: the mask of {path!r} keeps none of its {count} weights", stacklevel=4)
+            sentences.append(f"the mask of {path!r} keeps none of its {count} weights")
     if adapts:
-        warnings.warn(
-            f"attach: masks go to {total:,} weights that train, and {frozen:,} frozen weights stay as they are: "
-            f"{advice}",
-            stacklevel=4,
-        )
-    for sentence in [] if steps is None else unfinished(placed.algorithm, steps):
+        stay = f"masks go to {total:,} weights that train, and {frozen:,} frozen weights stay as they are"
+        sentences.append(f"{stay}: {advice}")
+    for sentence in sentences:
         warnings.warn(f"attach: {sentence}", stacklevel=4)

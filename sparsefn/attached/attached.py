@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ class Attached:
         self._model, self._placed, self._skip, self._reset, self._hooks = model, placed, skip, reset, hooks
         self._dense: dict[str, Tensor] | None = None  # gradients between before_step and after_step
         self._stepped: list[Optimizer] = []  # the optimizers that have stepped since before_step
+        self._told: set[str] = set()  # what there was a warning of
         self._last, self._now, self._skipped, self.changes = -1, -1, False, 0
         placed.show(placed.state)
         self._watch()
@@ -60,18 +62,17 @@ class Attached:
         `after_step` are taken over and masked. An optimizer that is given a closure calls it after the closure.
         """
         self._check_attached()
-        if self._dense is not None:
-            raise RuntimeError(f"before_step: called twice, without after_step between: {_CALL_AFTER}")
+        self._check_between("before_step")
         now = self._last + 1 if step is None else order.later("before_step", step, self._last)
         placed, records = self._placed, self._placed.weights.values()
         writes.check_links(self._links)
-        writes.check_members(placed.trained)
+        if new := writes.check_members(placed.trained, self._known):
+            self._known |= {id(parameter) for parameter in new}
+            self._tell("dense", writes.left_dense(placed.algorithm, self._model, new))
         dense = gradients.dense_gradients(records)
         placed.take_over("before_step")
         skipped = bool(self._skip(now))
-        seen = (
-            [] if skipped else gradients.seen_gradients(placed.algorithm.view, placed.state, placed.trained, dense, now)
-        )
+        seen = [] if skipped else placed.seen(dense, now)
         placed.show_trained()
         gradients.give(records, placed.trained, seen, dense)
         self._dense, self._now, self._skipped, self._stepped = dense, now, skipped, []
@@ -91,7 +92,9 @@ class Attached:
         if step != self._now and (bool(self._skip(step)) != self._skipped or files.reads_step(placed.algorithm)):
             raise ValueError(f"after_step: before_step took this for step {self._now}, got {step}: give it {step}, too")
         if not (self._stepped or self._skipped):
-            writes.check_order(placed.weights.values(), dense)
+            self._tell("order", writes.check_order(placed.weights.values(), dense))
+        if step > self._last + 1:
+            self._tell("steps", order.left_out(placed.algorithm, self._last, step))
         stepped = placed.moved(self._stepped)
         self._dense, self._last = None, step
         for record in placed.trained:
@@ -234,9 +237,7 @@ class Attached:
         """
         self._check_attached()
         placed = self._placed
-        if all(
-            writes.fits(placed.state, record) for record in placed.weights.values()
-        ):  # else there is no state to show
+        if all(writes.fits(placed.state, record) for record in placed.weights.values()):  # else there is none to show
             self._reopen()
             placed.state = placed.now("detach")
         self._unwatch()
@@ -245,6 +246,11 @@ class Attached:
         placed.weights, placed.extra, placed.records = {}, [], []
 
     # ---- checks and copies ------------------------------------------------------------------------
+
+    def _tell(self, what: str, sentence: str) -> None:
+        if sentence and what not in self._told:
+            self._told.add(what)
+            warnings.warn(sentence, stacklevel=3)
 
     def _check_attached(self) -> None:
         if not self.is_attached:
@@ -256,11 +262,12 @@ class Attached:
 
     def _watch(self) -> None:
         self._links = writes.links_of(self._model, self._placed.weights.values())
+        self._known = {id(parameter) for parameter in writes.check_members(self._placed.trained)}
         self._unwatch = order.watch(self, self._placed.records, self._hooks)
 
     def __getstate__(self) -> dict[str, object]:
         self._check_between("copy")
-        return {name: value for name, value in vars(self).items() if name not in ("_links", "_unwatch")}
+        return {name: value for name, value in vars(self).items() if name not in ("_links", "_known", "_unwatch")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)

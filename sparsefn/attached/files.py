@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsefn import algorithms, checkpoint, compose
-from sparsefn.engine.checks import call_of, is_int, shown
+from sparsefn.algorithms.frame import update_of
+from sparsefn.engine.checks import call_of, is_int, parts_of, shown
 from sparsefn.engine.processes import is_sharded
 from sparsefn.state import Algorithm, State, effective, masked_view
 from sparsefn.tree import Tree, leaves_at, with_leaves
@@ -89,6 +90,18 @@ def arguments_by_path(made: Any, path: str = "") -> dict[str, str]:
     return found
 
 
+def arguments_of(algorithm: Algorithm) -> Iterator[tuple[str, Any]]:
+    """The arguments of the calls that made an algorithm and its parts, by name, and what follows from `steps`.
+
+    >>> [value for name, value in arguments_of(sf.rigl(0.9, steps=1000)) if name == "when" and value is not None]
+    [every(10, stop=750)]
+    """
+    for part in (part for part in parts_of(algorithm) if isinstance(part, Algorithm)):
+        masked, call = update_of(part).masked, call_of(part)
+        yield from () if masked is None else masked._asdict().items()
+        yield from () if call is None else call.arguments().items()
+
+
 def reads_step(algorithm: Algorithm) -> bool:
     """Whether the gradients that an algorithm's optimizer sees may depend on the step.
 
@@ -102,14 +115,12 @@ def reads_step(algorithm: Algorithm) -> bool:
 def _check_arguments(theirs: str, their: Mapping[str, str], mine: str, own: Mapping[str, str], strict: bool) -> None:
     parts = [[text for text in found.values() if text in _ALGORITHMS] for found in (their, own)]
     other = [path for path in {**own, **their} if own.get(path) != their.get(path)]
+    text = f"load_state_dict: expected a state of {mine}, got one of {theirs}"
     if parts[0] != parts[1]:
-        raise ValueError(f"load_state_dict: expected a state of {mine}, got one of {theirs}")
+        raise ValueError(text)
     if strict and other:
         here, there = (found.get(other[0], "nothing") for found in (own, their))
-        raise ValueError(
-            f"load_state_dict: expected a state of {mine}, got one of {theirs}, whose {other[0]!r} is {there} and not "
-            f"{here}; strict=False takes it"
-        )
+        raise ValueError(f"{text}, whose {other[0]!r} is {there} and not {here}; strict=False takes it")
 
 
 def _without_addresses(text: str) -> str:

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from sparsefn.attached.records import Record, address
-from sparsefn.engine.leaves import zeroed
 from sparsefn.engine.processes import laid_out, whole
-from sparsefn.state import State, Step, TrainView, masked_view
-from sparsefn.tree import leaves_of
+from sparsefn.tree import Leaves
 
 
 def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
@@ -49,25 +47,7 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
     return {record.name: dense_gradient(record.parameter, record.parameter) for record in records}
 
 
-def seen_gradients(
-    view: TrainView, state: State, trained: Iterable[Record], dense: Mapping[str, Tensor], step: Step
-) -> list[Tensor]:
-    """The gradient of each leaf that an algorithm trains, in their order.
-
-    >>> state = sf.static(0.5, init="magnitude").init({"w": torch.tensor([[1.0, 2.0]])})
-    >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
-    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1), support=state.masks["w"])
-    >>> seen_gradients(masked_view, state, [record], {"w": torch.ones(1, 2)}, 0)
-    [tensor([[0., 1.]])]
-    """
-    if view.grads is masked_view.grads:
-        return zeroed([record.support for record in trained], list(dense.values()))
-    return leaves_of(view.grads(state, dict(dense), step))
-
-
-def give(
-    records: Iterable[Record], trained: Sequence[Record], seen: Sequence[Tensor], dense: dict[str, Tensor]
-) -> None:
+def give(records: Iterable[Record], trained: Sequence[Record], seen: Sequence[Tensor], dense: Leaves) -> None:
     """Make gradients what optimizers see, in memory of their own; no gradients for an empty list.
 
     >>> weight, latent = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))

@@ -107,7 +107,6 @@ def clear_changed(records: Sequence[Record], view: TrainView, new: State, old: S
     """
     rows, _ = zipped(view.support(new), view.support(old), view.get(new), view.get(old))
     for record, row in zip(records, rows, strict=True):
-        if is_sparse(row[0], row[2]) and not (row[0] is row[1] and row[2] is row[3]):
-            live = live_entries(*row)
-            if live is not None:
-                clear_moments(record, live)
+        same = row[0] is row[1] and row[2] is row[3]
+        if is_sparse(row[0], row[2]) and not same and (live := live_entries(*row)) is not None:
+            clear_moments(record, live)

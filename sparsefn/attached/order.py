@@ -12,13 +12,13 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sparsefn.attached.files import arguments_of
 from sparsefn.attached.records import Record, optimizers_of
 from sparsefn.engine.checks import as_int, check_kind
+from sparsefn.state import Algorithm
+from sparsefn.timing.triggers import At, Every
 
-STEP_ALONE = (
-    "step: call before_step first, after backward() and before the optimizer's step, and after_step after it; where a "
-    "framework calls step() itself, sf.attach(..., hooks=True) calls both"
-)
+STEP_ALONE = "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both"
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -31,8 +31,11 @@ class Around(Protocol):
     def around_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any: ...
 
 
+Found = Callable[[], Around | None]
+
+
 class _Watch(NamedTuple):
-    around: Callable[[], Around | None]
+    around: Found
     handles: Sequence[RemovableHandle]
 
 
@@ -59,7 +62,7 @@ def watch(around: Around, records: Sequence[Record], keep: bool) -> Callable[[],
     With `keep` the optimizers hold what they call; else it may become garbage, and a step then raises RuntimeError.
     """
     alive = weakref.ref(around)
-    found: Callable[[], Around | None] = (lambda: around) if keep else alive
+    found: Found = (lambda: around) if keep else alive
     handles = []
     for optimizer in optimizers_of(records):
         handles.append(optimizer.register_step_pre_hook(partial(_before, found)))
@@ -88,20 +91,35 @@ def later(call: str, step: object, last: int) -> int:
     return number
 
 
+def left_out(algorithm: Algorithm, last: int, step: int) -> str:
+    """A warning of a trigger that fires at none but the steps between two, which a loop leaves out; "" without one.
+
+    >>> left_out(sf.rigl(0.9), -1, 3), left_out(sf.rigl(0.9), 99, 103)[:72]
+    ('', 'after_step: expected step 100, got 103, which leaves out where every(100')
+
+    One is missed that fires between the two and not at the second. The first step of a run, where `last` is -1, may
+    be a late one: then a trigger is missed that fires no more.
+    """
+    end = step if last >= 0 else 1 << 62
+    for _, when in arguments_of(algorithm):
+        if isinstance(when, Every | At) and when.count(last) < when.count(step - 1) == when.count(end):
+            return (
+                f"after_step: expected step {last + 1}, got {step}, which leaves out where {when!r} fires: count steps "
+                "of the optimizer from 0, as after_step(i // 4) does where 4 batches make a step; where a run goes on, "
+                "call load_state_dict first, and where it begins late, give the algorithm a later trigger"
+            )
+    return ""
+
+
 def _remove(handles: Iterable[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
 
 
-def _before(
-    found: Callable[[], Around | None], optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Arguments | None:
+def _before(found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     around = found()
     if around is None:
-        raise RuntimeError(
-            "step: an algorithm is attached to the weights of this optimizer, but what sf.attach returned is gone: "
-            "keep it and call before_step and after_step around the step, or call its detach() before you let it go"
-        )
+        raise RuntimeError("step: what sf.attach returned for these weights is gone: keep it, or call detach() first")
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
         around.enter_step(optimizer)
@@ -112,7 +130,7 @@ def _before(
     return args, {**kwargs, "closure": wrapped}
 
 
-def _after(found: Callable[[], Around | None], optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
+def _after(found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:
     around = found()
     if around is not None:
         around.leave_step(optimizer)

@@ -13,8 +13,8 @@ from sparsefn.attached.moments import clear_moments, zeros_stay
 from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
 from sparsefn.engine.leaves import is_sparse, zeroed
-from sparsefn.state import Algorithm, State
-from sparsefn.tree import Tree, flatten, opened, zipped
+from sparsefn.state import Algorithm, State, Step, masked_view
+from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
 
 
 class Placed:
@@ -36,9 +36,7 @@ class Placed:
     def __init__(self, algorithm: Algorithm, weights: Mapping[str, Record]) -> None:
         state = algorithm.init({name: record.parameter.detach() for name, record in weights.items()})
         if state.opt != ():
-            raise ValueError(
-                "attach: expected an algorithm without with_optimizer, as the torch optimizer takes its place"
-            )
+            raise ValueError("attach: expected an algorithm without with_optimizer: torch's own takes its place")
         self.algorithm, self.state = algorithm, state
         self.weights = {name: weights[name] for name in flatten(state.params)[0]}  # in the order of the leaves
         self.trained = trained_records(algorithm.view, state, self.weights)
@@ -49,19 +47,28 @@ class Placed:
                 record.found = record.parameter.detach().clone()
         self._dtypes = {record.parameter.dtype for record in self.records}
 
-    def written(self) -> list[Record]:
-        """The weights that somebody has written to since `show`."""
-        return [record for record in self.weights.values() if record.is_written()]
-
     def now(self, call: str) -> State:
         """The state, with what somebody has written since `show`; `call` begins the errors."""
-        written = self.written()
+        written = [record for record in self.weights.values() if record.is_written()]
         return taken_over(call, self.state, written) if written else self.state
 
     def take_over(self, call: str) -> None:
         """Let state and module have what somebody has written since `show`, masked."""
-        if written := self.written():
-            self.show(taken_over(call, self.state, written), self.state)
+        if (state := self.now(call)) is not self.state:
+            self.show(state, self.state)
+
+    def seen(self, dense: Leaves, step: Step) -> list[Tensor]:
+        """The gradient of each leaf that the algorithm trains, in their order, of the dense ones of the weights.
+
+        >>> weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0]]))
+        >>> weights = {"w": Record("w", weight, torch.optim.SGD([weight], lr=0.1))}
+        >>> Placed(sf.static(0.5, init="magnitude"), weights).seen({"w": torch.ones(1, 2)}, 0)
+        [tensor([[0., 1.]])]
+        """
+        view = self.algorithm.view
+        if view.grads is masked_view.grads:
+            return zeroed([record.support for record in self.trained], list(dense.values()))
+        return leaves_of(view.grads(self.state, dict(dense), step))
 
     def moved(self, stepped: Sequence[Optimizer]) -> State:
         """The state with what optimizers, and whoever else, made of the parameters since `settle`.
@@ -141,9 +148,7 @@ class Placed:
             record.written = record.is_touched()
             if not record.trains:
                 record.parameter.grad = None
-        for record in self.trained:
-            if record.optimizer is not optimizer:
-                continue
+        for record in (record for record in self.trained if record.optimizer is optimizer):
             support, moments = record.support, optimizer.state.get(record.parameter)
             is_masked = is_sparse(support, record.parameter)
             if skipped:
@@ -157,10 +162,9 @@ class Placed:
 
     def leave(self, optimizer: Optimizer) -> None:
         """Note what an optimizer has written in its step."""
-        for record in self.records:
-            if record.optimizer is optimizer:
-                record.note()
-                record.moments = optimizer.state.get(record.parameter)
+        for record in (record for record in self.records if record.optimizer is optimizer):
+            record.note()
+            record.moments = optimizer.state.get(record.parameter)
 
     def own(self, tree: Tree) -> Tree:
         """The tree, with copies of the leaves whose memory later steps write."""

@@ -124,10 +124,7 @@ def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]
     for record, support in zip(records, leaves_of(view.support(state)), strict=True):
         record.trains, record.support = True, support
         if isinstance(record.optimizer, torch.optim.SparseAdam) and (record.beside or support.ndim):
-            raise ValueError(
-                f"attach: SparseAdam takes sparse gradients alone, and those of {record.name!r} are masked and dense: "
-                "leave it out of `where`, or train it with Adam"
-            )
+            raise ValueError(f"attach: SparseAdam takes no masks: leave {record.name!r} out of `where`, or use Adam")
     return records
 
 
@@ -141,10 +138,7 @@ def put_in(extra: Sequence[Record], options: Mapping[str, object] | None) -> Non
     1.0
     """
     if options is not None and not extra:
-        raise ValueError(
-            "attach: expected an algorithm that trains scores or latents for extra_group, got one that adds no "
-            "parameters"
-        )
+        raise ValueError("attach: extra_group is for new parameters, such as scores, and this algorithm adds none")
     for optimizer in optimizers_of(extra):
         new = [record for record in extra if record.optimizer is optimizer]
         if options is not None:

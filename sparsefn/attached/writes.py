@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from sparsefn.attached.files import arguments_of
 from sparsefn.attached.records import Record, differ, optimizers_of, same_or_nan
 from sparsefn.engine.leaves import is_sparse, zeroed
 from sparsefn.engine.processes import is_sharded, whole
 from sparsefn.modules.wrappers import own_tensors
-from sparsefn.state import State, has_own_support
+from sparsefn.state import Algorithm, State, has_own_support
 from sparsefn.tree import all_finite
+from sparsefn.tree.chosen import matching
 
 _AGAIN = "call detach(), then attach again"
 
@@ -40,16 +42,13 @@ def links_of(model: nn.Module, weights: Iterable[Record]) -> list[Link]:
     paths = {name: path for name, (path, _) in own_tensors(model, "parameters").items()}
     found: dict[tuple[int, str], Link] = {}
     for record in weights:
-        node, (*parts, last) = model, paths[record.name].split(".")
-        for part in parts:
-            child = node._modules.get(part)
-            if child is None:
+        node: Any = model
+        for part in paths[record.name].split("."):
+            place = node._modules if part in node._modules else node._parameters
+            if part not in place or (place is node._parameters and is_sharded(record.parameter)):
                 break
-            found.setdefault((id(node), part), Link(node._modules, part, child, record.name))
-            node = child
-        else:
-            if not is_sharded(record.parameter) and last in node._parameters:
-                found.setdefault((id(node), last), Link(node._parameters, last, record.parameter, record.name))
+            found.setdefault((id(node), part), Link(place, part, place[part], record.name))
+            node = place[part]
     return list(found.values())
 
 
@@ -62,15 +61,12 @@ def check_links(links: Sequence[Link]) -> None:
     >>> check_links(links)
     Traceback (most recent call last):
         ...
-    RuntimeError: before_step: the parameter 'weight', or a layer that holds it, was replaced in the module since
-    attach: call detach(), then attach again
+    RuntimeError: before_step: 'weight', or a layer that holds it, was replaced since attach: call detach(), then attach
+    again
     """
     for place, key, held, name in links:
         if place.get(key) is not held:
-            raise RuntimeError(
-                f"before_step: the parameter {name!r}, or a layer that holds it, was replaced in the module since "
-                f"attach: {_AGAIN}"
-            )
+            raise RuntimeError(f"before_step: {name!r}, or a layer that holds it, was replaced since attach: {_AGAIN}")
 
 
 def fits(state: State, record: Record) -> bool:
@@ -103,34 +99,60 @@ def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
             raise RuntimeError(f"{call}: {record.name!r} was {was} when it was attached, and is {now}: {_AGAIN}")
 
 
-def check_members(records: Sequence[Record]) -> None:
-    """Raise RuntimeError for a parameter that its optimizer does not have any more.
+def check_members(records: Sequence[Record], known: Container[int] = ()) -> list[Tensor]:
+    """Raise RuntimeError for a parameter that its optimizer does not have any more; the trained ones it has beside.
 
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> check_members([Record("w", weight, torch.optim.SGD([weight], lr=0.1))])
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> record = Record("weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1))
+    >>> [p is layer.bias for p in check_members([record], {id(layer.weight)})]
+    [True]
+
+    Those that are `known` by their `id` are left out, and those that require no gradient.
     """
-    members = {
-        id(p) for optimizer in optimizers_of(records) for group in optimizer.param_groups for p in group["params"]
-    }
+    members = [p for optimizer in optimizers_of(records) for group in optimizer.param_groups for p in group["params"]]
+    found = {id(p): p for p in members}
     for record in records:
-        if id(record.parameter) not in members:
+        if id(record.parameter) not in found:
             raise RuntimeError(f"before_step: the optimizer of {record.name!r} has it no more: {_AGAIN}")
+    return [p for key, p in found.items() if key not in known and p.requires_grad]
 
 
-def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> None:
-    """Raise RuntimeError where weights moved though their optimizer has not stepped, and gradients were finite.
+def left_dense(algorithm: Algorithm, model: nn.Module, new: Collection[Tensor]) -> str:
+    """A warning of a parameter that is new in an optimizer, and that an algorithm would have masked; "" without one.
+
+    >>> net = torch.nn.Linear(2, 1)
+    >>> left_dense(sf.static(0.5), net, [net.bias]), left_dense(sf.static(0.5), net, [net.weight])[:45]
+    ('', "before_step: 'weight' trains since attach, an")
+    """
+    named = {name: p for name, (_, p) in own_tensors(model, "parameters").items()}
+    for argument, where in arguments_of(algorithm):
+        chosen = matching("where", where, named) if argument == "where" else {}
+        for name in (name for name, p in chosen.items() if any(p is one for one in new)):
+            return f"before_step: {name!r} trains since attach, and stays dense: add or unfreeze it before, or {_AGAIN}"
+    return ""
+
+
+def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> str:
+    """A warning where no optimizer has stepped, though gradients are finite; "" where they are not.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
     >>> record.note()
-    >>> check_order([record], {"w": torch.ones(2)})
+    >>> check_order([record], {"w": torch.ones(2)})[:55]
+    'after_step: no optimizer has stepped since before_step:'
+    >>> check_order([record], {"w": torch.full((2,), torch.inf)})
+    ''
+
+    Raises RuntimeError where weights have moved then.
     """
-    moved = [record.name for record in records if record.is_touched()]
-    if moved and bool(all_finite(dense)):
-        raise RuntimeError(
-            f"after_step: {moved[0]!r} has moved since before_step, but its optimizer has not stepped: where another "
-            "optimizer has taken its place, call detach(), then attach again with that one"
-        )
+    if not bool(all_finite(dense)):
+        return ""
+    for record in (record for record in records if record.is_touched()):
+        raise RuntimeError(f"after_step: {record.name!r} moved without its optimizer: for another optimizer, {_AGAIN}")
+    return (
+        "after_step: no optimizer has stepped since before_step: where several batches make a step, call both around "
+        "optimizer.step(), after the last backward; where a step is left out on purpose, all is well"
+    )
 
 
 def taken_over(call: str, state: State, written: Sequence[Record]) -> State:

@@ -2,6 +2,7 @@ import copy
 import gc
 import io
 import pickle
+import re
 import warnings
 import weakref
 
@@ -462,7 +463,7 @@ def test_before_step_twice_is_refused(algorithm):
     sparse = sf.attach(algorithm, model, adam(model))
     backward(model)
     sparse.before_step()
-    with pytest.raises(RuntimeError, match=r"before_step: called twice.*call after_step after every before_step"):
+    with pytest.raises(RuntimeError, match=r"before_step: called between.*call after_step after every before_step"):
         sparse.before_step()
 
 
@@ -549,9 +550,7 @@ def test_each_forgotten_line_raises_at_the_next_call(name):
     model, optimizer, sparse = trio(name)
     whole, weights = trio(name), weights_of(model)
     backward(model)
-    with pytest.raises(
-        RuntimeError, match=r"step: call before_step first, after backward\(\) .* hooks=True\) calls both"
-    ):
+    with pytest.raises(RuntimeError, match=r"step: call before_step before it, .*hooks=True\) has step\(\) call both"):
         optimizer.step()
     with pytest.raises(RuntimeError, match="after_step: call before_step first, between backward and the optimizer's"):
         sparse.after_step(1)
@@ -560,7 +559,7 @@ def test_each_forgotten_line_raises_at_the_next_call(name):
     optimizer.step()
     with pytest.raises(RuntimeError, match="step: the optimizer has stepped since before_step: call after_step before"):
         optimizer.step()
-    with pytest.raises(RuntimeError, match="before_step: called twice, without after_step between: call after_step"):
+    with pytest.raises(RuntimeError, match="before_step: called between before_step and after_step: call after_step"):
         sparse.before_step()
     for call in (sparse.check, sparse.state_dict, lambda: copy.deepcopy(sparse)):
         with pytest.raises(RuntimeError, match=r": called between before_step and after_step: call after_step after"):
@@ -575,10 +574,7 @@ def test_each_forgotten_line_raises_at_the_next_call(name):
 
 
 def test_a_zeroed_gradient_where_masks_change_warns():
-    model, optimizer, sparse = trio()
-    backward(model)
-    sparse.before_step()
-    sparse.after_step(1)
+    model, optimizer, sparse = trio(steps=2)
     backward(model)
     optimizer.zero_grad(set_to_none=False)
     sparse.before_step()
@@ -593,7 +589,7 @@ def test_what_attach_returned_is_kept():
     sf.attach(rigl(), model, optimizer)
     gc.collect()
     backward(model)
-    with pytest.raises(RuntimeError, match="what sf.attach returned is gone: keep it and call before_step and after"):
+    with pytest.raises(RuntimeError, match="what sf.attach returned for these weights is gone: keep it, or call"):
         optimizer.step()
     sparse = sf.attach(rigl(), model, optimizer)
     train(sparse, model, optimizer, range(2))
@@ -620,13 +616,157 @@ def test_terms_and_skip_read_the_step_of_before_step():
     sparse.before_step()
     with pytest.raises(ValueError, match="after_step: before_step took this for step 0, got 1: give it 1, too"):
         sparse.after_step(1)
+    optimizer.step()
     sparse.after_step(0)
     sparse.detach()
+    backward(model)
     sparse = sf.attach(rigl(), model, optimizer, skip=sf.at([1]))
     sparse.before_step()
     with pytest.raises(ValueError, match="before_step took this for step 0, got 1"):
         sparse.after_step(1)
+    optimizer.step()
     sparse.after_step(3)
+
+
+# ---- what warns -----------------------------------------------------------------------------------
+
+
+def warned(run):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run()
+    return [str(one.message) for one in found]
+
+
+@pytest.mark.parametrize("name", ["rigl", "ste", "supermask"])
+def test_numbers_of_batches_in_the_place_of_steps_warn_once(name):
+    algorithm = {"rigl": rigl(), "ste": sf.ste(0.5, when=sf.every(5)), "supermask": sf.supermask(0.5, when=sf.at([8]))}
+    model = net()
+    sparse = sf.attach(algorithm[name], model, optimizer := adam(model))
+    (text,) = warned(lambda: train(sparse, model, optimizer, range(3, 40, 4)))
+    assert re.match(
+        r"after_step: expected step [48], got (7|11), which leaves out where .* fires: count steps of", text
+    )
+    assert r"after_step(i // 4) does where 4 batches make a step" in text
+
+
+@pytest.mark.parametrize("algorithm", [sf.one_shot(0.5), sf.gmp(0.8, steps=20)], ids=["one shot", "gmp"])
+def test_a_run_that_begins_when_all_is_over_warns(algorithm):
+    model = net()
+    sparse = sf.attach(algorithm, model, optimizer := adam(model))
+    (text,) = warned(lambda: train(sparse, model, optimizer, range(20, 23)))
+    assert "after_step: expected step 0, got 20, which leaves out where" in text
+    assert "where it begins late, give the algorithm a later trigger" in text and sparse.changes == 0
+
+
+def test_steps_that_begin_late_or_go_on_are_right():
+    for algorithm, first in ((rigl(), 1), (rigl(), 51), (sf.one_shot(0.5, when=sf.at([1001])), 1000), (sf.ste(0.5), 9)):
+        model = net()
+        sparse = sf.attach(algorithm, model, optimizer := adam(model))
+        train(sparse, model, optimizer, range(first, first + 3))
+        other = net()
+        other.load_state_dict(model.state_dict())
+        again = sf.attach(algorithm, other, second := adam(other))
+        again.load_state_dict(sparse.state_dict())
+        train(again, other, second, range(first + 3, first + 5))
+
+
+def test_a_step_without_the_optimizer_warns_once():
+    model, optimizer, sparse = trio()
+
+    def run():
+        for step in range(1, 7):  # both calls for each of two batches
+            backward(model)
+            sparse.before_step()
+            if step % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            sparse.after_step(step)
+
+    (text,) = warned(run)
+    assert text == (
+        "after_step: no optimizer has stepped since before_step: where several batches make a step, call both around "
+        "optimizer.step(), after the last backward; where a step is left out on purpose, all is well"
+    )
+
+
+def test_a_step_that_skip_leaves_out_needs_no_optimizer():
+    model, optimizer, sparse = trio(skip=sf.at([1]))
+    backward(model)
+    sparse.before_step()
+    sparse.after_step(1)
+    optimizer.zero_grad()
+    train(sparse, model, optimizer, [2])
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_weight_that_trains_since_attach_warns_once(copied):
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = adam(model)
+    sparse = sf.attach(rigl(), model, optimizer)
+    train(sparse, model, optimizer, [0])
+    model[0].bias.requires_grad_(True)  # which stays dense anyway
+    train(sparse, model, optimizer, [1])
+    if copied:
+        model, optimizer, sparse = copy.deepcopy((model, optimizer, sparse))
+    model[0].weight.requires_grad_(True)
+    (text,) = warned(lambda: train(sparse, model, optimizer, [2, 3]))
+    assert text.startswith(
+        "before_step: '0.weight' trains since attach, and stays dense: add or unfreeze it before, or"
+    )
+    sparse.detach()
+    train(sf.attach(rigl(), model, optimizer), model, optimizer, [0])
+    assert (model[0].weight == 0).any()
+
+
+def test_a_layer_that_is_new_in_the_optimizer_warns_and_another_model_does_not():
+    model, optimizer, sparse = trio()
+    other = nn.Linear(4, 4)
+    optimizer.add_param_group({"params": other.parameters()})
+    train(sparse, model, optimizer, [1])
+    model.append(nn.Linear(4, 4))
+    optimizer.add_param_group({"params": model[3].parameters()})
+    (text,) = warned(lambda: train(sparse, model, optimizer, [2, 3]))
+    assert text.startswith("before_step: '3.weight' trains since attach, and stays dense")
+
+
+# ---- hooks, and a second optimizer ----------------------------------------------------------------
+
+
+def test_hooks_beside_an_optimizer_of_other_weights():
+    model, other = net(), nn.Linear(4, 4)
+    optimizer, second = adam(model), adam(other)
+    sparse = sf.attach(rigl(), model, optimizer, hooks=True)
+    whole = trio(steps=4)
+    for _ in range(4):
+        optimizer.zero_grad()
+        backward(model)
+        other(torch.ones(4)).sum().backward()
+        second.step()
+        optimizer.step()
+        second.step()
+    assert same(sparse.state, whole[2].state)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_hooks_mask_what_a_second_optimizer_has_written(first):
+    model = net()
+    optimizer, second = adam(model), torch.optim.SGD([model[0].weight, model[2].bias], lr=0.1)
+    sparse = sf.attach(rigl(), model, optimizer, hooks=True)
+    for _ in range(4):
+        optimizer.zero_grad()
+        backward(model)
+        if first:
+            second.step()
+        optimizer.step()
+        check_zeros(sparse, model, optimizer)
+        if not first:
+            backward(model)
+            second.step()
+            with pytest.raises(RuntimeError, match="check: .* pruned entries of '0.weight' are not zero in the module"):
+                sparse.check()
+    assert sparse.changes == 2
 
 
 # ---- closures -------------------------------------------------------------------------------------
@@ -860,8 +1000,8 @@ def test_what_was_replaced_is_named_and_a_detach_mends_it(name):
         optimizer.param_groups[0]["params"].clear()
 
     for change, text in {
-        other_layer: r"the parameter '0.bias', or a layer that holds it, was replaced in the module since attach: call",
-        other_parameter: r"the parameter '0.weight', or a layer that holds it, was replaced",
+        other_layer: r"'0.bias', or a layer that holds it, was replaced since attach: call detach\(\), then attach",
+        other_parameter: r"'0.weight', or a layer that holds it, was replaced",
         other_dtype: r"'0.bias' was torch.float32 on cpu of shape \(12,\) when it was attached, and is torch.float64",
         no_member: r"the optimizer of '.*' has it no more: call detach\(\), then attach again",
     }.items():
@@ -885,9 +1025,7 @@ def test_another_optimizer_at_work_is_noticed():
     backward(model)
     sparse.before_step()
     other.step()
-    with pytest.raises(
-        RuntimeError, match="after_step: '0.bias' has moved since before_step, but its optimizer has not"
-    ):
+    with pytest.raises(RuntimeError, match="after_step: '0.bias' moved without its optimizer: for another optimizer"):
         sparse.after_step(1)
 
 

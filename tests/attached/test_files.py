@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.files import arguments_by_path, loaded, reads_step, saved
+from sparsefn.attached.files import arguments_by_path, arguments_of, loaded, reads_step, saved
 
 WEIGHTS = {"w": torch.tensor([[1.0, -2.0, 3.0, 4.0]])}
 
@@ -98,3 +98,11 @@ def test_gradients_that_depend_on_the_step():
     own_view = sf.dense()._replace(view=sf.dense().view._replace(get=lambda state: state.params))
     assert not reads_step(sf.partition([("*", sf.rigl(0.5))])) and reads_step(own_view)
     assert reads_step(sf.partition([("*", sf.with_terms(sf.rigl(0.5), sf.terms.pruned_decay(0.1)))]))
+
+
+def test_arguments_of_all_parts():
+    algorithm = sf.partition([("0.*", sf.rigl(0.5)), ("*", sf.with_terms(sf.gmp(0.8, steps=20), sf.terms.l2(0.1)))])
+    found = [value for name, value in arguments_of(algorithm) if name == "when" and value is not None]
+    assert list(dict.fromkeys(found)) == [sf.every(100), sf.every(1, stop=15)]
+    own = sf.Algorithm(sf.static(0.5).init, lambda state, grads, step: state)
+    assert list(arguments_of(own)) == []

@@ -1,10 +1,8 @@
 import pytest
 import torch
 
-import sparsefn as sf
-from sparsefn.attached.gradients import dense_gradient, dense_gradients, give, seen_gradients, warn_of_zeros
+from sparsefn.attached.gradients import dense_gradient, dense_gradients, give, warn_of_zeros
 from sparsefn.attached.records import Record
-from sparsefn.state import masked_view
 
 
 def record(name="w", grad=None, **flags):
@@ -25,15 +23,6 @@ def test_some_parameter_has_a_gradient():
         dense_gradients([record(), record()])
     found = dense_gradients([record("a"), record("b", torch.ones(2))])
     assert found["a"].tolist() == [0, 0] and found["b"].tolist() == [1, 1]
-
-
-@pytest.mark.parametrize("algorithm", [sf.static(0.5, init="magnitude"), sf.ste(0.5)], ids=["masked", "whole"])
-def test_what_is_seen_is_what_the_view_says(algorithm):
-    state = algorithm.init({"w": torch.tensor([[1.0, 2.0]])})
-    own = record(trains=True, support=algorithm.view.support(state)["w"])
-    seen = seen_gradients(algorithm.view, state, [own], {"w": torch.ones(1, 2)}, 0)
-    wanted = masked_view.grads(state, {"w": torch.ones(1, 2)}, 0)["w"]
-    assert torch.equal(seen[0], wanted)
 
 
 def test_no_two_have_the_same_memory():

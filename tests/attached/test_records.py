@@ -107,7 +107,7 @@ def test_sparse_adam_is_refused_on_masked_leaves_alone():
             trained_records(masked_view, state, weights)
             continue
         with pytest.raises(
-            ValueError, match="attach: SparseAdam takes sparse gradients alone, and those of 'w' are masked and dense"
+            ValueError, match="attach: SparseAdam takes no masks: leave 'w' out of `where`, or use Adam"
         ):
             trained_records(masked_view, state, weights)
 

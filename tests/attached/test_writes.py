@@ -3,7 +3,17 @@ import torch
 
 import sparsefn as sf
 from sparsefn.attached.records import Record, owned_parameters
-from sparsefn.attached.writes import check_links, check_order, hiding, in_module, links_of, stains, taken_over
+from sparsefn.attached.writes import (
+    check_links,
+    check_members,
+    check_order,
+    hiding,
+    in_module,
+    left_dense,
+    links_of,
+    stains,
+    taken_over,
+)
 
 MASK = torch.tensor([True, True, False, False])
 
@@ -28,8 +38,39 @@ def test_places_are_found_through_wrappers_and_containers():
     check_links(links)
     assert len(links) == 8  # module, layers, two layers, four parameters
     model.module.layers[1] = torch.nn.Linear(2, 2)
-    with pytest.raises(RuntimeError, match=r"the parameter 'layers.1.bias', or a layer that holds it, was replaced"):
+    with pytest.raises(RuntimeError, match=r"before_step: 'layers.1.bias', or a layer that holds it, was replaced"):
         check_links(links)
+
+
+def test_new_members_of_an_optimizer():
+    layer = torch.nn.Linear(2, 2)
+    layer.bias.requires_grad_(False)
+    own = Record("weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1))
+    assert check_members([own], {id(layer.weight)}) == []
+    layer.bias.requires_grad_(True)
+    (new,) = check_members([own], {id(layer.weight)})
+    assert new is layer.bias
+    own.optimizer.param_groups[0]["params"].pop(0)
+    with pytest.raises(RuntimeError, match="before_step: the optimizer of 'weight' has it no more: call detach"):
+        check_members([own])
+
+
+@pytest.mark.parametrize("made", [sf.static(0.5), sf.supermask(0.5), sf.partition([("*", sf.rigl(0.5))])])
+def test_weights_that_would_have_been_masked(made):
+    model = torch.nn.DataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)))
+    layer, norm = model.module
+    assert left_dense(made, model, [norm.weight, layer.bias, torch.ones(2, 2)]) == ""
+    assert left_dense(made, model, [layer.bias, layer.weight]) == (
+        "before_step: '0.weight' trains since attach, and stays dense: add or unfreeze it before, or call detach(), "
+        "then attach again"
+    )
+
+
+def test_weights_that_where_does_not_choose():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    algorithm = sf.rigl(0.5, where="0.*")
+    assert left_dense(algorithm, model, [model[1].weight]) == ""
+    assert "'0.weight' trains since attach" in left_dense(algorithm, model, [model[0].weight])
 
 
 def test_values_at_kept_entries_are_taken_over():
@@ -65,13 +106,14 @@ def test_a_parameter_of_another_kind_is_named():
 def test_weights_that_move_without_their_optimizer():
     own = record([1.0, 2.0])
     own.note()
-    check_order([own], {"w": torch.ones(2)})
+    assert check_order([own], {"w": torch.ones(2)}) == (
+        "after_step: no optimizer has stepped since before_step: where several batches make a step, call both around "
+        "optimizer.step(), after the last backward; where a step is left out on purpose, all is well"
+    )
     with torch.no_grad():
         own.parameter.add_(1.0)
-    check_order([own], {"w": torch.tensor([1.0, torch.inf])})  # as a GradScaler leaves a step out
-    with pytest.raises(
-        RuntimeError, match="after_step: 'w' has moved since before_step, but its optimizer has not step"
-    ):
+    assert check_order([own], {"w": torch.tensor([1.0, torch.inf])}) == ""  # as a GradScaler leaves a step out
+    with pytest.raises(RuntimeError, match="after_step: 'w' moved without its optimizer: for another optimizer, call"):
         check_order([own], {"w": torch.ones(2)})
 
 
