@@ -82,11 +82,11 @@ def _result(path: str, result: object, leaf: Tensor) -> tuple[Tensor, Tensor]:
         raise TypeError(f"rewrite: expected fn to return a tuple (weight, mask) for {path!r}, got {_kind(result)}")
     for name, x, dtype in zip(("weight", "mask"), result, (leaf.dtype, torch.bool), strict=True):
         if x.dtype != dtype:
-            raise TypeError(f"rewrite: expected a {name} of {dtype} at {path!r}, got {x.dtype}")
+            raise TypeError(f"rewrite: expected {name} of {dtype} at {path!r}, got {x.dtype}")
         if x.shape != leaf.shape:
             raise ValueError(f"rewrite: expected {name} of shape {tuple(leaf.shape)} at {path!r}, got {tuple(x.shape)}")
         if x.device != leaf.device:
-            raise ValueError(f"rewrite: expected a {name} on {leaf.device} at {path!r}, got {x.device}")
+            raise ValueError(f"rewrite: expected {name} on {leaf.device} at {path!r}, got {x.device}")
     weight, mask = result
     return weight.clone(memory_format=torch.contiguous_format), mask.clone(memory_format=torch.contiguous_format)
 

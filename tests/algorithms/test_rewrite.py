@@ -152,11 +152,11 @@ def test_under_vmap_and_with_a_tensor_step():
     [
         (W, TypeError, "rewrite: expected fn to return a tuple (weight, mask) for 'a.w', got Tensor"),
         ((W, None), TypeError, "expected fn to return a tuple (weight, mask) for 'a.w', got (Tensor, NoneType)"),
-        ((W, W), TypeError, "rewrite: expected a mask of torch.bool at 'a.w', got torch.float32"),
-        ((W.double(), W > 0), TypeError, "rewrite: expected a weight of torch.float32 at 'a.w', got torch.float64"),
-        ((W[0], W > 0), ValueError, "rewrite: expected a weight of shape (2, 4) at 'a.w', got (4,)"),
-        ((W, W[:1] > 0), ValueError, "rewrite: expected a mask of shape (2, 4) at 'a.w', got (1, 4)"),
-        ((W.to("meta"), W > 0), ValueError, "rewrite: expected a weight on cpu at 'a.w', got meta"),
+        ((W, W), TypeError, "rewrite: expected mask of torch.bool at 'a.w', got torch.float32"),
+        ((W.double(), W > 0), TypeError, "rewrite: expected weight of torch.float32 at 'a.w', got torch.float64"),
+        ((W[0], W > 0), ValueError, "rewrite: expected weight of shape (2, 4) at 'a.w', got (4,)"),
+        ((W, W[:1] > 0), ValueError, "rewrite: expected mask of shape (2, 4) at 'a.w', got (1, 4)"),
+        ((W.to("meta"), W > 0), ValueError, "rewrite: expected weight on cpu at 'a.w', got meta"),
     ],
 )
 def test_bad_results(result, kind, text):

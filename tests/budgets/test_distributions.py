@@ -93,7 +93,7 @@ def test_at_least_in_algorithms_and_what_it_refuses():
     with pytest.raises(ValueError, match="at_least: expected 10 units or more, got 0"):
         B.at_least(B.uniform(), 5)({"a": (10, 10), "b": (10, 10)}, 1.0)
     for wrong in (B.global_(), 0.5):
-        with pytest.raises(TypeError, match="at_least: expected a distribution such as uniform"):
+        with pytest.raises(TypeError, match="at_least: expected a distribution like uniform"):
             B.at_least(wrong, 5)
     with pytest.raises(ValueError, match="at_least: expected least >= 1, got 0"):
         B.at_least(B.uniform(), 0)

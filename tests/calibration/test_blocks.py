@@ -105,7 +105,7 @@ def test_a_block_that_gets_no_data_and_other_bad_arguments():
         (
             {"tokens": torch.ones(9, dtype=torch.bool)},
             ValueError,
-            "an input of '0.weight' for each of 9 tokens, got 32",
+            "an input of '0.weight' for all 9 tokens, got 32",
         ),
         ({"blocks": ["2.*", "0.*"]}, ValueError, r"'0\.weight' is used before '2\.weight'; to prune in several rounds"),
     ],

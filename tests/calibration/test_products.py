@@ -165,12 +165,12 @@ def test_tokens_choose_rows_and_what_has_none_for_each_is_refused():
         _ = x @ weight.T
     stats, rows = watch.stats()["w"], x[tokens]
     assert int(stats["count"]) == len(rows) and torch.allclose(stats["gram"], rows.T @ rows, rtol=1e-4, atol=1e-5)
-    with Watch({"w": weight}, True, tokens), pytest.raises(ValueError, match="of 'w' for each of 20 tokens, got 8"):
+    with Watch({"w": weight}, True, tokens), pytest.raises(ValueError, match="of 'w' for all 20 tokens, got 8"):
         _ = x[:, :2].flatten(0, 1) @ weight.T
     kernel = torch.randn(2, 3, 1)
     with (
         Watch({"k": kernel}, True, tokens),
-        pytest.raises(ValueError, match="'k' for each token, but it is the kernel"),
+        pytest.raises(ValueError, match="'k' a token, but it is the kernel"),
     ):
         torch.conv1d(x.mT, kernel)
     experts, ends = torch.randn(2, 16, 16), torch.tensor([8, 16], dtype=torch.int32)

@@ -104,7 +104,7 @@ def test_what_makes_no_model_is_told(folder):
     config = json.loads((folder / "config.json").read_text())
     for named in ("NoSuchModel", "__name__"):
         (folder / "config.json").write_text(json.dumps(config | {"architectures": [named]}))
-        with pytest.raises(ValueError, match=f"name an architecture of transformers, got '{named}': pass make="):
+        with pytest.raises(ValueError, match=f"name a class of transformers, got '{named}': pass make="):
             unloaded(folder, None, torch.float32)
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
     with pytest.raises(

@@ -217,7 +217,7 @@ def test_scores_compose_with_memory_optimizers_and_patterns():
             "expected loss to be a function (params, *batch) -> 0-d tensor, got int",
         ),
         (lambda: C.grasp(loss, X), TypeError, "arguments after params, got Tensor; for one write (x,)"),
-        (lambda: C.fisher(loss, (X, Y[:2])), ValueError, "examples in the batch, got 6 at '0' and 2 at '1'"),
+        (lambda: C.fisher(loss, (X, Y[:2])), ValueError, "examples, got 6 at '0' and 2 at '1'"),
         (lambda: C.fisher(loss, (X, Y), 0), ValueError, "expected chunk_size >= 1, got 0"),
         (lambda: C.fisher(loss, (X, Y), 2.0), TypeError, "expected chunk_size to be an int, got float"),
         (lambda: C.hessian_diagonal(loss, (X, Y), True), TypeError, "expected samples to be an int, got bool"),

@@ -101,7 +101,7 @@ def test_other_weights_beneath_are_noticed_when_they_are_merged():
     with torch.no_grad():
         model.base_model.model.up.base_layer.weight.fill_(1.0)
     with pytest.raises(
-        RuntimeError, match="merge: the base of a layer has other zeros than when keep_zeros was called"
+        RuntimeError, match="merge: a layer's base has other zeros than when keep_zeros was called"
     ):
         model.merge_and_unload()
 

@@ -101,7 +101,7 @@ def test_bad_input_is_told():
         ({"tokens": text(1)}, ValueError, r"expected a text of two tokens or more, of which some count, got 1 tokens"),
         ({"tokens": text(0)}, ValueError, r"got 0 tokens of shape \(0,\), and nothing to predict"),
         ({"labels": torch.full((9,), -100)}, ValueError, "of which some count"),
-        ({"labels": torch.full((9,), 8)}, ValueError, r"labels of a vocabulary of 8, or -100, got \[8, 8, 8\]"),
+        ({"labels": torch.full((9,), 8)}, ValueError, r"labels below 8, or -100, got \[8, 8, 8\]"),
         ({"labels": text(8)}, ValueError, r"expected labels of the shape of tokens, \(9,\), got \(8,\)"),
         ({"attention_mask": torch.ones(2, 9)}, ValueError, "expected attention_mask of the shape of tokens"),
         ({"attention_mask": torch.arange(9) != 4}, ValueError, "got some inside of text 0"),
@@ -114,7 +114,7 @@ def test_bad_input_is_told():
         ({"stride": 5}, ValueError, "expected stride <= window, or tokens are left out, got 5 > 4"),
         ({"chunk_size": 0}, ValueError, "chunk_size"),
         ({"model": Dropped()}, ValueError, "eval mode, got one in train mode: call model.eval()"),
-        ({"model": lambda tokens: None}, TypeError, "gives logits, or has them as .logits, got NoneType"),
+        ({"model": lambda tokens: None}, TypeError, "gives logits, or .logits, got NoneType"),
         ({"model": lambda tokens: bigram(tokens)[0]}, ValueError, r"\(1, 3, 'vocabulary'\), got \(3, 8\)"),
     ):
         with pytest.raises(error, match=f"perplexity: .*{message}"):
