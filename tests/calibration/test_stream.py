@@ -113,7 +113,7 @@ def test_padding_is_left_out_where_tokens_says_so(folder, tmp_path):
     blocks = ["model.layers.0.*", "model.layers.1.*"]
     state = sf.calibration.in_order(model, None, blocks, wanda, inputs, chunk_size=2, tokens=counts)
     assert same_weights(model, state, tmp_path / "out")
-    with pytest.raises(ValueError, match="expected tokens to have a tensor for each of 3 batches, got 1"):
+    with pytest.raises(ValueError, match="expected a tensor of tokens for each of 3 batches, got 1"):
         sf.calibration.stream(folder, wanda, batches, tmp_path / "no", tokens=[counts])
 
 
@@ -161,7 +161,7 @@ def test_bad_input_is_told_before_anything_is_written(folder, tmp_path):
         with pytest.raises(ValueError, match=words):
             sf.calibration.stream(folder, wanda, batches, out)
     for batches, kind in [(WORDS, "Tensor"), ({"input_ids": WORDS}, "dict"), ("some text", "str")]:
-        with pytest.raises(TypeError, match=rf"a sequence of batches, as batches=\[.*\], got a {kind}$"):
+        with pytest.raises(TypeError, match=rf"a list of batches, as batches=\[.*\], got a {kind}$"):
             sf.calibration.stream(folder, wanda, batches, out)
     with pytest.raises(TypeError, match="a tensor, a tuple of arguments or a dict"):
         sf.calibration.stream(folder, wanda, ["some text"], out)
