@@ -65,9 +65,10 @@ def inputs(
     differ in their last bits between batches of different sizes, as those are different products.
 
     `state` is a State, whose effective weights are used, or None for the module's own weights; `args` and `kwargs` are
-    those of one call of the module, in its own mode (train or eval). The module, its buffers and the arguments stay as
-    they are; there are no hooks, and nothing requires gradients. What is in memory at a time is one call's activations,
-    and the statistics. Leaves that read one tensor, as queries, keys and values do, share theirs.
+    those of one call of the module, in its own mode (train or eval); a UserWarning tells of dropout. The module, its
+    buffers and the arguments stay as they are; there are no hooks, and nothing requires gradients. What is in memory at
+    a time is one call's activations, and the statistics. Leaves that read one tensor, as queries, keys and values do,
+    share theirs.
 
     Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to `3d`, `Conv1D` of transformers,
     the projections in `nn.MultiheadAttention`, and products of your own forward with a weight or a view of one, also
