@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from sparsefn.calibration.kept import own_call
 from sparsefn.calibration.products import Watch
@@ -26,6 +25,7 @@ from sparsefn.tree.chosen import as_globs, matching
 _ALL = ("count", "square", "gram")
 # What ends the name of a mask of tokens, and its value where it hides one: transformers and torch have opposite ones.
 _HIDDEN = {"attention_mask": 0, "key_padding_mask": 1}
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _SEEN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)  # and Conv1D of transformers
 
 
@@ -120,7 +120,7 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
     TypeError: inputs: expected tokens to be a bool tensor, True for each token that counts, got torch.float32 of
     shape (2, 3)
     """
-    noisy = [path for path, part in module.named_modules() if isinstance(part, _DropoutNd) and part.training and part.p]
+    noisy = [path for path, part in module.named_modules() if isinstance(part, _DROPOUT) and part.training and part.p]
     if noisy:
         warnings.warn(f"{what}: dropout is on in {noisy[0]!r}: call eval() of the model first", stacklevel=3)
     given = dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False)) | call[1]

@@ -47,7 +47,7 @@ def wanda(
     For 2:4 give no sparsity: `wanda(None, stats, pattern=sf.patterns.nm(2, 4))`. In the Conv1D of transformers outputs
     lie along axis 1: `row_balanced(axis=1)`.
 
-    ValueError for a leaf without statistics and for bad ones, as `sf.scores.wanda`, and for statistics of a Conv1D with
+    ValueError for a leaf without statistics and for bad ones, as `sf.scores.wanda`, and where all are of a Conv1D and
     outputs along axis 0.
 
     Differs from the authors' code: exactly as many weights of an output are kept as the sparsity says, where theirs
@@ -58,12 +58,11 @@ def wanda(
 
     Sun, Liu, Bair and Kolter 2023, arXiv 2306.11695.
     """
-    for path, of in stats.items() if pattern == row_balanced() else ():
-        square = of.get("square") if isinstance(of, Mapping) else None
-        if isinstance(square, Tensor) and square.shape[1:] == (1,) and len(square) > 1:
-            raise ValueError(
-                f"wanda: expected pattern=row_balanced(axis=1), as {path!r} has its outputs along axis 1, got {pattern}"
-            )
+    squares = (
+        [of.get("square") for of in stats.values() if isinstance(of, Mapping)] if pattern == row_balanced() else []
+    )
+    if squares and all(isinstance(x, Tensor) and x.shape[1:] == (1,) and len(x) > 1 for x in squares):
+        raise ValueError(f"wanda: expected pattern=row_balanced(axis=1) for leaves of Conv1D, got {pattern}")
     return one_shot(sparsity, scores.wanda(stats), pattern=pattern, when=when, where=where)
 
 

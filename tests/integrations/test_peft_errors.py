@@ -100,9 +100,7 @@ def test_other_weights_beneath_are_noticed_when_they_are_merged():
     model = train(wrapped())
     with torch.no_grad():
         model.base_model.model.up.base_layer.weight.fill_(1.0)
-    with pytest.raises(
-        RuntimeError, match="merge: a layer's base has other zeros than when keep_zeros was called"
-    ):
+    with pytest.raises(RuntimeError, match="merge: a layer's base has other zeros than when keep_zeros was called"):
         model.merge_and_unload()
 
 

@@ -79,7 +79,7 @@ def test_dtypes_and_purity():
             "expected grads to be a floating-point tensor, got torch.int64",
         ),
         ([1.0], 0.1, None, TypeError, "fisher_inverse: expected grads to be a floating-point tensor, got list"),
-        (torch.tensor([[float("nan")]]), 0.1, None, ValueError, "expected a finite grads, got 1 of 1 entries that are"),
+        (torch.tensor([[float("nan")]]), 0.1, None, ValueError, "expected a finite grads, got 1 of 1 entries NaN"),
     ],
 )
 def test_bad_arguments(grads, damp, block, kind, text):
