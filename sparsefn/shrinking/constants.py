@@ -71,9 +71,9 @@ def in_double(arguments: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _same(draws: Tensor) -> Constants:
+def _same(draws: Tensor, near: float = 0.0) -> Constants:
     rows = draws.double().numpy()
-    constant = (rows == rows[0]).all(0) & np.isfinite(rows[0])
+    constant = np.isclose(rows, rows[0], near, 0.0).all(0) & np.isfinite(rows[0])
     return np.where(constant, rows[0], np.nan) if constant.any() else None
 
 
@@ -99,5 +99,5 @@ def by_running(
     for j, e in places:
         rows = torch.cat([run[j].movedim(e, 0).reshape(outs[j].shape[e], -1) for run in results], 1)
         if rows.is_floating_point() and rows.shape[1]:
-            found[j, e] = _same(rows.T)
+            found[j, e] = _same(rows.T, 1e-12)  # a mean of one number over another length is rounded otherwise
     return found
