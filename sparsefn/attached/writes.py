@@ -100,14 +100,14 @@ def check_kinds(call: str, state: State, records: Iterable[Record]) -> None:
 
 
 def check_members(records: Sequence[Record], known: Container[int] = ()) -> list[Tensor]:
-    """Raise RuntimeError for a parameter that its optimizer does not have any more; the trained ones it has beside.
+    """The other trained parameters of the optimizers; RuntimeError for a record whose optimizer has it no more.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> record = Record("weight", layer.weight, torch.optim.SGD(layer.parameters(), lr=0.1))
     >>> [p is layer.bias for p in check_members([record], {id(layer.weight)})]
     [True]
 
-    Those that are `known` by their `id` are left out, and those that require no gradient.
+    Parameters whose `id` is in `known` are left out, and parameters that require no gradient.
     """
     members = [p for optimizer in optimizers_of(records) for group in optimizer.param_groups for p in group["params"]]
     found = {id(p): p for p in members}
