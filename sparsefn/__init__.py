@@ -4,19 +4,7 @@ from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from sparsefn import (
-    budgets,
-    checkpoint,
-    masks,
-    modules,
-    optimizers,
-    patterns,
-    random,
-    reparam,
-    scores,
-    solve,
-    tree,
-)
+from sparsefn import budgets, checkpoint, masks, modules, optimizers, patterns, random, reparam, scores, solve, tree
 
 # Algorithms: init(params) -> state, update(state, grads, step) -> state
 from sparsefn.algorithms.drop_grow import drop_grow, rigl, snfs

@@ -14,17 +14,7 @@ from sparsefn.engine.checks import described, uncalled
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.masks import intersect
 from sparsefn.reparam import Reparametrisation
-from sparsefn.state import (
-    Algorithm,
-    State,
-    Step,
-    Where,
-    apply_masks,
-    everywhere,
-    masked_view,
-    masks_tree,
-    support_of,
-)
+from sparsefn.state import Algorithm, State, Step, Where, apply_masks, everywhere, masked_view, masks_tree, support_of
 from sparsefn.tree import Leaves, Tree, flatten, with_leaves
 from sparsefn.tree.chosen import default_where, select_leaves
 

@@ -7,14 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparsefn.algorithms.frame import (
-    check_pruned,
-    fired,
-    framed,
-    own_params,
-    sparse_leaves,
-    with_masks,
-)
+from sparsefn.algorithms.frame import check_pruned, fired, framed, own_params, sparse_leaves, with_masks
 from sparsefn.algorithms.memory import Pruned
 from sparsefn.algorithms.processes import refuse_shards
 from sparsefn.engine.checks import check_call, check_trigger, described

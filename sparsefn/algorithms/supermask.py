@@ -24,16 +24,7 @@ from sparsefn.masks.select import bernoulli_masks
 from sparsefn.patterns.kinds import Pattern, unstructured
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where, everywhere, masks_tree
 from sparsefn.timing.triggers import always
-from sparsefn.tree import (
-    Leaves,
-    Tree,
-    flatten,
-    leaves_at,
-    leaves_like,
-    same_structure,
-    structure_error,
-    with_leaves,
-)
+from sparsefn.tree import Leaves, Tree, flatten, leaves_at, leaves_like, same_structure, structure_error, with_leaves
 from sparsefn.tree.chosen import default_where
 
 Start = Literal["random", "zeros", "magnitude"] | Callable[[Tree], Tree] | Given

@@ -12,9 +12,9 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.inputs import check_finite_stats, collected, layer_at, weights_of_call
+from sparsefn.calibration.inputs import check_finite_stats, collector, layer_at, weights_of_call
 from sparsefn.calibration.sums import Stats
-from sparsefn.modules.calls import Call, quiet_call
+from sparsefn.modules.calls import Call
 from sparsefn.state import Algorithm, State, Where, effective
 from sparsefn.tree import Tree, flatten, leaves_at, leaves_of, with_leaves
 
@@ -52,6 +52,7 @@ def prune_block(
     *,
     inputs_from: str = "pruned",
     tokens: Sequence[Tensor | None] = (),
+    narrow: bool = False,
     keep: Callable[[Tree], Any] = lambda outputs: outputs,
     read: Callable[[Any], Tree] = lambda kept: kept,
 ) -> tuple[list[PrunedBlock], list[Any]]:
@@ -71,30 +72,48 @@ def prune_block(
     leaves to prune, of which there may be none. Each pass makes all `calls` of the part: one for each block, which
     collects its statistics, and a last one, whose outputs are returned. From "dense" inputs there is one pass, with the
     weights as they are at first, and no errors. Outputs go through `keep` when they are made, and through `read` when
-    they are used. `tokens` say, for each call, which of its inputs are counted. Raises ValueError for a leaf that no
-    input reached, and for inputs that are not finite.
+    they are used. `tokens` say, for each call, which of its inputs are counted, `narrow` how leaves are watched. Raises
+    ValueError for a leaf that no input reached, and for inputs that are not finite.
     """
     results, outputs, start = list[PrunedBlock](), list[Any](), time.perf_counter()
     local, together = {name: own for own, name in names.items()}, [path for _, chosen in blocks for path in chosen]
     stats: Stats = {}
+
+    def told(path: str) -> str:
+        return layer_at(part, local[path], path)
+
+    def passed(asked: Sequence[str], block: Where) -> tuple[Stats, float | None]:
+        # One pass: statistics, and how far the outputs are from those of the pass before, whose place they take.
+        stats, changed, total, counted = Stats(), 0.0, 0.0, itertools.chain(tokens, itertools.repeat(None))
+        own = {path: local[path] for path in asked}
+        collect = collector(part, block_weights(part, names, state), own, of, narrow)
+        for number, call in enumerate(calls()):
+            new, out = collect(call, next(counted))
+            stats = added_stats(stats, new) if stats else new
+            if number < len(outputs):
+                change, square = _changes(read(outputs[number]), out)
+                changed, total = changed + change, total + square
+                outputs[number] = keep(out)
+            else:
+                outputs.append(keep(out))
+        check_finite_stats(stats, told, f"in_order, block {block!r}")
+        return {path: stats[path] for path in asked if path in stats}, (changed / total) ** 0.5 if total else None
+
     for number, (block, chosen) in enumerate(blocks):
         if inputs_from == "pruned" or not number:
-            asked = chosen if inputs_from == "pruned" else list(dict.fromkeys(together))
-            weights = block_weights(part, names, state)
-            stats, error = _passed(part, weights, local, asked, calls, of, tokens, outputs, keep, read, block)
+            stats, error = passed(chosen if inputs_from == "pruned" else list(dict.fromkeys(together)), block)
             results = [*results[:-1], results[-1]._replace(error=error)] if results else results
         seen = {path: stats[path] for path in chosen if path in stats}
         for path, found in seen.items():
             if not found["count"].any():
-                raise ValueError(f"in_order: no input reached {_told(part, local, path)}")
+                raise ValueError(f"in_order: no input reached {told(path)}")
         if not seen:
             raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
         state = pruned_with(state, prune(seen), list(seen))
         results.append(PrunedBlock(block, state, (now := time.perf_counter()) - start))
         start = now
     if inputs_from == "pruned" or not blocks:
-        weights = block_weights(part, names, state)
-        _, error = _passed(part, weights, local, [], calls, of, (), outputs, keep, read, "")
+        _, error = passed([], "")
         if results:
             last = results.pop()
             results.append(last._replace(error=error, seconds=last.seconds + time.perf_counter() - start))
@@ -168,41 +187,6 @@ def added_stats(stats: Stats, new: Stats) -> Stats:
         path: {name: total(x, new[path][name]) for name, x in of.items()} for path, of in stats.items() if path in new
     }
     return stats | new | both
-
-
-def _passed(
-    part: nn.Module,
-    weights: Mapping[str, Tensor],
-    local: Mapping[str, str],
-    asked: Sequence[str],
-    calls: Calls,
-    of: Sequence[str],
-    tokens: Sequence[Tensor | None],
-    outputs: list[Any],
-    keep: Callable[[Tree], Any],
-    read: Callable[[Any], Tree],
-    block: Where,
-) -> tuple[Stats, float | None]:
-    # One pass: statistics, and how far the outputs are from those of the pass before, whose place they take.
-    stats, changed, total, counted = Stats(), 0.0, 0.0, itertools.chain(tokens, itertools.repeat(None))
-    run = quiet_call(part, weights)
-    for number, call in enumerate(calls()):
-        new, out = collected(part, weights, {path: local[path] for path in asked}, of, call, next(counted), run)
-        check_finite_stats(new, lambda path: _told(part, local, path), f"in_order, block {block!r}")
-        stats = added_stats(stats, new) if stats else new
-        if number < len(outputs):
-            change, square = _changes(read(outputs[number]), out)
-            changed, total = changed + change, total + square
-            outputs[number] = keep(out)
-        else:
-            outputs.append(keep(out))
-    error = (changed / total) ** 0.5 if total else None
-    return {path: stats[path] for path in asked if path in stats}, error
-
-
-def _told(part: nn.Module, local: Mapping[str, str], path: str) -> str:
-    """The path of a leaf in the model and the type of its layer."""
-    return layer_at(part, local[path], path)
 
 
 def _changes(old: Tree, new: Tree) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparsefn.calibration.carried import block_weights, state_in
 from sparsefn.calibration.caught import NeededError, recorded
-from sparsefn.calibration.inputs import collected, layer_at, weights_of_call
+from sparsefn.calibration.inputs import collector, layer_at, weights_of_call
 from sparsefn.calibration.kept import BrokenChainError, Touched, in_memory, own_call, stow
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.sums import Stats
@@ -20,6 +20,7 @@ from sparsefn.state import State
 from sparsefn.tree import Tree, flatten, leaves_of
 
 _MOST_KEPT = 4  # parts whose outputs are kept to the end, as the model does more with them than hand them on
+_WANTED = ("count", "square")
 _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
@@ -53,16 +54,23 @@ def chain_of(
     """
     places = {name: place for name, (place, _) in own_tensors(module, "parameters").items()}
     above = [_lists_above(module, [places[path] for path in paths]) for paths in chosen]
-    for level in range(max(map(len, above))):
+    for level, narrow in itertools.product(range(max(map(len, above))), (True, False)):
+        at = [paths[min(level, len(paths) - 1)] for paths in above]
         try:
-            return _chain(module, state, chosen, [paths[min(level, len(paths) - 1)] for paths in above], call, whole)
+            return _chain(module, state, chosen, at, call, whole, narrow)
         except BrokenChainError as error:
             why = error
     raise why
 
 
 def _chain(
-    module: nn.Module, state: State, chosen: Sequence[Sequence[str]], at: Sequence[str], call: Call, whole: bool
+    module: nn.Module,
+    state: State,
+    chosen: Sequence[Sequence[str]],
+    at: Sequence[str],
+    call: Call,
+    whole: bool,
+    narrow: bool,
 ) -> Chain:
     if "" in at:
         raise BrokenChainError("a block has weights all over the model")
@@ -71,7 +79,7 @@ def _chain(
     parts = _parts(module, at)
     (stats, _), order, forms, why = recorded(
         parts,
-        lambda: collected(module, weights, {path: path for path in together}, ["count", "square"], own_call(call)),
+        lambda: collector(module, weights, {path: path for path in together}, _WANTED)(own_call(call), None),
     )
     _check_order(stats, chosen)
     for path, of in stats.items() if whole else ():
@@ -83,7 +91,7 @@ def _chain(
     numbers, kept = [order.index(path) for path in at], frozenset[int]()
     end, names = max(numbers) + 1, names_in(module, parts)
     while True:
-        chain = Chain(parts, names, order[:end], forms[:end], kept, numbers)
+        chain = Chain(parts, names, order[:end], forms[:end], kept, numbers, narrow)
         try:
             alone = _by_parts(module, state, chain, chosen, call)
             break
@@ -130,7 +138,7 @@ def _inside(path: str, other: str) -> bool:
 
 def _by_parts(module: nn.Module, state: State, chain: Chain, chosen: Sequence[Sequence[str]], call: Call) -> Stats:
     # The statistics over one call, part by part.
-    paused, stats, wanted = Paused(module, chain, call), Stats(), ("count", "square")
+    paused, stats, kinds = Paused(module, chain, call), Stats(), set[type]()
     leaves, whole = (flatten(state.params)[0], flatten(state.masks)[0]), weights_of_call(module, state)
     for number, path in enumerate(chain.order):
         paused.go_on(number, whole)
@@ -140,9 +148,11 @@ def _by_parts(module: nn.Module, state: State, chain: Chain, chosen: Sequence[Se
         own, given = {path: name for name, path in names.items() if path in asked}, paused.call(number)
         before = [x.clone() for x in _tensors(given)]
         try:
-            found, out = collected(part, weights, own, wanted, given)
-            if own:  # the other pass
-                _, out = collected(part, weights, {}, wanted, paused.call(number))
+            collect = collector(part, weights, own, _WANTED, chain.narrow)
+            found, out = collect(given, None)
+            if own and type(part) not in kinds:  # the other pass; layers of a kind remember as much as the first one
+                kinds.add(type(part))
+                _, out = collect(paused.call(number), None)
         except (Touched, Exception) as error:  # which the model did not raise
             raise BrokenChainError(f"{path!r} by itself raises {type(error).__name__}: {error}") from error
         if own and not all(map(_equal, before, _tensors(given))):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.kept import own_call
 from sparsefn.calibration.products import Watch
 from sparsefn.calibration.sums import Stats
+from sparsefn.calibration.watched import under_watch, unwatched
 from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import Call, quiet_call, tensors_for
 from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
@@ -87,7 +88,7 @@ def inputs(
     chosen = weights if paths is None else matching("paths", paths, weights)
     matrices = {path: path for path in chosen if weights[path].ndim > 1}
     check_data("inputs", module, tokens, (args, kwargs))
-    stats, _ = collected(module, weights, matrices, names, own_call((args, kwargs)), tokens)
+    stats, _ = collector(module, weights, matrices, names)(own_call((args, kwargs)), tokens)
     stats = {path: stats[path] for path in chosen if path in stats}
     check_finite_stats(stats, lambda path: layer_at(module, path))
     globs: list[Where] = [paths] if callable(paths) else list(as_globs("*" if paths is None else paths, "paths"))
@@ -168,41 +169,47 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
     return weights
 
 
-def collected(
+def collector(
     module: nn.Module,
     weights: Mapping[str, Tensor],
     chosen: Mapping[str, str],
     names: Sequence[str],
-    call: Call,
-    tokens: Tensor | None = None,
-    run: Callable[[Call], Tree] | None = None,
-) -> tuple[Stats, Tree]:
-    """The statistics of some leaves over one call of the module with these weights, and what the call returns.
+    narrow: bool = False,
+) -> Callable[[Call, Tensor | None], tuple[Stats, Tree]]:
+    """A function of a call of the module with these weights: the statistics of some leaves, and what the call returns.
 
     `chosen` are the module's own names of the leaves by the names that they go by.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
-    >>> weights, call = {"weight": torch.ones(1, 2)}, ((torch.ones(5, 2),), {})
-    >>> stats, out = collected(layer, weights, {"7.weight": "weight"}, ["count"], call)
+    >>> collect = collector(layer, {"weight": torch.ones(1, 2)}, {"7.weight": "weight"}, ["count"])
+    >>> stats, out = collect(((torch.ones(5, 2),), {}), None)
     >>> stats["7.weight"], out.shape
     ({'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}, torch.Size([5, 1]))
 
     Leaves come in the order in which they were first seen; after them those of layers that were not reached. Without
-    leaves nothing is watched, which is faster. Inputs are counted where `tokens` is True. `run` is what `quiet_call`
-    gives, made once for several calls.
+    leaves nothing is watched, which is faster, and so it is where the watch is `narrow`: it looks at the functions of
+    torch that get a leaf, and not at all operations. The second argument are the tokens whose inputs are counted.
     """
-    watch = Watch({path: weights[own] for path, own in chosen.items()}, "gram" in names, tokens)
-    with torch.no_grad(), without_fusion(), watch if chosen else contextlib.nullcontext():
-        out = (run or quiet_call(module, weights))(call)
-    stats = watch.stats()
-    unseen = {path: own for path, own in chosen.items() if path not in stats}
-    at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()} if unseen else {}
-    for path, own in unseen.items():
-        if _is_seen(module, at[own], weights[own]):
-            device = weights[own].device
-            zeros = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
-            stats[path] = zeros | {"count": torch.zeros((), dtype=torch.int64, device=device)}
-    return stats, out
+    watch = Watch({path: weights[own] for path, own in chosen.items()}, "gram" in names)
+    given = {own: under_watch(weights[own], watch) for own in chosen.values()} if narrow else {}
+    run = quiet_call(module, {**weights, **given})
+
+    def collect(call: Call, tokens: Tensor | None) -> tuple[Stats, Tree]:
+        watch.start(tokens)
+        with torch.no_grad(), without_fusion(), watch if chosen and not narrow else contextlib.nullcontext():
+            out = unwatched(run(call))
+        stats = watch.stats()
+        watch.start(None)
+        unseen = {path: own for path, own in chosen.items() if path not in stats}
+        at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()} if unseen else {}
+        for path, own in unseen.items():
+            if _is_seen(module, at[own], weights[own]):
+                device = weights[own].device
+                zeros = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
+                stats[path] = zeros | {"count": torch.zeros((), dtype=torch.int64, device=device)}
+        return stats, out
+
+    return collect
 
 
 def check_finite_stats(stats: Stats, told: Callable[[str], str], what: str = "inputs") -> None:

@@ -17,7 +17,7 @@ class Chain(NamedTuple):
 
     `parts` are they by path, `names` those of their weights in the model by their own, `order` the paths as they are
     called, `forms` what each call returns, `kept` the numbers of the calls whose outputs the model itself needs, and
-    `at` the number of the call for each block.
+    `at` the number of the call for each block. `narrow` says how their leaves may be watched, see `collector`.
     """
 
     parts: dict[str, nn.Module]
@@ -26,6 +26,7 @@ class Chain(NamedTuple):
     forms: list[OutputForm]
     kept: frozenset[int]
     at: list[int]
+    narrow: bool = False
 
 
 class Paused:

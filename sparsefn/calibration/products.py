@@ -33,9 +33,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, leaves: Mapping[str, Tensor], gram: bool, tokens: Tensor | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # A weak reference keeps the address of a storage from being used again.
-        self.leaves = {_storage(leaf): (path, leaf) for path, leaf in leaves.items()}
+        self.own = {_storage(leaf): (path, leaf) for path, leaf in leaves.items()}
         self.gram = gram
+        self.start(tokens)
+
+    def start(self, tokens: Tensor | None) -> None:
+        """Forget what was seen; from here on count the inputs of these tokens."""
         self.tokens = None if tokens is None else tokens.flatten()
+        self.leaves = dict(self.own)
         self.found: dict[str, tuple[bool, int, dict[tuple[int, int], Sums]]] = {}
         self.last: tuple[Tensor, int, Sums] | None = None
 

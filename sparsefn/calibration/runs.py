@@ -18,7 +18,7 @@ from sparsefn.calibration.carried import block_weights
 from sparsefn.calibration.caught import intercepted
 from sparsefn.calibration.chain import names_in
 from sparsefn.calibration.folders import naming, write_whole
-from sparsefn.calibration.inputs import collected, without_fusion
+from sparsefn.calibration.inputs import collector, without_fusion
 from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of, own_call
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.plan import Plan, bare, check_places
@@ -133,7 +133,7 @@ def _forms(plan: Plan, call: Call, device: torch.device) -> list[OutputForm]:
             called.append(own)
             weights = block_weights(part, names[path], bare(plan.load(path, device)[0]))
             matrices = {name: name for name, x in weights.items() if x.ndim > 1}
-            stats, outputs[own] = collected(part, weights, matrices, ["count"], (args, kwargs))
+            stats, outputs[own] = collector(part, weights, matrices, ["count"])((args, kwargs), None)
             used[own] = list(stats)  # as they are first used
             form_of(outputs[own])
             called.pop()

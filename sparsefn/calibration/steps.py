@@ -71,6 +71,7 @@ def steps_of(
                     *(partial(_calls, runs, number), of),
                     inputs_from=inputs_from,
                     tokens=counted,
+                    narrow=chain.narrow,
                     keep=partial(stow, keep=keep),
                     read=unstow,
                 )

@@ -12,16 +12,7 @@ from sparsefn.engine.processes import Alignment, Extent
 from sparsefn.engine.selection import Entry, winners
 from sparsefn.engine.sums import Pooling, Reduction, pool
 from sparsefn.engine.surroundings import Array
-from sparsefn.patterns.boxes import (
-    Tensors,
-    boxes_of,
-    grid_of,
-    in_line,
-    over_boxes,
-    over_elements,
-    over_parts,
-    unboxed,
-)
+from sparsefn.patterns.boxes import Tensors, boxes_of, grid_of, in_line, over_boxes, over_elements, over_parts, unboxed
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.patterns.places import Place
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import optree
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -28,6 +29,14 @@ from sparsefn.testing.meta import Meta
 from sparsefn.tree import Tree, check_like, leaves_of, paths, same_structure, structure_error
 
 _BLOCK = 2**12  # weights that are looked at where no mask changes
+
+
+class _Flat(NamedTuple):
+    """A tree with its leaves, which are looked up once, as every step does."""
+
+    tree: Tree
+    leaves: list[Tensor]
+    form: object
 
 
 class _Promise(NamedTuple):
@@ -85,11 +94,13 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
     promise = _promised(algorithm) if meta is None else _declared(completed_meta("passive", meta, algorithm), sparsity)
 
     def init(params: Tree) -> State:
-        if _hidden(params):
+        if (flat := _read(params)) is None:
             return _of_structure("init", algorithm.init(params), params=params)
-        state = _pure("init", lambda: algorithm.init(params), params=params)
-        _of_structure("init", state, params=params)
-        _check_zeros("init", promise, state, None, 0)
+        (given,) = flat
+        state = _pure("init", lambda: algorithm.init(params), params=given)
+        after = _flat(_of_structure("init", state, params=params))
+        _check_memory("init", after, [], {"params": given.leaves})
+        _check_zeros("init", promise, after, None, 0)
         if promise.first:
             _check_counts("init", promise, state, None, 0)
         return state
@@ -97,19 +108,24 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
     def update(state: State, grads: Tree, step: Step) -> State:
         if saves():
             return algorithm.update(state, grads, step)
-        if _hidden((state, grads)):
+        if (flat := _read(state, grads)) is None:
             return _of_structure("update", algorithm.update(state, grads, step), state)
+        before, given = flat
         number = concrete(step)
         what = "update" if number is None else f"update at step {number}"
         fires = None if number is None or promise.when is None else bool(promise.when(step))
         made, all_ = partial(algorithm.update, state, grads, step), fires is not False
-        new = _pure(what, made, all_, state=state, grads=grads)
-        _of_structure(what, new, state)
-        _check_zeros(what, promise, new, state, number or 0)
+        new = _pure(what, made, all_, state=before, grads=given)
+        after = _flat(new)
+        if after.form != before.form or not all(map(_alike, after.leaves, before.leaves)):
+            _of_structure(what, new, state)
+        if all_:
+            _check_memory(what, after, before.leaves, {"grads": given.leaves})
+        _check_zeros(what, promise, after, before, number or 0)
         if fires:
             _check_counts(what, promise, new, state, step)
         elif fires is not None:
-            _check_masks_stay(what, new, state)
+            _check_masks_stay(what, after, before)
         return new
 
     within = algorithm.within
@@ -142,12 +158,23 @@ def _declared(meta: Meta, sparsity: float | None) -> _Promise:
 # ---- structure and purity --------------------------------------------------------------------------
 
 
-def _hidden(tree: Tree) -> bool:
-    """Whether values of these tensors cannot be read."""
+def _flat(tree: Tree) -> _Flat:
+    return _Flat(tree, *optree.tree_flatten(tree))
+
+
+def _halves(state: _Flat) -> tuple[list[Tensor], list[Tensor]]:
+    # The leaves of params, and of masks, which come first in a state.
+    n = len(leaves_of(state.tree.masks))
+    return state.leaves[:n], state.leaves[n : 2 * n]
+
+
+def _read(*trees: Tree) -> list[_Flat] | None:
+    """Trees with their leaves; None where values of these cannot be read."""
     if is_compiling() or transformed():
-        return True
-    tensors = [x for x in leaves_of(tree) if isinstance(x, Tensor)]
-    return any_sharded(tensors) or any(x.device.type == "meta" for x in tensors)
+        return None
+    flat = [_flat(tree) for tree in trees]
+    others = [x for of in flat for x in of.leaves if type(x) is not Tensor or x.is_meta]
+    return None if any_sharded(others) or any(isinstance(x, Tensor) and x.is_meta for x in others) else flat
 
 
 def _of_structure(what: str, new: State, old: State | None = None, params: Tree = None) -> State:
@@ -183,64 +210,63 @@ def _at(x: Tensor) -> int:
     return x.untyped_storage().data_ptr() if x.numel() else 0
 
 
-def _pure(what: str, call: Callable[[], State], all_: bool = True, **inputs: Tree) -> State:
-    """The state of a call, checked to leave inputs and generators alone, and to have memory of its own."""
-    given = {name: leaves_of(tree) for name, tree in inputs.items()}
-    versions, before = {name: _versions(leaves) for name, leaves in given.items()}, generators(all_)
+def _pure(what: str, call: Callable[[], State], all_: bool = True, **inputs: _Flat) -> State:
+    """The state of a call, checked to leave inputs and generators alone."""
+    versions, before = [_versions(given.leaves) for given in inputs.values()], generators(all_)
     new = call()
     if before != generators(all_):
         raise Broken(f"passive: {what} reads or advances a global generator: sf.random draws from a key")
-    for name, leaves in given.items():
-        for i, (now, version) in enumerate(zip(_versions(leaves), versions[name], strict=True)):
-            if now != version:
-                raise Broken(f"passive: {what} writes to its input, {name} at {paths(inputs[name])[i]!r}")
-    if all_:
-        _check_memory(what, new, given.pop("state", []), given)
+    for (name, given), version in zip(inputs.items(), versions, strict=True):
+        if (now := _versions(given.leaves)) != version:
+            at = next(path for path, x, y in zip(paths(given.tree), now, version, strict=True) if x != y)
+            raise Broken(f"passive: {what} writes to its input, {name} at {at!r}")
     return new
 
 
-def _check_memory(what: str, new: State, state: list[Tensor], foreign: dict[str, list[Tensor]]) -> None:
+def _check_memory(what: str, new: _Flat, state: list[Tensor], foreign: dict[str, list[Tensor]]) -> None:
     # Tensors of a state are its own, or those of the state before as a whole.
     owners, handed_on = {_at(x): name for name, leaves in foreign.items() for x in leaves}, {id(x) for x in state}
     before: dict[int, list[Tensor]] = {}
     for x in state:
         before.setdefault(_at(x), []).append(x)
         owners.pop(_at(x), None)  # a gradient that is a tensor of the state
-    for i, x in enumerate(leaves_of(new)):
+    for i, x in enumerate(new.leaves):
         if id(x) in handed_on:
             continue
         if not isinstance(x, Tensor):
-            raise Broken(f"passive: {what}: expected a tensor in the state at {paths(new)[i]!r}, got {x!r}")
+            raise Broken(f"passive: {what}: expected a tensor in the state at {paths(new.tree)[i]!r}, got {x!r}")
         start = _at(x)
         if start and start in owners:
-            raise Broken(f"passive: {what} keeps its {owners[start]} in the state at {paths(new)[i]!r}: copy it")
+            raise Broken(f"passive: {what} keeps its {owners[start]} in the state at {paths(new.tree)[i]!r}: copy it")
         if start and start in before and memory_of(x) not in map(memory_of, before[start]):
-            raise Broken(f"passive: {what} keeps a part of a tensor of the old state at {paths(new)[i]!r}: copy it")
+            raise Broken(
+                f"passive: {what} keeps a part of a tensor of the old state at {paths(new.tree)[i]!r}: copy it"
+            )
         if not x.is_contiguous():
-            raise Broken(f"passive: {what} keeps a view with strides {x.stride()} at {paths(new)[i]!r}")
+            raise Broken(f"passive: {what} keeps a view with strides {x.stride()} at {paths(new.tree)[i]!r}")
 
 
 # ---- masks, zeros and counts -----------------------------------------------------------------------
 
 
-def _check_masks_stay(what: str, new: State, old: State) -> None:
-    for i, (mask, before) in enumerate(zip(leaves_of(new.masks), leaves_of(old.masks), strict=True)):
+def _check_masks_stay(what: str, new: _Flat, old: _Flat) -> None:
+    for i, (mask, before) in enumerate(zip(_halves(new)[1], _halves(old)[1], strict=True)):
         if mask is not before and not torch.equal(mask, before):
-            raise Broken(f"passive: {what} changes the mask at {paths(new.masks)[i]!r}, where no trigger fires")
+            raise Broken(f"passive: {what} changes the mask at {paths(new.tree.masks)[i]!r}, where no trigger fires")
 
 
-def _check_zeros(what: str, promise: _Promise, new: State, old: State | None, number: int) -> None:
+def _check_zeros(what: str, promise: _Promise, new: _Flat, old: _Flat | None, number: int) -> None:
     if not promise.zero:
         return
-    weights, masks = leaves_of(new.params), leaves_of(new.masks)
-    olds: Sequence[Tensor | None] = leaves_of(old.masks) if old is not None else [None] * len(masks)
+    weights, masks = _halves(new)
+    olds: Sequence[Tensor | None] = [None] * len(masks) if old is None else _halves(old)[1]
     whole = [i for i, (mask, before) in enumerate(zip(masks, olds, strict=True)) if mask.ndim and mask is not before]
     chosen = [(i, slice(None)) for i in whole] or _turn(masks, number)
     for i, part in chosen:
         bits = weights[i].detach().contiguous().view(INTEGERS[weights[i].element_size()]).view(-1)[part]
         if bool(bits.masked_fill(masks[i].reshape(-1)[part], 0).any()):
             hint = 'declare Meta(pruned="keep") or Meta(pruned="train") if they may differ'
-            raise Broken(f"passive: {what}: weights off the mask at {paths(new.params)[i]!r} are not +0.0; {hint}")
+            raise Broken(f"passive: {what}: weights off the mask at {paths(new.tree.params)[i]!r} are not +0.0; {hint}")
 
 
 def _turn(masks: Sequence[Tensor], number: int) -> list[tuple[int, slice]]:

@@ -5,12 +5,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import sparsefn as sf
 from sparsefn.calibration.products import Watch
+from sparsefn.calibration.watched import under_watch
 
 
 def seen(weight, run, gram=True):
     with torch.no_grad(), Watch({"w": weight}, gram) as watch:
         run(weight)
+    narrow = Watch({"w": weight}, gram)
+    with torch.no_grad():
+        run(under_watch(weight, narrow))
+    assert sf.checkpoint.tree_equal(narrow.stats(), watch.stats())
     return watch.stats().get("w")
 
 

@@ -6,12 +6,4 @@ from sparsefn.engine.leaves.leafwise import is_sparse, sparse_among, zeroed
 from sparsefn.engine.leaves.lists import MOST, apart, end_to_end, packs, pays
 from sparsefn.engine.leaves.mask_bytes import from_bytes
 from sparsefn.engine.leaves.members import hidden, one_by_one
-from sparsefn.engine.leaves.memory import (
-    BLOCK,
-    as_tensor_on,
-    brought,
-    check_device,
-    placed,
-    run_jobs,
-    written,
-)
+from sparsefn.engine.leaves.memory import BLOCK, as_tensor_on, brought, check_device, placed, run_jobs, written

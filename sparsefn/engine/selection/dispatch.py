@@ -244,17 +244,8 @@ def _(scores: Sequence[Tensor], *rest: object) -> list[Tensor]:
 
 
 @_operator.register_vmap
-def _(
-    info: object,
-    in_dims: tuple[Any, ...],
-    scores: Sequence[Tensor],
-    allow: Sequence[Tensor | None],
-    deny: Sequence[Tensor | None],
-    absolute: Sequence[bool],
-    counts: Tensor,
-    spans: Sequence[int],
-    joint: bool,
-) -> tuple[list[Tensor], list[int]]:
+def _(info: object, in_dims: tuple[Any, ...], *given: Any) -> tuple[list[Tensor], list[int]]:
+    scores, allow, deny, absolute, counts, spans, joint = given
     members: int = info.batch_size  # type: ignore[attr-defined]
 
     def batched(x: Tensor, dim: int | None) -> Tensor:
