@@ -16,7 +16,8 @@ from sparsefn.tree import Tree, leaves_of
 class Watched(Tensor):
     """A leaf, or a view of one, which has torch's functions run under a `Watch` where it is among their arguments.
 
-    >>> weight, watch = torch.ones(3, 2), Watch({"w": weight}, gram=False)
+    >>> weight = torch.ones(3, 2)
+    >>> watch = Watch({"w": weight}, gram=False)
     >>> out = torch.ones(5, 2) @ under_watch(weight, watch).T
     >>> type(out), watch.stats()
     (<class 'torch.Tensor'>, {'w': {'count': tensor(5), 'square': tensor([5., 5.], dtype=torch.float64)}})
