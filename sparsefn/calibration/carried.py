@@ -85,8 +85,7 @@ def prune_block(
     def passed(asked: Sequence[str], block: Where) -> tuple[Stats, float | None]:
         # One pass: statistics, and how far the outputs are from those of the pass before, whose place they take.
         stats, changed, total, counted = Stats(), 0.0, 0.0, itertools.chain(tokens, itertools.repeat(None))
-        own = {path: local[path] for path in asked}
-        collect = collector(part, block_weights(part, names, state), own, of, narrow)
+        collect = collector(part, block_weights(part, names, state), {path: local[path] for path in asked}, of, narrow)
         for number, call in enumerate(calls()):
             new, out = collect(call, next(counted))
             stats = added_stats(stats, new) if stats else new

@@ -69,6 +69,10 @@ def patch_sums(x: Tensor, kernel: Sequence[int], sizes: Sequence[Sequence[int]],
     return [Sums(count, one, product) for one, product in zip(square, grams, strict=True)]
 
 
+def _none(like: Sums) -> Sums:
+    return Sums(0, torch.zeros_like(like.square), None if like.gram is None else torch.zeros_like(like.gram))
+
+
 def _parts(x: Tensor, width: int, times: int = 1) -> Iterator[Tensor]:
     # A few rows at a time, in the dtype of the sums, so that copies stay small: on a CPU in its cache.
     size = times * (2**18 if x.device.type == "cpu" else 2**24)
@@ -115,8 +119,7 @@ def as_stats(parts: dict[tuple[int, int], Sums], outputs: int, transposed: bool)
     groups = []
     for first in range(0, outputs, step):
         inside = [sums for (begin, end), sums in parts.items() if begin <= first < end]
-        zero = Sums(0, torch.zeros_like(one.square), None if one.gram is None else torch.zeros_like(one.gram))
-        groups.append(functools.reduce(Sums.plus, inside or [zero]))
+        groups.append(functools.reduce(Sums.plus, inside) if inside else _none(one))
     pick: Callable[[list[Tensor]], Tensor] = torch.stack if len(groups) > 1 else lambda values: values[0]
     count = pick([torch.tensor(sums.number, device=one.square.device) for sums in groups])
     stats = {"count": count, "square": pick([sums.square[:, None] if transposed else sums.square for sums in groups])}
