@@ -31,7 +31,7 @@ LINES = {
     "attached": 831,
     "street": 4899,
     "shrinking": 3914,
-    "all": 23424,
+    "all": 23422,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

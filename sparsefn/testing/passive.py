@@ -98,7 +98,7 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
             return _of_structure("init", algorithm.init(params), params=params)
         (given,) = flat
         state = _pure("init", lambda: algorithm.init(params), params=given)
-        after = _flat(_of_structure("init", state, params=params))
+        after = _Flat(_of_structure("init", state, params=params), *optree.tree_flatten(state))  # type: ignore[arg-type]
         _check_memory("init", after, [], {"params": given.leaves})
         _check_zeros("init", promise, after, None, 0)
         if promise.first:
@@ -116,7 +116,7 @@ def passive(algorithm: Algorithm, *, meta: Meta | None = None, sparsity: float |
         fires = None if number is None or promise.when is None else bool(promise.when(step))
         made, all_ = partial(algorithm.update, state, grads, step), fires is not False
         new = _pure(what, made, all_, state=before, grads=given)
-        after = _flat(new)
+        after = _Flat(new, *optree.tree_flatten(new))  # type: ignore[arg-type]
         if after.form != before.form or not all(map(_alike, after.leaves, before.leaves)):
             _of_structure(what, new, state)
         if all_:
@@ -158,10 +158,6 @@ def _declared(meta: Meta, sparsity: float | None) -> _Promise:
 # ---- structure and purity --------------------------------------------------------------------------
 
 
-def _flat(tree: Tree) -> _Flat:
-    return _Flat(tree, *optree.tree_flatten(tree))
-
-
 def _halves(state: _Flat) -> tuple[list[Tensor], list[Tensor]]:
     # The leaves of params, and of masks, which come first in a state.
     n = len(leaves_of(state.tree.masks))
@@ -172,7 +168,7 @@ def _read(*trees: Tree) -> list[_Flat] | None:
     """Trees with their leaves; None where values of these cannot be read."""
     if is_compiling() or transformed():
         return None
-    flat = [_flat(tree) for tree in trees]
+    flat = [_Flat(tree, *optree.tree_flatten(tree)) for tree in trees]
     others = [x for of in flat for x in of.leaves if type(x) is not Tensor or x.is_meta]
     return None if any_sharded(others) or any(isinstance(x, Tensor) and x.is_meta for x in others) else flat
 
