@@ -16,7 +16,6 @@ from sparsefn.calibration.steps import Asked, chunks_of, steps_of
 from sparsefn.calibration.sums import Stats
 from sparsefn.engine.checks import check_call
 from sparsefn.modules.calls import Example, as_call
-from sparsefn.modules.params import params_of
 from sparsefn.scores.data import wanda_of
 from sparsefn.state import State, Where, effective
 from sparsefn.tree import flatten
@@ -51,7 +50,7 @@ def in_order(
     each block took, and how far its outputs moved. With `progress` a bar of tqdm shows this, where tqdm is installed.
     """
     if state is None:
-        state = dense().init(params_of(module))
+        state = dense().init(weights_of_call(module, None))
     options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
     steps = by_block(module, state, blocks, prune, inputs, inputs_from=inputs_from, offload=offload, **options)
     for done in _shown(steps, len(blocks)) if progress else steps:
@@ -123,7 +122,7 @@ def by_block(
     names, call = names_of(of), as_call(inputs)
     check_data("in_order", module, tokens, call)
     chunks = list(chunks_of((call, tokens), chunk_size))
-    state = dense().init(params_of(module)) if state is None else state
+    state = dense().init(weights_of_call(module, None)) if state is None else state
     leaves, asked = weights_of_call(module, state), list[Asked]()
     for block in blocks:
         chosen = [path for path, leaf in matching("blocks", block, leaves).items() if leaf.ndim > 1]

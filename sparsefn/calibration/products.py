@@ -108,7 +108,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, path: str, leaf: Tensor, weight: Tensor, x: Tensor) -> None:
         """Add the rows of x to the inputs of the outputs that a matrix of (outputs, inputs) holds."""
-        if leaf.ndim == 2 and weight.shape[1] > 1 and _same_memory(leaf, weight):  # as most layers are
+        same = weight is leaf or _same_memory(leaf, weight)  # as in most layers
+        if same and leaf.ndim == 2 and weight.shape[1] > 1:
             return self.keep(path, leaf, False, 0, len(leaf), self.sums(path, x))
         axis = next((d for d in reversed(range(leaf.ndim)) if _is_axis(leaf, d, weight)), None)
         first, last = (None if axis is None else _output_at(leaf, axis, weight[row]) for row in (0, -1))

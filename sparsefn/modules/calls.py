@@ -103,27 +103,26 @@ def call_with_buffers(
     return _run(module, state_or_params, buffers, partial, args, kwargs)[:2]
 
 
-def quiet_call(module: nn.Module, weights: Tree) -> Callable[[Call], Tree]:
+def quiet_call(module: nn.Module, weights: Mapping[str, Tensor]) -> Callable[[Call], Tree]:
     """What the module returns with other weights, as a function of calls, with no word on buffers that it changes.
 
     >>> run = quiet_call(torch.nn.Linear(2, 1, bias=False), {"weight": torch.ones(1, 2)})
     >>> run(((torch.ones(2),), {}))
     tensor([2.])
     """
-    tensors = _prepared(module, weights, None, False)
+    own = {name: (at, weights[name]) for name, (at, _) in own_tensors(module, "parameters").items()}
+    tensors = _prepared(module, own, None)
     return lambda call: _called(module, *tensors, *call)[0]
 
 
 def _run(
     module: nn.Module, params: Tree, buffers: Mapping[str, Tensor] | None, partial: bool, args: Tree, kwargs: Tree
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
-    return _called(module, *_prepared(module, params, buffers, partial), args, kwargs)
-
-
-def _prepared(
-    module: nn.Module, params: Tree, buffers: Mapping[str, Tensor] | None, partial: bool
-) -> tuple[Named, Named]:
     weights = tensors_for(module, "parameters", params, partial)
+    return _called(module, *_prepared(module, weights, buffers), args, kwargs)
+
+
+def _prepared(module: nn.Module, weights: Named, buffers: Mapping[str, Tensor] | None) -> tuple[Named, Named]:
     check_not_sharded("sf.modules.call", module)
     given = tensors_for(module, "buffers", {}, True) if buffers is None else tensors_for(module, "buffers", buffers)
     if any(name != at for named in (weights, given) for name, (at, _) in named.items()):  # there are wrappers

@@ -105,9 +105,9 @@ def sharded_parts(module: nn.Module) -> list[tuple[str, Any]]:
     >>> sharded_parts(torch.nn.Linear(1, 1))
     []
     """
-    # Importing the module takes a second; without it nothing is sharded.
+    # Importing the module takes a second; without it nothing is sharded, and what is has a class of its own.
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
+    if fsdp is None or not fsdp.FSDPModule.__subclasses__():
         return []
     return [(path, part) for path, part in module.named_modules() if isinstance(part, fsdp.FSDPModule)]
 

@@ -51,8 +51,7 @@ def _in_blocks(rows: Arrays, counts: Array) -> None:
     scratch = Scratch(min(height, step) * width, rows.wide is not None and rows.wide.dtype == np.float64)
     for start in range(0, height, step):
         at = slice(start, start + step)
-        shape = rows.out[at].shape
-        scores = scratch.read(rows, at, scratch.scores[: shape[0] * width].reshape(shape))
+        scores = scratch.read(rows, at, scratch.scores[: rows.out[at].size].reshape(-1, width))
         keys = _keys(scores)
         for flags, barring in ((rows.allow, False), (rows.deny, True)):
             if flags is not None:
@@ -94,10 +93,10 @@ def _winners(keys: Array, counts: Array, out: Array) -> None:
         threshold = np.partition(keys, kth, axis=1)[:, first, None]
     else:
         threshold = np.take_along_axis(np.sort(keys, axis=1), places[:, None], axis=1)
-    np.greater(keys, threshold, out=out)
-    equal = keys == threshold
-    missing = counts - np.count_nonzero(out, axis=1)
-    crowded = np.flatnonzero(np.count_nonzero(equal, axis=1) > missing)
-    equal[crowded] &= np.cumsum(equal[crowded], axis=1, dtype=np.int32) <= missing[crowded, None]
-    out |= equal
+    np.greater_equal(keys, threshold, out=out)
+    if np.count_nonzero(out) > counts.sum():  # no row has fewer than its count, so some have more, by ties
+        tied = np.flatnonzero(np.count_nonzero(out, axis=1) > counts)
+        above, equal = keys[tied] > threshold[tied], keys[tied] == threshold[tied]
+        equal &= np.cumsum(equal, axis=1, dtype=np.int32) <= (counts[tied] - np.count_nonzero(above, axis=1))[:, None]
+        out[tied] = above | equal
     out &= keys > np.iinfo(keys.dtype).min
