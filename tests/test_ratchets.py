@@ -25,13 +25,13 @@ STREET = ("budgets", "ensemble", "masks", "optimizers", "patterns", "random", "r
 STREET += ("timing", "tree")
 # Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
 LINES = {
-    "engine": 4310,
-    "algorithms": 1548,
-    "compose": 691,
+    "engine": 4308,
+    "algorithms": 1538,
+    "compose": 690,
     "attached": 831,
-    "street": 4899,
-    "shrinking": 3914,
-    "all": 23420,
+    "street": 4881,
+    "shrinking": 3910,
+    "all": 23399,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

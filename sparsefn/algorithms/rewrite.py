@@ -21,11 +21,7 @@ Rewriting = Callable[[str, Tensor, Tensor, Step], tuple[Tensor, Tensor]]
 
 @described
 def rewrite(
-    fn: Rewriting,
-    *,
-    when: Trigger = always(),
-    where: Where = default_where,
-    pruned: Pruned = "zero",
+    fn: Rewriting, *, when: Trigger = always(), where: Where = default_where, pruned: Pruned = "zero"
 ) -> Algorithm:
     """An algorithm from a function that writes both the weights and the mask of a leaf.
 

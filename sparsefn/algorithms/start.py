@@ -46,13 +46,7 @@ def own_masks(masks: Tree, params: Tree) -> Tree:
 
 
 def start_masks(
-    params: Tree,
-    rule: Competition,
-    where: Where,
-    init: Init,
-    goal: Goal,
-    key: Tensor,
-    allowed: Leaves | None,
+    params: Tree, rule: Competition, where: Where, init: Init, goal: Goal, key: Tensor, allowed: Leaves | None
 ) -> Tree:
     """The initial masks tree that `init` asks for, among what is allowed."""
     leaves = rule.select(params, where)

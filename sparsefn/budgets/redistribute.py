@@ -167,10 +167,7 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
 
 
 def allocate(
-    shares: Mapping[str, float | Tensor],
-    total: int | Tensor,
-    room: Mapping[str, int | Tensor],
-    most: float = 1.0,
+    shares: Mapping[str, float | Tensor], total: int | Tensor, room: Mapping[str, int | Tensor], most: float = 1.0
 ) -> Counts:
     """Split a total between leaves by share; no leaf gets more than `most` of its `room` until all have that much.
 

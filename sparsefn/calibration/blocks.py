@@ -49,10 +49,8 @@ def in_order(
     The state is that of the last block of `by_block`, which has the same arguments and errors, and also says how long
     each block took, and how far its outputs moved. With `progress` a bar of tqdm shows this, where tqdm is installed.
     """
-    if state is None:
-        state = dense().init(weights_of_call(module, None))
     options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
-    steps = by_block(module, state, blocks, prune, inputs, inputs_from=inputs_from, offload=offload, **options)
+    state, steps = _begun(module, state, blocks, prune, inputs, inputs_from, offload, progress, **options)
     for done in _shown(steps, len(blocks)) if progress else steps:
         state = done.state
     return state
@@ -112,6 +110,25 @@ def by_block(
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
     """
+    options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
+    return _begun(module, state, blocks, prune, inputs, inputs_from, offload, True, **options)[1]
+
+
+def _begun(
+    module: nn.Module,
+    state: State | None,
+    blocks: Sequence[Where],
+    prune: Prune,
+    inputs: Example,
+    inputs_from: str,
+    offload: str | None,
+    errors: bool,
+    *,
+    of: str | Sequence[str],
+    chunk_size: int | None,
+    tokens: Tensor | None,
+) -> tuple[State, Iterator[PrunedBlock]]:
+    # The state that the blocks begin with, and what prunes them, with errors if somebody reads them.
     if isinstance(blocks, str) or not isinstance(blocks, Sequence):
         raise TypeError(f"in_order: expected blocks to be a sequence, with an entry a block, got {blocks!r}")
     if inputs_from not in ("pruned", "dense"):
@@ -129,7 +146,7 @@ def by_block(
         if not chosen:
             raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
         asked.append((block, chosen))
-    return steps_of(module, state, asked, prune, chunks, names, inputs_from, offload)
+    return state, steps_of(module, state, asked, prune, chunks, names, inputs_from, offload, errors)
 
 
 def _shown(steps: Iterator[PrunedBlock], total: int) -> Iterator[PrunedBlock]:

@@ -53,7 +53,8 @@ def prune_block(
     inputs_from: str = "pruned",
     tokens: Sequence[Tensor | None] = (),
     narrow: bool = False,
-    keep: Callable[[Tree], Any] = lambda outputs: outputs,
+    errors: bool = True,
+    keep: Callable[[Tree], Any] | None = lambda outputs: outputs,
     read: Callable[[Any], Tree] = lambda kept: kept,
 ) -> tuple[list[PrunedBlock], list[Any]]:
     """Prune the blocks in a part of a model in turn, and run the part: a result a block, and the outputs of each call.
@@ -72,8 +73,9 @@ def prune_block(
     leaves to prune, of which there may be none. Each pass makes all `calls` of the part: one for each block, which
     collects its statistics, and a last one, whose outputs are returned. From "dense" inputs there is one pass, with the
     weights as they are at first, and no errors. Outputs go through `keep` when they are made, and through `read` when
-    they are used. `tokens` say, for each call, which of its inputs are counted, `narrow` how leaves are watched. Raises
-    ValueError for a leaf that no input reached, and for inputs that are not finite.
+    they are used; without `keep` nobody wants them, and there is no last pass, and without `errors` only those of the
+    last pass are kept. `tokens` say, for each call, which of its inputs are counted, `narrow` how leaves are watched.
+    Raises ValueError for a leaf that no input reached, and for inputs that are not finite.
     """
     results, outputs, start = list[PrunedBlock](), list[Any](), time.perf_counter()
     local, together = {name: own for own, name in names.items()}, [path for _, chosen in blocks for path in chosen]
@@ -92,9 +94,8 @@ def prune_block(
             if number < len(outputs):
                 change, square = _changes(read(outputs[number]), out)
                 changed, total = changed + change, total + square
-                outputs[number] = keep(out)
-            else:
-                outputs.append(keep(out))
+            if keep and (errors or not asked or inputs_from == "dense"):
+                outputs[number : number + 1] = [keep(out)]
         check_finite_stats(stats, told, f"in_order, block {block!r}")
         return {path: stats[path] for path in asked if path in stats}, (changed / total) ** 0.5 if total else None
 
@@ -111,7 +112,7 @@ def prune_block(
         state = pruned_with(state, prune(seen), list(seen))
         results.append(PrunedBlock(block, state, (now := time.perf_counter()) - start))
         start = now
-    if inputs_from == "pruned" or not blocks:
+    if keep and (inputs_from == "pruned" or not blocks):
         _, error = passed([], "")
         if results:
             last = results.pop()
@@ -162,8 +163,7 @@ def pruned_with(state: State, algorithm: Algorithm, chosen: Sequence[str]) -> St
             stacklevel=2,
         )
     return state._replace(
-        params=with_leaves(state.params, flatten(done.params)[0]),
-        masks=with_leaves(state.masks, masks),
+        params=with_leaves(state.params, flatten(done.params)[0]), masks=with_leaves(state.masks, masks)
     )
 
 

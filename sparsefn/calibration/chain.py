@@ -78,8 +78,7 @@ def _chain(
     weights, together = weights_of_call(module, state), list(dict.fromkeys(path for paths in chosen for path in paths))
     parts = _parts(module, at)
     (stats, _), order, forms, why = recorded(
-        parts,
-        lambda: collector(module, weights, {path: path for path in together}, _WANTED)(own_call(call), None),
+        parts, lambda: collector(module, weights, {path: path for path in together}, _WANTED)(own_call(call), None)
     )
     _check_order(stats, chosen)
     for path, of in stats.items() if whole else ():

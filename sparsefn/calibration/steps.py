@@ -33,6 +33,7 @@ def steps_of(
     of: Sequence[str],
     inputs_from: str,
     offload: str | None,
+    errors: bool = True,
 ) -> Iterator[PrunedBlock]:
     """Prune blocks in turn, with the calls of the model in `chunks` and the tokens that count in each.
 
@@ -72,13 +73,14 @@ def steps_of(
                     inputs_from=inputs_from,
                     tokens=counted,
                     narrow=chain.narrow,
-                    keep=partial(stow, keep=keep),
+                    errors=errors,
+                    keep=partial(stow, keep=keep) if errors or number + 1 < len(chain.order) else None,
                     read=unstow,
                 )
                 for done in map(record, results):
                     state = done.state
                     yield done
-                for run, out in zip(runs, outputs, strict=True):
+                for run, out in zip(runs, outputs, strict=False):
                     run.done(number, out)
         except BrokenChainError as error:
             why = str(error)
@@ -91,7 +93,7 @@ def steps_of(
             *(module, own_names, base, [(block, chosen)], prune, lambda: map(own_call, calls), of),
             inputs_from="dense",
             tokens=counted,
-            keep=lambda out: None,
+            keep=None,
         )
         leaves = State(leaves_at(done.state.params, chosen), leaves_at(done.state.masks, chosen))
         yield record(done._replace(state=leaves, why=why))

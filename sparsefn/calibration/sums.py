@@ -43,7 +43,7 @@ def row_sums(x: Tensor, gram: bool) -> Sums:
     Squares are rounded to float32, and added in float64. Products are added in float32, or in float64 if x is.
     """
     width = x.shape[1]
-    return Sums(len(x), _squares(x), _gram(_parts(x, width, 2**4), width, x) if gram else None)
+    return Sums(len(x), _squares(x), _gram(_parts(x, width, products=True), width, x) if gram else None)
 
 
 def patch_sums(x: Tensor, kernel: Sequence[int], sizes: Sequence[Sequence[int]], groups: int, gram: bool) -> list[Sums]:
@@ -64,7 +64,7 @@ def patch_sums(x: Tensor, kernel: Sequence[int], sizes: Sequence[Sequence[int]],
     width, times = square.shape[1], math.prod(kernel)
     grams = []
     for own in torch.split(x, x.shape[1] // groups, 1):
-        parts = (_patches(part, kernel, *sizes) for part in _parts(own, own[:1].numel() * times, 2**4))
+        parts = (_patches(part, kernel, *sizes) for part in _parts(own, own[:1].numel() * times, products=True))
         grams.append(_gram((p.movedim(1, 1 + len(kernel)).reshape(-1, width) for p in parts), width, x))
     return [Sums(count, one, product) for one, product in zip(square, grams, strict=True)]
 
@@ -73,9 +73,9 @@ def _none(like: Sums) -> Sums:
     return Sums(0, torch.zeros_like(like.square), None if like.gram is None else torch.zeros_like(like.gram))
 
 
-def _parts(x: Tensor, width: int, times: int = 1) -> Iterator[Tensor]:
+def _parts(x: Tensor, width: int, products: bool = False) -> Iterator[Tensor]:
     # A few rows at a time, in the dtype of the sums, so that copies stay small: on a CPU in its cache.
-    size = times * (2**18 if x.device.type == "cpu" else 2**24)
+    size = ((2**16, 2**22) if x.device.type == "cpu" else (2**24, 2**28))[products]
     for part in torch.split(x, max(1, size // max(1, width))):
         yield part if part.dtype == torch.float64 else part.float()
 

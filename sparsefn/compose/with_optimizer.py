@@ -14,8 +14,7 @@ from sparsefn.tree import Tree, all_finite, choose, where_leaves
 
 # The view of an optimizer that keeps moments of pruned weights, too.
 dense_view = masked_view._replace(
-    grads=lambda state, grads, step: grads,
-    support=lambda state: everywhere(state.params),
+    grads=lambda state, grads, step: grads, support=lambda state: everywhere(state.params)
 )
 
 

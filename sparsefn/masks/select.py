@@ -155,12 +155,7 @@ def drop_lowest(scores: Tensor, mask: Tensor, n_drop: Count, *, pattern: Pattern
 
 
 def grow_highest(
-    scores: Tensor,
-    mask: Tensor,
-    n_grow: Count,
-    *,
-    pattern: Pattern = unstructured(),
-    exclude: Tensor | None = None,
+    scores: Tensor, mask: Tensor, n_grow: Count, *, pattern: Pattern = unstructured(), exclude: Tensor | None = None
 ) -> Tensor:
     """Fill the n_grow best pruned units of each group; kept and excluded units do not compete.
 

@@ -252,12 +252,7 @@ def hard_concrete(
 
 @described
 def continuous_sparsification(
-    *,
-    steps: int,
-    final: float = 200.0,
-    strength: float = 1e-8,
-    init: float = 0.0,
-    where: Where = default_where,
+    *, steps: int, final: float = 200.0, strength: float = 1e-8, init: float = 0.0, where: Where = default_where
 ) -> Algorithm:
     """Continuous sparsification: gates sigmoid(b * s) that harden as b grows, in rounds of `steps` steps.
 

@@ -157,10 +157,7 @@ def trees_of(rows: Sequence[Row], n: int, rebuild: Rebuild) -> list[Tree]:
 
 
 def in_blocks(
-    rows: Sequence[Row],
-    add: Callable[..., Sequence[Tensor] | None],
-    kernel: Kernel,
-    others: Step,
+    rows: Sequence[Row], add: Callable[..., Sequence[Tensor] | None], kernel: Kernel, others: Step
 ) -> list[Row]:
     """The results of a kernel for each row that `add(blocks, *row)` takes, and of `others` for the rest, in order.
 

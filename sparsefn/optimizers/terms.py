@@ -90,8 +90,7 @@ def noise(std: float, key: Tensor) -> Term:
     if not std >= 0:
         raise ValueError(f"expected std >= 0, got {std}")
     return lambda state, step: map_with_path(
-        lambda path, w: std * wide(random.normal_like(random.leaf_key(key, path, step), w, w.dtype)),
-        state.params,
+        lambda path, w: std * wide(random.normal_like(random.leaf_key(key, path, step), w, w.dtype)), state.params
     )
 
 

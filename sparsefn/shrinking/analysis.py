@@ -43,11 +43,7 @@ class Analysis(NamedTuple):
 
 
 def analyse(
-    graph: fx.GraphModule,
-    masks: Mapping[str, Tensor] | None = None,
-    *,
-    counted: bool = False,
-    equal_parts: bool = True,
+    graph: fx.GraphModule, masks: Mapping[str, Tensor] | None = None, *, counted: bool = False, equal_parts: bool = True
 ) -> Analysis:
     """Follow a program from `torch.export` through all of its operations.
 

@@ -60,13 +60,7 @@ def _inverse(g: Tensor, damp: float) -> Tensor:
 
 
 def obs_fisher(
-    weight: Tensor,
-    grads: Tensor,
-    keep: int,
-    *,
-    mask: Tensor | None = None,
-    damp: float = 1e-5,
-    block: int = 2000,
+    weight: Tensor, grads: Tensor, keep: int, *, mask: Tensor | None = None, damp: float = 1e-5, block: int = 2000
 ) -> tuple[Tensor, Tensor]:
     """WoodFisher: prune the weights that matter least by an inverse Fisher matrix, and change the others to make up.
 

@@ -62,6 +62,33 @@ def test_from_dense_inputs_it_runs_once():
     assert torch.equal(one[0].state.masks["7.down.weight"], results[1].state.masks["7.down.weight"])
 
 
+def test_it_runs_and_keeps_no_more_than_is_wanted():
+    block, x, calls, kept = part(), torch.randn(3, 8, 6), [], []
+
+    def counted():
+        calls.append(1)
+        return [((one,), {}) for one in x]
+
+    def keep(out):
+        kept.append(out)
+        return out
+
+    def asked(**options):
+        calls.clear()
+        kept.clear()
+        return prune_block(block, NAMES, started(block), [UP, DOWN], wanda, counted, ["square"], **options)
+
+    results, outputs = asked(keep=keep)
+    assert len(calls) == 3 and len(kept) == 9 and all(done.error for done in results)
+    few, others = asked(keep=keep, errors=False)
+    assert len(calls) == 3 and len(kept) == 3 and [done.error for done in few] == [None, None]
+    assert all(torch.equal(*pair) for pair in zip(outputs, others, strict=True))
+    assert asked(keep=None)[1] == [] and len(calls) == 2
+    none, _ = asked(keep=None, inputs_from="dense")
+    assert len(calls) == 1 and len(none) == 2
+    assert sf.checkpoint.tree_equal(results[-1].state, few[-1].state)
+
+
 def test_a_part_without_blocks_only_runs():
     block, x = part(), torch.randn(2, 8, 6)
     results, outputs = pruned(block, started(block), [], x)

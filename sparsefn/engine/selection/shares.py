@@ -19,9 +19,7 @@ Counts = dict[str, int] | dict[str, Tensor] | dict[str, int | Tensor]
 
 
 def apportion(
-    shares: Mapping[str, float | Tensor],
-    total: int | Tensor,
-    caps: Mapping[str, int | Tensor] | None = None,
+    shares: Mapping[str, float | Tensor], total: int | Tensor, caps: Mapping[str, int | Tensor] | None = None
 ) -> Counts:
     """Split a total into integers in proportion to shares, by largest remainder; the sum is exact.
 
