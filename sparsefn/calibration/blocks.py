@@ -47,7 +47,8 @@ def in_order(
     ([2, 2, 2, 2, 2, 2, 2, 2], [4, 4])
 
     The state is that of the last block of `by_block`, which has the same arguments and errors, and also says how long
-    each block took, and how far its outputs moved. With `progress` a bar of tqdm shows this, where tqdm is installed.
+    each block took, and how far its outputs moved. With `progress` a bar of tqdm shows this, where tqdm is installed;
+    without it errors are not computed, so the outputs of the last block are not either.
     """
     options: dict[str, Any] = {"of": of, "chunk_size": chunk_size, "tokens": tokens}
     state, steps = _begun(module, state, blocks, prune, inputs, inputs_from, offload, progress, **options)
