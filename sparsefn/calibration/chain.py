@@ -121,8 +121,7 @@ def _lists_above(module: nn.Module, places: Sequence[str]) -> list[str]:
 def _parts(module: nn.Module, at: Sequence[str]) -> dict[str, nn.Module]:
     # The parts at these paths and, of those in a list, the others in it, which data passes as well.
     parts = {path: module.get_submodule(path) for path in at}
-    for path in at:
-        above = path.rpartition(".")[0]
+    for above in dict.fromkeys(path.rpartition(".")[0] for path in at):
         if isinstance(holder := module.get_submodule(above), _LISTS):
             others = {f"{above}.{name}".lstrip("."): part for name, part in holder.named_children()}
             parts |= {
