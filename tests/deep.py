@@ -80,6 +80,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
     "property_tests/test_laws.py": {
         "test_another_process_gives_the_same_bits": (),
         "test_laws_hold": (
+            "nothing_moves_off_the_support-*",
             "*-chain",
             "*-drop_grow current",
             "*-faded nm",
