@@ -31,7 +31,7 @@ LINES = {
     "attached": 831,
     "street": 4881,
     "shrinking": 3910,
-    "all": 23399,
+    "all": 23398,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.
 MACHINE = {

@@ -65,7 +65,7 @@ def steps_of(
             runs = [Paused(module, chain, call, keep) for call in calls]
             for number, path in enumerate(chain.order):
                 _go_on(runs, number, module, state if inputs_from == "pruned" else start)
-                names = chain.names[path]
+                names, wanted = chain.names[path], errors or number + 1 < len(chain.order)
                 own = [one for one, at in zip(asked, chain.at, strict=True) if at == number]
                 results, outputs = prune_block(
                     *(chain.parts[path], names, state_in(params, masks, names.values()), own, prune),
@@ -74,13 +74,13 @@ def steps_of(
                     tokens=counted,
                     narrow=chain.narrow,
                     errors=errors,
-                    keep=partial(stow, keep=keep) if errors or number + 1 < len(chain.order) else None,
+                    keep=partial(stow, keep=keep) if wanted else None,
                     read=unstow,
                 )
                 for done in map(record, results):
                     state = done.state
                     yield done
-                for run, out in zip(runs, outputs, strict=False):
+                for run, out in zip(runs, outputs, strict=wanted):
                     run.done(number, out)
         except BrokenChainError as error:
             why = str(error)
