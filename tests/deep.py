@@ -126,7 +126,7 @@ DEEP: dict[str, dict[str, tuple[str, ...]]] = {
         "test_without_a_bug_it_notices_nothing_there": (),
     },
     "property_tests/test_transforms.py": {
-        "test_a_fresh_run_says_the_same": ("*-grad", "*-vmap", "*-functorch", "*step"),
+        "test_a_fresh_run_says_the_same": ("*-vmap", "*-functorch", "*step"),
         "test_batched_updates_compile_whole": (),
         "test_every_row_and_method_has_the_bits_of_one_process_on_two": (),
         "test_every_row_differentiates_and_takes_the_old_names": (

@@ -80,12 +80,13 @@ def test_a_layer_that_would_not_be_seen_so_is_watched_as_a_whole(kind):
     state, blocks = sf.dense().init(sf.modules.params_of(model)), ["0.*", "1.*", "2.*"]
     chain = chain_of(model, state, [["0.weight"], ["1.weight"], ["2.weight"]], ((x,), {}))
     assert chain.narrow == (kind is nn.Linear)
-    done = sf.calibration.in_order(
-        model, None, blocks, lambda stats: sf.one_shot(0.5, sf.scores.wanda(stats)), x, of="square", chunk_size=4
-    )
     plain = nn.Sequential(*(nn.Linear(6, 6) for _ in range(3)))
     plain.load_state_dict(model.state_dict())
-    expected = sf.calibration.in_order(
-        plain, None, blocks, lambda stats: sf.one_shot(0.5, sf.scores.wanda(stats)), x, of="square", chunk_size=4
+
+    def prune(stats):
+        return sf.one_shot(0.5, sf.scores.wanda(stats))
+
+    done, expected = (
+        sf.calibration.in_order(one, None, blocks, prune, x, of="square", chunk_size=4) for one in (model, plain)
     )
     assert sf.checkpoint.tree_equal(done.masks, expected.masks)
