@@ -90,7 +90,7 @@ def by_block(
     `inputs` are those of the module: a tensor, a tuple of arguments, or a dict of them by name. `state` is where to
     begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
     gets so many examples at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool, of shape
-    (examples, tokens), says which tokens are counted, where some are padding; each layer must get one input a token.
+    (examples, tokens), says which tokens are counted, where some are padding; see `inputs` for what layers must get.
     An `attention_mask` or `key_padding_mask` that hides tokens is refused without it.
 
     The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
@@ -104,7 +104,11 @@ def by_block(
 
     One example is run beforehand, as the whole model and layer by layer. Where the statistics are not the same bits (on
     a CPU), or the model uses its blocks otherwise than one after the other, the module runs once for each block. A
-    UserWarning and each record then say why. Nothing is written to the module, and no hook is left.
+    UserWarning and each record then say why, and so they do where a layer writes into its inputs, or gets an attribute
+    from elsewhere. Not noticed is what a layer keeps for its next call, unless it is the first of its class, and
+    what the model computes from the weights of one block and hands to another: it is that of the weights at first.
+    Nothing is written to the module, and no hook is left. A UserWarning names a leaf of a block with which no product
+    was seen: it stays dense, as do tables of embeddings, which are not named.
 
     ValueError names the path and the layer of a weight that no input reached, or whose inputs are not finite, and tells
     of blocks in another order; as `inputs`. TypeError for a `prune` that gives no Algorithm.
@@ -138,10 +142,10 @@ def _begun(
         raise ValueError(f"in_order: expected offload to be 'disk' or None, got {offload!r}")
     check_call("prune", prune, "stats")
     names, call = names_of(of), as_call(inputs)
-    check_data("in_order", module, tokens, call)
-    chunks = list(chunks_of((call, tokens), chunk_size))
     state = dense().init(weights_of_call(module, None)) if state is None else state
     leaves, asked = weights_of_call(module, state), list[Asked]()
+    check_data("in_order", module, tokens, call)
+    chunks = list(chunks_of((call, tokens), chunk_size))
     for block in blocks:
         chosen = [path for path, leaf in matching("blocks", block, leaves).items() if leaf.ndim > 1]
         if not chosen:

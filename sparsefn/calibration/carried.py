@@ -12,7 +12,7 @@ import optree
 import torch
 from torch import Tensor, nn
 
-from sparsefn.calibration.inputs import check_finite_stats, collector, layer_at, weights_of_call
+from sparsefn.calibration.inputs import check_finite_stats, collector, is_table, layer_at, weights_of_call
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
 from sparsefn.state import Algorithm, State, Where, effective
@@ -92,7 +92,7 @@ def prune_block(
             new, out = collect(call, next(counted))
             stats = added_stats(stats, new) if stats else new
             if number < len(outputs):
-                change, square = _changes(read(outputs[number]), out)
+                change, square = _changes(read(outputs[number]), out, tokens[number] if number < len(tokens) else None)
                 changed, total = changed + change, total + square
             if keep and (errors or not asked or inputs_from == "dense"):
                 outputs[number : number + 1] = [keep(out)]
@@ -109,6 +109,8 @@ def prune_block(
                 raise ValueError(f"in_order: no input reached {told(path)}")
         if not seen:
             raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
+        if left := [told(path) for path in chosen if path not in seen and not is_table(part, local[path])]:
+            warnings.warn(f"in_order: no product was seen with {left[0]}, so it stays dense", stacklevel=2)
         state = pruned_with(state, prune(seen), list(seen))
         results.append(PrunedBlock(block, state, (now := time.perf_counter()) - start))
         start = now
@@ -188,10 +190,12 @@ def added_stats(stats: Stats, new: Stats) -> Stats:
     return stats | new | both
 
 
-def _changes(old: Tree, new: Tree) -> tuple[float, float]:
-    """Of the first tensor of the outputs, the square of its change and its own."""
+def _changes(old: Tree, new: Tree, tokens: Tensor | None) -> tuple[float, float]:
+    """Of the first tensor of the outputs, the square of its change and its own, where tokens count."""
     for one, other in zip(leaves_of(old), leaves_of(new), strict=True):
         if isinstance(one, Tensor) and one.is_floating_point():
+            if tokens is not None and one.shape[: tokens.ndim] == tokens.shape:
+                one, other = (x[tokens.to(x.device)] for x in (one, other))
             dtype = torch.promote_types(one.dtype, torch.float32)
             change, square = (torch.linalg.vector_norm(x, dtype=dtype) for x in (other - one, one))
             return float(change) ** 2, float(square) ** 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -40,12 +41,15 @@ def intercepted(parts: Mapping[str, nn.Module], run: Run) -> Iterator[None]:
     '0'
 
     A part is called so before its hooks, and whoever holds it; the attribute is the one that `Module.compile` sets.
+    Raises BrokenChainError where an attribute of a part was set since, before its first call.
     """
     name = "_compiled_call_impl"
     before = [(vars(part), name in vars(part), vars(part).get(name)) for part in parts.values()]
+    times = Counter(inner for part in parts.values() for inner in part.modules())
     try:
         for path, part in parts.items():
-            vars(part)[name] = partial(_instead, run, path, part)
+            given = [(inner, dict(vars(inner))) for inner in part.modules() if times[inner] == 1]
+            vars(part)[name] = partial(_instead, run, path, part, given)
         yield
     finally:
         for own, had, value in before:
@@ -54,7 +58,12 @@ def intercepted(parts: Mapping[str, nn.Module], run: Run) -> Iterator[None]:
                 own[name] = value
 
 
-def _instead(run: Run, path: str, part: nn.Module, /, *args: Any, **kwargs: Any) -> Tree:
+def _instead(run: Run, path: str, part: nn.Module, given: list[Any], /, *args: Any, **kwargs: Any) -> Tree:
+    for inner, old in given:
+        for key, x in vars(inner).items():
+            if x is not old.get(key) and not callable(x):
+                raise BrokenChainError(f"{path!r} gets its {key!r} from elsewhere, and not as an argument")
+    given.clear()  # from here on it may be its own
     return run(path, part, args, kwargs)
 
 

@@ -143,18 +143,19 @@ def _by_parts(module: nn.Module, state: State, chain: Chain, chosen: Sequence[Se
         part, names = chain.parts[path], chain.names[path]
         weights = block_weights(part, names, state_in(*leaves, names.values()))
         asked = {name for at, paths in zip(chain.at, chosen, strict=True) if at == number for name in paths}
-        own, given = {path: name for name, path in names.items() if path in asked}, paused.call(number)
-        before = [x.clone() for x in _tensors(given)]
-        try:
-            collect = collector(part, weights, own, _WANTED, chain.narrow)
-            found, out = collect(given, None)
-            if own and type(part) not in kinds:  # the other pass; layers of a kind remember as much as the first one
-                kinds.add(type(part))
-                _, out = collect(paused.call(number), None)
-        except (Touched, Exception) as error:  # which the model did not raise
-            raise BrokenChainError(f"{path!r} by itself raises {type(error).__name__}: {error}") from error
-        if own and not all(map(_equal, before, _tensors(given))):
-            raise BrokenChainError(f"{path!r} writes into its inputs")
+        own = {path: name for name, path in names.items() if path in asked}
+        for given in paused.lent(number, bool(own)):
+            before = [x.clone() for x in _tensors(given)]
+            try:
+                collect = collector(part, weights, own, _WANTED, chain.narrow)
+                found, out = collect(given, None)
+                if own and type(part) not in kinds:  # the other pass; layers of a kind remember as much as the first
+                    kinds.add(type(part))
+                    _, out = collect(paused.call(number), None)
+            except (Touched, Exception) as error:  # which the model did not raise
+                raise BrokenChainError(f"{path!r} by itself raises {type(error).__name__}: {error}") from error
+            if own and not all(map(_equal, before, _tensors(given))):
+                raise BrokenChainError(f"{path!r} writes into its inputs")
         stats |= found
         paused.done(number, stow(out, in_memory))
     return stats

@@ -66,19 +66,21 @@ def inputs(
     differ in their last bits between batches of different sizes, as those are different products.
 
     `state` is a State, whose effective weights are used, or None for the module's own weights; `args` and `kwargs` are
-    those of one call of the module, in its own mode (train or eval); a UserWarning tells of dropout. The module, its
-    buffers and the arguments stay as they are; there are no hooks, and nothing requires gradients. What is in memory at
+    those of one call of the module, in its own mode (train or eval); a UserWarning names a layer that drops out entries,
+    by its class or its number. The module, its buffers and the arguments stay as they are; there are no hooks, and nothing requires gradients. What is in memory at
     a time is one call's activations, and the statistics. Leaves that read one tensor, as queries, keys and values do,
     share theirs.
 
     Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to `3d`, `Conv1D` of transformers,
     the projections in `nn.MultiheadAttention`, and products of your own forward with a weight or a view of one, also
     under autocast; compiled parts run uncompiled. Not seen are products with a tensor that is computed from the weight,
-    transposed convolutions and fused recurrent layers: they have no entry. A layer of a kind that is seen, but that
+    as under a parametrization or `spectral_norm`, transposed convolutions and fused recurrent layers: they have no
+    entry. A layer of a kind that is seen, but that
     this call did not reach, has statistics of count 0, which are added like others.
 
     `tokens`, bool, of shape (examples, tokens), says which tokens are counted, where some are padding; each layer must
-    get one input a token. A mask of the call that hides tokens, such as `attention_mask`, is refused without it.
+    get one input a token, in this order. ValueError for layers that get (tokens, examples), as `nn.MultiheadAttention`
+    does inside; with as many examples as tokens this is not noticed. A mask of the call that hides tokens, such as `attention_mask`, is refused without it.
 
     `paths` are globs, or a function of (path, leaf), that choose leaves. ValueError where no leaf that a glob matches
     was seen and for inputs that are not finite, both with the paths and their layers; for another name in `of`, for a
@@ -121,7 +123,7 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
     TypeError: inputs: expected tokens to be a bool tensor, True for each token that counts, got torch.float32 of
     shape (2, 3)
     """
-    noisy = [path for path, part in module.named_modules() if isinstance(part, _DROPOUT) and part.training and part.p]
+    noisy = [path for path, part in module.named_modules() if part.training and _drops(part)]
     if noisy:
         warnings.warn(f"{what}: dropout is on in {noisy[0]!r}: call eval() of the model first", stacklevel=3)
     given = dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False)) | call[1]
@@ -148,6 +150,12 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
     if tokens.shape not in shapes and tokens.shape[::-1] in shapes:
         wanted = tuple(tokens.shape[::-1])
         raise ValueError(f"{what}: expected tokens of shape {wanted}, as the call has, got {tuple(tokens.shape)}")
+
+
+def _drops(part: nn.Module) -> bool:
+    # Attention and whole models of transformers have the share as a number, for torch's function.
+    shares = [x for name, x in vars(part).items() if "drop" in name and isinstance(x, float)]
+    return any(shares) or (isinstance(part, _DROPOUT) and part.p > 0)
 
 
 def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]:
@@ -190,8 +198,10 @@ def collector(
     leaves nothing is watched, which is faster, and so it is where the watch is `narrow`: it looks at the functions of
     torch that get a leaf, and not at all operations. The second argument are the tokens whose inputs are counted.
     """
-    watch = Watch({path: weights[own] for path, own in chosen.items()}, "gram" in names)
-    given = {own: under_watch(weights[own], watch) for own in chosen.values()} if narrow else {}
+    at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
+    plain = {path: own for path, own in chosen.items() if not _computed_from(module, at[own])}
+    watch = Watch({path: weights[own] for path, own in plain.items()}, "gram" in names)
+    given = {own: under_watch(weights[own], watch) for own in plain.values()} if narrow else {}
     run = quiet_call(module, {**weights, **given})
 
     def collect(call: Call, tokens: Tensor | None) -> tuple[Stats, Tree]:
@@ -200,10 +210,8 @@ def collector(
             out = unwatched(run(call))
         stats = watch.stats()
         watch.start(None)
-        unseen = {path: own for path, own in chosen.items() if path not in stats}
-        at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()} if unseen else {}
-        for path, own in unseen.items():
-            if _is_seen(module, at[own], weights[own]):
+        for path, own in plain.items():
+            if path not in stats and _is_seen(module, at[own], weights[own]):
                 device = weights[own].device
                 zeros = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
                 stats[path] = zeros | {"count": torch.zeros((), dtype=torch.int64, device=device)}
@@ -242,6 +250,24 @@ def layer_at(module: nn.Module, path: str, name: str = "") -> str:
     """
     at = own_tensors(module, "parameters")[path][0]
     return f"{(name or path)!r} ({type(layer_of(module, at)[0]).__name__})"
+
+
+def is_table(module: nn.Module, name: str) -> bool:
+    """Whether a leaf is the table of an embedding, whose rows are looked up.
+
+    >>> is_table(torch.nn.Embedding(2, 2), "weight")
+    True
+    """
+    layer, _ = layer_of(module, own_tensors(module, "parameters")[name][0])
+    return isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+
+
+def _computed_from(module: nn.Module, at: str) -> bool:
+    # What the layer multiplies by is another tensor; products with the leaf itself, as spectral norms make, are none
+    # with data.
+    above, _, name = at.rpartition(".")
+    computed = vars(module.get_submodule(above)).get(name.removesuffix("_orig"))
+    return ".parametrizations." in f".{at}" or (name.endswith("_orig") and isinstance(computed, Tensor))
 
 
 def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +16,7 @@ from sparsefn.calibration.folders import StoredTensor, digest_of, read_json, som
 from sparsefn.tree import Tree, flatten
 
 PLACE = ".stream"  # in the folder that the run makes, until it is whole
+_JOURNAL = "journal.json"
 
 
 class Part(NamedTuple):
@@ -42,8 +45,47 @@ class Journal(NamedTuple):
         """The journal with one part more, on the disk."""
         after = self._replace(parts=(*self.parts, part))
         parts = [one._asdict() for one in after.parts]
-        write_json(self.out / PLACE / "journal.json", {"run": dict(self.run), "parts": parts})
+        write_json(self.out / PLACE / _JOURNAL, {"run": dict(self.run), "parts": parts})
         return after
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keep other runs out of a folder while it is entered; the system lets go of it where the process is killed.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, alone(Path(folder)):
+    ...     with alone(Path(folder)):
+    ...         pass
+    Traceback (most recent call last):
+        ...
+    ValueError: stream: expected one run at a time, but another one writes to '...': wait for its end, or give another
+    folder out
+    """
+    from filelock import FileLock, Timeout  # which torch brings
+
+    _check_free(out)
+    (out / PLACE).mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out / PLACE / "lock", timeout=0):
+            try:
+                yield
+            finally:
+                if not (out / PLACE / _JOURNAL).exists():  # the run was not begun
+                    shutil.rmtree(out / PLACE, ignore_errors=True)
+    except Timeout:
+        raise ValueError(
+            f"stream: expected one run at a time, but another one writes to {os.fspath(out)!r}: wait for its end, or "
+            "give another folder out"
+        ) from None
+
+
+def _check_free(out: Path) -> None:
+    if (out / PLACE / _JOURNAL).exists():
+        return
+    if out.exists() and (not out.is_dir() or (there := {*os.listdir(out)} - {PLACE})):
+        held = some(sorted(there)) if out.is_dir() else "a file"
+        raise ValueError(f"stream: expected {os.fspath(out)!r} to be new or a run that was killed, got {held}")
 
 
 def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
@@ -57,11 +99,9 @@ def journal_in(out: Path, run: Mapping[str, str]) -> Journal:
 
     Raises ValueError where the folder holds anything else, and names what differs from the run that it is of.
     """
-    file = out / PLACE / "journal.json"
+    file = out / PLACE / _JOURNAL
     if not file.exists():
-        if out.exists() and (not out.is_dir() or (there := {*os.listdir(out)} - {PLACE})):
-            held = some(sorted(there)) if out.is_dir() else "a file"
-            raise ValueError(f"stream: expected {os.fspath(out)!r} to be new or a run that was killed, got {held}")
+        _check_free(out)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"run": dict(run), "parts": []})
         return Journal(out, run, ())

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
+import optree
 from torch import Tensor, nn
 
 from sparsefn.calibration.caught import NeededError, catch
-from sparsefn.calibration.kept import BrokenChainError, Keep, KeptTensor, OutputForm, Stowed, in_memory, stow, unstow
+from sparsefn.calibration.kept import (
+    BrokenChainError,
+    Keep,
+    KeptTensor,
+    OutputForm,
+    Slot,
+    Stowed,
+    in_memory,
+    stow,
+    unstow,
+)
 from sparsefn.modules.calls import Call
 
 
@@ -73,6 +84,20 @@ class Paused:
             raise BrokenChainError(f"{self.chain.order[number]!r} {error}") from None
         return args, kwargs
 
+    def lent(self, number: int, again: bool) -> Iterator[Call]:
+        """What the part of a number is called with, which it must not write into.
+
+        It may where nobody reads it after: it does not run `again`, and no later part is called with the same.
+        """
+        leaves, call = self.calls[number].leaves, self.call(number)
+        later = {_key(leaf) for i, other in self.calls.items() if i > number for leaf in other.leaves}
+        kept = [again or _key(leaf) in later for leaf in leaves]
+        before = _versions(call)
+        yield call
+        after = _versions(call)
+        if len(after) != len(before) or any(x != y for x, y, own in zip(before, after, kept, strict=True) if own):
+            raise BrokenChainError(f"{self.chain.order[number]!r} writes into its inputs")
+
     def done(self, number: int, outputs: Stowed) -> None:
         """Take the outputs of a part, and forget what is not needed any more."""
         if outputs.form() != self.chain.forms[number]:
@@ -81,3 +106,19 @@ class Paused:
         self.outputs[number] = outputs
         needed = {number, *self.chain.kept, *(i for i, last in self.last.items() if last > number)}
         self.outputs = {i: one for i, one in self.outputs.items() if i in needed}
+
+
+def calls_of(runs: Iterable[Paused], number: int, again: bool) -> Iterator[Call]:
+    """What each of some runs calls the part of a number with; BrokenChainError where a part writes into it."""
+    for run in runs:
+        yield from run.lent(number, again)
+
+
+def _key(leaf: object) -> object:
+    return leaf if isinstance(leaf, Slot) else id(leaf)
+
+
+def _versions(call: Call) -> list[Any]:
+    # Tensors of inference mode do not count writes.
+    leaves = optree.tree_leaves(call)  # type: ignore[arg-type,var-annotated]
+    return [(id(x), isinstance(x, Tensor) and not x.is_inference() and x._version) for x in leaves]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,9 +41,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def start(self, tokens: Tensor | None) -> None:
         """Forget what was seen; from here on count the inputs of these tokens."""
-        self.tokens = None if tokens is None else tokens.flatten()
+        self.tokens = tokens
         self.leaves = dict(self.own)
         self.found: dict[str, tuple[bool, int, dict[tuple[int, int], Sums]]] = {}
+        self.rows: dict[StorageWeakRef, Sequence[int]] = {}  # what rows of a matrix were before it was flattened
         self.last: tuple[Tensor, int, Sums] | None = None
 
     def stats(self) -> Stats:
@@ -63,6 +66,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = self.leaf(args[0])
             if known and _same_memory(args[0], known[1]) and out.stride() == known[1].stride():
                 self.leaves[_storage(out)] = (known[0], out)
+        elif op in _VIEWS:
+            if self.tokens is not None and out.ndim == 2 < args[0].ndim:
+                self.flattened(args[0].shape, out)
         elif op is _aten.convolution:
             x, weight, _, stride, padding, dilation, transposed, _, groups = args
             if not transposed:
@@ -90,7 +96,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if weight.ndim == 2:
             self.add(path, leaf, weight, x)
         elif weight.stride(0) == 0 or len(weight) == 1:
-            self.add(path, leaf, weight[0], x.flatten(0, 1))
+            rows = x.flatten(0, 1)
+            self.flattened(x.shape, rows)
+            self.add(path, leaf, weight[0], rows)
         else:
             for one, inputs in zip(weight, x, strict=True):
                 self.add(path, leaf, one, inputs)
@@ -123,8 +131,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def sums(self, path: str, x: Tensor) -> Sums:
         """The sums over the rows of x; those of the tensor before if it is the same one, as q, k and v read it."""
-        if self.tokens is not None and len(self.tokens) != len(x):
-            raise ValueError(f"inputs: expected an input of {path!r} for all {len(self.tokens)} tokens, got {len(x)}")
+        if self.tokens is not None and self.tokens.numel() != len(x):
+            raise ValueError(
+                f"inputs: expected an input of {path!r} for all {self.tokens.numel()} tokens, got {len(x)}"
+            )
+        if self.tokens is not None and not _alike(self.rows.get(_storage(x), self.tokens.shape), self.tokens.shape):
+            raise ValueError(
+                f"inputs: expected inputs of {path!r} in the order of the {tuple(self.tokens.shape)} tokens, got "
+                f"{tuple(self.rows[_storage(x)])}: give examples of one length in one call, without tokens"
+            )
         if x.is_inference():
             return row_sums(self.counted(x), self.gram)
         if self.last is not None and self.last[1] == x._version and _same_memory(self.last[0], x):
@@ -132,9 +147,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.last = (x, x._version, row_sums(self.counted(x), self.gram))
         return self.last[2]
 
+    def flattened(self, shape: Sequence[int], x: Tensor) -> None:
+        """Note by which dimensions of a shape the rows of a matrix go."""
+        sizes = list(itertools.accumulate(shape, operator.mul))
+        if len(x) in sizes:
+            self.rows[_storage(x)] = shape[: sizes.index(len(x)) + 1]
+
     def counted(self, x: Tensor) -> Tensor:
         """The rows of x that are tokens."""
-        return x if self.tokens is None else x[self.tokens.to(x.device)]
+        return x if self.tokens is None else x[self.tokens.flatten().to(x.device)]
 
     def convolution(self, x: Tensor, weight: Tensor, sizes: Sequence[Sequence[int]], groups: int) -> None:
         """Look at a convolution with these strides, paddings and dilations."""
@@ -164,7 +185,8 @@ _PRODUCTS = {  # and where their factors begin among the arguments
     **dict.fromkeys((_aten.mm, _aten.bmm, _aten.mv), 0),
     **dict.fromkeys((_aten.addmm, _aten.baddbmm, _aten.addmv), 1),
 }
-_KNOWN = {*_PRODUCTS, _aten.convolution, CAST, GROUPED}
+_VIEWS = {_aten.view, _aten._unsafe_view}
+_KNOWN = {*_PRODUCTS, *_VIEWS, _aten.convolution, CAST, GROUPED}
 _APART = "consists of other operations"
 
 
@@ -177,6 +199,11 @@ def _watched(func: Any) -> Any:
 
 def _storage(x: Tensor) -> StorageWeakRef:
     return StorageWeakRef(x.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _alike(rows: Sequence[int], tokens: Sequence[int]) -> bool:
+    # One example or one token may have any place.
+    return [n for n in rows if n > 1] == [n for n in tokens if n > 1] or len(tokens) < 2
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

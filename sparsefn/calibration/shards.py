@@ -14,6 +14,7 @@ from sparsefn.calibration.folders import INDEX, digest_of, read_tensors, write_j
 from sparsefn.calibration.journal import PLACE
 from sparsefn.calibration.plan import Plan
 
+_TEMPLATES = "additional_chat_templates"  # which a tokenizer has besides its own; other folders are of other tools
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}  # they are not copied
 
 
@@ -60,10 +61,12 @@ def finish(plan: Plan, out: Path) -> None:
     ...     sorted(os.listdir(out))
     ['config.json', 'model.safetensors.index.json']
     """
-    for file in plan.folder.iterdir():
-        weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
-        if file.is_file() and not weights and not file.name.startswith("."):
-            write_whole(out / file.name, partial(shutil.copyfile, file))
+    for folder, name in [(plan.folder, "*"), (plan.folder / _TEMPLATES, "*.jinja")]:
+        for file in folder.glob(name):
+            weights = file.suffix in _WEIGHTS or file.name.endswith(".index.json")
+            if file.is_file() and not weights and not file.name.startswith("."):
+                (to := out / file.relative_to(plan.folder)).parent.mkdir(exist_ok=True)
+                write_whole(to, partial(shutil.copyfile, file))
     placed, size = dict[str, str](), 0
     for path, leaves in plan.leaves.items():
         placed |= {leaf.stored[0]: _file(plan, path) for leaf in leaves}

@@ -14,7 +14,7 @@ from sparsefn.calibration.carried import Prune, PrunedBlock, prune_block, state_
 from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import weights_of_call
 from sparsefn.calibration.kept import BrokenChainError, in_memory, own_call, stow, unstow
-from sparsefn.calibration.paused import Chain, Paused
+from sparsefn.calibration.paused import Chain, Paused, calls_of
 from sparsefn.calibration.stored import on_disk
 from sparsefn.engine.checks import check_int
 from sparsefn.modules.calls import Call
@@ -69,10 +69,10 @@ def steps_of(
                 own = [one for one, at in zip(asked, chain.at, strict=True) if at == number]
                 results, outputs = prune_block(
                     *(chain.parts[path], names, state_in(params, masks, names.values()), own, prune),
-                    *(partial(_calls, runs, number), of),
+                    *(partial(calls_of, runs, number, bool(own)), of),
                     inputs_from=inputs_from,
                     tokens=counted,
-                    narrow=chain.narrow,
+                    narrow=chain.narrow and all(tokens is None for tokens in counted),
                     errors=errors,
                     keep=partial(stow, keep=keep) if wanted else None,
                     read=unstow,
@@ -104,10 +104,6 @@ def _go_on(runs: Sequence[Paused], number: int, module: nn.Module, state: State)
         weights = weights_of_call(module, state)
         for run in runs:
             run.go_on(number, weights)
-
-
-def _calls(runs: Sequence[Paused], number: int) -> Iterator[Call]:
-    return (run.call(number) for run in runs)
 
 
 def _chain(module: nn.Module, state: State, chosen: Sequence[Sequence[str]], calls: Sequence[Call]) -> Chain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import Prune, prune_block
 from sparsefn.calibration.folders import INDEX
 from sparsefn.calibration.inputs import check_data, names_of
-from sparsefn.calibration.journal import PLACE, Journal, Part, digest_of_batches, digest_of_model, journal_in
+from sparsefn.calibration.journal import PLACE, Journal, Part, alone, digest_of_batches, digest_of_model, journal_in
 from sparsefn.calibration.kept import BrokenChainError, unstow
 from sparsefn.calibration.plan import OUTSIDE, Plan, bare, planned
 from sparsefn.calibration.runs import Runs
@@ -78,8 +79,9 @@ def stream(
     gives is written to, and no hook is left.
 
     ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a layer that are tied to leaves
-    outside of it; layers that the model does not call one after the other, which need `in_order`; the block and the
-    layer whose inputs are not finite, or that no input reached; and an `out` that holds anything else.
+    outside of it; layers that the model does not call one after the other, or that write into their inputs or get
+    attributes from elsewhere, which need `in_order`; the block and the layer whose inputs are not finite, or that no
+    input reached; an `out` that another run writes to at the same time, or that holds anything else.
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
     """
@@ -103,23 +105,26 @@ def stream(
             "statistics": repr(names),
             "processes": str(place()[1]),
         }
-        if first:
-            _check_read(journal_in(target, run), plan, device)
-    with agreement(everyone()):
-        journal = journal_in(target, run)
-    if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
-        with tempfile.TemporaryDirectory(dir=_work(target)) as scratch, agreement(everyone()):
-            try:
-                runs = Runs(plan, share(calls), share(counted), Path(scratch), device)
-                journal = _streamed(plan, runs, journal, prune, names)
-            except BrokenChainError as error:
-                raise ValueError(
-                    f"stream: expected layers that run one after the other, but {error}: prune the model in memory, "
-                    "with sf.calibration.in_order"
-                ) from None
-    with agreement(everyone()):
-        if first:
-            finish(plan, target)
+    with contextlib.ExitStack() as stack:
+        with agreement(everyone()):
+            if first:  # for all processes of the run
+                stack.enter_context(alone(target))
+                _check_read(journal_in(target, run), plan, device)
+        with agreement(everyone()):
+            journal = journal_in(target, run)
+        if len(journal.parts) < len(plan.leaves) or not (target / INDEX).exists():
+            with tempfile.TemporaryDirectory(dir=_work(target)) as scratch, agreement(everyone()):
+                try:
+                    runs = Runs(plan, share(calls), share(counted), Path(scratch), device)
+                    journal = _streamed(plan, runs, journal, prune, names)
+                except BrokenChainError as error:
+                    raise ValueError(
+                        f"stream: expected layers that run one after the other, but {error}: prune the model in "
+                        "memory, with sf.calibration.in_order"
+                    ) from None
+        with agreement(everyone()):
+            if first:
+                finish(plan, target)
     return {block: error for part in journal.parts for block, error in part.errors.items()}
 
 

@@ -1,5 +1,7 @@
 """One block with the calls that it gets."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -134,3 +136,31 @@ def test_inputs_that_are_not_finite_name_the_block_and_the_layer():
         pruned(block, started(block), [DOWN], x)
     with pytest.raises(ValueError, match="no product was seen with a leaf of the block 'up'"):
         pruned(block, started(block), [UP], x[:0])
+
+
+def test_errors_are_those_of_the_tokens_that_count():
+    block, x, tokens = part(), torch.randn(2, 8, 6), torch.arange(8).lt(5).expand(2, 8)
+    (padded,), _ = pruned(block, started(block), [UP], x.where(tokens[..., None], 1e4), tokens=list(tokens))
+    (alone,), _ = pruned(block, started(block), [UP], x[:, :5])
+    assert sf.checkpoint.tree_equal(padded.state, alone.state) and padded.error == pytest.approx(alone.error, rel=1e-4)
+
+
+def test_a_leaf_that_is_not_seen_is_told_but_for_tables():
+    class Looked(nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.up, self.other = nn.Linear(6, 6), kind
+
+        def forward(self, x):
+            return self.up(x)
+
+    names = {"up.weight": "up.weight", "up.bias": "up.bias"}
+    for kind, told in [(nn.Embedding(3, 6), False), (nn.Bilinear(6, 6, 2), True)]:
+        block = Looked(kind)
+        own = names | {f"other.{name}": f"other.{name}" for name, _ in kind.named_parameters()}
+        state, chosen = sf.dense().init(sf.modules.params_of(block)), ["up.weight", "other.weight"]
+        run = [block, own, state, [("*", chosen)], wanda, lambda: [((torch.randn(8, 6),), {})], ["square"]]
+        text = r"in_order: no product was seen with 'other.weight' \(Bilinear\), so it stays dense"
+        with pytest.warns(UserWarning, match=text) if told else contextlib.nullcontext():
+            (done,), _ = prune_block(*run)
+        assert done.state.masks["up.weight"].ndim and not done.state.masks["other.weight"].ndim

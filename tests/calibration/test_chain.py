@@ -13,7 +13,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4, "i
 DECODER = {"vocab_size": 64, "num_key_value_heads": 2, "head_dim": 4, **SIZES}
 WORDS = torch.arange(40).reshape(4, 10)
 PAIR = {"input_ids": WORDS, "decoder_input_ids": WORDS[:, :6]}
-ALL_EXPERTS = {"num_experts_per_tok": 3, "experts_implementation": "batched_mm"}
+ALL_EXPERTS = {"num_experts_per_tok": 3}
 SHORT = torch.arange(10) < torch.tensor([10, 7, 4, 9])[:, None]
 
 
@@ -295,3 +295,116 @@ def test_many_operations_between_layers():
     with pytest.warns(UserWarning, match=r"there are operations between parts, as after 'layers\.0'"):
         state = sf.calibration.in_order(model, None, blocks, wanda, x, of="square")
     assert sf.checkpoint.tree_equal(state, slowly(model, blocks, wanda, x, "square", 4))
+
+
+class Told(nn.Module):
+    """A layer that others may tell what to multiply by."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.by = nn.Linear(6, 6), None
+
+    def forward(self, x):
+        return self.up(x) if self.by is None else self.up(x) * self.by
+
+
+def telling(layers, x):
+    for layer in layers:
+        layer.by = x.mean(1, keepdim=True)
+    return nn.Sequential(*layers)(x)
+
+
+def telling_the_next(layers, x):
+    for layer, after in zip(layers, [*layers[1:], None], strict=True):
+        x = layer(x)
+        if after is not None:
+            after.by = x.mean(1, keepdim=True)
+    return x
+
+
+@pytest.mark.parametrize("run", [telling, telling_the_next])
+def test_attributes_that_the_model_sets_on_a_layer_are_seen(run):
+    model = Between(run)
+    model.layers = nn.ModuleList(Told() for _ in range(3))
+    x, blocks = torch.randn(4, 6), [f"layers.{i}.*" for i in range(3)]
+    with pytest.warns(UserWarning, match="as 'layers.[01]' gets its 'by' from elsewhere, and not as an argument"):
+        state = sf.calibration.in_order(model, None, blocks, wanda, {"x": x}, of="square", chunk_size=2)
+    assert sf.checkpoint.tree_equal(state, slowly(model, blocks, wanda, {"x": x}, "square", 2))
+    assert all(layer.by is None for layer in model.layers)
+
+
+class Scales(nn.Linear):
+    """Writes into its input, but with ones leaves it as it is."""
+
+    def forward(self, x, by):
+        x *= by
+        return super().forward(x)
+
+
+def test_a_write_is_seen_whatever_it_writes():
+    class Scaling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Scales(6, 6) for _ in range(3))
+
+        def forward(self, x, by):
+            for layer in self.layers:
+                x = layer(x, by)
+            return x
+
+    model, blocks = Scaling(), [f"layers.{i}.*" for i in range(3)]
+    call = {"x": torch.randn(4, 6), "by": torch.rand(4, 1).index_fill(0, torch.tensor([0]), 1.0)}
+    with pytest.warns(UserWarning, match="as 'layers.0' writes into its inputs"):
+        state = sf.calibration.in_order(model, None, blocks, wanda, call, of="square", chunk_size=2)
+    assert sf.checkpoint.tree_equal(state, slowly(model, blocks, wanda, call, "square", 2))
+
+
+class Sums(nn.Linear):
+    """Adds what it makes to a tensor that all layers get."""
+
+    def __init__(self, writes):
+        super().__init__(512, 512)
+        self.writes = writes
+
+    def forward(self, x, total):
+        out = super().forward(x + total)
+        if self.writes:
+            total.add_(out.mean())
+        return out
+
+
+@pytest.mark.parametrize("offload", [None, "disk"])
+def test_a_layer_that_is_left_out_may_not_write_where_others_read(offload):
+    class Summing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Sums(i == 1) for i in range(4))
+
+        def forward(self, x):
+            total = torch.zeros_like(x)
+            for layer in self.layers:
+                x = layer(x, total)
+            return x
+
+    model, blocks, x = Summing(), [f"layers.{i}.*" for i in (0, 2, 3)], {"x": torch.randn(4, 512)}
+    with pytest.warns(UserWarning, match="as 'layers.1' writes into its inputs"):
+        state = sf.calibration.in_order(model, None, blocks, wanda, x, of="square", chunk_size=2, offload=offload)
+    assert sf.checkpoint.tree_equal(state, slowly(model, blocks, wanda, x, "square", 2))
+
+
+def test_activations_in_place_run_one_by_one():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True)) for _ in range(3)))
+    model.insert(1, nn.ReLU(inplace=True))
+    blocks, x = ["0.*", "2.*", "3.*"], {"input": torch.randn(4, 6)}
+    *_, last = steps = list(sf.calibration.by_block(model, None, blocks, wanda, x, of="square", chunk_size=2))
+    assert not any(done.why for done in steps)
+    assert sf.checkpoint.tree_equal(last.state, slowly(model, blocks, wanda, x, "square", 2))
+
+
+def test_experts_whose_weights_are_gathered_are_told():
+    model = mixtral(num_experts_per_tok=3, experts_implementation="batched_mm")
+    with pytest.warns(
+        UserWarning, match="no product was seen with 'model.layers.0.mlp.experts.gate_up_proj' .MixtralEx"
+    ):
+        state = sf.calibration.in_order(model, None, LLAMA[:1], wanda, {"input_ids": WORDS}, of="square")
+    assert not state.masks["model.layers.0.mlp.experts.gate_up_proj"].ndim

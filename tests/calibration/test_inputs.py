@@ -200,6 +200,14 @@ def test_dropout_is_told():
     sf.calibration.inputs(nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.0)), None, torch.randn(5, 3))
 
 
+def test_dropout_of_attention_which_is_a_number_is_told():
+    layer, x = nn.MultiheadAttention(4, 2, dropout=0.1), torch.randn(3, 1, 4)
+    with pytest.warns(UserWarning, match=r"inputs: dropout is on in '': call eval\(\) of the model first"):
+        sf.calibration.inputs(layer, None, x, x, x)
+    sf.calibration.inputs(layer.eval(), None, x, x, x)
+    sf.calibration.inputs(nn.MultiheadAttention(4, 2), None, x, x, x)
+
+
 def test_a_padding_mask_of_torch_is_seen():
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     x, hidden = torch.randn(2, 3, 4), torch.tensor([[False, False, False], [False, False, True]])
@@ -207,6 +215,26 @@ def test_a_padding_mask_of_torch_is_seen():
         sf.calibration.inputs(layer, None, x, src_key_padding_mask=hidden)
     stats = sf.calibration.inputs(layer, None, x, src_key_padding_mask=hidden, tokens=~hidden, paths="linear1.*")
     assert int(stats["linear1.weight"]["count"]) == 5
+    with pytest.raises(
+        ValueError, match=r"of 'self_attn.in_proj_weight' in the order of the \(2, 3\) tokens, got \(3, 2"
+    ):
+        sf.calibration.inputs(layer, None, x, src_key_padding_mask=hidden, tokens=~hidden)
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+@pytest.mark.parametrize("training", [False, True])
+def test_what_a_spectral_norm_multiplies_by_is_no_input(norm, training):
+    model = nn.Sequential(nn.Linear(3, 3), norm(nn.Linear(3, 2))).train(training)
+    assert [*inputs(model, None, torch.randn(5, 3))] == ["0.weight"]
+    with pytest.raises(ValueError, match="no product was seen with '1.*weight.*' "):
+        inputs(model, None, torch.randn(5, 3), paths="1.*")
+    with pytest.warns(UserWarning, match=r"in_order: no product was seen with '1.*weight.*' \(.*Linear\), so it stays"):
+        state = sf.calibration.in_order(model, None, ["*"], sf_wanda, torch.randn(5, 3), of="square")
+    assert [path for path, mask in state.masks.items() if mask.ndim] == ["0.weight"]
+
+
+def sf_wanda(stats):
+    return sf.one_shot(0.5, sf.scores.wanda(stats))
 
 
 def test_other_bad_arguments():

@@ -183,3 +183,30 @@ def test_tokens_choose_rows_and_what_has_none_for_each_is_refused():
     with Watch({"e": experts}, True, torch.ones(16, dtype=torch.bool)) as watch, pytest.raises(ValueError) as error:
         watch.grouped(torch.randn(16, 16), experts, ends)
     assert "expected 'e' to get inputs in the order of tokens, but it sorts them" in str(error.value)
+
+
+def turned(x, weight):
+    return x.transpose(0, 1) @ weight.T
+
+
+def flattened(x, weight):
+    return x.mT.contiguous().mT.transpose(0, 1).reshape(-1, 3) @ weight.T
+
+
+def in_a_batch(x, weight):
+    return torch.bmm(x.transpose(0, 1), weight.T.expand(5, 3, 2))
+
+
+@pytest.mark.parametrize("run", [turned, flattened, in_a_batch])
+def test_inputs_in_another_order_than_the_tokens_are_refused(run):
+    weight, x, tokens = torch.randn(2, 3), torch.randn(4, 5, 3), torch.rand(4, 5) < 0.5
+    text = (
+        r"^inputs: expected inputs of 'w' in the order of the \(4, 5\) tokens, got \(5, 4\): give examples of one len"
+    )
+    with Watch({"w": weight}, False, tokens), pytest.raises(ValueError, match=text):
+        run(x, weight)
+    with Watch({"w": weight}, False, tokens) as watch:
+        _ = x.view(4, 5, 3, 1).permute(0, 1, 3, 2).reshape(20, 3) @ weight.T
+    with Watch({"w": weight}, False, tokens[:1]) as watch:  # one example has one order
+        run(x[:1], weight)
+    assert torch.allclose(watch.stats()["w"]["square"], x[0][tokens[0]].double().square().sum(0))

@@ -22,6 +22,8 @@ def plan(tmp_path):
         (folder / name).write_text(text)
     (folder / "pytorch_model.bin.index.json").write_text("{}")
     (folder / "original").mkdir()
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
     return planned(folder, None, None, CPU)
 
 
@@ -33,7 +35,15 @@ def test_it_is_a_folder_of_the_model(plan, tmp_path):
         write_part(plan, out, path, plan.load(path, CPU)[0])
     finish(plan, out)
     shards = [f"model-{i}-of-00003.safetensors" for i in ("00001", "00002", "00003")]
-    others = ["README.md", "config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer.json"]
+    assert (out / "additional_chat_templates" / "tools.jinja").read_text() == "{{ tools }}"
+    others = [
+        "README.md",
+        "additional_chat_templates",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
     assert sorted(os.listdir(out)) == sorted([*others, *shards])
     old, new = weights_in(plan.folder), weights_in(out)
     assert old.keys() == new.keys() and all(torch.equal(new[name], x) for name, x in old.items())

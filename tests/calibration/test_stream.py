@@ -269,3 +269,70 @@ def test_two_processes_share_the_batches(folder, tmp_path):
     sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "alone", of="square")
     alone, shared = weights_in(tmp_path / "alone"), weights_in(tmp_path / "pruned")
     assert alone.keys() == shared.keys() and all(torch.equal(shared[name], x) for name, x in alone.items())
+
+
+def test_one_run_at_a_time(folder, tmp_path):
+    def prune(stats):
+        if not tried:
+            with pytest.raises(ValueError) as error:
+                tried.append(True)
+                sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "out")
+            assert "expected one run at a time, but another one writes to" in str(error.value)
+            assert "out': wait for its end, or give another folder out" in str(error.value)
+        return wanda(stats)
+
+    tried = []
+    sf.calibration.stream(folder, prune, BATCHES, tmp_path / "out")
+    sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "other")
+    assert tried and files(tmp_path / "out") == files(tmp_path / "other")
+    with pytest.raises(ValueError, match="to be new or a run that was killed"):
+        sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "out")
+    assert files(tmp_path / "out") == files(tmp_path / "other")
+
+
+class Layer(nn.Module):
+    def __init__(self, writes):
+        super().__init__()
+        self.up, self.by, self.writes = nn.Linear(8, 8), None, writes
+
+    def forward(self, x, total, notes):
+        out = self.up(x + total) * (1 if self.by is None else self.by) + sum(notes.values())
+        if self.writes == "total":
+            total.add_(out.mean())
+        if self.writes == "notes":
+            notes["last"] = out
+        return out
+
+
+class Talks(nn.Module):
+    """Layers tell each other things besides what they return."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layers, self.kind = nn.ModuleList(Layer(kind) for _ in range(3)), kind
+
+    def forward(self, x):
+        total, notes = torch.zeros_like(x), {}
+        for layer in self.layers:
+            if self.kind == "by":
+                layer.by = x.mean()
+            x = layer(x, total, notes)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("total", "'layers.0' writes into its inputs"),
+        ("notes", "'layers.0' writes into its inputs"),
+        ("by", "'layers.0' gets its 'by' from elsewhere, and not as an argument"),
+    ],
+)
+def test_layers_that_tell_each_other_more_are_refused(tmp_path, kind, why):
+    (tmp_path / "own").mkdir()
+    save_file(Talks(kind).state_dict(), tmp_path / "own" / "model.safetensors")
+    (tmp_path / "own" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"stream: expected layers that run one after the other, but {why}: prune the"):
+        sf.calibration.stream(
+            tmp_path / "own", wanda, [torch.randn(4, 8)] * 2, tmp_path / "out", make=lambda: Talks(kind)
+        )

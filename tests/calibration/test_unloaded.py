@@ -58,6 +58,15 @@ def test_it_is_the_model_that_from_pretrained_makes(tmp_path, make, dtype):
     assert all(torch.equal(x, buffers[name]) and x.dtype == buffers[name].dtype for name, x in own.items())
 
 
+def test_what_16_bits_are_too_few_for_stays_in_float32(tmp_path):
+    folder = tiny_lms.folder_of(tiny_lms.t5, tmp_path / "t5", torch.float16)
+    whole, stored = type(tiny_lms.t5()).from_pretrained(folder), stored_in(folder)
+    values, _ = read_leaves(folder, stored, leaves_in(unloaded(folder, None, torch.float32), stored))
+    dtypes = {name: param.dtype for name, param in whole.named_parameters()}
+    assert {name: x.dtype for name, x in values.items()} == dtypes
+    assert [*dtypes.values()].count(torch.float32) == 4  # `wo` of each layer
+
+
 def test_a_parameter_under_two_names_is_one(tmp_path):
     class Tied(nn.Module):
         def __init__(self):
