@@ -60,12 +60,12 @@ def check_sizes(small, masks, what, exact=True):
     assert not wrong, f"{what}: entries that are there, and that were counted: {wrong}"
 
 
-def check(model, example, *, seed=0, counted=False, forms=(None,)):
+def check(model, example, *, seed=0, counted=False, forms=(None,), found=None):
     """Masked == small for units drawn at random from every group: the program, and what `shrink` makes in these forms.
 
-    Gives back the groups, and which units go.
+    Gives back the groups, which may be given, and which units go.
     """
-    found = groups(model, example, counted=counted)
+    found = found or groups(model, example, counted=counted)
     gone = random_units(found, seed)
     masks = found.masks(gone)
     params = {name: p.detach() for name, p in model.named_parameters()}
