@@ -3,6 +3,7 @@
 import peft
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import sparsefn as sf
 
@@ -29,6 +30,19 @@ def pruned(sparsity=0.5, where="[!h]*.weight"):
     model = Net()
     algorithm = sf.static(sparsity, init="magnitude", where=where)
     return sf.modules.bake(model, algorithm.init(sf.modules.params_of(model)))
+
+
+def llama():
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=20,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            eos_token_id=None,
+        )
+    )
 
 
 def config(**options):

@@ -92,6 +92,61 @@ def test_adapters_of_later_and_their_mixtures():
     assert same_zeros(model.merge_and_unload(), base)
 
 
+def test_adapters_of_later_on_other_layers(tmp_path):
+    base = pruned()
+    saved = train(peft.get_peft_model(copy.deepcopy(base), config(target_modules=["down", "conv"])))
+    saved.save_pretrained(tmp_path)
+    first = wrapped(copy.deepcopy(base), target_modules=["up"], init_lora_weights=False)
+    for model in (first, copy.deepcopy(first), pickle.loads(pickle.dumps(first)), keep_zeros(first)):
+        name = f"of {len(model.peft_config)}"  # the last is the first once more
+        model.add_adapter(name, config(target_modules=["down", "conv"], init_lora_weights=False))
+        model.load_adapter(tmp_path, f"loaded {name}")
+        for adapter in (name, f"loaded {name}"):
+            model.set_adapter(adapter)
+            one = copy.deepcopy(train(model))
+            out = one(X)
+            merged = one.merge_and_unload()
+            assert same_zeros(merged, base) and not torch.equal(merged.down.weight, base.down.weight)
+            torch.testing.assert_close(merged(X), out, rtol=1e-4, atol=1e-4)
+    assert list(first.peft_config) == ["default", "of 1", "loaded of 1", "of 3", "loaded of 3"]
+
+
+@pytest.mark.filterwarnings("ignore:Already following adapters were merged")
+def test_an_adapter_is_merged_onto_another():
+    base = pruned()
+    model = wrapped(copy.deepcopy(base), target_modules=["up"], init_lora_weights=False)
+    model.add_adapter("late", config(init_lora_weights=False))
+    model.merge_adapter()
+    model.merge_adapter(["late"])
+    for name in NAMES:
+        weight = getattr(model.base_model.model, name).base_layer.weight
+        assert torch.equal(weight == 0, getattr(base, name).weight == 0)
+        assert not torch.allclose(weight, getattr(base, name).weight, atol=1e-3)
+    model.unmerge_adapter()
+    for name in NAMES:
+        weight = getattr(model.base_model.model, name).base_layer.weight
+        torch.testing.assert_close(weight, getattr(base, name).weight, rtol=1e-5, atol=1e-6)
+    assert same_zeros(model.merge_and_unload(adapter_names=["default", "late"]), base)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_weight_and_an_update_that_cancel_out_leave_no_zero(dtype, safe):
+    base = pruned().to(dtype)
+    model = wrapped(copy.deepcopy(base), target_modules=["up"], r=1, lora_alpha=1, init_lora_weights=False)
+    layer = model.base_model.model.up
+    with torch.no_grad():  # the update is minus the first row
+        layer.lora_B["default"].weight.zero_()[0] = -1.0
+        layer.lora_A["default"].weight.copy_(base.up.weight[:1])
+    for _ in range(2):
+        model.merge_adapter(safe_merge=safe)
+        assert layer.base_layer.weight[0].abs().max() == torch.finfo(dtype).tiny
+        assert torch.equal(layer.base_layer.weight == 0, base.up.weight == 0)
+        model.unmerge_adapter()
+        torch.testing.assert_close(layer.base_layer.weight, base.up.weight, atol=1e-4, rtol=0.0)
+    assert same_zeros(model.merge_and_unload(), base)
+
+
 def test_a_batch_of_several_adapters():
     torch.manual_seed(0)
     base = pruned(where="[ud]*.weight")
