@@ -92,6 +92,8 @@ def script(loop: Loop) -> None:
     step(loop, 8)
     loop.reattach(hooks=False, keeps=False)
     loop.closure(9, calls=False)
+    for name in MISUSES:
+        misuse(loop, name)
     loop.after()
     step(loop, 9)
 
@@ -143,6 +145,16 @@ def twice(before_step: Any) -> Any:
     return wrong
 
 
+def by_closure(enter_step: Any) -> Any:
+    """A forgotten `after_step` is not noticed where steps have a closure."""
+
+    def wrong(self: Any, optimizer: Any, closes: bool) -> None:
+        if not closes:
+            enter_step(self, optimizer, closes)
+
+    return wrong
+
+
 def restored(unmasked: Any) -> Any:
     """Weights that are all zeros are taken for those that nobody has loaded."""
 
@@ -179,6 +191,7 @@ BUGS: dict[str, tuple[Setup, Any, str, Plant]] = {
     "dense gradients are those of the optimizer": (Setup("ste by mean saliency"), gradients, "give", given_alike),
     "a gradient is missing": (Setup("rigl"), gradients, "dense_gradients", lambda _: zero_gradients),
     "before_step may come twice": (Setup("rigl"), Attached, "before_step", twice),
+    "closures may step twice": (Setup("rigl"), Attached, "enter_step", by_closure),
     "step sizes begin at zero": (Setup("rigl", ("rprop",)), moments, "_first", always(0.0)),
     "sums begin at zero": (Setup("rigl", ("adagrad",)), moments, "_first", always(0.0)),
     "what users write is lost": (Setup("rigl"), placed, "taken_over", lambda _: lambda call, state, written: state),

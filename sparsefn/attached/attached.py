@@ -44,7 +44,7 @@ class Attached:
     def __init__(self, model: nn.Module, placed: Placed, skip: Trigger, reset: Trigger, hooks: bool) -> None:
         self._model, self._placed, self._skip, self._reset, self._hooks = model, placed, skip, reset, hooks
         self._dense: dict[str, Tensor] | None = None  # gradients between before_step and after_step
-        self._stepped: list[Optimizer] = []  # the optimizers that have stepped since before_step
+        self._stepped: list[Optimizer] = []  # the optimizers that have stepped since after_step
         self._told: set[str] = set()  # what there was a warning of
         self._last, self._now, self._skipped, self.changes = -1, -1, False, 0
         placed.show(placed.state)
@@ -57,7 +57,7 @@ class Attached:
 
         The dense gradients are kept for `after_step`. A parameter without a gradient stays without one; the algorithm
         sees zeros. `step` is the one that `after_step` will get, if it is not the next; only `skip` and terms that
-        change with the step read it. Raises RuntimeError where no parameter has a gradient, for a second call
+        change with the step read it. Raises RuntimeError where no parameter has a new gradient, for a second call
         without `after_step` between, and for parameters that were replaced. Weights that somebody wrote since
         `after_step` are taken over and masked. An optimizer that is given a closure calls it after the closure.
         """
@@ -75,7 +75,7 @@ class Attached:
         seen = [] if skipped else placed.seen(dense, now)
         placed.show_trained()
         gradients.give(records, placed.trained, seen, dense)
-        self._dense, self._now, self._skipped, self._stepped = dense, now, skipped, []
+        self._dense, self._now, self._skipped = dense, now, skipped
 
     def after_step(self, step: int) -> None:
         """Update the masks, and put the effective weights into the module; call after the optimizer's step.
@@ -96,7 +96,7 @@ class Attached:
         if step > self._last + 1:
             self._tell("steps", order.left_out(placed.algorithm, self._last, step))
         stepped = placed.moved(self._stepped)
-        self._dense, self._last = None, step
+        self._dense, self._stepped, self._last = None, [], step
         for record in placed.trained:
             record.given = None
         try:
@@ -117,36 +117,48 @@ class Attached:
 
     # ---- what the hooks of the optimizers call ----------------------------------------------------
 
-    def enter_step(self, optimizer: Optimizer) -> None:
-        """Check the order of the calls, and that the optimizer sees masked gradients and moments."""
+    def enter_step(self, optimizer: Optimizer, closes: bool) -> None:
+        """Check the order of the calls, and, unless a closure will, that gradients and moments are masked."""
+        if any(one is optimizer for one in self._stepped):
+            raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
+        if closes:
+            return
         if self._dense is None and self._hooks:
             self.before_step()
         if self._dense is None:
             raise RuntimeError(order.STEP_ALONE)
-        if any(one is optimizer for one in self._stepped):
-            raise RuntimeError("step: the optimizer has stepped since before_step: call after_step before the next one")
         self._placed.settle(optimizer, self._skipped)
 
     def leave_step(self, optimizer: Optimizer) -> None:
         """Note what the optimizer has written."""
-        self._stepped.append(optimizer)
-        self._placed.leave(optimizer)
-        if self._hooks:
-            self.after_step(self._last + 1)
+        if self._dense is not None:  # else its closure skipped the batch
+            self._stepped.append(optimizer)
+            self._placed.leave(optimizer)
+            if self._hooks:
+                self.end_step()
+
+    def end_step(self) -> None:
+        """Call `after_step` where a step has begun, also one that a GradScaler left out."""
+        if self._dense is not None:
+            self.after_step(self._now)
 
     def around_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
-        """Call a closure that makes gradients: with effective weights, and `before_step` after it."""
+        """Call a closure that makes gradients: with effective weights, and `before_step` after it.
+
+        One that returns None and leaves no gradients has skipped its batch, as those of Lightning do: nothing moves.
+        """
         self._reopen()
         result = closure()
-        if self._dense is None:
+        skips = result is None and all(p.grad is None for p in self._model.parameters())
+        if self._dense is None and not skips:
             self.before_step()
-        self._placed.settle(optimizer, self._skipped)
+        self._placed.settle(optimizer, skips or self._skipped)
         return result
 
     def _reopen(self) -> None:
         # Back to before `before_step`, with the weights as they are now, and effective ones in the module.
         if self._dense is not None:
-            moved, self._dense = self._placed.moved(self._stepped), None
+            moved, self._dense = self._placed.moved(()), None
             self._placed.show(moved)
         self._placed.take_over("step")
 
@@ -219,7 +231,7 @@ class Attached:
         placed = self._placed
         writes.check_kinds("load_state_dict", placed.state, placed.weights.values())
         state, self._last = files.loaded(placed.algorithm, state_dict, placed.state, placed.unmasked(), strict)
-        self._dense = None
+        self._dense, self._stepped = None, []
         placed.show(state)
         for record in placed.trained:
             record.moments = None  # the optimizer may have loaded others
@@ -239,7 +251,6 @@ class Attached:
         placed = self._placed
         if all(writes.fits(placed.state, record) for record in placed.weights.values()):  # else there is none to show
             self._reopen()
-            placed.state = placed.now("detach")
         self._unwatch()
         take_out(placed.extra)
         placed.state, self._dense = placed.own(placed.state), None

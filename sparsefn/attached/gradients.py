@@ -34,15 +34,17 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
     >>> dense_gradients([Record("w", weight, torch.optim.SGD([weight], lr=0.1))])
     Traceback (most recent call last):
         ...
-    RuntimeError: before_step: no parameter has a gradient: call it after backward() and before zero_grad(), on what
-    attach returned for this very module; a copy of a module has parameters of its own
+    RuntimeError: before_step: no parameter has a new gradient: call it after backward() and before zero_grad(), on what
+    attach returned for this very module; a copy of a module has parameters of its own, and several optimizers with
+    closures need an attach each
 
-    Raises RuntimeError where no parameter has a gradient.
+    Raises RuntimeError where no parameter has a gradient, or all are those that an optimizer was given: masked ones.
     """
-    if all(record.parameter.grad is None for record in records):
+    if all(r.parameter.grad is None or (r.given is not None and r.has_given()) for r in records):
         raise RuntimeError(
-            "before_step: no parameter has a gradient: call it after backward() and before zero_grad(), on what attach "
-            "returned for this very module; a copy of a module has parameters of its own"
+            "before_step: no parameter has a new gradient: call it after backward() and before zero_grad(), on what "
+            "attach returned for this very module; a copy of a module has parameters of its own, and several "
+            "optimizers with closures need an attach each"
         )
     return {record.name: dense_gradient(record.parameter, record.parameter) for record in records}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -23,15 +23,7 @@ STEP_ALONE = "step: call before_step before it, and after_step after it; attach(
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class Around(Protocol):
-    """What is called before and after an optimizer's step, and around its closure."""
-
-    def enter_step(self, optimizer: Optimizer) -> None: ...
-    def leave_step(self, optimizer: Optimizer) -> None: ...
-    def around_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any: ...
-
-
-Found = Callable[[], Around | None]
+Found = Callable[[], Any]  # an Attached, whose methods are called around the steps; None where it is garbage
 
 
 class _Watch(NamedTuple):
@@ -51,12 +43,13 @@ def watched(parameter: nn.Parameter) -> bool:
     """
     watch = _WATCHES.get(parameter)
     if watch is not None and watch.around() is None:
-        _remove(watch.handles)
+        for handle in watch.handles:
+            handle.remove()
         return False
     return watch is not None
 
 
-def watch(around: Around, records: Sequence[Record], keep: bool) -> Callable[[], None]:
+def watch(around: Any, records: Sequence[Record], keep: bool) -> Callable[[], None]:
     """Set the step hooks, and return the function that removes them.
 
     With `keep` the optimizers hold what they call; else it may become garbage, and a step then raises RuntimeError.
@@ -71,7 +64,8 @@ def watch(around: Around, records: Sequence[Record], keep: bool) -> Callable[[],
         _WATCHES[record.parameter] = _Watch(alive, handles)
 
     def remove() -> None:
-        _remove(handles)
+        for handle in handles:
+            handle.remove()
         for record in records:
             _WATCHES.pop(record.parameter, None)
 
@@ -111,18 +105,13 @@ def left_out(algorithm: Algorithm, last: int, step: int) -> str:
     return ""
 
 
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
 def _before(found: Found, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
     around = found()
     if around is None:
         raise RuntimeError("step: what sf.attach returned for these weights is gone: keep it, or call detach() first")
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
+    around.enter_step(optimizer, closure is not None)
     if closure is None:
-        around.enter_step(optimizer)
         return None
     wrapped = partial(around.around_closure, optimizer, closure)
     if len(args) > 1:

@@ -76,7 +76,7 @@ class Placed:
         The state itself where the parameters are its leaves, and are known to be zero where they are pruned.
         """
         state, view, records = self.state, self.algorithm.view, self.weights.values()
-        written = [record for record in records if record.is_touched()]
+        written = [record for record in records if record.written or record.is_written()]
         is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
         if is_plain and not written and stepped and all(zeros_stay(one, self._dtypes) for one in stepped):
             return state
@@ -145,7 +145,7 @@ class Placed:
         A step that is left out has no gradients.
         """
         for record in self.weights.values():
-            record.written = record.is_touched()
+            record.written = record.written or record.is_written()
             if not record.trains:
                 record.parameter.grad = None
         for record in (record for record in self.trained if record.optimizer is optimizer):

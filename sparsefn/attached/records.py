@@ -62,10 +62,6 @@ class Record:
         """Whether somebody has written to the parameter, or moved it to other memory, since `note`."""
         return self.seen != (self.parameter._version, address(self.parameter))
 
-    def is_touched(self) -> bool:
-        """Whether somebody has written to it since `before_step`, before the optimizer's step or after it."""
-        return self.written or self.is_written()
-
     def note(self) -> None:
         """Take the parameter as it is for known."""
         self.seen = (self.parameter._version, address(self.parameter))

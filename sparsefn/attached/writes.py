@@ -147,7 +147,7 @@ def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> str:
     """
     if not bool(all_finite(dense)):
         return ""
-    for record in (record for record in records if record.is_touched()):
+    for record in (record for record in records if record.written or record.is_written()):
         raise RuntimeError(f"after_step: {record.name!r} moved without its optimizer: for another optimizer, {_AGAIN}")
     return (
         "after_step: no optimizer has stepped since before_step: where several batches make a step, call both around "

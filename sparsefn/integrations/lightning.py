@@ -37,9 +37,11 @@ class SparsityCallback(Callback):
     its weights from `on_fit_start` on, so also in the validation before training. After `fit`,
     `callback.sparse.detach()` leaves an ordinary module for a loop of your own.
 
-    A step of the algorithm is a step of the optimizer, as `trainer.global_step` counts them, however many batches are
-    accumulated. `gradient_clip_val` clips masked gradients. A second `fit` goes on where the first ended, with the new
-    optimizer that Lightning makes, and `fit(ckpt_path=...)` where the checkpoint was written, with the same bits.
+    A step of the algorithm is a step of the optimizer, however many batches are accumulated, and however many steps
+    manual optimization makes of a batch. A batch that `training_step` skips by returning None is no step, though
+    `trainer.global_step` counts it. `gradient_clip_val` clips masked gradients. A second `fit` goes on where the first
+    ended, with the new optimizer that Lightning makes, and `fit(ckpt_path=...)` where the checkpoint was written, with
+    the same bits.
 
     Raises ValueError for several optimizers, for a checkpoint without the callback's state, or with that of other
     weights or steps, and for DTensors; TypeError for other arguments; ModuleNotFoundError without lightning.
@@ -68,29 +70,29 @@ class SparsityCallback(Callback):
         check_plain_model(pl_module)
         if len(trainer.optimizers) != 1:
             raise ValueError(
-                f"SparsityCallback: expected one optimizer, got {len(trainer.optimizers)}: call sf.attach with a list "
-                "of them in a callback of your own"
+                f"SparsityCallback: expected one optimizer, got {len(trainer.optimizers)}: in on_fit_start of a "
+                "callback of your own, call sf.attach(..., hooks=True) for each and the part of the module that it has"
             )
         saved: Saved | None = self._loaded
         self._loaded = None
         if self.sparse is not None and self.sparse.is_attached:  # to the optimizer of another fit
             if saved is None:
-                saved = self.sparse.state_dict()
+                saved = self.state_dict()
             else:
-                self.sparse.load_state_dict(saved)
+                self.sparse.load_state_dict(saved["sparse"])
             self.sparse.detach()
         algorithm = made(self._algorithm, lambda: int(trainer.estimated_stepping_batches))
         if saved is not None:
-            check_same_run(pl_module, saved, saved["step"])
-        self.sparse = attach(algorithm, pl_module, trainer.optimizers, **self._options)
+            check_same_run(pl_module, saved["sparse"], saved["sparse"]["step"])
+        self.sparse = attach(algorithm, pl_module, trainer.optimizers, hooks=True, **self._options)
         self._done = 0
         if saved is not None:
             self._load(saved)
 
     def _load(self, saved: Saved) -> None:
         assert self.sparse is not None
-        self.sparse.load_state_dict(saved)
-        self._done = saved["step"] + 1
+        self.sparse.load_state_dict(saved["sparse"])
+        self._done = saved.get("done", saved["sparse"]["step"] + 1)  # 0.2.0 saved no count
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the run goes on where the state was saved."""
@@ -105,21 +107,22 @@ class SparsityCallback(Callback):
             )
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Mask the gradients, which are complete and not clipped yet."""
+        """Mask the gradients, which are complete and not clipped yet; the step's own hook updates the masks."""
         assert self.sparse is not None
-        self.sparse.before_step()
+        self.sparse.end_step()  # one that a GradScaler left out
+        if any(p.grad is not None for p in pl_module.parameters()):
+            self.sparse.before_step()
 
     def on_train_batch_end(self, trainer: Trainer, *args: object) -> None:
-        """Update the masks, where the batch ended in a step of the optimizer."""
+        """Note how many steps the trainer counts."""
         assert self.sparse is not None
-        if trainer.global_step > self._done:
-            self._done = trainer.global_step
-            self.sparse.after_step(self._done - 1)
+        self.sparse.end_step()
+        self._done = trainer.global_step
 
     def state_dict(self) -> dict[str, object]:
         """What a checkpoint has of it."""
-        return {} if self.sparse is None else {"sparse": self.sparse.state_dict()}
+        return {} if self.sparse is None else {"sparse": self.sparse.state_dict(), "done": self._done}
 
     def load_state_dict(self, state_dict: Saved) -> None:
         """Take what a checkpoint has; it is put into the module when the algorithm is attached."""
-        self._loaded = state_dict["sparse"]
+        self._loaded = state_dict

@@ -566,7 +566,9 @@ def test_each_forgotten_line_raises_at_the_next_call(name):
             call()
     sparse.after_step(1)
     optimizer.zero_grad()
-    with pytest.raises(RuntimeError, match=r"before_step: no parameter has a gradient: call it after backward\(\) and"):
+    with pytest.raises(
+        RuntimeError, match=r"before_step: no parameter has a new gradient: call it after backward\(\) and"
+    ):
         sparse.before_step()
     train(sparse, model, optimizer, [2])
     train(whole[2], whole[0], whole[1], [1, 2])  # and what raised has changed nothing
@@ -809,6 +811,99 @@ def test_a_closure_sees_effective_weights_where_somebody_wrote_others():
 
     optimizer.step(closure)
     sparse.after_step(1)
+
+
+def closure_of(model, optimizer):
+    def closure():
+        optimizer.zero_grad()
+        loss = cross_entropy(model(X), Y)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "LBFGS"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_after_step_that_is_forgotten_after_a_closure_raises_at_the_next_step(name, kind):
+    runs = []
+    for forgets in (True, False):
+        model = net()
+        options = {"max_iter": 3} if kind == "LBFGS" else {}
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01, **options)
+        sparse = sf.attach(ALGORITHMS[name](), model, optimizer)
+        closure = closure_of(model, optimizer)
+        for step in range(3):
+            optimizer.step(closure)
+            if forgets:
+                with pytest.raises(RuntimeError, match="step: the optimizer has stepped since before_step: call after"):
+                    optimizer.step(closure)
+            sparse.after_step(step)
+        runs.append(sparse.state)
+    assert same(*runs)  # what raised has changed nothing
+
+
+def test_several_optimizers_may_each_have_a_closure_with_gradients_of_its_own():
+    model = net()
+    optimizers = [torch.optim.SGD(model[i].parameters(), lr=0.1) for i in (0, 2)]
+    sparse = sf.attach(rigl(), model, optimizers)
+    closures = [closure_of(model, model) for _ in optimizers]
+    for step in range(3):
+        for optimizer, closure in zip(optimizers, closures, strict=True):
+            optimizer.step(closure)
+        for optimizer, closure in zip(optimizers, closures, strict=True):
+            with pytest.raises(
+                RuntimeError, match="step: the optimizer has stepped since before_step: call after_step"
+            ):
+                optimizer.step(closure)
+        sparse.after_step(step)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_closure_without_new_gradients_is_refused(name):
+    model, optimizer, sparse = trio(name)
+    backward(model)
+    sparse.before_step()
+    with pytest.raises(
+        RuntimeError, match="no parameter has a new gradient: .* optimizers with closures need an attach"
+    ):
+        optimizer.step(lambda: 0.0)  # the masked ones would be the algorithm's
+    model.zero_grad()
+    with pytest.raises(RuntimeError, match="no parameter has a new gradient: call it after backward"):
+        optimizer.step(lambda: 0.0)
+
+
+@pytest.mark.parametrize("hooks", [False, True])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_closure_that_skips_its_batch_moves_nothing(name, hooks):
+    runs = []
+    for skips in (True, False):
+        model = net()
+        optimizer = adam(model)
+        sparse = sf.attach(ALGORITHMS[name](), model, optimizer, hooks=hooks)
+        for step in range(4):
+            if skips:
+                before, weights = sparse.state, weights_of(model)
+                optimizer.step(model.zero_grad)  # not the scores, which the model does not have
+                assert same(before, sparse.state) and same(weights, weights_of(model))
+            optimizer.step(closure_of(model, optimizer))
+            if not hooks:
+                sparse.after_step(step)
+        runs.append(sparse.state)
+    assert same(*runs)
+
+
+def test_weights_that_a_closure_wrote_before_it_skipped_its_batch_are_masked():
+    model, optimizer, sparse = trio()
+
+    def closure():
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model[0].weight.fill_(1.0)
+
+    optimizer.step(closure)
+    train(sparse, model, optimizer, [1])
+    sparse.check()
 
 
 def test_scores_leave_lbfgs_and_join_it_again():
@@ -1138,7 +1233,7 @@ def test_a_copy_alone_has_parameters_of_its_own():
     alone = copy.deepcopy(sparse)
     backward(model)
     with pytest.raises(
-        RuntimeError, match="no parameter has a gradient: .* a copy of a module has parameters of its own"
+        RuntimeError, match="no parameter has a new gradient: .* a copy of a module has parameters of its own"
     ):
         alone.before_step()
 

@@ -19,7 +19,9 @@ def test_a_gradient_is_dense():
 
 
 def test_some_parameter_has_a_gradient():
-    with pytest.raises(RuntimeError, match=r"before_step: no parameter has a gradient: call it after backward\(\) and"):
+    with pytest.raises(
+        RuntimeError, match=r"before_step: no parameter has a new gradient: call it after backward\(\) and"
+    ):
         dense_gradients([record(), record()])
     found = dense_gradients([record("a"), record("b", torch.ones(2))])
     assert found["a"].tolist() == [0, 0] and found["b"].tolist() == [1, 1]

@@ -14,8 +14,8 @@ class Notes:
     def __init__(self):
         self.seen = []
 
-    def enter_step(self, optimizer):
-        self.seen.append("enter")
+    def enter_step(self, optimizer, closes):
+        self.seen.append("enter with a closure" if closes else "enter")
 
     def leave_step(self, optimizer):
         self.seen.append("leave")
@@ -48,7 +48,7 @@ def test_a_closure_is_wrapped():
     notes, _, optimizer, _remove = watching()
     assert optimizer.step(lambda: 3.0) == 3.0
     assert optimizer.step(closure=lambda: 4.0) == 4.0
-    assert notes.seen == ["before", "after", "leave"] * 2
+    assert notes.seen == ["enter with a closure", "before", "after", "leave"] * 2
 
 
 @pytest.mark.parametrize("keep", [False, True])

@@ -16,6 +16,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:`training_step` returned `None`"),
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
 ]
 
@@ -189,14 +190,142 @@ def test_the_algorithm_may_be_a_function_of_the_steps():
     assert seen == [2 * STEPS]
 
 
-def test_several_optimizers_are_refused():
-    class Two(Module):
-        def configure_optimizers(self):
-            return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.up, self.down)]
+LOOPS = {
+    "rigl": ALGORITHM,
+    "gmp": sf.gmp(0.8, steps=20, when=sf.every(1)),
+    "supermask": sf.supermask(0.5),
+    "low_rank": sf.reparametrised(sf.reparam.low_rank(2), key=sf.random.key(1)),
+}
 
+
+def looped(algorithm, steps, epochs=2):
+    """What a loop of one's own makes of so many steps a batch, by its index."""
+    plain = Module()
+    optimizer = plain.configure_optimizers()
+    sparse, step = sf.attach(algorithm, plain, optimizer), 0
+    for _ in range(epochs):
+        for index, batch in enumerate(loader()):
+            for _ in range(steps(index)):
+                optimizer.zero_grad()
+                plain.training_step(batch, index).backward()
+                sparse.before_step()
+                optimizer.step()
+                sparse.after_step(step)
+                step += 1
+    return {"weights": dict(plain.state_dict()), "state": sparse.state}
+
+
+class Manual(Module):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, index):
+        optimizer = self.optimizers()
+        for _ in range(2 - index % 2):
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, index))
+            optimizer.step()
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_several_steps_of_a_batch_are_several_steps_of_the_algorithm(name):
+    module, callback = Manual(), SparsityCallback(LOOPS[name])
+    run = trainer(callback, 2, accumulate_grad_batches=1, gradient_clip_val=None)
+    run.fit(module, loader())
+    assert run.global_step == callback._done == 18
+    assert sf.checkpoint.tree_equal(final(module, callback), looped(LOOPS[name], lambda index: 2 - index % 2))
+
+
+class Skipping(Module):
+    def training_step(self, batch, index):
+        return None if index in (1, 5) else super().training_step(batch, index)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_batches_that_are_skipped_are_no_steps(name, tmp_path):
+    expected, checkpoint = looped(LOOPS[name], lambda index: int(index not in (1, 5))), None
+    for epochs in (1, 2):  # the first ends with a batch that is skipped
+        module, callback = Skipping(), SparsityCallback(LOOPS[name])
+        run = trainer(callback, epochs, accumulate_grad_batches=1, gradient_clip_val=None)
+        run.fit(module, loader(), ckpt_path=checkpoint)
+        run.save_checkpoint(checkpoint := tmp_path / "half.ckpt")
+    assert sf.checkpoint.tree_equal(final(module, callback), expected)
+    run.fit_loop.max_epochs = 3
+    run.fit(module, loader())
+    assert run.global_step == callback._done == 18 and callback.sparse.state_dict()["step"] == 11
+
+
+def test_skipped_batches_among_those_that_are_accumulated():
+    class Last(Module):
+        def training_step(self, batch, index):
+            return None if index in (1, 2, 4, 5) else super().training_step(batch, index)
+
+    module, callback = Last(), SparsityCallback(ALGORITHM)
+    run = trainer(callback, 2)
+    run.fit(module, loader())
+    assert run.global_step == callback._done == 6 and callback.sparse.state_dict()["step"] == 3
+    assert pruned(module, callback.sparse.state)
+
+
+@pytest.mark.parametrize("kind", [Module, Manual])
+def test_a_step_that_a_grad_scaler_leaves_out_is_counted_and_changes_no_mask(kind):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)  # the first gradients overflow
+    plugin = lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)
+    seen = []
+
+    class Seen(kind):
+        def on_train_batch_end(self, *args):
+            seen.append((callback.sparse.changes, self.trainer.global_step, pruned(self, callback.sparse.state)))
+
+    module, callback = Seen(), SparsityCallback(LOOPS["gmp"])
+    options = {} if kind is Module else {"gradient_clip_val": None}
+    run = trainer(callback, 8, plugins=[plugin], accumulate_grad_batches=1, **options)
+    run.fit(module, loader())
+    changes = [x for x, _, _ in seen]
+    assert changes[0] == 0 < changes[-1] < run.global_step == callback._done
+    assert all(x for _, _, x in seen)
+
+
+def test_a_checkpoint_of_before_the_count_is_read(tmp_path):
+    half, _, _ = fitted(epochs=2)
+    half.save_checkpoint(tmp_path / "half.ckpt")
+    saved = torch.load(tmp_path / "half.ckpt")
+    del saved["callbacks"]["SparsityCallback"]["done"]
+    torch.save(saved, tmp_path / "half.ckpt")
+    run, _, callback = fitted(checkpoint=tmp_path / "half.ckpt")
+    assert run.global_step == callback._done == 4 * STEPS
+
+
+class Two(Module):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.up, self.down)]
+
+    def training_step(self, batch, index):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, index))
+        for optimizer in self.optimizers():
+            optimizer.step()
+
+
+def test_the_parts_of_a_module_with_several_optimizers_are_attached_each():
+    class Parts(lightning.Callback):
+        def on_fit_start(self, trainer, module):
+            parts = zip((module.up, module.down), trainer.optimizers, strict=True)
+            self.sparse = [sf.attach(ALGORITHM, part, optimizer, hooks=True) for part, optimizer in parts]
+
+    module, callback = Two(), Parts()
+    module.automatic_optimization = False
+    trainer(callback, 1, accumulate_grad_batches=1, gradient_clip_val=None).fit(module, loader())
+    for sparse, part in zip(callback.sparse, (module.up, module.down), strict=True):
+        assert sparse.state_dict()["step"] == 5 and sparse.changes == 3 and pruned(part, sparse.state)
+
+
+def test_several_optimizers_are_refused():
     module = Two()
     module.automatic_optimization = False
-    with pytest.raises(ValueError, match="SparsityCallback: expected one optimizer, got 2: call sf.attach with a list"):
+    with pytest.raises(ValueError, match="expected one optimizer, got 2: in on_fit_start of a callback .* hooks=True"):
         trainer(SparsityCallback(ALGORITHM), accumulate_grad_batches=1, gradient_clip_val=None).fit(module, loader())
 
 
