@@ -254,7 +254,9 @@ class Loop:
         if self.hooks:
             self.take()
             self.reference.before(self.grads(), self.reference.last + 1)
-            self.trio.optimizers[0].step()
+            with warnings.catch_warnings():  # gradients may be zero
+                warnings.filterwarnings("ignore", "after_step: every gradient was zero")
+                self.trio.optimizers[0].step()
             self.reference.step(0)
             self._end(self.reference.last + 1)
             return

@@ -187,7 +187,7 @@ SHRINKING = [
     ShrinkingMutant("an index that is taken alone may go", ((Step, "freeze", unless("takes this index alone")),)),
     ShrinkingMutant("every padding is of zeros", PADS, PADDED),
     ShrinkingMutant("layer norms map zero to zero", ((analysis._RULES, "layer_norm", _norm_of_zeros),), NORMED),
-    ShrinkingMutant("tables are 0 where they go", ((analysis, "_constants", _all_masked),), TABLES),
+    ShrinkingMutant("tables are 0 where they go", ((analysis, "of_leaf", _all_masked),), TABLES),
     ShrinkingMutant("attention is scaled by the width that is left", (WIDTH,), ("attention", "dense")),
 ]
 

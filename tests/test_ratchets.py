@@ -25,12 +25,12 @@ STREET = ("budgets", "ensemble", "masks", "optimizers", "patterns", "random", "r
 STREET += ("timing", "tree")
 # Lines of code, without blanks, comments and docstrings. Published methods cost what they cost: they are not counted.
 LINES = {
-    "engine": 4308,
-    "algorithms": 1538,
-    "compose": 690,
+    "engine": 4306,
+    "algorithms": 1524,
+    "compose": 682,
     "attached": 831,
-    "street": 4881,
-    "shrinking": 3910,
+    "street": 4858,
+    "shrinking": 3853,
     "all": 23398,
 }
 # Lines that name a concern of the machine, of the modules of methods, scores and compositions that do.

@@ -39,18 +39,7 @@ from sparsefn.state import (
     masked_view,
     masks_tree,
 )
-from sparsefn.tree import (
-    Leaves,
-    Tree,
-    check_like,
-    choose,
-    copied,
-    fix_sizes,
-    flatten,
-    leaves_at,
-    leaves_of,
-    with_leaves,
-)
+from sparsefn.tree import Leaves, Tree, check_like, choose, copied, fix_sizes, flatten, leaves_of, with_leaves
 from sparsefn.tree.chosen import float_leaves
 
 # ---- updates ------------------------------------------------------------------------------------
@@ -278,12 +267,12 @@ def _zeroed(masks: Leaves, leaves: Leaves, overwrite: bool) -> Leaves:
 def _planted(state: State, new: Leaves, held: Leaves, grown: Grown, step: Step) -> State:
     # Weights in `held` keep their values, grown ones start at `grown`.
     fresh = {path: mask & ~held[path] for path, mask in new.items()}
-    leaves = leaves_at(state.params, fresh)
+    leaves = flatten(state.params)[0]
     values: Leaves = {}
     if grown is not zeros:
         tree = grown(state, masks_tree(state.params, fresh), step)
         check_like("grown values", tree, state.params)
-        values = leaves_at(tree, fresh)
+        values = flatten(tree)[0]
     planted = {
         path: torch.where(mask, values.get(path, torch.zeros_like(leaves[path])), leaves[path])
         for path, mask in fresh.items()

@@ -98,14 +98,12 @@ def reparametrised(
     def get(state: State) -> Tree:
         return view_of(state, trained(state), flatten(state.params)[0])
 
+    def moved(moves: Tensor, new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(moves, new, old) if is_sparse(moves, new) else new
+
     def put(state: State, tree: Tree) -> State:
         params = inside.view.put(inner_of(state), with_leaves(state.params, dict(tree["rest"]))).params
-        latents = optree.tree_map(
-            lambda moves, new, old: torch.where(moves, new, old) if is_sparse(moves, new) else new,
-            support(state)["latent"],
-            tree["latent"],
-            trained(state),
-        )
+        latents = optree.tree_map(moved, support(state)["latent"], tree["latent"], trained(state))
         return state._replace(params=params, scores={**state.scores, "latent": {**state.scores["latent"], **latents}})
 
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -179,6 +180,4 @@ def _row(name: str, given: Sequence[Number] | Mapping[int, Number], size: int) -
     row: list[Number] = [found[size]] * (size + 1)
     for n in range(size - 1, -1, -1):
         row[n] = found.get(n, row[n + 1])
-    for n in range(1, size + 1):
-        row[n] = max(row[n - 1], row[n])
-    return row
+    return list(itertools.accumulate(row, max))

@@ -66,21 +66,22 @@ def inputs(
     differ in their last bits between batches of different sizes, as those are different products.
 
     `state` is a State, whose effective weights are used, or None for the module's own weights; `args` and `kwargs` are
-    those of one call of the module, in its own mode (train or eval); a UserWarning names a layer that drops out entries,
-    by its class or its number. The module, its buffers and the arguments stay as they are; there are no hooks, and nothing requires gradients. What is in memory at
-    a time is one call's activations, and the statistics. Leaves that read one tensor, as queries, keys and values do,
-    share theirs.
+    those of one call of the module, in its own mode (train or eval); a UserWarning names a layer with dropout, told by
+    its class or an attribute. The module, its buffers and the arguments stay as they are; there are no hooks, and
+    nothing requires gradients. What is in memory at a time is one call's activations, and the statistics. Leaves that
+    read one tensor, as queries, keys and values do, share theirs.
 
     Seen are the products and convolutions that torch runs: `nn.Linear`, `nn.Conv1d` to `3d`, `Conv1D` of transformers,
     the projections in `nn.MultiheadAttention`, and products of your own forward with a weight or a view of one, also
     under autocast; compiled parts run uncompiled. Not seen are products with a tensor that is computed from the weight,
     as under a parametrization or `spectral_norm`, transposed convolutions and fused recurrent layers: they have no
-    entry. A layer of a kind that is seen, but that
-    this call did not reach, has statistics of count 0, which are added like others.
+    entry. A layer of a kind that is seen, but that this call did not reach, has statistics of count 0, which are added
+    like others.
 
     `tokens`, bool, of shape (examples, tokens), says which tokens are counted, where some are padding; each layer must
     get one input a token, in this order. ValueError for layers that get (tokens, examples), as `nn.MultiheadAttention`
-    does inside; with as many examples as tokens this is not noticed. A mask of the call that hides tokens, such as `attention_mask`, is refused without it.
+    does inside; with as many examples as tokens this is not noticed. A mask of the call that hides tokens, such as
+    `attention_mask`, is refused without it.
 
     `paths` are globs, or a function of (path, leaf), that choose leaves. ValueError where no leaf that a glob matches
     was seen and for inputs that are not finite, both with the paths and their layers; for another name in `of`, for a
@@ -258,8 +259,7 @@ def is_table(module: nn.Module, name: str) -> bool:
     >>> is_table(torch.nn.Embedding(2, 2), "weight")
     True
     """
-    layer, _ = layer_of(module, own_tensors(module, "parameters")[name][0])
-    return isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    return isinstance(layer_of(module, own_tensors(module, "parameters")[name][0])[0], nn.Embedding | nn.EmbeddingBag)
 
 
 def _computed_from(module: nn.Module, at: str) -> bool:

@@ -50,12 +50,12 @@ class Journal(NamedTuple):
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def only_run_in(out: Path) -> Iterator[None]:
     """Keep other runs out of a folder while it is entered; the system lets go of it where the process is killed.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, alone(Path(folder)):
-    ...     with alone(Path(folder)):
+    >>> with tempfile.TemporaryDirectory() as folder, only_run_in(Path(folder)):
+    ...     with only_run_in(Path(folder)):
     ...         pass
     Traceback (most recent call last):
         ...

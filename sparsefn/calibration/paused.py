@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import optree
 from torch import Tensor, nn
 
 from sparsefn.calibration.caught import NeededError, catch
@@ -21,6 +20,7 @@ from sparsefn.calibration.kept import (
     unstow,
 )
 from sparsefn.modules.calls import Call
+from sparsefn.tree import leaves_of
 
 
 class Chain(NamedTuple):
@@ -108,7 +108,7 @@ class Paused:
         self.outputs = {i: one for i, one in self.outputs.items() if i in needed}
 
 
-def calls_of(runs: Iterable[Paused], number: int, again: bool) -> Iterator[Call]:
+def lent_calls(runs: Iterable[Paused], number: int, again: bool) -> Iterator[Call]:
     """What each of some runs calls the part of a number with; BrokenChainError where a part writes into it."""
     for run in runs:
         yield from run.lent(number, again)
@@ -120,5 +120,4 @@ def _key(leaf: object) -> object:
 
 def _versions(call: Call) -> list[Any]:
     # Tensors of inference mode do not count writes.
-    leaves = optree.tree_leaves(call)  # type: ignore[arg-type,var-annotated]
-    return [(id(x), isinstance(x, Tensor) and not x.is_inference() and x._version) for x in leaves]
+    return [(id(x), isinstance(x, Tensor) and not x.is_inference() and x._version) for x in leaves_of(call)]

@@ -20,7 +20,7 @@ from sparsefn.calibration.chain import names_in
 from sparsefn.calibration.folders import naming, write_whole
 from sparsefn.calibration.inputs import collector, without_fusion
 from sparsefn.calibration.kept import BrokenChainError, KeptTensor, OutputForm, Stowed, form_of, own_call
-from sparsefn.calibration.paused import Chain, Paused, calls_of
+from sparsefn.calibration.paused import Chain, Paused, lent_calls
 from sparsefn.calibration.plan import Plan, bare, check_places
 from sparsefn.calibration.steps import chunks_of
 from sparsefn.calibration.stored import on_disk
@@ -61,7 +61,7 @@ class Runs:
 
     def calls(self, number: int) -> Iterator[Call]:
         """What each batch calls the part of a number with."""
-        return calls_of(self.paused, number, self.plan.order[number] in self.plan.blocks)
+        return lent_calls(self.paused, number, self.plan.order[number] in self.plan.blocks)
 
     def keep(self, number: int) -> Callable[[Tree], Stowed]:
         """How to keep the outputs of a part, those of one batch after another, and again."""

@@ -14,7 +14,7 @@ from sparsefn.calibration.carried import Prune, PrunedBlock, prune_block, state_
 from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import weights_of_call
 from sparsefn.calibration.kept import BrokenChainError, in_memory, own_call, stow, unstow
-from sparsefn.calibration.paused import Chain, Paused, calls_of
+from sparsefn.calibration.paused import Chain, Paused, lent_calls
 from sparsefn.calibration.stored import on_disk
 from sparsefn.engine.checks import check_int
 from sparsefn.modules.calls import Call
@@ -69,7 +69,7 @@ def steps_of(
                 own = [one for one, at in zip(asked, chain.at, strict=True) if at == number]
                 results, outputs = prune_block(
                     *(chain.parts[path], names, state_in(params, masks, names.values()), own, prune),
-                    *(partial(calls_of, runs, number, bool(own)), of),
+                    *(partial(lent_calls, runs, number, bool(own)), of),
                     inputs_from=inputs_from,
                     tokens=counted,
                     narrow=chain.narrow and all(tokens is None for tokens in counted),

@@ -44,7 +44,7 @@ def on_disk(folder: str | Path) -> Keep:
             os.unlink(file)
             raise
         read = partial(_read, file, packed.shape, axes, x.shape, x.dtype, x.device)
-        weakref.finalize(read, _removed, file)
+        weakref.finalize(read, Path(file).unlink, missing_ok=True)
         return KeptTensor(read)
 
     return keep
@@ -57,7 +57,3 @@ def _read(
     flat = torch.from_file(file, shared=False, size=size, dtype=dtype)
     back = [axes.index(d) for d in range(len(axes))]
     return flat.view(packed).permute(back).expand(shape).to(device)
-
-
-def _removed(file: str) -> None:
-    Path(file).unlink(missing_ok=True)

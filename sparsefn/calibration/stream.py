@@ -16,7 +16,15 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import Prune, prune_block
 from sparsefn.calibration.folders import INDEX
 from sparsefn.calibration.inputs import check_data, names_of
-from sparsefn.calibration.journal import PLACE, Journal, Part, alone, digest_of_batches, digest_of_model, journal_in
+from sparsefn.calibration.journal import (
+    PLACE,
+    Journal,
+    Part,
+    digest_of_batches,
+    digest_of_model,
+    journal_in,
+    only_run_in,
+)
 from sparsefn.calibration.kept import BrokenChainError, unstow
 from sparsefn.calibration.plan import OUTSIDE, Plan, bare, planned
 from sparsefn.calibration.runs import Runs
@@ -108,7 +116,7 @@ def stream(
     with contextlib.ExitStack() as stack:
         with agreement(everyone()):
             if first:  # for all processes of the run
-                stack.enter_context(alone(target))
+                stack.enter_context(only_run_in(target))
                 _check_read(journal_in(target, run), plan, device)
         with agreement(everyone()):
             journal = journal_in(target, run)

@@ -10,7 +10,8 @@ from sparsefn.algorithms.static import dense
 from sparsefn.compose.states import check_algorithm, kept
 from sparsefn.engine.checks import check_pairs, described
 from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
-from sparsefn.tree import Leaves, Tree, flatten
+from sparsefn.tree import Leaves, Tree
+from sparsefn.tree.chosen import from_shares
 from sparsefn.tree.chosen import shares as of_each
 
 
@@ -52,15 +53,10 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
     def bare(state: State) -> list[State]:
         return split(state._replace(opt=()))
 
-    def merge(trees: Sequence[Tree], like: Tree) -> Tree:
-        leaves, rebuild = flatten(like)
-        joined = {path: leaf for tree in trees for path, leaf in flatten(tree)[0].items()}
-        return rebuild([joined[path] for path in leaves])
-
     def join(states: Sequence[State], like: Tree) -> State:
-        params, masks = (merge([state[i] for state in states], like) for i in (0, 1))
+        params, masks = (from_shares([state[i] for state in states], like) for i in (0, 1))
         own = any(has_own_support(state) for state in states)
-        support = merge([support_of(state) for state in states], like) if own else ()
+        support = from_shares([support_of(state) for state in states], like) if own else ()
         scores, opts, keys = (
             {str(i): field(state) for i, state in enumerate(states)}
             for field in (kept, attrgetter("opt"), attrgetter("key"))

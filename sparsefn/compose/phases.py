@@ -21,12 +21,9 @@ def _expanded(masks: Tree, params: Tree, owned: set[str]) -> Tree:
     # 0-d True of leaves that another part sparsifies, at full shape.
     leaves, rebuild = flatten(masks)
     shapes = flatten(params)[0]
-    return rebuild(
-        [
-            torch.ones_like(shapes[path], dtype=torch.bool) if path in owned and not mask.ndim else mask
-            for path, mask in leaves.items()
-        ]
-    )
+    whole = [path for path, mask in leaves.items() if path in owned and not mask.ndim]
+    made = {path: torch.ones_like(shapes[path], dtype=torch.bool) for path in whole}
+    return rebuild(list((leaves | made).values()))
 
 
 @described

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import optree
 import torch
+from torch import Tensor
 
 from sparsefn.algorithms.frame import framed, update_of
 from sparsefn.compose.states import check_algorithm, no_optimizer
@@ -33,6 +34,9 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
         check_call(f"the term at position {i}", term, "state", "step")
     view = algorithm.view
 
+    def added(g: Tensor, x: Tensor, s: Tensor) -> Tensor:
+        return g + (torch.where(s, x, 0.0) if is_sparse(s, g) else x).to(g.dtype)
+
     def grads_of(state: State, grads: Tree, step: Step) -> Tree:
         given, support, trained = view.grads(state, grads, step), view.support(state), view.get(state)
         seen = state if trained is state.params else state._replace(params=trained, masks=support, support=())
@@ -40,12 +44,7 @@ def with_terms(algorithm: Algorithm, *terms: Term) -> Algorithm:
         for term in terms:
             extra = term(seen, step)
             check_like("a term", extra, total, dtype=False)
-            total = optree.tree_map(
-                lambda g, x, s: g + (torch.where(s, x, 0.0) if is_sparse(s, g) else x).to(g.dtype),
-                total,
-                extra,
-                support,
-            )
+            total = optree.tree_map(added, total, extra, support)
         return optree.tree_map(lambda g, x: x.to(g.dtype), given, total)
 
     def within(masks: Tree) -> Algorithm:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.engine.surroundings import differentiating
+from sparsefn.modules.gradients import checked_value
 from sparsefn.state import State, Step, effective
 from sparsefn.tree import Tree, check_like, flatten, leaves_like
 from sparsefn.tree.chosen import float_leaves
@@ -122,15 +123,7 @@ def gradient_of(value: Callable[[Sequence[Tensor]], Tensor]) -> Callable[[Sequen
     >>> gradient_of(lambda xs: xs[0].square().sum())((torch.tensor([1.0, 2.0]),))
     (tensor([2., 4.]),)
     """
-
-    def checked(leaves: Sequence[Tensor]) -> Tensor:
-        out = value(leaves)
-        if not isinstance(out, Tensor) or out.ndim:
-            got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            raise ValueError(f"expected the loss to be a 0-d tensor, got {got}")
-        return out
-
-    return differentiating(torch.func.grad(checked))
+    return differentiating(torch.func.grad(lambda leaves: checked_value(value(leaves))))
 
 
 def check_loss(loss: object, batch: object) -> None:

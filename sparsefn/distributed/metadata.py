@@ -109,7 +109,7 @@ class _Unpickler(pickle.Unpickler):
         if isinstance(dtype, torch.dtype):
             return dtype
         if full == "torch.Size":
-            return _as_tuple
+            return lambda items: items if isinstance(items, tuple) else ()
         if full in ("torch.serialization._get_layout", f"{_CHECKPOINT}.metadata._MEM_FORMAT_ENCODING"):
             return _nothing
         if module in ("pathlib", "pathlib._local") and name.endswith("Path"):
@@ -128,10 +128,6 @@ class _Record:
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
-
-
-def _as_tuple(items: Any) -> tuple[Any, ...]:
-    return items if isinstance(items, tuple) else ()
 
 
 def _nothing(*_: Any) -> None:

@@ -20,16 +20,7 @@ from sparsefn.engine.selection import Entry, totals, winners
 from sparsefn.engine.surroundings import concrete
 from sparsefn.patterns.grids import of_tensor, own_counts
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.units import (
-    Units,
-    active_rows,
-    allowed_rows,
-    check_single,
-    competing,
-    from_rows,
-    grouped,
-    unit_mask,
-)
+from sparsefn.patterns.units import Units, active_rows, allowed_rows, check_single, competing, grouped, unit_mask
 from sparsefn.tree import Leaves, Tree, flatten
 
 __all__ = [
@@ -175,7 +166,7 @@ def grow_highest(
         free = totals([grouped(~barred if open_ is None else open_ & ~barred)], [units.extent])
         count = own_counts(units, checked_count("n_grow", n_grow, free))
         (grown,) = winners([Entry(competing(units, scores), open_, barred, extent=units.extent)], [count])
-        return mask | from_rows(units, grown)
+        return mask | unit_mask(units, grown)
 
     excluded = () if exclude is None else (_checked(exclude, scores),)
     return of_tensor(grow, pattern, scores, _checked(mask, scores), *excluded)

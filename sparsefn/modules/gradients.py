@@ -60,10 +60,19 @@ def _pair(result: Tree, has_aux: bool) -> tuple[Tensor, Tree]:
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise TypeError(f"expected the loss to return (value, aux), got {type(result).__name__}")
     value, aux = result if has_aux else (result, ())
+    return checked_value(value), aux
+
+
+def checked_value(value: object) -> Tensor:
+    """The value of a loss. Raises ValueError for another than a 0-d tensor.
+
+    >>> checked_value(torch.ones(()))
+    tensor(1.)
+    """
     if not isinstance(value, Tensor) or value.ndim:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"expected the loss to be a 0-d tensor, got {got}")
-    return value, aux
+    return value
 
 
 def _autograd(run: Callable[[list[Tensor]], tuple[Tensor, Tree]], leaves: list[Tensor]) -> Differentiated:

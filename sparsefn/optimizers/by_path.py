@@ -9,7 +9,7 @@ from sparsefn.engine.checks import check_pairs, described, shown
 from sparsefn.optimizers.base import Optimizer
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_like, flatten, tops
-from sparsefn.tree.chosen import shares
+from sparsefn.tree.chosen import from_shares, shares
 
 # tree, a tree like it whose leaves are chosen from -> the leaves of each optimizer by path, in order
 Split = Callable[[Tree, Tree], list[Leaves]]
@@ -115,11 +115,6 @@ def _split(split: Split, optimizers: Mapping[str, Optimizer] | Sequence[Optimize
         # An empty share is (), as in a state: compiled code cannot flatten an empty dict inside another.
         return [row or () for row in split(tree, like)]
 
-    def joined(rows: Sequence[Tree], like: Tree) -> Tree:
-        leaves = {path: leaf for row in rows for path, leaf in dict(row).items()}
-        known, rebuild = flatten(like)
-        return rebuild([leaves[path] for path in known])
-
     def init(params: Tree) -> Tree:
         return packed([optimizer.init(row) for optimizer, row in zip(each, share(params, params), strict=True)])
 
@@ -130,7 +125,7 @@ def _split(split: Split, optimizers: Mapping[str, Optimizer] | Sequence[Optimize
         rows = zip(each, keys, share(grads, grads if params is None else params), given, strict=True)
         stepped = [optimizer.update(g, state[key], params=p, inplace=inplace) for optimizer, key, g, p in rows]
         updates, new = zip(*stepped, strict=True)
-        return joined(updates, grads), packed(new)
+        return from_shares(updates, grads), packed(new)
 
     def under_masks(grads: Tree, state: Tree, params: Tree, masks: Tree) -> tuple[Tree, Tree] | None:
         check_like("grads", grads, params)
@@ -142,7 +137,7 @@ def _split(split: Split, optimizers: Mapping[str, Optimizer] | Sequence[Optimize
                 return None
             stepped.append(done)
         moved, new = zip(*stepped, strict=True)
-        return joined(moved, params), packed(new)
+        return from_shares(moved, params), packed(new)
 
     whole = all(optimizer.under_masks is not None for optimizer in each)
     return Optimizer(init, update, under_masks if whole else None)

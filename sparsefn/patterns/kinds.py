@@ -78,9 +78,18 @@ def reduction(reduce: Reduce) -> Reduction:
     return _REDUCTIONS[reduce]
 
 
-def _axis(name: str, axis: int, shape: Box) -> int:
+def axis_of(name: str, axis: int, shape: Box, parts: int = 1) -> int:
+    """The dimension that an axis is, of a shape that can be divided along it.
+
+    >>> axis_of("nm(2, 4)", -1, (3, 8), parts=4)
+    1
+
+    Raises ValueError for a shape without this axis, and for one that is not divisible by `parts` along it.
+    """
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"{name}: no axis {axis} in shape {shape}")
+    if shape[axis] % parts:
+        raise ValueError(f"{name}: expected axis {axis} divisible by {parts}, got shape {shape}")
     return axis % len(shape)
 
 
@@ -119,9 +128,7 @@ def nm(n: int | Tensor, m: int, axis: int = -1) -> Pattern:
     name = f"nm({'tensor' if known is None else known}, {m}, axis={axis})"
 
     def group(grid: Box) -> Box:
-        at = _axis(name, axis, grid)
-        if grid[at] % m:
-            raise ValueError(f"{name}: expected axis {axis} divisible by {m}, got shape {grid}")
+        at = axis_of(name, axis, grid, m)
         return tuple(m if i == at else 1 for i in range(len(grid)))
 
     return Pattern(name, _ones, group, fixed=n)
@@ -183,7 +190,7 @@ def channel(axis: int = 0, norm: float = 1, groups: int = 1) -> Pattern:
     name = f"channel(axis={axis}, norm={norm}" + (")" if groups == 1 else f", groups={groups})")
 
     def unit(size: Box) -> Box:
-        at = _axis(name, axis, size)
+        at = axis_of(name, axis, size)
         return tuple(1 if i == at else max(s, 1) for i, s in enumerate(size))
 
     return Pattern(name, unit, _blocks(name, groups, axis), Pooling("norm", norm))
@@ -210,9 +217,7 @@ def _blocks(name: str, groups: int, axis: int) -> Callable[[Box], Box]:
     check_int("", "groups", groups, 1)
 
     def group(grid: Box) -> Box:
-        at = _axis(name, axis, grid)
-        if grid[at] % groups:
-            raise ValueError(f"{name}: expected axis {axis} divisible by {groups}, got shape {grid}")
+        at = axis_of(name, axis, grid, groups)
         return tuple(s // groups if i == at else s for i, s in enumerate(grid))
 
     return group
@@ -260,6 +265,6 @@ def row_balanced(axis: int = 0) -> Pattern:
     name = f"row_balanced({f'axis={axis}' if axis else ''})"
 
     def group(grid: Box) -> Box:
-        return tuple(1 if i == _axis(name, axis, grid) else s for i, s in enumerate(grid))
+        return tuple(1 if i == axis_of(name, axis, grid) else s for i, s in enumerate(grid))
 
     return Pattern(name, _ones, group)

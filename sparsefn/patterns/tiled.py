@@ -7,7 +7,7 @@ from functools import partial
 
 from sparsefn.engine.checks import check_int, described
 from sparsefn.engine.selection import tiles
-from sparsefn.patterns.kinds import Box, Pattern
+from sparsefn.patterns.kinds import Box, Pattern, axis_of
 
 
 @described
@@ -39,12 +39,7 @@ def transposable(n: int, m: int, axes: Sequence[int] = (0, 1)) -> Pattern:
     name = f"transposable({n}, {m})" if (first, second) == (0, 1) else f"transposable({n}, {m}, axes={(first, second)})"
 
     def group(grid: Box) -> Box:
-        for axis in (first, second):
-            if not -len(grid) <= axis < len(grid):
-                raise ValueError(f"{name}: no axis {axis} in shape {grid}")
-            if grid[axis] % m:
-                raise ValueError(f"{name}: expected axis {axis} divisible by {m}, got shape {grid}")
-        at = {first % len(grid), second % len(grid)}
+        at = {axis_of(name, axis, grid, m) for axis in (first, second)}
         if len(at) < 2:
             raise ValueError(f"{name}: expected two different axes in shape {grid}")
         return tuple(m if i in at else 1 for i in range(len(grid)))

@@ -81,6 +81,18 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
     return Units(pattern, shape, unit, grid, group, (math.prod(groups), math.prod(group)), single, flat, budgeted)
 
 
+def units_of_leaf(pattern: Pattern, path: str, leaf: Tensor) -> Units:
+    """The units of a leaf, with its path in the error of a shape that the pattern does not fit.
+
+    >>> units_of_leaf(sf.patterns.channel(0), "w", torch.ones(2, 3)).grid
+    (2, 1)
+    """
+    try:
+        return units_of(pattern, tuple(leaf.shape))
+    except ValueError as error:
+        raise ValueError(f"{error} at {path!r}") from None
+
+
 def _is_single(box: Box) -> bool:
     # Whether a box is one element.
     if box == (1,) * len(box):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -13,7 +12,7 @@ from sparsefn.engine.checks import check_trigger, described, is_number
 from sparsefn.engine.processes import check_plain, outside
 from sparsefn.patterns.boxes import over_elements
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.units import Units, units_of
+from sparsefn.patterns.units import units_of, units_of_leaf
 from sparsefn.reparam.base import Reparametrisation
 from sparsefn.state import Level, Step, Trigger, everywhere
 from sparsefn.timing.schedules import as_schedule
@@ -84,7 +83,7 @@ def hard_concrete(
     def apply(latents: Tree, step: Step, key: Tensor) -> tuple[Leaves, Leaves]:
         gates = {}
         for path, log_alpha in latents["gate"].items():
-            drawn = outside(functools.partial(_drawn, key, path, step), log_alpha)
+            drawn = uniform_at(step, key, path, log_alpha)
             gates[path] = drawn_gate(log_alpha, drawn * (1 - 2 * _EDGE) + _EDGE, beta, gamma, zeta)
         return gated(latents, gates)
 
@@ -98,8 +97,13 @@ def hard_concrete(
     return Reparametrisation(start, apply, settled, project)
 
 
-def _drawn(key: Tensor, path: str, step: Step, like: Tensor) -> Tensor:
-    return random.uniform_like(random.leaf_key(key, path, step), like)
+def uniform_at(step: Step, key: Tensor, path: str, like: Tensor) -> Tensor:
+    """Draws of (key, path, step) from [0, 1), as many as a tensor that is being differentiated has entries.
+
+    >>> uniform_at(3, sf.random.key(0), "w", torch.ones(2, 4)).shape
+    torch.Size([2, 4])
+    """
+    return outside(lambda x: random.uniform_like(random.leaf_key(key, path, step), x), like)
 
 
 def drawn_gate(log_alpha: Tensor, u: Tensor, beta: float, gamma: float, zeta: float) -> Tensor:
@@ -147,18 +151,6 @@ def _check_stretch(call: str, beta: float, gamma: float, zeta: float) -> None:
         raise ValueError(f"{call}: expected beta > 0, got {beta}")
     if not (gamma < 0 and zeta > 1):
         raise ValueError(f"{call}: expected gamma < 0 and zeta > 1, got {gamma} and {zeta}")
-
-
-def units_of_leaf(pattern: Pattern, path: str, leaf: Tensor) -> Units:
-    """The units of a leaf, with its path in the error of a shape that the pattern does not fit.
-
-    >>> units_of_leaf(sf.patterns.channel(0), "w", torch.ones(2, 3)).grid
-    (2, 1)
-    """
-    try:
-        return units_of(pattern, tuple(leaf.shape))
-    except ValueError as error:
-        raise ValueError(f"{error} at {path!r}") from None
 
 
 def over_entries(pattern: Pattern, gates: Tensor, leaf: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.checks import check_int, described, is_number
-from sparsefn.engine.processes import check_plain, outside
+from sparsefn.engine.processes import check_plain
 from sparsefn.reparam.base import Reparametrisation
+from sparsefn.reparam.gates import uniform_at
 from sparsefn.state import Step
 from sparsefn.tree import Leaves, Tree, wide
 
@@ -87,7 +87,7 @@ def low_rank(rank: int, alpha: float | None = None, dropout: float = 0.0, *, sta
             return merged(latents, latents["a"])
         thinned = {}
         for path, a in latents["a"].items():
-            drawn = outside(functools.partial(_drawn, key, path, step), a[..., :1, :])
+            drawn = uniform_at(step, key, path, a[..., :1, :])  # a number for each input, the same for every row
             thinned[path] = torch.where(drawn >= dropout, a / (1 - dropout), 0.0)
         return merged(latents, thinned)
 
@@ -95,8 +95,3 @@ def low_rank(rank: int, alpha: float | None = None, dropout: float = 0.0, *, sta
         return merged(latents, latents["a"])
 
     return Reparametrisation(start, apply, settled, held=("base",))
-
-
-def _drawn(key: Tensor, path: str, step: Step, like: Tensor) -> Tensor:
-    """A number for each input, the same for every row of A."""
-    return random.uniform_like(random.leaf_key(key, path, step), like)

@@ -11,9 +11,9 @@ from sparsefn.engine.numbers import Real
 from sparsefn.engine.processes import check_plain, outside
 from sparsefn.masks.select import straight_through, topk_mask
 from sparsefn.patterns.kinds import Pattern, nm
-from sparsefn.patterns.units import from_rows, to_rows, units_of
+from sparsefn.patterns.units import from_rows, to_rows, units_of, units_of_leaf
 from sparsefn.reparam.base import Reparametrisation
-from sparsefn.reparam.gates import sigmoid, units_of_leaf
+from sparsefn.reparam.gates import sigmoid
 from sparsefn.state import Level, Schedule, Step, everywhere
 from sparsefn.timing.schedules import as_schedule
 from sparsefn.tree import Leaves, Tree, wide

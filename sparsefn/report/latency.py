@@ -6,6 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -69,25 +70,19 @@ def latency(
         module(*args, **kwargs)
         return 1e3 * (_now(module) - start)
 
-    def before(path: str) -> Any:
-        def hook(part: nn.Module, inputs: Any) -> None:
-            starts[path] = _now(module)
+    def before(path: str, *_: Any) -> None:
+        starts[path] = _now(module)
 
-        return hook
-
-    def after(path: str) -> Any:
-        def hook(part: nn.Module, inputs: Any, outputs: Any) -> None:
-            spent[path] += 1e3 * (_now(module) - starts[path])
-
-        return hook
+    def after(path: str, *_: Any) -> None:
+        spent[path] += 1e3 * (_now(module) - starts[path])
 
     with torch.no_grad():
         for _ in range(warmup):
             timed()
         total = statistics.median([timed() for _ in range(repeats)])
         innermost = {path: part for path, part in module.named_modules() if not any(part.children())}
-        handles = [part.register_forward_pre_hook(before(path)) for path, part in innermost.items()]
-        handles += [part.register_forward_hook(after(path)) for path, part in innermost.items()]
+        handles = [part.register_forward_pre_hook(partial(before, path)) for path, part in innermost.items()]
+        handles += [part.register_forward_hook(partial(after, path)) for path, part in innermost.items()]
         runs: dict[str, list[float]] = defaultdict(list)
         try:
             for _ in range(repeats):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -113,15 +114,11 @@ def _windows(text: Tensor, labels: Tensor, window: int, stride: int) -> Iterator
 
 def _stacked(windows: list[_Window], size: int) -> Iterator[_Window]:
     # So many windows in a row of one length.
-    start = 0
-    while start < len(windows):
-        length = len(windows[start][0])
-        end = start + 1
-        while end < min(start + size, len(windows)) and len(windows[end][0]) == length:
-            end += 1
-        tokens, wanted = zip(*windows[start:end], strict=True)
-        yield torch.stack(tokens), torch.stack(wanted)
-        start = end
+    for _, group in itertools.groupby(windows, key=lambda window: len(window[0])):
+        alike = list(group)
+        for start in range(0, len(alike), size):
+            tokens, wanted = zip(*alike[start : start + size], strict=True)
+            yield torch.stack(tokens), torch.stack(wanted)
 
 
 def _logits(model: Callable[[Tensor], object], tokens: Tensor) -> Tensor:

@@ -9,26 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from sparsefn.shrinking import contractions, layers, lookups, norms
 from sparsefn.shrinking.atoms import Atoms, Ids, product
+from sparsefn.shrinking.constants import of_leaf
 from sparsefn.shrinking.moves import MOVES, divided, move, pad
 from sparsefn.shrinking.recurrent import recurrent
 from sparsefn.shrinking.steps import Book, Step
 from sparsefn.shrinking.tried import pointwise, tried
-from sparsefn.shrinking.values import (
-    Constants,
-    Value,
-    bind,
-    blank,
-    module_of,
-    opname,
-    replaced,
-    run_op,
-    tensors_of,
-    values_in,
-)
+from sparsefn.shrinking.values import Value, bind, blank, module_of, opname, replaced, run_op, tensors_of, values_in
 
 Rule = Callable[[Step], Any]
 
@@ -94,24 +84,11 @@ def _leaf(made: Analysis, name: str, leaf: Any, reads: Mapping[int, int], seen: 
         real = None if leaf.is_meta else leaf.detach() if mask is None else leaf.detach() * mask
         # What nothing reads stays whole.
         labels = tuple(made.book.atoms.new(n) if n > 1 and reads[id(leaf)] else None for n in leaf.shape)
-        constants = tuple(_constants(made.book, leaf, real, mask, d) for d in range(leaf.ndim))
+        constants = tuple(of_leaf(made.book, leaf, real, mask, d) for d in range(leaf.ndim))
         shape = tuple(leaf.shape)
         seen[id(leaf)] = Value(shape, leaf.dtype, labels, constants, real, name, mask, reads[id(leaf)])
     made.leaves[name] = seen[id(leaf)]
     return seen[id(leaf)]
-
-
-def _constants(book: Book, leaf: Tensor, real: Tensor | None, mask: Tensor | None, d: int) -> Constants:
-    # Masked slices are 0, and a slice of one entry is a constant.
-    size = leaf.shape[d]
-    if isinstance(leaf, nn.Parameter) and book.masks is None:
-        return np.zeros(size)
-    found = np.full(size, np.nan)
-    if leaf.numel() == size and leaf.is_floating_point() and real is not None:
-        found = real.double().cpu().reshape(-1).numpy().copy()
-    if mask is not None:
-        found[~mask.movedim(d, 0).reshape(size, -1).any(1).cpu().numpy()] = 0
-    return found if np.isfinite(found).any() else None
 
 
 def _of_node(made: Analysis, node: fx.Node) -> Any:
@@ -212,17 +189,13 @@ def _shuffle(step: Step) -> Any:
     return step.outs._replace(labels=labels, gone=(x.gone[0], gone, *x.gone[2:]))
 
 
-def _addmm(step: Step) -> Any:
-    return layers.addmm(step) or contractions.matmul(step)
-
-
 _PARTS = frozenset(
     ["chunk", "split", "tensor_split", "split_with_sizes", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"]
 )
 _POINTWISE = frozenset(["to", "_to_copy", "type_as", "masked_fill"])
 _RULES: dict[str, Rule] = {
     "linear": layers.linear_layer,
-    "addmm": _addmm,
+    "addmm": lambda step: layers.addmm(step) or contractions.matmul(step),
     **dict.fromkeys(("matmul", "mm", "bmm", "mv", "dot", "baddbmm"), contractions.matmul),
     **dict.fromkeys((f"conv{turned}{n}d" for turned in ("", "_transpose") for n in (1, 2, 3)), layers.convolution),
     "convolution": layers.convolution,

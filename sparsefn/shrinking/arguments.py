@@ -21,16 +21,12 @@ def sized(change: Resizing) -> None:
     out = change.outs[0]
     key = next(name for name in ("size", "shape", "sizes") if name in change.arguments)
     given = change.arguments[key]
-    first = (
-        change.values["dim"] % len(change.values["self"].shape)
-        if change.name == "unflatten"
-        else len(out.shape) - len(given)
-    )
+    first = len(out.shape) - len(given)
+    if change.name == "unflatten":
+        first = change.values["dim"] % len(change.values["self"].shape)
     part = slice(first, first + len(given))
     infer = change.name in ("view", "reshape", "_unsafe_view")
     change.arguments[key] = change.fit(given, change.cut.size(out)[part], out.shape[part], infer)
-    if change.name in ("view", "_unsafe_view"):  # strides may be others
-        change.become(aten.reshape.default, change.arguments["self"], change.arguments[key])
 
 
 def resize_split(change: Resizing) -> None:

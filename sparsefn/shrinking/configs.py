@@ -18,7 +18,7 @@ from sparsefn.shrinking.values import named_module
 BUILDS = 100  # of a model on the meta device in search of numbers
 
 Fact = tuple[str, str]  # the path of a module, and the name of a tensor or attribute of it
-Place = tuple[Any, str, int | None]  # where a number stands: a config, a name, a place in a list
+Place = tuple[Any, str | int, str]  # where a number stands: what holds it, by which key, and the name in the config
 
 
 def set_configs(
@@ -48,8 +48,8 @@ def set_configs(
             or _adopt(part, lambda: works(small))
         )
         if why:
-            for place, before in zip(places, old, strict=True):
-                _put(place, _get(before))
+            for (held, key, _), (before, _, _) in zip(places, old, strict=True):
+                held[key] = before[key]
         yield path, f"the config of {named_module(small, path)} keeps its numbers: {why}" if why else ""
 
 
@@ -70,23 +70,24 @@ def _fit(part: nn.Module, whole: nn.Module, places: Sequence[Place], sizes: Sequ
     for fact, value in old.items():
         became[fact[1], value].update([new[fact]] * (type(new.get(fact)) is type(value)))
     numbers = []
-    for place in places:
-        value = _get(place)
-        some = [*became[place[1], value].most_common(), *became[type(value), value].most_common(), (value, 0)]
-        numbers.append(_Number(place, list(dict.fromkeys(number for number, _ in some))))
+    for held, key, name in places:
+        value = held[key]
+        some = [*became[name, value].most_common(), *became[type(value), value].most_common(), (value, 0)]
+        numbers.append(_Number(held, key, list(dict.fromkeys(number for number, _ in some))))
         numbers[-1].take(0)
     return search(lambda _: numbers, lambda: _tried(part), BUILDS).why
 
 
 @dataclasses.dataclass
 class _Number:
-    place: Place
+    held: Any
+    key: str | int
     options: list[Any]
     choice: int = 0
 
     def take(self, choice: int) -> None:
         self.choice = choice
-        _put(self.place, self.options[choice])
+        self.held[self.key] = self.options[choice]
 
 
 def _new(part: Any, device: str) -> nn.Module:
@@ -156,22 +157,8 @@ def _places(config: Any) -> Iterator[Place]:
         if name.startswith("_"):
             continue
         if type(value) in (int, float):
-            yield config, name, None
+            yield vars(config), name, name
         elif type(value) is list and all(type(n) in (int, float) for n in value):
-            yield from ((config, name, i) for i in range(len(value)))
+            yield from ((value, i, name) for i in range(len(value)))
         elif hasattr(value, "to_dict"):
             yield from _places(value)
-
-
-def _get(place: Place) -> Any:
-    config, name, i = place
-    return vars(config)[name] if i is None else vars(config)[name][i]
-
-
-def _put(place: Place, number: Any) -> None:
-    config, name, i = place
-    held: Any = vars(config)
-    if i is None:
-        held[name] = number
-    else:
-        held[name][i] = number

@@ -1,4 +1,4 @@
-"""Which slices of a result are constant, found by running the operation on the constants that are known."""
+"""Which slices are constant: of leaves, and of results, by running the operation on the constants that are known."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sparsefn.shrinking.steps import Step
+from sparsefn.shrinking.steps import Book, Step
 from sparsefn.shrinking.values import Constants, Value, run_op
 
 _DRAWS = 8  # for what varies: numbers of many sizes and both signs
+
+
+def of_leaf(book: Book, leaf: Tensor, real: Tensor | None, mask: Tensor | None, d: int) -> Constants:
+    """The constants of a leaf along a dimension: masked slices are 0, and a slice of one entry is a constant."""
+    size = leaf.shape[d]
+    if isinstance(leaf, nn.Parameter) and book.masks is None:
+        return np.zeros(size)
+    found = np.full(size, np.nan)
+    if leaf.numel() == size and leaf.is_floating_point() and real is not None:
+        found = real.double().cpu().reshape(-1).numpy().copy()
+    if mask is not None:
+        found[~mask.movedim(d, 0).reshape(size, -1).any(1).cpu().numpy()] = 0
+    return found if np.isfinite(found).any() else None
 
 
 @functools.lru_cache(maxsize=64)

@@ -70,15 +70,9 @@ def check_unit(unit: object, bits: int | None, compressed: bool) -> None:
 
 def parameters(analysis: Analysis) -> dict[str, tuple[Value | None, Tensor]]:
     """Each parameter once, under its first name; with its Value where the program reads it."""
-    known = {id(x): analysis.leaves.get(name) for name, x in _named(analysis) if name in analysis.leaves}
-    made: dict[int, tuple[str, Tensor]] = {}
-    for name, x in _named(analysis):
-        made.setdefault(id(x), (name, x))
-    return {name: (known.get(id(x)), x) for name, x in made.values()}
-
-
-def _named(analysis: Analysis) -> Iterable[tuple[str, Tensor]]:
-    return ((name, x) for name, x in analysis.graph.named_parameters(remove_duplicate=False))
+    named = analysis.graph.named_parameters(remove_duplicate=False)
+    known = {id(x): analysis.leaves[name] for name, x in named if name in analysis.leaves}
+    return {name: (known.get(id(x)), x) for name, x in analysis.graph.named_parameters()}
 
 
 def _sizes(analysis: Analysis, unit: str, bits: int | None, compressed: bool) -> Iterable[tuple[int, Dims]]:

@@ -8,6 +8,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -119,10 +120,8 @@ def _parts(sizes: Sequence[Sizes], values: tuple[int, ...]) -> list[tuple[int, .
     # The same where a size is a multiple of the value.
     made = []
     for some, v in zip(sizes, values, strict=True):
-        parts = {
-            at: (v, new * v // old) for at, (old, new) in some.items() if old and not old % v and not new * v % old
-        }
-        made.append({at: pair for at, pair in parts.items() if pair[1]})
+        fits = {at: (old, new) for at, (old, new) in some.items() if old and new and not old % v and not new * v % old}
+        made.append({at: (v, new * v // old) for at, (old, new) in fits.items()})
     return _columns(made, values)
 
 
@@ -167,17 +166,12 @@ def _near(path: str, failed: str) -> float:
 
 
 def _watched(model: nn.Module, works: Works, see: Callable[[str, list[Tensor], BaseException | None], None]) -> bool:
-    def hook(path: str) -> Callable[..., None]:
-        def seen(layer: nn.Module, args: Any, out: Any) -> None:
-            see(
-                path,
-                [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)],
-                sys.exc_info()[1] if out is None else None,
-            )
+    def seen(path: str, layer: nn.Module, args: Any, out: Any) -> None:
+        tensors = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
+        see(path, tensors, sys.exc_info()[1] if out is None else None)
 
-        return seen
-
-    handles = [layer.register_forward_hook(hook(path), always_call=True) for path, layer in model.named_modules()]
+    layers = model.named_modules()
+    handles = [layer.register_forward_hook(partial(seen, path), always_call=True) for path, layer in layers]
     try:
         return works(model)
     finally:

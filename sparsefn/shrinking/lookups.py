@@ -52,14 +52,13 @@ def _looked_up(step: Step, x: Value, at: dict[int, Value]) -> Value:
     # The indices lie where the first of them is if they are neighbours, else in front.
     dims = sorted(at)
     broadcast = len(np.broadcast_shapes(*(i.shape for i in at.values())))
-    together = dims == list(range(dims[0], dims[-1] + 1))
     if any(i.dtype == torch.bool for i in at.values()):
         for label in x.labels:
             step.freeze(label, "looks up any of its entries")
         return out
-    first = dims[0] if together else 0
+    first = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
     left = [d for d in range(len(x.shape)) if d not in at]
-    places = [*left[:first], *([None] * broadcast), *left[first:]] if together else [*([None] * broadcast), *left]
+    places = [*left[:first], *([None] * broadcast), *left[first:]]
     for e, place in enumerate(places):
         if place is not None:
             labels[e], gone[e] = x.labels[place], x.gone[place]

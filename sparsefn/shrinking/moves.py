@@ -24,7 +24,6 @@ constant_pad_nd pad unfold diagonal rot90 slice_scatter select_scatter
 MOVES = frozenset(_NAMES.split())
 _SAME = frozenset(["contiguous", "clone", "alias", "detach", "lift_fresh_copy"])
 _REPEATS = frozenset(["expand", "expand_as", "broadcast_to", "repeat", "tile"])
-_BASE = object()  # stands for the input
 
 
 class Reading(NamedTuple):
@@ -208,10 +207,9 @@ def _of_views(step: Step, value: Value, wanted: list[tuple[int, int]]) -> _Known
     schema = step.target._schema
     if schema.returns[0].alias_info is None:
         return None
-    base, given = torch.empty(value.shape, device="meta"), replaced(step.arguments, [_BASE])
-    outs = step.target(
-        *[base if given[s.name] is _BASE else given[s.name] for s in schema.arguments if not s.kwarg_only]
-    )
+    base = torch.empty(value.shape, device="meta")
+    given = replaced(step.arguments, [base])
+    outs = step.target(*[given[s.name] for s in schema.arguments if not s.kwarg_only])
     outs = list(outs) if isinstance(outs, list | tuple) else [outs]
     if any(out.untyped_storage()._cdata != base.untyped_storage()._cdata or not out.numel() for out in outs):
         return None

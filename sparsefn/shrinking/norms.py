@@ -51,9 +51,14 @@ def group_norm(step: Step) -> Value:
     for label in x.labels[2:]:
         step.freeze(label, "takes its mean")
     c = step.join(x.labels[1], *(v.labels[0] for v in (weight, bias) if isinstance(v, Value)))
-    step.book.groups[step.node] = divided(step, c, groups, x.shape[1] // groups, (2, 1))[0]
-    if x.shape[1] > groups:  # whole groups go without a trace
-        _averaged_in_groups(step, c, x, groups)
+    group, part = divided(step, c, groups, x.shape[1] // groups, (2, 1))
+    step.book.groups[step.node] = group
+    if not step.book.counted:
+        step.freeze(part, "takes its mean")
+    elif x.shape[1] > groups:  # whole groups go without a trace
+        zero = x.zero(1).reshape(groups, -1)
+        whole = zero.all(1, keepdims=True)
+        step.freeze(c, "takes its mean, and it is not 0 where it is masked", ~(zero | whole).reshape(-1))
     out, rest = step.outs, [None] * (len(x.shape) - 2)
     made: Value = out._replace(labels=(x.labels[0], c, *rest), gone=(None, _scaled(weight, bias, 1), *rest))
     return made
@@ -71,16 +76,6 @@ def batch_norm(step: Step) -> Any:
     out, *stats = values_in(step.outs)
     out = out._replace(labels=x.labels, gone=tuple(gone if d == 1 else None for d in range(len(x.shape))))
     return replaced(step.outs, [out, *stats])
-
-
-def _averaged_in_groups(step: Step, label: Label, x: Value, groups: int) -> None:
-    part = divided(step, label, groups, x.shape[1] // groups, (2, 1))[1]
-    if not step.book.counted:
-        step.freeze(part, "takes its mean")
-        return
-    zero = x.zero(1).reshape(groups, -1)
-    whole = zero.all(1, keepdims=True)
-    step.freeze(label, "takes its mean, and it is not 0 where it is masked", ~(zero | whole).reshape(-1))
 
 
 def mean_over(step: Step) -> Value:

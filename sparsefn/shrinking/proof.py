@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,10 +63,8 @@ def differs(
             if number:  # not any input is one that it takes
                 one, two = _double(masked), _double(small)
                 continue
-            kind = type(masked).__name__
-            raise ValueError(
-                f"expected an example that the {kind} can be called with, got {first_line(error)}"
-            ) from error
+            text = f"expected an example that the {type(masked).__name__} can be called with, got {first_line(error)}"
+            raise ValueError(text) from error
         if not number and not any(isinstance(x, Tensor) and x.is_floating_point() for x in wanted.values()):
             raise ValueError(
                 f"expected the {type(masked).__name__} to return floating-point tensors on the example, in tuples, "
@@ -76,9 +75,8 @@ def differs(
         except Exception as error:  # the model's own code fails in any way
             return f"fails on the example: {first_line(error)}" + _first(masked, small, inputs)
         if reason := _difference(wanted, got):
-            return (
-                reason + (" on other inputs of the example's shapes" if number else "") + _first(masked, small, inputs)
-            )
+            others = " on other inputs of the example's shapes" if number else ""
+            return reason + others + _first(masked, small, inputs)
     return ""
 
 
@@ -139,10 +137,8 @@ def _like(x: Any, draw: torch.Generator) -> Any:
     if len(torch.unique(old)) < 3 or not old.isfinite().all() or old.is_complex():
         new = old[torch.randperm(len(old), generator=draw, device="cpu")] if old.ndim else old
     elif old.is_floating_point():
-        new = (
-            torch.randn(x.shape, generator=draw, device="cpu", dtype=torch.float64) * old.double().std()
-            + old.double().mean()
-        )
+        noise = torch.randn(x.shape, generator=draw, device="cpu", dtype=torch.float64)
+        new = noise * old.double().std() + old.double().mean()
         new = new.abs() if (old >= 0).all() else new
     else:
         new = torch.randint(int(old.min()), int(old.max()) + 1, x.shape, generator=draw, device="cpu")
@@ -214,10 +210,8 @@ def _first(masked: nn.Module, small: nn.Module, call: Call) -> str:
     for place, outputs in wanted.items():
         if place not in got:
             continue
-        reason = _difference(outputs, got[place])
-        if reason and [getattr(x, "shape", None) for x in outputs.values()] == [
-            getattr(x, "shape", None) for x in got[place].values()
-        ]:
+        shapes = [[getattr(x, "shape", None) for x in made.values()] for made in (outputs, got[place])]
+        if shapes[0] == shapes[1] and _difference(outputs, got[place]):
             return f", first in {_module(place[0])}"
     return f", in {_module(within)}" if within is not None else ""
 
@@ -237,20 +231,17 @@ def _followed(model: nn.Module, call: Call) -> tuple[dict[tuple[str, int], dict[
             _run(lambda *args, **kwargs: walk.run(*tree_flatten_spec((args, kwargs), run._in_spec)), call)
         return walk.made, walk.within
 
-    def enter(path: str) -> Any:
-        return lambda *_: inside.append(path)
+    def enter(path: str, *_: Any) -> None:
+        inside.append(path)
 
-    def leave(path: str) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            inside.pop()
-            made[path, calls[path]] = {name: _own(x) for name, x in _leaves("", output)}
-            calls[path] += 1
-
-        return hook
+    def leave(path: str, _module: nn.Module, _args: Any, output: Any) -> None:
+        inside.pop()
+        made[path, calls[path]] = {name: _own(x) for name, x in _leaves("", output)}
+        calls[path] += 1
 
     for path, part in run.named_modules():
-        part.register_forward_pre_hook(enter(path))
-        part.register_forward_hook(leave(path))
+        part.register_forward_pre_hook(partial(enter, path))
+        part.register_forward_hook(partial(leave, path))
     with contextlib.suppress(Exception):
         _run(run, call)
     return made, inside[-1] if inside else None

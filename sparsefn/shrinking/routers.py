@@ -18,10 +18,8 @@ from sparsefn.patterns.places import Place
 Router = tuple[Place, Tensor]  # where experts lie in a leaf, and which of its indices there are not routed to
 
 _aten = torch.ops.aten
-_FACTORS = {  # where the factors of products begin among the arguments
-    **dict.fromkeys((_aten.mm, _aten.bmm), 0),
-    **dict.fromkeys((_aten.addmm, _aten.baddbmm), 1),
-}
+# Where the factors of products begin among the arguments.
+_FACTORS = {_aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1}
 
 
 class Seen(NamedTuple):

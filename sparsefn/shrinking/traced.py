@@ -66,10 +66,8 @@ def _mapped(fn: Callable[[Tensor], Tensor], call: Call) -> Call:
 
 def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.GraphModule:
     errors: list[Exception] = []
-    many = (
-        (None, 1, 0) if dynamic else (0,)
-    )  # how many dimensions of a tensor may have another size: all, the first, none
-    for most in many:
+    # How many dimensions of a tensor may have another size: all, the first, none.
+    for most in (None, 1, 0) if dynamic else (0,):
         own = _own(model)
         call = _mapped(Tensor.detach, call)  # export notes on tensors which sizes may change
         if not train:

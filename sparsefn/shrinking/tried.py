@@ -163,9 +163,8 @@ def _places(
         keep, gone = order[:count].sort().values, order[count:]
         places: list[Place] = []
         try:
-            got = run_op(
-                step.target, arguments, [x.index_select(dims[i], keep) if i in dims else x for i, x in enumerate(draw)]
-            )
+            smaller = [x.index_select(dims[i], keep) if i in dims else x for i, x in enumerate(draw)]
+            got = run_op(step.target, arguments, smaller)
         except _FAILS:
             return None
         for j, (a, b) in enumerate(zip(wanted, got, strict=True)):

@@ -13,9 +13,8 @@ from torch import Tensor, fx, nn
 
 from sparsefn.shrinking.atoms import Label
 
-Constants = (
-    npt.NDArray[np.float64] | None
-)  # by index: the constant that the slice holds, NaN where it varies; None: all vary
+# By index: the constant that the slice holds, NaN where it varies; None: all vary.
+Constants = npt.NDArray[np.float64] | None
 
 
 class Value(NamedTuple):
@@ -48,9 +47,9 @@ def blank(val: Any) -> Any:
 
 def hint(x: Any) -> Any:
     """The number that a symbolic size had in the trace."""
-    return (
-        int(x.node.hint) if isinstance(x, torch.SymInt) else float(x.node.hint) if isinstance(x, torch.SymFloat) else x
-    )
+    if isinstance(x, torch.SymInt):
+        return int(x.node.hint)
+    return float(x.node.hint) if isinstance(x, torch.SymFloat) else x
 
 
 def values_in(tree: Any) -> list[Value]:

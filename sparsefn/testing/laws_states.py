@@ -17,17 +17,7 @@ from torch import Tensor
 from sparsefn.checkpoint import load_state_dict, state_dict
 from sparsefn.state import apply_masks
 from sparsefn.testing import harness
-from sparsefn.testing.harness import (
-    algorithm_of,
-    assert_same,
-    equal,
-    generators,
-    leaves,
-    mapped,
-    memory_of,
-    states_of,
-    updates,
-)
+from sparsefn.testing.harness import algorithm_of, assert_same, equal, leaves, mapped, states_of, updates
 from sparsefn.testing.meta import Row, imported, row_of
 from sparsefn.testing.values import Case
 from sparsefn.tree import Tree, same_structure
@@ -56,17 +46,17 @@ def states_keep_their_structure(row: Row, case: Case) -> None:
 def _watched(what: str, call: Callable[..., Tree], *inputs: Tree) -> Tree:
     """The result of a call, checked to change no input and no generator, and to return no part of an input."""
     before = [(path, x, x.clone(), x._version) for tree in inputs for path, x in leaves(tree).items()]
-    random_states = generators()
+    random_states = harness.generators()
     result = call(*inputs)
-    assert generators() == random_states, f"{what} reads or advances a global generator"
+    assert harness.generators() == random_states, f"{what} reads or advances a global generator"
     for path, x, copy, version in before:
         assert equal(x, copy), f"{what} changes its input at {path}"
         assert x._version == version, f"{what} writes to its input at {path}"
     storages = {x.untyped_storage().data_ptr() for _, x, _, _ in before if x.numel()}
-    whole = {memory_of(x) for _, x, _, _ in before}
+    whole = {harness.memory_of(x) for _, x, _, _ in before}
     for path, x in leaves(result).items():
         shared = x.numel() and x.untyped_storage().data_ptr() in storages
-        assert not shared or memory_of(x) in whole, f"{what} returns a part or a view of an input at {path}"
+        assert not shared or harness.memory_of(x) in whole, f"{what} returns a part or a view of an input at {path}"
     return result
 
 

@@ -141,6 +141,17 @@ def shares(what: str, wheres: Sequence[Where], tree: Tree, like: Tree) -> list[L
     return [*rows, {path: leaves[path] for path in left}]
 
 
+def from_shares(rows: Sequence[Tree], like: Tree) -> Tree:
+    """The tree, of the structure of another, whose leaves were split: of dicts by path, and of () for no leaves.
+
+    >>> from_shares([{"b": 1}, (), {"a": 2}], {"a": 0, "b": 0})
+    {'a': 2, 'b': 1}
+    """
+    leaves = {path: leaf for row in rows for path, leaf in dict(row).items()}
+    known, rebuild = flatten(like)
+    return rebuild([leaves[path] for path in known])
+
+
 def float_leaves(params: Tree) -> dict[str, Tensor]:
     """`{path: leaf}` of params, all of which must be tensors of float16, bfloat16, float32 or float64.
 

@@ -137,7 +137,9 @@ def _answers(line: Line, asked: Sequence[Sum | Gather]) -> list[Array]:
     if not asked:
         return []
     # The values of all exchanges are one message, which begins with their sizes. Its own size goes with the sums.
-    message = np.concatenate([_bytes(part) for part in (np.array([x.size for x in parts], np.int64), *parts)])
+    message = np.concatenate(
+        [part.reshape(-1).view(np.uint8) for part in (np.array([x.size for x in parts], np.int64), *parts)]
+    )
     sizes = np.zeros(line.size if parts else 0, np.int64)
     if parts:
         sizes[line.place] = message.size
@@ -145,10 +147,6 @@ def _answers(line: Line, asked: Sequence[Sum | Gather]) -> list[Array]:
     summed = iter(np.split(total[sizes.size :], np.cumsum([x.size for x in sums])[:-1]))
     gathered = iter(_gathered(line.messages(message, total[: sizes.size]), parts) if parts else [])
     return [next(summed) if isinstance(one, Sum) else next(gathered) for one in asked]
-
-
-def _bytes(values: Array) -> Array:
-    return values.reshape(-1).view(np.uint8)
 
 
 def _gathered(messages: Sequence[Array], like: Sequence[Array]) -> list[Array]:

@@ -49,7 +49,7 @@ def winners(
 
     An entry that is no part, and is in no joint competition, is selected from by `plain`.
     """
-    groups = _groups([entry.extent for entry in entries])
+    groups = tuple(dict.fromkeys(name for entry in entries if entry.extent is not None for name in entry.extent.groups))
     with _all_numbers_count(), np.errstate(all="ignore"):  # a signalling NaN counts as any other NaN
         try:
             seen = _arrays(entries)
@@ -245,10 +245,6 @@ def _arrays(entries: Sequence[Entry]) -> list[Arrays]:
 def _piece(entry: Entry, at: Arrays, start: int, groups: Groups) -> Piece:
     own = () if entry.extent is None else entry.extent.groups
     return Piece(reshaped(at), entry.extent, start, is_first([name for name in groups if name not in own]))
-
-
-def _groups(extents: Sequence[Extent | None]) -> Groups:
-    return tuple(dict.fromkeys(name for extent in extents if extent is not None for name in extent.groups))
 
 
 @contextlib.contextmanager
