@@ -314,6 +314,7 @@ class Loop:
         zero = all(bool((x == 0).all()) for x in self.reference.dense.values())
         self.take()
         with warnings.catch_warnings(record=zero) as found:
+            warnings.filterwarnings("always", "after_step: every gradient was zero")
             warnings.filterwarnings("ignore", "after_step: (no optimizer has stepped|expected step)")
             self.trio.sparse.after_step(np.int64(self.now) if numpy else self.now)
         self._end(self.now)
