@@ -38,7 +38,7 @@ def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:
     attach returned for this very module; a copy of a module has parameters of its own, and several optimizers with
     closures need an attach each
 
-    Raises RuntimeError where no parameter has a gradient, or all are those that an optimizer was given: masked ones.
+    Raises RuntimeError where no parameter has a gradient, or each gradient is a masked one that an optimizer was given.
     """
     if all(r.parameter.grad is None or (r.given is not None and r.has_given()) for r in records):
         raise RuntimeError(

@@ -67,7 +67,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if known and _same_memory(args[0], known[1]) and out.stride() == known[1].stride():
                 self.leaves[_storage(out)] = (known[0], out)
         elif op in _VIEWS:
-            if self.tokens is not None and out.ndim == 2 < args[0].ndim:
+            if out.ndim == 2 < args[0].ndim:
                 self.flattened(args[0].shape, out)
         elif op is _aten.convolution:
             x, weight, _, stride, padding, dilation, transposed, _, groups = args
@@ -148,8 +148,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.last[2]
 
     def flattened(self, shape: Sequence[int], x: Tensor) -> None:
-        """Note by which dimensions of a shape the rows of a matrix go."""
-        sizes = list(itertools.accumulate(shape, operator.mul))
+        """Note by which dimensions of a shape the rows of a matrix go, where tokens say which of them count."""
+        sizes = [] if self.tokens is None else list(itertools.accumulate(shape, operator.mul))
         if len(x) in sizes:
             self.rows[_storage(x)] = shape[: sizes.index(len(x)) + 1]
 

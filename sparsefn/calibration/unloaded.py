@@ -89,10 +89,10 @@ def _named(folder: Path, dtype: torch.dtype) -> nn.Module:
     dtype = dtype if config.dtype is None else config.dtype
     model: nn.Module = kind._from_config(config, dtype=dtype)
     # What from_pretrained leaves in float32, as 16 bits are too few for it.
-    some = getattr(model, "_keep_in_fp32_modules", None) if dtype == torch.float16 else None
-    every = getattr(model, "_keep_in_fp32_modules_strict", None) if dtype.itemsize < 4 else None
+    wide = getattr(model, "_keep_in_fp32_modules", None) if dtype == torch.float16 else None
+    always = getattr(model, "_keep_in_fp32_modules_strict", None) if dtype.itemsize < 4 else None
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if {*name.split(".")} & {*(some or ()), *(every or ())}:
+        if {*name.split(".")} & {*(wide or ()), *(always or ())}:
             tensor.data = tensor.data.float()
     return model
 
