@@ -1,4 +1,4 @@
-"""What older torch does otherwise than 2.13, set right; with that nothing here does anything."""
+"""What older torch does otherwise than 2.12, set right; from that release on nothing here does anything."""
 
 from __future__ import annotations
 
