@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsefn import optimizers as own_optimizers
 from sparsefn.attached import order
 from sparsefn.attached.attached import Attached
+from sparsefn.attached.moments import check_moments
+from sparsefn.attached.optimizer_state import check_optimizer, unwrapped
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import owned_parameters, put_in
+from sparsefn.attached.records import optimizers_of, owned_parameters, put_in
 from sparsefn.compose.paired import check_paired
 from sparsefn.engine.checks import check_trigger, uncalled
 from sparsefn.engine.leaves import is_sparse
@@ -24,7 +27,6 @@ from sparsefn.timing.timetable import unfinished
 from sparsefn.timing.triggers import never
 from sparsefn.tree.chosen import default_where
 
-_WRAPPER = "AcceleratedOptimizer"  # told by name; others may move the weights after the optimizer inside them
 _ADAPTERS = 10  # times as many frozen weights as masked ones: adapters train, the model does not
 
 
@@ -39,6 +41,7 @@ def attach(
     skip: Trigger | None = None,
     reset: Trigger = never(),
     steps: int | None = None,
+    clear: Callable[[dict[str, Any], Tensor], object] | None = None,
 ) -> Attached:
     """Run an algorithm in a module that torch optimizers train, with one backward pass a step.
 
@@ -88,7 +91,7 @@ def attach(
         if not isinstance(one, Optimizer):
             raise TypeError(f"attach: expected a torch optimizer third, or several, got {_name_of(one)}")
     # The wrapper that accelerate puts around one leaves out the steps between accumulated gradients.
-    optimizers = [one.optimizer if type(one).__name__ == _WRAPPER else one for one in given]  # type: ignore[attr-defined]
+    optimizers = [unwrapped(one) for one in given]
     if hooks and len(optimizers) != 1:
         raise ValueError(f"attach: hooks go with one optimizer, got {len(optimizers)}: call the two methods instead")
     for name, trigger in (("skip", never() if skip is None else skip), ("reset", reset)):
@@ -100,6 +103,12 @@ def attach(
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
     placed = Placed(algorithm, weights)
     _judge(placed, model, steps)
+    for record in placed.trained:
+        record.clear = clear
+    for one in optimizers_of(placed.trained):
+        added = [record for record in placed.extra if record.optimizer is one and extra_group is None]
+        check_optimizer(one, added)
+        check_moments(one, placed.trained)
     put_in(placed.extra, extra_group)
     return Attached(model, placed, skip or never(), reset, hooks)
 

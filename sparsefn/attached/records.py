@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,9 @@ class Record:
     written: bool = False  # somebody wrote to it between before_step and the optimizer's step
     given: Tensor | None = None  # the gradient that the optimizer was given
     given_version: int = -1
-    moments: dict[str, Any] | None = None  # the optimizer's state of it, when it was last known to fit the masks
+    moments: list[Any] | None = None  # the optimizer's states of it, when they were last known to fit the masks
+    clear: Callable[[dict[str, Any], Tensor], object] | None = None  # the user's way to clear moments
+    factors: frozenset[str] = frozenset()  # where the optimizer's states have factors, and no moments
 
     @property
     def group(self) -> dict[str, Any]:
