@@ -28,6 +28,9 @@ _FIRST = {
     ("Yogi", "exp_avg"): "initial_accumulator",
     ("Yogi", "exp_avg_sq"): "initial_accumulator",
     ("Adai", "beta1_prod"): 1.0,
+    ("DAdaptAdaGrad", "alpha_k"): 1e-6,
+    ("VSGD", "bg"): "pbg2",
+    ("VSGD", "bhg"): "pbhg2",
 }
 # Beside a basis, the moments that are not in it. The others are statistics of directions, and stay.
 _BESIDE_A_BASIS = {"SOAP": ("exp_avg",), "Kron": ("momentum_buffer",)}

@@ -15,7 +15,7 @@ _MARK = 1 << 25  # a tensor may have one dimension of this size or more, and not
 _WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alone"
 
 # Names that optimizers give to a basis, beside which moments may have the weight's shape and belong to no weight: an
-# entry is a direction. GaLore, Fira, APOLLO and Conda have a projector, SOAP and Alice have Q.
+# entry is a direction. GaLore, Fira, APOLLO and Conda have a projector, SOAP and Alice Q.
 BASES = frozenset({"projector", "ortho_matrix", "Q", "eigenvectors", "corrected_eigenvalues"})
 
 Layout = Literal["entries", "reshaped", "shared", "other"]
