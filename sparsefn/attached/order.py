@@ -18,7 +18,10 @@ from sparsefn.engine.checks import as_int, check_kind
 from sparsefn.state import Algorithm
 from sparsefn.timing.triggers import At, Every
 
-STEP_ALONE = "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both"
+STEP_ALONE = (
+    "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both. Optimizers "
+    "that step during backward, in hooks of the parameters, move weights before masks see all gradients: step after it"
+)
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
