@@ -146,14 +146,16 @@ class Attached:
         """Call a closure that makes gradients: with effective weights, and `before_step` after it.
 
         One that returns None and leaves no gradients has skipped its batch, as those of Lightning do: nothing moves.
-        One that leaves all gradients as they are, as Lightning's wrapper gives, comes after `before_step`.
+        One that returns None after `before_step` and leaves all gradients alone, as Lightning's wrapper has it, does
+        nothing.
         """
         dense = self._dense
         before = gradients.gradients_of(self._model)
         self._reopen()
         result = closure()
         skips = result is None and all(p.grad is None for p in self._model.parameters())
-        if dense is not None and self._dense is None and gradients.are_untouched(self._model, before):
+        nothing = result is None and self._dense is None and gradients.are_untouched(self._model, before)
+        if dense is not None and nothing:
             self._placed.show_trained()
             self._dense = dense
         if self._dense is None and not skips:
