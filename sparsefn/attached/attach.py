@@ -94,6 +94,8 @@ def attach(
     optimizers = [unwrapped(one) for one in given]
     if hooks and len(optimizers) != 1:
         raise ValueError(f"attach: hooks go with one optimizer, got {len(optimizers)}: call the two methods instead")
+    if not (clear is None or callable(clear)):
+        raise TypeError(f"attach: expected clear to be a function of (state, entries), got {type(clear).__name__}")
     for name, trigger in (("skip", never() if skip is None else skip), ("reset", reset)):
         check_trigger(name, trigger)
     check_paired("attach", algorithm, skip)

@@ -150,14 +150,14 @@ class Attached:
         nothing.
         """
         dense = self._dense
-        before = gradients.gradients_of(self._model)
+        before = None if dense is None else gradients.gradients_of(self._model)
         self._reopen()
         result = closure()
         skips = result is None and all(p.grad is None for p in self._model.parameters())
-        nothing = result is None and self._dense is None and gradients.are_untouched(self._model, before)
-        if dense is not None and nothing:
-            self._placed.show_trained()
-            self._dense = dense
+        if before is not None and result is None and self._dense is None:
+            if gradients.are_untouched(self._model, before):
+                self._placed.show_trained()
+                self._dense = dense
         if self._dense is None and not skips:
             self.before_step()
         self._placed.settle(optimizer, skips or self._skipped)

@@ -200,29 +200,33 @@ def found_in(record: Record, optimizer: Optimizer, state: Mapping[str, Any]) -> 
     [('m', ''), ('low', 'has shape (4, 3) for a weight of shape (2, 3)')]
     """
     tensors = list(tensors_in(state))
-    names = {name for path, _ in tensors for name in path.split(".")}
-    has_basis = not BASES.isdisjoint(names | set(state))
+    names = [name for path, _ in tensors for name in path.split(".")]
+    basis = next((name for name in (*state, *names) if name in BASES), None)
     beside = next((own for name, own in _BESIDE_A_BASIS.items() if _is_a(optimizer, name)), None)
     found = []
     for path, tensor in tensors:
-        if tensor.numel() <= 1 or _without_digits(path) in record.factors:
-            continue
-        one = _read(record.parameter, optimizer, state, path, tensor)
-        if one is None or (beside is not None and path not in beside):
-            continue
-        if has_basis and beside is None:
-            one = one._replace(fault="lies beside a basis: an entry may be a direction, and belong to no weight")
-        found.append(one)
+        one = _read(record, optimizer, state, path, tensor)
+        if basis is None or beside is not None:
+            leave = beside is not None and path not in beside
+        else:
+            leave = tensor.ndim < 2 or not BASES.isdisjoint(path.split("."))
+            why = f"lies beside the basis {basis!r}: its entries may be directions, which belong to no weight"
+            one = Found(path, tensor, fault=why)
+        if one is not None and not leave:
+            found.append(one)
     return found
 
 
-def _read(
-    parameter: Tensor, optimizer: Optimizer, state: Mapping[str, Any], path: str, tensor: Tensor
-) -> Found | None:
+def _read(record: Record, optimizer: Optimizer, state: Mapping[str, Any], path: str, tensor: Tensor) -> Found | None:
     """A tensor of a state that has a parameter's entries, or may have; None for statistics of several entries."""
+    if tensor.numel() <= 1:
+        return None
+    parameter = record.parameter
     shape = tuple(parameter.shape if is_sharded(tensor) else here(parameter).shape)
     local = here(tensor)
     kind = layout(tensor.shape, shape)
+    if tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1] and _without_digits(path) in record.factors:
+        kind = "shared"
     name = path.split(".")[-1]
     is_copy = name in _COPIES and any(_COPIES[name] in kind.__name__ for kind in type(optimizer).__mro__)
     if kind == "other" or (kind == "shared" and is_copy):
@@ -244,7 +248,7 @@ def _read_subclass(path: str, moment: Tensor) -> Found:
     codes = getattr(moment, "codes", None)
     if not isinstance(codes, Tensor) or codes.shape != moment.shape:
         return Found(path, moment, fault=f"is a {type(moment).__name__}, which has no code of each entry")
-    if codes.is_floating_point():
+    if codes.is_floating_point() and codes.element_size() == 1:
         return Found(path, codes.view(torch.uint8), zero=torch.zeros((), dtype=torch.uint8, device=codes.device))
     qmap = getattr(moment, "qmap", None)
     if not isinstance(qmap, Tensor):
@@ -299,6 +303,9 @@ def check_state(optimizer: Optimizer, records: Sequence[Record]) -> None:
     entries, whose zero is not known; pass attach(..., clear=f), where f(state, entries) sets the moments in `state`, the
     optimizer's state of one parameter, to their first values where the bool tensor `entries` is true
     """
+    for one in (optimizer, *inside(optimizer)):
+        if _is_a(one, _CUTS):
+            _refuse(records[0], one, "it keeps moments of blocks of a weight")
     factors = factors_in(optimizer)
     for record in records:
         record.factors = factors
@@ -306,8 +313,6 @@ def check_state(optimizer: Optimizer, records: Sequence[Record]) -> None:
             for found in () if joins(one) else found_in(record, one, state):
                 if found.fault:
                     _refuse(record, one, f"{found.path!r} {found.fault}")
-            if _is_a(one, _CUTS):
-                _refuse(record, one, "it keeps moments of blocks of a weight")
 
 
 def _refuse(record: Record, optimizer: Optimizer, why: str) -> None:
