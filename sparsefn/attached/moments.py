@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparsefn.attached.optimizer_state import Found, check_state, first_value, found_in, joins, states_of, tensors_in
+from sparsefn.attached.optimizer_state import Found, check_state, first_value, found_in, inside, joins, states_of, tensors_in
 from sparsefn.attached.records import Record
 from sparsefn.compose.descent import live_entries
 from sparsefn.engine.leaves import is_sparse
@@ -69,7 +69,8 @@ def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> 
         value: What trains after the update. Copies of the weights are set to it. Default: the parameter.
     """
     value = record.parameter.detach() if value is None else value
-    for optimizer, state in states_of(record.optimizer, record.parameter):
+    optimizers = [record.optimizer, *inside(record.optimizer)]
+    for optimizer, state in states_of(optimizers, record.parameter):
         if record.clear is not None:
             record.clear(state, ~live)
         elif joins(optimizer):
@@ -123,25 +124,29 @@ def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
         check_state(optimizer, masked)
 
 
-def note_states(record: Record) -> None:
-    """Take the optimizer's states of a parameter for known."""
-    record.moments = [state for _, state in states_of(record.optimizer, record.parameter)]
-
-
-def has_same_states(record: Record) -> bool:
-    """Whether the optimizer's states of a parameter are those that were noted: nobody has loaded others.
+def note_states(optimizer: Optimizer, records: Iterable[Record]) -> None:
+    """Take the states that an optimizer has of its parameters for known.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
-    >>> note_states(record)
-    >>> has_same_states(record)
-    True
+    >>> note_states(record.optimizer, [record])
+    >>> with_other_states(record.optimizer, [record])
+    []
     """
-    states = [state for _, state in states_of(record.optimizer, record.parameter)]
-    known = record.moments
-    if known is None or len(known) != len(states):
-        return False
-    return all(a is b for a, b in zip(states, known, strict=True))
+    optimizers = [optimizer, *inside(optimizer)]
+    for record in records:
+        record.moments = [state for _, state in states_of(optimizers, record.parameter)]
+
+
+def with_other_states(optimizer: Optimizer, records: Iterable[Record]) -> list[Record]:
+    """The parameters of which an optimizer has other states than were noted, as after `load_state_dict`."""
+    optimizers = [optimizer, *inside(optimizer)]
+    found = []
+    for record in records:
+        states = [id(state) for _, state in states_of(optimizers, record.parameter)]
+        if record.moments is None or states != [id(state) for state in record.moments]:
+            found.append(record)
+    return found
 
 
 def restart(records: Iterable[Record]) -> None:
@@ -155,7 +160,7 @@ def restart(records: Iterable[Record]) -> None:
     False
     """
     for record in records:
-        for optimizer, _ in states_of(record.optimizer, record.parameter):
+        for optimizer in (record.optimizer, *inside(record.optimizer)):
             if joins(optimizer):
                 optimizer.state.clear()
             optimizer.state.pop(record.parameter, None)

@@ -89,19 +89,19 @@ def unwrapped(optimizer: Optimizer) -> Optimizer:
     return unwrapped(held[0]) if held else optimizer
 
 
-def states_of(optimizer: Optimizer, parameter: Tensor) -> list[tuple[Optimizer, dict[str, Any]]]:
+def states_of(optimizers: Sequence[Optimizer], parameter: Tensor) -> list[tuple[Optimizer, dict[str, Any]]]:
     """The states of a parameter in an optimizer and those inside it, each with its optimizer.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
     >>> optimizer.state[weight] = {"momentum_buffer": None}
-    >>> [state for _, state in states_of(optimizer, weight)]
+    >>> [state for _, state in states_of([optimizer, *inside(optimizer)], weight)]
     [{'momentum_buffer': None}]
 
     The state of LBFGS, which joins all parameters, is that of each.
     """
     found = {}
-    for one in (optimizer, *inside(optimizer)):
+    for one in optimizers:
         state = next(iter(one.state.values()), None) if joins(one) else one.state.get(parameter)
         if state is not None:
             found[id(state)] = (one, state)
@@ -303,13 +303,14 @@ def check_state(optimizer: Optimizer, records: Sequence[Record]) -> None:
     entries, whose zero is not known; pass attach(..., clear=f), where f(state, entries) sets the moments in `state`, the
     optimizer's state of one parameter, to their first values where the bool tensor `entries` is true
     """
-    for one in (optimizer, *inside(optimizer)):
+    optimizers = [optimizer, *inside(optimizer)]
+    for one in optimizers:
         if _is_a(one, _CUTS):
             _refuse(records[0], one, "it keeps moments of blocks of a weight")
     factors = factors_in(optimizer)
     for record in records:
         record.factors = factors
-        for one, state in states_of(optimizer, record.parameter):
+        for one, state in states_of(optimizers, record.parameter):
             for found in () if joins(one) else found_in(record, one, state):
                 if found.fault:
                     _refuse(record, one, f"{found.path!r} {found.fault}")

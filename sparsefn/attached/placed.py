@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsefn.attached.gradients import dense_gradient
-from sparsefn.attached.moments import check_moments, clear_moments, has_same_states, note_states, zeros_stay
+from sparsefn.attached.moments import check_moments, clear_moments, note_states, with_other_states, zeros_stay
 from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
 from sparsefn.engine.leaves import is_sparse, zeroed
@@ -150,7 +150,7 @@ class Placed:
             if not record.trains:
                 record.parameter.grad = None
         steps = [record for record in self.trained if record.optimizer is optimizer]
-        new = [record for record in steps if not has_same_states(record)]
+        new = with_other_states(optimizer, steps)
         check_moments(optimizer, new)
         for record in steps:
             support = record.support
@@ -159,16 +159,17 @@ class Placed:
                 record.give(None)
             elif is_masked and not record.has_given():
                 record.give(zeroed([support], [dense_gradient(record.parameter, record.parameter)])[0])
+        note_states(optimizer, new)
         for record in new:
-            note_states(record)
             if is_sparse(record.support, record.parameter):
                 clear_moments(record, record.support)
 
     def leave(self, optimizer: Optimizer) -> None:
         """Note what an optimizer has written in its step."""
-        for record in (record for record in self.records if record.optimizer is optimizer):
+        moved = [record for record in self.records if record.optimizer is optimizer]
+        for record in moved:
             record.note()
-            note_states(record)
+        note_states(optimizer, moved)
         check_moments(optimizer, self.trained)
 
     def own(self, tree: Tree) -> Tree:
