@@ -73,13 +73,28 @@ def attach(
     a weight that is added to an optimizer or unfrozen after `attach` and so stays dense.
 
     With `hooks` the optimizer's step calls both methods itself, and counts the steps, for frameworks that call `step()`
-    themselves. Gradients are then clipped before they are masked. An optimizer that accelerate has wrapped is
-    taken out of its wrapper. One that takes the place of this optimizer has no hooks: call `detach`, then attach again.
+    themselves. Gradients are then clipped before they are masked. An optimizer that accelerate or Lightning has
+    wrapped is taken out of its wrapper. One that takes the place of this optimizer has no hooks: call `detach`, then
+    attach again.
+
+    Moments are the tensors of the optimizer's state with an entry for each one of the weight: also nested, flat, in
+    8-bit codes, or in an optimizer inside this one. They start at zero, and copies of the weights at the weight. A
+    state of which this is not known is refused, here or in the first step that shows it. `clear` serves such states,
+    and moments that start elsewhere: a function that gets the optimizer's state of one masked parameter, and a bool
+    tensor of the parameter's shape, and sets moments to their first values where that is true. It is called after each
+    step and each change of masks, in place of the library's own rule.
+
+    >>> def clear(state, entries):
+    ...     state["exp_avg"].masked_fill_(entries, 0.0)
+    ...     state["exp_avg_sq"].masked_fill_(entries, 1e-6)
+    >>> layer = torch.nn.Linear(4, 8)
+    >>> sparse = sf.attach(sf.rigl(0.75, where="weight"), layer, torch.optim.Adam(layer.parameters()), clear=clear)
 
     A parameter that requires no gradient is left alone. Raises TypeError for other arguments, ValueError for a
     parameter that no optimizer has or more than one, for a model that is attached already, for an algorithm with an
-    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, for new adapters that the masks
-    would keep nothing of, and for a score that multiplies weights by gradients without `skip`.
+    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, for an optimizer whose moments
+    are not known or that moves copies of the weights or steps during backward, for new adapters that the masks would
+    keep nothing of, and for a score that multiplies weights by gradients without `skip`.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {type(algorithm).__name__}")

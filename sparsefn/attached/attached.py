@@ -154,10 +154,10 @@ class Attached:
         self._reopen()
         result = closure()
         skips = result is None and all(p.grad is None for p in self._model.parameters())
-        if before is not None and result is None and self._dense is None:
-            if gradients.are_untouched(self._model, before):
-                self._placed.show_trained()
-                self._dense = dense
+        untouched = before is not None and gradients.are_untouched(self._model, before)
+        if untouched and result is None and self._dense is None:
+            self._placed.show_trained()
+            self._dense = dense
         if self._dense is None and not skips:
             self.before_step()
         self._placed.settle(optimizer, skips or self._skipped)

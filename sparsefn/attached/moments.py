@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from sparsefn.attached.optimizer_state import Found, check_state, first_value, found_in, inside, joins, states_of, tensors_in
+from sparsefn.attached.optimizer_state import (
+    Found,
+    check_state,
+    first_value,
+    found_in,
+    inside,
+    joins,
+    states_of,
+    tensors_in,
+)
 from sparsefn.attached.records import Record
 from sparsefn.compose.descent import live_entries
 from sparsefn.engine.leaves import is_sparse

@@ -17,12 +17,24 @@ from sparsefn.engine.processes import here, is_sharded
 
 # Copies and averages of the weights, by name, and the optimizers with such a name: "" is any.
 _COPIES = {
-    **{"p0": "Prodigy", "z": "ScheduleFree", "ax": "ASGD", "x_k": "A2Grad", "prev_param": "AdaSmooth"},
-    **{"slow_params": "", "slow_param": "", "slow_buffer": "", "lookahead_params": "", "shadow": ""},
-    **{"x0": "", "master_param": "", "pbar": "FOCUS", "mov_avg_param": "SRMM", "param_buffer": "SPlus"},
+    "ax": "ASGD",
+    "lookahead_params": "",
+    "master_param": "",
+    "mov_avg_param": "SRMM",
+    "p0": "Prodigy",
+    "param_buffer": "SPlus",
+    "pbar": "FOCUS",
+    "prev_param": "AdaSmooth",
+    "shadow": "",
+    "slow_buffer": "",
+    "slow_param": "",
+    "slow_params": "",
+    "x0": "",
+    "x_k": "A2Grad",
+    "z": "ScheduleFree",
 }
 # Where moments do not start at zero: the option that says the value, or the value.
-_FIRST = {
+_FIRST: dict[tuple[str, str], str | float] = {
     ("Rprop", "step_size"): "lr",
     ("Adagrad", "sum"): "initial_accumulator_value",
     ("Yogi", "exp_avg"): "initial_accumulator",
@@ -158,12 +170,11 @@ def first_value(optimizer: Optimizer, parameter: Tensor, path: str) -> float:
     """
     for (kind, name), first in _FIRST.items():
         if name == path and _is_a(optimizer, kind):
-            return first if isinstance(first, float) else float(_group(optimizer, parameter)[first])
+            if isinstance(first, float):
+                return first
+            own = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+            return float(own[first])
     return 0.0
-
-
-def _group(optimizer: Optimizer, parameter: Tensor) -> dict[str, Any]:
-    return next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
 
 
 def factors_in(optimizer: Optimizer) -> frozenset[str]:
@@ -300,8 +311,8 @@ def check_state(optimizer: Optimizer, records: Sequence[Record]) -> None:
     Traceback (most recent call last):
         ...
     ValueError: attach: cannot clear the moments of pruned weights of 'w' in the state of SGD: 'seen' holds torch.int64
-    entries, whose zero is not known; pass attach(..., clear=f), where f(state, entries) sets the moments in `state`, the
-    optimizer's state of one parameter, to their first values where the bool tensor `entries` is true
+    entries, whose zero is not known; pass attach(..., clear=f), where f(state, entries) sets the moments in `state`,
+    the optimizer's state of one parameter, to their first values where the bool tensor `entries` is true
     """
     optimizers = [optimizer, *inside(optimizer)]
     for one in optimizers:

@@ -19,8 +19,9 @@ from sparsefn.state import Algorithm
 from sparsefn.timing.triggers import At, Every
 
 STEP_ALONE = (
-    "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both. Optimizers "
-    "that step during backward, in hooks of the parameters, move weights before masks see all gradients: step after it"
+    "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both. An "
+    "optimizer that steps during backward, in hooks of parameters, moves weights before masks see all gradients: step "
+    "after backward"
 )
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

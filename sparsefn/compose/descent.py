@@ -180,6 +180,7 @@ def _memory(leaf: Tensor) -> int | None:
 
 # ---- moments ------------------------------------------------------------------------------------
 
+
 def live_entries(
     support: Tensor,
     before: Tensor,

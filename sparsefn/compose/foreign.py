@@ -126,7 +126,9 @@ def find(optimizer: ForeignOptimizer, trained: Tree, sparse: Sequence[bool]) -> 
     probes = [torch.empty(s, dtype=x.dtype, device="meta") for s, x in zip(shapes, leaves, strict=True)]
 
     def owner(path: str, leaf: object) -> int:
-        sizes = list(leaf.shape) if isinstance(leaf, Tensor) else []
+        if not isinstance(leaf, Tensor):
+            return -1
+        sizes = list(leaf.shape)
         marks = {size - _MARK for size in sizes if size >= _MARK}
         if not marks:
             return -1

@@ -561,8 +561,14 @@ MEND = r"; pass attach\(..., clear=f\), where f\(state, entries\) sets the momen
 @pytest.mark.parametrize(
     ("also", "text"),
     [
-        (lambda p: {"codes": torch.zeros(p.shape, dtype=torch.int8)}, "'codes' holds torch.int8 entries, whose zero is"),
-        (lambda p: {"on": torch.ones(p.shape, dtype=torch.bool)}, "'on' holds torch.bool entries, whose zero is not kn"),
+        (
+            lambda p: {"codes": torch.zeros(p.shape, dtype=torch.int8)},
+            "'codes' holds torch.int8 entries, whose zero is",
+        ),
+        (
+            lambda p: {"on": torch.ones(p.shape, dtype=torch.bool)},
+            "'on' holds torch.bool entries, whose zero is not kn",
+        ),
         (lambda p: {"low": torch.zeros(4, p.shape[-1])}, r"'low' has shape \(4, 8\) for a weight of shape \(12, 8\)"),
         (lambda p: {"two": torch.zeros(2, *p.shape)}, r"'two' has shape \(2, 12, 8\) for a weight of shape \(12, 8\)"),
         (lambda p: {"deep": [{"t": torch.zeros(p.shape[::-1])}]}, r"'deep.0.t' has shape \(8, 12\) for a weight of"),
@@ -618,7 +624,9 @@ def test_moments_in_a_projection_are_refused(rank):
 
 def test_a_part_of_the_first_weights_is_refused():
     model = net()
-    with pytest.raises(ValueError, match=r"in the state of Prodigy: 'p0' has shape \(9,\) for a weight of shape \(12, 8"):
+    with pytest.raises(
+        ValueError, match=r"in the state of Prodigy: 'p0' has shape \(9,\) for a weight of shape \(12, 8"
+    ):
         train(model, Prodigy(model.parameters(), slice_p=11))
 
 
@@ -649,7 +657,7 @@ def test_steps_during_backward_are_refused():
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
     before = weights_of(model)
-    with pytest.raises(RuntimeError, match="Optimizers that step during backward, in hooks of the parameters, move"):
+    with pytest.raises(RuntimeError, match="An optimizer that steps during backward, in hooks of parameters, moves"):
         cross_entropy(model(X), Y).backward()
     assert torch.equal(weights_of(model), before) and sparse.is_attached
 
