@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from sparsefn import optimizers as own_optimizers
 from sparsefn.attached import order
 from sparsefn.attached.attached import Attached
 from sparsefn.attached.moments import check_moments
-from sparsefn.attached.optimizer_state import check_optimizer, unwrapped
+from sparsefn.attached.optimizer_state import check_optimizer, without_wrapper
 from sparsefn.attached.placed import Placed
 from sparsefn.attached.records import optimizers_of, owned_parameters, put_in
 from sparsefn.compose.paired import check_paired
@@ -41,7 +40,7 @@ def attach(
     skip: Trigger | None = None,
     reset: Trigger = never(),
     steps: int | None = None,
-    clear: Callable[[dict[str, Any], Tensor], object] | None = None,
+    clear: Callable[[dict[str, Tensor], Tensor], object] | None = None,
 ) -> Attached:
     """Run an algorithm in a module that torch optimizers train, with one backward pass a step.
 
@@ -106,7 +105,7 @@ def attach(
         if not isinstance(one, Optimizer):
             raise TypeError(f"attach: expected a torch optimizer third, or several, got {_name_of(one)}")
     # The wrapper that accelerate puts around one leaves out the steps between accumulated gradients.
-    optimizers = [unwrapped(one) for one in given]
+    optimizers = [without_wrapper(one) for one in given]
     if hooks and len(optimizers) != 1:
         raise ValueError(f"attach: hooks go with one optimizer, got {len(optimizers)}: call the two methods instead")
     if not (clear is None or callable(clear)):

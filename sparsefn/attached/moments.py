@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsefn.attached.optimizer_state import (
-    Found,
-    check_state,
+    StateTensor,
+    check_known,
     first_value,
     found_in,
-    inside,
+    inner_optimizers,
     joins,
-    states_of,
+    optimizer_states,
     tensors_in,
 )
 from sparsefn.attached.records import Record
@@ -78,8 +78,8 @@ def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> 
         value: What trains after the update. Copies of the weights are set to it. Default: the parameter.
     """
     value = record.parameter.detach() if value is None else value
-    optimizers = [record.optimizer, *inside(record.optimizer)]
-    for optimizer, state in states_of(optimizers, record.parameter):
+    optimizers = [record.optimizer, *inner_optimizers(record.optimizer)]
+    for optimizer, state in optimizer_states(optimizers, record.parameter):
         if record.clear is not None:
             record.clear(state, ~live)
         elif joins(optimizer):
@@ -89,7 +89,7 @@ def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> 
                 _clear(found, live, value, first_value(optimizer, record.parameter, found.path))
 
 
-def _clear(found: Found, live: Tensor, value: Tensor, first: float) -> None:
+def _clear(found: StateTensor, live: Tensor, value: Tensor, first: float) -> None:
     if found.fault:
         return
     moment = found.tensor
@@ -130,7 +130,7 @@ def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
     """
     masked = [r for r in records if r.optimizer is optimizer and is_sparse(r.support, r.parameter) and r.clear is None]
     if masked and type(optimizer) not in _ENTRY_BY_ENTRY:
-        check_state(optimizer, masked)
+        check_known(optimizer, masked)
 
 
 def note_states(optimizer: Optimizer, records: Iterable[Record]) -> None:
@@ -142,17 +142,17 @@ def note_states(optimizer: Optimizer, records: Iterable[Record]) -> None:
     >>> with_other_states(record.optimizer, [record])
     []
     """
-    optimizers = [optimizer, *inside(optimizer)]
+    optimizers = [optimizer, *inner_optimizers(optimizer)]
     for record in records:
-        record.moments = [state for _, state in states_of(optimizers, record.parameter)]
+        record.moments = [state for _, state in optimizer_states(optimizers, record.parameter)]
 
 
 def with_other_states(optimizer: Optimizer, records: Iterable[Record]) -> list[Record]:
     """The parameters of which an optimizer has other states than were noted, as after `load_state_dict`."""
-    optimizers = [optimizer, *inside(optimizer)]
+    optimizers = [optimizer, *inner_optimizers(optimizer)]
     found = []
     for record in records:
-        states = [id(state) for _, state in states_of(optimizers, record.parameter)]
+        states = [id(state) for _, state in optimizer_states(optimizers, record.parameter)]
         if record.moments is None or states != [id(state) for state in record.moments]:
             found.append(record)
     return found
@@ -169,7 +169,7 @@ def restart(records: Iterable[Record]) -> None:
     False
     """
     for record in records:
-        for optimizer in (record.optimizer, *inside(record.optimizer)):
+        for optimizer in (record.optimizer, *inner_optimizers(record.optimizer)):
             if joins(optimizer):
                 optimizer.state.clear()
             optimizer.state.pop(record.parameter, None)

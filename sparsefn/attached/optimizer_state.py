@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsefn.attached.records import Record
-from sparsefn.compose.foreign import BASES, is_number, layout
+from sparsefn.compose.foreign import BASES, holds_numbers, layout
 from sparsefn.engine.processes import here, is_sharded
 
 # Copies and averages of the weights, by name, and the optimizers with such a name: "" is any.
@@ -54,7 +54,7 @@ _CLEAR = (
 )
 
 
-class Found(NamedTuple):
+class StateTensor(NamedTuple):
     """A tensor of an optimizer's state with an entry for each one of a weight.
 
     `fault` says why it cannot be cleared; "" where it can.
@@ -70,10 +70,10 @@ class Found(NamedTuple):
 # ---- optimizers in optimizers -------------------------------------------------------------------
 
 
-def inside(optimizer: Optimizer) -> list[Optimizer]:
+def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
     """The optimizers that an optimizer holds in its attributes, as wrappers do.
 
-    >>> inside(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+    >>> inner_optimizers(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
     []
     """
     found = {id(optimizer): optimizer}
@@ -88,26 +88,26 @@ def inside(optimizer: Optimizer) -> list[Optimizer]:
     return list(found.values())[1:]
 
 
-def unwrapped(optimizer: Optimizer) -> Optimizer:
+def without_wrapper(optimizer: Optimizer) -> Optimizer:
     """The optimizer that steps: the one inside of a wrapper that has no step hooks, as of accelerate and Lightning.
 
     >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
-    >>> unwrapped(sgd) is sgd
+    >>> without_wrapper(sgd) is sgd
     True
 
     Others, such as ZeroRedundancyOptimizer, may move the weights after the optimizer inside them.
     """
-    held = [] if "_optimizer_step_pre_hooks" in vars(optimizer) else inside(optimizer)
-    return unwrapped(held[0]) if held else optimizer
+    held = [] if "_optimizer_step_pre_hooks" in vars(optimizer) else inner_optimizers(optimizer)
+    return without_wrapper(held[0]) if held else optimizer
 
 
-def states_of(optimizers: Sequence[Optimizer], parameter: Tensor) -> list[tuple[Optimizer, dict[str, Any]]]:
+def optimizer_states(optimizers: Sequence[Optimizer], parameter: Tensor) -> list[tuple[Optimizer, dict[str, Any]]]:
     """The states of a parameter in an optimizer and those inside it, each with its optimizer.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
     >>> optimizer.state[weight] = {"momentum_buffer": None}
-    >>> [state for _, state in states_of([optimizer, *inside(optimizer)], weight)]
+    >>> [state for _, state in optimizer_states([optimizer, *inner_optimizers(optimizer)], weight)]
     [{'momentum_buffer': None}]
 
     The state of LBFGS, which joins all parameters, is that of each.
@@ -189,7 +189,7 @@ def factors_in(optimizer: Optimizer) -> frozenset[str]:
     Those of a square weight look like moments, those of other weights do not.
     """
     found = set()
-    for one in (optimizer, *inside(optimizer)):
+    for one in (optimizer, *inner_optimizers(optimizer)):
         for parameter, state in one.state.items():
             for path, tensor in tensors_in(state) if isinstance(parameter, Tensor) else ():
                 if tensor.ndim > 1 and layout(tensor.shape, parameter.shape) == "shared":
@@ -201,7 +201,7 @@ def _without_digits(path: str) -> str:
     return re.sub(r"\d", "", path)
 
 
-def found_in(record: Record, optimizer: Optimizer, state: Mapping[str, Any]) -> list[Found]:
+def found_in(record: Record, optimizer: Optimizer, state: Mapping[str, Any]) -> list[StateTensor]:
     """The tensors of a parameter's state that have its entries, and those of which nobody can tell.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 3))
@@ -222,13 +222,15 @@ def found_in(record: Record, optimizer: Optimizer, state: Mapping[str, Any]) -> 
         else:
             leave = tensor.ndim < 2 or not BASES.isdisjoint(path.split("."))
             why = f"lies beside the basis {basis!r}: its entries may be directions, which belong to no weight"
-            one = Found(path, tensor, fault=why)
+            one = StateTensor(path, tensor, fault=why)
         if one is not None and not leave:
             found.append(one)
     return found
 
 
-def _read(record: Record, optimizer: Optimizer, state: Mapping[str, Any], path: str, tensor: Tensor) -> Found | None:
+def _read(
+    record: Record, optimizer: Optimizer, state: Mapping[str, Any], path: str, tensor: Tensor
+) -> StateTensor | None:
     """A tensor of a state that has a parameter's entries, or may have; None for statistics of several entries."""
     if tensor.numel() <= 1:
         return None
@@ -241,30 +243,30 @@ def _read(record: Record, optimizer: Optimizer, state: Mapping[str, Any], path: 
     name = path.split(".")[-1]
     is_copy = name in _COPIES and any(_COPIES[name] in kind.__name__ for kind in type(optimizer).__mro__)
     if kind == "other" or (kind == "shared" and is_copy):
-        return Found(path, tensor, fault=f"has shape {tuple(tensor.shape)} for a weight of shape {shape}")
+        return StateTensor(path, tensor, fault=f"has shape {tuple(tensor.shape)} for a weight of shape {shape}")
     if kind == "shared":
         joined = tensor.ndim == 1 and len(tensor) == sum(p.numel() for g in optimizer.param_groups for p in g["params"])
-        return Found(path, tensor, fault="joins the entries of all parameters") if joined else None
+        return StateTensor(path, tensor, fault="joins the entries of all parameters") if joined else None
     if path in _CODES and _CODES[path] in state and tensor.dtype == torch.uint8:
-        return Found(path, tensor, zero=_code_of_zero(state[_CODES[path]], torch.uint8))
+        return StateTensor(path, tensor, zero=_code_of_zero(state[_CODES[path]], torch.uint8))
     if type(local).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return _read_subclass(path, local)
-    if not is_number(tensor):
-        return Found(path, tensor, fault=f"holds {tensor.dtype} entries, whose zero is not known")
-    return Found(path, tensor, is_copy)
+    if not holds_numbers(tensor):
+        return StateTensor(path, tensor, fault=f"holds {tensor.dtype} entries, whose zero is not known")
+    return StateTensor(path, tensor, is_copy)
 
 
-def _read_subclass(path: str, moment: Tensor) -> Found:
+def _read_subclass(path: str, moment: Tensor) -> StateTensor:
     """A moment in codes, as torchao has it: `codes` are of the moment's shape, and `qmap` are the numbers."""
     codes = getattr(moment, "codes", None)
     if not isinstance(codes, Tensor) or codes.shape != moment.shape:
-        return Found(path, moment, fault=f"is a {type(moment).__name__}, which has no code of each entry")
+        return StateTensor(path, moment, fault=f"is a {type(moment).__name__}, which has no code of each entry")
     if codes.is_floating_point() and codes.element_size() == 1:
-        return Found(path, codes.view(torch.uint8), zero=torch.zeros((), dtype=torch.uint8, device=codes.device))
+        return StateTensor(path, codes.view(torch.uint8), zero=torch.zeros((), dtype=torch.uint8, device=codes.device))
     qmap = getattr(moment, "qmap", None)
     if not isinstance(qmap, Tensor):
-        return Found(path, moment, fault=f"is a {type(moment).__name__}, whose code of zero is not known")
-    return Found(path, codes, zero=_code_of_zero(qmap, codes.dtype))
+        return StateTensor(path, moment, fault=f"is a {type(moment).__name__}, whose code of zero is not known")
+    return StateTensor(path, codes, zero=_code_of_zero(qmap, codes.dtype))
 
 
 def _code_of_zero(qmap: Tensor, dtype: torch.dtype) -> Tensor:
@@ -281,7 +283,7 @@ def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
     """
     kind = type(optimizer).__name__
     own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for one in inside(optimizer):
+    for one in inner_optimizers(optimizer):
         if any(id(p) not in own for group in one.param_groups for p in group["params"]):
             raise ValueError(
                 f"attach: {kind} has a {type(one).__name__} inside, which moves copies of the weights (master "
@@ -301,27 +303,27 @@ def check_optimizer(optimizer: Optimizer, extra: Sequence[Record]) -> None:
         )
 
 
-def check_state(optimizer: Optimizer, records: Sequence[Record]) -> None:
+def check_known(optimizer: Optimizer, records: Sequence[Record]) -> None:
     """Raise ValueError where the moments of masked weights are not known, naming the tensor; note what is no moment.
 
     >>> weight = torch.nn.Parameter(torch.ones(2, 3))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
     >>> optimizer.state[weight] = {"seen": torch.ones(2, 3, dtype=torch.int64)}
-    >>> check_state(optimizer, [Record("w", weight, optimizer)])
+    >>> check_known(optimizer, [Record("w", weight, optimizer)])
     Traceback (most recent call last):
         ...
     ValueError: attach: cannot clear the moments of pruned weights of 'w' in the state of SGD: 'seen' holds torch.int64
     entries, whose zero is not known; pass attach(..., clear=f), where f(state, entries) sets the moments in `state`,
     the optimizer's state of one parameter, to their first values where the bool tensor `entries` is true
     """
-    optimizers = [optimizer, *inside(optimizer)]
+    optimizers = [optimizer, *inner_optimizers(optimizer)]
     for one in optimizers:
         if _is_a(one, _CUTS):
             _refuse(records[0], one, "it keeps moments of blocks of a weight")
     factors = factors_in(optimizer)
     for record in records:
         record.factors = factors
-        for one, state in states_of(optimizers, record.parameter):
+        for one, state in optimizer_states(optimizers, record.parameter):
             for found in () if joins(one) else found_in(record, one, state):
                 if found.fault:
                     _refuse(record, one, f"{found.path!r} {found.fault}")

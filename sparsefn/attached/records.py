@@ -42,7 +42,7 @@ class Record:
     given: Tensor | None = None  # the gradient that the optimizer was given
     given_version: int = -1
     moments: list[Any] | None = None  # the optimizer's states of it, when they were last known to fit the masks
-    clear: Callable[[dict[str, Any], Tensor], object] | None = None  # the user's way to clear moments
+    clear: Callable[[dict[str, Tensor], Tensor], object] | None = None  # the user's way to clear moments
     factors: frozenset[str] = frozenset()  # where the optimizer's states have factors, and no moments
 
     @property

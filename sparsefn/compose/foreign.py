@@ -18,7 +18,7 @@ _WAY_OUT = "pass mask_moments=False and reset_grown=False to leave its state alo
 # entry is a direction. GaLore, Fira, APOLLO and Conda have a projector, SOAP and Alice Q.
 BASES = frozenset({"projector", "ortho_matrix", "Q", "eigenvectors", "corrected_eigenvalues"})
 
-Layout = Literal["entries", "reshaped", "shared", "other"]
+Kind = Literal["entries", "reshaped", "shared", "other"]
 
 
 class ForeignOptimizer(Protocol):
@@ -48,7 +48,7 @@ def name_of(optimizer: object) -> str:
     return str(getattr(optimizer, "__name__", type(optimizer).__name__))
 
 
-def layout(shape: Sequence[int], weight: Sequence[int]) -> Layout:
+def layout(shape: Sequence[int], weight: Sequence[int]) -> Kind:
     """How a tensor of an optimizer's state relates to a weight, by the shapes of the two.
 
     >>> from sparsefn.compose import foreign
@@ -140,7 +140,7 @@ def find(optimizer: ForeignOptimizer, trained: Tree, sparse: Sequence[bool]) -> 
             return i if kind == "entries" else -1
         if kind != "entries":
             raise refused(path, "it joins leaves, or holds one in another shape")
-        if not is_number(leaf):
+        if not holds_numbers(leaf):
             raise refused(path, f"it holds {leaf.dtype} entries, whose zero is not known")
         return i
 
@@ -159,11 +159,11 @@ def find(optimizer: ForeignOptimizer, trained: Tree, sparse: Sequence[bool]) -> 
     return MomentPlaces([owner(*row) for row in zip(names, leaves_of(state), strict=True)], state)
 
 
-def is_number(leaf: Tensor) -> bool:
+def holds_numbers(leaf: Tensor) -> bool:
     """Whether a tensor holds numbers and no codes, flags or counts: its zero is zero.
 
     >>> from sparsefn.compose import foreign
-    >>> foreign.is_number(torch.ones(2)), foreign.is_number(torch.ones(2, dtype=torch.uint8))
+    >>> foreign.holds_numbers(torch.ones(2)), foreign.holds_numbers(torch.ones(2, dtype=torch.uint8))
     (True, False)
     """
     return leaf.is_floating_point() or leaf.is_complex()

@@ -12,16 +12,16 @@ from torch.optim import Optimizer
 
 import sparsefn as sf
 from sparsefn.attached.optimizer_state import (
+    check_known,
     check_optimizer,
-    check_state,
     factors_in,
     first_value,
     found_in,
-    inside,
+    inner_optimizers,
     joins,
-    states_of,
+    optimizer_states,
     tensors_in,
-    unwrapped,
+    without_wrapper,
 )
 from sparsefn.attached.records import Record
 from tests.distributed.harness import Cases, on_ranks
@@ -469,7 +469,7 @@ class Redirecting(Optimizer):
 def test_a_wrapper_without_step_hooks_is_taken_off():
     model = net()
     optimizer = Redirecting(torch.optim.AdamW(model.parameters(), lr=1e-2))
-    assert unwrapped(optimizer) is optimizer._optimizer
+    assert without_wrapper(optimizer) is optimizer._optimizer
     train(model, optimizer)
     assert torch.equal(weights_of(model), plain_adamw())
 
@@ -690,15 +690,15 @@ def test_tensors_are_found_in_loops_of_objects():
 def test_statistics_of_several_entries_are_not_found():
     record, optimizer = one({"step": torch.tensor(3.0), "row": torch.ones(2), "column": torch.ones(1, 3)})
     assert found_in(record, optimizer, optimizer.state[record.parameter]) == []
-    check_state(optimizer, [record])
+    check_known(optimizer, [record])
 
 
 def test_states_of_a_parameter_come_once():
     record, optimizer = one({"m": torch.ones(2, 3)})
     around = Wrapper([record.parameter], optimizer)
     around.again = optimizer
-    assert inside(around) == [optimizer]
-    assert len(states_of([around, *inside(around)], record.parameter)) == 1
+    assert inner_optimizers(around) == [optimizer]
+    assert len(optimizer_states([around, *inner_optimizers(around)], record.parameter)) == 1
     check_optimizer(around, [])
 
 
