@@ -15,7 +15,6 @@ from sparsefn.attached.optimizer_state import (
     check_known,
     first_value,
     found_in,
-    inner_optimizers,
     joins,
     optimizer_states,
     tensors_in,
@@ -78,8 +77,7 @@ def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> 
         value: What trains after the update. Copies of the weights are set to it. Default: the parameter.
     """
     value = record.parameter.detach() if value is None else value
-    optimizers = [record.optimizer, *inner_optimizers(record.optimizer)]
-    for optimizer, state in optimizer_states(optimizers, record.parameter):
+    for optimizer, state in optimizer_states(record):
         if record.clear is not None:
             record.clear(state, ~live)
         elif joins(optimizer):
@@ -93,7 +91,7 @@ def _clear(found: StateTensor, live: Tensor, value: Tensor, first: float) -> Non
     if found.fault:
         return
     moment = found.tensor
-    if not is_sharded(moment):
+    if type(live) is not Tensor and not is_sharded(moment):
         live = here(live)
         value = here(value)
     live = live.reshape(moment.shape).to(moment.device)
@@ -128,34 +126,12 @@ def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
     >>> optimizer = torch.optim.Adam([weight])
     >>> check_moments(optimizer, [Record("w", weight, optimizer)])
     """
-    masked = [r for r in records if r.optimizer is optimizer and is_sparse(r.support, r.parameter) and r.clear is None]
-    if masked and type(optimizer) not in _ENTRY_BY_ENTRY:
+    if type(optimizer) in _ENTRY_BY_ENTRY:
+        return
+    own = [record for record in records if record.optimizer is optimizer and record.clear is None]
+    masked = [record for record in own if is_sparse(record.support, record.parameter)]
+    if masked:
         check_known(optimizer, masked)
-
-
-def note_states(optimizer: Optimizer, records: Iterable[Record]) -> None:
-    """Take the states that an optimizer has of its parameters for known.
-
-    >>> weight = torch.nn.Parameter(torch.ones(2))
-    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
-    >>> note_states(record.optimizer, [record])
-    >>> with_other_states(record.optimizer, [record])
-    []
-    """
-    optimizers = [optimizer, *inner_optimizers(optimizer)]
-    for record in records:
-        record.moments = [state for _, state in optimizer_states(optimizers, record.parameter)]
-
-
-def with_other_states(optimizer: Optimizer, records: Iterable[Record]) -> list[Record]:
-    """The parameters of which an optimizer has other states than were noted, as after `load_state_dict`."""
-    optimizers = [optimizer, *inner_optimizers(optimizer)]
-    found = []
-    for record in records:
-        states = [id(state) for _, state in optimizer_states(optimizers, record.parameter)]
-        if record.moments is None or states != [id(state) for state in record.moments]:
-            found.append(record)
-    return found
 
 
 def restart(records: Iterable[Record]) -> None:
@@ -169,7 +145,7 @@ def restart(records: Iterable[Record]) -> None:
     False
     """
     for record in records:
-        for optimizer in (record.optimizer, *inner_optimizers(record.optimizer)):
+        for optimizer in record.optimizers:
             if joins(optimizer):
                 optimizer.state.clear()
             optimizer.state.pop(record.parameter, None)

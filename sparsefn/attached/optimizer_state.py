@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsefn.attached.records import Record
+from sparsefn.attached.records import Record, inner_optimizers
 from sparsefn.compose.foreign import BASES, holds_numbers, layout
-from sparsefn.engine.processes import here, is_sharded
+from sparsefn.engine.processes import here
 
 # Copies and averages of the weights, by name, and the optimizers with such a name: "" is any.
 _COPIES = {
@@ -70,24 +70,6 @@ class StateTensor(NamedTuple):
 # ---- optimizers in optimizers -------------------------------------------------------------------
 
 
-def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    """The optimizers that an optimizer holds in its attributes, as wrappers do.
-
-    >>> inner_optimizers(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
-    []
-    """
-    found = {id(optimizer): optimizer}
-    left = [optimizer]
-    while left:
-        for value in vars(left.pop()).values():
-            held = list(value.values()) if isinstance(value, dict) else value
-            for one in held if isinstance(held, list | tuple) else [held]:
-                if isinstance(one, Optimizer) and id(one) not in found:
-                    found[id(one)] = one
-                    left.append(one)
-    return list(found.values())[1:]
-
-
 def without_wrapper(optimizer: Optimizer) -> Optimizer:
     """The optimizer that steps: the one inside of a wrapper that has no step hooks, as of accelerate and Lightning.
 
@@ -101,23 +83,48 @@ def without_wrapper(optimizer: Optimizer) -> Optimizer:
     return without_wrapper(held[0]) if held else optimizer
 
 
-def optimizer_states(optimizers: Sequence[Optimizer], parameter: Tensor) -> list[tuple[Optimizer, dict[str, Any]]]:
-    """The states of a parameter in an optimizer and those inside it, each with its optimizer.
+def optimizer_states(record: Record) -> list[tuple[Optimizer, dict[str, Any]]]:
+    """The states of a parameter in its optimizer and those inside it, each with its optimizer.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = torch.optim.SGD([weight], lr=0.1)
     >>> optimizer.state[weight] = {"momentum_buffer": None}
-    >>> [state for _, state in optimizer_states([optimizer, *inner_optimizers(optimizer)], weight)]
+    >>> [state for _, state in optimizer_states(Record("w", weight, optimizer))]
     [{'momentum_buffer': None}]
 
     The state of LBFGS, which joins all parameters, is that of each.
     """
     found = {}
-    for one in optimizers:
-        state = next(iter(one.state.values()), None) if joins(one) else one.state.get(parameter)
+    for one in record.optimizers:
+        state = one.state.get(record.parameter)
+        if state is None and joins(one):
+            state = next(iter(one.state.values()), None)
         if state is not None:
             found[id(state)] = (one, state)
     return list(found.values())
+
+
+def note_states(records: Iterable[Record]) -> None:
+    """Take the states that optimizers have of some parameters for known.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1))
+    >>> note_states([record])
+    >>> with_other_states([record])
+    []
+    """
+    for record in records:
+        record.moments = [state for _, state in optimizer_states(record)]
+
+
+def with_other_states(records: Iterable[Record]) -> list[Record]:
+    """The parameters of which optimizers have other states than were noted, as after `load_state_dict`."""
+    found = []
+    for record in records:
+        states = [id(state) for _, state in optimizer_states(record)]
+        if record.moments is None or states != [id(state) for state in record.moments]:
+            found.append(record)
+    return found
 
 
 def joins(optimizer: Optimizer) -> bool:
@@ -232,16 +239,18 @@ def _read(
     record: Record, optimizer: Optimizer, state: Mapping[str, Any], path: str, tensor: Tensor
 ) -> StateTensor | None:
     """A tensor of a state that has a parameter's entries, or may have; None for statistics of several entries."""
-    if tensor.numel() <= 1:
+    local = tensor if type(tensor) is Tensor else here(tensor)  # quick, as every step asks
+    weight = record.parameter
+    if local is tensor and type(weight) is not nn.Parameter:
+        weight = here(weight)  # type: ignore[assignment]
+    shape = tuple(weight.shape)
+    if tensor.numel() <= 1 and tensor.shape != shape:
         return None
-    parameter = record.parameter
-    shape = tuple(parameter.shape if is_sharded(tensor) else here(parameter).shape)
-    local = here(tensor)
     kind = layout(tensor.shape, shape)
     if tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1] and _without_digits(path) in record.factors:
         kind = "shared"
     name = path.split(".")[-1]
-    is_copy = name in _COPIES and any(_COPIES[name] in kind.__name__ for kind in type(optimizer).__mro__)
+    is_copy = name in _COPIES and any(_COPIES[name] in base.__name__ for base in type(optimizer).__mro__)
     if kind == "other" or (kind == "shared" and is_copy):
         return StateTensor(path, tensor, fault=f"has shape {tuple(tensor.shape)} for a weight of shape {shape}")
     if kind == "shared":
@@ -316,14 +325,13 @@ def check_known(optimizer: Optimizer, records: Sequence[Record]) -> None:
     entries, whose zero is not known; pass attach(..., clear=f), where f(state, entries) sets the moments in `state`,
     the optimizer's state of one parameter, to their first values where the bool tensor `entries` is true
     """
-    optimizers = [optimizer, *inner_optimizers(optimizer)]
-    for one in optimizers:
+    for one in (optimizer, *inner_optimizers(optimizer)):
         if _is_a(one, _CUTS):
             _refuse(records[0], one, "it keeps moments of blocks of a weight")
     factors = factors_in(optimizer)
     for record in records:
         record.factors = factors
-        for one, state in optimizer_states(optimizers, record.parameter):
+        for one, state in optimizer_states(record):
             for found in () if joins(one) else found_in(record, one, state):
                 if found.fault:
                     _refuse(record, one, f"{found.path!r} {found.fault}")

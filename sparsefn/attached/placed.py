@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsefn.attached.gradients import dense_gradient
-from sparsefn.attached.moments import check_moments, clear_moments, note_states, with_other_states, zeros_stay
+from sparsefn.attached.moments import check_moments, clear_moments, zeros_stay
+from sparsefn.attached.optimizer_state import note_states, with_other_states
 from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
 from sparsefn.engine.leaves import is_sparse, zeroed
@@ -150,7 +151,7 @@ class Placed:
             if not record.trains:
                 record.parameter.grad = None
         steps = [record for record in self.trained if record.optimizer is optimizer]
-        new = with_other_states(optimizer, steps)
+        new = with_other_states(steps)
         check_moments(optimizer, new)
         for record in steps:
             support = record.support
@@ -159,7 +160,7 @@ class Placed:
                 record.give(None)
             elif is_masked and not record.has_given():
                 record.give(zeroed([support], [dense_gradient(record.parameter, record.parameter)])[0])
-        note_states(optimizer, new)
+        note_states(new)
         for record in new:
             if is_sparse(record.support, record.parameter):
                 clear_moments(record, record.support)
@@ -169,7 +170,7 @@ class Placed:
         moved = [record for record in self.records if record.optimizer is optimizer]
         for record in moved:
             record.note()
-        note_states(optimizer, moved)
+        note_states(moved)
         check_moments(optimizer, self.trained)
 
     def own(self, tree: Tree) -> Tree:
