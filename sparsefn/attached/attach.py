@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsefn import optimizers as own_optimizers
 from sparsefn.attached import order
 from sparsefn.attached.attached import Attached
+from sparsefn.attached.moments import check_moments
+from sparsefn.attached.optimizer_state import check_optimizer, without_wrapper
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import owned_parameters, put_in
+from sparsefn.attached.records import optimizers_of, owned_parameters, put_in
 from sparsefn.compose.paired import check_paired
 from sparsefn.engine.checks import check_trigger, uncalled
 from sparsefn.engine.leaves import is_sparse
@@ -24,7 +26,6 @@ from sparsefn.timing.timetable import unfinished
 from sparsefn.timing.triggers import never
 from sparsefn.tree.chosen import default_where
 
-_WRAPPER = "AcceleratedOptimizer"  # told by name; others may move the weights after the optimizer inside them
 _ADAPTERS = 10  # times as many frozen weights as masked ones: adapters train, the model does not
 
 
@@ -39,6 +40,7 @@ def attach(
     skip: Trigger | None = None,
     reset: Trigger = never(),
     steps: int | None = None,
+    clear: Callable[[dict[str, Tensor], Tensor], object] | None = None,
 ) -> Attached:
     """Run an algorithm in a module that torch optimizers train, with one backward pass a step.
 
@@ -70,13 +72,28 @@ def attach(
     a weight that is added to an optimizer or unfrozen after `attach` and so stays dense.
 
     With `hooks` the optimizer's step calls both methods itself, and counts the steps, for frameworks that call `step()`
-    themselves. Gradients are then clipped before they are masked. An optimizer that accelerate has wrapped is
-    taken out of its wrapper. One that takes the place of this optimizer has no hooks: call `detach`, then attach again.
+    themselves. Gradients are then clipped before they are masked. An optimizer that accelerate or Lightning has
+    wrapped is taken out of its wrapper. One that takes the place of this optimizer has no hooks: call `detach`, then
+    attach again.
+
+    Moments are the tensors of the optimizer's state with an entry for each one of the weight: also nested, flat, in
+    8-bit codes, or in an optimizer inside this one. They start at zero, and copies of the weights at the weight. A
+    state of which this is not known is refused, here or in the first step that shows it. `clear` serves such states,
+    and moments that start elsewhere: a function that gets the optimizer's state of one masked parameter, and a bool
+    tensor of the parameter's shape, and sets moments to their first values where that is true. It is called after each
+    step and each change of masks, in place of the library's own rule.
+
+    >>> def clear(state, entries):
+    ...     state["exp_avg"].masked_fill_(entries, 0.0)
+    ...     state["exp_avg_sq"].masked_fill_(entries, 1e-6)
+    >>> layer = torch.nn.Linear(4, 8)
+    >>> sparse = sf.attach(sf.rigl(0.75, where="weight"), layer, torch.optim.Adam(layer.parameters()), clear=clear)
 
     A parameter that requires no gradient is left alone. Raises TypeError for other arguments, ValueError for a
     parameter that no optimizer has or more than one, for a model that is attached already, for an algorithm with an
-    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, for new adapters that the masks
-    would keep nothing of, and for a score that multiplies weights by gradients without `skip`.
+    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, for an optimizer whose moments
+    are not known or that moves copies of the weights or steps during backward, for new adapters that the masks would
+    keep nothing of, and for a score that multiplies weights by gradients without `skip`.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {type(algorithm).__name__}")
@@ -88,9 +105,11 @@ def attach(
         if not isinstance(one, Optimizer):
             raise TypeError(f"attach: expected a torch optimizer third, or several, got {_name_of(one)}")
     # The wrapper that accelerate puts around one leaves out the steps between accumulated gradients.
-    optimizers = [one.optimizer if type(one).__name__ == _WRAPPER else one for one in given]  # type: ignore[attr-defined]
+    optimizers = [without_wrapper(one) for one in given]
     if hooks and len(optimizers) != 1:
         raise ValueError(f"attach: hooks go with one optimizer, got {len(optimizers)}: call the two methods instead")
+    if not (clear is None or callable(clear)):
+        raise TypeError(f"attach: expected clear to be a function of (state, entries), got {type(clear).__name__}")
     for name, trigger in (("skip", never() if skip is None else skip), ("reset", reset)):
         check_trigger(name, trigger)
     check_paired("attach", algorithm, skip)
@@ -100,6 +119,12 @@ def attach(
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
     placed = Placed(algorithm, weights)
     _judge(placed, model, steps)
+    for record in placed.trained:
+        record.clear = clear
+    for one in optimizers_of(placed.trained):
+        added = [record for record in placed.extra if record.optimizer is one and extra_group is None]
+        check_optimizer(one, added)
+        check_moments(one, placed.trained)
     put_in(placed.extra, extra_group)
     return Attached(model, placed, skip or never(), reset, hooks)
 

@@ -146,10 +146,18 @@ class Attached:
         """Call a closure that makes gradients: with effective weights, and `before_step` after it.
 
         One that returns None and leaves no gradients has skipped its batch, as those of Lightning do: nothing moves.
+        One that returns None after `before_step` and leaves all gradients alone, as Lightning's wrapper has it, does
+        nothing.
         """
+        dense = self._dense
+        before = None if dense is None else gradients.gradients_of(self._model)
         self._reopen()
         result = closure()
         skips = result is None and all(p.grad is None for p in self._model.parameters())
+        untouched = before is not None and gradients.are_untouched(self._model, before)
+        if untouched and result is None and self._dense is None:
+            self._placed.show_trained()
+            self._dense = dense
         if self._dense is None and not skips:
             self.before_step()
         self._placed.settle(optimizer, skips or self._skipped)

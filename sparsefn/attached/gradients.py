@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsefn.attached.records import Record, address
 from sparsefn.engine.processes import laid_out, whole
@@ -25,6 +25,30 @@ def dense_gradient(parameter: Tensor, like: Tensor) -> Tensor:
     grad = grad if grad.layout == torch.strided else grad.to_dense()
     grad = grad if type(grad) is Tensor else laid_out(grad, like)  # quick, as every step asks
     return grad.detach() if grad.requires_grad else grad  # it does after backward(create_graph=True)
+
+
+def gradients_of(model: nn.Module) -> list[tuple[Tensor | None, int]]:
+    """The gradients of a module's parameters, each with its version.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> gradients_of(layer)
+    [(None, -1), (None, -1)]
+    """
+    grads = [parameter.grad for parameter in model.parameters()]
+    return [(grad, -1 if grad is None else grad._version) for grad in grads]
+
+
+def are_untouched(model: nn.Module, before: Sequence[tuple[Tensor | None, int]]) -> bool:
+    """Whether a module has the gradients that it had, and nobody has written to them.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> before = gradients_of(layer)
+    >>> layer(torch.ones(2)).backward()
+    >>> are_untouched(layer, before)
+    False
+    """
+    rows = zip(gradients_of(model), before, strict=True)
+    return all(grad is old and version == known for (grad, version), (old, known) in rows)
 
 
 def dense_gradients(records: Collection[Record]) -> dict[str, Tensor]:

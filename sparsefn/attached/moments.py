@@ -10,9 +10,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sparsefn.attached.optimizer_state import (
+    StateTensor,
+    check_known,
+    first_value,
+    found_in,
+    joins,
+    optimizer_states,
+    tensors_in,
+)
 from sparsefn.attached.records import Record
 from sparsefn.compose.descent import live_entries
 from sparsefn.engine.leaves import is_sparse
+from sparsefn.engine.processes import here, is_sharded
 from sparsefn.state import State, TrainView
 from sparsefn.tree import zipped
 
@@ -51,7 +61,7 @@ def _is_sane(group: Mapping[str, Any], least: float) -> bool:
 
 
 @torch.no_grad()
-def clear_moments(record: Record, live: Tensor) -> None:
+def clear_moments(record: Record, live: Tensor, value: Tensor | None = None) -> None:
     """Set the moments of a parameter to their first values where they are not live.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -61,20 +71,67 @@ def clear_moments(record: Record, live: Tensor) -> None:
     >>> optimizer.state[weight]
     {'momentum_buffer': tensor([1., 0.])}
 
-    Moments are the tensors of the optimizer's state that have the parameter's shape. They start at zero, but the step
-    sizes of Rprop at the learning rate and the sums of Adagrad at `initial_accumulator_value`.
+    Args:
+        record: The parameter, its optimizer, and the user's function `clear`, which does all of this if there is one.
+        live: Bool tensor of the parameter's shape: where moments are kept.
+        value: What trains after the update. Copies of the weights are set to it. Default: the parameter.
     """
-    for name, moment in record.optimizer.state.get(record.parameter, {}).items():
-        if isinstance(moment, Tensor) and moment.shape == live.shape:
-            moment.masked_fill_(~live, _first(record, name))
+    value = record.parameter.detach() if value is None else value
+    for optimizer, state in optimizer_states(record):
+        if record.clear is not None:
+            record.clear(state, ~live)
+        elif joins(optimizer):
+            _forget_history(optimizer, state, record.parameter, live)
+        else:
+            for found in found_in(record, optimizer, state):
+                _clear(found, live, value, first_value(optimizer, record.parameter, found.path))
 
 
-def _first(record: Record, name: str) -> float:
-    if isinstance(record.optimizer, torch.optim.Rprop) and name == "step_size":
-        return float(record.group["lr"])
-    if isinstance(record.optimizer, torch.optim.Adagrad) and name == "sum":
-        return float(record.group["initial_accumulator_value"])
-    return 0.0
+def _clear(found: StateTensor, live: Tensor, value: Tensor, first: float) -> None:
+    if found.fault:
+        return
+    moment = found.tensor
+    if type(live) is not Tensor and not is_sharded(moment):
+        live = here(live)
+        value = here(value)
+    live = live.reshape(moment.shape).to(moment.device)
+    if found.is_copy:
+        moment.copy_(torch.where(live, moment, value.reshape(moment.shape).to(moment)))
+    elif found.zero is not None:
+        moment.masked_fill_(~live, found.zero)
+    else:
+        moment.masked_fill_(~live, first)
+
+
+def _forget_history(optimizer: Optimizer, state: Mapping[str, Any], parameter: Tensor, live: Tensor) -> None:
+    """Clear the state of LBFGS if its history has entries of a parameter that are not live.
+
+    Its vectors are all parameters end to end, and all numbers of its history follow from all entries.
+    """
+    start = 0
+    for other in optimizer.param_groups[0]["params"]:
+        if other is parameter:
+            break
+        start += other.numel()
+    gone = ~live.reshape(-1)
+    vectors = [vector for _, vector in tensors_in(state) if vector.ndim == 1]
+    if any(vector[start : start + len(gone)][gone].any() for vector in vectors):
+        optimizer.state.clear()
+
+
+def check_moments(optimizer: Optimizer, records: Iterable[Record]) -> None:
+    """Raise ValueError where an optimizer's state shows that moments of masked weights are not known.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = torch.optim.Adam([weight])
+    >>> check_moments(optimizer, [Record("w", weight, optimizer)])
+    """
+    if type(optimizer) in _ENTRY_BY_ENTRY:
+        return
+    own = [record for record in records if record.optimizer is optimizer and record.clear is None]
+    masked = [record for record in own if is_sparse(record.support, record.parameter)]
+    if masked:
+        check_known(optimizer, masked)
 
 
 def restart(records: Iterable[Record]) -> None:
@@ -88,7 +145,10 @@ def restart(records: Iterable[Record]) -> None:
     False
     """
     for record in records:
-        record.optimizer.state.pop(record.parameter, None)
+        for optimizer in record.optimizers:
+            if joins(optimizer):
+                optimizer.state.clear()
+            optimizer.state.pop(record.parameter, None)
         record.moments = None
 
 
@@ -109,4 +169,4 @@ def clear_changed(records: Sequence[Record], view: TrainView, new: State, old: S
     for record, row in zip(records, rows, strict=True):
         same = row[0] is row[1] and row[2] is row[3]
         if is_sparse(row[0], row[2]) and not same and (live := live_entries(*row)) is not None:
-            clear_moments(record, live)
+            clear_moments(record, live, row[2])

@@ -18,7 +18,11 @@ from sparsefn.engine.checks import as_int, check_kind
 from sparsefn.state import Algorithm
 from sparsefn.timing.triggers import At, Every
 
-STEP_ALONE = "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both"
+STEP_ALONE = (
+    "step: call before_step before it, and after_step after it; attach(..., hooks=True) has step() call both. An "
+    "optimizer that steps during backward, in hooks of parameters, moves weights before masks see all gradients: step "
+    "after backward"
+)
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from sparsefn.attached.gradients import dense_gradient
-from sparsefn.attached.moments import clear_moments, zeros_stay
+from sparsefn.attached.moments import check_moments, clear_moments, zeros_stay
+from sparsefn.attached.optimizer_state import note_states, with_other_states
 from sparsefn.attached.records import Record, address, trained_records
 from sparsefn.attached.writes import check_kinds, hiding, taken_over
 from sparsefn.engine.leaves import is_sparse, zeroed
@@ -87,11 +88,12 @@ class Placed:
         if not is_plain:
             values = [record.parameter.detach() for record in self.trained]
             state = view.put(state, opened(view.get(state))[1](values))
-        for record in self.trained:
-            if is_sparse(record.support, record.parameter):
-                clear_moments(record, record.support)  # weight decay of weights that are not zero ends in momentum
         leaves = zeroed([state.masks[r.name] for r in own], [state.params[r.name] for r in own])
-        return state._replace(params=state.params | {r.name: leaf for r, leaf in zip(own, leaves, strict=True)})
+        state = state._replace(params=state.params | {r.name: leaf for r, leaf in zip(own, leaves, strict=True)})
+        for record, value in zip(self.trained, leaves_of(view.get(state)), strict=True):
+            if is_sparse(record.support, record.parameter):
+                clear_moments(record, record.support, value)  # decay of weights that are not zero ends in momentum
+        return state
 
     @torch.no_grad()
     def show(self, new: State, old: State | None = None) -> None:
@@ -148,23 +150,28 @@ class Placed:
             record.written = record.written or record.is_written()
             if not record.trains:
                 record.parameter.grad = None
-        for record in (record for record in self.trained if record.optimizer is optimizer):
-            support, moments = record.support, optimizer.state.get(record.parameter)
+        steps = [record for record in self.trained if record.optimizer is optimizer]
+        new = with_other_states(steps)
+        check_moments(optimizer, new)
+        for record in steps:
+            support = record.support
             is_masked = is_sparse(support, record.parameter)
             if skipped:
                 record.give(None)
             elif is_masked and not record.has_given():
                 record.give(zeroed([support], [dense_gradient(record.parameter, record.parameter)])[0])
-            if moments is not record.moments:
-                record.moments = moments
-                if is_masked and moments:
-                    clear_moments(record, support)
+        note_states(new)
+        for record in new:
+            if is_sparse(record.support, record.parameter):
+                clear_moments(record, record.support)
 
     def leave(self, optimizer: Optimizer) -> None:
         """Note what an optimizer has written in its step."""
-        for record in (record for record in self.records if record.optimizer is optimizer):
+        moved = [record for record in self.records if record.optimizer is optimizer]
+        for record in moved:
             record.note()
-            record.moments = optimizer.state.get(record.parameter)
+        note_states(moved)
+        check_moments(optimizer, self.trained)
 
     def own(self, tree: Tree) -> Tree:
         """The tree, with copies of the leaves whose memory later steps write."""

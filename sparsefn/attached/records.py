@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,7 +41,13 @@ class Record:
     written: bool = False  # somebody wrote to it between before_step and the optimizer's step
     given: Tensor | None = None  # the gradient that the optimizer was given
     given_version: int = -1
-    moments: dict[str, Any] | None = None  # the optimizer's state of it, when it was last known to fit the masks
+    moments: list[Any] | None = None  # the optimizer's states of it, when they were last known to fit the masks
+    clear: Callable[[dict[str, Tensor], Tensor], object] | None = None  # the user's way to clear moments
+    factors: frozenset[str] = frozenset()  # where the optimizer's states have factors, and no moments
+    optimizers: Sequence[Optimizer] = ()  # the optimizer, and those inside it
+
+    def __post_init__(self) -> None:
+        self.optimizers = (self.optimizer, *inner_optimizers(self.optimizer))
 
     @property
     def group(self) -> dict[str, Any]:
@@ -65,6 +71,24 @@ class Record:
     def note(self) -> None:
         """Take the parameter as it is for known."""
         self.seen = (self.parameter._version, address(self.parameter))
+
+
+def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that an optimizer holds in its attributes, as wrappers do.
+
+    >>> inner_optimizers(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+    []
+    """
+    found = {id(optimizer): optimizer}
+    left = [optimizer]
+    while left:
+        for value in vars(left.pop()).values():
+            held = list(value.values()) if isinstance(value, dict) else value
+            for one in held if isinstance(held, list | tuple) else [held]:
+                if isinstance(one, Optimizer) and id(one) not in found:
+                    found[id(one)] = one
+                    left.append(one)
+    return list(found.values())[1:]
 
 
 def owned_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Record]:

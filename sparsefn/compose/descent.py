@@ -19,6 +19,7 @@ from sparsefn.state import State, Step, TrainView, masked_view, moved, support_o
 from sparsefn.tree import Tree, check_like, choose, leaves_of, opened, same_structure, structure_error, zipped
 
 Stepping = Callable[[State, Tree, Step], State]
+Row: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # the support, the one before, the weight, and the stepped one
 
 
 class Stepped(NamedTuple):
@@ -35,6 +36,7 @@ class Descent:
         self, optimizer: foreign.ForeignOptimizer, view: TrainView, mask_moments: bool, reset_grown: bool
     ) -> None:
         self.optimizer, self.view, self.mask_moments, self.reset_grown = optimizer, view, mask_moments, reset_grown
+        self._starts_at_zero = isinstance(optimizer, Optimizer) and optimizer.under_masks is not None
         self._primed = False
         self._known: dict[object, foreign.MomentPlaces] = {}
         own = view.put is masked_view.put and view.grads is masked_view.grads
@@ -112,7 +114,7 @@ class Descent:
         return view.put(state, new)._replace(opt=opt), opt
 
     def tidied(self, state: State, stepped: Stepped, grads: Tree) -> State:
-        """The state with moments on its support alone, and zero where a weight has been set since the step."""
+        """The state with moments on its support alone, which start again where a weight has been set since the step."""
         if not (self.mask_moments or self.reset_grown):
             return state
         view, before = self.view, stepped.state
@@ -128,6 +130,7 @@ class Descent:
             if owner >= 0 and sparse[owner]:
                 owned.setdefault(owner, []).append(place)
         owning, places = [rows[owner] for owner in owned], list(owned.values())
+        first = self._first_values(trained, owning)
         if saves():
             offer([leaves[i] for own in places for i in own], leaves_of((grads, state._replace(opt=()))))
         for some in lists.places_in_parts([row[0] for row in owning], [row[0].numel() for row in owning]):
@@ -137,7 +140,19 @@ class Descent:
             cleaned = leafwise.cleaned(list(masks.values()), [leaves[i] for i in masks])
             for i, leaf in zip(masks, cleaned, strict=True):
                 leaves[i] = leaf
+            for place, live in zip(some, kept, strict=True):
+                if first is not None and live is not None:
+                    support = owning[place][0]
+                    for i in places[place]:
+                        leaves[i] = torch.where(support & ~live, first[i], leaves[i])
         return state._replace(opt=rebuild(leaves))
+
+    def _first_values(self, trained: Tree, rows: Sequence[Row]) -> list[Tensor] | None:
+        """The leaves of the optimizer's first state, if moments of some rows start; None if they start at zero."""
+        starts = any(row[0] is not row[1] or _is_moved(row[2], row[3]) for row in rows)
+        if not (self.reset_grown and starts) or self._starts_at_zero:
+            return None
+        return leaves_of(self.optimizer.init(trained))
 
 
 def _unshared(optimizer: object, opt: Tree, *given: Tree) -> Tree:
@@ -164,8 +179,6 @@ def _memory(leaf: Tensor) -> int | None:
 
 
 # ---- moments ------------------------------------------------------------------------------------
-
-Row: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def live_entries(

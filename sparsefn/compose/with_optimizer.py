@@ -66,17 +66,19 @@ def with_optimizer(
 
     Order in one update: gradient terms -> optimizer (not when `skip` fires) -> masks -> moments. So
     drop scores see the stepped weights and grow scores the gradient of the same step. Moments are zero
-    outside the view's support (`mask_moments`) and start from zero where it turns on again or where the algorithm
-    itself sets a kept weight (`reset_grown`); `reset` starts the whole optimizer again. With `skip_nonfinite` a step
-    in which an entry of grads, pruned or not, is NaN or infinite changes nothing in the state. Scores see the stepped
-    optimizer's state in `state.opt`, but not inside `partition` and `reparametrised`, whose parts are other trees.
+    outside the view's support (`mask_moments`). They start from the optimizer's first values, those of its `init`,
+    where the support turns on again or where the algorithm itself sets a kept weight (`reset_grown`); `reset` starts
+    the whole optimizer again. With `skip_nonfinite` a step in which an entry of grads, pruned or not, is NaN or
+    infinite changes nothing in the state. Scores see the stepped optimizer's state in `state.opt`, but not inside
+    `partition` and `reparametrised`, whose parts are other trees.
 
     The optimizer must be pure and is called with `inplace=False`; its state holds only tensors. A moment is a tensor
     of that state with the shape of a trained leaf. Statistics of rows and columns, as Adafactor's, see masked
     gradients and are not touched. TypeError for something without init and update and for a state that holds a
     number. ValueError for an algorithm that has an optimizer already, for a score that multiplies weights by gradients
     (`saliency`, `movement`) without `skip`, for updates unlike the params, and, unless
-    `mask_moments` and `reset_grown` are both off, for a state that joins leaves in one tensor.
+    `mask_moments` and `reset_grown` are both off, for a state that joins leaves in one tensor, or holds moments in
+    integers, of low rank or in another basis.
     """
     check_algorithm("with_optimizer", algorithm)
     check_paired("with_optimizer", algorithm, skip)

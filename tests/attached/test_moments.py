@@ -96,7 +96,7 @@ def test_moments_start_where_torch_starts_them(kind, options, name, first):
         record.parameter.grad = torch.tensor([1.0, -2.0])
         record.optimizer.step()
     kept = record.optimizer.state[record.parameter][name][0].item()
-    clear_moments(record, torch.tensor([True, False]))
+    clear_moments(record, torch.tensor([True, False]), torch.zeros(2))
     assert record.optimizer.state[record.parameter][name].tolist() == [kept, first]
 
 

@@ -122,6 +122,52 @@ def test_a_state_that_joins_leaves_or_holds_one_in_another_shape_is_refused(init
         assert str(caught.value) == text
 
 
+@pytest.mark.parametrize(
+    ("init", "path", "what"),
+    [
+        (lambda p: {"m": p["w"].new_zeros(2, p["w"].shape[1])}, "m", "it joins leaves, or holds one in another shape"),
+        (lambda p: {"on": torch.ones_like(p["w"], dtype=torch.bool)}, "on", "it holds torch.bool entries, whose zero"),
+        (lambda p: {"m": torch.zeros_like(p["w"], dtype=torch.int8)}, "m", "it holds torch.int8 entries, whose zero"),
+        (lambda p: {"m": p, "Q": p["w"].new_zeros(8, 8)}, "Q", "it holds a basis, so that moments belong to direct"),
+    ],
+)
+def test_moments_of_low_rank_in_codes_or_in_a_basis_are_refused(init, path, what):
+    with pytest.raises(ValueError, match=f"in the state of Remembers: at '{path}' {what}.*pass mask_moments=False and"):
+        rigl(Remembers(init)).init(PARAMS)
+    rigl(Remembers(init), mask_moments=False, reset_grown=False).init(PARAMS)
+    sf.with_optimizer(sf.dense(), Remembers(init)).init(PARAMS)
+
+
+def test_a_weight_may_have_the_name_of_a_basis():
+    params = {"Q": PARAMS["w"], "t": PARAMS["t"]}
+    found = foreign.find(Remembers(lambda p: {"m": p, "row": p["Q"].new_zeros(6)}), params, [True, False])
+    assert found.owners == [0, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "weight", "kind"),
+    [
+        ((6, 8), (6, 8), "entries"),
+        ((), (), "entries"),
+        ((48,), (6, 8), "reshaped"),
+        ((64, 27), (64, 3, 3, 3), "reshaped"),
+        ((1, 6, 1, 8), (6, 8), "reshaped"),
+        ((6,), (6, 1), "reshaped"),
+        ((), (1, 1), "shared"),
+        ((64, 1, 3, 3), (64, 3, 3, 3), "shared"),
+        ((27, 27), (64, 3, 3, 3), "shared"),
+        ((5,), (5, 5), "shared"),
+        ((12,), (12, 0), "shared"),
+        ((27, 64), (64, 3, 3, 3), "other"),
+        ((8, 6), (6, 8), "other"),
+        ((4, 8), (6, 8), "other"),
+        ((2, 6, 8), (6, 8), "other"),
+    ],
+)
+def test_the_layout_of_a_state_follows_from_shapes(shape, weight, kind):
+    assert foreign.layout(shape, weight) == kind
+
+
 def test_an_init_that_reads_values_is_refused():
     algorithm = rigl(Remembers(lambda params: torch.full((2,), params["w"].sum().item())))
     text = (
@@ -207,6 +253,30 @@ def test_updates_unlike_the_params_are_refused_by_path(change, text):
     with pytest.raises(ValueError) as caught:
         algorithm.update(state, GRADS, 0)
     assert str(caught.value) == f"expected the updates of Answers {text}"
+
+
+# ---- first values -------------------------------------------------------------------------------
+
+
+def squares(params):
+    return {"sum": optree.tree_map(lambda p: torch.full_like(p, 0.5), params), "slow": params}
+
+
+def test_moments_start_where_the_optimizer_starts_them():
+    algorithm = sf.with_optimizer(sf.rigl(0.5, when=sf.at([1])), Remembers(squares, lambda s, grads, params: {
+        "sum": optree.tree_map(lambda a, g: a + g * g, s["sum"], grads), "slow": s["slow"]
+    }))  # fmt: skip
+    old = algorithm.update(algorithm.init(PARAMS), GRADS, 0)
+    assert not old.opt["sum"]["w"][~old.masks["w"]].any()
+    new = algorithm.update(old, GRADS, 1)
+    grew = new.masks["w"] & ~old.masks["w"]
+    assert grew.any()
+    assert (new.opt["sum"]["w"][grew] == 0.5).all()
+    assert torch.equal(new.opt["slow"]["w"][grew], new.params["w"][grew])
+    kept = new.masks["w"] & old.masks["w"]
+    assert (new.opt["sum"]["w"][kept] > 0.5).all() and not new.opt["sum"]["w"][~new.masks["w"]].any()
+    batch = torch.vmap(lambda s, g: algorithm.update(s, g, 1))(stacked(old), stacked(GRADS))
+    assert tree_equal(batch, stacked(new))
 
 
 # ---- memory -------------------------------------------------------------------------------------
