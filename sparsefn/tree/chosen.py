@@ -14,6 +14,7 @@ from sparsefn.engine.numbers import check_float
 from sparsefn.engine.surroundings import at_compile_time
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match
+from sparsefn.tree.originals import check_weights, computed_name, stays_dense, without_parametrizations
 
 __all__ = ["default_where"]
 __dir__ = __all__.copy
@@ -37,7 +38,8 @@ def default_where(path: str, leaf: Tensor) -> bool:
       and digits at their end are ignored,
     - has one of the words `token`, `tokens`, `scale`, `position` and `positional` after its last dot, as `cls_token`,
     - ends in `shared.weight`, the embedding of T5 and BART,
-    - ends in `weight_g` or `original0`, and one dimension at most is longer than 1: the magnitudes of weight norm.
+    - goes through `parametrizations`, as `0.parametrizations.weight.original`: a weight is computed from it,
+    - ends in `weight_g`, and one dimension at most is longer than 1: the magnitudes of weight norm.
 
     So embeddings (of patches, too), positions, class tokens, norms, biases and scales stay dense under their usual
     names. A path cannot tell an output head named `classifier`, `score`, `fc` or `head` from an inner layer of that
@@ -57,6 +59,8 @@ def why_dense(path: str, leaf: Tensor) -> str:
         return "fewer than 2 dimensions"
     if part := _dense_name(path):
         return f"{part!r} in its name"
+    if computed := computed_name(path):
+        return f"{computed!r} is computed from it"
     return "magnitudes of weight norm" if is_magnitude(path, leaf) else ""
 
 
@@ -77,10 +81,10 @@ def _dense_name(path: str) -> str:
 def is_magnitude(path: str, leaf: Tensor) -> bool:
     """Whether a leaf is the magnitudes that weight norm keeps beside the directions of a weight.
 
-    >>> is_magnitude("parametrizations.weight.original0", torch.ones(4, 1)), is_magnitude("weight_v", torch.ones(4, 4))
+    >>> is_magnitude("weight_g", torch.ones(4, 1)), is_magnitude("weight_v", torch.ones(4, 4))
     (True, False)
     """
-    return path.endswith(("_g", ".original0")) and sum(size > 1 for size in leaf.shape) <= 1
+    return path.endswith("_g") and sum(size > 1 for size in leaf.shape) <= 1
 
 
 def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tensor]:
@@ -96,15 +100,32 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
 
     `where` is a function of (path, leaf), a glob or a sequence of globs of which any may match.
     A glob matches the whole path, is case-sensitive, and its `*` crosses dots. A 0-d leaf is never selected. Warns
-    (UserWarning) where nothing is selected, though not in compiled code. Raises ValueError for a glob that matches no
-    path, and TypeError for a leaf that is not a floating-point tensor or another kind of `where`.
+    (UserWarning) where nothing is selected, and where `default_where` leaves out a weight that a parametrization
+    computes, though not in compiled code. Raises ValueError for a glob that matches no path and for a leaf that a
+    weight is computed from, and TypeError for a leaf that is not a floating-point tensor or another kind of `where`.
     """
     leaves = float_leaves(params)
     chosen = {path: leaf for path, leaf in matching("where", where, leaves).items() if leaf.ndim}
-    if not chosen and not torch.compiler.is_compiling():
+    check_weights("where", chosen)
+    if torch.compiler.is_compiling():
+        return chosen
+    if where is default_where and (sentence := _left_dense(leaves)):
+        warnings.warn(sentence, UserWarning, stacklevel=3)
+    elif not chosen:
         known = ", ".join(map(repr, leaves)) or "none"
         warnings.warn(f"no leaf is sparsified: where selects none of the paths ({known})", UserWarning, stacklevel=3)
     return chosen
+
+
+def _left_dense(leaves: dict[str, Tensor]) -> str:
+    # What default_where would choose if it were a parameter; empty without such a weight.
+    names = [(computed_name(path), leaf) for path, leaf in leaves.items()]
+    found = list(dict.fromkeys(name for name, leaf in names if name and default_where(name, leaf)))
+    if not found:
+        return ""
+    others = f" (so are {len(found) - 1} others)" if len(found) > 1 else ""
+    mend = without_parametrizations(found[0])
+    return f"{stays_dense(found[0], mend)}{others}. A `where` of your own leaves it dense without this warning"
 
 
 def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
