@@ -252,7 +252,7 @@ def layer_at(module: nn.Module, path: str, name: str = "") -> str:
     """
     at = own_tensors(module, "parameters")[path][0]
     if found := computed_from(module, at):
-        return f"{(name or path)!r}, from which {found.path!r} is computed: make it a parameter with {found.mend}"
+        return f"{(name or path)!r} ({found.path!r} is computed from it: make it a parameter with {found.mend})"
     return f"{(name or path)!r} ({type(layer_of(module, at)).__name__})"
 
 
@@ -266,9 +266,7 @@ def is_table(module: nn.Module, name: str) -> bool:
 
 
 def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:
-    return is_weight(module, at, weight, _SEEN) or (
-        is_conv1d(layer_of(module, at)) and is_weight(module, at, weight)
-    )
+    return is_weight(module, at, weight, _SEEN) or (is_conv1d(layer_of(module, at)) and is_weight(module, at, weight))
 
 
 @contextlib.contextmanager

@@ -57,12 +57,12 @@ def _by_hook(module: nn.Module, path: str) -> Computed | None:
     # attribute with an end: weight_orig, or weight_g and weight_v.
     owner, _, name = path.rpartition(".")
     layer = module.get_submodule(owner)
-    parameter = layer._parameters[name]
+    shape = layer.get_parameter(name).shape
     hooks = {_hooked(hook): _REMOVE.get(type(hook).__module__) for hook in layer._forward_pre_hooks.values()}
     ends = [place for place, letter in enumerate(name) if letter == "_"]
     for attribute in (name[:end] for end in reversed(ends)):
         held, remove = vars(layer).get(attribute), hooks.get(attribute)
-        if not isinstance(held, Tensor) or not (remove or held.shape == parameter.shape):
+        if not isinstance(held, Tensor) or not (remove or held.shape == shape):
             continue
         mend = f"{remove}({submodule(owner)}, {attribute!r})" if remove else "the call that takes its hook away"
         return Computed(f"{owner}.{attribute}".lstrip("."), mend)
