@@ -75,7 +75,7 @@ class Competition(NamedTuple):
                     f"where: expected the tied set of {paths[0]!r} to be chosen, too: each of its leaves is in another "
                     "one that is"
                 )
-        check_weights("where", chosen)
+        check_weights("where", chosen, leaves)
         return {path: leaf for path, leaf in leaves.items() if path in chosen}
 
     def check_grids(self, grids: Grids, leaves: Leaves) -> None:

@@ -41,7 +41,7 @@ def own_masks(masks: Tree, params: Tree) -> Tree:
     """Given masks as tensors of their own, where and as the params lie. Raises for masks that do not fit them."""
     check_given(masks)
     check_masks(masks, params)
-    check_weights("masks", [path for path, mask in flatten(masks)[0].items() if mask.ndim])
+    check_weights("masks", [path for path, mask in flatten(masks)[0].items() if mask.ndim], flatten(params)[0])
     made: Tree = optree.tree_map(lambda mask, param: laid_like(mask, param).clone(), masks, params)
     return made
 

@@ -17,8 +17,8 @@ from sparsefn.calibration.sums import Stats
 from sparsefn.calibration.watched import under_watch, unwatched
 from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import Call, quiet_call, tensors_for
-from sparsefn.modules.originals import computed_from
-from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
+from sparsefn.modules.originals import computed_from, layer_of
+from sparsefn.modules.weights import is_conv1d, is_weight
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, Where
 from sparsefn.tree import Tree, leaves_of

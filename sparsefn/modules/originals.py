@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from sparsefn.tree.originals import no_weight, stays_dense, submodule, without_parametrizations
+from sparsefn.tree.originals import Computed, computed_name, remove
 
 # What makes a weight a parameter again, by the file of torch that has the hook which computes it.
 _REMOVE = {
@@ -16,21 +15,6 @@ _REMOVE = {
     "torch.nn.utils.spectral_norm": "torch.nn.utils.remove_spectral_norm",
     "torch.nn.utils.prune": "torch.nn.utils.prune.remove",
 }
-
-
-class Computed(NamedTuple):
-    """A weight that a layer computes from parameters: its path, and the call that makes it a parameter."""
-
-    path: str
-    mend: str
-
-    def dense(self) -> str:
-        """That it stays dense, and what to do.
-
-        >>> Computed("weight", "torch.nn.utils.remove_weight_norm(model, 'weight')").dense()[:39]
-        "'weight' is computed, so it stays dense"
-        """
-        return stays_dense(self.path, self.mend)
 
 
 def computed_from(module: nn.Module, path: str) -> Computed | None:
@@ -45,27 +29,26 @@ def computed_from(module: nn.Module, path: str) -> Computed | None:
 
 
 def _by_parametrization(module: nn.Module, path: str) -> Computed | None:
-    layer, found, rest = f".{path}".partition(".parametrizations.")
-    if not found or not is_parametrized(module.get_submodule(layer[1:])):
+    weight = computed_name(path)
+    if not weight or not is_parametrized(layer_of(module, weight)):
         return None
-    weight = f"{layer}.{rest.split('.')[0]}"[1:]
-    return Computed(weight, without_parametrizations(weight))
+    return Computed(weight, remove("torch.nn.utils.parametrize.remove_parametrizations", weight))
 
 
 def _by_hook(module: nn.Module, path: str) -> Computed | None:
     # Such a hook puts the weight that it computes into an attribute of the layer. The parameters have the name of the
     # attribute with an end: weight_orig, or weight_g and weight_v.
-    owner, _, name = path.rpartition(".")
-    layer = module.get_submodule(owner)
+    owner, dot, name = path.rpartition(".")
+    layer = layer_of(module, path)
     shape = layer.get_parameter(name).shape
-    hooks = {_hooked(hook): _REMOVE.get(type(hook).__module__) for hook in layer._forward_pre_hooks.values()}
+    calls = {_hooked(hook): _REMOVE.get(type(hook).__module__) for hook in layer._forward_pre_hooks.values()}
     ends = [place for place, letter in enumerate(name) if letter == "_"]
     for attribute in (name[:end] for end in reversed(ends)):
-        held, remove = vars(layer).get(attribute), hooks.get(attribute)
-        if not isinstance(held, Tensor) or not (remove or held.shape == shape):
+        held, call = vars(layer).get(attribute), calls.get(attribute)
+        if not isinstance(held, Tensor) or not (call or held.shape == shape):
             continue
-        mend = f"{remove}({submodule(owner)}, {attribute!r})" if remove else "the call that takes its hook away"
-        return Computed(f"{owner}.{attribute}".lstrip("."), mend)
+        weight = f"{owner}{dot}{attribute}"
+        return Computed(weight, remove(call, weight) if call else "the call that takes its hook away")
     return None
 
 
@@ -86,4 +69,13 @@ def check_masked(what: str, module: nn.Module, places: Mapping[str, str], masks:
     for name, mask in masks.items():
         found = computed_from(module, places[name]) if mask.ndim and name in places else None
         if found is not None:
-            raise ValueError(f"{what}: {no_weight(name, found.path, found.mend)}")
+            raise ValueError(f"{what}: {found.refused(name)}")
+
+
+def layer_of(module: nn.Module, path: str) -> nn.Module:
+    """The layer that the parameter at a path belongs to.
+
+    >>> layer_of(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 3)), "1.weight")
+    Linear(in_features=2, out_features=3, bias=True)
+    """
+    return module.get_submodule(path.rpartition(".")[0])

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.modules.calls import check_shape, check_state
-from sparsefn.modules.weights import TRANSPOSED, channel_axis, is_weight, layer_of
+from sparsefn.modules.originals import layer_of
+from sparsefn.modules.weights import TRANSPOSED, channel_axis, is_weight
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, with_params
 from sparsefn.tree import flatten, leaves_like

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from sparsefn.modules.originals import Computed, computed_from
+from sparsefn.modules.originals import computed_from, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.state import Where
 from sparsefn.tree import check_globs, glob_match
 from sparsefn.tree.chosen import as_globs
+from sparsefn.tree.originals import Computed
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
@@ -131,15 +132,6 @@ def is_weight(module: nn.Module, path: str, param: Tensor, types: tuple[type[nn.
         return False
     is_bias = "bias" in path.rpartition(".")[2]
     return _is_of(layer_of(module, path), types) and param.ndim >= 2 and not is_bias
-
-
-def layer_of(module: nn.Module, path: str) -> nn.Module:
-    """The layer that the parameter at a path belongs to.
-
-    >>> layer_of(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(2, 3)), "1.weight")
-    Linear(in_features=2, out_features=3, bias=True)
-    """
-    return module.get_submodule(path.rpartition(".")[0])
 
 
 def is_conv1d(layer: nn.Module) -> bool:

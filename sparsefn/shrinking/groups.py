@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparsefn.budgets.filling import Priced
 from sparsefn.modules.calls import Example
-from sparsefn.modules.originals import Computed, computed_from
+from sparsefn.modules.originals import computed_from
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
@@ -28,6 +28,7 @@ from sparsefn.shrinking.paths import Parts, calls_of, matched
 from sparsefn.shrinking.priced import priced
 from sparsefn.shrinking.shuffles import has_shuffles, without_shuffles
 from sparsefn.shrinking.traced import traced
+from sparsefn.tree.originals import Computed
 
 
 class Group(NamedTuple):

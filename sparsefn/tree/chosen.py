@@ -14,7 +14,7 @@ from sparsefn.engine.numbers import check_float
 from sparsefn.engine.surroundings import at_compile_time
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match
-from sparsefn.tree.originals import check_weights, computed_name, stays_dense, without_parametrizations
+from sparsefn.tree.originals import Computed, check_weights, computed_by_name, computed_name, is_magnitude
 
 __all__ = ["default_where"]
 __dir__ = __all__.copy
@@ -39,12 +39,14 @@ def default_where(path: str, leaf: Tensor) -> bool:
     - has one of the words `token`, `tokens`, `scale`, `position` and `positional` after its last dot, as `cls_token`,
     - ends in `shared.weight`, the embedding of T5 and BART,
     - goes through `parametrizations`, as `0.parametrizations.weight.original`: a weight is computed from it,
-    - ends in `weight_g`, and one dimension at most is longer than 1: the magnitudes of weight norm.
+    - ends in `_g`, as `weight_g`, and one dimension at most is longer than 1: the magnitudes of weight norm.
 
     So embeddings (of patches, too), positions, class tokens, norms, biases and scales stay dense under their usual
     names. A path cannot tell an output head named `classifier`, `score`, `fc` or `head` from an inner layer of that
     name: name it in your own `where`, or in `sf.partition`, to leave it dense. `lm_head` is most often the embedding
-    itself. For a module `sf.modules.weights_of` chooses by the types of layers.
+    itself. Algorithms also leave dense what the older `torch.nn.utils.weight_norm`, `spectral_norm` and `prune` compute
+    a weight from: `weight_v` beside `weight_g`, and `weight_orig`. For a module `sf.modules.weights_of` chooses by the
+    types of layers.
     """
     return not why_dense(path, leaf)
 
@@ -78,15 +80,6 @@ def _dense_name(path: str) -> str:
     return parts[0] if parts else ""
 
 
-def is_magnitude(path: str, leaf: Tensor) -> bool:
-    """Whether a leaf is the magnitudes that weight norm keeps beside the directions of a weight.
-
-    >>> is_magnitude("weight_g", torch.ones(4, 1)), is_magnitude("weight_v", torch.ones(4, 4))
-    (True, False)
-    """
-    return path.endswith("_g") and sum(size > 1 for size in leaf.shape) <= 1
-
-
 def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tensor]:
     """`{path: leaf}` of the leaves to sparsify, in optree's order.
 
@@ -106,26 +99,29 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
     """
     leaves = float_leaves(params)
     chosen = {path: leaf for path, leaf in matching("where", where, leaves).items() if leaf.ndim}
-    check_weights("where", chosen)
+    if where is default_where:
+        chosen = {path: leaf for path, leaf in chosen.items() if not computed_by_name(path, leaves)}
+    check_weights("where", chosen, leaves)
     if torch.compiler.is_compiling():
         return chosen
-    if where is default_where and (sentence := _left_dense(leaves)):
-        warnings.warn(sentence, UserWarning, stacklevel=3)
+    if where is default_where and (dense := _computed_weights(leaves)):
+        others = f" (so are {len(dense) - 1} others)" if len(dense) > 1 else ""
+        quiet = "A `where` of your own leaves it dense without this warning"
+        warnings.warn(f"{dense[0].dense()}{others}. {quiet}", UserWarning, stacklevel=3)
     elif not chosen:
         known = ", ".join(map(repr, leaves)) or "none"
         warnings.warn(f"no leaf is sparsified: where selects none of the paths ({known})", UserWarning, stacklevel=3)
     return chosen
 
 
-def _left_dense(leaves: dict[str, Tensor]) -> str:
-    # What default_where would choose if it were a parameter; empty without such a weight.
-    names = [(computed_name(path), leaf) for path, leaf in leaves.items()]
-    found = list(dict.fromkeys(name for name, leaf in names if name and default_where(name, leaf)))
-    if not found:
-        return ""
-    others = f" (so are {len(found) - 1} others)" if len(found) > 1 else ""
-    mend = without_parametrizations(found[0])
-    return f"{stays_dense(found[0], mend)}{others}. A `where` of your own leaves it dense without this warning"
+def _computed_weights(leaves: dict[str, Tensor]) -> list[Computed]:
+    # Those that default_where would choose if they were parameters.
+    found = {}
+    for path, leaf in leaves.items():
+        computed = computed_by_name(path, leaves)
+        if computed is not None and default_where(computed.path, leaf):
+            found[computed.path] = computed
+    return list(found.values())
 
 
 def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
