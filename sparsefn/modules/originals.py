@@ -40,7 +40,7 @@ def _by_hook(module: nn.Module, path: str) -> Computed | None:
     # attribute with an end: weight_orig, or weight_g and weight_v.
     owner, dot, name = path.rpartition(".")
     layer = layer_of(module, path)
-    shape = layer.get_parameter(name).shape
+    shape = getattr(layer, name).shape
     calls = {_hooked(hook): _REMOVE.get(type(hook).__module__) for hook in layer._forward_pre_hooks.values()}
     ends = [place for place, letter in enumerate(name) if letter == "_"]
     for attribute in (name[:end] for end in reversed(ends)):

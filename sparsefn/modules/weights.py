@@ -13,7 +13,7 @@ from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.state import Where
 from sparsefn.tree import check_globs, glob_match
 from sparsefn.tree.chosen import as_globs
-from sparsefn.tree.originals import Computed
+from sparsefn.tree.originals import Computed, is_magnitude
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
@@ -130,8 +130,8 @@ def is_weight(module: nn.Module, path: str, param: Tensor, types: tuple[type[nn.
     """
     if computed_from(module, path):
         return False
-    is_bias = "bias" in path.rpartition(".")[2]
-    return _is_of(layer_of(module, path), types) and param.ndim >= 2 and not is_bias
+    is_other = "bias" in path.rpartition(".")[2] or is_magnitude(path, param)
+    return _is_of(layer_of(module, path), types) and param.ndim >= 2 and not is_other
 
 
 def is_conv1d(layer: nn.Module) -> bool:
