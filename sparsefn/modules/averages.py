@@ -14,7 +14,7 @@ from sparsefn.engine.processes import check_plain
 from sparsefn.modules.calls import check_shape
 from sparsefn.modules.params import bake
 from sparsefn.modules.wrappers import check_not_sharded, own_tensors
-from sparsefn.state import State, inside
+from sparsefn.state import inside
 from sparsefn.tree import Tree, flatten
 
 _WANTED = "expected an average as a module or a dict of tensors by name"
@@ -147,8 +147,8 @@ def _tensors(average: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _wanted(masks: Tree) -> dict[str, Tensor]:
     # The masks that are not those of dense leaves.
-    if isinstance(masks, State):
-        raise TypeError("mask_average: expected masks, got a State: give its .masks")
+    if hasattr(masks, "masks"):  # a State, or what `attach` returned
+        raise TypeError(f"mask_average: expected masks, got {type(masks).__name__}: give its .masks")
     found = flatten(masks)[0]
     for path, mask in found.items():
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:

@@ -39,11 +39,13 @@ def _by_hook(module: nn.Module, path: str) -> Computed | None:
     # Such a hook puts the weight that it computes into an attribute of the layer. The parameters have the name of the
     # attribute with an end: weight_orig, or weight_g and weight_v.
     owner, dot, name = path.rpartition(".")
+    attributes = [name[:place] for place, letter in enumerate(name) if letter == "_"]
+    if not attributes:
+        return None
     layer = layer_of(module, path)
     shape = getattr(layer, name).shape
     calls = {_hooked(hook): _REMOVE.get(type(hook).__module__) for hook in layer._forward_pre_hooks.values()}
-    ends = [place for place, letter in enumerate(name) if letter == "_"]
-    for attribute in (name[:end] for end in reversed(ends)):
+    for attribute in reversed(attributes):
         held, call = vars(layer).get(attribute), calls.get(attribute)
         if not isinstance(held, Tensor) or not (call or held.shape == shape):
             continue

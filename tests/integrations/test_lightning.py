@@ -345,7 +345,9 @@ def test_an_average_in_the_module_after_fit_is_told_and_made_sparse():
             self.training_step(batch, index)
 
     module, callback, average = Validated(), SparsityCallback(ALGORITHM), EMAWeightAveraging(decay=0.9)
-    with pytest.warns(UserWarning, match=r"SparsityCallback: after fit, check: .*sf.modules.mask_average\(module, call"):
+    with pytest.warns(
+        UserWarning, match=r"SparsityCallback: after fit, check: .*sf.modules.mask_average\(module, call"
+    ):
         trainer(callback, callbacks=[average, callback]).fit(module, loader(), loader())
     assert not pruned(module, callback.sparse.state)
     mine, dropped = sf.modules.mask_average(module, callback.sparse.masks)

@@ -124,6 +124,12 @@ def test_check_takes_an_average():
         sparse.check([])
 
 
+def test_what_attach_returned_is_no_masks_tree():
+    _, sparse, averaged = trained(AVERAGES["ema"], steps=1)
+    with pytest.raises(TypeError, match="^mask_average: expected masks, got Attached: give its .masks$"):
+        mask_average(averaged, sparse)
+
+
 def test_state_dicts_and_names_with_a_prefix():
     model, sparse, averaged = trained(AVERAGES["ema"])
     wanted, dropped = mask_average(averaged.module.state_dict(), sparse.masks)
@@ -187,7 +193,7 @@ BAD = [
         TypeError,
         "got list: where it has a method that copies its weights into a mod",
     ),
-    (lambda: mask_average(W, sf.State(W, M)), TypeError, "expected masks, got a State: give its .masks"),
+    (lambda: mask_average(W, sf.State(W, M)), TypeError, "expected masks, got State: give its .masks"),
     (lambda: mask_average(W, W), TypeError, "expected masks, bool tensors, got torch.float32 at 'w'"),
     (lambda: mask_average(W, {"w": 1}), TypeError, "expected masks, bool tensors, got int at 'w'"),
     (lambda: mask_average({"v": W["w"]}, M), ValueError, "expected the average to have 'w'; it has 'v'"),

@@ -239,6 +239,18 @@ def test_rows_without_an_entry_do_not_make_nan():
     assert sf.report.summary(sparse).sparsified.total == 0
 
 
+@pytest.mark.parametrize("name", ["weight norm", "spectral norm", "old weight norm", "old spectral norm", "pruned"])
+def test_a_weight_that_is_computed_since_attach_is_told(name):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    sparse = sf.attach(sf.static(0.5), model, torch.optim.SGD(model.parameters(), lr=0.1))
+    KINDS[name][0](model[0])
+    model(torch.randn(3, 4)).sum().backward()
+    with pytest.raises(
+        RuntimeError, match="'0.weight', or a layer that holds it, was replaced since attach: call detach"
+    ):
+        sparse.before_step()
+
+
 def test_groups_leave_computed_weights_whole():
     torch.manual_seed(0)
     x = torch.randn(2, 6)
