@@ -189,7 +189,7 @@ class Attached:
         placed = self._placed
         return placed.own(placed.state if self._dense is not None else placed.now("state"))  # type: ignore[no-any-return]
 
-    def check(self, average: nn.Module | Mapping[str, Any] | None = None) -> None:
+    def check(self, average: nn.Module | Mapping[str, Tensor] | None = None) -> None:
         """Raise RuntimeError unless pruned weights are zero in the module, naming the first that are not.
 
         One pass over the weights, between the steps. With an average of the module's weights, as

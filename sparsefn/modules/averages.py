@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -68,8 +68,10 @@ class _Leaf(NamedTuple):
 @overload
 def mask_average(average: nn.Module, masks: Tree) -> tuple[nn.Module, Dropped]: ...
 @overload
-def mask_average(average: Mapping[str, Any], masks: Tree) -> tuple[dict[str, Any], Dropped]: ...
-def mask_average(average: nn.Module | Mapping[str, Any], masks: Tree) -> tuple[nn.Module | dict[str, Any], Dropped]:
+def mask_average(average: Mapping[str, Tensor], masks: Tree) -> tuple[dict[str, Tensor], Dropped]: ...
+def mask_average(
+    average: nn.Module | Mapping[str, Tensor], masks: Tree
+) -> tuple[nn.Module | dict[str, Tensor], Dropped]:
     """A sparse copy of an average of a model's weights, and what the masks dropped of it.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
@@ -111,7 +113,7 @@ def mask_average(average: nn.Module | Mapping[str, Any], masks: Tree) -> tuple[n
     return {**copied, **masked}, _dropped(leaves)
 
 
-def dropped_of(average: nn.Module | Mapping[str, Any], masks: Tree) -> Dropped:
+def dropped_of(average: nn.Module | Mapping[str, Tensor], masks: Tree) -> Dropped:
     """What `mask_average` would drop, without a copy.
 
     >>> dropped_of({"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([True, False])}).all.weights
@@ -120,7 +122,7 @@ def dropped_of(average: nn.Module | Mapping[str, Any], masks: Tree) -> Dropped:
     return _dropped(_leaves(average, masks))
 
 
-def _leaves(average: nn.Module | Mapping[str, Any], masks: Tree) -> list[_Leaf]:
+def _leaves(average: nn.Module | Mapping[str, Tensor], masks: Tree) -> list[_Leaf]:
     named = _tensors(average)
     wanted = _wanted(masks)
     prefix = _prefix(list(named), list(wanted))
@@ -133,7 +135,7 @@ def _leaves(average: nn.Module | Mapping[str, Any], masks: Tree) -> list[_Leaf]:
     return leaves
 
 
-def _tensors(average: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
+def _tensors(average: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     if isinstance(average, nn.Module):
         check_not_sharded("sf.modules.mask_average", average)
         return {name: tensor for name, (_, tensor) in own_tensors(average, "parameters", tied=True).items()}
