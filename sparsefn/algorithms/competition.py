@@ -21,6 +21,7 @@ from sparsefn.patterns.units import Units
 from sparsefn.state import Level, Schedule, Step, Where
 from sparsefn.tree import Leaves, Tree
 from sparsefn.tree.chosen import default_where, float_leaves, select_leaves
+from sparsefn.tree.originals import check_weights
 
 # What an algorithm was told about its counts: a sparsity at each step, a count by scores, or nothing.
 Goal = Schedule | Counted | None
@@ -74,6 +75,7 @@ class Competition(NamedTuple):
                     f"where: expected the tied set of {paths[0]!r} to be chosen, too: each of its leaves is in another "
                     "one that is"
                 )
+        check_weights("where", chosen, leaves)
         return {path: leaf for path, leaf in leaves.items() if path in chosen}
 
     def check_grids(self, grids: Grids, leaves: Leaves) -> None:

@@ -22,6 +22,7 @@ from sparsefn.masks import checkerboard, from_zeros
 from sparsefn.patterns.tied import check_whole_units
 from sparsefn.state import Algorithm, Schedule, Where, check_masks, masks_tree
 from sparsefn.tree import Leaves, Tree, flatten, leaves_at
+from sparsefn.tree.originals import check_weights
 
 Named = Literal["dense", "random", "bernoulli", "magnitude", "from_zeros", "checkerboard"]
 # A tree with leaves by name or by place, or one leaf: spelt out, so that a misspelt name is no tree to a type checker.
@@ -40,7 +41,7 @@ def own_masks(masks: Tree, params: Tree) -> Tree:
     """Given masks as tensors of their own, where and as the params lie. Raises for masks that do not fit them."""
     check_given(masks)
     check_masks(masks, params)
-
+    check_weights("masks", [path for path, mask in flatten(masks)[0].items() if mask.ndim], flatten(params)[0])
     made: Tree = optree.tree_map(lambda mask, param: laid_like(mask, param).clone(), masks, params)
     return made
 

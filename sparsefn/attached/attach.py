@@ -21,6 +21,8 @@ from sparsefn.engine.checks import check_trigger, uncalled
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.engine.processes import whole
 from sparsefn.masks.counts import kept_in
+from sparsefn.modules.originals import check_masked
+from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import Algorithm, Trigger
 from sparsefn.timing.timetable import unfinished
 from sparsefn.timing.triggers import never
@@ -93,7 +95,8 @@ def attach(
     parameter that no optimizer has or more than one, for a model that is attached already, for an algorithm with an
     optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, for an optimizer whose moments
     are not known or that moves copies of the weights or steps during backward, for new adapters that the masks would
-    keep nothing of, and for a score that multiplies weights by gradients without `skip`.
+    keep nothing of, for a masked parameter that a layer computes its weight from, as weight norm does, and for a
+    score that multiplies weights by gradients without `skip`.
     """
     if not isinstance(algorithm, Algorithm):
         raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {type(algorithm).__name__}")
@@ -118,6 +121,8 @@ def attach(
         if order.watched(record.parameter):
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
     placed = Placed(algorithm, weights)
+    places = {name: path for name, (path, _) in own_tensors(model, "parameters").items()}
+    check_masked("attach", model, places, placed.state.masks)
     _judge(placed, model, steps)
     for record in placed.trained:
         record.clear = clear

@@ -13,6 +13,7 @@ from sparsefn.algorithms.frame import update_of
 from sparsefn.attached import files, gradients, moments, order, writes
 from sparsefn.attached.placed import Placed
 from sparsefn.attached.records import take_out
+from sparsefn.modules.averages import dropped_of
 from sparsefn.state import State, Trigger
 from sparsefn.tree import Tree, all_finite, identical, leaves_of
 
@@ -196,13 +197,23 @@ class Attached:
         placed = self._placed
         return placed.own(placed.state if self._dense is not None else placed.now("state"))  # type: ignore[no-any-return]
 
-    def check(self) -> None:
+    def check(self, average: nn.Module | Mapping[str, Tensor] | None = None) -> None:
         """Raise RuntimeError unless pruned weights are zero in the module, naming the first that are not.
 
-        One pass over the weights, between the steps.
+        One pass over the weights, between the steps. With an average of the module's weights, as
+        `sf.modules.mask_average` takes it, they have to be zero there.
         """
         self._check_attached()
         self._check_between("check")
+        for row in () if average is None else dropped_of(average, self.masks).rows:
+            if row.weights:
+                raise RuntimeError(
+                    f"check: {row.weights} pruned entries of {row.path!r} are not zero in the average, {row.norm:.2%} "
+                    "of its norm: masks have changed since it began; sf.modules.mask_average(average, sparse.masks) "
+                    "makes it sparse"
+                )
+        if average is not None:
+            return
         for name, count in writes.stains(self._placed.state, self._placed.weights.values()).items():
             raise RuntimeError(
                 f"check: {count} pruned entries of {name!r} are not zero in the module: somebody wrote them since "

@@ -17,7 +17,8 @@ from sparsefn.calibration.sums import Stats
 from sparsefn.calibration.watched import under_watch, unwatched
 from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import Call, quiet_call, tensors_for
-from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
+from sparsefn.modules.originals import computed_from, layer_of
+from sparsefn.modules.weights import is_conv1d, is_weight
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, Where
 from sparsefn.tree import Tree, leaves_of
@@ -200,7 +201,7 @@ def collector(
     torch that get a leaf, and not at all operations. The second argument are the tokens whose inputs are counted.
     """
     at = {name: path for name, (path, _) in own_tensors(module, "parameters").items()}
-    plain = {path: own for path, own in chosen.items() if not _computed_from(module, at[own])}
+    plain = {path: own for path, own in chosen.items() if not computed_from(module, at[own])}
     watch = Watch({path: weights[own] for path, own in plain.items()}, "gram" in names)
     given = {own: under_watch(weights[own], watch) for own in plain.values()} if narrow else {}
     run = quiet_call(module, {**weights, **given})
@@ -244,13 +245,15 @@ def _finite(stats: dict[str, Tensor]) -> Tensor:
 
 
 def layer_at(module: nn.Module, path: str, name: str = "") -> str:
-    """The path of a leaf, or the name that it goes by, and the type of its layer, for errors.
+    """The path of a leaf, or the name that it goes by, and what it belongs to, for errors.
 
     >>> layer_at(torch.nn.Sequential(torch.nn.Embedding(2, 2)), "0.weight")
     "'0.weight' (Embedding)"
     """
     at = own_tensors(module, "parameters")[path][0]
-    return f"{(name or path)!r} ({type(layer_of(module, at)[0]).__name__})"
+    if found := computed_from(module, at):
+        return f"{(name or path)!r} ({found.path!r} is computed from it: make it a parameter with {found.mend})"
+    return f"{(name or path)!r} ({type(layer_of(module, at)).__name__})"
 
 
 def is_table(module: nn.Module, name: str) -> bool:
@@ -259,21 +262,11 @@ def is_table(module: nn.Module, name: str) -> bool:
     >>> is_table(torch.nn.Embedding(2, 2), "weight")
     True
     """
-    return isinstance(layer_of(module, own_tensors(module, "parameters")[name][0])[0], nn.Embedding | nn.EmbeddingBag)
-
-
-def _computed_from(module: nn.Module, at: str) -> bool:
-    # What the layer multiplies by is another tensor; products with the leaf itself, as spectral norms make, are none
-    # with data.
-    above, _, name = at.rpartition(".")
-    computed = vars(module.get_submodule(above)).get(name.removesuffix("_orig"))
-    return ".parametrizations." in f".{at}" or (name.endswith("_orig") and isinstance(computed, Tensor))
+    return isinstance(layer_of(module, own_tensors(module, "parameters")[name][0]), nn.Embedding | nn.EmbeddingBag)
 
 
 def _is_seen(module: nn.Module, at: str, weight: Tensor) -> bool:
-    return is_weight(module, at, weight, _SEEN) or (
-        is_conv1d(layer_of(module, at)[0]) and is_weight(module, at, weight)
-    )
+    return is_weight(module, at, weight, _SEEN) or (is_conv1d(layer_of(module, at)) and is_weight(module, at, weight))
 
 
 @contextlib.contextmanager

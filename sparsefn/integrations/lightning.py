@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,9 @@ class SparsityCallback(Callback):
     `algorithm` is an Algorithm, or a function that makes it from `trainer.estimated_stepping_batches`. `extra_group`,
     `skip` and `reset` are those of `sf.attach`. `callback.sparse` is what `attach` returned. The module has zeros in
     its weights from `on_fit_start` on, so also in the validation before training. After `fit`,
-    `callback.sparse.detach()` leaves an ordinary module for a loop of your own.
+    `callback.sparse.detach()` leaves an ordinary module for a loop of your own. Beside Lightning's `WeightAveraging`,
+    which writes its average into the module when `fit` ends, `sf.modules.mask_average(module, callback.sparse.masks)`
+    makes the sparse copy; a UserWarning says so.
 
     A step of the algorithm is a step of the optimizer, however many batches are accumulated, and however many steps
     manual optimization makes of a batch. A batch that `training_step` skips by returning None is no step, though
@@ -118,6 +121,18 @@ class SparsityCallback(Callback):
         assert self.sparse is not None
         self.sparse.end_step()
         self._done = trainer.global_step
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn where the module has left its masks, as where a callback has written an average into it."""
+        assert self.sparse is not None
+        try:
+            self.sparse.check()
+        except RuntimeError as error:
+            warnings.warn(
+                f"SparsityCallback: after fit, {error}. Of an average, such as WeightAveraging writes, "
+                "sf.modules.mask_average(module, callback.sparse.masks) makes a sparse copy",
+                stacklevel=2,
+            )
 
     def state_dict(self) -> dict[str, object]:
         """What a checkpoint has of it."""

@@ -1,5 +1,6 @@
 """The edge to `torch.nn`: a module is read, and never written."""
 
+from sparsefn.modules.averages import mask_average
 from sparsefn.modules.calls import call, call_with_buffers
 from sparsefn.modules.gradients import value_and_grad
 from sparsefn.modules.params import bake, buffers_of, params_of, to_sparse
@@ -15,6 +16,7 @@ __all__ = [
     "channel_axis",
     "check_pattern_axis",
     "from_pruned",
+    "mask_average",
     "params_of",
     "pattern_axis",
     "scaled_init",

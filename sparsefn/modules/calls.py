@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsefn.modules.originals import check_masked
 from sparsefn.modules.wrappers import check_not_parallel, check_not_sharded, own_tensors
 from sparsefn.state import State, effective
 from sparsefn.tree import Tree, flatten
@@ -194,6 +195,9 @@ def tensors_for(module: nn.Module, kind: str, given: Tree, partial: bool = False
     does.
     """
     own = own_tensors(module, kind)
+    if isinstance(given, State):
+        places = {name: at for name, (at, _) in own.items()}
+        check_masked("masks", module, places, flatten(given.masks)[0])
     nothing = isinstance(given, dict) and not given  # which torch.compile cannot flatten
     tensors = {} if nothing else flatten(effective(given) if isinstance(given, State) else given)[0]
     for name, tensor in tensors.items():

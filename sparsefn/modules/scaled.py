@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from sparsefn.engine.leaves import is_sparse
 from sparsefn.modules.calls import check_shape, check_state
-from sparsefn.modules.weights import TRANSPOSED, channel_axis, is_weight, layer_of
+from sparsefn.modules.originals import layer_of
+from sparsefn.modules.weights import TRANSPOSED, channel_axis, is_weight
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, with_params
 from sparsefn.tree import flatten, leaves_like
@@ -46,7 +47,7 @@ def scaled_init(module: nn.Module, state: State) -> State:
         at, param = named[path]
         check_shape("a mask", path, mask, param)
         if is_weight(module, at, param):
-            layer, axis = layer_of(module, at)[0], channel_axis(module, path)
+            layer, axis = layer_of(module, at), channel_axis(module, path)
             groups = layer.groups if isinstance(layer, TRANSPOSED) else 1
             new[path] = torch.where(mask, (leaf.double() * _factors(mask, axis, groups)).to(leaf.dtype), leaf)
     return with_params(state, rebuild(list(new.values())))

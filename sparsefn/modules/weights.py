@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import ParametrizationList
 
+from sparsefn.modules.originals import computed_from, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.state import Where
 from sparsefn.tree import check_globs, glob_match
-from sparsefn.tree.chosen import as_globs, is_magnitude
+from sparsefn.tree.chosen import as_globs
+from sparsefn.tree.originals import Computed, is_magnitude
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
@@ -31,25 +33,30 @@ def weights_of(
     Pass it to an algorithm: `sf.rigl(0.9, where=where)`. It looks at names only. By default it chooses the weights of
     linear and bilinear layers, convolutions, transposed ones too, recurrent layers and cells, projections inside of
     attention, and `Conv1D` of transformers; with `types` those of instances of these classes, where the weights of a
-    class of your own are its parameters of two dimensions or more. It never chooses biases, norms, the magnitudes of
-    weight norm, embeddings or weights tied to one. `skip` are globs of parameters, or of modules, all of whose
-    weights stay dense. Raises ValueError where no layer of the types has a weight and for a glob that matches
-    nothing, TypeError for types that are not classes.
+    class of your own are its parameters of two dimensions or more. It never chooses biases, norms, embeddings or
+    weights tied to one, nor what a weight is computed from, as weight norm does: a UserWarning names such a weight.
+    `skip` are globs of parameters, or of modules, all of whose weights stay dense. Raises ValueError where no layer of
+    the types has a weight and for a glob that matches nothing, TypeError for types that are not classes.
     """
     kinds = None if types is None else _classes(types)
     named = own_tensors(module, "parameters", tied=True)
     embeddings = [part for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
     found = {id(param) for path, param in named.values() if is_weight(module, path, param, kinds)}
     found -= {id(param) for part in embeddings for param in part.parameters()}
+    computed = _computed_weights(module, named, kinds)
     if not found:
         layers = sorted({type(part).__name__ for part in module.modules()})
         wanted = "linear, convolution and recurrent" if kinds is None else ", ".join(kind.__name__ for kind in kinds)
-        raise ValueError(f"weights_of: no {wanted} layer has a weight that is no embedding; there are {layers}")
+        why = next((f": {weight.dense()}" for weight in computed.values()), f"; there are {layers}")
+        raise ValueError(f"weights_of: no {wanted} layer has a weight that is no embedding{why}")
     globs = as_globs(skip, "skip", "a glob or a sequence of globs")
     check_globs("skip", globs, list(dict.fromkeys(part for name in named for part in _parents(name))))
     for name, (_, param) in named.items():
         if any(glob_match(part, glob) for part in _parents(name) for glob in globs):
             found.discard(id(param))
+            computed.pop(name, None)
+    if computed:
+        warnings.warn(f"weights_of: {next(iter(computed.values())).dense()}", UserWarning, stacklevel=2)
     chosen = frozenset(name for name, (_, param) in own_tensors(module, "parameters").items() if id(param) in found)
     return lambda path, leaf: path in chosen
 
@@ -121,24 +128,10 @@ def is_weight(module: nn.Module, path: str, param: Tensor, types: tuple[type[nn.
     >>> [is_weight(layer, path, param) for path, param in layer.named_parameters()]
     [True, False]
     """
-    layer, name = layer_of(module, path)
-    known = isinstance(layer, _LAYERS) or is_conv1d(layer) if types is None else isinstance(layer, types)
-    return known and param.ndim >= 2 and "bias" not in name and not is_magnitude(path, param)
-
-
-def layer_of(module: nn.Module, path: str) -> tuple[nn.Module, str]:
-    """The layer that a parameter belongs to, and its name there without parametrizations.
-
-    >>> layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 3))
-    >>> layer_of(layer, "parametrizations.weight.original1")[1]
-    'weight'
-    """
-    owner, _, name = path.rpartition(".")
-    layer = module.get_submodule(owner)
-    if not isinstance(layer, ParametrizationList):
-        return layer, name
-    *parents, _, name = owner.split(".")
-    return module.get_submodule(".".join(parents)), name
+    if computed_from(module, path):
+        return False
+    is_other = "bias" in path.rpartition(".")[2] or is_magnitude(path, param)
+    return _is_of(layer_of(module, path), types) and param.ndim >= 2 and not is_other
 
 
 def is_conv1d(layer: nn.Module) -> bool:
@@ -148,6 +141,22 @@ def is_conv1d(layer: nn.Module) -> bool:
     False
     """
     return any(kind.__name__ == "Conv1D" for kind in type(layer).__mro__)
+
+
+def _is_of(layer: nn.Module, types: tuple[type[nn.Module], ...] | None) -> bool:
+    return isinstance(layer, _LAYERS) or is_conv1d(layer) if types is None else isinstance(layer, types)
+
+
+def _computed_weights(
+    module: nn.Module, named: Mapping[str, tuple[str, Tensor]], types: tuple[type[nn.Module], ...] | None
+) -> dict[str, Computed]:
+    # The weights of layers of these types that are computed, by the name of a parameter that they are computed from.
+    found = {}
+    for name, (path, param) in named.items():
+        computed = computed_from(module, path) if param.ndim >= 2 else None
+        if computed is not None and _is_of(layer_of(module, computed.path), types):
+            found[name] = computed
+    return found
 
 
 def _classes(types: type[nn.Module] | Sequence[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
@@ -184,7 +193,7 @@ def _parameter(module: nn.Module, path: str) -> tuple[nn.Module | None, Tensor]:
     if path not in named:
         raise ValueError(f"expected the path of a parameter, got {path!r}; they are {', '.join(map(repr, named))}")
     inside, param = named[path]
-    return layer_of(module, inside)[0] if is_weight(module, inside, param) else None, param
+    return layer_of(module, inside) if is_weight(module, inside, param) else None, param
 
 
 def _axes(module: nn.Module, path: str) -> tuple[int, int]:

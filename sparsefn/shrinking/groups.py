@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sparsefn.budgets.filling import Priced
 from sparsefn.modules.calls import Example
+from sparsefn.modules.originals import computed_from
 from sparsefn.modules.wrappers import inner_module
 from sparsefn.patterns.kinds import Pattern, Reduce
 from sparsefn.patterns.tied import tied
@@ -27,6 +28,7 @@ from sparsefn.shrinking.paths import Parts, calls_of, matched
 from sparsefn.shrinking.priced import priced
 from sparsefn.shrinking.shuffles import has_shuffles, without_shuffles
 from sparsefn.shrinking.traced import traced
+from sparsefn.tree.originals import Computed
 
 
 class Group(NamedTuple):
@@ -59,6 +61,7 @@ class Groups:
     stays: Mapping[tuple[str, int], str]
     analysis: Analysis = dataclasses.field(repr=False)
     atoms: tuple[Ids, ...] = dataclasses.field(repr=False)
+    originals: Set[str] = dataclasses.field(repr=False)  # the parameters that weights are computed from
 
     def __getitem__(self, i: int) -> Group:
         return self.groups[i]
@@ -121,9 +124,13 @@ class Groups:
         return one_stays(Cut(self.analysis, alive))
 
     def masks(self, gone: Mapping[int, Sequence[int]]) -> dict[str, Tensor]:
-        """The masks of all parameters without these units, by number of the group."""
+        """The masks of all parameters without these units, by number of the group.
+
+        0-d True for a parameter that a weight is computed from, which loses nothing.
+        """
         cut, parameters = self.cut(gone), _parameters(self.analysis)
-        return {name: cut.mask(name) for name in self.analysis.leaves if name in parameters}
+        masks = {name: cut.mask(name) for name in self.analysis.leaves if name in parameters}
+        return masks | {name: torch.tensor(True, device="cpu") for name in masks.keys() & self.originals}
 
     def cost(
         self,
@@ -189,7 +196,8 @@ def groups(
     With `counted`, norms and means may lose entries that are 0, and go on dividing by the old number, so that residual
     widths can be pruned. Without `equal_parts` the parts of a chunk, and the groups of channels that a shuffle mixes,
     may lose different entries, which the code of the model itself often does not allow, but its traced program does.
-    `stays` says of each dimension that cannot lose entries which operation is the reason. Nothing of the model changes,
+    `stays` says of each dimension that cannot lose entries which operation is the reason, or that a layer computes its
+    weight, as weight norm does: then the units stay. Nothing of the model changes,
     and one on the meta device is analysed there.
 
     With `only`, globs of submodules, the groups are those of each of these by itself, as the model calls it the first
@@ -209,11 +217,21 @@ def groups(
     shuffled = not equal_parts and has_shuffles(graph)
     graphs = [without_shuffles(traced(own, example, dynamic=False)), graph] if shuffled else [graph]
     found = [analyse(one, counted=counted, equal_parts=equal_parts) for one in graphs]
-    return groups_in(min(found, key=lambda analysis: cost(free(analysis))) if shuffled else found[0])
+    best = min(found, key=lambda analysis: cost(free(analysis))) if shuffled else found[0]
+    return groups_in(best, _originals(own))
 
 
-def groups_in(analysis: Analysis) -> Groups:
-    """The groups of an analysis."""
+def _originals(model: nn.Module) -> dict[str, Computed]:
+    # The parameters that the model's layers compute weights from, by path.
+    found = {path: computed_from(model, path) for path, _ in model.named_parameters(remove_duplicate=False)}
+    return {path: computed for path, computed in found.items() if computed is not None}
+
+
+def groups_in(analysis: Analysis, originals: Mapping[str, Computed]) -> Groups:
+    """The groups of an analysis, without what lies in parameters that weights are computed from: they get no masks."""
+    for name in analysis.leaves.keys() & originals.keys():
+        for label in analysis.leaves[name].labels:
+            analysis.book.atoms.freeze(label, originals[name].dense())
     atoms, parameters = analysis.book.atoms, _parameters(analysis)
     leaves = [(name, value) for name, value in analysis.leaves.items() if value.name == name]  # without second names
     labels = {(name, d): label for name, value in leaves for d, label in enumerate(value.labels) if label is not None}
@@ -240,7 +258,7 @@ def groups_in(analysis: Analysis) -> Groups:
         for i, (own, members, weight) in enumerate(zip(units, made, weights, strict=True))
     ]
     stays = _stays(atoms, labels, parameters)
-    return Groups(tuple(groups), stays, analysis, tuple(units))
+    return Groups(tuple(groups), stays, analysis, tuple(units), originals.keys())
 
 
 def _parameters(analysis: Analysis) -> set[str]:

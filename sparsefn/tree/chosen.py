@@ -14,6 +14,7 @@ from sparsefn.engine.numbers import check_float
 from sparsefn.engine.surroundings import at_compile_time
 from sparsefn.state import Where
 from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match
+from sparsefn.tree.originals import Computed, check_weights, computed_by_name, computed_name, is_magnitude
 
 __all__ = ["default_where"]
 __dir__ = __all__.copy
@@ -37,12 +38,15 @@ def default_where(path: str, leaf: Tensor) -> bool:
       and digits at their end are ignored,
     - has one of the words `token`, `tokens`, `scale`, `position` and `positional` after its last dot, as `cls_token`,
     - ends in `shared.weight`, the embedding of T5 and BART,
-    - ends in `weight_g` or `original0`, and one dimension at most is longer than 1: the magnitudes of weight norm.
+    - goes through `parametrizations`, as `0.parametrizations.weight.original`: a weight is computed from it,
+    - ends in `_g`, as `weight_g`, and one dimension at most is longer than 1: the magnitudes of weight norm.
 
     So embeddings (of patches, too), positions, class tokens, norms, biases and scales stay dense under their usual
     names. A path cannot tell an output head named `classifier`, `score`, `fc` or `head` from an inner layer of that
     name: name it in your own `where`, or in `sf.partition`, to leave it dense. `lm_head` is most often the embedding
-    itself. For a module `sf.modules.weights_of` chooses by the types of layers.
+    itself. Algorithms also leave dense what the older `torch.nn.utils.weight_norm`, `spectral_norm` and `prune` compute
+    a weight from: `weight_v` beside `weight_g`, and `weight_orig`. For a module `sf.modules.weights_of` chooses by the
+    types of layers.
     """
     return not why_dense(path, leaf)
 
@@ -57,6 +61,8 @@ def why_dense(path: str, leaf: Tensor) -> str:
         return "fewer than 2 dimensions"
     if part := _dense_name(path):
         return f"{part!r} in its name"
+    if computed := computed_name(path):
+        return f"{computed!r} is computed from it"
     return "magnitudes of weight norm" if is_magnitude(path, leaf) else ""
 
 
@@ -74,15 +80,6 @@ def _dense_name(path: str) -> str:
     return parts[0] if parts else ""
 
 
-def is_magnitude(path: str, leaf: Tensor) -> bool:
-    """Whether a leaf is the magnitudes that weight norm keeps beside the directions of a weight.
-
-    >>> is_magnitude("parametrizations.weight.original0", torch.ones(4, 1)), is_magnitude("weight_v", torch.ones(4, 4))
-    (True, False)
-    """
-    return path.endswith(("_g", ".original0")) and sum(size > 1 for size in leaf.shape) <= 1
-
-
 def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tensor]:
     """`{path: leaf}` of the leaves to sparsify, in optree's order.
 
@@ -96,15 +93,35 @@ def select_leaves(params: Tree, where: Where = default_where) -> dict[str, Tenso
 
     `where` is a function of (path, leaf), a glob or a sequence of globs of which any may match.
     A glob matches the whole path, is case-sensitive, and its `*` crosses dots. A 0-d leaf is never selected. Warns
-    (UserWarning) where nothing is selected, though not in compiled code. Raises ValueError for a glob that matches no
-    path, and TypeError for a leaf that is not a floating-point tensor or another kind of `where`.
+    (UserWarning) where nothing is selected, and where `default_where` leaves out a weight that a parametrization
+    computes, though not in compiled code. Raises ValueError for a glob that matches no path and for a leaf that a
+    weight is computed from, and TypeError for a leaf that is not a floating-point tensor or another kind of `where`.
     """
     leaves = float_leaves(params)
     chosen = {path: leaf for path, leaf in matching("where", where, leaves).items() if leaf.ndim}
-    if not chosen and not torch.compiler.is_compiling():
+    if where is default_where:
+        chosen = {path: leaf for path, leaf in chosen.items() if not computed_by_name(path, leaves)}
+    check_weights("where", chosen, leaves)
+    if torch.compiler.is_compiling():
+        return chosen
+    if where is default_where and (dense := _computed_weights(leaves)):
+        others = f" (so are {len(dense) - 1} others)" if len(dense) > 1 else ""
+        quiet = "A `where` of your own leaves it dense without this warning"
+        warnings.warn(f"{dense[0].dense()}{others}. {quiet}", UserWarning, stacklevel=3)
+    elif not chosen:
         known = ", ".join(map(repr, leaves)) or "none"
         warnings.warn(f"no leaf is sparsified: where selects none of the paths ({known})", UserWarning, stacklevel=3)
     return chosen
+
+
+def _computed_weights(leaves: dict[str, Tensor]) -> list[Computed]:
+    # Those that default_where would choose if they were parameters.
+    found = {}
+    for path, leaf in leaves.items():
+        computed = computed_by_name(path, leaves)
+        if computed is not None and default_where(computed.path, leaf):
+            found[computed.path] = computed
+    return list(found.values())
 
 
 def matching(what: str, where: Where, leaves: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -335,3 +335,31 @@ def test_it_is_copied_with_its_module_and_says_what_it_needs(monkeypatch):
     monkeypatch.setattr(sf.integrations.lightning, "Callback", object)
     with pytest.raises(ModuleNotFoundError, match="SparsityCallback needs lightning: pip install lightning"):
         SparsityCallback(ALGORITHM)
+
+
+def test_an_average_in_the_module_after_fit_is_told_and_made_sparse():
+    from lightning.pytorch.callbacks import EMAWeightAveraging
+
+    class Validated(Module):  # the average is swapped into the module for it
+        def validation_step(self, batch, index):
+            self.training_step(batch, index)
+
+    module, callback, average = Validated(), SparsityCallback(ALGORITHM), EMAWeightAveraging(decay=0.9)
+    with pytest.warns(
+        UserWarning, match=r"SparsityCallback: after fit, check: .*sf.modules.mask_average\(module, call"
+    ):
+        trainer(callback, callbacks=[average, callback]).fit(module, loader(), loader())
+    assert not pruned(module, callback.sparse.state)
+    mine, dropped = sf.modules.mask_average(module, callback.sparse.masks)
+    theirs, same = sf.modules.mask_average(average._average_model, callback.sparse.masks)
+    assert type(mine) is Validated
+    assert dropped == same
+    assert dropped.all.weights > 0
+    for final in (mine, theirs, theirs.module):
+        callback.sparse.check(final)
+    assert sf.checkpoint.tree_equal(dict(mine.state_dict()), dict(theirs.module.state_dict()))
+
+
+def test_a_fit_without_an_average_says_nothing_at_its_end(recwarn):
+    fitted(epochs=1)
+    assert not [warning for warning in recwarn if "after fit" in str(warning.message)]

@@ -33,7 +33,6 @@ LAYERS = {
     "lstm": (nn.LSTM(3, 4), "weight_hh_l0"),
     "attention": (nn.MultiheadAttention(4, 2), "in_proj_weight"),
     "transformers": (Conv1D(5, 7), "weight"),
-    "weight norm": (nn.utils.parametrizations.weight_norm(nn.Linear(7, 5)), "parametrizations.weight.original1"),
 }
 
 

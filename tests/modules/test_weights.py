@@ -1,6 +1,7 @@
 """Weights chosen by the types of layers, and a small GPT-2 trained with them."""
 
 import re
+import warnings
 
 import pytest
 import torch
@@ -82,8 +83,6 @@ LAYERS = {
         nn.MultiheadAttention(4, 2, kdim=3, vdim=5),
         ["q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj.weight"],
     ),
-    "weight norm": (parametrizations.weight_norm(nn.Linear(2, 3)), ["parametrizations.weight.original1"]),
-    "spectral norm": (parametrizations.spectral_norm(nn.Linear(2, 3)), ["parametrizations.weight.original"]),
     "norms": (nn.Sequential(nn.LayerNorm((4, 4)), nn.BatchNorm1d(4), nn.Linear(2, 3)), ["2.weight"]),
     "embeddings": (nn.Sequential(nn.Embedding(4, 4), nn.EmbeddingBag(4, 4), nn.Linear(2, 3)), ["2.weight"]),
 }
@@ -96,10 +95,44 @@ def test_weights_are_chosen_by_the_type_of_the_layer(name):
     assert chosen(nn.ModuleDict({"bias": module})) == [f"bias.{path}" for path in weights]  # names do not matter
 
 
+COMPUTED = {
+    "weight norm": (
+        lambda: parametrizations.weight_norm(nn.Linear(2, 3)),
+        "torch.nn.utils.parametrize.remove_parametrizations(model.get_submodule('0'), 'weight')",
+    ),
+    "spectral norm": (
+        lambda: parametrizations.spectral_norm(nn.Linear(2, 3)),
+        "torch.nn.utils.parametrize.remove_parametrizations(model.get_submodule('0'), 'weight')",
+    ),
+    "old weight norm": (
+        lambda: weight_norm(nn.Conv2d(2, 3, 3)),
+        "torch.nn.utils.remove_weight_norm(model.get_submodule('0'), 'weight')",
+    ),
+    "pruned": (
+        lambda: prune.l1_unstructured(nn.Linear(2, 3), "weight", amount=1),
+        "torch.nn.utils.prune.remove(model.get_submodule('0'), 'weight')",
+    ),
+}
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_the_old_weight_norm_and_pruning():
-    assert chosen(weight_norm(nn.Conv2d(2, 3, 3))) == ["weight_v"]
-    assert chosen(prune.l1_unstructured(nn.Linear(2, 3), "weight", amount=1)) == ["weight_orig"]
+@pytest.mark.parametrize("name", COMPUTED)
+def test_weights_that_are_computed_are_named(name):
+    make, call = COMPUTED[name]
+    text = (
+        "'0.weight' is computed, so it stays dense: to sparsify it make it a parameter, before the optimizer is made, "
+        f"with {call}"
+    )
+    with pytest.raises(
+        ValueError, match=f"^weights_of: no .* layer has a weight that is no embedding: {re.escape(text)}$"
+    ):
+        M.weights_of(nn.Sequential(make()))
+    net = nn.Sequential(make(), nn.Linear(2, 2))
+    with pytest.warns(UserWarning, match=f"^weights_of: {re.escape(text)}$"):
+        assert chosen(net) == ["1.weight"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert chosen(net, skip="0") == ["1.weight"]
 
 
 def test_types_and_skip():

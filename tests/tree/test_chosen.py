@@ -34,10 +34,8 @@ SPARSE = """
     lstm.weight_hh_l1_reverse                                   8 2
     self_attn.in_proj_weight                                    12 4
     self_attn.out_proj.weight                                   4 4
-    fc.parametrizations.weight.original1                        4 4
-    fc.parametrizations.weight.original                         4 4
-    fc.parametrizations.weight.original0                        4 4
     fc.weight_v                                                 4 4
+    my_parametrizations.weight                                  4 4
     gate.w_g                                                    4 4
     classifier.weight                                           3 4
     score.weight                                                3 4
@@ -88,6 +86,10 @@ DENSE = """
     layer2.0.downsample.1.weight                                4
     self_attn.bias_k                                            1 1 4
     transformer.r_w_bias                                        2 4
+    fc.parametrizations.weight.original                         4 4
+    fc.parametrizations.weight.original0                        4 4
+    fc.parametrizations.weight.original1                        4 4
+    fc.parametrizations.weight.0.lora_A                         2 4
     fc.parametrizations.weight.original0                        4 1
     parametrizations.weight.original0                           4 1 1 1
     conv.weight_g                                               4 1 1 1
@@ -181,6 +183,8 @@ def test_under_compile_and_vmap():
         ("cls_token", (1, 2), "'token' in its name"),
         ("shared.weight", (9, 2), "'shared.weight' in its name"),
         ("fc.weight_g", (4, 1), "magnitudes of weight norm"),
+        ("fc.parametrizations.weight.original", (4, 4), "'fc.weight' is computed from it"),
+        ("parametrizations.weight.0.lora_A", (4, 4), "'weight' is computed from it"),
     ],
 )
 def test_why_a_leaf_is_dense(path, shape, why):

@@ -111,6 +111,10 @@ assert_type(sf.modules.bake(net, again), nn.Module)
 sf.modules.to_sparse(net, again, "csr")
 assert_type(sf.modules.to_sparse(net, sf.dense().init(params), "semi"), nn.Module)
 assert_type(sf.modules.buffers_of(net), dict[str, Tensor])
+sparse_average, dropped = sf.modules.mask_average(net, again.masks)
+assert_type(sparse_average, nn.Module)
+share: float = dropped.all.norm
+shipped: dict[str, Tensor] = sf.modules.mask_average(net.state_dict(), again.masks)[0]
 assert_type(sf.shrink(net, run(sf.one_shot(0.5, pattern=widths)), x), nn.Module)
 gradients: Callable[..., tuple[Tree, Tree]] = sf.modules.value_and_grad(lambda p: (p["0.weight"] ** 2).sum())
 value, grads = gradients(params)
