@@ -613,7 +613,7 @@ BAD = {
         0,
         ValueError,
         "expected grads with the structure of params, but there is no leaf at 'b' in grads (and at 1 more); params "
-        "lack the one at '0'",
+        "lack the one at '0': a sequence has no names; write dict(zip(params, ...)) where the order is theirs",
     ),
     "shape": ({**PARAMS, "w": W.T}, 0, ValueError, "expected grads of shape (2, 4) at 'w', got (4, 2)"),
     "dense shape": ({**PARAMS, "b": torch.ones(1)}, 0, ValueError, "expected grads of shape (2,) at 'b', got (1,)"),

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsefn import optimizers as own_optimizers
 from sparsefn.attached import order
 from sparsefn.attached.attached import Attached
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import owned_parameters, put_in
+from sparsefn.attached.records import check_unowned, owned_parameters, put_in
 from sparsefn.compose.paired import check_paired
 from sparsefn.engine.checks import check_trigger, uncalled
 from sparsefn.engine.leaves import is_sparse
@@ -25,6 +25,7 @@ from sparsefn.timing.triggers import never
 from sparsefn.tree.chosen import default_where
 
 _WRAPPER = "AcceleratedOptimizer"  # told by name; others may move the weights after the optimizer inside them
+_ORDER = "write sf.attach(algorithm, model, optimizer)"
 _ADAPTERS = 10  # times as many frozen weights as masked ones: adapters train, the model does not
 
 
@@ -73,15 +74,17 @@ def attach(
     themselves. Gradients are then clipped before they are masked. An optimizer that accelerate has wrapped is
     taken out of its wrapper. One that takes the place of this optimizer has no hooks: call `detach`, then attach again.
 
-    A parameter that requires no gradient is left alone. Raises TypeError for other arguments, ValueError for a
-    parameter that no optimizer has or more than one, for a model that is attached already, for an algorithm with an
-    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, for new adapters that the masks
-    would keep nothing of, and for a score that multiplies weights by gradients without `skip`.
+    A parameter that requires no gradient is left alone, and so is one that no optimizer has and that the algorithm
+    leaves dense. Raises TypeError for other arguments, ValueError for a parameter that is sparsified and that no
+    optimizer has, for one that several have, for a model that is attached already, for an algorithm with an optimizer
+    inside, for hooks on several optimizers, for SparseAdam on masked leaves, for new adapters that the masks would keep
+    nothing of, and for a score that multiplies weights by gradients without `skip`.
     """
     if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {type(algorithm).__name__}")
+        got = uncalled(algorithm) or type(algorithm).__name__
+        raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {got}; {_ORDER}")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"attach: expected a torch.nn.Module second, got {type(model).__name__}")
+        raise TypeError(f"attach: expected a torch.nn.Module second, got {type(model).__name__}; {_ORDER}")
     several = type(optimizer) in (list, tuple)  # an optimizer of this library is a named tuple
     given: list[Optimizer] = list(optimizer) if several else [optimizer]  # type: ignore[arg-type, list-item]
     for one in given:
@@ -98,6 +101,7 @@ def attach(
     for name, record in weights.items():
         if order.watched(record.parameter):
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
+    check_unowned(algorithm, model, weights)
     placed = Placed(algorithm, weights)
     _judge(placed, model, steps)
     put_in(placed.extra, extra_group)
@@ -110,6 +114,8 @@ def _name_of(optimizer: object) -> str:
     if isinstance(optimizer, own_optimizers.Optimizer) or uncalled(optimizer):
         name = getattr(optimizer, "__name__", repr(optimizer))
         return f"sf.optimizers.{name}: it goes into with_optimizer, and torch.optim's goes here"
+    if isinstance(optimizer, nn.Module | Tensor | Iterator):
+        return f"{type(optimizer).__name__}: make one, as torch.optim.AdamW(model.parameters(), lr=1e-3) does"
     return type(optimizer).__name__
 
 

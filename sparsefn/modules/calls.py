@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsefn.modules.wrappers import check_not_parallel, check_not_sharded, own_tensors
 from sparsefn.state import State, effective
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Tree, flatten, mend_of
 
 # torch's checkpointing without re-entrance consists of autograd's hooks on saved tensors.
 _CHECKPOINTED = (
@@ -200,7 +200,8 @@ def tensors_for(module: nn.Module, kind: str, given: Tree, partial: bool = False
         if not isinstance(tensor, Tensor) or not name:
             wanted = "a dict of tensors" if kind == "buffers" else "a State or a tree of tensors"
             at = f" at {name!r}" if name else ""
-            raise TypeError(f"expected the {kind} as {wanted}, got {type(tensor).__name__}{at}")
+            mend = mend_of(kind, given)
+            raise TypeError(f"expected the {kind} as {wanted}, got {type(tensor).__name__}{at}{mend}")
     missing = [] if partial else [name for name in own if name not in tensors]
     unknown = [name for name in tensors if name not in own]
     if missing or unknown:
@@ -224,7 +225,7 @@ def check_state(call: str, state: object, place: str = "") -> None:
     TypeError: commit: expected a State second, as algorithm.init(params) gives it, got dict
     """
     if not isinstance(state, State):
-        kind = type(state).__name__
+        kind = f"{type(state).__name__}{mend_of('state', state)}"
         raise TypeError(f"{call}: expected a State{place}, as algorithm.init(params) gives it, got {kind}")
 
 

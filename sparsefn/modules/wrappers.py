@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sparsefn.tree import check_not_lazy
+
 # The child that holds the wrapped module, and the classes that hold one so. Classes are told by name, as importing
 # them would load torch's compiler.
 _CHILDREN = {
@@ -55,7 +57,8 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str
     Names are as in the module without wrappers. `kind` is "parameters" or "buffers"; a tied tensor is
     there once, under its first name, or with `tied` under each. Where a forward has left parameters of
     `torch.distributed.fsdp.fully_shard` gathered, the gathered copies are freed first, as the module's own
-    `state_dict()` does: its parameters are the shards. Raises TypeError for anything but a module.
+    `state_dict()` does: its parameters are the shards. Raises TypeError for anything but a module, ValueError for lazy
+    layers that have no shape yet.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a module first, as in call(module, state, x), got {type(module).__name__}")
@@ -63,9 +66,9 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str
         part.reshard()
     prefix, inner = _unwrapped(module)
     named = inner.named_parameters if kind == "parameters" else inner.named_buffers
-    return {
-        _without_wrappers(inner, name): (prefix + name, tensor) for name, tensor in named(remove_duplicate=not tied)
-    }
+    found = list(named(remove_duplicate=not tied))
+    check_not_lazy(f"{kind} of the {type(inner).__name__}", found)
+    return {_without_wrappers(inner, name): (prefix + name, tensor) for name, tensor in found}
 
 
 def _without_wrappers(root: nn.Module, path: str) -> str:

@@ -17,7 +17,7 @@ from sparsefn.ensemble import check_one_state
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in
 from sparsefn.state import Level, State, Step, check_masks
-from sparsefn.tree import check_like, flatten, leaves_like
+from sparsefn.tree import check_like, flatten, leaves_like, mend_of
 
 
 class Row(NamedTuple):
@@ -144,8 +144,8 @@ def summary(state: State | Attached, *, only: Literal["sparsified"] | None = Non
     dimensions or more that keep nothing: most often outputs without an input, and inputs that nothing reads. Rows of
     the table are in the order of paths, with numbers by their value: `layers.2` before `layers.10`. With
     `only="sparsified"` it has none for dense leaves; the totals are the same. Of a stack of states
-    `sf.ensemble.summary` counts every member. Raises ValueError for a stack, for another `only`, and where masks do not
-    fit params.
+    `sf.ensemble.summary` counts every member. Raises TypeError for anything else, ValueError for a stack, for another
+    `only`, and where masks do not fit params.
     """
     if only not in (None, "sparsified"):
         raise ValueError(f"summary: expected only to be 'sparsified' or None, got {only!r}")
@@ -169,10 +169,13 @@ def summary(state: State | Attached, *, only: Literal["sparsified"] | None = Non
 
 
 def check_counted(state: State) -> None:
-    """Raise ValueError for a stack of states, and where masks do not fit params.
+    """Raise TypeError for anything but a State, ValueError for a stack of states and masks that do not fit params.
 
     >>> check_counted(sf.dense().init({"w": torch.ones(2)}))
     """
+    if not isinstance(state, State):
+        got = f"{type(state).__name__}{mend_of('state', state)}"
+        raise TypeError(f"expected a State, or for summary what sf.attach returned, got {got}")
     check_one_state(state)
     check_masks(state.masks, state.params)
 
