@@ -60,7 +60,9 @@ def test_parameters_that_stay_dense_need_no_optimizer(algorithm):
     assert list(weights) == ["0.weight", "1.weight"]
     check_unowned(algorithm, model, weights)
     biases = owned_parameters(model, [torch.optim.SGD([model[0].bias, model[1].bias], lr=0.1)])
-    told = "expected an optimizer to have '0.weight', '1.weight', which the algorithm sparsifies: give it to one, freeze"
+    told = (
+        "expected an optimizer to have '0.weight', '1.weight', which the algorithm sparsifies: give it to one, freeze"
+    )
     with pytest.raises(ValueError, match=told):
         check_unowned(algorithm, model, biases)
 
