@@ -223,8 +223,8 @@ def test_the_mends_are_right():
         ),
         (
             lambda: sf.reparametrised(sf.reparam.low_rank(1), where="*").init({"a": torch.ones(2), "b": torch.ones(3)}),
-            "low_rank: expected leaves of 2 axes or more, got shape (2,) at 'a', shape (3,) at 'b': leave them out with "
-            "where=",
+            "low_rank: expected leaves of 2 axes or more, got shape (2,) at 'a', shape (3,) at 'b': leave them out "
+            "with where=",
         ),
         (
             lambda: sf.static(0.5, where=["*.wieght", "*.bais", "*"]).init(LEAVES),
