@@ -91,8 +91,8 @@ def by_block(
     begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
     gets so many examples at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool, of shape
     (examples, tokens), says which tokens are counted, where some are padding; see `inputs` for what layers must get.
-    An `attention_mask` or `key_padding_mask` that hides tokens is refused without it, and a UserWarning tells of padding
-    in `input_ids`.
+    An `attention_mask` or `key_padding_mask` that hides tokens is refused without it, and a UserWarning tells of
+    padding in `input_ids`.
 
     The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
     the layer that a block is in runs twice on what it is called with, without the rest of the model: once for the

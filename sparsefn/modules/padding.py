@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sparsefn.modules.wrappers import inner_module
 
-
 _INTEGERS = (torch.int32, torch.int64)
 
 

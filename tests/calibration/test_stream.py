@@ -110,9 +110,7 @@ def test_padded_ids_without_a_mask_are_told(folder, tmp_path):
         sf.calibration.stream(folder, wanda, batches, tmp_path / "out")
     assert [one.filename for one in warned] == [__file__]
     model = tiny_lms.llama().from_pretrained(folder)
-    with pytest.warns(
-        UserWarning, match="^in_order: 7 of 60 ids, .*, and leave it out with tokens=attention_mask"
-    ):
+    with pytest.warns(UserWarning, match="^in_order: 7 of 60 ids, .*, and leave it out with tokens=attention_mask"):
         sf.calibration.in_order(model, None, ["model.layers.0.*"], wanda, {"input_ids": padded}, of="square")
     with pytest.warns(UserWarning, match="^inputs: 7 of 60 ids"):
         stats = sf.calibration.inputs(model, None, padded, of="square")

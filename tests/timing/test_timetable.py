@@ -86,11 +86,13 @@ def test_masks_change_in_the_first_three_quarters(steps, n, stop):
         (sf.schedules.cycling([0.5, 0.8], sf.every(300, start=300)), f"every(300, start=300) never fires in {RUN}"),
         (
             sf.methods.granet(0.9, steps=200),
-            f"granet(0.9, steps=200) changes masks once in {RUN}, at step 0: give it `when` in the place of every(1000)",
+            f"granet(0.9, steps=200) changes masks once in {RUN}, at step 0: give it `when` in the place of "
+            "every(1000)",
         ),
         (
             sf.phases([(0, sf.dense()), (50, sf.rigl(0.9))]),
-            "rigl(0.9) changes masks once in its phase, steps 50 to 199, at step 100: give it `when` in the place of every(100)",
+            "rigl(0.9) changes masks once in its phase, steps 50 to 199, at step 100: give it `when` in the place of "
+            "every(100)",
         ),
     ],
 )
