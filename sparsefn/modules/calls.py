@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sparsefn.modules.wrappers import check_not_parallel, check_not_sharded, own_tensors
+from sparsefn.modules.wrappers import check_not_parallel, check_not_sharded, mend_of_names, own_tensors
 from sparsefn.state import State, effective
 from sparsefn.tree import Tree, flatten, mend_of
 
@@ -210,6 +210,7 @@ def tensors_for(module: nn.Module, kind: str, given: Tree, partial: bool = False
         raise ValueError(
             f"expected the {kind} of the {type(module).__name__}, but missing are {missing} and unknown {unknown}"
             + "".join(f"; {name!r} is tied to {tied[name]!r}" for name in unknown if name in tied)
+            + mend_of_names(unknown, own)
         )
     for name, (_, tensor) in own.items():
         check_shape(kind, name, tensors.get(name, tensor), tensor)
