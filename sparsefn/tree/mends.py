@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim import Optimizer
 
 _PARAMS = "; write dict(module.named_parameters())"
@@ -61,7 +61,9 @@ def warn_without_names(params: object) -> None:
 
     >>> warn_without_names(dict(torch.nn.Linear(1, 1).named_parameters()))
     """
-    if type(params) in (list, tuple) and params and all(isinstance(leaf, nn.Parameter) for leaf in params):  # type: ignore[attr-defined]
+    if not isinstance(params, list | tuple) or not params or hasattr(params, "_fields"):
+        return
+    if all(isinstance(leaf, nn.Parameter) for leaf in params):
         warnings.warn(
             "init: a list of parameters has no names, which tell embeddings, norms and layers apart" + _PARAMS,
             UserWarning,
@@ -78,7 +80,7 @@ def check_not_lazy(what: str, named: Iterable[tuple[str, object]]) -> None:
     ValueError: expected params that have shapes, but lazy layers have not made 'weight', 'bias' yet: run the module on
     a batch first
     """
-    lazy = [repr(name) for name, value in named if isinstance(value, UninitializedTensorMixin)]
+    lazy = [repr(name) for name, value in named if isinstance(value, UninitializedParameter | UninitializedBuffer)]
     if lazy:
         raise ValueError(
             f"expected {what} that have shapes, but lazy layers have not made {', '.join(lazy)} yet: run the module on "
