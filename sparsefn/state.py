@@ -22,6 +22,7 @@ from sparsefn.tree import (
     flatten,
     leaves_like,
     leaves_of,
+    mend_of,
     none_paths,
     opened,
     paths,
@@ -189,7 +190,8 @@ def effective(state: State) -> Tree:
     Raises TypeError for anything but a State.
     """
     if not isinstance(state, State):
-        raise TypeError(f"effective: expected a State, as algorithm.init(params) gives it, got {type(state).__name__}")
+        got = f"{type(state).__name__}{mend_of('state', state)}"
+        raise TypeError(f"effective: expected a State, as algorithm.init(params) gives it, got {got}")
     return apply_masks(state.params, state.masks)
 
 

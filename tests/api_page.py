@@ -54,7 +54,7 @@ def page() -> str:
         told = [one if short.count(one) == 1 else line for one, line in zip(short, whole, strict=True)]
         lines = [wrapped(f"- `sf.{name}`: {line}") for name, line in zip(groups[group], told, strict=True)]
         if group == "methods":
-            lines = ["Each has a card in the [gallery of methods](methods.md#by-name).\n"]
+            lines.insert(0, "Each has a card in the [gallery of methods](methods.md#by-name).\n\n")
         title = f"sf.{group}" if group else "sf"
         text += f"\n## {title}\n\n{words(module).splitlines()[0]}\n\n{''.join(lines)}"
     return text

@@ -9,6 +9,7 @@ import api_page
 import pytest
 import torch
 from pages import links, run, runnable, split
+from test_public import PUBLIC
 
 import sparsefn as sf
 
@@ -85,6 +86,8 @@ def test_the_readme_shows_the_two_commands() -> None:
 
 def test_every_public_name_is_on_its_page() -> None:
     written = api_page.PAGE.read_text(encoding="utf-8")
+    listed = re.findall(r"^- `sf\.([\w.]+)`: ", written, re.MULTILINE)
+    assert sorted(listed) == sorted(PUBLIC), "docs/api.md has a line for each public name"
     assert written == api_page.page(), "docs/api.md is out of date: run `python tests/api_page.py`"
 
 

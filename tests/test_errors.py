@@ -12,6 +12,7 @@ import sparsefn as sf
 W = torch.tensor([[4.0, 3.0, 2.0, 1.0], [0.5, 0.6, 0.7, 0.8]])
 PARAMS = {"w": W, "b": torch.ones(2)}
 NAN = math.nan
+LEFT_OUT = "; leave it out with where=lambda path, leaf: sf.default_where(path, leaf) and path not in ['w']"
 
 
 def init(algorithm, params=PARAMS):
@@ -165,12 +166,12 @@ TABLE = {
     "axis not divisible": (
         lambda: init(sf.gmp(1 / 3, pattern=sf.patterns.nm(2, 3))),
         ValueError,
-        "nm(2, 3, axis=-1): expected axis -1 divisible by 3, got shape (2, 4) at 'w'",
+        "nm(2, 3, axis=-1): expected axis -1 divisible by 3, got shape (2, 4) at 'w'" + LEFT_OUT,
     ),
     "no such axis": (
         lambda: init(sf.gmp(0.5, pattern=sf.patterns.nm(2, 4, axis=2))),
         ValueError,
-        "nm(2, 4, axis=2): no axis 2 in shape (2, 4) at 'w'",
+        "nm(2, 4, axis=2): no axis 2 in shape (2, 4) at 'w'; write axis=1, along which the inputs of convolutions lie",
     ),
     "n:m of another sparsity": (
         lambda: init(sf.gmp(0.9, pattern=sf.patterns.nm(2, 4))),
@@ -180,7 +181,7 @@ TABLE = {
     "block of more dimensions": (
         lambda: init(sf.rigl(0.5, pattern=sf.patterns.block((1, 2, 2)))),
         ValueError,
-        "block((1, 2, 2), reduce='mean'): expected 3 dimensions or more, got shape (2, 4) at 'w'",
+        "block((1, 2, 2), reduce='mean'): expected 3 dimensions or more, got shape (2, 4) at 'w'" + LEFT_OUT,
     ),
     "unknown reduce": (
         lambda: sf.patterns.block((2, 2), reduce="median"),
@@ -201,12 +202,12 @@ TABLE = {
     "1-D erdos_renyi": (
         lambda: init(sf.rigl(0.5, where="*", distribution=sf.budgets.erdos_renyi())),
         ValueError,
-        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'b'",
+        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'b': leave them out of `where`",
     ),
     "1-D erk": (
         lambda: init(sf.static(0.5, where="*", distribution=sf.budgets.erk())),
         ValueError,
-        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'b'",
+        "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'b': leave them out of `where`",
     ),
     "floor too high": (
         lambda: init(sf.gmp(0.9, distribution=sf.budgets.global_(floor=0.5))),
@@ -613,7 +614,7 @@ BAD = {
         0,
         ValueError,
         "expected grads with the structure of params, but there is no leaf at 'b' in grads (and at 1 more); params "
-        "lack the one at '0'",
+        "lack the one at '0': a sequence has no names; write dict(zip(params, ...)) where the order is theirs",
     ),
     "shape": ({**PARAMS, "w": W.T}, 0, ValueError, "expected grads of shape (2, 4) at 'w', got (4, 2)"),
     "dense shape": ({**PARAMS, "b": torch.ones(1)}, 0, ValueError, "expected grads of shape (2,) at 'b', got (1,)"),

@@ -22,7 +22,7 @@ from sparsefn.scores import gradient, magnitude, momentum, ranked
 from sparsefn.scores import random as random_score
 from sparsefn.state import Algorithm, Level, Score, Trigger, Where
 from sparsefn.timing.schedules import cosine_decay
-from sparsefn.timing.timetable import pace
+from sparsefn.timing.timetable import UNTIMED, pace
 from sparsefn.timing.triggers import every
 from sparsefn.tree.chosen import default_where
 
@@ -138,7 +138,7 @@ def _timetable(
     when: Trigger | None, fraction: Level | Counted | None, steps: int | None
 ) -> tuple[Trigger, Level | Counted]:
     # What is given, else what Evci et al. 2020 chose for a run of that length.
-    often: Trigger = every(100)
+    often: Trigger = UNTIMED
     share: Level | Counted = 0.3
     if steps is not None:
         n, stop = pace("drop_grow", steps)

@@ -39,7 +39,19 @@ from sparsefn.state import (
     masked_view,
     masks_tree,
 )
-from sparsefn.tree import Leaves, Tree, check_like, choose, copied, fix_sizes, flatten, leaves_of, with_leaves
+from sparsefn.tree import (
+    Leaves,
+    Tree,
+    check_like,
+    choose,
+    copied,
+    fix_sizes,
+    flatten,
+    leaves_of,
+    mend_of,
+    warn_without_names,
+    with_leaves,
+)
 from sparsefn.tree.chosen import float_leaves
 
 # ---- updates ------------------------------------------------------------------------------------
@@ -96,7 +108,7 @@ def update_of(algorithm: Algorithm) -> Update:
 def check_update(state: State, grads: Tree, step: Step) -> tuple[Tree, Step]:
     """Checks at the start of every update, on structure alone; returns the step, and grads laid out as params."""
     if not isinstance(state, State):
-        raise TypeError(f"expected state to be a State from init, got {type(state).__name__}")
+        raise TypeError(f"expected state to be a State from init, got {type(state).__name__}{mend_of('state', state)}")
     if transformed():
         for path, leaf in flatten(state.params)[0].items():
             check_bare(path, leaf)
@@ -123,6 +135,8 @@ def fired(when: Trigger, change: Callable[[State], State], state: State, step: S
 
 def own_params(params: Tree) -> Tree:
     """Copies of params, checked."""
+    if not is_compiling():
+        warn_without_names(params)
     for path, leaf in float_leaves(params).items():
         check_shards(path, leaf)
     return copied(params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from sparsefn.attached.attached import Attached
 from sparsefn.attached.moments import check_moments
 from sparsefn.attached.optimizer_state import check_optimizer, without_wrapper
 from sparsefn.attached.placed import Placed
-from sparsefn.attached.records import optimizers_of, owned_parameters, put_in
+from sparsefn.attached.records import check_unowned, optimizers_of, owned_parameters, put_in
 from sparsefn.compose.paired import check_paired
 from sparsefn.engine.checks import check_trigger, uncalled
 from sparsefn.engine.leaves import is_sparse
@@ -28,6 +28,7 @@ from sparsefn.timing.timetable import unfinished
 from sparsefn.timing.triggers import never
 from sparsefn.tree.chosen import default_where
 
+_ORDER = "write sf.attach(algorithm, model, optimizer)"
 _ADAPTERS = 10  # times as many frozen weights as masked ones: adapters train, the model does not
 
 
@@ -91,17 +92,19 @@ def attach(
     >>> layer = torch.nn.Linear(4, 8)
     >>> sparse = sf.attach(sf.rigl(0.75, where="weight"), layer, torch.optim.Adam(layer.parameters()), clear=clear)
 
-    A parameter that requires no gradient is left alone. Raises TypeError for other arguments, ValueError for a
-    parameter that no optimizer has or more than one, for a model that is attached already, for an algorithm with an
-    optimizer inside, for hooks on several optimizers, for SparseAdam on masked leaves, for an optimizer whose moments
-    are not known or that moves copies of the weights or steps during backward, for new adapters that the masks would
-    keep nothing of, for a masked parameter that a layer computes its weight from, as weight norm does, and for a
-    score that multiplies weights by gradients without `skip`.
+    A parameter that requires no gradient is left alone, and so is one that no optimizer has and that the algorithm
+    leaves dense. Raises TypeError for other arguments, ValueError for a parameter that is sparsified and that no
+    optimizer has, for one that several have, for a model that is attached already, for an algorithm with an optimizer
+    inside, for hooks on several optimizers, for SparseAdam on masked leaves, for an optimizer whose moments are not
+    known or that moves copies of the weights or steps during backward, for new adapters that the masks would keep
+    nothing of, for a masked parameter that a layer computes its weight from, as weight norm does, and for a score that
+    multiplies weights by gradients without `skip`.
     """
     if not isinstance(algorithm, Algorithm):
-        raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {type(algorithm).__name__}")
+        got = uncalled(algorithm) or type(algorithm).__name__
+        raise TypeError(f"attach: expected an Algorithm first, such as sf.rigl(0.9), got {got}; {_ORDER}")
     if not isinstance(model, nn.Module):
-        raise TypeError(f"attach: expected a torch.nn.Module second, got {type(model).__name__}")
+        raise TypeError(f"attach: expected a torch.nn.Module second, got {type(model).__name__}; {_ORDER}")
     several = type(optimizer) in (list, tuple)  # an optimizer of this library is a named tuple
     given: list[Optimizer] = list(optimizer) if several else [optimizer]  # type: ignore[arg-type, list-item]
     for one in given:
@@ -120,6 +123,7 @@ def attach(
     for name, record in weights.items():
         if order.watched(record.parameter):
             raise ValueError(f"attach: {name!r} has an algorithm attached already: call its detach() first")
+    check_unowned(algorithm, model, weights)
     placed = Placed(algorithm, weights)
     places = {name: path for name, (path, _) in own_tensors(model, "parameters").items()}
     check_masked("attach", model, places, placed.state.masks)
@@ -140,6 +144,8 @@ def _name_of(optimizer: object) -> str:
     if isinstance(optimizer, own_optimizers.Optimizer) or uncalled(optimizer):
         name = getattr(optimizer, "__name__", repr(optimizer))
         return f"sf.optimizers.{name}: it goes into with_optimizer, and torch.optim's goes here"
+    if isinstance(optimizer, nn.Module | Tensor | Iterator):
+        return f"{type(optimizer).__name__}: make one, as torch.optim.AdamW(model.parameters(), lr=1e-3) does"
     return type(optimizer).__name__
 
 

@@ -15,6 +15,7 @@ from sparsefn.attached.placed import Placed
 from sparsefn.attached.records import take_out
 from sparsefn.modules.averages import dropped_of
 from sparsefn.state import State, Trigger
+from sparsefn.timing.timetable import changes_once, unfinished
 from sparsefn.tree import Tree, all_finite, identical, leaves_of
 
 _CALL_AFTER = "call after_step after every before_step, also where the optimizer skipped its step"
@@ -220,6 +221,20 @@ class Attached:
                 "after_step; the next before_step masks what torch knows to be written, which `.data` hides"
             )
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on the schedules and triggers of the algorithm for which the steps so far are too few.
+
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> sparse = sf.attach(sf.rigl(0.5), layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+        >>> sparse.notes
+        []
+
+        `sf.report.summary` has them at its end.
+        """
+        steps = self._last + 1
+        return unfinished(self._placed.algorithm, steps, "the {} steps so far") if steps else []
+
     def in_module(self) -> State:
         """A snapshot of what the module holds: its weights, and masks of the entries that are kept or not zero.
 
@@ -258,6 +273,8 @@ class Attached:
     def detach(self) -> None:
         """Leave an ordinary module with its effective weights, and the optimizer as it was; `state` stays.
 
+        Warns where masks changed once, as the algorithm was not told how long the run is.
+
         >>> layer = torch.nn.Linear(2, 1)
         >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
         >>> sparse.detach()
@@ -268,6 +285,8 @@ class Attached:
         """
         self._check_attached()
         placed = self._placed
+        for sentence in changes_once(placed.algorithm, self._last + 1, f"{self._last + 1} steps"):
+            self._tell("once", f"detach: {sentence}")
         if all(writes.fits(placed.state, record) for record in placed.weights.values()):  # else there is none to show
             self._reopen()
         self._unwatch()

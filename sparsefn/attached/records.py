@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from sparsefn.engine.leaves import is_sparse
 from sparsefn.engine.processes import here, is_sharded, whole
 from sparsefn.modules.wrappers import own_tensors
-from sparsefn.state import State, TrainView
+from sparsefn.state import Algorithm, State, TrainView
 from sparsefn.tree import flatten, leaves_of
 
 _ALL = torch.tensor(True, device="cpu")
@@ -92,13 +94,13 @@ def inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
 
 
 def owned_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Record]:
-    """The parameters of a model that require a gradient, by name, each with its optimizer.
+    """The parameters of a model that require a gradient and have an optimizer, by name.
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> list(owned_parameters(layer, [torch.optim.SGD(layer.parameters(), lr=0.1)]))
     ['weight', 'bias']
 
-    Raises ValueError for one that no optimizer has, or more than one.
+    Raises ValueError for those that several optimizers have, and for optimizers that have none.
     """
     kind, owners = type(model).__name__, defaultdict(list)
     for optimizer in optimizers:
@@ -109,13 +111,50 @@ def owned_parameters(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[
         raise ValueError(f"attach: expected a model with parameters that require a gradient, got a {kind} without")
     if not any(id(p) in owners for p in named.values()):
         raise ValueError(f"attach: expected an optimizer of this {kind}, got one that has none of its parameters")
-    records = {}
-    for name, p in named.items():
-        if len(found := owners[id(p)]) != 1:
-            hint = "" if found else ": give it to one, or freeze it with requires_grad_(False)"
-            raise ValueError(f"attach: expected one optimizer to have {name!r}, got {len(found)}{hint}")
-        records[name] = Record(name, p, found[0])  # type: ignore[arg-type]
-    return records
+    if shared := [repr(name) for name, p in named.items() if len(owners[id(p)]) > 1]:
+        raise ValueError(
+            f"attach: expected one optimizer to have {', '.join(shared)}, got several: take it out of all but one"
+        )
+    owned = {name: p for name, p in named.items() if owners[id(p)]}
+    return {name: Record(name, p, owners[id(p)][0]) for name, p in owned.items()}  # type: ignore[arg-type]
+
+
+def check_unowned(algorithm: Algorithm, model: nn.Module, weights: Mapping[str, Record]) -> None:
+    """Raise ValueError for parameters that an algorithm sparsifies or makes from latents, and that no optimizer has.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> weights = owned_parameters(layer, [torch.optim.SGD([layer.weight], lr=0.1)])
+    >>> check_unowned(sf.static(0.5), layer, weights)
+    >>> check_unowned(sf.static(0.5, where="*"), layer, weights)
+    Traceback (most recent call last):
+        ...
+    ValueError: attach: expected an optimizer to have 'bias', which the algorithm sparsifies: give it to one, freeze it
+    with requires_grad_(False), or leave it out of `where`
+    """
+    params = {name: p.detach() for name, (_, p) in own_tensors(model, "parameters").items() if p.requires_grad}
+    unowned = [name for name in params if name not in weights]
+    if not unowned:
+        return
+    with warnings.catch_warnings():  # the init of the others warns again
+        warnings.simplefilter("ignore")
+        state = algorithm.init(params)
+    own = {id(leaf) for leaf in state.params.values()}
+    latents = [path for path, leaf in flatten(algorithm.view.get(state))[0].items() if id(leaf) not in own]
+    needed = [
+        repr(name)
+        for name in unowned
+        if is_sparse(state.masks[name], params[name]) or any(_belongs(path, name) for path in latents)
+    ]
+    if needed:
+        raise ValueError(
+            f"attach: expected an optimizer to have {', '.join(needed)}, which the algorithm sparsifies: give it to "
+            "one, freeze it with requires_grad_(False), or leave it out of `where`"
+        )
+
+
+def _belongs(path: str, name: str) -> bool:
+    # Whether a trained leaf is of the weight of that name: its path ends in it.
+    return path == name or path.endswith(f".{name}")
 
 
 def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]) -> list[Record]:
@@ -137,7 +176,7 @@ def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]
         if id(leaf) in names:
             records.append(weights[names[id(leaf)]])
             continue
-        ends = [name for name in weights if path == name or path.endswith(f".{name}")]
+        ends = [name for name in weights if _belongs(path, name)]
         beside = weights[max(ends, key=len)] if ends else next(iter(weights.values()))
         beside.latent = beside.latent or (bool(ends) and "latent" in path.split("."))
         records.append(Record(path, nn.Parameter(leaf.detach().clone()), beside.optimizer, beside))

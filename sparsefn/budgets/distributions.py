@@ -101,9 +101,11 @@ def _by_share(shapes: Shapes, sparsity: Real, density: Density) -> Counts:
 def _shared(given: tuple[tuple[str, tuple[int, ...]], ...], sparsity: Real, density: Density) -> Counts:
     shapes = dict(given)
     sizes = {path: math.prod(shape) for path, shape in shapes.items()}
-    for path, shape in shapes.items():
-        if len(shape) < 2:
-            raise ValueError(f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape {shape} at {path!r}")
+    flat = [f"shape {shape} at {path!r}" for path, shape in shapes.items() if len(shape) < 2]
+    if flat:
+        raise ValueError(
+            f"Erdos-Renyi budgets need leaves of 2 dimensions or more, got {', '.join(flat)}: leave them out of `where`"
+        )
     shares = {path: sizes[path] * density(shapes[path]) if sizes[path] else 0.0 for path in shapes}
     return apportion(shares, n_kept(sum(sizes.values()), sparsity), sizes)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsefn.algorithms import dense
 from sparsefn.calibration.carried import Prune, PrunedBlock
-from sparsefn.calibration.inputs import check_data, names_of, weights_of_call
+from sparsefn.calibration.inputs import check_data, names_of, warn_of_padding, weights_of_call
 from sparsefn.calibration.steps import Asked, chunks_of, steps_of
 from sparsefn.calibration.sums import Stats
 from sparsefn.engine.checks import check_call
@@ -91,7 +91,8 @@ def by_block(
     begin, or None for the module's own weights without masks. `of` is that of `inputs`. With `chunk_size` the module
     gets so many examples at a time, split along the first axis of every tensor in `inputs`. `tokens`, bool, of shape
     (examples, tokens), says which tokens are counted, where some are padding; see `inputs` for what layers must get.
-    An `attention_mask` or `key_padding_mask` that hides tokens is refused without it.
+    An `attention_mask` or `key_padding_mask` that hides tokens is refused without it, and a UserWarning tells of
+    padding in `input_ids`.
 
     The time is linear in the number of blocks. The embeddings and masks before the first block are computed once. Then
     the layer that a block is in runs twice on what it is called with, without the rest of the model: once for the
@@ -145,6 +146,7 @@ def _begun(
     state = dense().init(weights_of_call(module, None)) if state is None else state
     leaves, asked = weights_of_call(module, state), list[Asked]()
     check_data("in_order", module, tokens, call)
+    warn_of_padding("in_order", module, [(call, tokens)])
     chunks = list(chunks_of((call, tokens), chunk_size))
     for block in blocks:
         chosen = [path for path, leaf in matching("blocks", block, leaves).items() if leaf.ndim > 1]

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from sparsefn.calibration.watched import under_watch, unwatched
 from sparsefn.ensemble import check_one_state
 from sparsefn.modules.calls import Call, quiet_call, tensors_for
 from sparsefn.modules.originals import computed_from, layer_of
+from sparsefn.modules.padding import padding_in
 from sparsefn.modules.weights import is_conv1d, is_weight
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, Where
@@ -82,7 +83,8 @@ def inputs(
     `tokens`, bool, of shape (examples, tokens), says which tokens are counted, where some are padding; each layer must
     get one input a token, in this order. ValueError for layers that get (tokens, examples), as `nn.MultiheadAttention`
     does inside; with as many examples as tokens this is not noticed. A mask of the call that hides tokens, such as
-    `attention_mask`, is refused without it.
+    `attention_mask`, is refused without it, and a UserWarning tells of `input_ids` that end or begin with two ids or
+    more that the model's config calls padding (`pad_token_id`, or without one `eos_token_id`).
 
     `paths` are globs, or a function of (path, leaf), that choose leaves. ValueError where no leaf that a glob matches
     was seen and for inputs that are not finite, both with the paths and their layers; for another name in `of`, for a
@@ -92,6 +94,7 @@ def inputs(
     chosen = weights if paths is None else matching("paths", paths, weights)
     matrices = {path: path for path in chosen if weights[path].ndim > 1}
     check_data("inputs", module, tokens, (args, kwargs))
+    warn_of_padding("inputs", module, [((args, kwargs), tokens)])
     stats, _ = collector(module, weights, matrices, names)(own_call((args, kwargs)), tokens)
     stats = {path: stats[path] for path in chosen if path in stats}
     check_finite_stats(stats, lambda path: layer_at(module, path))
@@ -128,9 +131,9 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
     noisy = [path for path, part in module.named_modules() if part.training and _drops(part)]
     if noisy:
         warnings.warn(f"{what}: dropout is on in {noisy[0]!r}: call eval() of the model first", stacklevel=3)
-    given = dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False)) | call[1]
+    given = _by_name(module, call)
     shapes = [x.shape[:2] for x in leaves_of(list(given.values())) if isinstance(x, Tensor)]
-    two = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+    two = _has_decoder(module)
     if tokens is None:
         for name, mask in given.items():
             end = next((end for end in _HIDDEN if name.endswith(end)), None)
@@ -152,6 +155,28 @@ def check_data(what: str, module: nn.Module, tokens: Tensor | None, call: Call) 
     if tokens.shape not in shapes and tokens.shape[::-1] in shapes:
         wanted = tuple(tokens.shape[::-1])
         raise ValueError(f"{what}: expected tokens of shape {wanted}, as the call has, got {tuple(tokens.shape)}")
+
+
+def warn_of_padding(what: str, module: nn.Module, data: Iterable[tuple[Call, Tensor | None]]) -> None:
+    """Warn of calls whose ids are padded, where nothing says which tokens count.
+
+    >>> warn_of_padding("inputs", torch.nn.Linear(1, 1), [(((torch.ones(2, 3),), {}), None)])
+    """
+    given = [item for call, tokens in data if tokens is None for item in _by_name(module, call).items()]
+    ids = [value for name, value in given if name.endswith("input_ids")]
+    if padding := padding_in(module, ids):
+        mend = "give the model the attention_mask of its tokenizer, and leave it out with tokens=attention_mask.bool()"
+        if _has_decoder(module):
+            mend = "give examples of one length in one call"
+        warnings.warn(f"{what}: {padding}, and count in the statistics: {mend}", UserWarning, stacklevel=3)
+
+
+def _by_name(module: nn.Module, call: Call) -> dict[str, Tree]:
+    return dict(zip(inspect.signature(module.forward).parameters, call[0], strict=False)) | call[1]
+
+
+def _has_decoder(module: nn.Module) -> bool:
+    return bool(getattr(getattr(module, "config", None), "is_encoder_decoder", False))
 
 
 def _drops(part: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sparsefn.calibration.carried import Prune, prune_block
 from sparsefn.calibration.folders import INDEX
-from sparsefn.calibration.inputs import check_data, names_of
+from sparsefn.calibration.inputs import check_data, names_of, warn_of_padding
 from sparsefn.calibration.journal import (
     PLACE,
     Journal,
@@ -106,6 +106,7 @@ def stream(
         plan = planned(source, blocks, make, device)
         for call, one in zip(calls, counted, strict=True):
             check_data("stream", plan.model, one, call)
+        warn_of_padding("stream", plan.model, zip(calls, counted, strict=True))
         run = {
             "model": digest_of_model(source / "config.json", plan.stored),
             "batches": digest_of_batches(zip(calls, counted, strict=True)),

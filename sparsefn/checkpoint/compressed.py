@@ -124,8 +124,9 @@ def _by_path(
         if not isinstance(one, Pattern):
             raise TypeError(f"compress: expected a pattern at position {i}, got {type(one).__name__}")
     *rows, rest = shares("compress", [where for where, _ in rules], masked, like)
-    for path in rest:
-        raise ValueError(f"compress: no rule matches the leaf {path!r}, which has a mask; end with ('*', a pattern)")
+    if rest:
+        left = ", ".join(map(repr, rest))
+        raise ValueError(f"compress: no rule matches {left} with a mask; end with ('*', a pattern)")
     return {path: one for (_, one), row in zip(rules, rows, strict=True) for path in row}
 
 

@@ -11,7 +11,7 @@ from sparsefn.compose.states import check_algorithm, kept
 from sparsefn.engine.checks import check_pairs, described
 from sparsefn.state import Algorithm, State, Step, TrainView, Where, has_own_support, masked_view, support_of
 from sparsefn.tree import Leaves, Tree
-from sparsefn.tree.chosen import from_shares
+from sparsefn.tree.chosen import float_leaves, from_shares
 from sparsefn.tree.chosen import shares as of_each
 
 
@@ -65,6 +65,7 @@ def partition(parts: Sequence[tuple[Where, Algorithm]]) -> Algorithm:
         return State(params, masks, scores, keys, opt, support)
 
     def init(params: Tree) -> State:
+        float_leaves(params)  # which names what is no tree
         rows = shares(params, params)
         return join([algorithm.init(row) for algorithm, row in zip(algorithms, rows, strict=True)], params)
 

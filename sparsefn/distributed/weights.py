@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from sparsefn.attached.gradients import dense_gradient
 from sparsefn.engine.processes import words_of
 from sparsefn.modules.calls import check_shape, check_state, tensors_for
-from sparsefn.modules.wrappers import own_tensors
+from sparsefn.modules.wrappers import mend_of_names, own_tensors
 from sparsefn.state import State
 from sparsefn.tree import Tree, flatten
 
@@ -61,7 +61,8 @@ def grads_of(model: nn.Module, state: State) -> Tree:
     own = {name: parameter for name, (_, parameter) in own_tensors(model, "parameters").items()}
     leaves, rebuild = flatten(state.params)
     if unknown := [name for name in leaves if name not in own]:
-        raise ValueError(f"grads_of: expected params of the {type(model).__name__}, but unknown are {unknown}")
+        mend = mend_of_names(unknown, own)
+        raise ValueError(f"grads_of: expected params of the {type(model).__name__}, but unknown are {unknown}{mend}")
     for name, leaf in leaves.items():
         check_shape("params", name, leaf, own[name])
         _check_fits("grads_of", name, leaf, own[name])

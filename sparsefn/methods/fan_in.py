@@ -13,7 +13,7 @@ from sparsefn.algorithms.start import Init
 from sparsefn.budgets.counts import Counted
 from sparsefn.budgets.distributions import n_kept, rounded, rounded_down
 from sparsefn.compose import chain, sequence
-from sparsefn.engine.checks import as_fraction, check_int, check_sparsity, described, fraction_at
+from sparsefn.engine.checks import as_fraction, check_sparsity, described, fraction_at
 from sparsefn.engine.leaves import as_tensor_on
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection import Counts
@@ -23,6 +23,7 @@ from sparsefn.scores import by_unit
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.state import Algorithm, Level, State, Step, Trigger, Where
 from sparsefn.timing.schedules import cosine_decay
+from sparsefn.timing.timetable import pace
 from sparsefn.timing.triggers import every
 from sparsefn.tree import Tree
 from sparsefn.tree.chosen import default_where
@@ -59,8 +60,9 @@ def srigl(
     where the gradient is largest, to the same number: the weights that the sparsity asks for, divided by the number of
     these rows and rounded down. Regrown
     weights start at zero, those only just dropped have their values. `ablation=0.0` ablates none; leave the last layer
-    out of `ablate`. By default masks change every 100 steps in the first three quarters of `steps`, and the fraction
-    falls from 0.3 to 0 as half a cosine wave. Biases of ablated neurons stay: such a neuron is a constant.
+    out of `ablate`. By default masks change every 100 steps (in a run below 10,000, every hundredth part of it) in the
+    first three quarters of `steps`, and the fraction falls from 0.3 to 0 as half a cosine wave. Biases of ablated
+    neurons stay: such a neuron is a constant.
 
     Raises TypeError or ValueError for a sparsity, an `ablation` or a fraction outside [0, 1], and for `steps` that are
     not positive.
@@ -75,9 +77,8 @@ def srigl(
     """
     check_sparsity(sparsity)
     check_sparsity(ablation, "ablation")
-    check_int("srigl", "steps", steps, 1)
-    stop = max(1, 3 * steps // 4)
-    when = every(100, stop=stop) if when is None else when
+    n, stop = pace("srigl", steps)
+    when = every(n, stop=stop) if when is None else when
     share = as_fraction(cosine_decay(0.3, stop) if drop_fraction is None else drop_fraction, "drop_fraction")
 
     def even(scores: Tensor, open_: Tensor, step: Step) -> Tensor:  # as many in every row that has places

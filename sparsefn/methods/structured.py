@@ -147,10 +147,9 @@ def slimming(
 
     def chosen(params: Tree) -> Leaves:
         found = matching("slimming", where, flatten(params)[0])
-        for path, leaf in found.items():
-            if leaf.ndim != 1:
-                shape = tuple(leaf.shape)
-                raise ValueError(f"slimming: expected scales of one dimension, got shape {shape} at {path!r}")
+        other = [f"shape {tuple(leaf.shape)} at {path!r}" for path, leaf in found.items() if leaf.ndim != 1]
+        if other:
+            raise ValueError(f"slimming: expected scales of one dimension, got {', '.join(other)}: see where=")
         return found
 
     def before(state: State, step: Step) -> Tree:

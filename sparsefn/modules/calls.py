@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.modules.originals import check_masked
-from sparsefn.modules.wrappers import check_not_parallel, check_not_sharded, own_tensors
+from sparsefn.modules.wrappers import check_not_parallel, check_not_sharded, mend_of_names, own_tensors
 from sparsefn.state import State, effective
-from sparsefn.tree import Tree, flatten
+from sparsefn.tree import Tree, flatten, mend_of
 
 # torch's checkpointing without re-entrance consists of autograd's hooks on saved tensors.
 _CHECKPOINTED = (
@@ -204,7 +204,8 @@ def tensors_for(module: nn.Module, kind: str, given: Tree, partial: bool = False
         if not isinstance(tensor, Tensor) or not name:
             wanted = "a dict of tensors" if kind == "buffers" else "a State or a tree of tensors"
             at = f" at {name!r}" if name else ""
-            raise TypeError(f"expected the {kind} as {wanted}, got {type(tensor).__name__}{at}")
+            mend = mend_of(kind, given)
+            raise TypeError(f"expected the {kind} as {wanted}, got {type(tensor).__name__}{at}{mend}")
     missing = [] if partial else [name for name in own if name not in tensors]
     unknown = [name for name in tensors if name not in own]
     if missing or unknown:
@@ -213,6 +214,7 @@ def tensors_for(module: nn.Module, kind: str, given: Tree, partial: bool = False
         raise ValueError(
             f"expected the {kind} of the {type(module).__name__}, but missing are {missing} and unknown {unknown}"
             + "".join(f"; {name!r} is tied to {tied[name]!r}" for name in unknown if name in tied)
+            + mend_of_names(unknown, own)
         )
     for name, (_, tensor) in own.items():
         check_shape(kind, name, tensors.get(name, tensor), tensor)
@@ -228,7 +230,7 @@ def check_state(call: str, state: object, place: str = "") -> None:
     TypeError: commit: expected a State second, as algorithm.init(params) gives it, got dict
     """
     if not isinstance(state, State):
-        kind = type(state).__name__
+        kind = f"{type(state).__name__}{mend_of('state', state)}"
         raise TypeError(f"{call}: expected a State{place}, as algorithm.init(params) gives it, got {kind}")
 
 

@@ -25,27 +25,28 @@ def make_semi_structured(layers: Mapping[str, nn.Linear], masks: Mapping[str, Te
     No layer is changed unless all of them can be. Raises ValueError for weights that torch or the device does not
     take, RuntimeError where torch itself refuses; all name the path.
     """
-    for path, layer in layers.items():
-        _check(path, layer.weight, masks[path])
+    faults = [fault for path, layer in layers.items() if (fault := _fault(layer.weight, masks[path], path))]
+    if faults:
+        raise ValueError(f"layout='semi': {'; '.join(faults)}")
     made = {path: _made(path, layer.weight) for path, layer in layers.items()}
     for path, layer in layers.items():
         layer.weight = nn.Parameter(made[path], requires_grad=False)
 
 
-def _check(path: str, weight: Tensor, mask: Tensor) -> None:
-    def refuse(expected: str, got: object) -> ValueError:
-        return ValueError(f"layout='semi': expected {expected} at {path!r}, got {got}")
+def _fault(weight: Tensor, mask: Tensor, path: str) -> str:
+    # Why torch or the device does not take a weight; "" where it does.
+    def told(expected: str, got: object) -> str:
+        return f"expected {expected} at {path!r}, got {got}"
 
     if weight.dtype not in _DTYPES:
-        raise refuse("torch.float16 or torch.bfloat16 weights", weight.dtype)
+        return told("torch.float16 or torch.bfloat16 weights", weight.dtype)
     if any(size % _SIDE or not size for size in weight.shape):
-        raise refuse(f"rows and columns in multiples of {_SIDE}", f"shape {tuple(weight.shape)}")
+        return told(f"rows and columns in multiples of {_SIDE}", f"shape {tuple(weight.shape)}")
     most = int(mask.unflatten(1, (mask.shape[1] // 4, 4)).sum(-1).max())  # type: ignore[no-untyped-call]
     if most > 2:
-        raise refuse("a mask that keeps at most 2 of every 4 weights along axis 1", most)
+        return told("a mask that keeps at most 2 of every 4 weights along axis 1", most)
     lacking = without_sparse_cores(weight.device)
-    if lacking:
-        raise refuse("a CUDA device of compute capability 8.0 or higher", lacking)
+    return told("a CUDA device of compute capability 8.0 or higher", lacking) if lacking else ""
 
 
 def without_sparse_cores(device: torch.device) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+
+from sparsefn.tree import check_not_lazy
 
 # The child that holds the wrapped module, and the classes that hold one so. Classes are told by name, as importing
 # them would load torch's compiler.
@@ -55,7 +57,8 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str
     Names are as in the module without wrappers. `kind` is "parameters" or "buffers"; a tied tensor is
     there once, under its first name, or with `tied` under each. Where a forward has left parameters of
     `torch.distributed.fsdp.fully_shard` gathered, the gathered copies are freed first, as the module's own
-    `state_dict()` does: its parameters are the shards. Raises TypeError for anything but a module.
+    `state_dict()` does: its parameters are the shards. Raises TypeError for anything but a module, ValueError for lazy
+    layers that have no shape yet.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a module first, as in call(module, state, x), got {type(module).__name__}")
@@ -63,9 +66,9 @@ def own_tensors(module: nn.Module, kind: str, *, tied: bool = False) -> dict[str
         part.reshard()
     prefix, inner = _unwrapped(module)
     named = inner.named_parameters if kind == "parameters" else inner.named_buffers
-    return {
-        _without_wrappers(inner, name): (prefix + name, tensor) for name, tensor in named(remove_duplicate=not tied)
-    }
+    found = list(named(remove_duplicate=not tied))
+    check_not_lazy(f"{kind} of the {type(inner).__name__}", found)
+    return {_without_wrappers(inner, name): (prefix + name, tensor) for name, tensor in found}
 
 
 def _without_wrappers(root: nn.Module, path: str) -> str:
@@ -77,6 +80,32 @@ def _without_wrappers(root: nn.Module, path: str) -> str:
             kept.append(part)
         owner = owner.get_submodule(part)
     return ".".join([*kept, parts[-1]])
+
+
+def mend_of_names(unknown: Sequence[str], own: Container[str]) -> str:
+    """What to write for names that differ from a module's own ones by what wrappers add; "" for other names.
+
+    >>> mend_of_names(["module.weight"], {"weight"})
+    "; leave out 'module.', which a wrapper adds: sf.modules.params_of(module) and .module.named_parameters() do"
+    >>> mend_of_names(["weight"], {"module.weight"}), mend_of_names(["wieght"], {"weight"})
+    ('; pass .module of the module, which has these names', '')
+    """
+    if not unknown:
+        return ""
+    for child in _CHILDREN:
+        if all(f"{child}.{name}" in own for name in unknown):
+            return f"; pass .{child} of the module, which has these names"
+    added = [part for part in unknown[0].split(".") if part in _CHILDREN]
+    if added and all(_without_children(name) in own for name in unknown):
+        mend = f"sf.modules.params_of(module) and .{added[0]}.named_parameters() do"
+        return f"; leave out {f'{added[0]}.'!r}, which a wrapper adds: {mend}"
+    if all(name.isdigit() for name in unknown):
+        return "; a sequence has no names: write dict(module.named_parameters())"
+    return ""
+
+
+def _without_children(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _CHILDREN)
 
 
 def without_wrappers(module: nn.Module, checkpoint: Mapping[str, Tensor]) -> dict[str, Tensor]:

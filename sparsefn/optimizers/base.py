@@ -16,7 +16,7 @@ from sparsefn.engine.numbers import like
 from sparsefn.engine.processes import localized
 from sparsefn.engine.surroundings import backends, constants
 from sparsefn.state import Level
-from sparsefn.tree import Tree, check_like, leaves_of, zipped
+from sparsefn.tree import Tree, check_like, check_tree, leaves_of, zipped
 
 Row = tuple[Tensor, ...]  # of one leaf: what goes into its step, or what comes out
 Rebuild = Callable[[Sequence[Tensor]], Tree]
@@ -59,6 +59,7 @@ def start_count(params: Tree) -> Tensor:
     >>> start_count({"w": torch.ones(2)})
     tensor(0)
     """
+    check_tree("params", params)
     leaves = leaves_of(params)
     return torch.zeros((), dtype=torch.int64, device=leaves[0].device if leaves else torch.device("cpu"))
 

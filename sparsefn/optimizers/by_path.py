@@ -44,8 +44,9 @@ def by_path(rules: Sequence[tuple[Where, Optimizer]]) -> Optimizer:
 
     def split(tree: Tree, like: Tree) -> list[Leaves]:
         *rows, rest = shares("by_path", wheres, tree, like)
-        for path in rest:
-            raise ValueError(f"by_path: no rule matches the leaf {path!r}; add ('*', an optimizer) as the last")
+        if rest:
+            left = ", ".join(map(repr, rest))
+            raise ValueError(f"by_path: no rule matches {left}; add ('*', an optimizer) as the last")
         for i, row in enumerate(rows):
             if not row:
                 raise ValueError(f"by_path: no leaf is left for rule {i}, {shown(wheres[i])}")

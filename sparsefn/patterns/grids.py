@@ -30,7 +30,7 @@ from sparsefn.engine.surroundings import Array, eagerly
 from sparsefn.patterns.boxes import in_line
 from sparsefn.patterns.kinds import Box, Pattern
 from sparsefn.patterns.tied import tied_sets
-from sparsefn.patterns.units import Units, units_of
+from sparsefn.patterns.units import Units, units_of, units_of_leaves
 from sparsefn.tree import Leaves
 
 Grids = dict[str, Units]  # by path, or by the name of a tied set
@@ -47,13 +47,10 @@ def grids(pattern: Pattern, leaves: Leaves) -> Grids:
                 f"{others[0]!r} is not"
             )
         return made
-    made = {}
+    made = units_of_leaves(pattern, leaves)
     for path, leaf in leaves.items():
-        try:
-            units = units_of(pattern, tuple(leaf.shape))
-            made[path] = units if type(leaf) is Tensor else with_alignment(units, leaf)
-        except ValueError as error:
-            raise ValueError(f"{error} at {path!r}") from None
+        if type(leaf) is not Tensor:
+            made[path] = with_alignment(made[path], leaf)
     return made
 
 

@@ -141,16 +141,25 @@ def _sets_among(families: tuple[tuple[Member, ...], ...]) -> Sets:
     @functools.lru_cache(maxsize=16)
     def found(shapes: Shapes) -> tuple[TiedSet, ...]:
         leaves, sets, begun = dict(shapes), dict[str, TiedSet](), Counter[str]()
+        faults: dict[str, None] = {}
         for members in families:
             globs = tuple(glob for glob, *_ in members)
             for paths in sets_of(globs, tuple(leaves)):
-                pairs = zip(paths, members, strict=True)
-                places = [place_of(path, leaves[path], *member[1:]) for path, member in pairs]
-                _check_as_many(places)
+                places = []
+                try:
+                    for path, member in zip(paths, members, strict=True):
+                        places.append(place_of(path, leaves[path], *member[1:]))
+                    _check_as_many(places)
+                except ValueError as error:
+                    faults[str(error)] = None
+                    continue
                 names = (f"{paths[0]}:{i}" if i else paths[0] for i in itertools.count(begun[paths[0]]))
                 name = next(name for name in names if name not in sets)
                 sets[name] = classed(name, places)
             begun.update(path for (path,) in sets_of(globs[:1], tuple(leaves)))  # whether or not others lack a leaf
+        if faults:  # of all sets at once
+            first, *others = faults
+            raise ValueError("; ".join([first, *(text.removeprefix("tied: ") for text in others)]))
         check_units_meet(tuple(sets.values()))
         return tuple(sets.values())
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from sparsefn.engine.checks import call_of
 from sparsefn.engine.processes import Alignment, Extent
 from sparsefn.engine.selection import Entry, winners
 from sparsefn.engine.sums import Pooling, Reduction, pool
 from sparsefn.engine.surroundings import Array
 from sparsefn.patterns.boxes import Tensors, boxes_of, grid_of, in_line, over_boxes, over_elements, over_parts, unboxed
-from sparsefn.patterns.kinds import Box, Pattern
+from sparsefn.patterns.kinds import Box, Pattern, nm
 from sparsefn.patterns.places import Place
 
 SomeFlags = TypeVar("SomeFlags", Tensor, Tensor | None)
@@ -81,16 +83,58 @@ def units_of(pattern: Pattern, shape: Box) -> Units:
     return Units(pattern, shape, unit, grid, group, (math.prod(groups), math.prod(group)), single, flat, budgeted)
 
 
-def units_of_leaf(pattern: Pattern, path: str, leaf: Tensor) -> Units:
-    """The units of a leaf, with its path in the error of a shape that the pattern does not fit.
+def units_of_leaves(pattern: Pattern, leaves: Mapping[str, Tensor]) -> dict[str, Units]:
+    """The units of some leaves, by path; one error for all leaves that the pattern does not fit.
 
-    >>> units_of_leaf(sf.patterns.channel(0), "w", torch.ones(2, 3)).grid
+    >>> units_of_leaves(sf.patterns.channel(0), {"w": torch.ones(2, 3)})["w"].grid
     (2, 1)
+    >>> units_of_leaves(sf.patterns.nm(2, 4), {"a": torch.ones(8, 3), "b": torch.ones(8, 6), "c": torch.ones(8, 4)})
+    Traceback (most recent call last):
+        ...
+    ValueError: nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (8, 3) at 'a', nor does it fit 'b' of
+    shape (8, 6); leave them out with where=lambda path, leaf: sf.default_where(path, leaf) and path not in ['a', 'b']
     """
+    made: dict[str, Units] = {}
+    faults: dict[str, str] = {}
+    for path, leaf in leaves.items():
+        try:
+            made[path] = units_of(pattern, tuple(leaf.shape))
+        except ValueError as error:
+            faults[path] = str(error)
+    if not faults:
+        return made
+    path, *others = faults
+    text = f"{faults[path]} at {path!r}"
+    if others:
+        text += f", nor does it fit {', '.join(f'{p!r} of shape {tuple(leaves[p].shape)}' for p in others)}"
+    left = _left_out_along_inputs(pattern, leaves)
+    if left is None or len(left) >= len(faults):
+        text += f"; leave {'them' if others else 'it'} out with {_where_not(list(faults))}"
+    else:
+        text += "; write axis=1, along which the inputs of convolutions lie"
+        text += f", and leave out what is left with {_where_not(left)}" if left else ""
+    raise ValueError(text)
+
+
+def _left_out_along_inputs(pattern: Pattern, leaves: Mapping[str, Tensor]) -> list[str] | None:
+    # The leaves that the pattern would not fit along axis 1, where it is an N:M pattern along another one.
+    call = call_of(pattern)
+    if call is None or call.make is not nm:
+        return None
+    other = nm(**{**call.arguments(), "axis": 1})
+    return [path for path, leaf in leaves.items() if not _fits(other, tuple(leaf.shape))]
+
+
+def _fits(pattern: Pattern, shape: Box) -> bool:
     try:
-        return units_of(pattern, tuple(leaf.shape))
-    except ValueError as error:
-        raise ValueError(f"{error} at {path!r}") from None
+        units_of(pattern, shape)
+    except ValueError:
+        return False
+    return True
+
+
+def _where_not(paths: list[str]) -> str:
+    return f"where=lambda path, leaf: sf.default_where(path, leaf) and path not in {paths}"
 
 
 def _is_single(box: Box) -> bool:

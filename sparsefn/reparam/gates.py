@@ -12,7 +12,7 @@ from sparsefn.engine.checks import check_trigger, described, is_number
 from sparsefn.engine.processes import check_plain, outside
 from sparsefn.patterns.boxes import over_elements
 from sparsefn.patterns.kinds import Pattern, unstructured
-from sparsefn.patterns.units import units_of, units_of_leaf
+from sparsefn.patterns.units import units_of, units_of_leaves
 from sparsefn.reparam.base import Reparametrisation
 from sparsefn.state import Level, Step, Trigger, everywhere
 from sparsefn.timing.schedules import as_schedule
@@ -65,8 +65,8 @@ def hard_concrete(
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         gates, draws = {}, random.fold_in(key, "init")
-        for path, leaf in leaves.items():
-            units, own = units_of_leaf(pattern, path, leaf), random.leaf_key(draws, path)
+        for path, units in units_of_leaves(pattern, leaves).items():
+            leaf, own = leaves[path], random.leaf_key(draws, path)
             if not units.single:
                 check_plain(f"hard_concrete with {pattern}", path, leaf)
             like = leaf if units.single else leaf.new_empty(units.grid)

@@ -59,13 +59,14 @@ def low_rank(rank: int, alpha: float | None = None, dropout: float = 0.0, *, sta
 
     def start(leaves: Leaves, key: Tensor) -> Tree:
         a, b, draws = {}, {}, random.fold_in(key, "init")
+        flat = [f"shape {tuple(x.shape)} at {path!r}" for path, x in leaves.items() if x.ndim < stacked + 2]
+        if flat:
+            raise ValueError(
+                f"low_rank: expected leaves of {stacked + 2} axes or more, got {', '.join(flat)}: leave them out with "
+                "where="
+            )
         for path, leaf in leaves.items():
             check_plain("low_rank", path, leaf)
-            if leaf.ndim < stacked + 2:
-                raise ValueError(
-                    f"low_rank: expected a leaf of {stacked + 2} axes or more, got shape {tuple(leaf.shape)} at "
-                    f"{path!r}: leave it out with where="
-                )
             stack, outputs = leaf.shape[:stacked], leaf.shape[stacked]
             inputs = math.prod(leaf.shape[stacked + 1 :])
             like = wide(leaf.new_empty(*stack, rank, inputs))

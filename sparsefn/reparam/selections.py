@@ -11,7 +11,7 @@ from sparsefn.engine.numbers import Real
 from sparsefn.engine.processes import check_plain, outside
 from sparsefn.masks.select import straight_through, topk_mask
 from sparsefn.patterns.kinds import Pattern, nm
-from sparsefn.patterns.units import from_rows, to_rows, units_of, units_of_leaf
+from sparsefn.patterns.units import from_rows, to_rows, units_of, units_of_leaves
 from sparsefn.reparam.base import Reparametrisation
 from sparsefn.reparam.gates import sigmoid
 from sparsefn.state import Level, Schedule, Step, everywhere
@@ -194,7 +194,7 @@ def soft_nm(n: int, m: int, axis: int = -1, *, rescale: bool = True) -> Reparame
         latents: Tree = _latent(leaves, key)
         for path, leaf in leaves.items():
             check_plain("soft_nm", path, leaf)
-            units_of_leaf(pattern, path, leaf)
+        units_of_leaves(pattern, leaves)
         if rescale:
             latents["scale"] = {path: _scale(v, shrunk(v)[0]) for path, v in leaves.items()}
         return latents

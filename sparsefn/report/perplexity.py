@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsefn.engine.checks import check_int
+from sparsefn.modules.padding import padding_in
 
 IGNORED = -100  # what transformers writes into labels for tokens that do not count
 _Window = tuple[Tensor, Tensor]  # tokens, and what is to be predicted at each of them
@@ -47,8 +49,9 @@ def perplexity(
     more before it. The last window of a text is as long as what is left. The mean is over tokens, not over windows:
     log-likelihoods are float32 (float64 for float64 logits), and their sums float64.
 
-    `attention_mask`, of the shape of `tokens`, is 0 for padding, which is cut off before the model sees it. `labels`
-    are what is to be predicted, the tokens unless given; those that are -100 do not count.
+    `attention_mask`, of the shape of `tokens`, is 0 for padding, which is cut off before the model sees it; without it
+    a UserWarning tells of texts that begin or end with padding by the config of the model. `labels` are what is to be
+    predicted, the tokens unless given; those that are -100 do not count.
 
     ValueError for a text too short to predict a token, for padding inside of a text, for labels of another shape or
     outside of the vocabulary, for logits of another shape, for a module in train mode, and for a stride above the
@@ -62,6 +65,8 @@ def perplexity(
         raise ValueError(f"perplexity: expected stride <= window, or tokens are left out, got {stride} > {window}")
     if isinstance(model, nn.Module) and model.training:
         raise ValueError("perplexity: expected a model in eval mode, got one in train mode: call model.eval()")
+    if attention_mask is None and labels is None and (padding := padding_in(model, [tokens])):
+        warnings.warn(f"perplexity: {padding}, and count as text: give attention_mask", UserWarning, stacklevel=2)
     windows = [part for text in _texts(tokens, attention_mask, labels) for part in _windows(*text, window, stride)]
     counted = sum(int((wanted != IGNORED).sum()) for _, wanted in windows)
     if not counted:

@@ -17,7 +17,7 @@ from sparsefn.ensemble import check_one_state
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in
 from sparsefn.state import Level, State, Step, check_masks
-from sparsefn.tree import check_like, flatten, leaves_like
+from sparsefn.tree import check_like, flatten, leaves_like, mend_of
 
 
 class Row(NamedTuple):
@@ -47,8 +47,8 @@ class Summary(NamedTuple):
     0.75
 
     `rows` has a row for every leaf, `total` is over all of them, `sparsified` over those that have a
-    mask, and `dense` holds the paths of the others. In a plan `notes` are sentences on what a run of `steps` steps ends
-    too early for.
+    mask, and `dense` holds the paths of the others. `notes` are sentences on what the run ends too early for: of a plan
+    the run of `steps` steps, of what `sf.attach` returned the steps so far.
     """
 
     rows: tuple[Row, ...]
@@ -140,16 +140,19 @@ def summary(state: State | Attached, *, only: Literal["sparsified"] | None = Non
     all                    4     10    0.6000  1 row, 2 columns
 
     Counts come from the masks, not from the values of the weights. Of what `sf.attach` returned, weights count that are
-    kept, or not zero in the module. Under `dead` stand rows and columns of masks of two
-    dimensions or more that keep nothing: most often outputs without an input, and inputs that nothing reads. Rows of
-    the table are in the order of paths, with numbers by their value: `layers.2` before `layers.10`. With
-    `only="sparsified"` it has none for dense leaves; the totals are the same. Of a stack of states
-    `sf.ensemble.summary` counts every member. Raises ValueError for a stack, for another `only`, and where masks do not
-    fit params.
+    kept, or not zero in the module, and `notes`, below the table, name the schedules and triggers that have not ended
+    by the last step, and algorithms that were not told how long the run is and have changed masks once. Under `dead`
+    stand rows and columns of masks of two dimensions or more that keep nothing: most often outputs without an input,
+    and inputs that nothing reads. Rows of the table are in the order of paths, with numbers by their value: `layers.2`
+    before `layers.10`. With `only="sparsified"` it has none for dense leaves; the totals are the same. Of a stack of
+    states `sf.ensemble.summary` counts every member. Raises TypeError for anything else, ValueError for a stack, for
+    another `only`, and where masks do not fit params.
     """
     if only not in (None, "sparsified"):
         raise ValueError(f"summary: expected only to be 'sparsified' or None, got {only!r}")
+    notes: tuple[str, ...] = ()
     if isinstance(state, Attached):
+        notes = tuple(state.notes)
         state = state.in_module()
     check_counted(state)
     leaves, masks = flatten(state.params)[0], sparse_leaves(state)[1]
@@ -165,14 +168,17 @@ def summary(state: State | Attached, *, only: Literal["sparsified"] | None = Non
     sparsified = [row for row in rows if row.path in masks]
     dense = tuple(row.path for row in rows if row.path not in masks)
     shown = sparsified if only else rows
-    return Summary(tuple(shown), _sum("all", rows), _sum("sparsified", sparsified), dense)
+    return Summary(tuple(shown), _sum("all", rows), _sum("sparsified", sparsified), dense, notes)
 
 
 def check_counted(state: State) -> None:
-    """Raise ValueError for a stack of states, and where masks do not fit params.
+    """Raise TypeError for anything but a State, ValueError for a stack of states and masks that do not fit params.
 
     >>> check_counted(sf.dense().init({"w": torch.ones(2)}))
     """
+    if not isinstance(state, State):
+        got = f"{type(state).__name__}{mend_of('state', state)}"
+        raise TypeError(f"expected a State, or for summary what sf.attach returned, got {got}")
     check_one_state(state)
     check_masks(state.masks, state.params)
 

@@ -13,7 +13,7 @@ from sparsefn.engine.leaves import placed
 from sparsefn.engine.numbers import elementary, ranks_within, widened
 from sparsefn.engine.processes import here, sharded_like
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.units import Units, from_rows, to_rows, units_of_leaf
+from sparsefn.patterns.units import Units, from_rows, to_rows, units_of_leaves
 from sparsefn.scores.leaves import of_sparsified
 from sparsefn.scores.plain import OfUnits, plain
 from sparsefn.scores.units import check_units, of_tied_units, scored_units
@@ -155,7 +155,7 @@ def by_unit(score: Score, pattern: Pattern, fn: Callable[[Tensor], Tensor]) -> S
         return to_rows(units, x, checked)
 
     def of_leaf(path: str, weight: Tensor, mask: Tensor, value: Tensor) -> Tensor:
-        units = units_of_leaf(pattern, path, value)
+        units = units_of_leaves(pattern, {path: value})[path]
         return from_rows(units, values_of(path, units, value))
 
     def change(values: Tree, state: State, step: Step) -> Tree:

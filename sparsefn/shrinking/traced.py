@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.shrinking.values import bind, module_of, named_module, opname
+from sparsefn.tree import check_not_lazy
 
 
 def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: bool = True) -> fx.GraphModule:
@@ -37,6 +38,7 @@ def traced(model: nn.Module, example: Example, *, train: bool = False, dynamic: 
     `torch.export` cannot follow, and for modules in train mode that compute otherwise in eval mode (batch norm,
     dropout): with `train` modules keep the modes that they are in.
     """
+    check_not_lazy(f"parameters of the {type(model).__name__}", model.named_parameters())
     call = where_it_lies(model, as_call(example))
     busy = any(part.training for part in model.modules())
     program = _export(model, call, train, dynamic)

@@ -20,6 +20,8 @@ from sparsefn.tree import Tree
 class Broken(AssertionError):
     """A law does not hold for an algorithm; the text begins with a line for each failure, and ends with a test of it.
 
+    Lines that are longer than 200 characters are cut, and stand below in full.
+
     >>> issubclass(sf.testing.Broken, AssertionError)
     True
     """
@@ -106,6 +108,7 @@ def check_row(
 
 def _raise(row: Row, outcome: Outcome) -> None:
     if outcome.failed:
-        text = "\n".join([*outcome.lines(row.name), *(["", outcome.test] if outcome.test else [])])
+        below = [*outcome.details(row.name), *([outcome.test] if outcome.test else [])]
+        text = "\n".join([*outcome.lines(row.name), *(f"\n{part}" for part in below)])
         # Where a law's own assertion failed, its traceback says nothing more.
         raise Broken(text) from (None if isinstance(outcome.cause, AssertionError) else outcome.cause)

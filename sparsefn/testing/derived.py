@@ -13,7 +13,7 @@ from sparsefn.budgets.distributions import Distribution, Global
 from sparsefn.engine.checks import call_of, shown
 from sparsefn.random import key
 from sparsefn.state import Algorithm, State, Trigger
-from sparsefn.testing.harness import algorithm_of
+from sparsefn.testing.harness import algorithm_of, check_made
 from sparsefn.testing.meta import Meta, Row
 from sparsefn.testing.oracle import computed_layout
 from sparsefn.testing.strategies import large
@@ -45,12 +45,14 @@ def completed(row: Row, params: Tree = None) -> Row:
     >>> completed(row).meta.when
     every(2)
 
-    ValueError where they say something else.
+    ValueError where they say something else, TypeError where it is no algorithm.
     """
+    run = run_of(row, params)
     try:
-        algorithm = algorithm_of(row, run_of(row, params))
+        algorithm = row.make(run.sparsity, key(run.seed), run.params)
     except Exception:  # the checks tell of it
         return row
+    check_made(row.name, algorithm)
     return row._replace(meta=completed_meta(row.name, row.meta, algorithm))
 
 

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparsefn.checkpoint.states import INTEGERS
 from sparsefn.compose import with_optimizer
+from sparsefn.engine.checks import uncalled
 from sparsefn.optimizers import Optimizer, sgd
 from sparsefn.random import key
 from sparsefn.state import Algorithm, State, Step
@@ -69,7 +70,24 @@ def sparse(state: State) -> dict[str, Tensor]:
 
 def algorithm_of(row: Row, case: Case) -> Algorithm:
     """The algorithm of a row at the sparsity and key of a run."""
-    return row.make(case.sparsity, key(case.seed), case.params)
+    made = row.make(case.sparsity, key(case.seed), case.params)
+    check_made(row.name, made)
+    return made
+
+
+def check_made(name: str, made: object) -> None:
+    """Raise TypeError where a function makes no algorithm.
+
+    >>> check_made("mine", None)
+    Traceback (most recent call last):
+        ...
+    TypeError: expected mine to return an Algorithm, got None; a pair of functions is sf.Algorithm(init, update)
+    """
+    if not isinstance(made, Algorithm):
+        got = "None" if made is None else uncalled(made) or type(made).__name__
+        raise TypeError(
+            f"expected {name} to return an Algorithm, got {got}; a pair of functions is sf.Algorithm(init, update)"
+        )
 
 
 def trained_of(row: Row, case: Case, optimizer: Optimizer = sgd(0.25, momentum=0.5)) -> Algorithm:

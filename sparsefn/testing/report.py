@@ -120,6 +120,8 @@ def _lines(report: Report) -> Iterator[str]:
         judged = "" if report.easy is not None else f" (only shown: with params=, or fewer than {ENOUGH})"
         shares = ", ".join(f"{share:.0%} {trait}" for trait, share in report.coverage.items())
         yield f"{report.cases} drawn cases: {shares}{judged}"
+    details = [line for row in report.rows for line in row.details(report.name)]
+    yield from (f"\n{line}" for line in dict.fromkeys(details))
     for row in report.rows:
         if row.test:
             yield f"\n{row.test}"

@@ -14,7 +14,7 @@ from sparsefn.testing.derived import learned, run_of, said_by
 from sparsefn.testing.harness import algorithm_of, sparse
 from sparsefn.testing.laws import COMPILE, Check, Declared, Law
 from sparsefn.testing.meta import Exchange, Meta, Row
-from sparsefn.testing.trial import Outcome
+from sparsefn.testing.trial import Outcome, shortened
 from sparsefn.testing.values import Case
 from sparsefn.testing.written import declarations
 from sparsefn.timing.schedules import constant
@@ -72,7 +72,8 @@ def suggested(
     """
     checks = {check.name: (law, check) for law in laws for check in law.checks}
     seen, promises = _seen(row, run_of(row, params))
-    meta, why = row.meta._replace(**seen), {name: _SEEN[name] for name in seen}
+    meta = row.meta._replace(**seen)
+    why = {name: _SEEN[name] for name, value in seen.items() if value != Meta._field_defaults[name]}
     known = {outcome.check: (row.meta, outcome) for outcome in outcomes if outcome.status != "does not bind"}
     shrunk = {outcome.check: outcome for outcome in outcomes}
 
@@ -129,30 +130,37 @@ def _mended(meta: Meta, check: Check, broken: Outcome, tried: Callable[[Meta], O
 
 
 def _first(broken: Outcome) -> str:
-    return broken.said[0].splitlines()[0]
+    return shortened(broken.said[0].splitlines()[0])
 
 
 _SEEN = {"start": "after init all weights are kept", "when": f"of the first {_LOOKED_AT} steps masks change at these"}
 
 
 def _seen(row: Row, run: Case) -> tuple[dict[str, Any], list[tuple[Declared, str]]]:
-    """What the first masks and the steps of change say of fields that are left open; and promises to try."""
+    """What the first masks and the steps of change say of fields that are left open or wrong; and promises to try."""
     found: dict[str, Any] = {}
+    wrong: set[str] = set()
     promises = [*_PROMISES]
     try:
         algorithm = algorithm_of(row, run)
         promises[1:1] = _by_call(algorithm)
         state = algorithm.init(run.params)
-        if (masks := sparse(state)) and all(bool(mask.all()) for mask in masks.values()):
-            found["start"] = "dense"
+        if masks := sparse(state):
+            is_dense = all(bool(mask.all()) for mask in masks.values())
+            found["start"] = "dense" if is_dense else "other"
+            wrong |= {"start"} if not is_dense and row.meta.start == "dense" else set()
         moved = state if learned(state) else with_params(state, run.grads[0])
         new = [algorithm.update(moved, run.grads[1], step).masks for step in range(_LOOKED_AT)]
         fires = [not tree_equal(masks, state.masks) for masks in new]
         fits = [when for when in _TRIGGERS if [bool(when(step)) for step in range(_LOOKED_AT)] == fires]
-        found |= {"when": fits[0]} if fits else {}
+        if fits:
+            found["when"] = fits[0]
+            missed = any(fired and not row.meta.when(step) for step, fired in enumerate(fires))
+            wrong |= {"when"} if missed else set()
     except Exception:  # the checks tell of it
         pass
-    return {name: x for name, x in found.items() if getattr(row.meta, name) is Meta._field_defaults[name]}, promises
+    left_open = {name for name in found if getattr(row.meta, name) is Meta._field_defaults[name]}
+    return {name: x for name, x in found.items() if name in left_open | wrong}, promises
 
 
 def _by_call(algorithm: Algorithm) -> list[tuple[Declared, str]]:

@@ -16,6 +16,7 @@ from sparsefn.testing.values import Case
 from sparsefn.testing.written import code_of
 from sparsefn.tree import Tree
 
+_MOST = 200  # characters of a line
 Status = Literal["passed", "failed", "error", "does not bind"]
 
 
@@ -46,12 +47,37 @@ class Outcome(NamedTuple):
         return self.status in ("failed", "error")
 
     def lines(self, name: str) -> list[str]:
-        """A line for each failure, of the algorithm of that name."""
+        """A line of at most 200 characters for each failure, of the algorithm of that name."""
+        hint = self._hint
+        return [shortened(text, hint) for text in self._texts(name)]
+
+    def details(self, name: str) -> list[str]:
+        """The lines that are longer, in full."""
+        whole = [text + self._hint for text in self._texts(name)]
+        return [line for line in whole if len(line) > _MOST]
+
+    @property
+    def _hint(self) -> str:
+        meant = self.declare and self.status == "failed"
+        return f"; if it is not meant to, declare {self.declare}" if meant else ""
+
+    def _texts(self, name: str) -> list[str]:
         first = [said.splitlines()[0].rstrip(":") if said else "" for said in self.said]
         if self.status == "error":
             return [f"{name}: {line}" for line in first]
-        hint = f"; if it is not meant to, declare {self.declare}" if self.declare else ""
-        return [f"{name} breaks {self.law}, {self.check}: {line}{hint}" for line in first]
+        return [f"{name} breaks {self.law}, {self.check}: {line}" for line in first]
+
+
+def shortened(text: str, end: str = "", most: int = _MOST) -> str:
+    """A text and its end in so many characters: cut before the end, or without it where the end is most of it.
+
+    >>> shortened("step 0 ran many operations", "; declare it", 30), shortened("x" * 20, "; declare it", 12)
+    ('step 0 ran man ...; declare it', 'xxxxxxxx ...')
+    """
+    if len(text) + len(end) <= most:
+        return text + end
+    end = end if 2 * len(end) <= most else ""
+    return f"{text[: most - len(end) - 4]} ...{end}" if len(text) > most - len(end) else text
 
 
 def outcome_of(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from sparsefn.engine.checks import Call, call_of, check_int, is_int, shown
+from sparsefn.engine.checks import Call, call_of, check_int, is_int, parts_of, shown
 from sparsefn.engine.surroundings import read
 from sparsefn.state import Trigger
 from sparsefn.timing import schedules
-from sparsefn.timing.triggers import At, Every
+from sparsefn.timing.triggers import At, Every, every
 
 _LENGTHS = ("steps", "rounds", "batches")  # arguments of algorithms that count steps of the run
+UNTIMED = every(100)  # where `drop_grow` changes masks without `steps` and `when`
 
 
 def pace(call: str, steps: int) -> tuple[int, int]:
@@ -34,7 +35,7 @@ class _Run(NamedTuple):
     words: str
 
 
-def unfinished(made: object, steps: int) -> list[str]:
+def unfinished(made: object, steps: int, words: str = "the run of {} steps") -> list[str]:
     """A sentence for each schedule that has not ended and each trigger still to fire after steps 0 to `steps - 1`.
 
     >>> gmp = sf.gmp(sf.schedules.polynomial(0.0, 0.9, 0, 1000))
@@ -46,13 +47,18 @@ def unfinished(made: object, steps: int) -> list[str]:
     >>> unfinished(gmp, 1001)
     []
 
+    It also tells what `changes_once` tells:
+
+    >>> unfinished(sf.rigl(0.9), 50)
+    ['rigl(0.9) changes masks once in the run of 50 steps, at step 0: give it steps=50, the length of the run']
+
     `made` is an algorithm, or whatever else a function of this library made: it looks at the calls that made it and its
     parts. Of functions of your own, and of tensors that a transform hides, it knows nothing. A polynomial or piecewise
-    schedule beside a trigger `when` must have ended where that fires last. TypeError or ValueError unless `steps` is an
-    int and at least 1.
+    schedule beside a trigger `when` must have ended where that fires last. `words` say which steps these are.
+    TypeError or ValueError unless `steps` is an int and at least 1.
     """
     check_int("unfinished", "steps", steps, 1)
-    return list(dict.fromkeys(_found(made, _Run(0, steps, f"the run of {steps} steps"), None)))
+    return list(dict.fromkeys(_found(made, _Run(0, steps, words.format(steps)), None)))
 
 
 def _found(made: Any, run: _Run, when: Trigger | None) -> Iterator[str]:
@@ -78,7 +84,42 @@ def _of_call(made: object, call: Call, run: _Run, when: Trigger | None) -> Itera
         for name in _LENGTHS:
             if is_int(given.get(name)) and given[name] > run.end:
                 yield f"{made!r} takes {given[name]} {name}, more than {run.words}"
+        yield from _of_default(made, call, given, run)
         yield from _found(given, run, given.get("when"))
+
+
+def changes_once(made: object, steps: int, words: str) -> list[str]:
+    """A sentence for each algorithm whose masks change once in a run, as its trigger was not given.
+
+    >>> changes_once(sf.rigl(0.9), 50, "the run of 50 steps")
+    ['rigl(0.9) changes masks once in the run of 50 steps, at step 0: give it steps=50, the length of the run']
+    >>> changes_once(sf.rigl(0.9, when=sf.every(100)), 50, "the run of 50 steps")
+    []
+    """
+    run = _Run(0, steps, words)
+    calls = [(part, call) for part in parts_of(made) if (call := call_of(part)) is not None]
+    return [told for part, call in calls for told in _of_default(part, call, call.arguments(), run)]
+
+
+def _of_default(made: object, call: Call, given: Mapping[str, Any], run: _Run) -> Iterator[str]:
+    # Of a trigger that repeats, and fires once in the run, though nobody chose it.
+    when, untimed = given.get("when"), given.get("steps", 0) is None
+    if when is None and untimed and "drop_fraction" in given:
+        when = UNTIMED
+    chosen = call.kwargs.get("when") is not None
+    if chosen or not isinstance(when, Every) or (once := _only_firing(when, run)) is None:
+        return
+    by_length = untimed and not run.first
+    mend = f"steps={run.end}, the length of the run" if by_length else f"`when` in the place of {when!r}"
+    yield f"{made!r} changes masks once in {run.words}, at step {once}: give it {mend}"
+
+
+def _only_firing(when: Every, run: _Run) -> int | None:
+    """The step at which a trigger fires in a run of several steps, if it fires at no other."""
+    n, fires = read(when.n), _last(when, run.end)
+    if n is None or fires is None or run.end - run.first == 1:
+        return None
+    return fires if fires - n < run.first <= fires else None
 
 
 def _of_phases(parts: list[tuple[int, object]], run: _Run) -> Iterator[str]:

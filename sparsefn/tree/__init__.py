@@ -15,6 +15,10 @@ from sparsefn.tree.leaves import paths as paths
 from sparsefn.tree.leaves import tops as tops
 from sparsefn.tree.leaves import with_leaves as with_leaves
 from sparsefn.tree.leaves import zipped as zipped
+from sparsefn.tree.mends import check_not_lazy as check_not_lazy
+from sparsefn.tree.mends import check_tree as check_tree
+from sparsefn.tree.mends import mend_of as mend_of
+from sparsefn.tree.mends import warn_without_names as warn_without_names
 from sparsefn.tree.values import all_finite as all_finite
 from sparsefn.tree.values import check_globs as check_globs
 from sparsefn.tree.values import choose, copied

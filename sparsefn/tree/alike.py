@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsefn.engine.processes import is_spread, words_of
 from sparsefn.tree.leaves import Tree, flatten, leaves_of, none_paths, paths
+from sparsefn.tree.mends import no_tree
 
 
 def same_structure(tree: Tree, like: Tree) -> bool:
@@ -56,21 +57,37 @@ def structure_error(what: str, tree: Tree, like: Tree, model: str = "params") ->
 
     It names a leaf and the side that lacks it, and says how many others there are.
     """
+    if told := no_tree(what, tree) or no_tree(model, like):
+        return told
     got, want = paths(tree), paths(like)
     missing, unknown = [path for path in want if path not in got], [path for path in got if path not in want]
     head = f"expected {what} with the structure of {model}, but "
     if missing:
         text = f"{head}there is no leaf at {missing[0]!r} in {what}{_others(missing)}"
-        return text + _why(tree, missing[0], unknown, model)
+        return text + _why(tree, missing[0], unknown, model) + _without_names(tree, like)
     if unknown:
         return f"{head}there is an unknown leaf at {unknown[0]!r} in {what}{_others(unknown)}, which {model} lack"
-    compiling = torch.compiler.is_compiling()
-    which = "" if compiling else f": {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
-    return f"{head}the containers differ{which}"
+    return f"{head}the containers differ{_kinds(tree, like, what, model)}"
 
 
 def _others(found: Sequence[str]) -> str:
     return f" (and at {len(found) - 1} more)" if len(found) > 1 else ""
+
+
+def _kinds(tree: Tree, like: Tree, what: str, model: str) -> str:
+    if torch.compiler.is_compiling():
+        return ""
+    if type(tree) is not type(like):  # such as a state_dict(), which is an OrderedDict
+        kinds = f"{what} are of type {type(tree).__name__} and {model} of type {type(like).__name__}"
+        return f": {kinds}; write dict(...) around both" if isinstance(tree, dict) else f": {kinds}"
+    return f": {optree.tree_structure(tree)} is not {optree.tree_structure(like)}"
+
+
+def _without_names(tree: Tree, like: Tree) -> str:
+    # torch.autograd.grad returns a tuple.
+    if type(tree) in (list, tuple) and isinstance(like, dict) and len(tree) == len(like):
+        return ": a sequence has no names; write dict(zip(params, ...)) where the order is theirs"
+    return ""
 
 
 def _why(tree: Tree, path: str, unknown: Sequence[str], model: str) -> str:

@@ -13,7 +13,7 @@ from sparsefn.engine.checks import check_call
 from sparsefn.engine.numbers import check_float
 from sparsefn.engine.surroundings import at_compile_time
 from sparsefn.state import Where
-from sparsefn.tree import Leaves, Tree, check_globs, flatten, glob_match
+from sparsefn.tree import Leaves, Tree, check_globs, check_not_lazy, check_tree, flatten, glob_match
 from sparsefn.tree.originals import Computed, check_weights, computed_by_name, computed_name, is_magnitude
 
 __all__ = ["default_where"]
@@ -176,11 +176,24 @@ def float_leaves(params: Tree) -> dict[str, Tensor]:
     Traceback (most recent call last):
         ...
     TypeError: expected floating-point params, got torch.int64 at 'w'
+
+    Raises TypeError for a module in the place of its parameters, ValueError for parameters of lazy layers.
     """
+    check_tree("params", params)
     leaves = flatten(params)[0]
+    check_not_lazy("params", leaves.items())
     for path, leaf in leaves.items():
-        check_float("params", leaf, path)
+        try:
+            check_float("params", leaf, path)
+        except TypeError as error:
+            raise TypeError(f"{error}{_of_buffer(path)}") from None
     return leaves
+
+
+def _of_buffer(path: str) -> str:
+    # The one integer that a state_dict() of most modules has.
+    counts = path.endswith("num_batches_tracked")
+    return ", a buffer, which a state_dict() has, too; write dict(module.named_parameters())" if counts else ""
 
 
 def as_globs(globs: object, what: str = "where", kinds: str = "a function, a glob or a sequence of globs") -> list[str]:

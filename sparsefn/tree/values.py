@@ -63,10 +63,10 @@ def check_globs(what: str, globs: Sequence[str], names: Sequence[str]) -> None:
         ...
     ValueError: where: no path matches '*.wieght'; the paths are '0.weight', '0.bias'
     """
-    for glob in globs:
-        if not any(glob_match(name, glob) for name in names):
-            known = ", ".join(map(repr, names))
-            raise ValueError(f"{what}: no path matches {glob!r}; the paths are {known}")
+    lost = [repr(glob) for glob in globs if not any(glob_match(name, glob) for name in names)]
+    if lost:
+        known = ", ".join(map(repr, names))
+        raise ValueError(f"{what}: no path matches {', nor '.join(lost)}; the paths are {known}")
 
 
 def wide(leaf: Tensor) -> Tensor:

@@ -191,6 +191,41 @@ def test_other_arguments_are_refused():
         sf.attach(rigl(), model, list(model.parameters()))
     with pytest.raises(TypeError, match="attach: expected a torch optimizer third, or several, got float"):
         sf.attach(rigl(), model, 0.1)
+    order = r"; write sf.attach\(algorithm, model, optimizer\)$"
+    with pytest.raises(TypeError, match="expected a torch.nn.Module second, got SGD" + order):
+        sf.attach(rigl(), torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(TypeError, match=r"expected an Algorithm first, .*, got rigl itself; call it: rigl\(sparsity\)"):
+        sf.attach(sf.rigl, model, optimizer)
+    make = r": make one, as torch.optim.AdamW\(model.parameters\(\), lr=1e-3\) does$"
+    for given, kind in ((model, "Sequential"), (model.parameters(), "generator")):
+        with pytest.raises(TypeError, match=f"expected a torch optimizer third, or several, got {kind}{make}"):
+            sf.attach(rigl(), model, given)
+
+
+def test_muon_for_matrices_alone():
+    torch.manual_seed(0)
+    model = net()
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    before = [p.detach().clone() for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.Muon(matrices, lr=1e-2)
+    sparse = sf.attach(rigl(), model, optimizer)
+    for step in range(3):
+        model(torch.ones(2, model[0].in_features)).square().sum().backward()
+        sparse.before_step()
+        optimizer.step()
+        model.zero_grad()
+        sparse.after_step(step)
+    sparse.check()
+    assert all(torch.equal(a, b) for a, b in zip(before, (p for p in model.parameters() if p.ndim < 2), strict=True))
+    model(torch.ones(2, model[0].in_features)).sum().backward()  # a loop of the user's own may move the others
+    sparse.before_step()
+    assert all(bool(p.grad.any()) for p in model.parameters() if p.ndim < 2)
+    with torch.no_grad():
+        for p in (p for p in model.parameters() if p.ndim < 2):
+            p -= 0.1 * p.grad
+    optimizer.step()
+    sparse.after_step(3)
+    sparse.check()
 
 
 def two_ranks(folder: Path) -> Cases:

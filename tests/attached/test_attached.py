@@ -1245,3 +1245,48 @@ def test_masks_are_read_without_copies_and_their_changes_are_counted():
     train(sparse, model, optimizer, range(5))  # they change at 0, 2 and 4
     assert sparse.changes == 3 and not same(before, sparse.masks)
     assert sparse.masks["0.weight"] is sparse.masks["0.weight"]
+
+
+ONCE = "rigl(0.75) changes masks once in {}, at step 0: give it steps=50, the length of the run"
+
+
+def test_masks_that_changed_once_are_told_in_the_summary_and_at_the_end():
+    model = net()
+    optimizer = adam(model)
+    sparse = sf.attach(sf.rigl(0.75), model, optimizer)
+    assert sparse.notes == []
+    train(sparse, model, optimizer, range(50))
+    assert sparse.changes == 1
+    assert sparse.notes == [ONCE.format("the 50 steps so far")]
+    for only in (None, "sparsified"):
+        assert str(sf.report.summary(sparse, only=only)).endswith(f"\nnote: {ONCE.format('the 50 steps so far')}")
+    with pytest.warns(UserWarning, match=f"^{re.escape('detach: ' + ONCE.format('50 steps'))}$"):
+        sparse.detach()
+
+
+def test_masks_that_changed_once_are_told_at_attach_where_the_length_is_given():
+    model = net()
+    with pytest.warns(UserWarning, match=f"^{re.escape('attach: ' + ONCE.format('the run of 50 steps'))}$"):
+        sf.attach(sf.rigl(0.75), model, adam(model), steps=50)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [sf.rigl(0.75, steps=3), rigl(), sf.rigl(0.75, when=sf.every(100)), sf.static(0.5)], ids=repr
+)
+def test_who_said_when_is_not_told(algorithm):
+    model = net()
+    optimizer = adam(model)
+    sparse = sf.attach(algorithm, model, optimizer)
+    train(sparse, model, optimizer, range(3))
+    assert not any("once" in note for note in sparse.notes)
+    sparse.detach()
+
+
+def test_the_summary_of_a_run_that_was_cut_says_what_is_left():
+    model = net()
+    optimizer = adam(model)
+    sparse = sf.attach(sf.gmp(0.75, steps=100), model, optimizer)
+    train(sparse, model, optimizer, range(3))
+    assert sf.report.summary(sparse).notes == ("gmp(0.75, steps=100) takes 100 steps, more than the 3 steps so far",)
+    train(sparse, model, optimizer, range(3, 100))
+    assert sf.report.summary(sparse).notes == ()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.attached.records import Record, owned_parameters, put_in, take_out, trained_records
+from sparsefn.attached.records import Record, check_unowned, owned_parameters, put_in, take_out, trained_records
 from sparsefn.state import everywhere, masked_view
 
 
@@ -33,16 +33,47 @@ def test_frozen_parameters_are_left_out_and_tied_ones_are_there_once():
     assert list(owned_parameters(model, [optimizer])) == ["0.weight", "1.bias"]
 
 
-def test_a_parameter_in_no_optimizer_or_in_two_is_refused():
+def test_parameters_in_two_optimizers_are_refused_all_at_once():
     model = net()
     first = torch.optim.SGD(model[0].parameters(), lr=0.1)
-    with pytest.raises(
-        ValueError, match=r"expected one optimizer to have '1.weight', got 0: give it to one, or freeze"
-    ):
-        owned_parameters(model, [first])
     both = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"expected one optimizer to have '0.weight', got 2$"):
+    told = "expected one optimizer to have '0.weight', '0.bias', got several: take it out of all but one"
+    with pytest.raises(ValueError, match=told):
         owned_parameters(model, [first, both])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        sf.rigl(0.5),
+        sf.one_shot(0.5, when=sf.at([100])),  # dense until then
+        sf.phases([(0, sf.dense()), (100, sf.one_shot(0.5, when=sf.at([100])))]),
+        sf.supermask(0.5),
+        sf.reparametrised(sf.reparam.power(2.0)),  # whose weights follow from latents
+        sf.partition([("*.bias", sf.dense()), ("*", sf.rigl(0.5))]),
+    ],
+    ids=repr,
+)
+def test_parameters_that_stay_dense_need_no_optimizer(algorithm):
+    model = net()
+    weights = owned_parameters(model, [torch.optim.SGD([model[0].weight, model[1].weight], lr=0.1)])
+    assert list(weights) == ["0.weight", "1.weight"]
+    check_unowned(algorithm, model, weights)
+    biases = owned_parameters(model, [torch.optim.SGD([model[0].bias, model[1].bias], lr=0.1)])
+    told = (
+        "expected an optimizer to have '0.weight', '1.weight', which the algorithm sparsifies: give it to one, freeze"
+    )
+    with pytest.raises(ValueError, match=told):
+        check_unowned(algorithm, model, biases)
+
+
+def test_nothing_is_made_where_each_parameter_has_an_optimizer():
+    def refused(params):
+        raise AssertionError(params)
+
+    model = net()
+    weights = owned_parameters(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
+    check_unowned(sf.Algorithm(refused, refused), model, weights)
 
 
 def test_the_optimizer_of_another_model_is_refused():

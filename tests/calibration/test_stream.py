@@ -100,6 +100,27 @@ def test_batches_of_several_lengths_and_kinds(folder, tmp_path):
     assert torch.equal(weights_in(tmp_path / "out")[path], expected)
 
 
+def test_padded_ids_without_a_mask_are_told(folder, tmp_path):
+    padded = WORDS.clone()
+    padded[1, 7:] = 2  # the eos_token_id of the config, which has no pad_token_id
+    padded[4, :4] = 2
+    batches = [{"input_ids": words} for words in padded.split(2)]
+    told = "7 of 60 ids, at the ends of rows, are 2, the eos_token_id of the model, and count in the statistics: give"
+    with pytest.warns(UserWarning, match=f"^stream: {told}") as warned:
+        sf.calibration.stream(folder, wanda, batches, tmp_path / "out")
+    assert [one.filename for one in warned] == [__file__]
+    model = tiny_lms.llama().from_pretrained(folder)
+    with pytest.warns(UserWarning, match="^in_order: 7 of 60 ids, .*, and leave it out with tokens=attention_mask"):
+        sf.calibration.in_order(model, None, ["model.layers.0.*"], wanda, {"input_ids": padded}, of="square")
+    with pytest.warns(UserWarning, match="^inputs: 7 of 60 ids"):
+        stats = sf.calibration.inputs(model, None, padded, of="square")
+    mask = torch.ones_like(padded)
+    mask[1, 7:], mask[4, :4] = 0, 0
+    mended = sf.calibration.inputs(model, None, padded, attention_mask=mask, tokens=mask.bool(), of="square")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert (int(stats[name]["count"]), int(mended[name]["count"])) == (60, 53)
+
+
 def test_padding_is_left_out_where_tokens_says_so(folder, tmp_path):
     counts = torch.ones(6, 10, dtype=torch.bool)
     counts[1, 7:], counts[4, 3:] = False, False

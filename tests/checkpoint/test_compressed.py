@@ -194,7 +194,7 @@ REFUSED = [
     (
         lambda: compress(STATE, []),
         ValueError,
-        "compress: no rule matches the leaf 'w', which has a mask; end with ('*', a pattern)",
+        "compress: no rule matches 'w' with a mask; end with ('*', a pattern)",
     ),
     (
         lambda: compress(STATE, nm(1, 4)),

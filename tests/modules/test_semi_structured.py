@@ -133,6 +133,14 @@ def test_a_weight_that_does_not_fit_is_refused_by_its_path(given, text):
         semi(*given)
 
 
+def test_all_weights_that_do_not_fit_are_named():
+    (wide,), state = one(32, 64, dtype=torch.float32)
+    layers, masks = {"a": wide, "b": wide}, dict.fromkeys("ab", state.masks["0"]["weight"])
+    told = "float16 or torch.bfloat16 weights at 'a', got torch.float32; expected torch.float16 or .* at 'b', got"
+    with pytest.raises(ValueError, match=told):
+        semi_structured.make_semi_structured(layers, masks)
+
+
 def test_a_weight_on_the_meta_device_is_refused():
     (layer,), state = one()
     with pytest.raises(ValueError, match="8.0 or higher at '0.weight', got meta"):

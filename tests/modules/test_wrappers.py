@@ -169,3 +169,50 @@ def test_a_child_that_is_called_like_a_wrappers_is_no_wrapper():
 def test_what_is_no_module_is_refused():
     with pytest.raises(TypeError, match=r"^expected a module first, as in call\(module, state, x\), got dict$"):
         M.params_of({})
+
+
+NAMES = {
+    "module": nn.DataParallel,
+    "_orig_mod": compiled,
+    "_checkpoint_wrapped_module": checkpoint_wrapper,
+}
+
+
+@pytest.mark.parametrize("child", NAMES)
+def test_names_with_a_wrapper_in_them_are_told_with_the_mend(child):
+    net = bare()
+    wrapped, inner = NAMES[child](net), inside(NAMES[child])(bare())
+    added = {f"{child}.{name}": p.detach() for name, p in net.named_parameters()}
+    deep = {
+        f"0.{child}.{name.removeprefix('0.')}" if name[0] == "0" else name: p.detach()
+        for name, p in net.named_parameters()
+    }
+    told = (
+        f"; leave out '{child}.', which a wrapper adds: sf.modules.params_of(module) and .{child}.named_parameters() do"
+    )
+    x = torch.ones(2, 4)
+    for module, params in ((wrapped, added), (net, added), (inner, deep), (net, deep)):
+        state = sf.dense().init(params)
+        for act in (
+            lambda module, params, state: M.call(module, params, x),
+            lambda module, params, state: M.bake(module, params),
+            lambda module, params, state: sf.distributed.commit(module, state),
+            lambda module, params, state: sf.distributed.grads_of(module, state),
+        ):
+            with pytest.raises(ValueError, match=f"{re.escape(told)}$"):
+                act(module, params, state)
+
+
+def test_a_module_that_keeps_its_own_prefix_is_told_with_the_mend():
+    average = torch.optim.swa_utils.AveragedModel(bare())
+    with pytest.raises(ValueError, match=r"unknown \[.*\]; pass .module of the module, which has these names$"):
+        M.call(average, M.params_of(bare()), torch.ones(2, 4))
+    M.call(average.module, M.params_of(bare()), torch.ones(2, 4))
+
+
+def test_other_unknown_names_and_sequences():
+    net = bare()
+    with pytest.raises(ValueError, match="a sequence has no names: write dict\\(module.named_parameters\\(\\)\\)$"):
+        M.call(net, [p.detach() for p in net.parameters()], torch.ones(2, 4))
+    with pytest.raises(ValueError, match=r"unknown \['wieght'\]$"):
+        M.call(nn.Linear(1, 1, bias=False), {"wieght": torch.ones(1, 1)}, torch.ones(1))

@@ -282,7 +282,7 @@ BAD = {
     "a leaf too many": (
         lambda: O.by_path([("*.weight", SGD)]).init(PARAMS),
         ValueError,
-        "by_path: no rule matches the leaf '0.bias'; add ('*', an optimizer) as the last",
+        "by_path: no rule matches '0.bias', '1.bias'; add ('*', an optimizer) as the last",
     ),
     "a glob too many": (
         lambda: O.by_path([("*.wieght", SGD), ("*", SGD)]).init(PARAMS),

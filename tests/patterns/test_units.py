@@ -1,10 +1,12 @@
 """Rows of units and back."""
 
+import re
+
 import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.patterns.units import active_rows, from_rows, to_columns, to_rows, units_of
+from sparsefn.patterns.units import active_rows, from_rows, to_columns, to_rows, units_of, units_of_leaves
 
 
 def rows_of(pattern, x, *reduce):
@@ -115,3 +117,122 @@ def test_masks_do_not_keep_more_memory_than_they_need():
         units = torch.ones(units_of(pattern, shape).rows, dtype=torch.bool)
         mask = from_rows(units_of(pattern, shape), units)
         assert mask.is_contiguous() and mask.untyped_storage().nbytes() == mask.numel()
+
+
+# A convolution of 3 inputs, one of 8, and a linear layer of 6.
+LEAVES = {"0.weight": torch.ones(8, 3, 3, 3), "2.weight": torch.ones(8, 8, 3, 3), "4.weight": torch.ones(10, 6)}
+ALONG_INPUTS = "; write axis=1, along which the inputs of convolutions lie"
+
+
+def left_out(*paths):
+    return f"where=lambda path, leaf: sf.default_where(path, leaf) and path not in {list(paths)}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "told"),
+    [
+        (
+            P.nm(2, 4),
+            "nm(2, 4, axis=-1): expected axis -1 divisible by 4, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
+            f"'2.weight' of shape (8, 8, 3, 3), '4.weight' of shape (10, 6){ALONG_INPUTS}, and leave out what is left "
+            f"with {left_out('0.weight', '4.weight')}",
+        ),
+        (
+            P.nm(2, 4, axis=1),
+            "nm(2, 4, axis=1): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
+            f"'4.weight' of shape (10, 6); leave them out with {left_out('0.weight', '4.weight')}",
+        ),
+        (
+            P.transposable(2, 4),
+            "transposable(2, 4): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
+            f"'4.weight' of shape (10, 6); leave them out with {left_out('0.weight', '4.weight')}",
+        ),
+        (
+            P.block((1, 1, 1)),
+            "block((1, 1, 1), reduce='mean'): expected 3 dimensions or more, got shape (10, 6) at '4.weight'; leave it "
+            f"out with {left_out('4.weight')}",
+        ),
+        (
+            P.channel(axis=2),
+            "channel(axis=2, norm=1): no axis 2 in shape (10, 6) at '4.weight'; leave it out with "
+            f"{left_out('4.weight')}",
+        ),
+        (
+            P.out_groups(4),
+            "out_groups(4): expected axis 0 divisible by 4, got shape (10, 6) at '4.weight'; leave it out with "
+            f"{left_out('4.weight')}",
+        ),
+        (
+            P.in_groups(4),
+            "in_groups(4): expected axis 1 divisible by 4, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
+            f"'4.weight' of shape (10, 6); leave them out with {left_out('0.weight', '4.weight')}",
+        ),
+        (
+            P.nearly_diagonal(3),
+            "nearly_diagonal(3): expected 2 dimensions, got shape (8, 3, 3, 3) at '0.weight', nor does it fit "
+            f"'2.weight' of shape (8, 8, 3, 3); leave them out with {left_out('0.weight', '2.weight')}",
+        ),
+        (
+            P.row_balanced(axis=3),
+            f"row_balanced(axis=3): no axis 3 in shape (10, 6) at '4.weight'; leave it out with {left_out('4.weight')}",
+        ),
+    ],
+    ids=lambda one: one.name if isinstance(one, P.Pattern) else "",
+)
+def test_all_leaves_that_a_pattern_does_not_fit_are_named_with_the_mend(pattern, told):
+    sparsity = None if pattern.fixed is not None else 0.5
+    for act in (
+        lambda: units_of_leaves(pattern, LEAVES),
+        lambda: sf.static(sparsity, pattern=pattern).init(LEAVES),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+            act()
+
+
+def test_axis_1_is_told_where_it_fits_more():
+    with pytest.raises(ValueError, match=f"{re.escape(ALONG_INPUTS)}$"):
+        units_of_leaves(P.nm(2, 4), {"conv": torch.ones(8, 8, 3, 3), "fc": torch.ones(3, 8)})
+    with pytest.raises(ValueError, match=re.escape(left_out("conv"))):  # along the kernel, as along the inputs
+        units_of_leaves(P.nm(2, 4), {"conv": torch.ones(8, 3, 3, 3)})
+
+
+def test_the_mends_are_right():
+    algorithm = sf.static(
+        None,
+        pattern=P.nm(2, 4, axis=1),
+        where=lambda path, leaf: sf.default_where(path, leaf) and path not in ["0.weight", "4.weight"],
+    )
+    assert sf.masks.sparsity(algorithm.init(LEAVES).masks) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [
+        (
+            lambda: sf.static(0.5, pattern=sf.tied([["*", 0, 16]])).init(LEAVES),
+            "tied: expected dimension 0 divisible into blocks of 16, got shape (8, 3, 3, 3) at '0.weight'; expected "
+            "dimension 0 divisible into blocks of 16, got shape (8, 8, 3, 3) at '2.weight'; expected dimension 0 "
+            "divisible into blocks of 16, got shape (10, 6) at '4.weight'",
+        ),
+        (
+            lambda: sf.static(0.5, where="*", distribution=sf.budgets.erk()).init(
+                {"a": torch.ones(2), "b": torch.ones(3)}
+            ),
+            "Erdos-Renyi budgets need leaves of 2 dimensions or more, got shape (2,) at 'a', shape (3,) at 'b': leave "
+            "them out of `where`",
+        ),
+        (
+            lambda: sf.reparametrised(sf.reparam.low_rank(1), where="*").init({"a": torch.ones(2), "b": torch.ones(3)}),
+            "low_rank: expected leaves of 2 axes or more, got shape (2,) at 'a', shape (3,) at 'b': leave them out "
+            "with where=",
+        ),
+        (
+            lambda: sf.static(0.5, where=["*.wieght", "*.bais", "*"]).init(LEAVES),
+            "where: no path matches '*.wieght', nor '*.bais'; the paths are '0.weight', '2.weight', '4.weight'",
+        ),
+    ],
+    ids=["tied", "erk", "low_rank", "globs"],
+)
+def test_other_errors_name_all_leaves(act, told):
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        act()

@@ -205,7 +205,7 @@ def test_bad_arguments_are_refused(arguments, error, text):
 
 
 def test_leaves_that_are_no_matrices_are_refused():
-    with pytest.raises(ValueError, match=r"expected a leaf of 2 axes or more, got shape \(3,\) at 'b': leave it out"):
+    with pytest.raises(ValueError, match=r"expected leaves of 2 axes or more, got shape \(3,\) at 'b': leave them out"):
         sf.reparametrised(sf.reparam.low_rank(2), where="b").init({"b": torch.ones(3)})
-    with pytest.raises(ValueError, match=r"expected a leaf of 3 axes or more, got shape \(3, 4\) at 'w': leave it"):
+    with pytest.raises(ValueError, match=r"expected leaves of 3 axes or more, got shape \(3, 4\) at 'w': leave them"):
         sf.reparametrised(sf.reparam.low_rank(2, stacked=1)).init({"w": torch.ones(3, 4)})

@@ -120,3 +120,13 @@ def test_bad_input_is_told():
         with pytest.raises(error, match=f"perplexity: .*{message}"):
             sf.report.perplexity(**({"model": bigram, "tokens": text(9), "window": 4} | arguments))
     assert sf.report.perplexity(Dropped().eval(), text(9), 4) > 1
+
+
+def test_padded_texts_without_a_mask_are_told():
+    config = transformers.GPT2Config(vocab_size=16, n_embd=8, n_layer=1, n_head=1, n_positions=8, pad_token_id=0)
+    model, text = transformers.GPT2LMHeadModel(config).eval(), torch.tensor([[5, 6, 7, 0, 0], [5, 6, 7, 8, 9]])
+    told = "perplexity: 2 of 10 ids, at the ends of rows, are 0, the pad_token_id of the model, and count as text: give"
+    with pytest.warns(UserWarning, match=f"^{told} attention_mask$"):
+        sf.report.perplexity(model, text, 4)
+    sf.report.perplexity(model, text, 4, attention_mask=text.ne(0).long())
+    sf.report.perplexity(model, text, 4, labels=torch.where(text == 0, -100, text))

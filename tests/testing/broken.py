@@ -62,6 +62,14 @@ def static(sparsity, key):
     return sf.static(sparsity, init="magnitude")
 
 
+def makes_nothing(sparsity, key):
+    sf.static(sparsity, key=key)
+
+
+def makes_a_factory(sparsity, key):
+    return sf.rigl
+
+
 def after(algorithm, change):
     def update(state, grads, step):
         return change(state, algorithm.update(state, grads, step), grads)

@@ -43,6 +43,8 @@ def test_one_is_broken(one_law, capsys):
         (["no_such_module:x"], "no_such_module:x: No module named 'no_such_module'"),
         ([f"{HERE}:nothing"], "has no attribute 'nothing'"),
         ([f"{HERE}:EVEN"], "expected make_algorithm"),
+        ([f"{HERE}:makes_nothing"], "expected makes_nothing to return an Algorithm, got None; a pair of functions is"),
+        ([f"{HERE}:makes_a_factory"], "to return an Algorithm, got rigl itself; call it: rigl(sparsity); a pair of"),
         ([f"{HERE}:static", "--meta", f"{HERE}:static"], "expected meta to be a sf.testing.Meta, got function"),
     ],
 )

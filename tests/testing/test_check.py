@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import sparsefn as sf
+from sparsefn.testing.laws import LAWS
 from sparsefn.testing.strategies import cases
 from tests.testing.broken import guarded, halving
 
@@ -202,3 +203,34 @@ def test_few_cases_and_those_of_given_params_are_not_judged():
     given = sf.testing.check_laws(halving, laws=on(POOR["nan"]), max_examples=110, params={"w": torch.ones(2, 2)})
     for report in (few, given):
         assert report.ok and report.easy is None and report.coverage["nan"] == 0.0
+
+
+def test_the_first_line_is_short_and_the_rest_stands_below():
+    def long(sparsity, key):
+        raise ValueError("long " * 100)
+
+    with pytest.raises(sf.testing.Broken) as raised:
+        sf.testing.check_laws(long, laws=LAWS[:1], max_examples=2)
+    first, empty, whole, *_ = str(raised.value).splitlines()
+    assert len(first) == 200 and first.endswith(" ...") and not empty
+    assert whole.startswith("long: make raises ValueError: long long") and len(whole) > 500
+    report = sf.testing.check_laws(long, laws=LAWS[:1], max_examples=2, on_fail="report")
+    assert report.failures == [first] and f"\n\n{whole}\n" in str(report)
+
+
+@pytest.mark.parametrize("made", [None, sf.rigl, (sf.rigl, sf.rigl), sf.optimizers.sgd(0.1), sf.Algorithm], ids=str)
+def test_a_function_that_makes_no_algorithm_is_refused(made):
+    with pytest.raises(
+        TypeError, match="expected <lambda> to return an Algorithm, got .*; a pair of functions is sf.Alg"
+    ):
+        sf.testing.check_laws(lambda sparsity, key: made)
+
+
+def test_a_function_that_makes_an_algorithm_at_some_sparsities_alone_is_told():
+    def some(sparsity, key):
+        return sf.static(sparsity) if sparsity else None
+
+    with pytest.raises(
+        sf.testing.Broken, match="^some: make raises TypeError: expected some to return an Algorithm, got N"
+    ):
+        sf.testing.check_laws(some, meta=sf.testing.Meta(when=sf.never()), laws=LAWS[-2:-1])

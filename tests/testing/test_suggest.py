@@ -109,6 +109,28 @@ def test_the_trigger_is_seen_over_more_steps_than_a_run_has(when):
     assert suggestion(mine, laws=LAWS[9:10]).meta.when == when
 
 
+@pytest.mark.parametrize("given", [sf.testing.Meta(start="dense"), sf.testing.Meta(start="dense", when=sf.every(2))])
+def test_a_wrong_start_is_mended_before_counts_are_given_up(given):
+    found = suggestion(lambda s, key: sf.gmp(s, when=sf.every(2)), given, laws=LAWS[:4])
+    assert (found.meta.start, found.meta.exact_count) == ("magnitude", True) and found.broken == ()
+    assert {"counts_are_exact", "the_best_are_kept"} <= set(found.held)
+    assert 'start="magnitude",  # holds' in found.text
+
+
+def test_a_wrong_start_that_no_magnitude_mends_is_another_one():
+    found = suggestion(lambda s, key: sf.static(s, key=key), sf.testing.Meta(start="dense"), laws=LAWS[:2])
+    assert (found.meta.start, found.meta.exact_count) == ("other", True) and "counts_are_exact" in found.held
+
+
+def test_a_wrong_trigger_is_mended_before_idleness_is_given_up():
+    def mine(sparsity, key):
+        base = sf.set(sparsity, when=sf.every(2), key=key)
+        return sf.Algorithm(base.init, lambda *given: base.update(*given))
+
+    found = suggestion(mine, sf.testing.Meta(when=sf.every(3)), laws=LAWS[9:10])
+    assert found.meta.when == sf.every(2) and found.meta.idle and found.broken == ()
+
+
 def test_what_is_declared_stays_where_it_holds():
     given = sf.testing.Meta(when=sf.every(2), start="magnitude", choose=sf.scores.magnitude, monotone=True)
     found = suggestion(lambda s, key: sf.gmp(s, when=sf.every(2)), given, laws=LAWS[:4])

@@ -50,6 +50,20 @@ def test_distinct_failures_have_a_line_each():
     assert len(found.lines("twice")) == 2
 
 
+def test_long_lines_are_cut_and_stand_below_in_full():
+    plain = outcome_of(PURITY, PURITY.checks[0], row_of(halving))._replace(status="failed", declare="Meta(idle=False)")
+    hint = "; if it is not meant to, declare Meta(idle=False)"
+    short = plain._replace(said=("a half",))
+    assert short.lines("x") == [f"x breaks purity, {plain.check}: a half{hint}"] and short.details("x") == []
+    long = plain._replace(said=("half " * 50,))
+    (line,), (whole,) = long.lines("x"), long.details("x")
+    assert len(line) == 200 and line.endswith(f" ...{hint}") and whole.endswith(f"{'half ' * 50}{hint}")
+    many = long._replace(said=("a half",), declare=" or ".join(["Meta(idle=False)"] * 10))
+    assert many.lines("x") == [f"x breaks purity, {plain.check}: a half"] and many.details("x")[0].endswith("False)")
+    error = long._replace(status="error")
+    assert len(error.lines("x")[0]) == 200 and hint not in error.details("x")[0]
+
+
 def test_an_error_of_the_algorithm_is_told_as_one_and_not_as_a_law():
     found = tried("states_keep_their_structure", fails_on_empty, sf.testing.Meta(start="magnitude"), max_examples=200)
     (line,) = found.lines("fails")

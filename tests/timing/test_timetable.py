@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sparsefn as sf
-from sparsefn.timing.timetable import pace, unfinished
+from sparsefn.timing.timetable import changes_once, pace, unfinished
 
 RISE = sf.schedules.polynomial(0.0, 0.9, 0, 150)
 LATE = sf.every(300, start=300)
@@ -84,6 +84,16 @@ def test_masks_change_in_the_first_three_quarters(steps, n, stop):
         ),
         (sf.set(0.9, when=sf.at(torch.tensor([300]))), f"at([tensor(300)]) never fires in {RUN}"),
         (sf.schedules.cycling([0.5, 0.8], sf.every(300, start=300)), f"every(300, start=300) never fires in {RUN}"),
+        (
+            sf.methods.granet(0.9, steps=200),
+            f"granet(0.9, steps=200) changes masks once in {RUN}, at step 0: give it `when` in the place of "
+            "every(1000)",
+        ),
+        (
+            sf.phases([(0, sf.dense()), (50, sf.rigl(0.9))]),
+            "rigl(0.9) changes masks once in its phase, steps 50 to 199, at step 100: give it `when` in the place of "
+            "every(100)",
+        ),
     ],
 )
 def test_what_has_not_happened_is_told(made, expected):
@@ -108,11 +118,47 @@ def test_what_has_not_happened_is_told(made, expected):
         sf.rigl(0.9, when=sf.every(150, stop=300)),
         sf.phases([(0, sf.dense()), (100, sf.one_shot(0.9, when=sf.at([100])))]),
         sf.methods.snip(0.5),
+        sf.rigl(0.9),  # twice
+        sf.rigl(0.9, when=sf.every(199)),
+        sf.rigl(0.9, when=sf.every(200)),  # on purpose
+        sf.rigl(0.9, when=sf.every(300, stop=200)),
+        sf.methods.srigl(0.9, steps=200),
     ],
     ids=repr,
 )
 def test_what_has_happened_is_not(made):
     assert unfinished(made, 200) == []
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        sf.drop_grow(0.9, drop=sf.scores.magnitude, grow=sf.scores.gradient),
+        sf.rigl(0.9),
+        sf.set(0.9, drop_fraction=0.5),
+        sf.snfs(0.9),
+        sf.partition([("*", sf.rigl(0.9))]),
+        sf.with_optimizer(sf.rigl(0.9), sf.optimizers.sgd(0.1)),
+        sf.sequence(sf.gmp(0.9, steps=50), sf.rigl("current")),
+    ],
+    ids=repr,
+)
+def test_masks_that_change_once_are_told(made):
+    (told,) = unfinished(made, 50)
+    assert told.endswith(
+        " changes masks once in the run of 50 steps, at step 0: give it steps=50, the length of the run"
+    )
+    assert changes_once(made, 50, "the run of 50 steps") == [told]
+    assert not any("once" in told for steps in (1, 101) for told in unfinished(made, steps))
+
+
+def test_the_length_of_the_run_is_the_mend():
+    assert unfinished(sf.rigl(0.9, steps=50), 50) == []
+
+
+def test_the_words_are_those_given():
+    (told,) = unfinished(sf.rigl(0.9), 50, "{} steps so far")
+    assert told.startswith("rigl(0.9) changes masks once in 50 steps so far, at step 0")
 
 
 def test_a_value_that_a_transform_hides_is_left_out():

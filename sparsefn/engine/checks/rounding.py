@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import cast, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsefn.engine.checks.checks import Level, Schedule, Step, check_call, check_sparsity, number
 from sparsefn.engine.leaves import placed, written
@@ -117,6 +117,9 @@ def as_fraction(sparsity: Level | None, what: str = "sparsity") -> Schedule | No
     """A checked float, 0-d tensor or Schedule as a Schedule; None stays None."""
     if sparsity is None:
         return None
+    if isinstance(sparsity, nn.Module):
+        got = f"{type(sparsity).__name__}; a module goes into sf.attach(algorithm, model, optimizer)"
+        raise TypeError(f"expected {what} to be a float in [0, 1], a schedule or a 0-d tensor, got {got}")
     if callable(sparsity):
         check_call(what, sparsity, "step")
         return sparsity
