@@ -61,6 +61,26 @@ def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], *, overwrite: bool
     return _chosen(_zero, _masked, masks, leaves, over=(1,) if overwrite else ())
 
 
+def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Write +0.0 off its mask into each leaf; a leaf whose mask is 0-d stays as it is.
+
+    >>> from sparsefn.engine.leaves import leafwise
+    >>> leaf = torch.tensor([1.0, math.nan])
+    >>> leafwise.zero_([torch.tensor([True, False])], [leaf])
+    >>> leaf
+    tensor([1., 0.])
+
+    Autograd does not see it: it is for leaves that are zero there, unless somebody wrote past autograd.
+    """
+    for mask, leaf in zip(masks, leaves, strict=True):
+        if is_sparse(mask, leaf):
+            memory = here(leaf.data)
+            if type(memory) is Tensor:
+                memory.view(lists.WORDS[memory.dtype.itemsize]).mul_(here(mask))
+            else:
+                memory.copy_(lists.where(mask, memory))
+
+
 @each_local
 def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
     """Each new leaf with the old one's values off its mask; a leaf whose mask is 0-d is the new one.
