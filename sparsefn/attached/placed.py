@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from sparsefn.attached.gradients import dense_gradient
 from sparsefn.attached.moments import clear_moments, zeros_stay
 from sparsefn.attached.records import Record, address, differ, trained_records
-from sparsefn.attached.writes import check_kinds, hiding, stains, taken_over
-from sparsefn.engine.leaves import is_sparse, zero_, zeroed
+from sparsefn.attached.writes import check_followers, check_kinds, hiding, stains, taken_over
+from sparsefn.engine.leaves import are_zeroed, is_sparse, zero_, zeroed
 from sparsefn.state import Algorithm, State, Step, effective, masked_view
 from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
 
@@ -76,11 +76,19 @@ class Placed:
             stained = stains(self.state, written)
             self.take_over("before_step")
             return stained
-        if hidden := self.hidden:
+        if not self.shows(hidden := self.hidden):
             self.state = taken_over("before_step", self.state, hidden)
         if self.algorithm.view is not masked_view:
             self.zero_pruned(self.weights.values())
         return ()
+
+    def shows(self, records: Sequence[Record]) -> bool:
+        """Whether the module surely has the effective weights: nothing is read from a device, or other processes."""
+        values = [record.parameter.detach() for record in records]
+        if any(type(value) is not Tensor or not value.is_cpu for value in values):
+            return False
+        masks = [self.state.masks[record.name] for record in records]
+        return are_zeroed(masks, [self.state.params[record.name] for record in records], values)
 
     def zero_pruned(self, records: Iterable[Record]) -> None:
         """Make weights zero in the module where they are pruned, unless the state has values of its own there."""
@@ -108,7 +116,9 @@ class Placed:
         state, view, records = self.state, self.algorithm.view, self.weights.values()
         written = [record for record in records if record.written or record.is_written()]
         check_kinds("after_step", state, written)
-        state = taken_over("after_step", state, [r for r in records if r.follows or (r in written and not r.trains)])
+        if not self.shows(follow := [record for record in records if record.follows]):
+            check_followers("after_step", state, follow)
+        state = taken_over("after_step", state, [r for r in written if not r.trains])
         self.zero_pruned(records)
         is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
         if is_plain and not written and all(zeros_stay(one, self._dtypes) for one in stepped):
