@@ -122,12 +122,12 @@ class Loop:
         self.groups = [[some[:-1], some[-1:]] if split and len(some) > 1 else [some] for some in own]
         module, optimizers = self.fresh(self._params)
         self.trio = Trio(module, optimizers, self.attached(module, optimizers))
-        self.phase, self.stepped, self.changes = "idle", set[int](), 0
+        self.phase, self.stepped, self.changes, self.hides = "idle", set[int](), 0, False
         kinds = [KINDS[kind] for kind in setup.kinds]
         skip, reset = setup.skip or sf.never(), setup.reset or sf.never()
         self.reference = Reference(self.algorithm, self._params, self.groups, kinds, skip, reset, setup.extra)
         self.hooks = setup.hooks
-        self.seen = self.weights()
+        self.mark()
         self.check()
 
     def make(self, sparsity: float) -> sf.Algorithm:
@@ -172,10 +172,8 @@ class Loop:
         return any(p.grad is not None for p in self.parameters().values())
 
     def follows(self, name: str) -> bool:
-        """Whether a weight follows from latents."""
-        scores = self.reference.state.scores
-        latents = leaves(scores["latent"]) if isinstance(scores, dict) and "latent" in scores else {}
-        return any(path.endswith(f".{name}") for path in latents)
+        """Whether something trains in the place of a weight: latents, or scores."""
+        return name in self.reference.led
 
     @property
     def must_step(self) -> bool:
@@ -187,6 +185,18 @@ class Loop:
         """Whether somebody wrote to the weights since the last call."""
         return not all(bool(same(x, self.seen[name]).all()) for name, x in self.weights().items())
 
+    @property
+    def moved(self) -> bool:
+        """Whether torch tells that weights were written since the last call, or have other memory."""
+        return self.versions != self._versions()
+
+    def _versions(self) -> list[tuple[int, int]]:
+        return [(p._version, p.data_ptr()) for p in self.parameters().values()]
+
+    def mark(self) -> None:
+        """Know the weights as they are."""
+        self.seen, self.versions = self.weights(), self._versions()
+
     def take(self) -> None:
         self.reference.take(self.seen, self.weights())
         self.reference.follow(self.trio.optimizers)
@@ -197,7 +207,7 @@ class Loop:
         assert_same("the state", sparse.state, wanted)
         assert_same("the masks", sparse.masks, wanted.masks)
         assert_same("the module", self.weights(), self.reference.shown())
-        assert_same_moments(self.trio.optimizers, self.reference)
+        assert_same_moments(self.trio.optimizers, self.reference, live_alone=self.hides)
         assert sparse.check() is None
         assert bool((self.trio.module.frozen == 1).all())
 
@@ -221,7 +231,8 @@ class Loop:
         dense, now = self.grads(), self.reference.last + 1 if step is None else step
         self.trio.sparse.before_step(*([] if step is None else [step]))
         self.reference.before(dense, now)
-        self.now, self.seen, self.phase, self.stepped = now, self.weights(), "before", set()
+        self.now, self.phase, self.stepped = now, "before", set()
+        self.mark()
         self.finite = all(x is None or bool(x.isfinite().all()) for x in dense.values())
         for mine, theirs in zip(self.optimized(), self.reference.parameters(), strict=True):
             assert (mine.grad is None) == (theirs.grad is None), "a gradient for the optimizer is missing, or too much"
@@ -263,7 +274,7 @@ class Loop:
         self.take()
         self.trio.optimizers[owner].step()
         self.reference.step(owner)
-        self.seen = self.weights()
+        self.mark()
         self.stepped.add(owner)
         if len(self.stepped) == len(self.trio.optimizers):
             self.phase = "stepped"
@@ -288,7 +299,8 @@ class Loop:
         if self.hooks:
             self._end(self.reference.last + 1)
         else:
-            self.phase, self.seen, self.stepped = "stepped", self.weights(), {0}
+            self.phase, self.stepped = "stepped", {0}
+            self.mark()
 
     def scaled(self, seed: int, finite: bool) -> None:
         """A step with a GradScaler, which skips the optimizer where a gradient is infinite."""
@@ -308,7 +320,8 @@ class Loop:
                 self.reference.step(owner)
                 self.stepped.add(owner)
         scaler.update()
-        self.seen, self.phase = self.weights(), "stepped"
+        self.phase = "stepped"
+        self.mark()
 
     def after(self, numpy: bool = False) -> None:
         zero = all(bool((x == 0).all()) for x in self.reference.dense.values())
@@ -331,28 +344,43 @@ class Loop:
         assert grown in ([1] if self.differs else [0, 1]), f"{grown} changes in a step, differs: {self.differs}"
         self.changes += grown
         self.phase = "graded" if self.has_grads() else "idle"
-        self.seen = self.weights()
+        self.mark()
 
     # ---- what people do between calls -------------------------------------------------------------
 
     @torch.no_grad()
     def write(self, kind: str, seed: int) -> None:
-        """Write to weights: all of them, some entries, another memory, or a checkpoint. Those of latents stay."""
+        """Write to weights, by one of the calls that there are. Weights that follow from something stay."""
         draw = torch.Generator().manual_seed(seed)
         own = {name: p for name, p in self.parameters().items() if not self.follows(name)}
         if self.phase in ("before", "stepped"):  # the module does not show what is pruned alone
             own = {name: p for name, p in own.items() if not self.reference.keeps(name)}
         new = {name: torch.randn(p.shape, generator=draw).to(p.dtype) for name, p in own.items()}
+        self.hides = self.hides or kind in HIDDEN
         if kind == "checkpoint":
             self.trio.module.load_state_dict(new, strict=False)
-            return
-        for name, p in own.items():
-            if kind == "times":
-                p.mul_(1.5)
-            elif kind == "some":
-                p.copy_(torch.where(new[name] > 1, new[name], p))
-            else:
-                p.data = torch.where(new[name] > 0, new[name], p)
+        elif kind == "other dtype and back":
+            self.trio.module.double().to(self.setup.dtype)
+        elif kind == "vector" and own:
+            convert = torch.nn.utils.vector_to_parameters
+            convert(torch.cat([x.reshape(-1) for x in new.values()]), own.values())
+        elif kind == "foreach" and own:
+            torch._foreach_add_(list(own.values()), 0.5)
+        elif kind == "foreach data" and own:
+            torch._foreach_mul_([p.data for p in own.values()], 1.5)
+        elif kind == "functional call":
+            torch.func.functional_call(_Scaled(own), {f"own.{i}": p.data for i, p in enumerate(own.values())}, ())
+        else:
+            for name, p in own.items():
+                _write_one(kind, p, new[name])
+
+    def apply_masks(self) -> None:
+        """Mask what was written."""
+        self.take()
+        self.trio.sparse.apply_masks()
+        assert_same("the module after apply_masks", self.weights(), self.reference.shown())
+        assert_same("the state after apply_masks", self.trio.sparse.state, self.reference.state)
+        self.mark()
 
     def rate(self, factor: float) -> None:
         """Another learning rate, as schedulers set it; not for Rprop, whose step sizes begin at it."""
@@ -391,7 +419,8 @@ class Loop:
                 self.trio.sparse.load_state_dict(saved.sparse)
         if "sparse" in order:
             self.reference.load_state(saved.reference)
-            self.seen, self.changes = self.weights(), self.trio.sparse.changes
+            self.changes = self.trio.sparse.changes
+            self.mark()
             assert_same("the module after a load", self.weights(), self.reference.shown())
             self.clear()
 
@@ -418,7 +447,8 @@ class Loop:
         assert set(loads) == {"module", "optimizers", "sparse"} and self.trio is not old
         self.reference.load_optimizers(saved.reference)
         self.reference.load_state(saved.reference)
-        self.seen, self.changes, self.phase = self.weights(), self.trio.sparse.changes, "idle"
+        self.changes, self.phase = self.trio.sparse.changes, "idle"
+        self.mark()
         assert_same("the state of a new process", self.trio.sparse.state, self.reference.state)
         assert_same("the module of a new process", self.weights(), self.reference.shown())
 
@@ -447,7 +477,8 @@ class Loop:
             self.reference.state, self.reference.last = state, last
         self.trio = self.trio._replace(sparse=new)
         self.clear()
-        self.seen, self.changes = self.weights(), new.changes
+        self.changes = new.changes
+        self.mark()
         assert_same("the state of what is attached again", new.state, self.reference.state)
 
     def weights_of(self, state: Any) -> dict[str, Tensor]:
@@ -470,6 +501,41 @@ class Loop:
         grads = [torch.zeros(()) if p.grad is None else p.grad for p in self.optimized()]
         found = [*tensors, *grads, *self.optimized()]
         return {str(i): x.detach().clone() for i, x in enumerate(found)}
+
+
+class _Scaled(nn.Module):
+    """A module whose forward pass writes to its weights."""
+
+    def __init__(self, own: Mapping[str, nn.Parameter]) -> None:
+        super().__init__()
+        self.own = nn.ParameterList(own.values())
+
+    def forward(self) -> None:
+        for weight in self.own:
+            weight.mul_(1.5)
+
+
+# Ways to write that move neither a version nor an address.
+HIDDEN = ("data", "some data", "foreach data", "functional call")
+
+
+def _write_one(kind: str, p: nn.Parameter, new: Tensor) -> None:
+    if kind == "times":
+        p.mul_(1.5)
+    elif kind == "some":
+        p.copy_(torch.where(new > 1, new, p))
+    elif kind == "memory":
+        p.data = torch.where(new > 0, new, p)
+    elif kind == "data":
+        p.data.copy_(new)
+    elif kind == "some data":
+        p.data.copy_(torch.where(new > 0, new, p))
+    elif kind == "set":
+        p.set_(new)  # type: ignore[call-overload]
+    elif kind == "swap":
+        other = nn.Parameter(new)
+        other.grad = p.grad
+        torch.utils.swap_tensors(p, other)
 
 
 def train(trio: Trio, slopes: Mapping[str, Tensor], step: int, hooks: bool) -> None:

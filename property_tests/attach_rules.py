@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import sparsefn as sf
-from property_tests.attach_machine import KINDS, ROWS, Loop, Saved, Setup
+from property_tests.attach_machine import HIDDEN, KINDS, ROWS, Loop, Saved, Setup
 from sparsefn.testing.derived import first_state, learned
 
 # ---- misuse ---------------------------------------------------------------------------------------
@@ -126,18 +126,29 @@ def left_its_optimizer(loop: Loop) -> None:
     group["params"] = old
 
 
-def latents_are_not_written(loop: Loop) -> None:
+def what_follows_is_not_written(loop: Loop, hides: bool = False) -> None:
     follows = [name for name in loop.names if loop.follows(name)]
     if follows:
-        old = loop.weights()
+        old, weight = loop.weights(), loop.parameters()[follows[0]]
         with torch.no_grad():
-            loop.parameters()[follows[0]].add_(1.0)
-        with loop.refused(RuntimeError, f"{follows[0]}.*latents"):
+            (weight.data if hides else weight).add_(1.0)
+        with loop.refused(RuntimeError, f"{follows[0]}.*follows? from (latents|scores)"):
             if loop.phase == "stepped":
                 loop.trio.sparse.after_step(loop.now)
             else:
                 begin(loop)
         restore(loop, old)
+
+
+def assigned(loop: Loop) -> None:
+    module = loop.trio.module
+    owners = {name: module.get_submodule(name.rpartition(".")[0]) for name in loop.names}
+    held = loop.parameters()
+    module.load_state_dict({name: p.detach().clone() for name, p in held.items()}, strict=False, assign=True)
+    with loop.refused(RuntimeError, "was replaced since attach"):
+        begin(loop)
+    for name, owner in owners.items():
+        setattr(owner, name.rpartition(".")[2], held[name])
 
 
 def copied_alone(loop: Loop) -> None:
@@ -196,7 +207,9 @@ MISUSES = {
     "other parameter": Misuse(other_parameter, "graded", hooked=True),
     "other layer": Misuse(other_layer, "graded", hooked=True),
     "left its optimizer": Misuse(left_its_optimizer, "graded", hooked=True),
-    "latents are not written": Misuse(latents_are_not_written, "graded stepped"),
+    "what follows is not written": Misuse(what_follows_is_not_written, "graded stepped"),
+    "nor in secret": Misuse(functools.partial(what_follows_is_not_written, hides=True), "graded stepped"),
+    "assigned": Misuse(assigned, "graded", hooked=True),
     "copied alone": Misuse(copied_alone, "idle graded", hooked=True),
     "attached twice": Misuse(attached_twice, "idle graded before stepped", hooked=True),
     "rubbish loaded": Misuse(rubbish_loaded, "idle graded before stepped", hooked=True),
@@ -219,7 +232,7 @@ def fits(loop: Loop, name: str) -> bool:
     if name in ("copied alone", "gone"):
         return not is_lbfgs  # torch cannot copy it
     if name == "moved without step":
-        return loop.must_step and not loop.written
+        return loop.must_step and not loop.written and not loop.moved
     if name == "step twice":
         return bool(loop.stepped) and not loop.written
     return not (is_lbfgs and (loop.hooks or name.startswith(("step", "moved"))))
@@ -228,7 +241,10 @@ def fits(loop: Loop, name: str) -> bool:
 # ---- all that people do -----------------------------------------------------------------------------
 
 CLIPS = ("norm", "value", "noise", "other", "to zero", "to none", "model to none")
-WRITES = ("times", "some", "memory", "checkpoint")
+WRITES = (
+    *("times", "some", "memory", "checkpoint", "set", "swap", "vector", "foreach", "other dtype and back"),
+    *HIDDEN,
+)
 PARTS = ("module", "optimizers", "sparse")
 SEEDS = st.integers(0, 9)
 CHOSEN = {
@@ -331,7 +347,7 @@ class Machine(RuleBasedStateMachine):
     @rule(numpy=st.booleans())
     def after_step(self, numpy: bool) -> None:
         loop = self.loop
-        if loop.must_step and loop.written:
+        if loop.must_step and loop.moved:
             with loop.refused(RuntimeError, "another optimizer"):
                 loop.trio.sparse.after_step(loop.now)
         else:
@@ -361,6 +377,11 @@ class Machine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(WRITES), seed=SEEDS)
     def write(self, kind: str, seed: int) -> None:
         self.loop.write(kind, seed)
+
+    @precondition(lambda self: self.phase("idle", "graded"))
+    @rule()
+    def apply_masks(self) -> None:
+        self.loop.apply_masks()
 
     @rule(factor=st.sampled_from([0.5, 2.0]))
     def rate(self, factor: float) -> None:

@@ -76,6 +76,7 @@ class Reference:
         self.state = algorithm.init({name: x.clone() for name, x in weights.items()})
         names = {id(leaf): name for name, leaf in leaves(self.state.params).items()}
         self.slots, added = [], []
+        self.led = set[str]()  # weights in whose place something else trains
         for path, leaf in leaves(algorithm.view.get(self.state)).items():
             if id(leaf) in names:
                 name = names[id(leaf)]
@@ -83,8 +84,10 @@ class Reference:
                 continue
             ends = sorted((name for name in self.own if f".{path}".endswith(f".{name}")), key=len)
             near = self._place(self.own[ends[-1] if ends else next(iter(self.own))])
+            self.led |= {*ends[-1:]}
             self.slots.append(Slot(nn.Parameter(leaf.clone()), near[0], None))
             added.append((self.slots[-1], near))
+        self.led -= {slot.weight for slot in self.slots if slot.weight}
         for slot, (owner, group) in added:
             if self.extra is None:
                 self.optimizers[owner].param_groups[group]["params"].append(slot.parameter)
@@ -239,8 +242,8 @@ def same(a: Tensor, b: Tensor) -> Tensor:
     return (a == b) | (a.isnan() & b.isnan())
 
 
-def assert_same_moments(mine: Sequence[Optimizer], reference: Reference) -> None:
-    """The states of optimizers are those of a reference."""
+def assert_same_moments(mine: Sequence[Optimizer], reference: Reference, live_alone: bool = False) -> None:
+    """The states of optimizers are those of a reference; perhaps only of entries that train."""
     supports = leaves(reference.algorithm.view.support(reference.state)).values()
     moving = {id(slot.parameter): support for slot, support in zip(reference.slots, supports, strict=True)}
     places = [(o, p) for o in mine for group in o.param_groups for p in group["params"]]
@@ -252,7 +255,8 @@ def assert_same_moments(mine: Sequence[Optimizer], reference: Reference) -> None
             if isinstance(value, Tensor):
                 least = 1e-8 if name == "exp_inf" else -torch.inf  # Adamax adds its eps to moments of zero
                 equal = same(found[name].clamp_min(least), value.clamp_min(least))
-                if name == "step_size":  # where pruned, the learning rate of some time
+                shaped = value.shape == own.shape and is_sparse(moving.get(id(own), value.new_ones(())), own)
+                if name == "step_size" or (live_alone and shaped):  # where pruned, the learning rate of some time
                     equal = equal | ~moving[id(own)]
                 assert bool(equal.all()), f"another {name} of parameter {i}:\n{found[name]}\n{value}"
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 
 import sparsefn as sf
 from property_tests.attach_machine import KINDS, ROWS, Loop, Setup
-from property_tests.attach_rules import MISUSES, Machine, misuse, pickled, settled, step
+from property_tests.attach_rules import MISUSES, WRITES, Machine, misuse, pickled, settled, step
 from property_tests.effort import tries
 from property_tests.laws_attach import Kind, Reference, step_of_reference
 from sparsefn.attached import Attached, attached, files, gradients, moments, placed, writes
@@ -17,6 +17,7 @@ from sparsefn.attached.gradients import dense_gradient
 from sparsefn.testing.harness import assert_same, leaves
 from sparsefn.testing.strategies import large
 
+pytestmark = pytest.mark.filterwarnings("ignore:before_step. somebody wrote to pruned entries")
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(
     max_examples=2 * tries(),
@@ -72,6 +73,12 @@ def script(loop: Loop) -> None:
     loop.after(numpy=True)
     loop.write("checkpoint", 2)
     step(loop, 2, "other")
+    for kind in WRITES:
+        loop.write(kind, 2)
+        step(loop, 3)
+    loop.write("data", 4)
+    loop.apply_masks()
+    step(loop, 4)
     loop.write("some", 3)
     loop.load(saved, ["optimizers"])
     step(loop, 3, "value")

@@ -72,7 +72,7 @@ class Attached:
             self._known |= {id(parameter) for parameter in new}
             self._tell("dense", writes.left_dense(placed.algorithm, self._model, new))
         dense = gradients.dense_gradients(records)
-        placed.take_over("before_step")
+        self._tell("gradient", writes.gradient_of_others(placed.begin_step()))
         skipped = bool(self._skip(now))
         seen = [] if skipped else placed.seen(dense, now)
         placed.show_trained()
@@ -170,7 +170,8 @@ class Attached:
         if self._dense is not None:
             moved, self._dense = self._placed.moved(()), None
             self._placed.show(moved)
-        self._placed.take_over("step")
+        else:
+            self._placed.take_over("step")
 
     # ---- the state --------------------------------------------------------------------------------
 
@@ -195,8 +196,28 @@ class Attached:
 
         `opt` is (): moments are the optimizer's. Read it after `after_step`.
         """
-        placed = self._placed
-        return placed.own(placed.state if self._dense is not None else placed.now("state"))  # type: ignore[no-any-return]
+        placed, state = self._placed, self._placed.state
+        if self._dense is None:
+            state = writes.taken_over("state", state, placed.weights.values())
+        return placed.own(state)  # type: ignore[no-any-return]
+
+    def apply_masks(self) -> None:
+        """Mask what somebody wrote to the module: call it after a write between the steps, and before the loss.
+
+        >>> layer = torch.nn.Linear(2, 1)
+        >>> sparse = sf.attach(sf.static(0.5, where="weight"), layer, torch.optim.Adam(layer.parameters()))
+        >>> layer.weight.data.copy_(torch.ones(1, 2))
+        tensor([[1., 1.]])
+        >>> sparse.apply_masks()
+        >>> int(layer.weight.count_nonzero())
+        1
+
+        Entries that are kept take the values that were written. So do pruned ones that have values in the state, as
+        under `ste`. Raises RuntimeError for weights that follow from latents or scores.
+        """
+        self._check_attached()
+        self._check_between("apply_masks")
+        self._placed.take_over("apply_masks")
 
     def check(self, average: nn.Module | Mapping[str, Tensor] | None = None) -> None:
         """Raise RuntimeError unless pruned weights are zero in the module, naming the first that are not.
@@ -218,7 +239,7 @@ class Attached:
         for name, count in writes.stains(self._placed.state, self._placed.weights.values()).items():
             raise RuntimeError(
                 f"check: {count} pruned entries of {name!r} are not zero in the module: somebody wrote them since "
-                "after_step; the next before_step masks what torch knows to be written, which `.data` hides"
+                "after_step: call apply_masks()"
             )
 
     @property
@@ -251,7 +272,8 @@ class Attached:
         self._check_between("state_dict")
         placed = self._placed
         visible = [name for name, record in placed.weights.items() if not record.hidden]
-        return files.saved(placed.algorithm, placed.now("state_dict"), self._last, visible, placed.own)
+        state = writes.taken_over("state_dict", placed.state, placed.hidden)
+        return files.saved(placed.algorithm, state, self._last, visible, placed.own)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Go on from a `state_dict`: masks, scores and step, and effective weights into the module.
@@ -288,6 +310,7 @@ class Attached:
         for sentence in changes_once(placed.algorithm, self._last + 1, f"{self._last + 1} steps"):
             self._tell("once", f"detach: {sentence}")
         if all(writes.fits(placed.state, record) for record in placed.weights.values()):  # else there is none to show
+            placed.drop_writes()
             self._reopen()
         self._unwatch()
         take_out(placed.extra)

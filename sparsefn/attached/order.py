@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Collection, MutableMapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakIdKeyDictionary
 
 from sparsefn.attached.files import arguments_of
 from sparsefn.attached.records import Record, optimizers_of
@@ -32,11 +31,13 @@ Found = Callable[[], Any]  # an Attached, whose methods are called around the st
 
 class _Watch(NamedTuple):
     around: Found
+    ids: Collection[int]  # of its parameters, which live as long as it does
     handles: Sequence[RemovableHandle]
 
 
-# Parameter -> who watches its optimizer, while both live. Two algorithms on one weight would undo each other's work.
-_WATCHES: MutableMapping[nn.Parameter, _Watch] = WeakIdKeyDictionary()
+# Optimizer -> who watches it, while it lives. Two algorithms on one weight would undo each other's work.
+# Parameters are no keys: torch swaps no tensor that something refers to weakly.
+_WATCHES: MutableMapping[Optimizer, list[_Watch]] = weakref.WeakKeyDictionary()
 
 
 def watched(parameter: nn.Parameter) -> bool:
@@ -45,12 +46,18 @@ def watched(parameter: nn.Parameter) -> bool:
     >>> watched(torch.nn.Parameter(torch.ones(2)))
     False
     """
-    watch = _WATCHES.get(parameter)
-    if watch is not None and watch.around() is None:
-        for handle in watch.handles:
-            handle.remove()
-        return False
-    return watch is not None
+    found = [watch for watches in _WATCHES.values() for watch in watches if id(parameter) in watch.ids]
+    for watch in found:
+        if watch.around() is None:
+            _remove(watch)
+    return any(watch.around() is not None for watch in found)
+
+
+def _remove(watch: _Watch) -> None:
+    for handle in watch.handles:
+        handle.remove()
+    for watches in _WATCHES.values():
+        watches[:] = [one for one in watches if one is not watch]
 
 
 def watch(around: Any, records: Sequence[Record], keep: bool) -> Callable[[], None]:
@@ -60,20 +67,13 @@ def watch(around: Any, records: Sequence[Record], keep: bool) -> Callable[[], No
     """
     alive = weakref.ref(around)
     found: Found = (lambda: around) if keep else alive
-    handles = []
+    handles: list[RemovableHandle] = []
+    made = _Watch(alive, {id(record.parameter) for record in records}, handles)
     for optimizer in optimizers_of(records):
         handles.append(optimizer.register_step_pre_hook(partial(_before, found)))
         handles.append(optimizer.register_step_post_hook(partial(_after, found)))
-    for record in records:
-        _WATCHES[record.parameter] = _Watch(alive, handles)
-
-    def remove() -> None:
-        for handle in handles:
-            handle.remove()
-        for record in records:
-            _WATCHES.pop(record.parameter, None)
-
-    return remove
+        _WATCHES.setdefault(optimizer, []).append(made)
+    return partial(_remove, made)
 
 
 def later(call: str, step: object, last: int) -> int:

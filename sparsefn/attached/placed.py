@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ from torch.optim import Optimizer
 from sparsefn.attached.gradients import dense_gradient
 from sparsefn.attached.moments import check_moments, clear_moments, zeros_stay
 from sparsefn.attached.optimizer_state import note_states, with_other_states
-from sparsefn.attached.records import Record, address, trained_records
-from sparsefn.attached.writes import check_kinds, hiding, taken_over
-from sparsefn.engine.leaves import is_sparse, zeroed
-from sparsefn.state import Algorithm, State, Step, masked_view
+from sparsefn.attached.records import Record, address, differ, trained_records
+from sparsefn.attached.writes import check_followers, check_kinds, hiding, stains, taken_over
+from sparsefn.engine.leaves import are_zeroed, is_sparse, zero_, zeroed
+from sparsefn.state import Algorithm, State, Step, effective, masked_view
 from sparsefn.tree import Leaves, Tree, flatten, leaves_of, opened, zipped
 
 
@@ -48,15 +48,53 @@ class Placed:
                 record.found = record.parameter.detach().clone()
         self._dtypes = {record.parameter.dtype for record in self.records}
 
-    def now(self, call: str) -> State:
-        """The state, with what somebody has written since `show`; `call` begins the errors."""
-        written = [record for record in self.weights.values() if record.is_written()]
-        return taken_over(call, self.state, written) if written else self.state
+    @property
+    def hidden(self) -> list[Record]:
+        """The weights of which the state has values that the module does not show."""
+        return [record for record in self.weights.values() if record.hidden]
 
     def take_over(self, call: str) -> None:
-        """Let state and module have what somebody has written since `show`, masked."""
-        if (state := self.now(call)) is not self.state:
-            self.show(state, self.state)
+        """Let state and module have what somebody has written since `show`, masked; `call` begins the errors."""
+        self.show(taken_over(call, self.state, self.weights.values()), self.state)
+
+    @torch.no_grad()
+    def drop_writes(self) -> None:
+        """Show again the weights that follow from something, whatever somebody wrote to them."""
+        follow = [record for record in self.weights.values() if record.follows]
+        masks = [self.state.masks[record.name] for record in follow]
+        shows = zeroed(masks, [self.state.params[record.name] for record in follow])
+        for record, leaf in zip(follow, shows, strict=True):
+            record.parameter.copy_(leaf)
+
+    def begin_step(self) -> Collection[str]:
+        """Take over what somebody has written, as far as it reaches a step; names of weights that were not masked.
+
+        torch tells of writes, but hides those through `.data`. What these leave at pruned entries reaches nothing before
+        `moved` zeroes it, where the state has no values of its own there and the gradients are those of masked weights.
+        """
+        if written := [record for record in self.weights.values() if record.is_written()]:
+            check_kinds("before_step", self.state, written)
+            stained = stains(self.state, written)
+            self.take_over("before_step")
+            return stained
+        if not self.shows(hidden := self.hidden):
+            self.state = taken_over("before_step", self.state, hidden)
+        if self.algorithm.view is not masked_view:
+            self.zero_pruned(self.weights.values())
+        return ()
+
+    def shows(self, records: Sequence[Record]) -> bool:
+        """Whether the module surely has the effective weights: nothing is read from a device, or other processes."""
+        values = [record.parameter.detach() for record in records]
+        if any(type(value) is not Tensor or not value.is_cpu for value in values):
+            return False
+        masks = [self.state.masks[record.name] for record in records]
+        return are_zeroed(masks, [self.state.params[record.name] for record in records], values)
+
+    def zero_pruned(self, records: Iterable[Record]) -> None:
+        """Make weights zero in the module where they are pruned, unless the state has values of its own there."""
+        plain = [record for record in records if record.name in self.weights and not record.hidden]
+        zero_([self.state.masks[record.name] for record in plain], [record.parameter for record in plain])
 
     def seen(self, dense: Leaves, step: Step) -> list[Tensor]:
         """The gradient of each leaf that the algorithm trains, in their order, of the dense ones of the weights.
@@ -74,22 +112,23 @@ class Placed:
     def moved(self, stepped: Sequence[Optimizer]) -> State:
         """The state with what optimizers, and whoever else, made of the parameters since `settle`.
 
-        The state itself where the parameters are its leaves, and are known to be zero where they are pruned.
+        The state itself where the parameters are its leaves, and their moments are known to be masked.
         """
         state, view, records = self.state, self.algorithm.view, self.weights.values()
         written = [record for record in records if record.written or record.is_written()]
-        is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
-        if is_plain and not written and stepped and all(zeros_stay(one, self._dtypes) for one in stepped):
-            return state
         check_kinds("after_step", state, written)
-        state = taken_over("after_step", state, [record for record in written if not record.trains])
-        own = [record for record in records if record.trains and not record.hidden]
-        state = state._replace(params=state.params | {r.name: r.parameter.detach() for r in own})
+        if not self.shows(follow := [record for record in records if record.follows]):
+            check_followers("after_step", state, follow)
+        state = taken_over("after_step", state, [r for r in written if not r.trains])
+        self.zero_pruned(records)
+        is_plain = view.get(state) is state.params and not any(record.hidden for record in records)
+        if is_plain and not written and all(zeros_stay(one, self._dtypes) for one in stepped):
+            return self.state
+        own = {r.name: r.parameter.detach() for r in records if r.trains and not r.hidden}
+        state = state._replace(params=state.params | own)
         if not is_plain:
             values = [record.parameter.detach() for record in self.trained]
             state = view.put(state, opened(view.get(state))[1](values))
-        leaves = zeroed([state.masks[r.name] for r in own], [state.params[r.name] for r in own])
-        state = state._replace(params=state.params | {r.name: leaf for r, leaf in zip(own, leaves, strict=True)})
         for record, value in zip(self.trained, leaves_of(view.get(state)), strict=True):
             if is_sparse(record.support, record.parameter):
                 clear_moments(record, record.support, value)  # decay of weights that are not zero ends in momentum
@@ -136,29 +175,35 @@ class Placed:
 
     def unmasked(self) -> dict[str, Tensor]:
         """The module's weights, or, where nobody has written to it since `attach` masked them, those before."""
-        return {
-            name: record.parameter.detach() if record.found is None or record.is_written() else record.found
-            for name, record in self.weights.items()
-        }
+        weights = {name: record.parameter.detach() for name, record in self.weights.items()}
+        found = {name: r.found for name, r in self.weights.items() if r.found is not None and not r.is_written()}
+        if found:
+            shown = effective(self.algorithm.init(weights | found))  # as `attach` did: `.data` hides writes from torch
+            written = differ([(weights[name], shown[name]) for name in found])
+            weights |= {name: x for (name, x), other in zip(found.items(), written, strict=True) if not other}
+        return weights
 
     def settle(self, optimizer: Optimizer, skipped: bool) -> None:
         """Just before an optimizer steps: mask the gradients and moments that somebody has written, and note weights.
 
-        A step that is left out has no gradients.
+        A step that is left out has no gradients. An optimizer that lets entries reach others gets everything masked.
         """
         for record in self.weights.values():
             record.written = record.written or record.is_written()
             if not record.trains:
                 record.parameter.grad = None
-        steps = [record for record in self.trained if record.optimizer is optimizer]
-        new = with_other_states(steps)
+        records = [record for record in self.trained if record.optimizer is optimizer]
+        trusts = zeros_stay(optimizer, self._dtypes)
+        if not trusts:
+            self.zero_pruned(records)
+        new = with_other_states(records)
         check_moments(optimizer, new)
-        for record in steps:
-            support = record.support
+        for record in records:
+            support, grad = record.support, record.parameter.grad
             is_masked = is_sparse(support, record.parameter)
             if skipped:
                 record.give(None)
-            elif is_masked and not record.has_given():
+            elif is_masked and grad is not None and not (trusts and record.has_given()):
                 record.give(zeroed([support], [dense_gradient(record.parameter, record.parameter)])[0])
         note_states(new)
         for record in new:

@@ -36,7 +36,7 @@ class Record:
     beside: Record | None = None  # the weight that it was added for; the module has all others
     trains: bool = False  # it is a leaf of the tree that the algorithm trains
     support: Tensor = _ALL  # where it trains
-    latent: bool = False  # its values follow from latents
+    follows: str = ""  # what trains in its place: "latents" that it is made of, or "scores" that its mask is made of
     hidden: bool = False  # the state has values at its pruned entries, which the module does not show
     found: Tensor | None = None  # the values that `attach` found, until the first step
     seen: tuple[int, int] = (-1, -1)  # its version and address when it was last read or written here
@@ -178,10 +178,11 @@ def trained_records(view: TrainView, state: State, weights: Mapping[str, Record]
             continue
         ends = [name for name in weights if _belongs(path, name)]
         beside = weights[max(ends, key=len)] if ends else next(iter(weights.values()))
-        beside.latent = beside.latent or (bool(ends) and "latent" in path.split("."))
+        if ends and beside.follows != "latents":
+            beside.follows = "latents" if "latent" in path.split(".") else "scores"
         records.append(Record(path, nn.Parameter(leaf.detach().clone()), beside.optimizer, beside))
     for record, support in zip(records, leaves_of(view.support(state)), strict=True):
-        record.trains, record.support = True, support
+        record.trains, record.support, record.follows = True, support, ""
         if isinstance(record.optimizer, torch.optim.SparseAdam) and (record.beside or support.ndim):
             raise ValueError(f"attach: SparseAdam takes no masks: leave {record.name!r} out of `where`, or use Adam")
     return records
@@ -255,11 +256,12 @@ def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     >>> differ([(x, x.clone()), (x, 2 * x)])
     [False, True]
 
-    All processes get the same answers, in one message: what they do next must not differ.
+    All processes get the same answers, in one message: what they do next must not differ. A device is waited for once.
     """
-    if not any(is_sharded(a) for a, _ in pairs):
+    if all(a.is_cpu and not is_sharded(a) for a, _ in pairs):
         return [not (torch.equal(a, b) or bool(same_or_nan(a, b).all())) for a, b in pairs]
-    return [bool(count) for count in whole([(~same_or_nan(a, b)).sum() for a, b in pairs])]
+    counts = whole([(~same_or_nan(a, b)).sum() for a, b in pairs])
+    return torch.stack([count.to(counts[0].device) for count in counts]).bool().tolist()
 
 
 def same_or_nan(a: Tensor, b: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.attached.files import arguments_of
-from sparsefn.attached.records import Record, differ, optimizers_of, same_or_nan
-from sparsefn.engine.leaves import is_sparse, zeroed
+from sparsefn.attached.records import Record, differ, optimizers_of
+from sparsefn.engine.leaves import either, is_sparse, zeroed
 from sparsefn.engine.processes import is_sharded, whole
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import Algorithm, State, has_own_support
@@ -155,34 +155,66 @@ def check_order(records: Iterable[Record], dense: Mapping[str, Tensor]) -> str:
     )
 
 
-def taken_over(call: str, state: State, written: Sequence[Record]) -> State:
-    """The state with the values that somebody wrote into parameters of the module.
+def taken_over(call: str, state: State, records: Collection[Record]) -> State:
+    """The state with the values of some parameters of the module, which somebody may have written.
 
     >>> weight = torch.nn.Parameter(torch.tensor([7.0, 8.0]))
     >>> state = State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
     >>> taken_over("before_step", state, [Record("w", weight, torch.optim.SGD([weight], lr=0.1))]).params
     {'w': tensor([7., 0.])}
 
-    Of a leaf whose pruned entries have values in the state alone (`hidden`), entries are taken that differ from what
-    the module showed. Raises RuntimeError for weights that follow from latents.
+    Of a leaf whose pruned entries have values in the state alone (`hidden`), pruned entries are taken that are not zero
+    in the module. Raises RuntimeError for a weight that somebody wrote and that follows from what trains in its place.
     """
-    check_kinds(call, state, written)
-    params = dict(state.params)
-    for record in written:
+    check_kinds(call, state, records)
+    check_followers(call, state, [record for record in records if record.follows])
+    params, taken = dict(state.params), [record for record in records if not record.follows]
+    for record in taken:
         name, value = record.name, record.parameter.detach()
-        mask, leaf = state.masks[name], params[name]
-        if not record.hidden:
-            (params[name],) = zeroed([mask], [value])
-            continue
-        (shown,) = zeroed([mask], [leaf])
-        if not record.latent:
-            params[name] = torch.where(same_or_nan(value, shown), leaf, value)
-        elif any(differ([(value, shown)])):
-            raise RuntimeError(
-                f"{call}: somebody wrote to {name!r}, but its weights follow from latents, which the write does not "
-                "reach: write before attach, or load the state_dict() of what attach returned, which has the latents"
-            )
+        if record.hidden:
+            (params[name],) = either([state.masks[name] | (value != 0)], [value], [params[name]])
+        else:
+            (params[name],) = zeroed([state.masks[name]], [value])
     return state._replace(params=params)
+
+
+def check_followers(call: str, state: State, records: Sequence[Record]) -> None:
+    """Raise RuntimeError where the module has other values than the state, of weights that follow from something.
+
+    >>> weight = torch.nn.Parameter(torch.tensor([7.0, 8.0]))
+    >>> state = State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
+    >>> record = Record("w", weight, torch.optim.SGD([weight], lr=0.1), follows="scores")
+    >>> check_followers("before_step", state, [record])
+    Traceback (most recent call last):
+        ...
+    RuntimeError: before_step: somebody wrote to 'w', but its mask follows from scores, which the write does not reach:
+    call detach(), write, and attach again, or load the state_dict() of what attach returned, which has the scores
+    """
+    shown = zeroed([state.masks[r.name] for r in records], [state.params[r.name] for r in records])
+    pairs = [(record.parameter.detach(), leaf) for record, leaf in zip(records, shown, strict=True)]
+    for record, differs in zip(records, differ(pairs), strict=True):
+        if differs:
+            what = "its mask follows" if record.follows == "scores" else "its values follow"
+            raise RuntimeError(
+                f"{call}: somebody wrote to {record.name!r}, but {what} from {record.follows}, which the write does not "
+                f"reach: call detach(), write, and attach again, or load the state_dict() of what attach returned, "
+                f"which has the {record.follows}"
+            )
+
+
+def gradient_of_others(stained: Collection[str]) -> str:
+    """A warning of a gradient that may be that of weights without masks; "" where no weight was written.
+
+    >>> gradient_of_others([])
+    ''
+    """
+    for name in stained:
+        return (
+            f"before_step: somebody wrote to pruned entries of {name!r} between the steps. They are masked now, but if "
+            "the loss was computed after the write, its gradient is the one of unmasked weights: after a write call "
+            "apply_masks(), then compute the loss"
+        )
+    return ""
 
 
 def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> None:
@@ -200,7 +232,7 @@ def hiding(state: State, records: Sequence[Record], shown: Sequence[Tensor]) -> 
     hides = [True] * len(pairs) if has_own_support(state) else differ([*pairs.values()])
     found = dict(zip(pairs, hides, strict=True))
     for record in records:
-        record.hidden = record.latent or found.get(record.name, False)
+        record.hidden = bool(record.follows) or found.get(record.name, False)
 
 
 def stains(state: State, records: Iterable[Record]) -> dict[str, int]:

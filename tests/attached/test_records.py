@@ -109,7 +109,7 @@ def test_leaves_that_are_no_params_get_parameters_beside_their_weights():
     assert records[2].parameter is model[0].bias and all(record.trains for record in records)
     assert torch.equal(records[1].parameter, scores["1.weight"]) and records[1].parameter is not scores["1.weight"]
     assert [record.beside.parameter for record in records[:2]] == [model[0].weight, model[1].weight]
-    assert [name for name, record in weights.items() if record.latent] == ["0.weight", "1.weight"]
+    assert {name: r.follows for name, r in weights.items() if r.follows} == dict.fromkeys(scores, "latents")
     put_in(records[:2], None)
     assert [record.group["lr"] for record in records] == [0.1, 1.0, 0.1]
     assert [len(group["params"]) for group in optimizer.param_groups] == [3, 3]
@@ -126,7 +126,15 @@ def test_a_leaf_of_no_weight_goes_to_the_first():
     weights = {"w": one()}
     state = sf.State({"w": torch.ones(2)}, {"w": torch.tensor(True)})
     (record,) = trained_records(view_of({"temperature": torch.ones(())}), state, weights)
-    assert record.beside is weights["w"] and not weights["w"].latent and record.name == "temperature"
+    assert record.beside is weights["w"] and not weights["w"].follows and record.name == "temperature"
+
+
+@pytest.mark.parametrize(("mode", "follows"), [("supermask", "scores"), ("joint", ""), ("ste", "")])
+def test_weights_that_do_not_train_follow_from_scores(mode, follows):
+    algorithm, weights = sf.supermask(0.5, mode=mode), {"w": one()}
+    weights["w"].parameter.data = torch.ones(2, 2)
+    trained_records(algorithm.view, algorithm.init({"w": torch.ones(2, 2)}), weights)
+    assert weights["w"].follows == follows
 
 
 def test_sparse_adam_is_refused_on_masked_leaves_alone():

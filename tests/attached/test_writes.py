@@ -86,13 +86,17 @@ def test_of_hidden_leaves_what_differs_from_the_module_is_taken_over():
     assert old.params["w"][3] == 4.0
 
 
-def test_latents_are_told_from_written_weights():
-    own = record([1.0, 2.0, 0.0, 0.0], hidden=True, latent=True)
+@pytest.mark.parametrize(
+    ("follows", "text"),
+    [("latents", "its values follow from latents, .* the latents"), ("scores", "its mask follows from scores, .* scores")],
+)
+def test_weights_that_follow_are_not_written(follows, text):
+    own = record([1.0, 2.0, 0.0, 0.0], hidden=True, follows=follows)
     old = state([1.0, 2.0, 3.0, 4.0])
     assert torch.equal(taken_over("state", old, [own]).params["w"], old.params["w"])
     with torch.no_grad():
         own.parameter[2] = 1.0
-    with pytest.raises(RuntimeError, match="state: somebody wrote to 'w', but its weights follow from latents, which"):
+    with pytest.raises(RuntimeError, match=f"state: somebody wrote to 'w', but {text}"):
         taken_over("state", old, [own])
 
 
@@ -124,7 +128,7 @@ def test_weights_that_move_without_their_optimizer():
         (state([1.0, 2.0, 0.0, 0.0]), {}, False),
         (state([1.0, 2.0, 3.0, 4.0], torch.tensor(True)), {}, False),
         (state([1.0, 2.0, 0.0, 0.0])._replace(support={"w": torch.tensor(True)}), {}, True),
-        (state([1.0, 2.0, 0.0, 0.0]), {"latent": True}, True),
+        (state([1.0, 2.0, 0.0, 0.0]), {"follows": "latents"}, True),
     ],
 )
 def test_what_the_module_does_not_show(made, flags, hides):

@@ -61,6 +61,60 @@ def zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], *, overwrite: bool
     return _chosen(_zero, _masked, masks, leaves, over=(1,) if overwrite else ())
 
 
+def zero_(masks: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
+    """Write +0.0 off its mask into each leaf; a leaf whose mask is 0-d stays as it is.
+
+    >>> from sparsefn.engine.leaves import leafwise
+    >>> leaf = torch.tensor([1.0, math.nan])
+    >>> leafwise.zero_([torch.tensor([True, False])], [leaf])
+    >>> leaf
+    tensor([1., 0.])
+
+    Autograd does not see it: it is for leaves that are zero there, unless somebody wrote past autograd.
+    """
+    for mask, leaf in zip(masks, leaves, strict=True):
+        if not is_sparse(mask, leaf):
+            continue
+        memory = here(leaf.data)
+        if type(memory) is Tensor:
+            memory.view(lists.WORDS[memory.dtype.itemsize]).mul_(here(mask))
+        else:
+            memory.copy_(lists.where(mask, memory))
+
+
+def are_zeroed(masks: Sequence[Tensor], leaves: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether others are the leaves with +0.0 off their masks, bit for bit; for plain tensors in CPU memory.
+
+    >>> from sparsefn.engine.leaves import leafwise
+    >>> leafwise.are_zeroed([torch.tensor([True, False])], [torch.tensor([1.0, 2.0])], [torch.tensor([1.0, 0.0])])
+    True
+    """
+    rows: list[Row] = []
+    for mask, leaf, other in zip(masks, leaves, others, strict=True):
+        flat = _words(mask, leaf, other) if is_sparse(mask, leaf) and leaf.numel() >= _FEW else None
+        if flat is not None:
+            rows.append(flat)
+            continue
+        bits = [x.view(lists.WORDS[x.dtype.itemsize]) for x in (leaf, other)]
+        if not torch.equal(bits[0] * mask, bits[1]):
+            return False
+    differ: list[bool] = []
+
+    def look(blocks: Iterable[Row]) -> None:
+        spare, flags = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.bool_)
+        for mask, bits, others in blocks:
+            wide = spare.view(bits.dtype)[: bits.size]
+            np.copyto(wide, mask)
+            np.multiply(wide, bits, out=wide)
+            if differ or np.not_equal(wide, others, out=flags[: bits.size]).any():
+                differ.append(True)
+                return
+
+    if rows:
+        run_blocks(look, rows)
+    return not differ
+
+
 @each_local
 def either(masks: Sequence[Tensor], new: Sequence[Tensor], old: Sequence[Tensor]) -> list[Tensor]:
     """Each new leaf with the old one's values off its mask; a leaf whose mask is 0-d is the new one.

@@ -292,3 +292,32 @@ def test_plain_lists_are_handed_on():
     assert fn(*given)[0] is given[1][0]
     assert all(a is b for a, b in zip(seen[0], given, strict=True))
     assert fn([], []) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_zeros_are_written_in_place_and_compared_by_their_bits(shape, dtype):
+    mask, leaf = mask_of(shape), values(shape, dtype, 0)
+    for kept, x in ((mask, leaf), (mask.T, leaf.T)) if len(shape) == 2 else ((mask, leaf),):
+        mine = torch.nn.Parameter(x.clone())
+        before = mine.data_ptr(), mine._version
+        leafwise.zero_([kept, torch.tensor(True)], [mine, torch.ones(2)])
+        identical(mine.detach(), torch.where(kept, x, torch.zeros((), dtype=dtype)))
+        assert (mine.data_ptr(), mine._version) == before
+        shown = [mine.detach().clone(), x.clone()]
+        assert leafwise.are_zeroed([kept, torch.tensor(True)], [x, x], shown)
+        for other in shown if x.numel() else ():
+            old = other[(-1,) * x.ndim].clone()
+            other[(-1,) * x.ndim] = 7.0
+            assert not leafwise.are_zeroed([kept, torch.tensor(True)], [x, x], shown)
+            other[(-1,) * x.ndim] = old
+
+
+def test_zeros_are_written_into_other_tensors():
+    class Own(torch.Tensor):
+        pass
+
+    for leaf in (torch.ones(2).as_subclass(Own), torch.ones(2, dtype=torch.float8_e5m2)):
+        leafwise.zero_([torch.tensor([True, False])], [leaf])
+        assert leaf.float().tolist() == [1.0, 0.0]
+    assert leafwise.are_zeroed([], [], [])
