@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import brought
-from sparsefn.engine.processes import is_sharded, whole
+from sparsefn.engine.processes import agreed, is_sharded, whole
 from sparsefn.engine.surroundings import at_compile_time, concrete
-from sparsefn.tree.leaves import Tree, leaves_of
+from sparsefn.tree.leaves import Tree, flatten, leaves_of
 
 
 def copied(tree: Tree) -> Tree:
@@ -114,7 +114,8 @@ def all_finite(tree: Tree) -> Tensor:
     """
     leaves = leaves_of(tree)
     if any(map(is_sharded, leaves)):  # in one message, whatever the number of leaves
-        counts = whole([(~leaf.detach().isfinite()).sum() for leaf in leaves])
+        odd = [(~leaf.detach().isfinite()).sum() for leaf in leaves]
+        counts = agreed({"call": "all_finite"}, {"leaves": flatten(tree)[0]}, lambda: whole(odd))
         return torch.stack([count.to(counts[0].device) for count in counts]).sum() == 0
     ends = [end for leaf in leaves if leaf.numel() for end in torch.aminmax(leaf.detach())]  # NaN is both
     return torch.stack([end.to(ends[0].device) for end in ends] or [torch.zeros((), device="cpu")]).isfinite().all()
