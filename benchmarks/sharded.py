@@ -113,7 +113,7 @@ def step(exchange: Exchange[None], answer: Any) -> Sum | Gather | None:
 def run(processes: Sequence[Sequence[Exchange[None]]]) -> tuple[int, int]:
     """Run the searches of all processes in step, as `collectives.together`; its collectives and bytes."""
     ranks = len(processes)
-    collectives, taken = 1, 8  # one number first: has a process failed?
+    collectives, taken = 1, 8 * ranks  # eight bytes of each first: has one failed, do all see the same?
     told: dict[int, Any] = dict.fromkeys(range(len(processes[0])))
     while told:
         asked = {i: [step(exchanges[i], answer) for exchanges in processes] for i, answer in told.items()}

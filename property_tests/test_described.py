@@ -3,7 +3,6 @@
 import builtins
 import copy
 import inspect
-import math
 import pickle
 
 import pytest
@@ -16,7 +15,7 @@ from sparsefn.testing.harness import algorithm_of, assert_same, updates
 from sparsefn.testing.strategies import large
 
 # What the reprs are written in. Of two things of one name, the registry means the later one.
-MODULES = (builtins, registry, math, torch, sf.schedules, sf.patterns, sf.terms, sf.reparam, sf.budgets, sf.counts)
+MODULES = (builtins, registry, torch, sf.schedules, sf.patterns, sf.terms, sf.reparam, sf.budgets, sf.counts)
 MODULES = (*MODULES, sf.curvature, sf, sf.redistribute, sf.scores, sf.optimizers)
 NAMES = {name: value for module in MODULES for name, value in vars(module).items()}
 METHOD_NAMES = NAMES | vars(method_rows) | {name: getattr(sf.methods, name) for name in sf.methods.__all__}

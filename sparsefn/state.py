@@ -141,7 +141,7 @@ def inside(support: Tree, new: Tree, old: Tree | None = None, overwrite: bool = 
 def apply_masks(tree: Tree, masks: Tree) -> Tree:
     """The tree with +0.0 wherever its mask is False.
 
-    >>> apply_masks({"w": torch.tensor([1.0, -0.0, float("nan")])}, {"w": torch.tensor([True, False, False])})
+    >>> sf.apply_masks({"w": torch.tensor([1.0, -0.0, float("nan")])}, {"w": torch.tensor([True, False, False])})
     {'w': tensor([1., 0., 0.])}
 
     It selects and does not multiply: -0.0, NaN and inf off the mask become +0.0. A 0-d mask keeps
@@ -184,7 +184,7 @@ def check_grads(grads: Tree, params: Tree, *, layout: bool = True) -> None:
 def effective(state: State) -> Tree:
     """The weights to run the model with: `params` under `masks`, right for every algorithm.
 
-    >>> effective(State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])}))
+    >>> sf.effective(sf.State({"w": torch.ones(2)}, {"w": torch.tensor([True, False])}))
     {'w': tensor([1., 0.])}
 
     Raises TypeError for anything but a State.
@@ -202,8 +202,8 @@ def _put(state: State, params: Tree) -> State:
 def with_params(state: State, params: Tree) -> State:
     """The state with a copy of an outside optimizer's weights put in, detached.
 
-    >>> state = State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
-    >>> with_params(state, {"w": torch.tensor([2.0, 3.0])}).params
+    >>> state = sf.State({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([True, False])})
+    >>> sf.with_params(state, {"w": torch.tensor([2.0, 3.0])}).params
     {'w': tensor([2., 0.])}
 
     Weights are taken at the entries of the support: the mask, or everything under `pruned="train"`; elsewhere the

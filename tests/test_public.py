@@ -5,24 +5,22 @@ import doctest
 import functools
 import importlib
 import inspect
-import math
 import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import optree
 import pytest
 import torch
 
 import sparsefn as sf
 
 MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(sf.__path__, "sparsefn.")]
-NAMES = {"torch": torch, "optree": optree, "math": math, "sf": sf}  # what an example may use without an import
+NAMES = {"torch": torch, "sf": sf}  # what an example may use without an import
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -63,9 +61,11 @@ def lacks(value: Any) -> list[str]:
 
 
 def examples(module: ModuleType) -> list[doctest.DocTest]:
-    """The doctests of a module; they see its names as well as `NAMES`."""
-    found = doctest.DocTestFinder().find(module, module.__name__, globs={**NAMES, **vars(module)})
-    return [test for test in found if test.examples]
+    """The doctests of a module. Those of names that users have see `NAMES` alone, others those of the module, too."""
+    found = [test for test in doctest.DocTestFinder().find(module, module.__name__, globs={}) if test.examples]
+    for test in found:
+        test.globs = NAMES | ({} if test.docstring in SHOWN else vars(module))
+    return found
 
 
 def examples_of(value: Any, name: str) -> doctest.DocTest:
@@ -81,8 +81,15 @@ def run(test: doctest.DocTest) -> str:
     return "".join(report)
 
 
+def docstrings(values: Collection[Any]) -> set[str]:
+    """Those of some objects, and of what the classes among them define."""
+    own = [member for value in values if inspect.isclass(value) for member in vars(value).values()]
+    return {doc for value in [*values, *own] if (doc := getattr(value, "__doc__", None))}
+
+
 PUBLIC = dict(public(sf))
 CALLED = {name: value for name, value in PUBLIC.items() if callable(value)}  # the others are constants
+SHOWN = docstrings(CALLED.values())  # on the pages of the reference
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 WITHOUT_STREET = {"engine", "timetable"}  # nothing in them is for users
 EXAMPLES = {module.__name__: examples(module) for module in [sf, *MODULES]}

@@ -125,7 +125,8 @@ def fired(when: Trigger, change: Callable[[State], State], state: State, step: S
     """The changed state where the trigger fires; processes that share the state fail together."""
 
     def changed(now: State) -> State:
-        return agreed(leaves_of(now.params), lambda: change(now))
+        leaves = {"params": flatten(now.params)[0], "masks": flatten(now.masks)[0]}
+        return agreed({"call": "to change masks", "step": step}, leaves, lambda: change(now))
 
     return choose(when(step), changed, state)  # type: ignore[no-any-return]
 

@@ -11,21 +11,21 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_step
 from sparsefn.engine.processes import (
-    agree,
+    agreed,
     agreement,
     any_sharded,
+    check_part,
     check_plain,
-    group_of,
     groups_of,
-    in_step,
+    here,
     is_open,
     is_sharded,
     is_spread,
     laid_out,
     scope,
     tell,
-    texts_of_all,
     whole,
+    words_of,
 )
 from sparsefn.engine.surroundings import differentiating
 from sparsefn.state import State, Step, TrainView, check_grads
@@ -42,10 +42,7 @@ def begun(init: Start) -> Start:
         leaves = [x for x in leaves_of(params) if isinstance(x, Tensor)]
         if not any_sharded(leaves) or is_open():
             return init(params)
-        groups = groups_of(leaves)
-        with agreement(groups):
-            _check_alike(groups, params)
-            return init(params)
+        return agreed({"call": "init"}, {"params": flatten(params)[0]}, lambda: init(params))
 
     return beginning
 
@@ -63,7 +60,7 @@ def shared(update: Stepping, state: State, grads: Tree, step: Step) -> State:
             step, fault = check_step(step), _fault(grads, params)
             if fault is None:
                 return update(state, laid_like_params(grads, params), step)
-            if any(is_spread(*pair) for pair in _pairs(grads, params)):
+            if any(is_spread(*pair) for pair in _pairs(grads, params).values()):
                 with agreement(groups):
                     raise fault
             with scope(groups, fault):
@@ -78,11 +75,12 @@ def laid_like_params(grads: Tree, params: Tree) -> Tree:
     if grads is None:
         return None
     rows, rebuild = zipped(grads, params)
-    if any(is_spread(*row) for row in rows):
-        with agreement(groups_of(leaves_of(params))):
-            agree(())  # before torch's own messages
-            grads = rebuild([laid_out(g, p) for g, p in rows])
-            check_grads(grads, params)
+    spread = [path for path, row in zip(flatten(params)[0], rows, strict=True) if is_spread(*row)]
+    if spread:
+        given = {"grads": flatten(grads)[0], "params": flatten(params)[0]}
+        why = f"to redistribute grads: {spread[0]!r} is {words_of(given['grads'][spread[0]])}"
+        grads = agreed({"call": why}, given, lambda: rebuild([laid_out(g, p) for g, p in rows]))
+        check_grads(grads, params)
     return grads
 
 
@@ -117,37 +115,18 @@ def refuse_shards(what: str, leaves: Leaves, instead: str) -> None:
 def _fault(grads: Tree, params: Tree) -> Exception | None:
     try:
         check_grads(grads, params, layout=False)
+        for path, (grad, param) in _pairs(grads, params).items():
+            if not is_spread(grad, param) and here(grad).shape != here(param).shape:
+                check_part(path, grad, "grads: ")
+                check_part(path, param, "params: ")
     except Exception as error:
         return error
     return None
 
 
-def _pairs(grads: Tree, params: Tree) -> list[tuple[Tree, Tensor]]:
+def _pairs(grads: Tree, params: Tree) -> dict[str, tuple[Tree, Tensor]]:
     # The gradients that have a param, whatever else they are.
     with suppress(Exception):
         given = flatten(grads)[0]
-        return [(given[path], param) for path, param in flatten(params)[0].items() if path in given]
-    return []
-
-
-def _check_alike(groups: tuple[str, ...], params: Tree) -> None:
-    # Processes whose leaves differ would wait for each other, or take one leaf for another.
-    words = "\n".join(f"{path}\t{_words(leaf)}" for path, leaf in flatten(params)[0].items())
-    for name, told in zip(groups, in_step([((name,), texts_of_all(words)) for name in groups]), strict=True):
-        texts = [dict(line.split("\t", 1) for line in text.splitlines()) for text in told]
-        first, ranks = texts[0], torch.distributed.get_process_group_ranks(group_of(name))
-        for rank, other in zip(ranks, texts, strict=True):
-            for path in sorted({*first, *other}):
-                if first.get(path) != other.get(path):
-                    pair = ", and ".join(
-                        f"rank {at} has {found.get(path, 'no leaf')} there"
-                        for at, found in ((ranks[0], first), (rank, other))
-                    )
-                    raise ValueError(f"expected the same params on every rank, but not at {path!r}: {pair}")
-
-
-def _words(leaf: object) -> str:
-    if not isinstance(leaf, Tensor):
-        return f"a {type(leaf).__name__}"
-    laid = f" with placements {leaf.placements}" if is_sharded(leaf) else ""  # type: ignore[attr-defined]
-    return f"a tensor of shape {tuple(leaf.shape)} and {leaf.dtype}{laid}"
+        return {path: (given[path], param) for path, param in flatten(params)[0].items() if path in given}
+    return {}

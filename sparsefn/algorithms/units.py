@@ -19,6 +19,7 @@ from sparsefn.algorithms.memory import Scores
 from sparsefn.budgets.counts import Counted
 from sparsefn.budgets.distributions import Global, spread
 from sparsefn.engine.checks import counts_of_rows, fraction_at, n_kept, shown
+from sparsefn.engine.draws import flips
 from sparsefn.engine.leaves import as_tensor_on, brought, lists
 from sparsefn.engine.numbers import Real
 from sparsefn.engine.selection import Count, Entry, dealt_winners, totals, winners
@@ -215,9 +216,9 @@ class Field(NamedTuple):
             total = as_tensor_on(counts[0 if joint else i], device)
             total = total.sum() if total.ndim else total * (1 if joint else units.of_all.rows[0])
             chance = total.double() / max(sum(sizes.values()) if joint else sizes[path], 1)
-            places = None if units.alignment is None else layout.unit_places(units).to(device)
             own = brought(random.leaf_key(key, path), device)
-            flags.append(random.bernoulli(own, chance, units.rows, index=places))
+            chances, extent = chance.expand(units.rows), layout.unit_extent(units)
+            flags.append(flips(own, chances, extent, math.prod(units.rows)).reshape(units.rows))
         return flags
 
     def masks_of(self, flags: Flags, scores: Scores | None = None, among: Leaves | None = None) -> Leaves:

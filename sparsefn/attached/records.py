@@ -267,7 +267,7 @@ def differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 def same_or_nan(a: Tensor, b: Tensor) -> Tensor:
     """Where two tensors are equal, or both NaN.
 
-    >>> same_or_nan(torch.tensor([1.0, math.nan, 3.0]), torch.tensor([1.0, math.nan, 4.0]))
+    >>> same_or_nan(torch.tensor([1.0, torch.nan, 3.0]), torch.tensor([1.0, torch.nan, 4.0]))
     tensor([ True,  True, False])
     """
     return (a == b) | (a.isnan() & b.isnan())

@@ -49,7 +49,7 @@ class Counted(NamedTuple):
 def in_rows(flags: Tensor) -> Tensor:
     """How many flags are set in each row: the `total` of a count whose groups are whole.
 
-    >>> in_rows(torch.tensor([[True, False, True]]))
+    >>> sf.counts.in_rows(torch.tensor([[True, False, True]]))
     tensor([2])
     """
     return flags.sum(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from sparsefn.engine.leaves import as_tensor_on, lists, written
 from sparsefn.engine.numbers import Real, like
 from sparsefn.engine.processes import any_sharded, whole
 from sparsefn.engine.selection import Counts, apportion, totals, vector
-from sparsefn.engine.sums import sums
+from sparsefn.engine.sums import means, sums
 from sparsefn.state import Score, check_score
 from sparsefn.tree import Leaves
 
@@ -96,8 +96,10 @@ def mean_active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     NaN for a leaf with none. Dettmers & Zettlemoyer 2019, arXiv 1907.04840, sec. 3.
     """
     del after
-    added = sums([scores[path] for path in before], list(before.values()))
-    return _each(operator.truediv, before, added, _counts(before))
+    values, masks = [scores[path] for path in before], list(before.values())
+    if any_sharded(masks):
+        return dict(zip(before, means(values, masks), strict=True))
+    return _each(operator.truediv, before, sums(values, masks), _counts(masks))
 
 
 def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
@@ -108,7 +110,7 @@ def active(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     {'w': tensor(1)}
     """
     del scores, after
-    return dict(zip(before, _counts(before), strict=True))
+    return dict(zip(before, _counts(list(before.values())), strict=True))
 
 
 def survivors(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
@@ -133,7 +135,8 @@ def lost(scores: Leaves, before: Leaves, after: Leaves) -> Leaves:
     The same as no redistribution; for a `Redistribute` that has a `rate`.
     """
     del scores
-    return _each(operator.sub, before, _counts(before), _counts({path: after[path] for path in before}))
+    counts = _counts([*before.values(), *(after[path] for path in before)])
+    return _each(operator.sub, before, counts[: len(before)], counts[len(before) :])
 
 
 @described
@@ -155,7 +158,7 @@ def careful(share: Share = mean_active, below: float = 0.2) -> Rate:
     def rate(fraction: Real, scores: Leaves, masks: Leaves) -> Leaves:
         if not masks:
             return {}
-        counts, shares = torch.stack(_counts(masks)), share(scores, masks, masks)
+        counts, shares = torch.stack(_counts(list(masks.values()))), share(scores, masks, masks)
         sizes = written([mask.numel() for mask in masks.values()], counts.device)
         sparsity, own = (sizes - counts).double() / sizes.clamp(min=1), like(counts, fraction)
         average = torch.nan_to_num(vector(list(shares.values()), counts.device)).mean()
@@ -215,10 +218,10 @@ def independently(scores: Tensor, free: Tensor, wanted: Tensor) -> Tensor:
     return (free & (scores.double() >= (1 - chance)[..., None])).sum(-1)
 
 
-def _counts(masks: Leaves) -> list[Tensor]:
-    if any_sharded(masks.values()):
-        return whole([mask.sum() for mask in masks.values()])
-    return list(totals([mask.reshape(1, -1) for mask in masks.values()]).unbind())
+def _counts(masks: Sequence[Tensor]) -> list[Tensor]:
+    if any_sharded(masks):
+        return whole([mask.sum() for mask in masks])
+    return list(totals([mask.reshape(1, -1) for mask in masks]).unbind())
 
 
 def _each(fn: Callable[[Any, Any], Any], paths: Leaves, a: list[Tensor], b: list[Tensor]) -> Leaves:

@@ -25,7 +25,7 @@ Calls = Callable[[], Iterable[Call]]  # the same calls each time
 class PrunedBlock(NamedTuple):
     """What pruning one block gave.
 
-    >>> PrunedBlock("0.*", sf.State({}, {}), seconds=1.5, error=0.25).error
+    >>> sf.calibration.PrunedBlock("0.*", sf.State({}, {}), seconds=1.5, error=0.25).error
     0.25
 
     `block` is as it was asked for, `state` the state with this block and all before it pruned, `seconds` the time that

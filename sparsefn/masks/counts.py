@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.numbers import divide
-from sparsefn.engine.processes import whole
+from sparsefn.engine.processes import agreed, whole
 from sparsefn.engine.surroundings import read
 from sparsefn.state import State, check_masks
 from sparsefn.tree import Tree, flatten, leaves_like, map_with_path
@@ -56,7 +56,8 @@ def n_kept(masks: Tree, params: Tree | None = None) -> int | Tensor:
     weights of leaves that are not sparsified count as kept. Raises as `n_total` does.
     """
     rows = _sizes(masks, params)  # a 0-d mask keeps its leaf whole, as its shape alone says
-    counts = kept_in([mask if mask.ndim else torch.ones_like(mask) for mask, _ in rows])
+    own = [mask if mask.ndim else torch.ones_like(mask) for mask, _ in rows]
+    counts = agreed({"call": "n_kept"}, {"masks": flatten(masks)[0]}, lambda: kept_in(own))
     return _sum([count * size for count, (_, size) in zip(counts, rows, strict=True)])
 
 

@@ -15,7 +15,7 @@ from sparsefn import random
 from sparsefn.engine.checks import Step, is_int
 from sparsefn.engine.leaves import brought
 from sparsefn.engine.numbers import check_float
-from sparsefn.engine.processes import extent_of, here, is_sharded, sharded_like
+from sparsefn.engine.processes import agreed, extent_of, here, is_sharded, sharded_like
 from sparsefn.engine.selection import Entry, totals, winners
 from sparsefn.engine.surroundings import concrete
 from sparsefn.patterns.grids import of_tensor, own_counts
@@ -186,10 +186,14 @@ def topk_masks(scores: Tree, n_keep: int | Tensor) -> Tree:
     for path, leaf in leaves.items():
         check_float("scores", leaf, path)
     count = _check_count("n_keep", n_keep, 1, sum(leaf.numel() for leaf in leaves.values()))
-    parts = [(here(leaf), extent_of(leaf) if is_sharded(leaf) else None) for leaf in leaves.values()]
-    won = winners([Entry(part.reshape(1, -1), extent=extent) for part, extent in parts], [count], joint=True)
-    rows = zip(won, parts, leaves.values(), strict=True)
-    return rebuild([sharded_like(mask.reshape(part.shape), leaf) for mask, (part, _), leaf in rows])
+
+    def run() -> Tree:
+        parts = [(here(leaf), extent_of(leaf) if is_sharded(leaf) else None) for leaf in leaves.values()]
+        won = winners([Entry(part.reshape(1, -1), extent=extent) for part, extent in parts], [count], joint=True)
+        rows = zip(won, parts, leaves.values(), strict=True)
+        return rebuild([sharded_like(mask.reshape(part.shape), leaf) for mask, (part, _), leaf in rows])
+
+    return agreed({"call": "topk_masks"}, {"scores": leaves}, run)
 
 
 def bernoulli_mask(probs: Tensor, key: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def taylor(
     >>> def squared_sum(rows):
     ...     return rows.sum(-1).square()
     >>> score = sf.scores.mean(sf.scores.by_unit(sf.scores.movement, sf.patterns.channel(0), squared_sum))
-    >>> algorithm = sf.gmp(0.5, steps=1000, score=score, pattern=sf.patterns.channel(0, norm=math.inf),
+    >>> algorithm = sf.gmp(0.5, steps=1000, score=score, pattern=sf.patterns.channel(0, norm=torch.inf),
     ...                    distribution=sf.budgets.by_path({"first.*": 0.25}))
 
     ValueError for an int count above what is left, and for another distribution.

@@ -30,6 +30,7 @@ _IN_BLOCKS = {torch.float32, torch.bool}
 class Optimizer(NamedTuple):
     """A pure pair of functions in the shape of TorchOpt's and optax's.
 
+    >>> import optree
     >>> optimizer = sf.optimizers.sgd(0.5)
     >>> params, grads = {"w": torch.tensor([1.0])}, {"w": torch.tensor([0.4])}
     >>> updates, state = optimizer.update(grads, optimizer.init(params), params=params)

@@ -126,27 +126,32 @@ def group_places(units: Units) -> Tensor:
     >>> group_places(units_of(sf.patterns.nm(2, 4), (3, 8)))
     tensor([0, 1, 2, 3, 4, 5])
     """
-    here, whole = np.arange(units.rows[0]), units.of_all
-    if units.alignment is not None and units.extent is None:
-        cell = [max(a * b, 1) for a, b in zip(whole.unit, whole.group, strict=True)]
-        start = tuple(first // n for first, n in zip(units.alignment.box.start, cell, strict=True))
-        here = Extent(_in_groups(whole.grid, whole.group), start, _in_groups(units.grid, units.group), ()).places(here)
-    return torch.from_numpy(here)
+    here, extent = np.arange(units.rows[0]), _group_extent(units)
+    return torch.from_numpy(here if extent is None else extent.places(here))
 
 
-def unit_places(units: Units) -> Tensor:
-    """Which units of the whole are here, by index in its rows: int64 of shape (groups, units of a group).
+def _group_extent(units: Units) -> Extent | None:
+    # Where the groups of a DTensor that are here lie among all; None where it has one, or the leaf is plain.
+    if units.alignment is None or units.extent is not None:
+        return None
+    whole = units.of_all
+    cell = [max(a * b, 1) for a, b in zip(whole.unit, whole.group, strict=True)]
+    start = tuple(first // n for first, n in zip(units.alignment.box.start, cell, strict=True))
+    return Extent(_in_groups(whole.grid, whole.group), start, _in_groups(units.grid, units.group), ())
 
-    >>> from sparsefn.patterns.grids import unit_places
+
+def unit_extent(units: Units) -> Extent | None:
+    """Where the units of a DTensor that are here lie among all, in the order of its rows; None for a plain leaf.
+
+    >>> from sparsefn.patterns.grids import unit_extent
     >>> from sparsefn.patterns.units import units_of
-    >>> unit_places(units_of(sf.patterns.nm(1, 2), (1, 4)))
-    tensor([[0, 1],
-            [2, 3]])
+    >>> unit_extent(units_of(sf.patterns.nm(1, 2), (1, 4)))
     """
+    groups = _group_extent(units)
+    if groups is None:
+        return units.extent
     width = units.rows[1]
-    if units.extent is not None:
-        return torch.from_numpy(units.extent.places(np.arange(width))).reshape(1, width)
-    return group_places(units)[:, None] * width + torch.arange(width, device="cpu")
+    return Extent((*groups.shape, width), (*groups.start, 0), (*groups.size, width), ())
 
 
 def own_counts(units: Units, counts: Count) -> Count:
@@ -241,4 +246,4 @@ def of_tensor(fn: Callable[..., Tensor], pattern: Pattern, *tensors: Tensor) -> 
         parts = [to_aligned({"": own}, {"": laid_out(x, tensors[0])})[""] for x in tensors]
         return from_aligned({"": own}, {"": fn(own, *parts)}, {"": tensors[0]})[""]
 
-    return agreed(tensors, run)
+    return agreed({"call": fn.__name__}, {"tensors": {str(i): x for i, x in enumerate(tensors)}}, run)

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.engine.numbers import divide
-from sparsefn.engine.processes import whole
 from sparsefn.masks import n_kept, n_total
-from sparsefn.report.summary import changed, summary
+from sparsefn.report.summary import Row, changed, summary
 from sparsefn.state import State
 from sparsefn.tree import Tree
 
@@ -30,15 +29,22 @@ def scalars(state: State, old: State | None = None) -> dict[str, float]:
     """
     found = summary(state)
     masks = sparse_leaves(state)[1]
-    kept = whole([mask.sum(tuple(range(1, mask.ndim))) if mask.ndim > 1 else mask for mask in masks.values()])
-    dead = {path: float((rows == 0).sum()) for path, rows in zip(masks, kept, strict=True)}
-    levels = {row.path: row.sparsity for row in found.rows if row.path in dead}
+    rows = [row for row in found.rows if row.path in masks]
+    dead = {row.path: float(_dead_units(row)) for row in rows}
+    levels = {row.path: row.sparsity for row in rows}
     values = _named("sparsity", found.sparsified.sparsity, levels) | _named("dead_units", sum(dead.values()), dead)
     if old is not None:
-        rows, total = changed(old, state)
+        changes, total = changed(old, state)
         for name in ("overlap", "grown", "dropped"):
-            values |= _named(name, float(getattr(total, name)), {row.path: float(getattr(row, name)) for row in rows})
+            leaves = {row.path: float(getattr(row, name)) for row in changes}
+            values |= _named(name, float(getattr(total, name)), leaves)
     return values
+
+
+def _dead_units(row: Row) -> int:
+    if row.total and len(row.shape) > 1:
+        return row.dead[0]
+    return row.total - row.kept if row.total else row.shape[0]
 
 
 def _named(name: str, total: float, leaves: dict[str, float]) -> dict[str, float]:

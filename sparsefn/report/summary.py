@@ -12,7 +12,7 @@ from sparsefn.algorithms.frame import sparse_leaves
 from sparsefn.attached.attached import Attached
 from sparsefn.engine.checks import aligned, as_fraction, fraction_at, natural
 from sparsefn.engine.leaves import is_sparse
-from sparsefn.engine.processes import is_sharded, whole
+from sparsefn.engine.processes import agreed, is_sharded, whole
 from sparsefn.ensemble import check_one_state
 from sparsefn.masks import sparsity
 from sparsefn.masks.counts import kept_in
@@ -156,7 +156,7 @@ def summary(state: State | Attached, *, only: Literal["sparsified"] | None = Non
         state = state.in_module()
     check_counted(state)
     leaves, masks = flatten(state.params)[0], sparse_leaves(state)[1]
-    counted = kept_in([x for mask in masks.values() for x in (mask, *_lines(mask))])
+    counted = agreed({"call": "summary"}, {"masks": masks}, lambda: _counted(list(masks.values())))
     counts = zip(*[iter(map(int, counted))] * 3, strict=True)
     found = dict(zip(masks, counts, strict=True))
     rows = []
@@ -230,6 +230,10 @@ def changed(old: State, new: State) -> Changes:
     counts = list(map(int, kept_in(both)))
     rows = [_change(path, *counts[3 * i : 3 * i + 3]) for i, path in enumerate(paths)]
     return Changes(tuple(rows), _change("total", *(sum(counts[i::3]) for i in range(3))))
+
+
+def _counted(masks: Sequence[Tensor]) -> list[Tensor]:
+    return kept_in([x for mask in masks for x in (mask, *_lines(mask))])
 
 
 def _lines(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -87,7 +87,7 @@ def drawn(
     """Runs for a row: over drawn trees whose shapes its pattern accepts, or over trees like `like`.
 
     >>> from hypothesis import find
-    >>> find(drawn(sf.testing.Meta(), {"w": torch.ones(2, 2)}), lambda case: True).params["w"].shape
+    >>> find(sf.testing.laws.drawn(sf.testing.Meta(), {"w": torch.ones(2, 2)}), lambda case: True).params["w"].shape
     torch.Size([2, 2])
     """
     # Where a pattern pools scores, rounding would give the oracle other ties than the library.

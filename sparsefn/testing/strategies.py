@@ -46,7 +46,7 @@ T = TypeVar("T")
 def examples(build: Callable[[Source], T]) -> st.SearchStrategy[T]:
     """The objects that `build` makes from strings of bytes.
 
-    >>> strategy = examples(lambda source: source.pick("abc"))
+    >>> strategy = sf.testing.strategies.examples(lambda source: source.pick("abc"))
     >>> from hypothesis import find
     >>> find(strategy, lambda _: True) in "abc"
     True
@@ -60,7 +60,7 @@ def params_trees(
     """Trees of parameters; `sf.default_where` chooses at least one of their leaves.
 
     >>> from hypothesis import find
-    >>> tree = find(params_trees(palettes=["ties"]), lambda _: True)
+    >>> tree = find(sf.testing.strategies.params_trees(palettes=["ties"]), lambda _: True)
     >>> any(sf.default_where(path, leaf) for path, leaf in sf.tree.flatten(tree)[0].items())
     True
 
@@ -75,7 +75,7 @@ def grads_like(params: Tree, palettes: Sequence[str] = EVERY) -> st.SearchStrate
     """Trees of gradients with the structure, shapes and dtypes of params.
 
     >>> from hypothesis import find
-    >>> find(grads_like({"w": torch.ones(2, 3)}), lambda _: True)["w"].shape
+    >>> find(sf.testing.strategies.grads_like({"w": torch.ones(2, 3)}), lambda _: True)["w"].shape
     torch.Size([2, 3])
     """
     return cases(palettes=palettes, like=params).map(lambda case: case.grads[0])
@@ -85,7 +85,7 @@ def steps() -> st.SearchStrategy[int | Tensor]:
     """Steps, small ones most of the time, as ints or as 0-d int64 tensors.
 
     >>> from hypothesis import find
-    >>> int(find(steps(), lambda _: True)) >= 0
+    >>> int(find(sf.testing.strategies.steps(), lambda _: True)) >= 0
     True
     """
     numbers = st.one_of(st.integers(0, 90), st.integers(0, 2**40))
@@ -96,7 +96,7 @@ def sparsities(size: int = 12) -> st.SearchStrategy[float]:
     """Sparsities in [0, 1]: both ends, round numbers, and halves of a unit of `size`, where rounding shows.
 
     >>> from hypothesis import find
-    >>> 0.0 <= find(sparsities(), lambda _: True) <= 1.0
+    >>> 0.0 <= find(sf.testing.strategies.sparsities(), lambda _: True) <= 1.0
     True
     """
     return examples(lambda source: values.drawn_sparsity(source, [size]))
@@ -106,7 +106,7 @@ def schedules() -> st.SearchStrategy[Schedule]:
     """Schedules with values in [0, 1], one of each kind.
 
     >>> from hypothesis import find
-    >>> 0.0 <= find(schedules(), lambda _: True)(7) <= 1.0
+    >>> 0.0 <= find(sf.testing.strategies.schedules(), lambda _: True)(7) <= 1.0
     True
     """
 
@@ -131,7 +131,7 @@ def triggers() -> st.SearchStrategy[Trigger]:
     """Triggers: every n steps from some step to another, lists of steps, always and never.
 
     >>> from hypothesis import find
-    >>> find(triggers(), lambda _: True)(3) in (True, False)
+    >>> find(sf.testing.strategies.triggers(), lambda _: True)(3) in (True, False)
     True
     """
 
@@ -153,7 +153,7 @@ def patterns() -> st.SearchStrategy[Pattern]:
     """Patterns of every kind, small enough for leaves that `sf.testing.Meta(pattern=...)` then draws.
 
     >>> from hypothesis import find
-    >>> isinstance(find(patterns(), lambda _: True), sf.patterns.Pattern)
+    >>> isinstance(find(sf.testing.strategies.patterns(), lambda _: True), sf.patterns.Pattern)
     True
     """
 
@@ -183,7 +183,8 @@ def cases(
     """Whole runs: parameters, one tree of gradients for each of a few updates, a sparsity and a seed.
 
     >>> from hypothesis import find
-    >>> case = find(cases(), lambda _: True)
+    >>> import optree
+    >>> case = find(sf.testing.strategies.cases(), lambda _: True)
     >>> len(case.grads), optree.tree_structure(case.grads[0]) == optree.tree_structure(case.params)
     (3, True)
 

@@ -130,7 +130,7 @@ def check_like(what: str, tree: Tree, like: Tree, *, dtype: bool = True, layout:
 def map_with_path(fn: Callable[..., Tree], tree: Tree, *rest: Tree) -> Tree:
     """`optree.tree_map` whose function gets the dotted path first.
 
-    >>> map_with_path(lambda path, leaf: path, {"a": [0, 1]})
+    >>> sf.tree.map_with_path(lambda path, leaf: path, {"a": [0, 1]})
     {'a': ['a.0', 'a.1']}
     """
     leaves, rebuild = flatten(tree)

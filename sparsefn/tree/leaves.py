@@ -52,7 +52,7 @@ def none_paths(tree: Tree) -> list[str]:
 def leaves_of(tree: Tree) -> list[Tree]:
     """The leaves, in optree's order; in compiled code, too, where optree refuses a dict without tensors.
 
-    >>> leaves_of({"b": 1, "a": [2, {}]})
+    >>> sf.tree.leaves_of({"b": 1, "a": [2, {}]})
     [2, 1]
     """
     return opened(tree)[0]
@@ -61,7 +61,7 @@ def leaves_of(tree: Tree) -> list[Tree]:
 def opened(tree: Tree) -> tuple[list[Tree], Callable[[Sequence[Tree]], Tree]]:
     """The leaves and the function that puts a sequence of leaves back in their place.
 
-    >>> leaves, rebuild = opened({"b": 1, "a": [2, {}]})
+    >>> leaves, rebuild = sf.tree.opened({"b": 1, "a": [2, {}]})
     >>> rebuild([leaf + 1 for leaf in leaves])
     {'b': 2, 'a': [3, {}]}
     """
@@ -150,7 +150,7 @@ def _is_leaf(node: Tree) -> bool:
 def flatten(tree: Tree) -> tuple[dict[str, Tensor], Callable[[Sequence[Tree]], Tree]]:
     """`{path: leaf}` and the function that puts a sequence of leaves back in their place.
 
-    >>> leaves, rebuild = flatten([torch.zeros(1), (torch.ones(2),)])
+    >>> leaves, rebuild = sf.tree.flatten([torch.zeros(1), (torch.ones(2),)])
     >>> list(leaves)
     ['0', '1.0']
     >>> rebuild([1, 2])

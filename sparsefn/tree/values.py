@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from sparsefn.engine.leaves import brought
-from sparsefn.engine.processes import is_sharded, whole
+from sparsefn.engine.processes import agreed, is_sharded, whole
 from sparsefn.engine.surroundings import at_compile_time, concrete
-from sparsefn.tree.leaves import Tree, leaves_of
+from sparsefn.tree.leaves import Tree, flatten, leaves_of
 
 
 def copied(tree: Tree) -> Tree:
     """Contiguous copies of the leaves, for a new state; nn.Parameters are detached.
 
     >>> params = {"w": torch.ones(2)}
-    >>> state = sf.State(copied(params), {"w": torch.tensor(True)})
+    >>> state = sf.State(sf.tree.copied(params), {"w": torch.tensor(True)})
     >>> params["w"].zero_(), state.params["w"]
     (tensor([0., 0.]), tensor([1., 1.]))
     """
@@ -84,7 +84,7 @@ def wide(leaf: Tensor) -> Tensor:
 def choose(pred: bool | Tensor, new: Callable[[Tree], Tree], old: Tree) -> Tree:
     """`new(old)` if `pred` holds, else `old`: an `if` where the value is known in Python, else a `torch.where`.
 
-    >>> choose(False, lambda tree: 1 / 0, {"a": 1})
+    >>> sf.tree.choose(False, lambda tree: 1 / 0, {"a": 1})
     {'a': 1}
     """
     holds = concrete(pred) if isinstance(pred, Tensor) else pred
@@ -109,12 +109,13 @@ def where_leaves(pred: Tensor, new: Tree, old: Tree) -> Tree:
 def all_finite(tree: Tree) -> Tensor:
     """Whether no leaf of a tree of floats has a NaN or an infinity: 0-d bool.
 
-    >>> all_finite({"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(math.inf)})
+    >>> sf.tree.all_finite({"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(torch.inf)})
     tensor(False)
     """
     leaves = leaves_of(tree)
     if any(map(is_sharded, leaves)):  # in one message, whatever the number of leaves
-        counts = whole([(~leaf.detach().isfinite()).sum() for leaf in leaves])
+        odd = [(~leaf.detach().isfinite()).sum() for leaf in leaves]
+        counts = agreed({"call": "all_finite"}, {"leaves": flatten(tree)[0]}, lambda: whole(odd))
         return torch.stack([count.to(counts[0].device) for count in counts]).sum() == 0
     ends = [end for leaf in leaves if leaf.numel() for end in torch.aminmax(leaf.detach())]  # NaN is both
     return torch.stack([end.to(ends[0].device) for end in ends] or [torch.zeros((), device="cpu")]).isfinite().all()

@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import sparsefn as sf
@@ -48,6 +49,13 @@ ALGORITHMS: dict[str, Callable[..., sf.Algorithm]] = {
 
 # ---- faults: of the gradients and the step of one process ----------------------------------------
 
+def torn(x: DTensor) -> DTensor:
+    """A DTensor whose part on this process has a row too many."""
+    local = x.to_local()
+    longer = local.new_zeros(len(local) + 1, *local.shape[1:])
+    return DTensor.from_local(longer, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+
+
 FAULTS: dict[str, tuple[Callable[[dict, int], tuple], type[Exception], str]] = {
     "leaf": (
         lambda g, step: ({p: x for p, x in g.items() if p != "b.weight"}, step),
@@ -68,6 +76,11 @@ FAULTS: dict[str, tuple[Callable[[dict, int], tuple], type[Exception], str]] = {
         "expected grads to be laid out as [Shard(dim=0)]",
     ),
     "number": (lambda g, step: (g | {"c.bias": 3}, step), TypeError, "to be tensors, got int at 'c.bias'"),
+    "size": (
+        lambda g, step: (g | {"a.weight": torn(g["a.weight"])}, step),
+        ValueError,
+        "grads: expected a DTensor cut as torch.chunk cuts, on rank ",
+    ),
     "step": (lambda g, step: (g, -1), ValueError, "expected step >= 0, got -1"),
     "kind of step": (lambda g, step: (g, "2"), TypeError, "expected step to be"),
 }
@@ -128,8 +141,104 @@ def steps(size: int) -> Cases:
             yield f"{fault} of {name}", partial(fails, name, fault, size)
         yield f"{name} after errors", partial(goes_on, name, size)
     for name in ("rigl", "optimizer", "partition"):
-        for fault in ("leaf", "dtype", "step"):
+        for fault in ("leaf", "dtype", "size", "step"):
             yield f"{fault} of {name} at a quiet step", partial(keeps_quiet, name, fault, size)
+
+
+# ---- what processes do not see alike -------------------------------------------------------------
+
+
+def put(tree: dict, path: str, spoil: Callable[[DTensor], DTensor]) -> dict:
+    return tree | {path: spoil(tree[path])}
+
+
+def copied(x: DTensor) -> DTensor:
+    whole = torch.zeros(x.shape, dtype=x.dtype)
+    return DTensor.from_local(whole, x.device_mesh, [Replicate()], run_check=False)
+
+
+def over_two(x: DTensor) -> DTensor:
+    """The same part, on a mesh of two dimensions that has the same processes."""
+    wide = DeviceMesh("cpu", x.device_mesh.mesh[None], mesh_dim_names=("outer", "inner"))
+    kwargs = {"run_check": False, "shape": x.shape, "stride": x.stride()}
+    return DTensor.from_local(x.to_local(), wide, [Replicate(), *x.placements], **kwargs)
+
+
+SAME = "expected the same "
+UNLIKE: dict[str, tuple[Callable[[sf.State, dict, int], tuple], str]] = {
+    "step": (lambda s, g, step: (s, g, step + 2), SAME + "step on every rank, but rank 0 has 2, and rank {last} has 4"),
+    "placements of grads": (
+        lambda s, g, step: (s, put(g, "b.weight", copied), step),
+        SAME + "call on every rank, but rank 0 has to change masks, and rank {last} has to redistribute grads: "
+        "'b.weight' is laid out as [Replicate()]",
+    ),
+    "kind of mask": (
+        lambda s, g, step: (s._replace(masks=put(s.masks, "b.weight", lambda x: x.float())), g, step),
+        SAME + "masks on every rank, but not at 'b.weight': rank 0 has a tensor of shape (8, 4) and torch.bool, ",
+    ),
+    "placements of masks": (
+        lambda s, g, step: (s._replace(masks=put(s.masks, "b.weight", copied)), g, step),
+        "not at 'b.weight': rank 0 has a tensor of shape (8, 4) and torch.bool, laid out as [Shard(dim=0)]",
+    ),
+    "mesh": (
+        lambda s, g, step: (s._replace(masks=put(s.masks, "b.weight", over_two)), g, step),
+        "and rank {last} has a tensor of shape (8, 4) and torch.bool, laid out as [Replicate(), Shard(dim=0)] over",
+    ),
+    "leaf": (
+        lambda s, g, step: (s._replace(masks={p: m for p, m in s.masks.items() if p != "c.bias"}), g, step),
+        "not at 'c.bias': rank 0 has a tensor of shape () and torch.bool, plain there, and rank {last} has no leaf",
+    ),
+}
+
+
+def unlike(name: str, what: str, size: int) -> None:
+    """At a change of masks every process says what differs, and where."""
+    spoil, text = UNLIKE[what]
+    params, grads = (laid(values(SHAPES, seed=seed), mesh(size), [Shard(0)]) for seed in (0, 1))
+    algorithm = ALGORITHMS[name](sf.every(2))
+    state = algorithm.init(params)
+    last = size - 1
+    given = spoil(state, grads, 2) if dist.get_rank() == last else (state, grads, 2)
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=re.escape(text.replace("{last}", str(last)))):
+        algorithm.update(*given)
+    soon(start)
+
+
+CALLS: dict[str, Callable[[dict, dict], object]] = {
+    "init": lambda params, masks: rigl(sf.every(2)).init(params),
+    "n_kept": lambda params, masks: sf.masks.n_kept(masks),
+    "summary": lambda params, masks: sf.report.summary(sf.State(params, masks)),
+    "all_finite": lambda params, masks: sf.tree.all_finite(params),
+    "topk_masks": lambda params, masks: sf.topk_masks(params, 10),
+    "topk_mask": lambda params, masks: sf.topk_mask(params["a.weight"], 10),
+    "topk_mask of blocks": lambda params, masks: sf.topk_mask(params["a.weight"], 2, pattern=sf.patterns.block((3, 2))),
+}
+
+
+def of_another_size(name: str, size: int) -> None:
+    """A part of another size on one process: all raise, with the rank, the path and the sizes."""
+    params = laid(values(SHAPES), mesh(size), [Shard(0)])
+    masks = {path: x > 0 for path, x in params.items()}
+    at = size - 1
+    if dist.get_rank() == at:
+        params, masks = put(params, "a.weight", torn), put(masks, "a.weight", torn)
+    rows = 5 if size == 2 else 3
+    sizes = f"on rank {at} a part of shape ({9 - rows * at}, 6), got a part of shape ({10 - rows * at}, 6) of one of"
+    start = time.monotonic()
+    with raises(at, ValueError, sizes) as caught:
+        CALLS[name](params, masks)
+    assert " at 'a.weight'" in str(caught.value) or (name.startswith("topk_mask") and " at '0'" in str(caught.value))
+    soon(start)
+
+
+def seen(size: int) -> Cases:
+    for name in ("rigl", "optimizer", "chain"):
+        for what in UNLIKE if name == "rigl" else ("step", "placements of grads"):
+            yield f"another {what} in {name}", partial(unlike, name, what, size)
+    for name in CALLS:
+        yield f"a part of another size in {name}", partial(of_another_size, name, size)
+    yield "rigl after all that", partial(goes_on, "rigl", size)
 
 
 # ---- faults of init ------------------------------------------------------------------------------
@@ -172,7 +281,7 @@ def inits(size: int) -> Cases:
         "leaf": (
             lambda p: {path: x for path, x in p.items() if path != "b.weight"},
             f"expected the same params on every rank, but not at 'b.weight': rank 0 has a tensor of shape (8, 4) and "
-            f"torch.float32 with placements (Shard(dim=0),) there, and rank {last} has no leaf there",
+            f"torch.float32, laid out as [Shard(dim=0)] over {mesh(size)} there, and rank {last} has no leaf there",
         ),
         "another leaf": (lambda p: p | {"d": p["c.bias"]}, f"at 'd': rank 0 has no leaf there, and rank {last} has a"),
         "dtype": (lambda p: p | {"c.bias": p["c.bias"].double()}, f"and rank {last} has a tensor of shape (5,) and"),
@@ -234,6 +343,7 @@ def others() -> Cases:
 def on_two() -> Iterator[tuple[str, Callable[[], object]]]:
     yield from steps(2)
     yield from inits(2)
+    yield from seen(2)
     yield from others()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -273,8 +274,14 @@ def shown(value: Any) -> str:
         return value.__name__
     if isinstance(value, nn.Module):
         return kind.__name__
+    if kind is float:
+        return _number(value)
     text = repr(value)
     return kind.__name__ if " at 0x" in text else text  # an object that does not say what it is
+
+
+def _number(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f"float('{value}')"  # `inf` is no name
 
 
 def _tensor(value: Tensor) -> str:
@@ -285,6 +292,6 @@ def _tensor(value: Tensor) -> str:
         numbers = None
     if numbers is None:
         return f"tensor(shape={tuple(value.shape)}, dtype={kind})"
-    text = ", ".join(map(_BRIEF.get(value.dtype, repr), numbers))
+    text = ", ".join(map(_BRIEF.get(value.dtype, shown), numbers))
     plain = value.dtype in (torch.float32, torch.int64, torch.bool)
     return f"tensor({f'[{text}]' if value.ndim else text}{'' if plain else f', dtype={kind}'})"

@@ -22,7 +22,7 @@ CountRule = Callable[[Real, Tensor], "int | Tensor"]
 def rounded(fraction: Real, n: int | Tensor) -> int | Tensor:
     """round_half_even(fraction * n) in float64: the one rounding rule of the library.
 
-    >>> rounded(0.5, 5), rounded(0.5, torch.tensor([5, 7]))
+    >>> sf.budgets.rounded(0.5, 5), sf.budgets.rounded(0.5, torch.tensor([5, 7]))
     (2, tensor([2, 4]))
 
     A NaN in a tensor counts as 0; a float that is NaN is a ValueError.

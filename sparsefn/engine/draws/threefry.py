@@ -91,11 +91,12 @@ def draw(key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: t
     plain = _plain(key, index, visible)
     if plain is not None:
         return _drawn(plain, n, kind, dtype)
-    if isinstance(index, Extent):
-        index = index.places(torch.arange(n, device=key.device))
-    check_device("a key and its indices", key.device, index)
+    if not isinstance(index, Extent):
+        check_device("a key and its indices", key.device, index)
     if key.device.type != "cpu" and not transformed() and not backends.has_backend("draws", key.device.type):
         return _by_rounds(key, index, n, kind, dtype)
+    if isinstance(index, Extent):
+        index = index.places(torch.arange(n, device=key.device))
     key = lifted(key)
     if torch.compiler.is_compiling() and index is None and kind in ("words", "uniform") and _is_large(n):
         return _traced(key, n, kind, dtype)
@@ -240,17 +241,18 @@ def told(kind: str, dtype: torch.dtype) -> tuple[str, torch.dtype, tuple[int, in
     return "pairs" if finish is _pairs else kind, dtype, (xor0, xor1), DIGITS.get(dtype, 0)
 
 
-def _by_rounds(key: Tensor, index: Tensor | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
+def _by_rounds(key: Tensor, index: Tensor | Extent | None, n: int, kind: str, dtype: torch.dtype) -> Tensor:
     k0, k1 = halves(key, kind)
-    batch = _batch_shape(key, index)
+    batch = _batch_shape(key, index if isinstance(index, Tensor) else None)
     out = torch.empty((*batch, n), dtype=dtype, device=key.device)
     block = max(1, (1 << 24) // max(1, math.prod(batch)))  # on a device launches cost more than memory traffic
     for start in range(0, n, block):
         stop = min(n, start + block)
-        if index is None:
-            part = torch.arange(start, stop, dtype=torch.int64, device=key.device)
-        else:
+        if isinstance(index, Tensor):
             part = index[..., start:stop]
+        else:
+            part = torch.arange(start, stop, dtype=torch.int64, device=key.device)
+            part = part if index is None else index.places(part)
         x0, x1 = words.rounds(k0, k1, (part >> 32).to(torch.int32), part.to(torch.int32))
         made = finished(x0, x1, kind, dtype)
         if stop - start == n:

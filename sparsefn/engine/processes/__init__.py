@@ -3,7 +3,7 @@
 from sparsefn.engine.processes import collectives
 from sparsefn.engine.processes.agreements import agree, agreement, is_open, scope, tell
 from sparsefn.engine.processes.alignment import Alignment, alignment_of, check_grid, realigned
-from sparsefn.engine.processes.collectives import Exchange, Gather, Sum, alone, in_step, texts_of_all
+from sparsefn.engine.processes.collectives import Exchange, Gather, Sum, alone, in_step
 from sparsefn.engine.processes.extent import Extent
 from sparsefn.engine.processes.lines import Groups, group_of, is_first
 from sparsefn.engine.processes.rows import check_alike, dealing, dealt, gathered, own
@@ -11,6 +11,7 @@ from sparsefn.engine.processes.shards import (
     agreed,
     any_sharded,
     check_bare,
+    check_part,
     check_plain,
     check_shards,
     extent_of,

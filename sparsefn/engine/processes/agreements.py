@@ -2,24 +2,33 @@
 
 Processes agree where they change masks, and there alone: other steps send nothing. So an error before is told only if
 the others are about to agree. They leave a note before they do, which asks for no answer.
+
+With an agreement processes compare what they see: the call, the step, and the leaves with their shapes, dtypes and
+placements. Where these differ, the messages after it would have other sizes, or not be the same messages at all.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import torch
 
-from sparsefn.engine.processes.lines import Groups, Line, board, group_of
+from sparsefn.engine.processes.lines import Groups, Line, Lost, board, group_of
+from sparsefn.engine.surroundings import Array
+
+Seen: TypeAlias = Mapping[tuple[str, str], str]  # what and at which path -> in words
 
 WAIT = 3.0  # seconds in which the others, which make the same step, leave their note
 _WORDS = 512  # bytes of an error that are told
+_DIGEST = 8  # bytes of what a process sees; an error has zeros there
 _begun: Counter[str] = Counter()  # agreements of this process by group
 
 
@@ -32,8 +41,8 @@ class _Scope(NamedTuple):
 _scope: ContextVar[_Scope] = ContextVar("scope", default=_Scope())  # noqa: B039
 
 
-def agree(groups: Groups, error: BaseException | None = None) -> None:
-    """Raise on all processes of some groups if one of them comes with an error; its own is raised where it is from.
+def agree(groups: Groups, error: BaseException | None = None, seen: Seen | None = None) -> None:
+    """Raise on all processes of some groups if one comes with an error, or if they do not see the same.
 
     >>> from sparsefn.engine.processes import agreements
     >>> agreements.agree((), ValueError("no"))
@@ -41,18 +50,22 @@ def agree(groups: Groups, error: BaseException | None = None) -> None:
         ...
     ValueError: no
 
-    Takes one sum of one number. Every exchange begins with it, so that a process with an error may call it in place of
-    the exchange. Inside `agreement` and `scope` it is over their groups, whatever the exchange is over: a process with
-    an error does not know which exchange the others are at.
+    An error is raised as it is where it is from. Takes one exchange of 8 bytes. Every exchange begins with it, so that
+    a process with an error may call it in place of the exchange. Inside `agreement` and `scope` it is over their
+    groups, whatever the exchange is over: a process with an error does not know which exchange the others are at.
+    Raises ValueError where they do not see the same, and `Lost` where the others do not come.
     """
     scope = _scope.get()
     groups, error = _joined(scope.groups, groups), error or scope.error
-    line = Line(groups)
-    if int(line.total(np.array([error is not None], np.int64))[0]):
-        told = line.blocks(_words(error))
+    line, text = Line(groups), _as_text(seen or {})
+    told = line.blocks(np.zeros(_DIGEST, np.uint8) if error is not None else _digest(text))
+    if not told.any(1).all():
+        words = line.blocks(_words(error))
         if error is None:
-            first = min(bytes(row).rstrip(b"\0") for row in told if row.any())
+            first = min(bytes(row).rstrip(b"\0") for row in words if row.any())
             error = RuntimeError(f"another process failed: {first.decode(errors='ignore')}")
+    elif (told != told[0]).any():
+        error = ValueError(_difference(line.texts(text)))
     if error is not None:
         error._told = _told(error) | {*groups}  # type: ignore[attr-defined]
         raise error
@@ -77,6 +90,8 @@ def agreement(groups: Groups) -> Iterator[None]:
     try:
         yield
         agree(())
+    except Lost:
+        raise
     except Exception as error:
         if not _told(error) >= {*groups}:
             agree((), error)
@@ -168,6 +183,33 @@ def _told(error: BaseException) -> set[str]:
     # The groups whose processes all know of an error.
     told: set[str] = getattr(error, "_told", set())
     return told
+
+
+def _as_text(seen: Seen) -> bytes:
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    return json.dumps([rank, [[*key, words] for key, words in seen.items()]]).encode()
+
+
+def _digest(text: bytes) -> Array:
+    # Of all but the rank, and never zeros.
+    seen = text.partition(b",")[2]
+    return np.frombuffer(b"\1" + hashlib.sha256(seen).digest()[: _DIGEST - 1], np.uint8)
+
+
+def _difference(texts: Sequence[bytes]) -> str:
+    # The first thing that two processes do not see alike, in words.
+    told = {rank: {(what, path): words for what, path, words in rows} for rank, rows in map(json.loads, texts)}
+    first = min(told)
+    keys = dict.fromkeys(key for rank in sorted(told) for key in told[rank])
+    key = next(key for key in keys if len({seen.get(key) for seen in told.values()}) > 1)
+    other = next(rank for rank in sorted(told) if told[rank].get(key) != told[first].get(key))
+    what, path = key
+    where, there, nothing = (f"not at {path!r}: ", " there", "no leaf") if path else ("", "", "none")
+    has, other_has = (told[rank].get(key, nothing) for rank in (first, other))
+    return (
+        f"expected the same {what} on every rank, but {where}rank {first} has {has}{there}, and rank {other} has "
+        f"{other_has}{there}"
+    )
 
 
 def _words(error: BaseException | None) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsefn.engine.processes.agreements import agree
 from sparsefn.engine.processes.extent import Extent
-from sparsefn.engine.processes.lines import group_of
+from sparsefn.engine.processes.lines import group_of, waiting
 from sparsefn.engine.processes.shards import Box, Layout, extent_of, is_sharded, layout_of, words_of
 
 Ranks = tuple[int, ...]  # of one process in the groups over which a tensor is split
@@ -207,7 +207,8 @@ def _exchange(name: str, routes: Sequence[_Route]) -> None:
     empty = torch.empty(0, dtype=torch.uint8, device=device)
     out = torch.cat([empty, *(part for rank in range(count) for part in sent.get(rank, []))])
     got = torch.empty(sum(taken), dtype=torch.uint8, device=device)
-    torch.distributed.all_to_all_single(got, out, taken, given, group=group_of(name))
+    with waiting():
+        torch.distributed.all_to_all_single(got, out, taken, given, group=group_of(name))
     lengths = [n for rank in range(count) for n in expected.get(rank, [])]
     parts = iter(torch.split(got, lengths))
     for rank in range(count):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -21,6 +22,29 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 Groups: TypeAlias = tuple[str, ...]
+
+
+class Lost(RuntimeError):
+    """Other processes did not come to a message within the timeout of their group, or have ended."""
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Code that sends a message: an error of torch then says what it means.
+
+    >>> from sparsefn.engine.processes import lines
+    >>> with lines.waiting():
+    ...     int("1")
+    1
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise Lost(
+            f"rank {torch.distributed.get_rank()} waited for other processes, which did not come, or have ended: every "
+            "process must make the same calls, with the same step and with tensors that are laid out alike; if one of "
+            f"them failed, its own output says why ({str(error).splitlines()[0]})"
+        ) from error
 
 
 class Line:
@@ -54,8 +78,9 @@ class Line:
         """The sum of int64 counts."""
         for group, device in zip(self.groups, self.devices, strict=True):
             buffer = torch.from_numpy(counts).to(device, copy=True)
-            torch.distributed.all_reduce(buffer, group=group)
-            counts = buffer.cpu().numpy()
+            with waiting():
+                torch.distributed.all_reduce(buffer, group=group)
+                counts = buffer.cpu().numpy()
         return counts
 
     def blocks(self, block: Array) -> Array:
@@ -64,8 +89,9 @@ class Line:
         for group, device in zip(self.groups, self.devices, strict=True):
             here = torch.from_numpy(block).to(device)
             buffer = torch.empty(group.size() * block.size, dtype=torch.uint8, device=device)  # flat, as gloo wants it
-            getattr(torch.distributed, GATHER)(buffer, here, group=group)
-            block = buffer.cpu().numpy()
+            with waiting():
+                getattr(torch.distributed, GATHER)(buffer, here, group=group)
+                block = buffer.cpu().numpy()
         return block.reshape(-1, size)
 
     def end_to_end(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -76,7 +102,8 @@ class Line:
             if rank == self.place:
                 part.copy_(own)
             if len(part):
-                torch.distributed.broadcast(part, group=group, group_src=rank)
+                with waiting():
+                    torch.distributed.broadcast(part, group=group, group_src=rank)
         return every
 
     def messages(self, message: Array, sizes: Array) -> list[Array]:
@@ -84,6 +111,11 @@ class Line:
         block = np.zeros(int(sizes.max()), np.uint8)
         block[: message.size] = message
         return [row[:size] for row, size in zip(self.blocks(block), sizes.tolist(), strict=True)]
+
+    def texts(self, text: bytes) -> list[bytes]:
+        """The texts of all processes."""
+        sizes = self.blocks(np.array([len(text)], np.int64).view(np.uint8)).view(np.int64)
+        return [bytes(row) for row in self.messages(np.frombuffer(text, np.uint8), sizes.reshape(-1))]
 
 
 def is_first(names: Sequence[str]) -> bool:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from sparsefn.engine.processes.agreements import agreement
+from sparsefn.engine.processes.agreements import agree, agreement
 from sparsefn.engine.processes.extent import Extent
-from sparsefn.engine.surroundings import temporarily_clear_interpreter_stack, unwrapped
+from sparsefn.engine.surroundings import eagerly, read, temporarily_clear_interpreter_stack, unwrapped
 
 Out = TypeVar("Out")
 Rebuild = Callable[[Sequence[Tensor]], Out]
@@ -93,8 +93,8 @@ def whole(tensors: Sequence[Tensor]) -> list[Tensor]:
     return results
 
 
-def layout_of(x: Tensor) -> Layout:
-    """How the processes have cut a DTensor. Raises the errors of `extent_of`."""
+def layout_of(x: Tensor, sums: bool = False) -> Layout:
+    """How the processes have cut a DTensor. Raises the errors of `extent_of`; for partial `sums` only if they are cut."""
     mesh, placements = x.device_mesh, x.placements  # type: ignore[attr-defined]
     ranks = mesh.get_coordinate()
     if ranks is None:
@@ -102,7 +102,7 @@ def layout_of(x: Tensor) -> Layout:
     cuts: list[tuple[int, int]] = []
     for i in reversed(range(mesh.ndim)):
         placement = placements[i]
-        if placement.is_replicate():
+        if placement.is_replicate() or (sums and placement.is_partial()):
             continue
         if placement.is_partial() or not hasattr(placement, "dim"):
             raise ValueError(
@@ -137,13 +137,16 @@ def extent_of(x: Tensor) -> Extent:
     Raises ValueError for a partial tensor, for strided shards that are no boxes, for shards that torch.chunk would not
     make, and for a mesh without this process. Callers add the path.
     """
-    layout = layout_of(x)
+    return _checked_extent(x, layout_of(x))
+
+
+def _checked_extent(x: Tensor, layout: Layout) -> Extent:
     extent = layout.extent(layout.box(layout.at))
     held = tuple(here(x).shape)
     if held != extent.size:
         raise ValueError(
-            f"expected a DTensor cut as torch.chunk cuts, here a part of shape {extent.size}, got a part of shape "
-            f"{held} of {_named(x)}"
+            f"expected a DTensor cut as torch.chunk cuts, on rank {torch.distributed.get_rank()} a part of shape "
+            f"{extent.size}, got a part of shape {held} of {_named(x)}"
         )
     return extent
 
@@ -185,11 +188,22 @@ def check_bare(path: str, x: Tensor) -> None:
 def check_shards(path: str, x: Tensor) -> None:
     """Raise ValueError for a DTensor that an algorithm cannot hold: see `extent_of`; or inside a transform."""
     check_bare(path, x)
+    check_part(path, x)
+
+
+def check_part(path: str, x: Tensor, what: str = "", sums: bool = False) -> None:
+    """Raise ValueError, naming path and sizes, for a DTensor whose part here has another size: see `extent_of`.
+
+    >>> from sparsefn.engine.processes.shards import check_part
+    >>> check_part("w", torch.ones(2))
+
+    `what` says what it is. With `sums` it may be a partial sum.
+    """
     if is_sharded(x):
         try:
-            extent_of(x)
+            _checked_extent(x, layout_of(x, sums))
         except ValueError as error:
-            raise ValueError(f"{error} at {path!r}") from None
+            raise ValueError(f"{what}{error} at {path!r}") from None
 
 
 def groups_of(tensors: Iterable[Tensor]) -> tuple[str, ...]:
@@ -198,16 +212,45 @@ def groups_of(tensors: Iterable[Tensor]) -> tuple[str, ...]:
     return tuple({mesh.get_group(i).group_name: None for mesh in meshes for i in range(mesh.ndim) if mesh.size(i) > 1})
 
 
-def agreed(tensors: Iterable[Tensor], fn: Callable[[], Out]) -> Out:
+def agreed(call: Mapping[str, object], leaves: Mapping[str, Mapping[str, Any]], fn: Callable[[], Out]) -> Out:
     """The result of a function that may call code of a user: an error on one process is raised on all of them.
 
-    The processes are those of the meshes of some DTensors.
+    >>> from sparsefn.engine.processes.shards import agreed
+    >>> agreed({"call": "sum"}, {"scores": {"w": torch.ones(2)}}, lambda: 3)
+    3
+
+    The processes are those of the meshes of some DTensors. They begin by comparing what the call is, by names, and its
+    leaves, by what they are and by path. Raises ValueError on all where these differ, or the part of one has another
+    size than the whole and its placements say.
     """
-    groups = groups_of(tensors)
+    groups = groups_of(x for tree in leaves.values() for x in tree.values())
     if not groups:
         return fn()
     with agreement(groups):
+        _compare(call, leaves)
         return fn()
+
+
+@eagerly
+def _compare(call: Mapping[str, object], leaves: Mapping[str, Mapping[str, Any]]) -> None:
+    seen = {(name, ""): str(read(value)) for name, value in call.items()}
+    for what, tree in leaves.items():
+        for path, leaf in tree.items():
+            check_part(path, leaf, f"{what}: ", sums=True)
+            seen[what, path] = told_of(leaf)
+    agree((), seen=seen)
+
+
+def told_of(leaf: object) -> str:
+    """What processes tell each other of a leaf, in words.
+
+    >>> from sparsefn.engine.processes.shards import told_of
+    >>> told_of(torch.ones(2))
+    'a tensor of shape (2,) and torch.float32, plain'
+    """
+    if not isinstance(leaf, Tensor):
+        return f"a {type(leaf).__name__}"
+    return f"a tensor of shape {tuple(leaf.shape)} and {leaf.dtype}, {words_of(leaf)}"
 
 
 def is_spread(x: Tensor, like_: Tensor) -> bool:

@@ -52,6 +52,31 @@ def sums(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
     return [made[i] for i in range(len(values))]
 
 
+def means(values: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Tensor]:
+    """The mean of each tensor's entries where its mask is set: 0-d, float64, NaN where it is set nowhere.
+
+    >>> from sparsefn.engine.sums.exact_sums import means
+    >>> means([torch.tensor([1.0, 5.0, 9.0])], [torch.tensor([True, True, False])])
+    [tensor(3., dtype=torch.float64)]
+
+    As `sums`, for DTensors: the counts travel with the sums, so that they take no message of their own.
+    """
+    shared = [i for i, x in enumerate(values) if is_sharded(x)]
+    groups = [extent_of(values[i]).groups for i in shared]
+    parts = [(here(values[i]), here(masks[i])) for i in shared]
+    exchanges: list[Exchange[float]] = [total(*part) for part in parts] + [_count(mask) for _, mask in parts]
+    told = in_step(list(zip([*groups, *groups], exchanges, strict=True))) if shared else []
+    made = {i: torch.tensor(told[at]) / told[at + len(shared)] for at, i in enumerate(shared)}
+    left = [i for i in range(len(values)) if i not in made]
+    added = sums([values[i] for i in left], [masks[i] for i in left])
+    made |= {i: one / masks[i].sum() for i, one in zip(left, added, strict=True)}
+    return [made[i].to(here(x).device, torch.float64) for i, x in enumerate(values)]
+
+
+def _count(mask: Tensor) -> Exchange[float]:
+    return float((yield Sum([int(mask.count_nonzero())]))[0])
+
+
 def total(x: Tensor, mask: Tensor) -> Exchange[float]:
     """An exchange that finds the sum over all processes. Each has plain tensors, of its part."""
     blocks = _blocks(x, mask)

@@ -224,7 +224,7 @@ def test_what_a_call_makes_is_shown_as_the_call() -> None:
 def test_arguments_are_shown_in_short() -> None:
     net, wide = torch.nn.Linear(2, 2), torch.zeros(3, 4, dtype=torch.float64)
     assert shown((net, torch.optim.SGD, len, [].append)) == "(Linear, SGD, len, append)"
-    assert shown({"a": (1,), "b": [None, "x", float("inf")]}) == "{'a': (1,), 'b': [None, 'x', inf]}"
+    assert shown({"a": (1,), "b": [None, "x", float("inf")]}) == "{'a': (1,), 'b': [None, 'x', float('inf')]}"
     assert shown(lambda x: x) == "test_arguments_are_shown_in_short.<locals>.<lambda>"
     assert shown(wide) == "tensor(shape=(3, 4), dtype=float64)"
     assert shown(torch.zeros(5)) == "tensor(shape=(5,), dtype=float32)"

@@ -1,6 +1,7 @@
 """Errors of one process: raised on all, told once, and by no message where the others do not wait for one."""
 
 import time
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -9,7 +10,7 @@ import torch.distributed as dist
 from sparsefn.engine.processes import agreements
 from sparsefn.engine.processes.agreements import agree, agreement, is_open, scope, tell
 from sparsefn.engine.processes.collectives import Sum, in_step
-from sparsefn.engine.processes.lines import GATHER
+from sparsefn.engine.processes.lines import GATHER, Lost
 from tests.distributed.harness import grid_of_four, on_ranks
 
 
@@ -50,7 +51,7 @@ def on_a_grid():
             if rank == at:
                 raise ValueError("mine")
             in_step([(groups, told())])  # in place of which it agrees
-        assert sent == {"all_reduce": len(groups), GATHER: len(groups)}  # and is told once
+        assert sent == {GATHER: 2 * len(groups)}  # and is told once
         assert time.monotonic() - before < 20
 
     def another_row():
@@ -68,6 +69,24 @@ def on_a_grid():
                     raise ValueError("mine")
                 in_step([((column,), told())])
                 in_step([((row,), told())])
+
+    def differ(at, own, others, text):
+        start = time.monotonic()
+        with pytest.raises(ValueError, match=f"^{text}$"), agreement((row, column)):
+            agree((row,), seen=own if rank == at else others)
+        assert time.monotonic() - start < 20
+
+    def not_alike():
+        step, leaf, another = {("step", ""): "3"}, {("params", "w"): "a"}, {("params", "w"): "b"}
+        same = "expected the same "
+        differ(2, {("step", ""): "4"}, step, same + "step on every rank, but rank 0 has 3, and rank 2 has 4")
+        differ(0, {}, step, same + "step on every rank, but rank 0 has none, and rank 1 has 3")
+        place = same + "params on every rank, but not at 'w': "
+        differ(3, step | another, step | leaf, place + "rank 0 has a there, and rank 3 has b there")
+        differ(1, step, step | leaf, place + "rank 0 has a there, and rank 1 has no leaf there")
+        sent.clear()
+        agree((row, column), seen=step)
+        assert sent == {GATHER: 2}
 
     def nothing_fails():
         with agreement((row, column)):
@@ -118,6 +137,7 @@ def on_a_grid():
     yield "an error in one row", another_row
     yield "an error before an exchange of rows", before_a_row
     yield "no error", nothing_fails
+    yield "not alike", not_alike
     yield "two errors", two_fail
     yield "long words", long_words
     yield "an error that waits", rehearsed
@@ -128,3 +148,21 @@ def on_a_grid():
 
 def test_four_processes():
     on_ranks(4, on_a_grid)
+
+
+def test_who_does_not_come_is_told():
+    on_ranks(2, one_stays_away)
+
+
+def one_stays_away():
+    rank, short = dist.get_rank(), dist.new_group(timeout=timedelta(seconds=3))
+
+    def waits():
+        start = time.monotonic()
+        if rank == 0:
+            text = "^rank 0 waited for other processes, which did not come, or have ended: every process must make"
+            with pytest.raises(Lost, match=text), agreement((short.group_name,)):
+                agree(())
+            assert time.monotonic() - start < 20  # one timeout: it is not told again
+
+    yield "one stays away", waits

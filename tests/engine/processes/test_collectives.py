@@ -43,7 +43,7 @@ def on_a_grid():
         asked += [((row, column), told(rank, dtype)) for dtype in DTYPES]
         results = in_step([*asked, ((), told(rank)), ((world,), told(rank, steps=1))])
         # `agree` over three groups; the row's five steps; as many over rows and columns; and the two of the world.
-        assert sent == {"all_reduce": 3 + 5 + 2 * 5 + 2, GATHER: 2 + 2 * 2 + 1}, sent
+        assert sent == {"all_reduce": 5 + 2 * 5 + 2, GATHER: 3 + 2 + 2 * 2 + 1}, sent
         for i, heard in enumerate(results):
             members = [2 * (rank // 2), 2 * (rank // 2) + 1] if i < 3 else [rank] if i == 6 else [0, 1, 2, 3]
             sums, gathered = ([x for x in heard if isinstance(x, kind)] for kind in (list, np.ndarray))

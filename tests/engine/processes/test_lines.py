@@ -26,6 +26,10 @@ def on_a_grid():
         sizes = np.arange(4)
         assert [x.tolist() for x in line.messages(np.full(rank, rank, np.uint8), sizes)] == [[i] * i for i in range(4)]
 
+    def texts():
+        said = [b"a" * n for n in (3, 0, 1, 2)]
+        assert Line((row, column)).texts(said[rank]) == said
+
     def notes():
         board().set(f"note {rank}", "here")
         dist.barrier()
@@ -33,6 +37,7 @@ def on_a_grid():
 
     yield "the first process", first
     yield "a line", line
+    yield "texts", texts
     yield "notes", notes
 
 
