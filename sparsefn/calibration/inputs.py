@@ -16,7 +16,7 @@ from sparsefn.calibration.products import Watch
 from sparsefn.calibration.sums import Stats
 from sparsefn.calibration.watched import under_watch, unwatched
 from sparsefn.ensemble import check_one_state
-from sparsefn.modules.calls import Call, quiet_call, tensors_for
+from sparsefn.modules.calls import Call, limited_tables, quiet_call, tensors_for
 from sparsefn.modules.weights import is_conv1d, is_weight, layer_of
 from sparsefn.modules.wrappers import own_tensors
 from sparsefn.state import State, Where
@@ -171,8 +171,10 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
         check_one_state(state)
     given = tensors_for(module, "parameters", {} if state is None else state, partial=state is None)
     weights, storages = {name: tensor.detach() for name, (_, tensor) in given.items()}, set[int]()
+    written = limited_tables(module)
     for name, x in weights.items():
-        if (start := x.untyped_storage().data_ptr()) in storages:
+        start = x.untyped_storage().data_ptr()
+        if name in written or start in storages:
             weights[name] = x.clone()
         storages.add(start)
     return weights

@@ -120,3 +120,14 @@ def test_bad_input_is_told():
         with pytest.raises(error, match=f"perplexity: .*{message}"):
             sf.report.perplexity(**({"model": bigram, "tokens": text(9), "window": 4} | arguments))
     assert sf.report.perplexity(Dropped().eval(), text(9), 4) > 1
+
+
+def test_a_table_with_max_norm_stays_as_it_was():
+    torch.manual_seed(0)
+    model, tokens = nn.Sequential(nn.Embedding(8, 4, max_norm=0.5), nn.Linear(4, 8)).eval(), text(20)
+    before = model[0].weight.detach().clone()
+    found = sf.report.perplexity(model, tokens, window=5)
+    assert torch.equal(model[0].weight, before)
+    model(torch.arange(8))  # scales all rows for good
+    assert not torch.equal(model[0].weight, before)
+    assert found == pytest.approx(sf.report.perplexity(model, tokens, window=5))
