@@ -92,8 +92,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self.leaf(x) if isinstance(x, Tensor) else None
         if known:
             raise ValueError(
-                f"inputs: expected a forward that leaves its weights as they are, but it writes into {known[0]!r}: have "
-                "it compute a new tensor and multiply by that, or write into the weight beforehand"
+                f"inputs: expected a forward that leaves its weights as they are, but it writes into {known[0]!r}: "
+                "have it compute a new tensor and multiply by that, or write into the weight beforehand"
             )
 
     def product(self, a: Tensor, b: Tensor) -> None:

@@ -222,11 +222,11 @@ def _unwritten(module: nn.Module, lent: Mapping[str, Tensor]) -> Iterator[None]:
             "scales its rows in place: scale it before, torch.renorm(table, 2, 0, max_norm), and set max_norm = None"
         ) from error
     finally:
-        written = [name for name, trace in before.items() if _is_written(trace, _trace(lent[name]))]
+        written = [repr(name) for name, trace in before.items() if _is_written(trace, _trace(lent[name]))]
         if written:
             raise RuntimeError(
-                f"sf.modules.call: the forward of the {type(module).__name__} wrote into {', '.join(map(repr, written))}"
-                ", which changed the params that it was given: have it compute a new tensor and use that, as "
+                f"sf.modules.call: the forward of the {type(module).__name__} wrote into {', '.join(written)}, which "
+                "changed the params that it was given: have it compute a new tensor and use that, as "
                 "torch.nn.functional.linear(x, self.weight - mean), and take params from before the call"
             )
 

@@ -49,9 +49,9 @@ def latency(
     (['0'], True)
 
     `example` is a tensor, a tuple of arguments or a dict of keyword arguments. The module runs in the mode that it is
-    in, without gradients, after some calls that are not measured, and its buffers are put back. The total is of calls without hooks, so that it may
-    be less than the sum of the rows. On CUDA each module is waited for. Times of smaller models of each layer are what
-    `sf.budgets.within` takes as a table:
+    in, without gradients, after some calls that are not measured; what these change of its buffers is put back. The
+    total is of calls without hooks, so that it may be less than the sum of the rows. On CUDA each module is waited for.
+    Times of smaller models of each layer are what `sf.budgets.within` takes as a table:
 
     >>> def time_of(width):
     ...     return sf.report.latency(torch.nn.Linear(8, width), torch.ones(1, 8), repeats=3).total

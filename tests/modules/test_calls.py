@@ -371,13 +371,17 @@ def test_rows_that_are_scaled_in_training_are_told_as_the_change_is_dropped():
     params["table.weight"] = torch.renorm(params["table.weight"], 2, 0, 0.5)
     with pytest.warns(UserWarning, match=text):
         out = M.call(module, params, x)
-    torch.testing.assert_close(out, torch.nn.functional.linear(params["table.weight"][x], *M.params_of(module.head).values()))
+    torch.testing.assert_close(
+        out, torch.nn.functional.linear(params["table.weight"][x], *M.params_of(module.head).values())
+    )
 
 
 def test_under_vmap_over_inputs_a_table_with_max_norm_is_refused_by_name():
     module, x = Limited().eval(), torch.arange(6).reshape(2, 3)
     params = M.params_of(module)
-    with pytest.raises(RuntimeError, match="under vmap over inputs, a table with max_norm needs a copy for each member"):
+    with pytest.raises(
+        RuntimeError, match="under vmap over inputs, a table with max_norm needs a copy for each member"
+    ):
         torch.vmap(lambda x: M.call(module, params, x))(x)
 
 
