@@ -110,8 +110,9 @@ def by_block(
     Nothing is written to the module, and no hook is left. A UserWarning names a leaf of a block with which no product
     was seen: it stays dense, as do tables of embeddings, which are not named.
 
-    ValueError names the path and the layer of a weight that no input reached, or whose inputs are not finite, and tells
-    of blocks in another order; as `inputs`. TypeError for a `prune` that gives no Algorithm.
+    ValueError names the path and the layer of a weight whose inputs are not finite, and tells of blocks in another
+    order; as `inputs`. A weight that no input reached, as of an expert, has a count of 0, which methods that read data
+    refuse: `fill_unreached` has them prune it by size. TypeError for a `prune` that gives no Algorithm.
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
     """

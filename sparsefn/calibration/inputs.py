@@ -215,12 +215,25 @@ def collector(
         watch.start(None)
         for path, own in plain.items():
             if path not in stats and _is_seen(module, at[own], weights[own]):
-                device = weights[own].device
-                zeros = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
-                stats[path] = zeros | {"count": torch.zeros((), dtype=torch.int64, device=device)}
+                unreached = _unreached(layer_of(module, at[own])[0], weights[own])
+                stats[path] = {name: unreached[name] for name in names}
         return stats, out
 
     return collect
+
+
+def _unreached(layer: nn.Module, weight: Tensor) -> dict[str, Tensor]:
+    # The sums over no inputs, which add to those of any batch. Inputs of attention may be of one kind, or of three.
+    turned, groups = is_conv1d(layer), getattr(layer, "groups", 1)
+    width = weight.shape[0] if turned else weight.shape[1:].numel()
+    size = () if isinstance(layer, nn.MultiheadAttention) else (width,)
+    split = (groups,) if groups > 1 else ()
+    square = torch.zeros(split + size, dtype=torch.float64, device=weight.device)
+    gram = torch.zeros(
+        split + size + size, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device
+    )
+    count = torch.zeros(split, dtype=torch.int64, device=weight.device)
+    return {"count": count, "square": square[..., None] if turned else square, "gram": gram}
 
 
 def check_finite_stats(stats: Stats, told: Callable[[str], str], what: str = "inputs") -> None:

@@ -110,7 +110,7 @@ def _chain(module: nn.Module, state: State, chosen: Sequence[Sequence[str]], cal
     # One example says as much as all of them, where they can be told apart.
     with contextlib.suppress(Exception):
         return chain_of(module, state, chosen, next(chunks_of((calls[0], None), 1))[0])
-    return chain_of(module, state, chosen, calls[0], whole=len(calls) == 1)
+    return chain_of(module, state, chosen, calls[0])
 
 
 def chunks_of(data: tuple[Call, Tensor | None], size: int | None) -> Iterator[tuple[Call, Tensor | None]]:

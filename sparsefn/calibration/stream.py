@@ -88,8 +88,8 @@ def stream(
 
     ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a layer that are tied to leaves
     outside of it; layers that the model does not call one after the other, or that write into their inputs or get
-    attributes from elsewhere, which need `in_order`; the block and the layer whose inputs are not finite, or that no
-    input reached; an `out` that another run writes to at the same time, or that holds anything else.
+    attributes from elsewhere, which need `in_order`; the block and the layer whose inputs are not finite; an `out` that
+    another run writes to at the same time, or that holds anything else. What no input reached is as in `in_order`.
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
     """

@@ -19,6 +19,8 @@ from sparsefn.state import PlainScore, State, Step
 from sparsefn.tree import Tree, wide
 
 Stats = Mapping[str, Mapping[str, Tensor]]  # of leaves, by path, as sf.calibration.inputs gives them
+MENDS = "give more data, leave the leaf out with where=, or prune it by size with sf.calibration.fill_unreached(stats)"
+UNREACHED = f"no input of the calibration data reached it: {MENDS}"
 
 
 @described
@@ -194,9 +196,9 @@ def _faults(name: str, stats: Stats) -> dict[str, str]:
                 faults[path] = f"reap: no data for the experts of {path!r}: no token was routed to any"
         elif not bool((of["count"] > 0).all()):
             some = "" if of["count"].ndim == 0 else " some outputs of"
-            faults[path] = f"{name}: no data for{some} the leaf {path!r}: no input of the calibration data reached it"
+            faults[path] = f"{name}: no data for{some} the leaf {path!r}: {UNREACHED}"
         elif bool((of["count"] < 2).any()):
-            faults[path] = f"{name}: expected more than one calibration input at {path!r}, got 1; give more tokens"
+            faults[path] = f"{name}: expected more than one calibration input at {path!r}, got 1: {MENDS}"
         if path not in faults and not bool(of[key].isfinite().all()):
             faults[path] = f"{name}: expected finite statistics at {path!r}, got NaN or infinity"
     return faults
