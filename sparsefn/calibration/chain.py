@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import block_weights, state_in
 from sparsefn.calibration.caught import NeededError, recorded
 from sparsefn.calibration.inputs import collector, weights_of_call
-from sparsefn.calibration.kept import BrokenChainError, Touched, in_memory, own_call, stow
+from sparsefn.calibration.kept import BrokenChainError, CalledAgainError, Touched, in_memory, own_call, stow
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
@@ -77,7 +77,10 @@ def _chain(
         parts, lambda: collector(module, weights, {path: path for path in together}, _WANTED)(own_call(call), None)
     )
     _check_order(stats, chosen)
-    why = next((f"{path!r} is called {order.count(path)} times" for path in at if order.count(path) != 1), why)
+    for path in at:
+        if (times := order.count(path)) > 1:
+            raise CalledAgainError(path, times)
+        why = why if times else f"{path!r} is called 0 times"
     if why:
         raise BrokenChainError(why)
     numbers, kept = [order.index(path) for path in at], frozenset[int]()

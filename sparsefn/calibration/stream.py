@@ -70,7 +70,9 @@ def stream(
     it is made, its parameters are not kept: at one time there are in memory one layer, its statistics, what `prune`
     makes of them, and one batch's activations; or the leaves outside of all layers, embeddings and head, while data
     passes these. Activations of the other batches are in `out`, about three times the hidden states of all batches.
-    Weights are run and written in the dtype that `from_pretrained` gives them; folders of quantized models are refused.
+    Weights are run and written in the dtype that `from_pretrained` gives them; folders of quantized and of compressed
+    models are refused. What config.json says of the zeros of plain weights, as compressed-tensors does, is left out of
+    that of `out`, whose zeros are others.
 
     **Killed at any moment**, the same call goes on at the block where it was, with the same bits: a file is on the disk
     before it has its name. What is there already is looked at: a digest of the weights that were read, the batches,
