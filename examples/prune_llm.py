@@ -7,9 +7,9 @@ FOLDER is what `save_pretrained` writes, with a tokenizer; PRUNED is one, too, a
 that was killed goes on at the layer where it was, if it is started again in the same way. It prints how far the outputs
 of each block moved, and with `--eval` the perplexity of a text before and after, for which the whole model is loaded.
 
-Weights compete inside of their output with wanda and owl (of their expert, where one tensor holds all experts), inside
-of their matrix with the others. owl prunes as wanda, less where a block has more outliers, for which it loads the whole
-model once. magnitude reads no text; the errors of the blocks do. Needs transformers and safetensors.
+Weights compete inside of their output with wanda and owl, inside of their tensor with the others. owl prunes as wanda,
+less where a block has more outliers, for which it loads the whole model once. magnitude reads no text; the errors of
+the blocks do. Needs transformers and safetensors.
 """
 
 import argparse
@@ -109,17 +109,20 @@ def pruner(
             return sf.dense()
         if method == "sparsegpt":  # which solves matrices of outputs by inputs, however they are stored
             return sf.methods.sparsegpt(kept.sparsity, stats, pattern=kept.pattern, where=list(chosen))
-        parts: dict[bool, list[str]] = {}
+        parts: dict[tuple[bool, bool], list[str]] = {}
         for path, of in chosen.items():
-            parts.setdefault(of["square"].ndim == of["count"].ndim + 2, []).append(path)
-        return sf.partition([(paths, masked(stats, paths, turned)) for turned, paths in parts.items()])
+            turned = of["square"].ndim == of["count"].ndim + 2  # stored as (inputs, outputs)
+            experts = of["count"].ndim == 1  # in one tensor, along its first axis
+            parts.setdefault((turned, experts), []).append(path)
+        return sf.partition([(paths, masked(stats, paths, *kind)) for kind, paths in parts.items()])
 
-    def masked(stats: Stats, paths: list[str], turned: bool) -> sf.Algorithm:
+    def masked(stats: Stats, paths: list[str], turned: bool, experts: bool) -> sf.Algorithm:
         options: dict[str, Any] = {"where": paths}
         if kept.pattern is not None:
             options["pattern"] = sf.patterns.nm(*map(int, kept.name.split(":")), axis=-2 if turned else -1)
         elif method in ("wanda", "owl"):
-            options["pattern"] = sf.patterns.row_balanced(axis=1 if turned else 0)
+            outputs = (0, 2 if turned else 1) if experts else int(turned)
+            options["pattern"] = sf.patterns.row_balanced(axis=outputs)
         if method == "owl":
             options["distribution"] = sf.budgets.owl(ratios())
         score = {"ria": sf.scores.ria, "magnitude": lambda stats: sf.scores.magnitude}.get(method, sf.scores.wanda)

@@ -241,6 +241,7 @@ class Masked(NamedTuple):
         def start(params: Tree) -> State:
             params = own_params(params)
             masks = start_masks(params, rule, self.where, self.init, self.goal, seed, allowed)
+            memory.check_rows(rule.pattern, sparse_leaves(State(params, masks))[0])
             kept = apply_masks(params, masks) if memory.pruned == "zero" else params
             support = everywhere(params) if memory.pruned == "train" else ()
             return State(kept, masks, memory.init(params), own_key(seed), support=support)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from sparsefn import random
 from sparsefn.engine.numbers import check_float
-from sparsefn.scores.plain import Absolute, Drawn, OfUnits
+from sparsefn.patterns.kinds import Pattern
+from sparsefn.scores.plain import Absolute, Drawn, OfInputs, OfUnits
+from sparsefn.scores.units import read_score
 from sparsefn.state import Accumulated, Score, State, Step
 from sparsefn.tree import Leaves, Tree, check_like, leaves_at
 
@@ -52,6 +54,14 @@ class Memory(NamedTuple):
         """Advance every memory: done on every step."""
         new = {role: score.accumulate(state.scores[role], state, grads, step) for role, score in self._kept()}
         return state._replace(scores=new) if new else state
+
+    def check_rows(self, pattern: Pattern, leaves: Leaves) -> None:
+        """Raise where a score reads the inputs of outputs that the pattern does not keep apart."""
+        for score in self.scores.values():
+            value = read_score(score)
+            if isinstance(value, OfInputs):
+                for path, leaf in leaves.items():
+                    value.check(pattern, path, leaf)
 
     def _kept(self) -> list[tuple[str, Accumulated]]:
         return [(role, score) for role, score in self.scores.items() if isinstance(score, Accumulated)]

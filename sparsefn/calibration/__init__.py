@@ -10,7 +10,18 @@ from sparsefn.calibration.carried import PrunedBlock
 from sparsefn.calibration.experts import experts
 from sparsefn.calibration.inputs import inputs
 from sparsefn.calibration.stream import stream
+from sparsefn.calibration.sums import fill_unreached
 from sparsefn.engine.numbers import as_matrix
 
-__all__ = ["PrunedBlock", "as_matrix", "by_block", "experts", "in_order", "inputs", "outlier_ratios", "stream"]
+__all__ = [
+    "PrunedBlock",
+    "as_matrix",
+    "by_block",
+    "experts",
+    "fill_unreached",
+    "in_order",
+    "inputs",
+    "outlier_ratios",
+    "stream",
+]
 __dir__ = __all__.copy

@@ -106,13 +106,16 @@ def by_block(
     One example is run beforehand, as the whole model and layer by layer. Where the statistics are not the same bits (on
     a CPU), or the model uses its blocks otherwise than one after the other, the module runs once for each block. A
     UserWarning and each record then say why, and so they do where a layer writes into its inputs, or gets an attribute
-    from elsewhere. Not noticed is what a layer keeps for its next call, unless it is the first of its class, and
-    what the model computes from the weights of one block and hands to another: it is that of the weights at first.
-    Nothing is written to the module, and no hook is left. A UserWarning names a leaf of a block with which no product
-    was seen: it stays dense, as do tables of embeddings, which are not named.
+    from elsewhere. A layer that the model runs several times, as looped transformers do, is pruned once, by the sums
+    over all its calls, in which the layers of later blocks are not pruned yet. Not noticed is what a layer keeps for
+    its next call, unless it is the first of its class, and what the model computes from the weights of one block and
+    hands to another: it is that of the weights at first. Nothing is written to the module, and no hook is left. A
+    UserWarning names a leaf of a block with which no product was seen: it stays dense, as do tables of embeddings,
+    which are not named.
 
-    ValueError names the path and the layer of a weight that no input reached, or whose inputs are not finite, and tells
-    of blocks in another order; as `inputs`. TypeError for a `prune` that gives no Algorithm.
+    ValueError names the path and the layer of a weight whose inputs are not finite, and tells of blocks in another
+    order; as `inputs`. A weight that no input reached, as of an expert, has a count of 0, which methods that read data
+    refuse: `fill_unreached` has them prune it by size. TypeError for a `prune` that gives no Algorithm.
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
     """

@@ -75,7 +75,7 @@ def prune_block(
     weights as they are at first, and no errors. Outputs go through `keep` when they are made, and through `read` when
     they are used; without `keep` nobody wants them, and there is no last pass, and without `errors` only those of the
     last pass are kept. `tokens` say, for each call, which of its inputs are counted, `narrow` how leaves are watched.
-    Raises ValueError for a leaf that no input reached, and for inputs that are not finite.
+    Raises ValueError where no product was seen with any leaf, and for inputs that are not finite.
     """
     results, outputs, start = list[PrunedBlock](), list[Any](), time.perf_counter()
     local, together = {name: own for own, name in names.items()}, [path for _, chosen in blocks for path in chosen]
@@ -104,9 +104,6 @@ def prune_block(
             stats, error = passed(chosen if inputs_from == "pruned" else list(dict.fromkeys(together)), block)
             results = [*results[:-1], results[-1]._replace(error=error)] if results else results
         seen = {path: stats[path] for path in chosen if path in stats}
-        for path, found in seen.items():
-            if not found["count"].any():
-                raise ValueError(f"in_order: no input reached {told(path)}")
         if not seen:
             raise ValueError(f"in_order: no product was seen with a leaf of the block {block!r}")
         if left := [told(path) for path in chosen if path not in seen and not is_table(part, local[path])]:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from sparsefn.calibration.carried import block_weights, state_in
 from sparsefn.calibration.caught import NeededError, recorded
-from sparsefn.calibration.inputs import collector, layer_at, weights_of_call
-from sparsefn.calibration.kept import BrokenChainError, Touched, in_memory, own_call, stow
+from sparsefn.calibration.inputs import collector, weights_of_call
+from sparsefn.calibration.kept import BrokenChainError, CalledAgainError, Touched, in_memory, own_call, stow
 from sparsefn.calibration.paused import Chain, Paused
 from sparsefn.calibration.sums import Stats
 from sparsefn.modules.calls import Call
@@ -36,9 +36,7 @@ def names_in(module: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, dic
     return {path: {name: names[id(tensor)] for name, (_, tensor) in of.items()} for path, of in own.items()}
 
 
-def chain_of(
-    module: nn.Module, state: State, chosen: Sequence[Sequence[str]], call: Call, whole: bool = False
-) -> Chain:
+def chain_of(module: nn.Module, state: State, chosen: Sequence[Sequence[str]], call: Call) -> Chain:
     """The parts that hold these leaves, a list of paths a block, and all that is called between them.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
@@ -49,15 +47,14 @@ def chain_of(
 
     The call is run twice, as the model and part by part, and the statistics of the leaves are compared: the
     same bits on a CPU. Raises BrokenChainError where they differ, and where the model does not call the parts one
-    after the other, ValueError where the blocks are in another order than the model has them, and, if the call has the
-    `whole` data, for a leaf that no input reached.
+    after the other, ValueError where the blocks are in another order than the model has them.
     """
     places = {name: place for name, (place, _) in own_tensors(module, "parameters").items()}
     above = [_lists_above(module, [places[path] for path in paths]) for paths in chosen]
     for level, narrow in itertools.product(range(max(map(len, above))), (True, False)):
         at = [paths[min(level, len(paths) - 1)] for paths in above]
         try:
-            return _chain(module, state, chosen, at, call, whole, narrow)
+            return _chain(module, state, chosen, at, call, narrow)
         except BrokenChainError as error:
             why = error
     raise why
@@ -69,7 +66,6 @@ def _chain(
     chosen: Sequence[Sequence[str]],
     at: Sequence[str],
     call: Call,
-    whole: bool,
     narrow: bool,
 ) -> Chain:
     if "" in at:
@@ -81,10 +77,10 @@ def _chain(
         parts, lambda: collector(module, weights, {path: path for path in together}, _WANTED)(own_call(call), None)
     )
     _check_order(stats, chosen)
-    for path, of in stats.items() if whole else ():
-        if not of["count"].any():
-            raise ValueError(f"in_order: no input reached {layer_at(module, path)}")
-    why = next((f"{path!r} is called {order.count(path)} times" for path in at if order.count(path) != 1), why)
+    for path in at:
+        if (times := order.count(path)) > 1:
+            raise CalledAgainError(path, times)
+        why = why if times else f"{path!r} is called 0 times"
     if why:
         raise BrokenChainError(why)
     numbers, kept = [order.index(path) for path in at], frozenset[int]()

@@ -38,7 +38,8 @@ def experts(module: nn.Module, state: State | None, *args: Tree, **kwargs: Tree)
     call with it alone and a weight of 1, so that no names matter and all k together cost one more call.
 
     - "count", int64 (experts,): how many tokens were routed to the expert.
-    - "norm", float64 (experts,): the sum over these of the weight times the norm of what the expert gives.
+    - "norm", float64 (experts,): the sum over these of the weight times the norm of what the expert gives. A negative
+      weight, as some routers give, counts as a positive one: the norm is that of what the expert adds.
 
     All parameters of the module along whose first dimension the experts lie have the same statistics. Those of several
     batches are added with `optree.tree_map(torch.add, a, b)`, and read by `sf.scores.reap`. All tokens count, padding
@@ -89,7 +90,7 @@ def _noted(leaves: list[str], place: str, size: int, stats: Stats) -> Any:
             )
             sizes = torch.linalg.vector_norm(given if given.dtype == torch.float64 else given.float(), dim=-1)
             count += torch.bincount(index[:, slot], minlength=size)
-            norm.index_add_(0, index[:, slot], weights[:, slot].double() * sizes.double())
+            norm.index_add_(0, index[:, slot], weights[:, slot].double().abs() * sizes.double())
             whole = whole + weights[:, slot, None] * given
         if not bool(norm.isfinite().all()):
             raise ValueError(f"experts: expected finite outputs of {where}, got NaN or infinity")

@@ -97,6 +97,37 @@ def read_json(file: Path) -> Any:
         raise ValueError(f"stream: expected a file of JSON at {os.fspath(file)!r}, but: {error}") from None
 
 
+def stored_as(config: Mapping[str, Any]) -> str:
+    """How the config of a folder says that weights are stored, where they are not plain numbers.
+
+    >>> stored_as({"quantization_config": {"quant_method": "gptq"}})
+    'gptq'
+    >>> dense = {"format": "dense", "global_sparsity": 0.5}
+    >>> stored_as({"quantization_config": {"quant_method": "compressed-tensors", "sparsity_config": dense}})
+    ''
+
+    compressed-tensors says of plain weights with zeros that their format is dense.
+    """
+    said = config.get("quantization_config")
+    if said is None:
+        return ""
+    method = str(said.get("quant_method", "quantization_config"))
+    if method != "compressed-tensors" or said.get("config_groups") or said.get("kv_cache_scheme"):
+        return method
+    formats = [said.get("format"), (said.get("sparsity_config") or {}).get("format")]
+    return next((one for one in formats if one not in (None, "dense")), "")
+
+
+def without_sparsity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a folder with plain weights, without what it says of their zeros: others are zero now.
+
+    >>> without_sparsity({"model_type": "llama", "sparsity_config": {"format": "dense", "global_sparsity": 0.5}})
+    {'model_type': 'llama'}
+    """
+    said = () if stored_as(config) else ("quantization_config", "sparsity_config")
+    return {name: value for name, value in config.items() if name not in said}
+
+
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a file of safetensors; after a crash it is there as a whole, or as it was before.
 

@@ -16,7 +16,7 @@ from sparsefn.calibration.products import Watch
 from sparsefn.calibration.sums import Stats
 from sparsefn.calibration.watched import under_watch, unwatched
 from sparsefn.ensemble import check_one_state
-from sparsefn.modules.calls import Call, quiet_call, tensors_for
+from sparsefn.modules.calls import Call, limited_tables, quiet_call, tensors_for
 from sparsefn.modules.originals import computed_from, layer_of
 from sparsefn.modules.padding import padding_in
 from sparsefn.modules.weights import is_conv1d, is_weight
@@ -197,8 +197,10 @@ def weights_of_call(module: nn.Module, state: State | None) -> dict[str, Tensor]
         check_one_state(state)
     given = tensors_for(module, "parameters", {} if state is None else state, partial=state is None)
     weights, storages = {name: tensor.detach() for name, (_, tensor) in given.items()}, set[int]()
+    written = limited_tables(module)
     for name, x in weights.items():
-        if (start := x.untyped_storage().data_ptr()) in storages:
+        start = x.untyped_storage().data_ptr()
+        if name in written or start in storages:
             weights[name] = x.clone()
         storages.add(start)
     return weights
@@ -239,12 +241,25 @@ def collector(
         watch.start(None)
         for path, own in plain.items():
             if path not in stats and _is_seen(module, at[own], weights[own]):
-                device = weights[own].device
-                zeros = {name: torch.zeros((), dtype=torch.float64, device=device) for name in names}
-                stats[path] = zeros | {"count": torch.zeros((), dtype=torch.int64, device=device)}
+                unreached = _unreached(layer_of(module, at[own]), weights[own])
+                stats[path] = {name: unreached[name] for name in names}
         return stats, out
 
     return collect
+
+
+def _unreached(layer: nn.Module, weight: Tensor) -> dict[str, Tensor]:
+    # The sums over no inputs, which add to those of any batch. Inputs of attention may be of one kind, or of three.
+    turned, groups = is_conv1d(layer), getattr(layer, "groups", 1)
+    width = weight.shape[0] if turned else weight.shape[1:].numel()
+    size = () if isinstance(layer, nn.MultiheadAttention) else (width,)
+    split = (groups,) if groups > 1 else ()
+    square = torch.zeros(split + size, dtype=torch.float64, device=weight.device)
+    gram = torch.zeros(
+        split + size + size, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device
+    )
+    count = torch.zeros(split, dtype=torch.int64, device=weight.device)
+    return {"count": count, "square": square[..., None] if turned else square, "gram": gram}
 
 
 def check_finite_stats(stats: Stats, told: Callable[[str], str], what: str = "inputs") -> None:

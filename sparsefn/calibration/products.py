@@ -29,7 +29,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     A leaf is recognized by its storage, which it must have for itself. So views of it count, and casts of the whole of
     it, as autocast makes them; a leaf computed from it does not. ValueError for a product with a part of a leaf's
-    inputs, as `x @ weight[:, :2].T`.
+    inputs, as `x @ weight[:, :2].T`, and for a write into a leaf.
     """
 
     def __init__(self, leaves: Mapping[str, Tensor], gram: bool, tokens: Tensor | None = None) -> None:
@@ -59,8 +59,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if op is _APART:
             with self:  # under inference_mode torch leaves it to the mode to take such operations apart
                 return func.decompose(*args, **(kwargs or {}))
+        if op is _WRITE:
+            self.check_unwritten(args[0])
         out = func(*args, **(kwargs or {}))
-        if op is None:
+        if op is None or op is _WRITE:
             return out
         if op is CAST:
             known = self.leaf(args[0])
@@ -84,6 +86,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if x.layout != torch.strided or type(x) not in (Tensor, torch.nn.Parameter):
             return None
         return self.leaves.get(_storage(x))
+
+    def check_unwritten(self, x: object) -> None:
+        """Raise before a leaf is written, through `.data` too."""
+        known = self.leaf(x) if isinstance(x, Tensor) else None
+        if known:
+            raise ValueError(
+                f"inputs: expected a forward that leaves its weights as they are, but it writes into {known[0]!r}: "
+                "have it compute a new tensor and multiply by that, or write into the weight beforehand"
+            )
 
     def product(self, a: Tensor, b: Tensor) -> None:
         """Look at a product of two matrices, of a matrix and a vector, or of two batches of matrices."""
@@ -188,12 +199,15 @@ _PRODUCTS = {  # and where their factors begin among the arguments
 _VIEWS = {_aten.view, _aten._unsafe_view}
 _KNOWN = {*_PRODUCTS, *_VIEWS, _aten.convolution, CAST, GROUPED}
 _APART = "consists of other operations"
+_WRITE = "writes into its first argument"
 
 
 @functools.cache  # most operations are none of these, and are to cost little
 def _watched(func: Any) -> Any:
     if func.overloadpacket in _KNOWN:
         return func.overloadpacket
+    if func._schema.name.endswith("_") and func.overloadpacket is not _aten.embedding_renorm_:  # of a table of its own
+        return _WRITE
     return _APART if func.has_kernel_for_dispatch_key(torch.DispatchKey.CompositeImplicitAutograd) else None
 
 

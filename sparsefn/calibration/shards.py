@@ -10,7 +10,16 @@ from pathlib import Path
 
 from torch import Tensor
 
-from sparsefn.calibration.folders import INDEX, digest_of, read_tensors, write_json, write_tensors, write_whole
+from sparsefn.calibration.folders import (
+    INDEX,
+    digest_of,
+    read_json,
+    read_tensors,
+    without_sparsity,
+    write_json,
+    write_tensors,
+    write_whole,
+)
 from sparsefn.calibration.journal import PLACE
 from sparsefn.calibration.plan import Plan
 
@@ -67,6 +76,9 @@ def finish(plan: Plan, out: Path) -> None:
             if file.is_file() and not weights and not file.name.startswith("."):
                 (to := out / file.relative_to(plan.folder)).parent.mkdir(exist_ok=True)
                 write_whole(to, partial(shutil.copyfile, file))
+    said = read_json(plan.folder / "config.json")
+    if without_sparsity(said) != said:
+        write_json(out / "config.json", without_sparsity(said))
     placed, size = dict[str, str](), 0
     for path, leaves in plan.leaves.items():
         placed |= {leaf.stored[0]: _file(plan, path) for leaf in leaves}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparsefn.calibration.carried import Prune, PrunedBlock, prune_block, state_in
 from sparsefn.calibration.chain import chain_of
 from sparsefn.calibration.inputs import weights_of_call
-from sparsefn.calibration.kept import BrokenChainError, in_memory, own_call, stow, unstow
+from sparsefn.calibration.kept import BrokenChainError, CalledAgainError, in_memory, own_call, stow, unstow
 from sparsefn.calibration.paused import Chain, Paused, lent_calls
 from sparsefn.calibration.stored import on_disk
 from sparsefn.engine.checks import check_int
@@ -83,8 +83,8 @@ def steps_of(
                 for run, out in zip(runs, outputs, strict=wanted):
                     run.done(number, out)
         except BrokenChainError as error:
-            why = str(error)
-    if len(left) > 1:
+            why, again = str(error), isinstance(error, CalledAgainError)
+    if len(left) > 1 or (left and again):
         warnings.warn(f"in_order: the whole model runs once for each block, as {why}", UserWarning, stacklevel=3)
     own_names = {name: name for name in params}
     for block, chosen in left:
@@ -110,7 +110,7 @@ def _chain(module: nn.Module, state: State, chosen: Sequence[Sequence[str]], cal
     # One example says as much as all of them, where they can be told apart.
     with contextlib.suppress(Exception):
         return chain_of(module, state, chosen, next(chunks_of((calls[0], None), 1))[0])
-    return chain_of(module, state, chosen, calls[0], whole=len(calls) == 1)
+    return chain_of(module, state, chosen, calls[0])
 
 
 def chunks_of(data: tuple[Call, Tensor | None], size: int | None) -> Iterator[tuple[Call, Tensor | None]]:

@@ -70,7 +70,9 @@ def stream(
     it is made, its parameters are not kept: at one time there are in memory one layer, its statistics, what `prune`
     makes of them, and one batch's activations; or the leaves outside of all layers, embeddings and head, while data
     passes these. Activations of the other batches are in `out`, about three times the hidden states of all batches.
-    Weights are run and written in the dtype that `from_pretrained` gives them; folders of quantized models are refused.
+    Weights are run and written in the dtype that `from_pretrained` gives them; folders of quantized and of compressed
+    models are refused. What config.json says of the zeros of plain weights, as compressed-tensors does, is left out of
+    that of `out`, whose zeros are others.
 
     **Killed at any moment**, the same call goes on at the block where it was, with the same bits: a file is on the disk
     before it has its name. What is there already is looked at: a digest of the weights that were read, the batches,
@@ -88,8 +90,8 @@ def stream(
 
     ValueError names what a folder lacks, has too much, or stores in 8 bits; leaves of a layer that are tied to leaves
     outside of it; layers that the model does not call one after the other, or that write into their inputs or get
-    attributes from elsewhere, which need `in_order`; the block and the layer whose inputs are not finite, or that no
-    input reached; an `out` that another run writes to at the same time, or that holds anything else.
+    attributes from elsewhere, which need `in_order`; the block and the layer whose inputs are not finite; an `out` that
+    another run writes to at the same time, or that holds anything else. What no input reached is as in `in_order`.
 
     Frantar & Alistarh 2023, arXiv 2301.00774, sec. 4; Sun et al. 2023, arXiv 2306.11695, sec. 3.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -103,6 +103,61 @@ def _patches(
     for d, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True)):
         x = x.unfold(2 + d, (size - 1) * gap + 1, step)[..., ::gap]
     return x
+
+
+def fill_unreached(stats: Mapping[str, Mapping[str, Tensor]]) -> Stats:
+    """Statistics with plain inputs for outputs that no data reached, so that these are pruned by the size of weights.
+
+    >>> stats = {"experts": {"count": torch.tensor([4, 0]), "square": torch.tensor([[8.0, 4.0], [0.0, 0.0]])}}
+    >>> sf.calibration.fill_unreached(stats)["experts"]
+    {'count': tensor([4, 2]), 'square': tensor([[8., 4.],
+            [3., 3.]])}
+
+    Experts that no token is routed to have no statistics of their own, and scores and solvers that read data refuse
+    them. Here outputs that fewer than two inputs reached, or zeros alone, get two: of one size in all entries, that of
+    the other outputs of the leaf (1 where there are none), and independent of each other, so that "gram" is a multiple
+    of the identity. Then Wanda, RIA and SparseGPT rank the weights of an output as magnitude does, and change none.
+
+    Args:
+        stats: Those of `sf.calibration.inputs`, of all batches: add them before.
+
+    Returns:
+        Statistics of the same leaves, shapes and dtypes. Leaves that data reached keep their tensors.
+
+    Raises:
+        ValueError: Statistics without "count" and "square", such as those of `sf.calibration.experts`; attention that
+            no batch reached.
+    """
+    return {path: _filled(path, of) for path, of in stats.items()}
+
+
+def _filled(path: str, of: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if "count" not in of or "square" not in of:
+        got = ", ".join(map(repr, of))
+        raise ValueError(f"fill_unreached: expected 'count' and 'square' in the statistics at {path!r}, got {got}")
+    count, square = of["count"], of["square"]
+    if square.ndim == count.ndim:
+        raise ValueError(
+            f"fill_unreached: expected statistics with a shape at {path!r}, but no batch reached its layer, whose "
+            "inputs may be of several kinds: leave it out with where="
+        )
+    entries = tuple(range(count.ndim, square.ndim))
+    few = (count < 2) | (square.sum(entries) == 0)
+    if not few.any():
+        return dict(of)
+
+    def where_few(value: Tensor | float, old: Tensor) -> Tensor:
+        flags = few.reshape(count.shape + (1,) * (old.ndim - count.ndim))
+        return torch.where(flags, torch.as_tensor(value, dtype=old.dtype, device=old.device), old)
+
+    width = math.prod(square.shape[count.ndim :])
+    inputs = where_few(0, count).sum() * width
+    size = torch.where(inputs > 0, where_few(0.0, square).sum() / inputs.clamp(min=1), 1.0)
+    filled = {"count": where_few(2, count), "square": where_few(2 * size, square)}
+    if "gram" in of:
+        eye = torch.eye(width, device=size.device)
+        filled["gram"] = where_few(2 * size * eye, of["gram"])
+    return filled
 
 
 def as_stats(parts: dict[tuple[int, int], Sums], outputs: int, transposed: bool) -> dict[str, Tensor]:

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparsefn.calibration.folders import StoredTensor, digest_of, read_tensors, some
+from sparsefn.calibration.folders import (
+    StoredTensor,
+    digest_of,
+    read_json,
+    read_tensors,
+    some,
+    stored_as,
+)
 
 
 class Leaf(NamedTuple):
@@ -77,10 +84,11 @@ def _named(folder: Path, dtype: torch.dtype) -> nn.Module:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(os.fspath(folder), local_files_only=True)
-    if getattr(config, "quantization_config", None) is not None:
+    if how := stored_as(read_json(folder / "config.json")):
         raise ValueError(
             f"stream: expected weights that are numbers, but config.json of {os.fspath(folder)!r} has a "
-            "quantization_config: dequantize the model, and prune the folder that save_pretrained makes of that"
+            f"quantization_config, by which they are stored as {how!r}: load the model, dequantize or decompress it, "
+            "and prune the folder that save_pretrained makes of that"
         )
     name = (config.architectures or [None])[0]
     kind: Any = getattr(transformers, str(name), None)

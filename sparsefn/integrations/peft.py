@@ -45,11 +45,11 @@ def keep_zeros(model: _Model) -> _Model:
 
     Raises TypeError for a model without LoRA layers. Raises ValueError where zeros cannot be kept, naming what loses
     them: no zero beneath any adapter; an `init_lora_weights` that rewrites the base; adapters that are merged already;
-    DoRA and other variants; layers other than linear ones and convolutions of one group, such as quantised ones, if
-    they have zeros; weights of which one in a hundred or more are zero that train whole, or have copies in
-    `modules_to_save`; DTensors. So does adding such an adapter later, which leaves none of it, and a merge, which also
-    raises RuntimeError where the base has other zeros than when `keep_zeros` was called. Needs peft.
-    Hu et al. 2021, arXiv 2106.09685; the mask: Munoz et al. 2024, arXiv 2410.03750.
+    DoRA and other variants; layers other than linear ones and convolutions of one group, such as quantised ones, and
+    `target_parameters`, such as experts in one leaf, if they have zeros; weights of which one in a hundred or more are
+    zero that train whole, or have copies in `modules_to_save`; DTensors. So does adding such an adapter later, which
+    leaves none of it, and a merge, which also raises RuntimeError where the base has other zeros than when `keep_zeros`
+    was called. Needs peft. Hu et al. 2021, arXiv 2106.09685; the mask: Munoz et al. 2024, arXiv 2410.03750.
     """
     from peft.tuners.tuners_utils import BaseTuner
 
@@ -115,12 +115,20 @@ def _mask(path: str, layer: Any) -> Tensor | None:
     from peft.tuners.lora.layer import Linear, _ConvNd
 
     base = layer.get_base_layer()
-    for name, parameter in base.named_parameters():
+    target = getattr(layer, "parameter_name", None)  # of target_parameters; the others of the base do not change
+    adapted = dict(base.named_parameters()) if target is None else {target: layer.get_param()}
+    for name, parameter in adapted.items():
         check_plain("keep_zeros", f"{path}.{name}", parameter)
     if layer.merged:
         _refuse(path, "its adapters are merged: call unmerge_adapter() first")
-    if not (hasattr(layer, _BUFFER) or any(_has_zeros(base, p) for p in base.parameters())):
+    if not (hasattr(layer, _BUFFER) or any(_has_zeros(base, p) for p in adapted.values())):
         return None
+    if target is not None:
+        _refuse(
+            f"{path}.{target}",
+            "target_parameters adapts it by an update that is not masked: leave it out of target_parameters, or prune "
+            "it after the adapters are merged",
+        )
     if not (isinstance(layer, Linear | _ConvNd) and base.weight.is_floating_point()):
         got = f"{type(layer).__module__}.{type(layer).__name__} of {next(base.parameters()).dtype}"
         _refuse(path, f"expected LoRA of a linear layer or a convolution, not quantised, got {got}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -45,10 +45,10 @@ def wanda(
     of `sf.calibration.inputs`. In the paper the blocks of a model are pruned in turn, each with the inputs that come
     out of the pruned ones before: `sf.calibration.in_order(model, None, blocks, lambda stats: wanda(0.5, stats), x)`.
     For 2:4 give no sparsity: `wanda(None, stats, pattern=sf.patterns.nm(2, 4))`. In the Conv1D of transformers outputs
-    lie along axis 1: `row_balanced(axis=1)`.
+    lie along axis 1, `row_balanced(axis=1)`; in experts of one leaf along two, `row_balanced(axis=(0, 1))`.
 
-    ValueError for a leaf without statistics and for bad ones, as `sf.scores.wanda`, and where all are of a Conv1D and
-    outputs along axis 0.
+    ValueError for a leaf without statistics, for bad ones, and where outputs lie along other axes, as
+    `sf.scores.wanda`.
 
     Differs from the authors' code: exactly as many weights of an output are kept as the sparsity says, where theirs
     truncates the number of pruned ones.
@@ -58,11 +58,6 @@ def wanda(
 
     Sun, Liu, Bair and Kolter 2023, arXiv 2306.11695.
     """
-    squares = (
-        [of.get("square") for of in stats.values() if isinstance(of, Mapping)] if pattern == row_balanced() else []
-    )
-    if squares and all(isinstance(x, Tensor) and x.shape[1:] == (1,) and len(x) > 1 for x in squares):
-        raise ValueError(f"wanda: expected pattern=row_balanced(axis=1) for leaves of Conv1D, got {pattern}")
     return one_shot(sparsity, scores.wanda(stats), pattern=pattern, when=when, where=where)
 
 

@@ -64,12 +64,16 @@ def call(
     Params may be any tree whose dotted paths are the names of the module's parameters; with `partial` some may be
     missing; the module's own take their place, as constants. Buffers are the module's own, or those given; a forward
     that changes them (BatchNorm in train mode) changes copies, which are dropped with a UserWarning:
-    `call_with_buffers` returns them, and says what such buffers need under `vmap`. The module is left as it was:
-    attributes that the forward or one of its hooks sets are put back. Works under `grad`, `vmap` and `torch.compile`,
-    where nothing warns and only a part with hooks is put back. Raises TypeError unless it gets a module and a tree of
-    tensors, ValueError for names that are unknown or missing, for a tensor of another shape and for a module inside
-    of `DistributedDataParallel` or sharded by `fully_shard`, and RuntimeError for a forward with activation
-    checkpointing where a gradient may be asked for.
+    `call_with_buffers` returns them, and says what such buffers need under `vmap`. So it is with the table of an
+    embedding with `max_norm`, whose rows the forward scales down: what it looks up is right, and params stay as they
+    were. The module is left as it was: attributes that the forward or one of its hooks sets are put back. Works under
+    `grad`, `vmap` and `torch.compile`, where nothing warns and only a part with hooks is put back.
+
+    Raises TypeError unless it gets a module and a tree of tensors, ValueError for names that are unknown or missing,
+    for a tensor of another shape and for a module inside of `DistributedDataParallel` or sharded by `fully_shard`.
+    RuntimeError for a forward with activation checkpointing where a gradient may be asked for, and for one that writes
+    into any other parameter: then the one that it was given is changed. Writes into the memory of `param.data` alone,
+    as `param.data.mul_(2)`, are not seen; outside of `grad`, torch does not count them.
     """
     out, _, dropped = _run(module, state_or_params, buffers, partial, args, kwargs)
     if dropped:
@@ -105,22 +109,75 @@ def call_with_buffers(
 
 
 def quiet_call(module: nn.Module, weights: Mapping[str, Tensor]) -> Callable[[Call], Tree]:
-    """What the module returns with other weights, as a function of calls, with no word on buffers that it changes.
+    """What the module returns with other weights, as a function of calls, with no word on what it changes.
 
     >>> run = quiet_call(torch.nn.Linear(2, 1, bias=False), {"weight": torch.ones(1, 2)})
     >>> run(((torch.ones(2),), {}))
     tensor([2.])
+
+    It may write into the weights that `limited_tables` names.
     """
     own = {name: (at, weights[name]) for name, (at, _) in own_tensors(module, "parameters").items()}
     tensors = _prepared(module, own, None)
     return lambda call: _called(module, *tensors, *call)[0]
 
 
+def limited_tables(module: nn.Module) -> list[str]:
+    """The names of the weights that a forward of the module writes: tables of embeddings with `max_norm`.
+
+    >>> limited_tables(torch.nn.Sequential(torch.nn.Embedding(2, 2), torch.nn.Embedding(2, 2, max_norm=1.0)))
+    ['1.weight']
+    """
+    tables = _limited(module)
+    own = own_tensors(module, "parameters") if tables else {}
+    return [name for name, (_, tensor) in own.items() if any(tensor is table for table in tables)]
+
+
+def _limited(module: nn.Module) -> list[Tensor]:
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    layers = [part for part in module.modules() if isinstance(part, kinds) and part.max_norm is not None]
+    tables = [layer._parameters.get("weight") for layer in layers]
+    return [table for table in tables if table is not None]  # what a parametrization computes is no parameter
+
+
+@contextlib.contextmanager
+def left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """While it is entered the module itself runs; then what its forward writes, buffers and tables, is put back.
+
+    >>> norm = torch.nn.BatchNorm1d(1)
+    >>> with left_as_it_was(norm):
+    ...     out = norm(torch.tensor([[0.0], [4.0]]))
+    >>> norm.running_mean
+    tensor([0.])
+    """
+    written = [*module.buffers(), *_limited(module)]
+    before = [x.detach().clone() for x in written]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for x, old in zip(written, before, strict=True):
+                x.copy_(old)
+
+
 def _run(
     module: nn.Module, params: Tree, buffers: Mapping[str, Tensor] | None, partial: bool, args: Tree, kwargs: Tree
 ) -> tuple[Tree, dict[str, Tensor], list[str]]:
     weights = tensors_for(module, "parameters", params, partial)
-    return _called(module, *_prepared(module, weights, buffers), args, kwargs)
+    for name in (tables := limited_tables(module)):
+        at, table = weights[name]
+        weights[name] = (at, table.clone())
+    result = _called(module, *_prepared(module, weights, buffers), args, kwargs)
+    scaled = [name for name in tables if module.training and _changed(weights[name][1], weights[name][1])]
+    if scaled:
+        warnings.warn(
+            f"the forward scaled rows of {', '.join(map(repr, scaled))} down to max_norm, and sf.modules.call drops "
+            "that: to train, scale them after each step, params[name] = torch.renorm(params[name], 2, 0, max_norm); "
+            "else call module.eval()",
+            UserWarning,
+            stacklevel=3,
+        )
+    return result
 
 
 def _prepared(module: nn.Module, weights: Named, buffers: Mapping[str, Tensor] | None) -> tuple[Named, Named]:
@@ -137,7 +194,9 @@ def _called(
     copies = {name: (at, buffer.clone()) for name, (at, buffer) in given.items()}
     # functional_call writes buffers that the forward replaced into the dict it was given.
     tensors = dict([*weights.values(), *copies.values()])
-    with _unchanged(module), _without_checkpointing():
+    tables = limited_tables(module)
+    lent = {name: tensor for name, (_, tensor) in weights.items() if name not in tables}
+    with _unwritten(module, lent), _unchanged(module), _without_checkpointing():
         out = torch.func.functional_call(module, tensors, args, kwargs)
     changed = [name for name, (at, copied) in copies.items() if module.training and _changed(copied, tensors[at])]
     return out, {name: tensors[at] for name, (at, _) in copies.items()}, changed
@@ -148,6 +207,43 @@ def _changed(copied: Tensor, left: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     return left is not copied or not (copied.is_inference() or copied._version == 0)
+
+
+@contextlib.contextmanager
+def _unwritten(module: nn.Module, lent: Mapping[str, Tensor]) -> Iterator[None]:
+    # Raises where the forward wrote into a parameter, which is the caller's; also where it failed after that.
+    before = {} if torch.compiler.is_compiling() else {name: _trace(x) for name, x in lent.items()}
+    try:
+        yield
+    except RuntimeError as error:
+        if "embedding_renorm_" not in str(error):
+            raise
+        raise RuntimeError(
+            "sf.modules.call: under vmap over inputs, a table with max_norm needs a copy for each member, as torch "
+            "scales its rows in place: scale it before, torch.renorm(table, 2, 0, max_norm), and set max_norm = None"
+        ) from error
+    finally:
+        written = [repr(name) for name, trace in before.items() if _is_written(trace, _trace(lent[name]))]
+        if written:
+            raise RuntimeError(
+                f"sf.modules.call: the forward of the {type(module).__name__} wrote into {', '.join(written)}, which "
+                "changed the params that it was given: have it compute a new tensor and use that, as "
+                "torch.nn.functional.linear(x, self.weight - mean), and take params from before the call"
+            )
+
+
+def _trace(x: Tensor) -> tuple[int, int]:
+    # What a write changes: the count of writes, or the memory, as `param.data = x` does.
+    version = 0 if x.is_inference() else x._version
+    try:
+        return version, x.data_ptr()
+    except RuntimeError:  # a transform's, which has no memory of its own; there torch refuses writes to `.data`
+        return version, 0
+
+
+def _is_written(before: tuple[int, int], after: tuple[int, int]) -> bool:
+    # Both change where recurrent layers move their weights into one memory, with the same values.
+    return (before[0] != after[0]) != (before[1] != after[1])
 
 
 @contextlib.contextmanager

@@ -71,7 +71,8 @@ def pattern_axis(module: nn.Module, path: str) -> int:
     `path` is the name of a parameter in `params_of(module)`. Patterns count axes in the tensor as it is, and hardware
     that skips zeros wants N:M runs along the inputs: axis 1 for Linear, recurrent and attention weights and
     convolutions, 0 for transposed convolutions and transformers' Conv1D, and the last, 2, for Bilinear, which sums
-    over 1 as well. Layers of two kinds take two patterns:
+    over 1 as well. Of experts in one leaf, as transformers has them, it is 2, or 1 where they are stored as
+    [experts, in, out], as in gpt-oss. Layers of two kinds take two patterns:
 
     >>> where, params = sf.modules.weights_of(net), sf.modules.params_of(net)
     >>> axes = {path: sf.modules.pattern_axis(net, path) for path, leaf in params.items() if where(path, leaf)}
@@ -95,7 +96,8 @@ def channel_axis(module: nn.Module, path: str) -> int:
     >>> [sf.modules.channel_axis(net, path) for path in ("0.weight", "1.weight")]
     [0, 1]
 
-    Axis 1 for transposed convolutions (with groups: the outputs of one group) and transformers' Conv1D, else 0;
+    Axis 1 for transposed convolutions (with groups: the outputs of one group) and transformers' Conv1D, 1 or 2 for
+    experts in one leaf, else 0;
     in recurrent and in-projection weights the gates or projections follow each other along it, which is
     `channel(..., groups=)`. Raises as `pattern_axis` does.
     """
@@ -159,6 +161,15 @@ def _computed_weights(
     return found
 
 
+def are_experts(layer: nn.Module) -> bool:
+    """Whether a layer has the weights of experts in one leaf, as transformers says of them from 5.0 on.
+
+    >>> are_experts(torch.nn.Linear(1, 1))
+    False
+    """
+    return isinstance(getattr(layer, "is_transposed", None), bool)
+
+
 def _classes(types: type[nn.Module] | Sequence[type[nn.Module]]) -> tuple[type[nn.Module], ...]:
     kinds = (types,) if isinstance(types, type) else tuple(types)
     for kind in kinds:
@@ -193,7 +204,10 @@ def _parameter(module: nn.Module, path: str) -> tuple[nn.Module | None, Tensor]:
     if path not in named:
         raise ValueError(f"expected the path of a parameter, got {path!r}; they are {', '.join(map(repr, named))}")
     inside, param = named[path]
-    return layer_of(module, inside) if is_weight(module, inside, param) else None, param
+    layer = layer_of(module, inside)
+    name = inside.rpartition(".")[2]
+    known = is_weight(module, inside, param) or (are_experts(layer) and param.ndim == 3 and "bias" not in name)
+    return layer if known else None, param
 
 
 def _axes(module: nn.Module, path: str) -> tuple[int, int]:
@@ -202,4 +216,6 @@ def _axes(module: nn.Module, path: str) -> tuple[int, int]:
         raise ValueError(f"expected the weight of a layer that multiplies with it, got {path!r}")
     if isinstance(layer, nn.Bilinear):
         return 2, 0
+    if are_experts(layer):
+        return (1, 2) if layer.is_transposed else (2, 1)
     return (0, 1) if isinstance(layer, TRANSPOSED) or is_conv1d(layer) else (1, 0)

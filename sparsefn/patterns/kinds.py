@@ -252,19 +252,23 @@ def in_groups(groups: int) -> Pattern:
 
 
 @described
-def row_balanced(axis: int = 0) -> Pattern:
+def row_balanced(axis: int | Sequence[int] = 0) -> Pattern:
     """Elements compete inside their own output row: a constant fan-in.
 
     >>> sf.topk_mask(torch.tensor([[5.0, 4.0], [1.0, 2.0]]), 1, pattern=sf.patterns.row_balanced())
     tensor([[ True, False],
             [False,  True]])
 
-    An int count is a count of each row. `axis` is that of the outputs: 1 for the Conv1D of transformers. Lasby et al.
-    2024, arXiv 2305.02299.
+    An int count is a count of each row. `axis` is that of the outputs: 1 for the Conv1D of transformers, (0, 1) for
+    experts in one leaf, [experts, out, in], and (0, 2) where they are stored as [experts, in, out]. Lasby et al. 2024,
+    arXiv 2305.02299.
     """
-    name = f"row_balanced({f'axis={axis}' if axis else ''})"
+    axes = (axis,) if isinstance(axis, int) else tuple(axis)
+    shown = axes[0] if len(axes) == 1 else axes
+    name = f"row_balanced({f'axis={shown}' if shown else ''})"
 
     def group(grid: Box) -> Box:
-        return tuple(1 if i == axis_of(name, axis, grid) else s for i, s in enumerate(grid))
+        outputs = {axis_of(name, one, grid) for one in axes}
+        return tuple(1 if i in outputs else s for i, s in enumerate(grid))
 
     return Pattern(name, _ones, group)

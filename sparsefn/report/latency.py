@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsefn.engine.checks import aligned, check_int
-from sparsefn.modules.calls import as_call
+from sparsefn.modules.calls import as_call, left_as_it_was
 
 
 class Latency(NamedTuple):
@@ -49,9 +49,9 @@ def latency(
     (['0'], True)
 
     `example` is a tensor, a tuple of arguments or a dict of keyword arguments. The module runs in the mode that it is
-    in, without gradients, after some calls that are not measured. The total is of calls without hooks, so that it may
-    be less than the sum of the rows. On CUDA each module is waited for. Times of smaller models of each layer are what
-    `sf.budgets.within` takes as a table:
+    in, without gradients, after some calls that are not measured; what these change of its buffers is put back. The
+    total is of calls without hooks, so that it may be less than the sum of the rows. On CUDA each module is waited for.
+    Times of smaller models of each layer are what `sf.budgets.within` takes as a table:
 
     >>> def time_of(width):
     ...     return sf.report.latency(torch.nn.Linear(8, width), torch.ones(1, 8), repeats=3).total
@@ -76,7 +76,7 @@ def latency(
     def after(path: str, *_: Any) -> None:
         spent[path] += 1e3 * (_now(module) - starts[path])
 
-    with torch.no_grad():
+    with torch.no_grad(), left_as_it_was(module):
         for _ in range(warmup):
             timed()
         total = statistics.median([timed() for _ in range(repeats)])

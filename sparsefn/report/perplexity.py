@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import warnings
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsefn.engine.checks import check_int
+from sparsefn.modules.calls import left_as_it_was
 from sparsefn.modules.padding import padding_in
 
 IGNORED = -100  # what transformers writes into labels for tokens that do not count
@@ -41,7 +43,7 @@ def perplexity(
 
     `model` is a causal language model: it gets the tokens of a window but for the last, of up to `chunk_size` windows
     at a time, without padding, and gives logits of shape (windows, tokens, vocabulary), or an object with `logits`, as
-    the models of transformers. A module has to be in eval mode. No gradients are kept.
+    the models of transformers. A module has to be in eval mode, and stays as it is. No gradients are kept.
 
     `tokens`, integers, are a text, (tokens,), or several, (texts, tokens). Windows begin every `stride` tokens, by
     default `window`: then the first token of each is not predicted, as in most papers. With a smaller stride every
@@ -75,7 +77,8 @@ def perplexity(
             f"shape {tuple(tokens.shape)}, and nothing to predict"
         )
     total = 0.0
-    with torch.no_grad():
+    as_it_was = left_as_it_was(model) if isinstance(model, nn.Module) else contextlib.nullcontext()
+    with torch.no_grad(), as_it_was:
         for inside, wanted in _stacked(windows, chunk_size):
             total += _surprise(_logits(model, inside), wanted)
     mean = total / counted

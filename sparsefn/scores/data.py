@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -10,14 +11,16 @@ from torch import Tensor
 from sparsefn.engine.checks import described, number
 from sparsefn.engine.numbers import Real, as_matrix
 from sparsefn.patterns.kinds import Pattern
-from sparsefn.patterns.units import Units
+from sparsefn.patterns.units import Units, units_of_leaf
 from sparsefn.scores.leaves import of_sparsified
-from sparsefn.scores.plain import OfUnits
+from sparsefn.scores.plain import OfInputs, OfUnits
 from sparsefn.scores.units import of_tied_units
 from sparsefn.state import PlainScore, State, Step
 from sparsefn.tree import Tree, wide
 
 Stats = Mapping[str, Mapping[str, Tensor]]  # of leaves, by path, as sf.calibration.inputs gives them
+MENDS = "give more data, leave the leaf out with where=, or prune it by size with sf.calibration.fill_unreached(stats)"
+UNREACHED = f"no input of the calibration data reached it: {MENDS}"
 
 
 @described
@@ -35,7 +38,8 @@ def wanda(stats: Stats) -> PlainScore:
     `stats` are those of `sf.calibration.inputs`. In the paper weights compete inside of their output:
     `pattern=sf.patterns.row_balanced()`, or `nm`. Leaves that are not sparsified score 0. 16-bit weights are scored in
     float32. ValueError for a sparsified leaf without statistics, with those of another shape, with those of fewer than
-    two inputs and with some that are not finite; each names the path. Sun et al. 2023, arXiv 2306.11695, eq. 1.
+    two inputs and with some that are not finite, and for a pattern whose groups cross outputs without being the whole
+    leaf, as `nm` along them; each names the path. Sun et al. 2023, arXiv 2306.11695, eq. 1.
     """
     return _scored("wanda", stats, _wanda)
 
@@ -118,7 +122,36 @@ def _scored(name: str, stats: Stats, score: Callable[[Tensor, Tensor], Tensor]) 
             raise ValueError(faults.get(path, missing))
         return _of_inputs(name, path, stats[path], weight, score)
 
-    return lambda state, grads, step: of_sparsified(of_leaf, state, reader=name)
+    def check(pattern: Pattern, path: str, leaf: Tensor) -> None:
+        if path in stats and path not in faults:
+            _check_rows(name, pattern, path, leaf, stats[path])
+
+    return OfInputs(check, lambda state, grads, step: of_sparsified(of_leaf, state, reader=name))
+
+
+def _check_rows(name: str, pattern: Pattern, path: str, leaf: Tensor, stats: Mapping[str, Tensor]) -> None:
+    # Weights of several outputs may compete in all of the leaf, but not in parts of it that are no outputs.
+    units, shape = units_of_leaf(pattern, path, leaf), tuple(leaf.shape)
+    outputs = _output_axes(shape, stats)
+    crosses = any(units.group[axis] > 1 for axis in outputs)
+    if not units.single or pattern.members or units.group == shape or not crosses:
+        return
+    one = outputs[0] if len(outputs) == 1 else tuple(outputs)
+    inputs = next(axis for axis in range(len(shape)) if axis not in outputs)
+    raise ValueError(
+        f"{name}: expected weights to compete inside of their output, but {pattern} crosses outputs of {path!r}, which "
+        f"lie along {one} of its shape {shape}: give row_balanced(axis={one}) or nm(n, m, axis={inputs})"
+    )
+
+
+def _output_axes(shape: tuple[int, ...], stats: Mapping[str, Tensor]) -> list[int]:
+    """The axes of a weight along which its outputs lie, as `as_matrix` takes them."""
+    count, square, axes = stats["count"], stats["square"], list(range(len(shape)))
+    if square.ndim == count.ndim + 2:  # stored as (inputs, outputs)
+        axes[-2:] = reversed(axes[-2:])
+    row = math.prod(shape[axis] for axis in axes[1:])
+    width = square.shape[count.ndim] if square.ndim > count.ndim else 0
+    return axes[:1] if width == row else sorted(axes[:-1])
 
 
 def wanda_of(path: str, stats: Mapping[str, Tensor], weight: Tensor) -> Tensor:
@@ -163,9 +196,9 @@ def _faults(name: str, stats: Stats) -> dict[str, str]:
                 faults[path] = f"reap: no data for the experts of {path!r}: no token was routed to any"
         elif not bool((of["count"] > 0).all()):
             some = "" if of["count"].ndim == 0 else " some outputs of"
-            faults[path] = f"{name}: no data for{some} the leaf {path!r}: no input of the calibration data reached it"
+            faults[path] = f"{name}: no data for{some} the leaf {path!r}: {UNREACHED}"
         elif bool((of["count"] < 2).any()):
-            faults[path] = f"{name}: expected more than one calibration input at {path!r}, got 1; give more tokens"
+            faults[path] = f"{name}: expected more than one calibration input at {path!r}, got 1: {MENDS}"
         if path not in faults and not bool(of[key].isfinite().all()):
             faults[path] = f"{name}: expected finite statistics at {path!r}, got NaN or infinity"
     return faults

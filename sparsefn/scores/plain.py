@@ -66,6 +66,18 @@ class OfUnits(Function):
         return self.fn(*args)
 
 
+class OfInputs(Function):
+    """A score that reads what weights are multiplied by: `check(pattern, path, leaf)` raises for other rows."""
+
+    def __init__(self, check: Callable[[Pattern, str, Tensor], None], fn: Callable[..., Tree]) -> None:
+        super().__init__(fn)
+        self.check, self.fn = check, fn
+
+    def __call__(self, *args: Tree) -> Tree:
+        """The scores of all leaves."""
+        return self.fn(*args)
+
+
 class Drawn(Function):
     """A score that is drawn leaf by leaf: `draw(leaves, state, step)` are those of some leaves."""
 

@@ -40,9 +40,18 @@ def scored_units(score: object) -> OfUnits | None:
     >>> scored_units(sf.scores.magnitude) is None
     True
     """
-    value = score.value if isinstance(score, Accumulated) else score
-    value = getattr(value, "signed", value)
+    value = read_score(score)
     return value if isinstance(value, OfUnits) else None
+
+
+def read_score(score: object) -> object:
+    """The function that a score with memory, or an absolute one, reads its values with.
+
+    >>> read_score(sf.scores.absolute(sf.scores.saliency)) == read_score(sf.scores.saliency)
+    True
+    """
+    value = score.value if isinstance(score, Accumulated) else score
+    return getattr(value, "signed", value)
 
 
 def check_units(name: str, pattern: object) -> None:

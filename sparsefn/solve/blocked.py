@@ -56,14 +56,15 @@ def obs(
     looks ahead; time hardly depends on it.
 
     `damp` times the mean of the hessian's diagonal is added to the diagonal. Inputs that were always 0 have weights
-    of 0. Computed in the wider dtype of the two, float32 at least; the result has the dtype of the weight, and no
-    gradient. Runs under `vmap`. The same inputs, device and number of threads give the same bits, also where processes
-    share the rows (`sf.distributed.by_rows`); with another number of threads products round differently, and scores
-    that nearly tie may be ranked otherwise.
+    of 0; a block or a group of such inputs alone keeps its count in the mask all the same. Computed in the wider dtype
+    of the two, float32 at least; the result has the dtype of the weight, and no gradient. Runs under `vmap`. The same
+    inputs, device and number of threads give the same bits, also where processes share the rows
+    (`sf.distributed.by_rows`); with another number of threads products round differently, and scores that nearly tie
+    may be ranked otherwise.
 
-    Raises ValueError for shapes that do not fit, values that are not finite, a hessian that is singular at this `damp`,
-    counts that cannot be met and groups that cross blocks; TypeError for other dtypes, and unless one of `mask`, `keep`
-    and `pattern` says what is kept. Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1.
+    Raises ValueError for shapes that do not fit, values that are not finite, a hessian that is singular at this `damp`
+    or all zeros, counts that cannot be met and groups that cross blocks; TypeError for other dtypes, and unless one of
+    `mask`, `keep` and `pattern` says what is kept. Frantar & Alistarh 2023, arXiv 2301.00774, algorithm 1.
     """
     check_int("obs", "block", block, 1)
     share = check_damp("obs", damp)
@@ -86,7 +87,7 @@ def obs(
         # made: their errors e and the changes d of the weights, new = old - d, are related by d = e U, hence e = d R.
         # Reversing the order of rows and columns turns R into the usual factor.
         h = h.flip(0, 1)
-        dead = damp_in_place(h, share).flip(0)
+        dead = damp_in_place("obs", h, share).flip(0)
         w = new if concrete(dead.any()) is False else new.masked_fill(dead, 0.0)
         new, kept = _swept(w, size, factor_in_place("obs", h, share), span, among)
     new, kept = gathered(new.to(weight.dtype), kept)

@@ -78,7 +78,7 @@ def pruned(w: Tensor, h: Tensor, counts: Sequence[int], width: int, count: int, 
     check_finite("obs_exact", weight=w, hessian=h)  # hidden until now by a transform
     rows, columns = w.shape
     hessian, h = h, h.clone()
-    dead = damp_in_place(h, damp)
+    dead = damp_in_place("obs_exact", h, damp)
     inverse = torch.cholesky_inverse(factor_in_place("obs_exact", h, damp))
     steps = count * (columns // width) if width else min(count, columns)
     groups = (width, count) if width else (columns, columns)

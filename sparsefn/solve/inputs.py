@@ -104,18 +104,24 @@ def check_damp(call: str, damp: float) -> float:
     return share
 
 
-def damp_in_place(hessian: Tensor, damp: float) -> Tensor:
+def damp_in_place(call: str, hessian: Tensor, damp: float) -> Tensor:
     """Add damping to the diagonal, `damp` times its mean; returns which inputs were always 0.
 
     >>> hessian = torch.tensor([[3.0, 0.0], [0.0, 0.0]])
-    >>> damp_in_place(hessian, 0.5), hessian
+    >>> damp_in_place("obs", hessian, 0.5), hessian
     (tensor([False,  True]), tensor([[4., 0.],
             [0., 2.]]))
 
-    No weight of such an input changes any output. The solvers set it to 0, and the diagonal has 1 there.
+    No weight of such an input changes any output. The solvers set it to 0, and the diagonal has 1 there. Raises
+    ValueError where all inputs were always 0, so that no weight would be left.
     """
     diagonal = hessian.diagonal()
     dead = diagonal == 0
+    if len(dead) and read(dead.all()):
+        raise ValueError(
+            f"{call}: expected a hessian with an input that is not 0, got zeros alone, as of a layer that no data "
+            "reached"
+        )
     diagonal.masked_fill_(dead, 1.0)
     if damp:
         diagonal.add_(damp * diagonal.mean())

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsefn.engine.checks import check_call, described
 from sparsefn.engine.numbers import as_matrix
-from sparsefn.scores.data import Stats
+from sparsefn.scores.data import UNREACHED, Stats
 from sparsefn.state import Step
 
 
@@ -46,7 +46,7 @@ def layerwise(
         if "gram" not in stats[path]:
             raise ValueError(f"layerwise: expected 'gram' in the statistics at {path!r}, got {', '.join(stats[path])}")
         if path in unreached:
-            raise ValueError(f"layerwise: no data for the leaf {path!r}: no input of the calibration data reached it")
+            raise ValueError(f"layerwise: no data for the leaf {path!r}: {UNREACHED}")
         try:
             matrix, restore = as_matrix(weight, stats[path])
             kept, gram = as_matrix(mask, stats[path])[0], stats[path]["gram"]

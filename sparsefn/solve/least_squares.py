@@ -45,7 +45,7 @@ def solved(w: Tensor, h: Tensor, kept: Tensor, share: float) -> Tensor:
     """
     check_finite("refit", weight=w, hessian=h)  # hidden until now by a transform
     h = h.clone()
-    dead = damp_in_place(h, share)
+    dead = damp_in_place("refit", h, share)
     old = w.masked_fill(dead, 0.0)
     new = old.masked_fill(~kept, 0.0)
     pull = (old - new) @ h  # what the kept weights of a row have to make up for

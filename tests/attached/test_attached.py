@@ -1023,9 +1023,7 @@ def test_weights_that_follow_from_latents_are_not_written():
     backward(model)
     with torch.no_grad():
         model[0].weight.mul_(2.0)
-    with pytest.raises(
-        RuntimeError, match="before_step: somebody wrote to '0.weight', but its values follow from lat"
-    ):
+    with pytest.raises(RuntimeError, match="before_step: somebody wrote to '0.weight', but its values follow from lat"):
         sparse.before_step()
     model.load_state_dict(saved)
     train(sparse, model, optimizer, range(1, 3))

@@ -5,6 +5,7 @@ import copy
 import optree
 import pytest
 import torch
+import transformers
 from torch import nn
 
 import sparsefn as sf
@@ -125,3 +126,59 @@ def test_what_is_refused(model, args, text):
 def test_another_state():
     with pytest.raises(TypeError, match="expected state to be a State from init, or None, got dict"):
         sf.calibration.experts(Mixture(), {}, X)
+
+
+def test_negative_weights_count_by_their_size():
+    torch.manual_seed(0)
+    model, index = Experts(), torch.tensor([[0, 1], [1, 2], [2, 0]])
+    weights = torch.tensor([[0.5, -0.5], [1.0, 0.25], [-0.25, -2.0]])
+    stats = sf.calibration.experts(model, None, X[:3], index, weights=weights)["up"]
+    assert sf.checkpoint.tree_equal(
+        stats, sf.calibration.experts(model, None, X[:3], index, weights=weights.abs())["up"]
+    )
+    norm = torch.zeros(4, dtype=torch.float64)
+    for row in range(3):
+        for number, weight in zip(index[row].tolist(), weights[row].tolist(), strict=True):
+            norm[number] += (weight * model.one(X[row], number)).norm().item()
+    assert torch.allclose(stats["norm"], norm, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_routers_in_groups_with_a_correction(normed):
+    # The correction, negative too, says which experts are chosen; weights are those without it.
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "moe_intermediate_size": 8, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    routes = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 4, "topk_group": 2, "n_shared_experts": 1}
+    ranks = {"v_head_dim": 8, "kv_lora_rank": 8, "q_lora_rank": 8, "first_k_dense_replace": 0, "vocab_size": 64}
+    config = transformers.DeepseekV3Config(**sizes, **heads, **routes, **ranks, norm_topk_prob=normed)
+    model = transformers.DeepseekV3ForCausalLM(config).eval()
+    layer = model.model.layers[0].mlp
+    torch.nn.init.normal_(layer.gate.weight)
+    layer.gate.e_score_correction_bias.copy_(torch.linspace(-0.5, 0.5, 8))
+    given = []
+    handle = layer.register_forward_pre_hook(lambda _, args: given.append(args[0].detach().reshape(-1, 16)))
+    stats = sf.calibration.experts(model, None, **IDS, use_cache=False)["model.layers.0.mlp.experts.down_proj"]
+    handle.remove()
+    x, (count, norm) = given[0], (torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.float64))
+    with torch.no_grad():
+        probabilities = (x @ layer.gate.weight.T).sigmoid()
+        chosen = probabilities + layer.gate.e_score_correction_bias
+        best = chosen.view(-1, 4, 2).sum(-1).topk(2).indices  # both of a group are its best two
+        inside = torch.zeros(len(x), 4).scatter(1, best, 1.0).repeat_interleave(2, 1)
+        for row, numbers in enumerate(chosen.where(inside > 0, -torch.inf).topk(2).indices.tolist()):
+            total = sum(probabilities[row, n] for n in numbers) if normed else 1
+            for number in numbers:
+                gate, up = (layer.experts.gate_up_proj[number] @ x[row]).chunk(2)
+                out = layer.experts.down_proj[number] @ (torch.nn.functional.silu(gate) * up)
+                weight = probabilities[row, number] / total * config.routed_scaling_factor
+                count[number] += 1
+                norm[number] += float(weight * out.norm())
+    assert torch.equal(stats["count"], count) and torch.allclose(stats["norm"], norm, rtol=1e-4)
+    pattern = sf.tied([["*.gate.weight", 0], ["*.experts.gate_up_proj", 0], ["*.experts.down_proj", 0]])
+    named = {"model.layers.0.mlp.experts.down_proj": stats}
+    algorithm = sf.one_shot(0.5, sf.scores.reap(named, pattern), pattern=pattern)
+    params = sf.modules.params_of(model)
+    kept = algorithm.update(algorithm.init(params), params, 0).masks["model.layers.0.mlp.gate.weight"][:, 0]
+    means = torch.where(count > 0, norm / count.clamp(min=1), 0.0)
+    assert set(kept.nonzero().flatten().tolist()) == set(means.topk(4).indices.tolist())

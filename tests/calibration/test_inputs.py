@@ -255,3 +255,48 @@ def test_other_bad_arguments():
         inputs(layer, sf.dense().init({"weight": torch.ones(2, 2)}), x)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         inputs(layer, None, torch.ones(1, 3))
+
+
+class Tied(nn.Module):
+    """A language model whose head has the table of an embedding with max_norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer, self.head = nn.Embedding(6, 4, max_norm=0.5), nn.Linear(4, 4), nn.Linear(4, 6)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.layer(self.table(tokens))))
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_table_with_max_norm_stays_as_it_was_and_its_products_are_seen(with_state):
+    torch.manual_seed(0)
+    model, tokens = Tied().eval(), torch.tensor([[0, 1, 2], [2, 3, 4]])
+    before = copy.deepcopy(model.state_dict())
+    state = sf.dense().init(sf.modules.params_of(model)) if with_state else None
+    stats = inputs(model, state, tokens)
+    sf.calibration.in_order(model, state, ["layer.*"], lambda stats: sf.methods.wanda(0.5, stats), tokens)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert state is None or torch.equal(state.params["table.weight"], before["table.weight"])
+    rows = model.table(tokens).detach().reshape(-1, 4)
+    check(stats["layer.weight"], rows)
+    check(stats["table.weight"], torch.tanh(model.layer(rows)).detach())
+
+
+@pytest.mark.parametrize("through_data", [False, True])
+def test_a_forward_that_writes_into_its_weight_is_refused_before_it_does(through_data):
+    class Centred(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                weight = self.weight.data if through_data else self.weight
+                weight.sub_(weight.mean(1, keepdim=True))
+            return super().forward(x)
+
+    model, x = nn.Sequential(Centred(3, 4), nn.Linear(4, 2)), torch.randn(5, 3)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="leaves its weights as they are, but it writes into '0.weight'"):
+        inputs(model, None, x)
+    with pytest.raises(ValueError, match="leaves its weights as they are, but it writes into '0.weight'"):
+        sf.calibration.in_order(model, None, ["0.*"], lambda stats: sf.methods.wanda(0.5, stats), x)
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())

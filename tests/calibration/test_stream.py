@@ -1,12 +1,15 @@
 """Pruning from a folder to a folder: the bits of `in_order`, whatever happens on the way."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from calibration import tiny_lms
 from calibration.tiny_lms import BATCHES, WORDS, differing, ending_at, files, sparsegpt, wanda, weights_in
 from distributed.harness import on_ranks
@@ -357,3 +360,29 @@ def test_layers_that_tell_each_other_more_are_refused(tmp_path, kind, why):
         sf.calibration.stream(
             tmp_path / "own", wanda, [torch.randn(4, 8)] * 2, tmp_path / "out", make=lambda: Talks(kind)
         )
+
+
+DENSE = {"format": "dense", "global_sparsity": 0.5, "sparsity_structure": "unstructured", "targets": ["Linear"]}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"quantization_config": {"quant_method": "compressed-tensors", "format": "dense", "sparsity_config": DENSE}},
+        {"quantization_config": {"quant_method": "compressed-tensors", "sparsity_config": DENSE, "config_groups": {}}},
+        {"sparsity_config": DENSE},
+    ],
+)
+def test_plain_weights_whose_config_speaks_of_zeros_are_pruned(folder, tmp_path, said):
+    # compressed-tensors says so of a pruned model whose zeros it writes as they are.
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    config = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(config | said))
+    sf.calibration.stream(own, wanda, BATCHES, tmp_path / "out")
+    sf.calibration.stream(folder, wanda, BATCHES, tmp_path / "plain")
+    expected, found = weights_in(tmp_path / "plain"), weights_in(tmp_path / "out")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], x) for name, x in expected.items())
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == config  # what it said is not so any more
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
+    assert (loaded.model.layers[0].mlp.up_proj.weight == 0).float().mean() == 0.5

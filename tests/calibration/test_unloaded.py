@@ -115,10 +115,28 @@ def test_what_makes_no_model_is_told(folder):
         (folder / "config.json").write_text(json.dumps(config | {"architectures": [named]}))
         with pytest.raises(ValueError, match=f"name a class of transformers, got '{named}': pass make="):
             unloaded(folder, None, torch.float32)
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
-    with pytest.raises(
-        ValueError, match="expected weights that are numbers, but config.json of '.*' has a quantization_c"
-    ):
+
+
+PACKED = {"quant_method": "compressed-tensors"}
+
+
+@pytest.mark.parametrize(
+    ("said", "how"),
+    [
+        ({"quant_method": "gptq"}, "gptq"),
+        ({"load_in_4bit": True}, "quantization_config"),
+        (PACKED | {"sparsity_config": {"format": "sparse-bitmask"}}, "sparse-bitmask"),
+        (PACKED | {"format": "pack-quantized"}, "pack-quantized"),
+        (PACKED | {"format": "dense", "config_groups": {"group_0": {}}}, "compressed-tensors"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_told(folder, said, how):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
+    text = (
+        f"has a quantization_config, by which they are stored as '{how}': load the model, dequantize or decompress it"
+    )
+    with pytest.raises(ValueError, match=text):
         unloaded(folder, None, torch.float32)
 
 

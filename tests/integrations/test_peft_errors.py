@@ -280,3 +280,50 @@ def test_the_trap_of_attach_is_an_error_that_names_it():
     optimizer = torch.optim.Adam(p for p in model.parameters() if p.requires_grad)
     with pytest.raises(ValueError, match=r"lora_B.*which are all zero .* sf.integrations.peft.keep_zeros\(model\)"):
         sf.attach(sf.static(None, init="from_zeros"), model, optimizer)
+
+
+class Experts(nn.Module):
+    """Two experts in leaves of three dimensions, and their biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(2, 6, 4)), nn.Parameter(torch.randn(2, 4, 6))
+        self.bias = nn.Parameter(torch.zeros(2, 6))
+
+    def forward(self, x):
+        hidden = torch.relu(torch.einsum("eoi,bi->ebo", self.up, x) + self.bias[:, None])
+        return torch.einsum("eoi,ebi->bo", self.down, hidden)
+
+
+class Mixture(nn.Module):
+    def __init__(self, zeros):
+        super().__init__()
+        self.first, self.experts = nn.Linear(4, 4), Experts()
+        with torch.no_grad():
+            for name in zeros:
+                param = self.get_parameter(name)
+                param.mul_(torch.arange(param.numel()).reshape(param.shape) % 2)
+
+    def forward(self, x):
+        return self.experts(self.first(x))
+
+
+@pytest.mark.parametrize("target", ["experts.up", "experts.down"])
+def test_parameters_that_are_adapted_by_name(target):
+    options = {"target_modules": ["first"], "target_parameters": ["experts.up", "experts.down"]}
+    model = peft.get_peft_model(Mixture(["first.weight", target]), config(**options))
+    text = (
+        f"cannot keep the zeros of '.*{target[8:]}': target_parameters adapts it .* leave it out of target_parameters"
+    )
+    refused(model, text)
+    # Zeros of parameters that no adapter changes stay, and dense ones may change.
+    others = {"experts.up", "experts.down"} - {target}
+    torch.manual_seed(0)
+    base = Mixture(["first.weight", target])
+    before = {name: param.detach().clone() for name, param in base.named_parameters()}
+    changing = {"target_parameters": [*others], "init_lora_weights": False}
+    model = keep_zeros(peft.get_peft_model(base, config(target_modules=["first"], **changing)))
+    merged = model.merge_and_unload()
+    assert torch.equal(merged.first.weight == 0, before["first.weight"] == 0)
+    assert torch.equal(merged.get_parameter(target), before[target])
+    assert not any(torch.equal(merged.get_parameter(name), before[name]) for name in ("first.weight", *others))

@@ -243,11 +243,12 @@ def test_bad_arguments(make, kind, text):
 
 def test_wanda_wants_the_outputs_of_a_conv1d_along_axis_1():
     stats = {"w": {"count": torch.tensor(3), "square": torch.ones(4, 1).double()}}
-    with pytest.raises(ValueError, match=r"expected pattern=row_balanced\(axis=1\) for leaves of Conv1D, got row_"):
-        sf.methods.wanda(0.5, stats)
-    sf.methods.wanda(
-        0.5, stats | {"other": {"count": torch.tensor(3), "square": torch.ones(4).double()}}, where="other"
+    weights = {"w": torch.randn(4, 6)}
+    text = (
+        r"row_balanced\(\) crosses outputs of 'w', which lie along 1 of its shape \(4, 6\): give row_balanced\(axis=1\)"
     )
+    with pytest.raises(ValueError, match=text):
+        sf.methods.wanda(0.5, stats).init(weights)
     rows = sf.methods.wanda(0.5, stats, pattern=sf.patterns.row_balanced(axis=1))
     state = rows.init({"w": torch.randn(4, 6)})
     assert rows.update(state, state.params, 0).masks["w"].sum(0).tolist() == [2] * 6

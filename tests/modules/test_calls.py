@@ -313,3 +313,131 @@ def test_a_module_under_two_names_keeps_its_own_parameters_and_buffers():
     before = [*net.parameters(), *net.buffers()]
     sf.modules.call(net, sf.dense().init(sf.modules.params_of(net)), torch.ones(3, 2))
     assert [id(x) for x in (*net.parameters(), *net.buffers())] == [id(x) for x in before]
+
+
+# ---- weights that a forward writes ------------------------------------------------------------------
+
+
+class Limited(nn.Module):
+    """An embedding with max_norm, and a product with its table where the two are tied."""
+
+    def __init__(self, tied: bool = False, bag: bool = False) -> None:
+        super().__init__()
+        kind = nn.EmbeddingBag if bag else nn.Embedding
+        self.table, self.head = kind(6, 4, max_norm=0.5), nn.Linear(4, 6)
+        if tied:
+            self.head.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(self.table(x))
+
+
+LIMITED = {
+    "embedding": Limited,
+    "bag": lambda: Limited(bag=True),
+    "tied": lambda: Limited(tied=True),
+}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_a_table_with_max_norm_stays_as_it_was_and_rows_are_those_of_the_module(name):
+    torch.manual_seed(0)
+    module, x = LIMITED[name]().eval(), torch.tensor([[0, 1], [5, 1]])
+    params, own = M.params_of(module), M.params_of(module)
+    state = sf.dense().init(params)
+    out, of_state = M.call(module, params, x), M.call(module, state, x)
+    of_own = M.call(module, {}, x, partial=True)
+    gradient = torch.func.grad(lambda params: M.call(module, params, x).square().sum())(params)
+    members = torch.vmap(lambda params: M.call(module, params, x))
+    with warnings.catch_warnings(action="ignore"):  # torch has no fast way for this
+        stacked = members(sf.ensemble.stack([params] * 2))
+    assert tree_equal(params, own) and tree_equal(state.params, own) and tree_equal(M.params_of(module), own)
+    module(x).square().sum().backward()  # which scales rows of the module's own table
+    assert not torch.equal(module.table.weight, own["table.weight"])
+    for got in (out, of_state, of_own, stacked[0], stacked[1]):
+        torch.testing.assert_close(got, module(x))
+    torch.testing.assert_close(gradient["table.weight"], module.table.weight.grad)
+
+
+def test_rows_that_are_scaled_in_training_are_told_as_the_change_is_dropped():
+    module, x = Limited().train(), torch.tensor([0, 1])
+    params = M.params_of(module)
+    text = "scaled rows of 'table.weight' down to max_norm, and sf.modules.call drops that: .* torch.renorm"
+    with pytest.warns(UserWarning, match=text) as caught:
+        M.call(module, params, x)
+    assert caught[0].filename == __file__
+    M.call(module.eval(), params, x)
+    module.train().table.eval()
+    params["table.weight"] = torch.renorm(params["table.weight"], 2, 0, 0.5)
+    with pytest.warns(UserWarning, match=text):
+        out = M.call(module, params, x)
+    torch.testing.assert_close(
+        out, torch.nn.functional.linear(params["table.weight"][x], *M.params_of(module.head).values())
+    )
+
+
+def test_under_vmap_over_inputs_a_table_with_max_norm_is_refused_by_name():
+    module, x = Limited().eval(), torch.arange(6).reshape(2, 3)
+    params = M.params_of(module)
+    with pytest.raises(
+        RuntimeError, match="under vmap over inputs, a table with max_norm needs a copy for each member"
+    ):
+        torch.vmap(lambda x: M.call(module, params, x))(x)
+
+
+class Written(nn.Module):
+    """Writes into its weight in one of several ways, and multiplies by it."""
+
+    def __init__(self, write) -> None:
+        super().__init__()
+        self.layer, self.write = nn.Linear(3, 3), write
+
+    def forward(self, x):
+        self.write(self.layer)
+        return self.layer(x)
+
+
+def centred(layer):
+    with torch.no_grad():
+        layer.weight.sub_(1.0)
+
+
+def limited(layer):  # as models of EEG signals do
+    layer.weight.data = torch.renorm(layer.weight.data, 2, 0, 0.01)
+
+
+def assigned(layer):
+    with torch.no_grad():
+        layer.weight -= 1.0  # which torch refuses in a functional call, when it has written
+
+
+def looked_up(layer):
+    torch.nn.functional.embedding(torch.arange(3), layer.weight, max_norm=0.01)
+
+
+@pytest.mark.parametrize("write", [centred, limited, assigned, looked_up])
+def test_a_forward_that_writes_into_another_parameter_is_refused_by_name(write):
+    module, x = Written(write), torch.ones(2, 3)
+    with pytest.raises(RuntimeError, match=r"the forward of the Written wrote into 'layer.weight', which changed the"):
+        M.call(module, M.params_of(module), x)
+    with pytest.raises(RuntimeError, match=r"wrote into 'layer.weight'|\.data"):
+        torch.func.grad(lambda params: M.call(module, params, x).sum())(M.params_of(module))
+
+
+def test_codebooks_that_are_buffers_may_be_written():
+    class Codebook(nn.Module):  # its codes follow the data, as those of vector quantization
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("codes", torch.ones(2, 3))
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.codes.data.mul_(0.5).add_(x.mean(0), alpha=0.5)
+            return self.layer(x) + self.codes[0]
+
+    module, x = Codebook(), torch.zeros(4, 3)
+    params, before = M.params_of(module), M.buffers_of(module)
+    _, after = M.call_with_buffers(module, params, before, x)
+    assert torch.equal(after["codes"], torch.full((2, 3), 0.5))
+    assert torch.equal(module.codes, torch.ones(2, 3)) and torch.equal(before["codes"], torch.ones(2, 3))

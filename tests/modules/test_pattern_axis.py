@@ -145,3 +145,29 @@ def test_errors(path, pattern, text):
     with pytest.raises(ValueError) as raised:
         sf.modules.check_pattern_axis(nn.Sequential(nn.Linear(8, 4)), path, pattern)
     assert str(raised.value) == text
+
+
+class GatedExperts(nn.Module):
+    """As transformers has them: `is_transposed` says how their weights are stored."""
+
+    def __init__(self, is_transposed):
+        super().__init__()
+        self.is_transposed = is_transposed
+        self.up, self.up_bias = nn.Parameter(torch.zeros(2, 8, 16)), nn.Parameter(torch.zeros(2, 16))
+
+
+@pytest.mark.parametrize(("turned", "inputs", "outputs"), [(False, 2, 1), (True, 1, 2)])
+def test_experts_in_one_leaf_sum_over_the_axis_that_they_say(turned, inputs, outputs):
+    module = GatedExperts(turned)
+    assert sf.modules.pattern_axis(module, "up") == inputs and sf.modules.channel_axis(module, "up") == outputs
+    assert [sf.modules.check_pattern_axis(module, "up", nm(2, 4, axis=a)) for a in (inputs, outputs)] == [True, False]
+    with pytest.raises(ValueError, match="expected the weight of a layer that multiplies with it, got 'up_bias'"):
+        sf.modules.pattern_axis(module, "up_bias")
+
+
+def test_experts_of_gpt_oss():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.GptOssConfig(vocab_size=64, num_local_experts=2, num_key_value_heads=2, head_dim=8, **sizes)
+    module = transformers.models.gpt_oss.modeling_gpt_oss.GptOssExperts(config)
+    assert [sf.modules.pattern_axis(module, name) for name in ("gate_up_proj", "down_proj")] == [1, 1]

@@ -241,6 +241,11 @@ def test_rows_of_outputs_may_lie_along_another_axis():
     scores = torch.randn(4, 6)
     turned = sf.topk_mask(scores.T.contiguous(), 2, pattern=sf.patterns.row_balanced(axis=1))
     assert torch.equal(turned.T, sf.topk_mask(scores, 2, pattern=sf.patterns.row_balanced()))
+    experts = torch.stack([scores, -scores])
+    each = torch.stack([sf.topk_mask(one, 2, pattern=sf.patterns.row_balanced()) for one in experts])
+    assert torch.equal(sf.topk_mask(experts, 2, pattern=sf.patterns.row_balanced(axis=(0, 1))), each)
+    turned = sf.topk_mask(experts.mT.contiguous(), 2, pattern=sf.patterns.row_balanced(axis=[0, -1]))
+    assert torch.equal(turned.mT, each) and str(sf.patterns.row_balanced((0, 2))) == "row_balanced(axis=(0, 2))"
     state = sf.rigl(0.5, pattern=sf.patterns.row_balanced(axis=-1), key=sf.random.key(0)).init({"w": scores})
     assert state.masks["w"].sum(0).tolist() == [2] * 6
     with pytest.raises(ValueError, match=r"row_balanced\(axis=2\): no axis 2 in shape \(4, 6\)"):

@@ -58,3 +58,10 @@ def test_bad_numbers_are_refused():
     for name in ("repeats", "warmup"):
         with pytest.raises(ValueError, match=f"latency: expected {name} >= "):
             sf.report.latency(nn.Linear(2, 2), torch.ones(1, 2), **{name: -1})
+
+
+def test_buffers_and_tables_with_max_norm_stay_as_they_were():
+    module = nn.Sequential(nn.Embedding(8, 4, max_norm=0.5), nn.BatchNorm1d(4)).train()
+    before = {name: x.clone() for name, x in module.state_dict().items()}
+    sf.report.latency(module, torch.arange(8), repeats=2)
+    assert all(torch.equal(x, before[name]) for name, x in module.state_dict().items())

@@ -130,3 +130,14 @@ def test_padded_texts_without_a_mask_are_told():
         sf.report.perplexity(model, text, 4)
     sf.report.perplexity(model, text, 4, attention_mask=text.ne(0).long())
     sf.report.perplexity(model, text, 4, labels=torch.where(text == 0, -100, text))
+
+
+def test_a_table_with_max_norm_stays_as_it_was():
+    torch.manual_seed(0)
+    model, tokens = nn.Sequential(nn.Embedding(8, 4, max_norm=0.5), nn.Linear(4, 8)).eval(), text(20)
+    before = model[0].weight.detach().clone()
+    found = sf.report.perplexity(model, tokens, window=5)
+    assert torch.equal(model[0].weight, before)
+    model(torch.arange(8))  # scales all rows for good
+    assert not torch.equal(model[0].weight, before)
+    assert found == pytest.approx(sf.report.perplexity(model, tokens, window=5))

@@ -128,7 +128,10 @@ def bad(**changes):
         ({"other": bad()["weight"]}, "no data for the leaf 'weight', but for 1 others"),
         (bad(count=torch.tensor(0), square=torch.zeros(())), "no data for the leaf 'weight': no input of the calib"),
         (bad(count=torch.tensor([3, 0])), "no data for some outputs of the leaf 'weight'"),
-        (bad(count=torch.tensor(1)), "expected more than one calibration input at 'weight', got 1; give more tokens"),
+        (
+            bad(count=torch.tensor(1)),
+            "expected more than one calibration input at 'weight', got 1: give more data, leave",
+        ),
         (bad(square=torch.tensor([1.0, float("nan"), 1.0])), "expected finite statistics at 'weight', got NaN"),
         (
             bad(square=torch.ones(4)),
@@ -208,3 +211,77 @@ def test_reap_in_compiled_code_and_under_vmap():
     stacked = {path: torch.stack([x, 2 * x]) for path, x in PARAMS.items()}
     masks = torch.vmap(lambda params: algorithm.update(algorithm.init(params), params, 0).masks)(stacked)
     assert all(torch.equal(mask[1], eager.masks[path]) for path, mask in masks.items())
+
+
+# ---- rows that are outputs ----------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Experts in one leaf, [experts, out, in] or [experts, in, out], each of which gets all inputs but for the sign."""
+
+    def __init__(self, turned):
+        super().__init__()
+        self.turned, self.weight = turned, nn.Parameter(torch.randn(3, 8, 4) if turned else torch.randn(3, 4, 8))
+
+    def forward(self, x):
+        each = self.weight if self.turned else self.weight.mT
+        return sum((x + number) @ one for number, one in enumerate(each))
+
+
+@pytest.mark.parametrize("score", [sf.scores.wanda, sf.scores.ria])
+@pytest.mark.parametrize("turned", [False, True])
+def test_weights_of_experts_compete_inside_of_their_output(score, turned):
+    torch.manual_seed(0)
+    model, x = Experts(turned), torch.randn(20, 8) * torch.logspace(-1, 1, 8)
+    stats, params = sf.calibration.inputs(model, None, x), sf.modules.params_of(model)
+    outputs, inputs = ((0, 2), 1) if turned else ((0, 1), 2)
+    matrices = params["weight"].mT if turned else params["weight"]
+    for pattern, sparsity, count in (
+        (sf.patterns.row_balanced(axis=outputs), 0.5, 4),
+        (sf.patterns.nm(2, 4, axis=inputs), None, None),
+    ):
+        state = sf.one_shot(sparsity, score(stats), pattern=pattern).init(params)
+        mask = sf.one_shot(sparsity, score(stats), pattern=pattern).update(state, params, 0).masks["weight"]
+        one = sf.patterns.nm(2, 4) if count is None else sf.patterns.row_balanced()
+        for number, weight in enumerate(matrices):
+            own = {
+                "weight": {
+                    name: x[number].flatten() if x.ndim > 1 else x[number]
+                    for name, x in stats["weight"].items()
+                    if name != "gram"
+                }
+            }
+            alone = score(own)(sf.one_shot(0.5).init({"weight": weight}), (), 0)["weight"]
+            kept = mask[number].mT if turned else mask[number]
+            assert torch.equal(kept, sf.topk_mask(alone, count, pattern=one))
+
+
+WRONG = [sf.patterns.row_balanced(), sf.patterns.row_balanced(axis=1), sf.patterns.row_balanced(axis=2)]
+
+
+@pytest.mark.parametrize(
+    "score", [sf.scores.wanda, sf.scores.ria, lambda stats: sf.scores.absolute(sf.scores.wanda(stats))]
+)
+@pytest.mark.parametrize(
+    ("turned", "pattern", "text"),
+    [
+        *((True, one, r"outputs of 'weight', which lie along \(0, 2\) of its shape \(3, 8, 4\)") for one in WRONG),
+        *((False, one, r"which lie along \(0, 1\) .* give row_balanced\(axis=\(0, 1\)\) or nm\(n, m") for one in WRONG),
+        (True, sf.patterns.nm(2, 4), r"nm\(2, 4, axis=-1\) crosses outputs of 'weight'.*or nm\(n, m, axis=1\)$"),
+        (False, sf.patterns.nm(2, 4, axis=1), r"nm\(2, 4, axis=1\) crosses .*or nm\(n, m, axis=2\)$"),
+    ],
+)
+def test_weights_of_several_outputs_do_not_compete_in_parts_of_a_leaf(score, turned, pattern, text):
+    model = Experts(turned)
+    stats, params = sf.calibration.inputs(model, None, torch.randn(20, 8)), sf.modules.params_of(model)
+    fixed = str(pattern).startswith("nm")
+    with pytest.raises(ValueError, match=text):
+        sf.one_shot(None if fixed else 0.5, score(stats), pattern=pattern).init(params)
+    sf.one_shot(0.5, score(stats)).init(params)  # over the whole leaf they may
+
+
+def test_nm_along_the_outputs_of_a_conv1d_is_refused():
+    stats = {"w": {"count": torch.tensor(3), "square": torch.ones(4, 1).double()}}
+    with pytest.raises(ValueError, match=r"nm\(2, 4, axis=-1\) crosses outputs of 'w'.* or nm\(n, m, axis=0\)$"):
+        sf.methods.wanda(None, stats, pattern=sf.patterns.nm(2, 4)).init({"w": torch.randn(4, 8)})
+    sf.methods.wanda(None, stats, pattern=sf.patterns.nm(2, 4, axis=0)).init({"w": torch.randn(4, 8)})

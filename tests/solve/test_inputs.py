@@ -68,6 +68,13 @@ def test_a_singular_hessian_says_which_damping_is_enough(name, dtype, kind):
 
 
 @each
+@pytest.mark.parametrize("damp", [0.0, 0.01])
+def test_a_hessian_of_zeros_says_nothing(name, damp):
+    with pytest.raises(ValueError, match=f"{name}: expected a hessian with an input that is not 0, got zeros alone"):
+        SOLVERS[name](W, torch.zeros(4, 4), damp=damp)
+
+
+@each
 def test_damping_is_checked(name):
     for damp, kind in ((-1.0, ValueError), (float("nan"), ValueError), ("1", TypeError)):
         with pytest.raises(kind, match="expected damp to be"):
