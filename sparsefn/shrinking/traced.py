@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.export import Dim, ExportedProgram, ShapesCollection
 from torch.utils import _pytree as pytree
 
+from sparsefn.engine.surroundings import guards_by_name
 from sparsefn.modules.calls import Call, Example, as_call
 from sparsefn.shrinking.values import bind, module_of, named_module, opname
 
@@ -77,7 +78,9 @@ def _export(model: nn.Module, call: Call, train: bool, dynamic: bool) -> fx.Grap
                 warnings.simplefilter("ignore")
                 shapes: Any = _dynamic(call, most)
                 program = torch.export.export(own, *call, dynamic_shapes=shapes, strict=False)
-                return _unchecked((program.run_decompositions({}) if _shares(program) else program).module())
+                if _shares(program):
+                    program = program.run_decompositions({})
+                return _unchecked(guards_by_name(program, own).module())
         except Exception as error:  # the model's own code fails in any way
             errors.append(error)
     raise _failed(model, call, errors[-1]) from errors[-1]
