@@ -7,11 +7,10 @@ from torch.nn import functional as F
 
 import sparsefn as sf
 from sparsefn.shrinking.atoms import Atoms
-from sparsefn.shrinking.proof import differs
 from sparsefn.shrinking.shuffles import without_shuffles
 from sparsefn.shrinking.traced import traced
 from sparsefn.shrinking.values import opname
-from tests.shrinking.compare import check
+from tests.shrinking.compare import check, differs
 
 
 def by_views(x):
