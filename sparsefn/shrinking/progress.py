@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 
-AFTER = 10.0  # seconds in which a call says nothing
+EVERY = 10.0  # seconds
 
 
 class Progress:
-    """Says on stderr what a call does, once it has taken more than AFTER seconds.
+    """Says on stderr what a call does, at most one line in EVERY seconds, and none in the first ones.
 
     >>> tell = Progress("shrink")
     >>> tell("traces the model")
@@ -17,9 +17,10 @@ class Progress:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.start = time.monotonic()
+        self.start = self.last = time.monotonic()
 
     def __call__(self, doing: str) -> None:
-        seconds = time.monotonic() - self.start
-        if seconds > AFTER:
-            print(f"{self.name}: {seconds:.0f} s so far, {doing}", file=sys.stderr, flush=True)
+        now = time.monotonic()
+        if now - self.last > EVERY:
+            self.last = now
+            print(f"{self.name}: {now - self.start:.0f} s so far, {doing}", file=sys.stderr, flush=True)

@@ -81,12 +81,13 @@ class Proof:
         if any(x.is_meta for model in (self.masked, small) for x in (*model.parameters(), *model.buffers())):
             raise ValueError("expected models whose outputs have values to compare, got parameters on the meta device")
         self.tell("runs a smaller model")
-        if reason := _fails(self.masked, small, self.example):
+        own = copy.deepcopy(small).eval()
+        if reason := _fails(self.masked, own, self.example):
             return reason
         if reason := self._compared(_exactly(small, exact), self.example):
             return reason
         narrow = any(p.dtype == torch.float32 for p in small.parameters())
-        if narrow and not self._compared(copy.deepcopy(small).eval(), self._other, wide=False):
+        if narrow and not self._compared(own, self._other, wide=False):
             return ""
         reason = self._compared(_exactly(small, exact), self._other)
         return reason and reason + _ON_OTHERS
@@ -126,10 +127,10 @@ class Proof:
         return made
 
 
-def _fails(masked: nn.Module, small: nn.Module, call: Call) -> str:
+def _fails(masked: nn.Module, copied: nn.Module, call: Call) -> str:
     # In its own dtype, in which the masked model may fail as well.
     try:
-        _run(copy.deepcopy(small).eval(), call, wide=False)
+        _run(copied, call, wide=False)
     except Exception as error:  # the model's own code fails in any way
         with contextlib.suppress(Exception):
             _run(copy.deepcopy(masked).eval(), call, wide=False)

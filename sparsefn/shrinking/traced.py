@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -64,17 +65,31 @@ class Trace(NamedTuple):
         Raises ValueError for another model, and for an example of other shapes.
         """
         if (shapes := shapes_of(example)) != self.shapes:
-            raise ValueError(f"expected the groups of this example, {shapes}, got those of {self.shapes}")
-        old, new = named_tensors(self.program), named_tensors(model)
-        for name, x in old.items():
-            other = new.get(name)
+            raise ValueError(
+                f"expected the groups of an example of these shapes, {shapes}, got those of {self.shapes}: make them "
+                "of the example that shrink is given"
+            )
+        new: dict[str, Tensor] = {}
+        for name, x in named_tensors(self.program).items():
+            other = _held(model, name)
+            if other is None and not isinstance(x, nn.Parameter):  # a constant that the trace made
+                continue
             if other is None or _kind_of(other) != _kind_of(x):
                 got = "no such tensor" if other is None else _kind_of(other)
                 raise ValueError(
                     f"expected the groups of this model, whose {name!r} is {got}, got those of one where it is "
                     f"{_kind_of(x)}: make them of the model as it is"
                 )
+            new[name] = other
         return with_tensors(self.program, new)
+
+
+def _held(model: nn.Module, name: str) -> Tensor | None:
+    try:
+        held = operator.attrgetter(name)(model)
+    except AttributeError:
+        return None
+    return held if isinstance(held, Tensor) else None
 
 
 def shapes_of(example: Example) -> Any:

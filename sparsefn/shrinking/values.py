@@ -48,8 +48,12 @@ def blank(val: Any) -> Any:
 def hint(x: Any) -> Any:
     """The number that a symbolic size had in the trace."""
     if isinstance(x, torch.SymInt):
-        return int(x.node.hint)
-    return float(x.node.hint) if isinstance(x, torch.SymFloat) else x
+        hinted: Any = x.node.hint
+        return int(hinted)
+    if isinstance(x, torch.SymFloat):
+        hinted = x.node.hint
+        return float(hinted)
+    return x
 
 
 def values_in(tree: Any) -> list[Value]:
