@@ -53,13 +53,9 @@ class Atoms:
 
     def resolve(self, label: Ids) -> Ids:
         """A label as it is now: roots that are no products, each once a row, without columns of 0."""
-        label = self.find(label)
+        label = _once_a_row(self.find(label))
         while not (self.parts[label, 0] == label).all():
-            label = self.find(self.parts[label].reshape(len(label), -1))
-        for i in range(1, label.shape[1]):
-            label[(label[:, :i] == label[:, i : i + 1]).any(1), i] = 0
-        used = label.any(0)
-        label = label if used.all() else label[:, used]
+            label = _once_a_row(self.find(self.parts[label].reshape(len(label), -1)))
         if label.shape[1] > 2:  # of columns in which all atoms stay one tells enough
             fixed = (self.reason[label] > 0).all(0)
             if fixed.sum() > 1:
@@ -130,7 +126,8 @@ class Atoms:
         both = [np.where(self.reason[side] > 0, 0, side) for side in (a, b)]
         for mine, other in (both, both[::-1]):
             alone = np.where((mine[:, :, None] == other[:, None, :]).any(2), 0, mine)
-            sides.append(np.take_along_axis(alone, np.argsort(alone == 0, axis=1, kind="stable"), 1))
+            alone = np.take_along_axis(alone, np.argsort(alone == 0, axis=1, kind="stable"), 1)
+            sides.append(alone[:, : max(1, alone.any(0).sum())])
         return sides[0], sides[1]
 
     def _divide(self, whole: Ids, one: Ids, two: Ids, first: Flags) -> bool:
@@ -162,6 +159,14 @@ class Atoms:
             self._places[why] = len(self.reasons)
             self.reasons.append(why)
         return self._places[why]
+
+
+def _once_a_row(label: Ids) -> Ids:
+    # Zeros in place of repeats, without columns of zeros. Where factors are shared, columns would double without end.
+    for i in range(1, label.shape[1]):
+        label[(label[:, :i] == label[:, i : i + 1]).any(1), i] = 0
+    used = label.any(0)
+    return label if used.all() else label[:, used]
 
 
 def product(a: Label, m: int, b: Label, n: int) -> Label:

@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sparsefn as sf
 from sparsefn.shrinking.groups import groups
 from sparsefn.shrinking.program import program
+from sparsefn.shrinking.proof import Proof
 
 TOLERANCE = 1e-9
 NARROW = torch.float32, torch.float16, torch.bfloat16
@@ -37,12 +38,24 @@ def random_units(found, seed):
     return {i: units for i, units in gone.items() if units}
 
 
+def masked_weights(model, found, gone):
+    """The parameters of a model, and the masks of all of them without these units."""
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    dense = {name: torch.ones(p.shape, dtype=torch.bool) for name, p in params.items()}
+    return params, dense | found.masks(gone)
+
+
 def outputs(model, example, params=None):
     """The tensors that a model gives on the example, with the weights given."""
     args, kwargs = (example, {}) if isinstance(example, tuple) else ((), example)
     with torch.no_grad(), InDouble():
         out = model(*args, **kwargs) if params is None else torch.func.functional_call(model, params, args, kwargs)
     return [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor)]
+
+
+def differs(masked, small, example, exact=None):
+    """How the outputs of a smaller model differ from those of the masked one."""
+    return Proof(masked, example).differs(small, exact)
 
 
 def check_outputs(wanted, small, example, what):
@@ -67,9 +80,7 @@ def check(model, example, *, seed=0, counted=False, forms=(None,), found=None):
     """
     found = found or groups(model, example, counted=counted)
     gone = random_units(found, seed)
-    masks = found.masks(gone)
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    masks |= {name: torch.ones(p.shape, dtype=torch.bool) for name, p in params.items() if name not in masks}
+    params, masks = masked_weights(model, found, gone)
     wanted = outputs(model, example, {name: p * masks[name] for name, p in params.items()})
     small = program(found.cut(gone))
     check_outputs(wanted, small, example, "the program")

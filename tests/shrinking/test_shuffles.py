@@ -6,10 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import sparsefn as sf
-from sparsefn.shrinking.proof import differs
+from sparsefn.shrinking.atoms import Atoms
 from sparsefn.shrinking.shuffles import without_shuffles
 from sparsefn.shrinking.traced import traced
 from sparsefn.shrinking.values import opname
+from tests.shrinking.compare import check, differs
 
 
 def by_views(x):
@@ -39,7 +40,10 @@ WAYS = {"views": by_views, "reshapes": by_reshapes, "channel_shuffle": lambda x:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_shuffle_is_one_lookup_of_known_places(way, dynamic):
     model, x = Shuffled(WAYS[way]).eval().double(), torch.randn(2, 3, 4, 5).double()
-    program = without_shuffles(traced(model, x, dynamic=dynamic))
+    whole = traced(model, x, dynamic=dynamic)
+    before = whole.code
+    program = without_shuffles(whole)
+    assert whole.code == before and program.a.weight is whole.a.weight
     names = [opname(node) for node in program.graph.nodes if node.op == "call_function"]
     assert [name for name in names if not name.startswith("sym_")] == ["conv2d", "index_select", "relu", "conv2d"]
     assert program(x).equal(model(x))
@@ -90,3 +94,34 @@ def test_a_shuffle_of_a_model_on_meta_is_analysed():
         model = Shuffled(by_views).eval()
         found = sf.shrinking.groups(model, torch.ones(2, 3, 4, 5), equal_parts=False)
     assert [group.size for group in found] == [6]
+
+
+class Units(nn.Module):
+    """As ShuffleNet V2: half of the channels go through a layer, and all are shuffled, unit after unit."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        half = width // 2
+        self.first, self.last = nn.Conv2d(3, width, 1), nn.Linear(width, 2)
+        self.units = nn.ModuleList([nn.Sequential(nn.Conv2d(half, half, 1), nn.ReLU()) for _ in range(depth)])
+
+    def forward(self, x):
+        x = self.first(x)
+        for unit in self.units:
+            kept, other = x.chunk(2, 1)
+            x = by_views(torch.cat([kept, unit(other)], 1))
+        return self.last(x.mean((2, 3)))
+
+
+def test_shuffles_one_after_another_share_few_atoms(monkeypatch):
+    def find(self, ids, real=Atoms.find):
+        assert ids.ndim < 2 or ids.shape[1] <= 64, f"a label of {ids.shape[1]} columns"
+        return real(self, ids)
+
+    monkeypatch.setattr(Atoms, "find", find)
+    x = torch.randn(2, 3, 4, 4).double()
+    for width, depth, sizes in [(48, 4, [1, 1, 1, 3]), (16, 8, [1, 1, 1, 1]), (48, 12, [1, 1, 1, 1])]:
+        model = Units(width, depth).eval().double()
+        found = sf.shrinking.groups(model, x)
+        assert sorted(group.size for group in found) == sizes
+    check(Units(48, 4).eval().double(), (x,), forms=("class", "program"))

@@ -104,6 +104,28 @@ def test_bad_arguments():
     refused("only: no path matches '7'; the paths are '0', '1', '2', '3', '4'", only="7")
 
 
+def test_groups_of_others():
+    net = mlp()
+    groups = sf.shrinking.groups(net, X)
+    text = (
+        "expected the groups of an example of these shapes, (('float32 (2, 3)',), {}), got those of "
+        "(('float32 (4, 3)',), {}): make them of the example that shrink is given"
+    )
+    refused(text, net, groups=sf.shrinking.groups(net, torch.ones(4, 3)))
+    text = (
+        "expected the groups of this model, whose '0.weight' is float32 (6, 3) on cpu, got those of one where it is "
+        "float32 (5, 3) on cpu: make them of the model as it is"
+    )
+    other = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).eval()
+    refused(text, net, groups=sf.shrinking.groups(other, X))
+    refused("whose '2.weight' is no such tensor, got", nn.Sequential(nn.Linear(3, 6)).eval(), groups=groups)
+    refused("expected groups of the whole module, without only=, got", net, groups=groups, only="0")
+    refused("expected groups of the whole", net, groups=sf.shrinking.groups(net, X, only="0"))
+    dropped = nn.Sequential(*net, nn.Dropout(0.5)).eval()
+    groups = sf.shrinking.groups(dropped, X)
+    refused("expected a model in eval mode", dropped.train(), groups=groups)
+
+
 def test_states_of_other_models():
     other = nn.Linear(3, 2)
     refused("expected the parameters of the Sequential, but missing are ['0.weight'", state=pruned(other))

@@ -1,6 +1,7 @@
 """Models as graphs of ATen operations: sizes that may change, modes, and models that are not touched."""
 
 import copy
+import types
 
 import pytest
 import torch
@@ -100,6 +101,21 @@ def test_examples(example):
     model = Plain(lambda self, x, scale=1.0: scale * self.layer(x), layer=nn.Linear(3, 2))
     args, kwargs = as_call(example)
     assert traced(model.eval(), example)(*args, **kwargs).equal(model(*args, **kwargs))
+
+
+def test_inputs_that_the_model_takes_as_kwargs_are_checked():
+    def forward(self, first, *, last, **more):
+        return self.layer(first + last + more["parts"]["more"][0] + more["more"])
+
+    model = Plain(forward, layer=nn.Linear(3, 2)).eval()
+    model.forward = types.MethodType(forward, model)  # with its own signature
+    x = torch.ones(2, 3)
+    example = {"first": x, "last": 2 * x, "parts": {"more": [3 * x]}, "more": 4 * x}
+    program = traced(model, example)
+    assert program(**example).equal(model(**example))
+    longer = {**example, "more": torch.ones(2, 4)}
+    with pytest.raises(AssertionError, match="Guard failed: .*more.size"):
+        program(**longer)
 
 
 @pytest.mark.parametrize("example", [[torch.ones(1)], "x", 0, None])

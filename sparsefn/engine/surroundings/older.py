@@ -1,12 +1,17 @@
-"""What older torch does otherwise than 2.12, set right; from that release on nothing here does anything."""
+"""What one release of torch does otherwise than the others, set right."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Class = TypeVar("Class", bound=type)
@@ -64,3 +69,21 @@ def differentiating(fn: Function) -> Function:
             return fn(*args, **kwargs)
 
     return outside  # type: ignore[return-value]
+
+
+def guards_by_name(program: ExportedProgram, model: nn.Module) -> ExportedProgram:
+    """The program, whose checks of inputs find what its model takes as `**kwargs`.
+
+    torch 2.14 writes `L['kwargs']['x']` for an input that the program itself names `x`, and `program.module()` then
+    fails with "name 'L' is not defined". Other releases write `L['x']`.
+
+    >>> from sparsefn.engine.surroundings.older import guards_by_name
+    >>> program = torch.export.export(nn.ReLU(), (torch.ones(1),))
+    >>> guards_by_name(program, nn.ReLU()) is program
+    True
+    """
+    for name, parameter in inspect.signature(model.forward).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            guards = [guard.replace(f"L['{name}'][", "L[") for guard in program._guards_code]
+            program._guards_code = guards
+    return program
